@@ -1,0 +1,40 @@
+# Each target does all its set-up itself, in .venv, from a clean clone.
+PYTHON ?= python3
+BIN := .venv/bin
+SETUP = $(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
+
+.PHONY: demo test lab screenshots benchmark clean
+
+demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
+	$(BIN)/gpumagic demo
+
+test: .venv/test  ## lint, types, tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal -m "not slow"
+
+lab: .venv/lab  ## JupyterLab on the quickstart
+	$(BIN)/jupyter lab examples/quickstart.ipynb
+
+screenshots: .venv/lab .venv/test  ## the pictures in the README, from a real JupyterLab
+	$(BIN)/python docs/screenshots.py
+
+benchmark: .venv/test
+	$(BIN)/python benchmarks/placement.py
+	$(BIN)/python benchmarks/opinfo_virtual.py
+
+clean:
+	rm -rf .venv demo
+
+.venv/demo: pyproject.toml constraints.txt
+	$(SETUP) ".[demo]"
+	@touch $@
+
+.venv/test: pyproject.toml constraints.txt
+	$(SETUP) ".[test]"
+	@touch $@
+
+.venv/lab: pyproject.toml constraints.txt
+	$(SETUP) ".[demo,lab]"
+	@touch $@
