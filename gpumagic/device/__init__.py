@@ -1,0 +1,24 @@
+"""What people call a GPU, and which GPU that is.
+
+Guarantees: a WHERE in any of the usual spellings becomes a list of :class:`Device`, or a
+:class:`~gpumagic.errors.GpuError` of one line that says what was given, what there is and what to
+type. The UUID is the key; a CUDA ordinal and an NVML index are labels. Never imports torch, and
+loads NVML only when somebody asks what there is.
+"""
+
+from .place import CPU, Device
+from .presence import here, set_cuda_order, set_virtual
+from .visibility import visible
+from .where import complete, resolve, resolve_one
+
+__all__ = [
+    "CPU",
+    "Device",
+    "complete",
+    "here",
+    "resolve",
+    "resolve_one",
+    "set_cuda_order",
+    "set_virtual",
+    "visible",
+]

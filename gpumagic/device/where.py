@@ -1,0 +1,238 @@
+"""A WHERE, in any of the spellings that people use, becomes devices or one line of error."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import index as as_integer
+from platform import machine
+
+from ..errors import GpuError
+from .place import CPU, Device
+from .presence import here
+
+_NUMBER = r"(?P<number>[0-9]{1,9})"
+_CUDA = re.compile(rf"{_NUMBER}|(?:/device:|/)?(?:gpu|cuda)(?::(?P<after>[0-9]{{1,9}}))?", re.I)
+_CPU = re.compile(r"(?:/device:|/)?cpu(?::(?P<after>[0-9]{1,9}))?", re.I)
+_MPS = re.compile(r"mps(?::0)?", re.I)
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-z/-]+", re.I)
+
+SPELLINGS = "1, gpu:1, cuda:1, cuda, cpu, mps, GPU-<uuid>, free, all, or 0,1"
+NO_GPU = "this machine has no GPU that this process can see"
+NO_GPU_CURE = "type cpu, or %gpus --virtual 2 for virtual ones"
+
+
+def resolve(
+    where: object, devices: Sequence[Device] | None = None, *, current: int = 0
+) -> list[Device]:
+    """The devices that a WHERE names, in the order in which it names them.
+
+    Parameters
+    ----------
+    where : str, int, Device, or anything with ``type`` and ``index`` as ``torch.device``
+        ``1``, ``gpu:1``, ``gpu``, ``cuda:1``, ``cuda``, ``/gpu:1``, ``/device:GPU:1``, ``cpu``,
+        ``/cpu:0``, ``mps``, ``GPU-<start of a UUID>``, ``MIG-<UUID>``, ``free`` (the GPU with the
+        most free memory), ``all``, or several with commas. ``?`` after one: or else the CPU.
+    devices : sequence of Device, optional
+        The CUDA devices there are; ``here()`` if None.
+    current : int
+        The ordinal that a bare ``cuda`` or ``gpu`` means.
+
+    Returns
+    -------
+    list of Device
+        At least one. A CPU that stands in for something else has a ``note``.
+
+    Raises
+    ------
+    GpuError
+        Not a WHERE, not here, named twice, or ambiguous.
+    """
+    if isinstance(where, Device):
+        text = where.uuid or str(where)
+    elif isinstance(where, str):
+        text = where
+    else:
+        text = _spell(where)
+    # Naming the CPU must not wake a driver: its first call can take seconds.
+    if devices is None:
+        devices = [] if _CPU.fullmatch(text.strip()) else here()
+    found: list[Device] = []
+    for part in text.split(","):
+        for device in _resolve_part(part.strip(), text, devices, current):
+            _add(device, found, text)
+    return found
+
+
+def resolve_one(
+    where: object, devices: Sequence[Device] | None = None, *, current: int = 0
+) -> Device:
+    """As :func:`resolve`, for a WHERE that must name exactly one device.
+
+    Raises
+    ------
+    GpuError
+        As :func:`resolve`, and where several are named.
+    """
+    found = resolve(where, devices, current=current)
+    if len(found) > 1:
+        raise GpuError(f"one device is needed, {_quote(where)} names {_list(found)}; type one")
+    return found[0]
+
+
+def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
+    """What a WHERE that starts like this can become, the likeliest first.
+
+    Parameters
+    ----------
+    prefix : str
+        What is typed so far. After a comma its last part is completed, and what stands before is
+        not offered again.
+    devices : sequence of Device, optional
+        The CUDA devices there are; ``here()`` if None.
+    """
+    if devices is None:
+        devices = here(memory=False)
+    head, comma, start = prefix.rpartition(",")
+    taken = {part.strip() for part in head.split(",")}
+    ordinals = [device.ordinal for device in devices]
+    offers = [f"{n}" for n in ordinals] + [f"cuda:{n}" for n in ordinals] + ["cpu"]
+    if devices:
+        offers += ["free"] if comma else ["free", "all"]
+    # These only for somebody who has begun to write so.
+    for spelling in ("gpu:", "/gpu:", "/GPU:", "/device:GPU:") if start else ():
+        offers += [f"{spelling}{n}" for n in ordinals]
+    if start.startswith(("G", "M")):
+        offers += [device.uuid for device in devices if device.uuid]
+    return [f"{head}{comma}{o}" for o in offers if o.startswith(start) and o not in taken]
+
+
+def _spell(where: object) -> str:
+    """Write an integer or a ``torch.device`` as people do."""
+    kind = getattr(where, "type", None)
+    if isinstance(kind, str):
+        ordinal = getattr(where, "index", None)
+        return kind if ordinal is None else f"{kind}:{ordinal}"
+    try:
+        # True is an int to Python, and to nobody who names a GPU.
+        if isinstance(where, bool):
+            raise TypeError
+        return str(as_integer(where))  # type: ignore[arg-type]
+    except TypeError:
+        raise GpuError(f"{_quote(where)} is not a device; type {SPELLINGS}") from None
+
+
+def _resolve_part(part: str, whole: str, devices: Sequence[Device], current: int) -> list[Device]:
+    asked = part.removesuffix("?").rstrip()
+    if not asked:
+        raise GpuError(f"a device is missing in {_quote(whole)}; type {_choices(devices)}")
+    try:
+        return _find(asked, devices, current)
+    except _NotHere as error:
+        if part.endswith("?"):
+            return [replace(CPU, note=f"asked for {error.asked}, which is not here")]
+        raise GpuError(error.line) from None
+
+
+class _NotHere(Exception):
+    """Well written, but there is no such device; a ``?`` makes it the CPU."""
+
+    def __init__(self, asked: str, there_is: str, cure: str) -> None:
+        self.asked = asked
+        self.line = f"no {asked}: {there_is}; {cure}"
+
+
+def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
+    word = asked.lower()
+    if match := _CUDA.fullmatch(asked):
+        digits = match["number"] or match["after"]
+        return [_cuda(current if digits is None else int(digits), asked, devices)]
+    if match := _CPU.fullmatch(asked):
+        if int(match["after"] or 0):
+            raise GpuError(f"no {asked}: the CPU is one device; type cpu")
+        return [CPU]
+    if _UUID.fullmatch(asked):
+        return [_by_uuid(asked, devices)]
+    if _MPS.fullmatch(asked):
+        if sys.platform == "darwin" and machine() == "arm64":
+            return [Device("mps")]
+        raise _NotHere("mps", "it is the GPU of Macs with Apple silicon", _cure("mps", devices))
+    if word in ("all", "free"):
+        if not devices:
+            raise _NotHere("GPU", NO_GPU, NO_GPU_CURE)
+        return list(devices) if word == "all" else [_freest(devices)]
+    raise GpuError(f"{_quote(asked)} is not a device; type {SPELLINGS}")
+
+
+def _cuda(ordinal: int, asked: str, devices: Sequence[Device]) -> Device:
+    for device in devices:
+        if device.ordinal == ordinal:
+            return device
+    name = f"GPU {ordinal}" if asked.isdecimal() else f"cuda:{ordinal}"
+    raise _NotHere(name, _there_is(devices), _cure(asked, devices))
+
+
+def _by_uuid(asked: str, devices: Sequence[Device]) -> Device:
+    found = [d for d in devices if (d.uuid or "").lower().startswith(asked.lower())]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        uuids = " and ".join(str(device.uuid) for device in found[:2])
+        raise GpuError(f"{asked} is the start of {len(found)} UUIDs: {uuids}; type more of it")
+    uuids = ", ".join(f"{device.label} is {device.uuid}" for device in devices if device.uuid)
+    raise _NotHere(asked, uuids or NO_GPU, _cure(asked, devices))
+
+
+def _freest(devices: Sequence[Device]) -> Device:
+    known = [device for device in devices if device.memory_free is not None]
+    if not known:
+        raise GpuError(f"free: how much memory is free is not known; type {_choices(devices)}")
+    return max(known, key=lambda device: device.memory_free or 0)
+
+
+def _add(device: Device, found: list[Device], whole: str) -> None:
+    if device not in found:
+        found.append(device)
+        return
+    at = found.index(device)
+    # Two that are not here both become the CPU: that is one device, with two things to say.
+    if device.note and found[at].note:
+        if device.note != found[at].note:
+            found[at] = replace(device, note=f"{found[at].note}; {device.note}")
+        return
+    raise GpuError(f"{device} stands twice in {_quote(whole)}; name each device once")
+
+
+def _list(devices: Sequence[Device]) -> str:
+    labels = [str(device) for device in devices]
+    if len(labels) > 8:
+        labels = [*labels[:3], "…", labels[-1]]
+    text = " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
+    return f"{text} (virtual)" if any(device.virtual for device in devices) else text
+
+
+def _there_is(devices: Sequence[Device]) -> str:
+    if not devices:
+        return NO_GPU
+    return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"
+
+
+def _choices(devices: Sequence[Device]) -> str:
+    if len(devices) > 4:
+        return f"{devices[0].ordinal} to {devices[-1].ordinal} or cpu"
+    return " or ".join(filter(None, [", ".join(str(d.ordinal) for d in devices), "cpu"]))
+
+
+def _cure(asked: str, devices: Sequence[Device]) -> str:
+    if not devices:
+        return NO_GPU_CURE
+    choices = _choices(devices).replace(" or cpu", ", cpu")
+    return f"type {choices}, or {asked}? to fall back to the CPU"
+
+
+def _quote(given: object) -> str:
+    """What was given, on one line and not too long."""
+    text = repr(given)
+    return text if len(text) <= 60 else f"{text[:57]}…"
