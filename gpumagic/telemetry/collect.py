@@ -1,0 +1,177 @@
+"""One snapshot from all sources. Whatever is wrong is in the snapshot; nothing is raised."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+
+from .. import device
+from . import virtual
+from .cpu import CpuSource
+from .nvml import NvmlSource
+from .owners import Owners
+from .snapshot import GpuSample, Problem, ProcessSample, Snapshot
+
+_OFFER = "%gpus --virtual 2 makes two virtual ones (why: %gpus --doctor)"
+# On a machine without GPUs there is nothing wrong in these; they only say why there is none.
+_JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
+
+
+class Collector:
+    """Takes snapshots.
+
+    Parameters
+    ----------
+    nvml, cpu, owners : optional
+        The sources; the real ones if not given.
+    virtual_states : callable
+        The virtual GPUs on this host.
+    here : callable
+        The CUDA devices of this process.
+    clock : callable
+        Seconds of Unix time.
+    """
+
+    def __init__(
+        self,
+        nvml: NvmlSource | None = None,
+        cpu: CpuSource | None = None,
+        owners: Owners | None = None,
+        virtual_states: Callable[[], Sequence[virtual.VirtualState]] = virtual.read,
+        here: Callable[[], Sequence[device.Device]] = lambda: device.here(memory=False),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._nvml = nvml or NvmlSource()
+        self._cpu = cpu or CpuSource()
+        self._owners = owners or Owners()
+        self._virtual_states = virtual_states
+        self._here = here
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def take(self, *, processes: bool = True) -> Snapshot:
+        """The machine now.
+
+        Parameters
+        ----------
+        processes : bool
+            Ask who holds memory too: the dearest question, several milliseconds per GPU.
+        """
+        with self._lock:
+            host = self._cpu.host()
+            real = self._nvml.gpus(host)
+            states = self._virtual_states()
+            gpus = self._with_ordinals([*real, *map(_virtual_sample, states)])
+            holders = self._nvml.processes() if processes and real else []
+            holders += [
+                ProcessSample(state.facts.uuid, state.pid, state.reserved, "compute")
+                for state in states
+            ]
+            sources = [name for name, found in (("nvml", real), ("virtual", states)) if found]
+            return Snapshot(
+                time=self._clock(),
+                host=host,
+                driver=self._nvml.driver() if real else None,
+                source="+".join(sources) or "none",
+                gpus=tuple(gpus),
+                processes=tuple(self._with_owners(holders)) if processes else (),
+                problems=tuple(_explain(gpus, self._nvml.problems())),
+            )
+
+    def _with_ordinals(self, gpus: Iterable[GpuSample]) -> list[GpuSample]:
+        known = {found.uuid: found for found in self._here()}
+        return [
+            replace(gpu, ordinal=found.ordinal, ordinal_certain=found.ordinal_certain)
+            if (found := known.get(gpu.uuid))
+            else gpu
+            for gpu in gpus
+        ]
+
+    def _with_owners(self, holders: Sequence[ProcessSample]) -> list[ProcessSample]:
+        owners = self._owners.look_up({holder.pid for holder in holders}) if holders else {}
+        return [
+            replace(
+                holder,
+                name=owners[holder.pid].name,
+                user=owners[holder.pid].user,
+                notebook=owners[holder.pid].notebook,
+                started=owners[holder.pid].started,
+                mine=holder.pid == os.getpid(),
+            )
+            for holder in holders
+        ]
+
+
+def take(*, processes: bool = True) -> Snapshot:
+    """A snapshot of this machine: its GPUs, who holds them, and what is wrong.
+
+    Parameters
+    ----------
+    processes : bool
+        Ask who holds memory too: the dearest question, several milliseconds per GPU.
+
+    Returns
+    -------
+    Snapshot
+        Never raises for a driver's fault: that is one of its ``problems``, with cause and cure.
+        A call may take seconds where a driver stalls; do not make it on an event loop.
+    """
+    return _collector().take(processes=processes)
+
+
+@cache
+def _collector() -> Collector:
+    return Collector()
+
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent may have held the lock.
+    os.register_at_fork(after_in_child=_collector.cache_clear)
+
+
+def _virtual_sample(state: virtual.VirtualState) -> GpuSample:
+    return GpuSample(
+        uuid=state.facts.uuid,
+        name=state.facts.name,
+        virtual=True,
+        memory_total=state.facts.memory_total,
+        memory_used=state.reserved,
+        utilization=state.utilization,
+    )
+
+
+def _none_visible(setting: str | None) -> Problem:
+    cause = "this process can use none of these GPUs"
+    if setting is None:
+        return Problem("none-visible", f"{cause}: CUDA shows it none", "run %gpus --doctor")
+    return Problem(
+        "none-visible",
+        f"{cause}: CUDA_VISIBLE_DEVICES is {setting!r}",
+        "set it right before the kernel starts, then restart the kernel",
+    )
+
+
+def _explain(gpus: Sequence[GpuSample], problems: Sequence[Problem]) -> list[Problem]:
+    """The problems as somebody who has these GPUs, or none, should read them."""
+    usable = any(gpu.ordinal is not None for gpu in gpus)
+    if any(gpu.virtual for gpu in gpus):
+        problems = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
+    if usable:
+        return list(problems)
+    if gpus and not all(gpu.virtual for gpu in gpus):
+        return [*problems, _none_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))]
+    if not problems and not gpus:
+        return [Problem("no-gpu", "NVIDIA's driver finds no GPU on this machine", _OFFER)]
+    if any(gpu.virtual for gpu in gpus):
+        return list(problems)
+    # Most often nothing is wrong: the machine has no GPU. The doctor has the cures.
+    return [
+        replace(problem, cure=_OFFER)
+        if problem.code in _JUST_NO_GPU
+        else replace(problem, cure=f"{problem.cure}; or {_OFFER}")
+        for problem in problems
+    ]

@@ -1,0 +1,237 @@
+"""What stands between this process and a GPU: each thing checked, what was found, how to mend it.
+
+Looks only: opens nothing on the GPU, imports neither torch nor anything that is not needed anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from .. import nvml
+from ..device import Device, visible
+from .virtual import state_folder
+
+_NVIDIA_VENDOR = "0x10de"
+# Of PCI devices, those that show pictures or compute.
+_GPU_CLASSES = ("0x0300", "0x0302")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    ``ok`` is None where it is neither right nor wrong; ``cure`` is empty unless ``ok`` is False.
+    """
+
+    name: str
+    ok: bool | None
+    found: str
+    cure: str = ""
+
+
+class Doctor:
+    """Looks at the machine, the driver, the packages and the environment.
+
+    Parameters
+    ----------
+    root : path
+        Where ``/proc``, ``/sys`` and ``/dev`` lie.
+    env : mapping, optional
+        ``os.environ`` if None.
+    door : Nvml, optional
+        The process's own if None.
+    version : callable
+        The version of an installed distribution; raises ``PackageNotFoundError``.
+    """
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        env: Mapping[str, str] | None = None,
+        door: nvml.Nvml | None = None,
+        version: Callable[[str], str] = metadata.version,
+    ) -> None:
+        self._root = root
+        self._env = os.environ if env is None else env
+        self._door = door or nvml.door()
+        self._version = version
+
+    def checks(self) -> list[Check]:
+        """From the hardware up to the notebook, so that the first that fails is to be mended."""
+        found = [
+            self._card(),
+            self._module(),
+            self._nodes(),
+            self._package(),
+            self._clash(),
+            self._driver(),
+            *self._lost(),
+            self._visible(),
+            self._torch(),
+            self._surroundings(),
+            self._state_files(),
+            Check("Python", None, f"{platform.python_version()} at {sys.executable}"),
+        ]
+        return [check for check in found if check is not None]
+
+    def _card(self) -> Check:
+        cards = 0
+        for device in self._root.glob("sys/bus/pci/devices/*"):
+            vendor, kind = _read(device / "vendor"), _read(device / "class")
+            cards += vendor == _NVIDIA_VENDOR and kind.startswith(_GPU_CLASSES)
+        if cards:
+            return Check("NVIDIA card", True, f"{cards} on the PCI bus")
+        if self._wsl():
+            return Check("NVIDIA card", None, "under WSL the PCI bus is not seen")
+        return Check(
+            "NVIDIA card",
+            False,
+            "none on the PCI bus",
+            "this machine has no NVIDIA GPU; %gpus --virtual 2 makes two virtual ones",
+        )
+
+    def _module(self) -> Check:
+        text = _read(self._root / "proc/driver/nvidia/version")
+        if text:
+            words = text.splitlines()[0].split()
+            version = next((word for word in words if word[:1].isdigit() and "." in word), "")
+            return Check("driver in the kernel", True, version or text.splitlines()[0])
+        if self._wsl():
+            return Check("driver in the kernel", None, "under WSL it is Windows that has it")
+        return Check(
+            "driver in the kernel", False, "not loaded", "install NVIDIA's driver; modprobe nvidia"
+        )
+
+    def _nodes(self) -> Check:
+        name = "device files"
+        nodes = sorted(self._root.glob("dev/nvidia[0-9]*")) + sorted(self._root.glob("dev/dxg"))
+        if not nodes:
+            cure = (
+                "start the container with --gpus all"
+                if self._container()
+                else ("load the driver; nvidia-modprobe makes them")
+            )
+            return Check(name, False, "no /dev/nvidia0", cure)
+        closed = [node.name for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
+        if closed:
+            return Check(
+                name,
+                False,
+                f"this user may not open {', '.join(closed)}",
+                "add the user to the group that owns them (ls -l /dev/nvidia*)",
+            )
+        return Check(name, True, ", ".join(f"/dev/{node.name}" for node in nodes))
+
+    def _package(self) -> Check:
+        version = self._installed("nvidia-ml-py")
+        if version is None:
+            return Check("nvidia-ml-py", False, "not installed", "pip install nvidia-ml-py")
+        if version == "12.535.77":
+            return Check(
+                "nvidia-ml-py",
+                False,
+                f"{version} misreads lists of processes",
+                "pip install --upgrade nvidia-ml-py",
+            )
+        return Check("nvidia-ml-py", True, version)
+
+    def _clash(self) -> Check | None:
+        others = []
+        for name in ("pynvml", "nvidia-ml-py3"):
+            version = self._installed(name)
+            # From 12 on, pynvml only requires nvidia-ml-py and brings no module of that name.
+            if version and not (name == "pynvml" and int(version.partition(".")[0]) >= 12):
+                others.append(f"{name} {version}")
+        if not others:
+            return None
+        return Check(
+            "module pynvml",
+            False,
+            f"{' and '.join(others)} puts another module in its place",
+            "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py",
+        )
+
+    def _driver(self) -> Check:
+        gpus = [gpu for gpu in self._door.gpus() if gpu.parent is None]
+        fault = self._door.fault
+        if fault is not None:
+            return Check("NVML", False, fault.cause, fault.cure)
+        version = self._door.system("nvmlSystemGetDriverVersion")
+        names = ", ".join(gpu.name or "unknown model" for gpu in gpus) or "no GPU"
+        return Check("NVML", bool(gpus), f"driver {version or 'of unknown version'}: {names}")
+
+    def _lost(self) -> list[Check]:
+        return [Check("GPU", False, f.cause, f.cure) for f in self._door.lost.values()]
+
+    def _visible(self) -> Check:
+        setting = self._env.get("CUDA_VISIBLE_DEVICES")
+        name = "CUDA_VISIBLE_DEVICES"
+        if setting is None:
+            return Check(name, None, "not set: all GPUs are visible")
+        physical = [
+            Device("cuda", None, gpu.uuid, gpu.index, gpu.name) for gpu in self._door.gpus()
+        ]
+        left = visible(physical, self._env)
+        found = f"{setting!r} leaves {len(left)} of {len(physical)}"
+        if left or not physical:
+            return Check(name, bool(left) or None, found)
+        return Check(name, False, found, "set it right before the kernel starts, or unset it")
+
+    def _torch(self) -> Check:
+        version = self._installed("torch")
+        if version is None:
+            return Check("torch", None, 'not installed (pip install "gpumagic[torch]")')
+        if version.endswith("+cpu") and self._door.gpus():
+            return Check(
+                "torch",
+                False,
+                f"{version}, a build without CUDA",
+                "install a CUDA build: https://pytorch.org/get-started/locally",
+            )
+        return Check("torch", True, version)
+
+    def _surroundings(self) -> Check | None:
+        found = [
+            name
+            for name, there in (("a container", self._container()), ("WSL", self._wsl()))
+            if there
+        ]
+        return Check("runs in", None, " in ".join(found)) if found else None
+
+    def _state_files(self) -> Check:
+        folder = state_folder()
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        if os.access(there, os.W_OK):
+            return Check("state files", True, f"virtual GPUs are published in {folder}")
+        return Check(
+            "state files",
+            False,
+            f"{there} cannot be written: other kernels will not see virtual GPUs",
+            "set GPUMAGIC_RUNTIME_DIR to a folder of yours",
+        )
+
+    def _installed(self, distribution: str) -> str | None:
+        try:
+            return self._version(distribution)
+        except metadata.PackageNotFoundError:
+            return None
+
+    def _container(self) -> bool:
+        marks = (".dockerenv", "run/.containerenv", "var/run/secrets/kubernetes.io")
+        return any((self._root / mark).exists() for mark in marks)
+
+    def _wsl(self) -> bool:
+        return "microsoft" in _read(self._root / "proc/sys/kernel/osrelease").lower()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,209 @@
+"""What is known of a machine's GPUs at one moment: the wire format between all parts.
+
+Bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None, in JSON null, is
+"not known" and never means zero. A reader takes what it knows and leaves what it does not, so that
+an older one reads a newer one's snapshots.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Host:
+    """The machine; memory in bytes, ``cpu_utilization`` in percent of all cores."""
+
+    name: str | None = None
+    cpu_count: int | None = None
+    cpu_utilization: float | None = None
+    memory_total: int | None = None
+    memory_used: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """A GPU, a MIG device or a virtual GPU.
+
+    Parameters
+    ----------
+    uuid : str
+        ``"GPU-…"`` or ``"MIG-…"``: the one name that holds everywhere.
+    name : str, optional
+    index : int, optional
+        NVML's number, that of nvidia-smi; a MIG device has its parent's, a virtual GPU none.
+    ordinal : int, optional
+        CUDA's number in the process that took the snapshot; None where it cannot use this GPU.
+    ordinal_certain : bool
+        False where CUDA's own order could not be known.
+    virtual : bool
+    mig : str, optional
+        The parent's UUID, where this is a MIG device.
+    unified : bool
+        It shares the host's memory, and the memory fields are the host's.
+    memory_total, memory_used, memory_reserved : int, optional
+        Bytes. ``memory_reserved`` is what the driver keeps for itself and is not in
+        ``memory_used``.
+    utilization : float, optional
+        Percent of the last second or less in which at least one kernel ran.
+    memory_utilization : float, optional
+        Percent of that time in which memory was read or written: bandwidth, not occupancy.
+    temperature, temperature_limit : float, optional
+        °C; the limit is where it slows down.
+    power, power_limit : float, optional
+        Watts.
+    sm_clock, memory_clock : int, optional
+        Megahertz.
+    throttle : tuple of str, optional
+        Why it runs slower than it could; empty where nothing slows it.
+    """
+
+    uuid: str
+    name: str | None = None
+    index: int | None = None
+    ordinal: int | None = None
+    ordinal_certain: bool = True
+    virtual: bool = False
+    mig: str | None = None
+    unified: bool = False
+    memory_total: int | None = None
+    memory_used: int | None = None
+    memory_reserved: int | None = None
+    utilization: float | None = None
+    memory_utilization: float | None = None
+    temperature: float | None = None
+    temperature_limit: float | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    sm_clock: int | None = None
+    memory_clock: int | None = None
+    throttle: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ProcessSample:
+    """A process that holds memory on a GPU.
+
+    Parameters
+    ----------
+    uuid : str
+        Of the GPU or MIG device.
+    pid : int
+    memory : int, optional
+        Bytes on this GPU.
+    kind : str, optional
+        ``"compute"``, ``"graphics"``, ``"mps"``, or several joined with ``"+"``.
+    user : str, optional
+    name, notebook, started : optional
+        The program; the notebook whose kernel it is; when it began (seconds of Unix time). Only
+        of processes of the user who took the snapshot.
+    mine : bool
+        It is the process that took the snapshot.
+    """
+
+    uuid: str
+    pid: int
+    memory: int | None = None
+    kind: str | None = None
+    name: str | None = None
+    user: str | None = None
+    notebook: str | None = None
+    started: float | None = None
+    mine: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong and how to mend it; ``uuid`` where it is one GPU's."""
+
+    code: str
+    cause: str
+    cure: str
+    uuid: str | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A machine's GPUs and who holds them at one moment.
+
+    ``source`` says what was asked, such as ``"nvml"``, ``"virtual"`` or ``"nvml+virtual"``.
+    """
+
+    time: float
+    host: Host = Host()
+    driver: str | None = None
+    source: str = "none"
+    gpus: tuple[GpuSample, ...] = ()
+    processes: tuple[ProcessSample, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers, strings and None."""
+        return {
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+            "host": asdict(self.host),
+            "gpus": [{**asdict(g), "throttle": _list(g.throttle)} for g in self.gpus],
+            "processes": [asdict(process) for process in self.processes],
+            "problems": [asdict(problem) for problem in self.problems],
+        }
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Snapshot:
+        """The snapshot that ``to_dict`` made, of this version or another.
+
+        Raises
+        ------
+        ValueError
+            What cannot be missing is missing.
+        """
+        try:
+            return cls(
+                **{
+                    **_known(cls, data),
+                    "host": Host(**_known(Host, data.get("host") or {})),
+                    "gpus": tuple(_gpu(gpu) for gpu in data.get("gpus") or ()),
+                    "processes": _many(ProcessSample, data.get("processes")),
+                    "problems": _many(Problem, data.get("problems")),
+                }
+            )
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"not a snapshot: {error}") from error
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Snapshot:
+        """The snapshot that ``to_json`` wrote, of this version or another.
+
+        Raises
+        ------
+        ValueError
+            Not JSON, or what cannot be missing is missing.
+        """
+        return cls.from_dict(json.loads(text))
+
+
+def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in data.items() if name in names}
+
+
+def _many(kind: type[T], data: Any) -> tuple[T, ...]:
+    return tuple(kind(**_known(kind, item)) for item in data or ())
+
+
+def _gpu(data: Mapping[str, Any]) -> GpuSample:
+    reasons = data.get("throttle")
+    throttle = None if reasons is None else tuple(reasons)
+    return GpuSample(**{**_known(GpuSample, data), "throttle": throttle})
+
+
+def _list(items: tuple[str, ...] | None) -> list[str] | None:
+    return None if items is None else list(items)

@@ -1,0 +1,265 @@
+"""Virtual GPUs, as the process that has them publishes them and as all others read them.
+
+One small file per process in the user's runtime directory: who it is, what GPUs it has, and a row
+of counters per GPU that it writes through shared memory: about 50 ns a write, no system call, no
+thread. A reader never trusts a file: one that is torn, foreign, or left by a process that is gone
+counts as not there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import mmap
+import os
+import struct
+import tempfile
+import time
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+ALLOCATED, RESERVED, BUSY_NS, WINDOW_END_NS = range(4)
+"""The places in a row of counters: bytes in tensors; bytes held, as a driver would count them;
+nanoseconds of work in the window that ended last; when that was, as ``time.time_ns()``."""
+
+COUNTERS = 4
+WINDOW_NS = 1_000_000_000
+"""How long a window is: ``BUSY_NS / WINDOW_NS`` is the utilisation."""
+
+STALE_NS = 1_500_000_000
+"""A window that ended longer ago says that nothing has run since."""
+
+MAX_GPUS = 64
+_MAGIC = b"gpumagic"
+_PREFIX = struct.Struct("<8sq")
+_HEADER = 16384
+_ROW = COUNTERS * 8
+# The clock may be set while a process lives, which moves the start time that the system reports.
+_SAME_START_S = 2.0
+
+
+@dataclass(frozen=True)
+class VirtualFacts:
+    """What does not change about a virtual GPU; ``memory_total`` in bytes."""
+
+    uuid: str
+    name: str
+    memory_total: int
+
+
+@dataclass(frozen=True)
+class VirtualState:
+    """One virtual GPU of a living process, at one moment.
+
+    ``allocated`` and ``reserved`` in bytes, ``utilization`` in percent of the last second.
+    """
+
+    pid: int
+    ordinal: int
+    facts: VirtualFacts
+    allocated: int
+    reserved: int
+    utilization: float
+
+
+class Publisher:
+    """The counters of this process's virtual GPUs, readable by every process of this user.
+
+    Parameters
+    ----------
+    gpus : sequence of VirtualFacts
+        In the order of their ordinals, at most ``MAX_GPUS``.
+    folder : path, optional
+        Where the state files of this user lie; by default ``state_folder()``.
+
+    Attributes
+    ----------
+    counters : list of memoryview
+        A writable row of int64 per GPU, to be indexed with ``ALLOCATED`` and its like. After a
+        fork the child finds private rows here, so that its writes do not change its parent's.
+    path : Path or None
+        None where no file could be written: this process still sees its own GPUs.
+    """
+
+    counters: list[memoryview]
+
+    def __init__(self, gpus: Sequence[VirtualFacts], folder: Path | None = None) -> None:
+        if not 1 <= len(gpus) <= MAX_GPUS:
+            raise ValueError(f"1 to {MAX_GPUS} virtual GPUs can be published, not {len(gpus)}")
+        self._pid = os.getpid()
+        self._facts = tuple(gpus)
+        self.path: Path | None = None
+        self._shared = mmap.mmap(-1, _HEADER + _ROW * len(gpus))
+        self._shared[:_HEADER] = self._header()
+        try:
+            self._share(state_folder() if folder is None else folder)
+        except OSError:
+            self.path = None
+        self._cut_rows(self._shared)
+        _live.add(self)
+        atexit.register(self.close)
+
+    def _header(self) -> bytes:
+        facts = {
+            "pid": self._pid,
+            "started": started(self._pid),
+            "gpus": [asdict(gpu) for gpu in self._facts],
+        }
+        text = json.dumps(facts).encode()
+        if len(text) > _HEADER - _PREFIX.size:
+            raise ValueError("the names of these virtual GPUs are too long to be published")
+        return (_PREFIX.pack(_MAGIC, len(text)) + text).ljust(_HEADER, b"\0")
+
+    def _share(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=f"{self._pid}.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(self._shared[:])
+        self.path = folder / f"{self._pid}.state"
+        # Under its final name only when whole: a reader sees all of it or nothing.
+        os.replace(name, self.path)
+        with self.path.open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), 0)
+
+    def _cut_rows(self, memory: mmap.mmap | bytearray) -> None:
+        rows = memoryview(memory)[_HEADER:].cast("q")
+        self.counters = [rows[n * COUNTERS : (n + 1) * COUNTERS] for n in range(len(self._facts))]
+
+    def states(self) -> list[VirtualState]:
+        """These GPUs now, straight from memory."""
+        return _states(self._pid, self._facts, [list(row) for row in self.counters])
+
+    def close(self) -> None:
+        """Remove the file. The rows stay writable for whoever still holds them."""
+        _live.discard(self)
+        atexit.unregister(self.close)
+        if self.path is not None and os.getpid() == self._pid:
+            self.path.unlink(missing_ok=True)
+        self.path = None
+
+    def _leave_to_parent(self) -> None:
+        """In the child of a fork: the file and the GPUs are the parent's."""
+        self.path = None
+        self._cut_rows(bytearray(self._shared[:]))
+        _live.discard(self)
+
+
+_live: weakref.WeakSet[Publisher] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for publisher in list(_live):
+        publisher._leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def state_folder() -> Path:
+    """Where this user's state files lie; ``GPUMAGIC_RUNTIME_DIR`` moves it."""
+    chosen = os.environ.get("GPUMAGIC_RUNTIME_DIR")
+    if chosen:
+        return Path(chosen) / "virtual"
+    return _user_folder()
+
+
+@cache
+def _user_folder() -> Path:
+    from platformdirs import user_runtime_path
+
+    with warnings.catch_warnings():
+        # Without XDG_RUNTIME_DIR it warns and takes the temporary folder, which is what we want.
+        warnings.simplefilter("ignore")
+        return user_runtime_path("gpumagic") / "virtual"
+
+
+def read(folder: Path | None = None) -> list[VirtualState]:
+    """All virtual GPUs of this user's living processes, by process and ordinal.
+
+    A file whose process is gone is removed if that can be done. Never raises for what a file holds.
+    """
+    found = [state for publisher in list(_live) for state in publisher.states()]
+    own = {state.pid for state in found}
+    place = state_folder() if folder is None else folder
+    try:
+        paths = sorted(place.glob("*.state"))
+    except OSError:
+        paths = []
+    for path in paths:
+        if path.stem != str(os.getpid()) or os.getpid() not in own:
+            found += _read_one(path)
+    return sorted(found, key=lambda state: (state.pid, state.ordinal))
+
+
+def _read_one(path: Path) -> list[VirtualState]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_HEADER + _ROW * MAX_GPUS)
+        pid, start, facts = _parse_header(content)
+        rows = [
+            struct.unpack_from(f"<{COUNTERS}q", content, _HEADER + n * _ROW)
+            for n in range(len(facts))
+        ]
+    except (OSError, ValueError, struct.error):
+        return []
+    if path.stem != str(pid):
+        return []
+    begun = started(pid)
+    if begun is None or abs(begun - start) > _SAME_START_S:
+        _remove(path)
+        return []
+    return _states(pid, facts, rows)
+
+
+def _parse_header(content: bytes) -> tuple[int, float, list[VirtualFacts]]:
+    """Raises ValueError or struct.error for anything that a Publisher would not have written."""
+    magic, length = _PREFIX.unpack_from(content)
+    if magic != _MAGIC or not 0 < length <= _HEADER - _PREFIX.size:
+        raise ValueError("not a state file")
+    try:
+        header = json.loads(content[_PREFIX.size : _PREFIX.size + length])
+        facts = [
+            VirtualFacts(str(gpu["uuid"]), str(gpu["name"]), int(gpu["memory_total"]))
+            for gpu in header["gpus"]
+        ]
+        return int(header["pid"]), float(header["started"]), facts
+    except (TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise ValueError("not a state file") from error
+
+
+def _states(
+    pid: int, facts: Sequence[VirtualFacts], rows: Sequence[Sequence[int]]
+) -> list[VirtualState]:
+    now = time.time_ns()
+    states = []
+    for ordinal, (gpu, row) in enumerate(zip(facts, rows, strict=True)):
+        fresh = now - row[WINDOW_END_NS] <= STALE_NS
+        busy = min(max(row[BUSY_NS] / WINDOW_NS, 0.0), 1.0) if fresh else 0.0
+        states.append(
+            VirtualState(
+                pid, ordinal, gpu, max(row[ALLOCATED], 0), max(row[RESERVED], 0), 100.0 * busy
+            )
+        )
+    return states
+
+
+def started(pid: int) -> float | None:
+    """When a process began, in seconds of Unix time; None where there is no such process."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).create_time()
+    except (psutil.Error, ValueError, OverflowError):
+        return None
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError:
+        return

@@ -1,0 +1,167 @@
+"""One snapshot from all sources, with sources that a test makes up."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from gpumagic.device import Device
+from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect
+from gpumagic.telemetry.collect import Collector
+from gpumagic.telemetry.cpu import CpuSource
+from gpumagic.telemetry.owners import Owner, Owners
+from gpumagic.telemetry.virtual import VirtualFacts, VirtualState
+
+MISSING = Problem("library-missing", "no driver", "install it")
+MISMATCH = Problem("version-mismatch", "driver updated", "restart")
+REAL = GpuSample("GPU-r", "H100", 0)
+STATE = VirtualState(4242, 0, VirtualFacts("GPU-v", "Virtual GPU", 16), 3, 5, 25.0)
+
+
+def collector(
+    gpus: tuple[GpuSample, ...] = (),
+    problems: tuple[Problem, ...] = (),
+    states: tuple[VirtualState, ...] = (),
+    here: tuple[Device, ...] = (),
+    processes: tuple[ProcessSample, ...] = (),
+) -> Collector:
+    nvml: Any = SimpleNamespace(
+        gpus=lambda host: list(gpus),
+        processes=lambda: list(processes),
+        problems=lambda: list(problems),
+        driver=lambda: "580",
+    )
+    cpu: Any = SimpleNamespace(host=lambda: Host("box"))
+    owners: Any = SimpleNamespace(
+        look_up=lambda pids: {pid: Owner("ada", "python3", "a.ipynb", 9.0) for pid in pids}
+    )
+    return Collector(nvml, cpu, owners, lambda: states, lambda: here, lambda: 17.0)
+
+
+def test_no_gpu_is_one_problem_that_offers_virtual_ones() -> None:
+    snapshot = collector(problems=(MISSING,)).take()
+    assert snapshot.gpus == ()
+    assert snapshot.source == "none"
+    assert snapshot.time == 17.0
+    (problem,) = snapshot.problems
+    assert problem.cause == "no driver"
+    assert problem.cure.startswith("%gpus --virtual 2")
+    assert "%gpus --doctor" in problem.cure
+
+
+def test_a_driver_without_gpus_is_a_problem_too() -> None:
+    (problem,) = collector().take().problems
+    assert problem.code == "no-gpu"
+    assert "%gpus --virtual 2" in problem.cure
+
+
+def test_with_virtual_gpus_a_missing_driver_is_none_but_a_broken_one_is() -> None:
+    assert collector(problems=(MISSING,), states=(STATE,)).take().problems == ()
+    assert collector(problems=(MISMATCH,), states=(STATE,)).take().problems == (MISMATCH,)
+
+
+def test_a_virtual_gpu_is_held_by_its_process() -> None:
+    here = (Device("cuda", 0, "GPU-v", virtual=True),)
+    snapshot = collector(states=(STATE,), here=here).take()
+    assert snapshot.source == "virtual"
+    assert snapshot.driver is None
+    assert snapshot.gpus == (
+        GpuSample(
+            "GPU-v",
+            "Virtual GPU",
+            ordinal=0,
+            virtual=True,
+            memory_total=16,
+            memory_used=5,
+            utilization=25.0,
+        ),
+    )
+    (process,) = snapshot.processes
+    assert (process.uuid, process.pid, process.memory) == ("GPU-v", 4242, 5)
+    assert (process.user, process.notebook, process.mine) == ("ada", "a.ipynb", False)
+
+
+def test_another_processes_virtual_gpu_has_no_ordinal_here() -> None:
+    snapshot = collector(gpus=(REAL,), states=(STATE,), here=(Device("cuda", 0, "GPU-r"),)).take()
+    assert [(gpu.uuid, gpu.ordinal) for gpu in snapshot.gpus] == [("GPU-r", 0), ("GPU-v", None)]
+    assert snapshot.source == "nvml+virtual"
+    assert snapshot.problems == ()
+
+
+def test_own_process_is_mine() -> None:
+    own = ProcessSample("GPU-r", os.getpid(), 3)
+    snapshot = collector((REAL,), processes=(own,), here=(Device("cuda", 0, "GPU-r"),)).take()
+    assert [process.mine for process in snapshot.processes] == [True]
+
+
+def test_hidden_gpus_name_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    (problem,) = collector((REAL,)).take().problems
+    assert problem.code == "none-visible"
+    assert "'-1'" in problem.cause
+
+
+def test_hidden_gpus_without_a_setting_send_to_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (problem,) = collector((REAL,)).take().problems
+    assert problem.code == "none-visible"
+    assert problem.cure == "run %gpus --doctor"
+
+
+def test_an_uncertain_ordinal_is_marked() -> None:
+    here = (Device("cuda", 0, "GPU-r", ordinal_certain=False),)
+    (gpu,) = collector((REAL,), here=here).take().gpus
+    assert (gpu.ordinal, gpu.ordinal_certain) == (0, False)
+
+
+def test_processes_are_asked_for_only_if_wanted() -> None:
+    def never() -> list[ProcessSample]:
+        pytest.fail("asked for processes")
+
+    made = collector((REAL,), states=(STATE,))
+    made._nvml.processes = never  # type: ignore[method-assign]
+    assert made.take(processes=False).processes == ()
+
+
+def test_this_machine_as_it_is() -> None:
+    snapshot = collect.take()
+    assert snapshot.host.memory_total
+    assert snapshot.host.cpu_count
+    assert snapshot.gpus or snapshot.problems
+
+
+def test_the_first_share_of_cpu_time_is_not_known_and_never_a_made_up_zero() -> None:
+    source = CpuSource()
+    first, second = source.host(), source.host()
+    assert first.cpu_utilization is None
+    assert second.cpu_utilization is not None
+    assert first.memory_total == psutil.virtual_memory().total
+
+
+def test_own_process_is_known_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = Owners().look_up({os.getpid()})[os.getpid()]
+    assert owner.user == psutil.Process().username()
+    assert owner.name == psutil.Process().name()
+    assert owner.started == psutil.Process().create_time()
+
+
+def test_a_process_that_is_gone_or_cannot_be_has_no_owner() -> None:
+    assert Owners().look_up({999999999, 2**70}) == {999999999: Owner(), 2**70: Owner()}
+
+
+def test_of_another_user_only_the_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "secret.ipynb")
+    monkeypatch.setattr(os, "getuid", lambda: -7)
+    owner = Owners().look_up({os.getpid()})[os.getpid()]
+    assert owner == Owner(user=psutil.Process().username())
+
+
+def test_a_known_process_is_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = Owners()
+    first = owners.look_up({os.getpid()})
+    monkeypatch.setattr("gpumagic.telemetry.owners._ask", lambda *_: pytest.fail("asked again"))
+    assert owners.look_up({os.getpid()}) == first

@@ -1,0 +1,90 @@
+"""The wire format: what goes through JSON comes back, and versions may differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, Snapshot
+
+SAMPLE = Path(__file__).parents[1] / "data" / "snapshot.json"
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+snapshots = st.builds(
+    Snapshot,
+    time=numbers,
+    host=st.builds(Host, name=st.none() | st.text(), cpu_utilization=st.none() | numbers),
+    driver=st.none() | st.text(),
+    gpus=st.lists(
+        st.builds(
+            GpuSample,
+            uuid=st.text(),
+            name=st.none() | st.text(),
+            ordinal=st.none() | st.integers(),
+            memory_used=st.none() | st.integers(0),
+            utilization=st.none() | numbers,
+            throttle=st.none() | st.lists(st.text()).map(tuple),
+        )
+    ).map(tuple),
+    processes=st.lists(
+        st.builds(ProcessSample, uuid=st.text(), pid=st.integers(), mine=st.booleans())
+    ).map(tuple),
+    problems=st.lists(st.builds(Problem, st.text(), st.text(), st.text())).map(tuple),
+)
+
+
+@given(snapshots)
+def test_json_and_back(snapshot: Snapshot) -> None:
+    assert Snapshot.from_json(snapshot.to_json()) == snapshot
+    assert Snapshot.from_dict(snapshot.to_dict()) == snapshot
+
+
+def test_what_is_not_known_is_null_and_zero_is_zero() -> None:
+    (gpu,) = Snapshot(1.0, gpus=(GpuSample("GPU-1", utilization=0.0),)).to_dict()["gpus"]
+    assert gpu["utilization"] == 0.0
+    assert gpu["power"] is None
+    assert gpu["throttle"] is None
+
+
+def test_what_a_newer_version_says_is_left() -> None:
+    data = Snapshot(1.0, gpus=(GpuSample("GPU-1"),), problems=(Problem("a", "b", "c"),)).to_dict()
+    old = Snapshot.from_dict(data)
+    data["new"] = data["host"]["new"] = data["gpus"][0]["new"] = data["problems"][0]["new"] = 1
+    assert Snapshot.from_dict(data) == old
+
+
+def test_what_an_older_version_does_not_say_is_not_known() -> None:
+    snapshot = Snapshot.from_json('{"time": 5, "gpus": [{"uuid": "GPU-1"}]}')
+    assert snapshot == Snapshot(5, gpus=(GpuSample("GPU-1"),))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "3", '{"time": 1, "gpus": [{}]}', '{"time": 1, "gpus": [4]}', "{"]
+)
+def test_what_is_no_snapshot(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Snapshot.from_json(text)
+
+
+def test_infinity_does_not_get_into_json() -> None:
+    with pytest.raises(ValueError, match="Out of range"):
+        Snapshot(float("inf")).to_json()
+
+
+def test_the_sample_that_other_languages_read_has_every_field() -> None:
+    text = SAMPLE.read_text(encoding="utf-8")
+    snapshot = Snapshot.from_json(text)
+    assert json.loads(snapshot.to_json()) == json.loads(text)
+    for part, kind in (
+        (snapshot.gpus, GpuSample),
+        (snapshot.processes, ProcessSample),
+        (snapshot.problems, Problem),
+        ((snapshot.host,), Host),
+    ):
+        for field in dataclasses.fields(kind):
+            assert any(getattr(item, field.name) is not None for item in part), field.name
