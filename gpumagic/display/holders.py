@@ -1,0 +1,130 @@
+"""Who holds how much of which GPU: the sums behind the table of GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from ..telemetry.snapshot import GpuSample, ProcessSample
+
+# A driver's own rounding, and what it holds without a process, is not somebody's memory.
+_NOBODYS = 32 * 2**20
+UNSEEN = "processes not visible from here"
+
+
+@dataclass(frozen=True)
+class Split:
+    """One GPU's memory in bytes: this kernel's, that of all others, the driver's own, and free.
+
+    ``known`` is False where the GPU does not tell how much is used; the parts are then 0 and mean
+    nothing.
+    """
+
+    mine: int = 0
+    others: int = 0
+    reserved: int = 0
+    free: int = 0
+    known: bool = True
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A notebook, a program, or whoever cannot be seen; bytes by GPU (None: not known)."""
+
+    name: str
+    user: str | None
+    pids: tuple[int, ...]
+    memory: dict[str, int | None]
+    mine: bool = False
+    kind: str | None = None
+    started: float | None = None
+
+    @property
+    def total(self) -> int:
+        """Bytes on all GPUs, of those that are known."""
+        return sum(count or 0 for count in self.memory.values())
+
+
+def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> Split:
+    """How one GPU's memory is shared out."""
+    if gpu.memory_total is None or gpu.memory_used is None:
+        return Split(known=False)
+    mine = sum(p.memory or 0 for p in processes if p.uuid == gpu.uuid and p.mine)
+    mine = min(mine, gpu.memory_used)
+    reserved = gpu.memory_reserved or 0
+    free = max(gpu.memory_total - gpu.memory_used - reserved, 0)
+    return Split(mine, gpu.memory_used - mine, reserved, free)
+
+
+def by_process(gpus: Sequence[GpuSample], processes: Iterable[ProcessSample]) -> list[Holder]:
+    """One holder per process: this kernel first, then by memory; last who cannot be seen."""
+    return _holders(gpus, processes, lambda process: (process.pid,))
+
+
+def by_notebook(gpus: Sequence[GpuSample], processes: Iterable[ProcessSample]) -> list[Holder]:
+    """One holder per notebook, or per program and user where there is no notebook."""
+
+    def owner(process: ProcessSample) -> tuple[object, ...]:
+        who = process.notebook or process.name or process.pid
+        return (process.mine, who, process.user)
+
+    return _holders(gpus, processes, owner)
+
+
+def _holders(
+    gpus: Sequence[GpuSample],
+    processes: Iterable[ProcessSample],
+    key: Callable[[ProcessSample], tuple[object, ...]],
+) -> list[Holder]:
+    shown = {gpu.uuid for gpu in gpus}
+    groups: dict[tuple[object, ...], list[ProcessSample]] = {}
+    for process in processes:
+        if process.uuid in shown:
+            groups.setdefault(key(process), []).append(process)
+    holders = [_holder(group) for group in groups.values()]
+    holders.sort(key=lambda holder: (not holder.mine, -holder.total, holder.name))
+    unseen = _unseen(gpus, holders)
+    return [*holders, Holder(UNSEEN, None, (), unseen)] if unseen else holders
+
+
+def _holder(group: Sequence[ProcessSample]) -> Holder:
+    first = group[0]
+    memory: dict[str, int | None] = {}
+    for process in group:
+        before = memory.get(process.uuid)
+        known = [count for count in (before, process.memory) if count is not None]
+        memory[process.uuid] = sum(known) if known else None
+    return Holder(
+        name=_name(first),
+        user=first.user,
+        pids=tuple(sorted({process.pid for process in group})),
+        memory=memory,
+        mine=first.mine,
+        kind=first.kind,
+        started=first.started,
+    )
+
+
+def _name(process: ProcessSample) -> str:
+    name = PurePath(process.notebook).name if process.notebook else process.name
+    if process.mine:
+        return f"this kernel ({name})" if process.notebook else "this kernel"
+    return name or f"process {process.pid}"
+
+
+def _unseen(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict[str, int | None]:
+    """What is used beyond what those seen hold; a pid of another container is not seen."""
+    # A parent's memory is that of its MIG devices, told once.
+    cut = {gpu.mig for gpu in gpus}
+    unseen: dict[str, int | None] = {}
+    for gpu in gpus:
+        if gpu.memory_used is None or gpu.unified or gpu.uuid in cut:
+            continue
+        held = [holder.memory[gpu.uuid] for holder in holders if gpu.uuid in holder.memory]
+        if None in held:
+            continue
+        rest = gpu.memory_used - sum(count or 0 for count in held)
+        if rest > _NOBODYS:
+            unseen[gpu.uuid] = rest
+    return unseen
