@@ -1,0 +1,92 @@
+"""Virtual GPUs: ``cuda:0`` … ``cuda:7`` in a process whose PyTorch sees no GPU.
+
+A tensor on ``cuda:1`` is then an ordinary ``torch.Tensor`` whose C++ device *is* ``cuda:1``; only
+its bytes lie in the CPU's memory. Results are the CPU's bit for bit, errors between devices have
+CUDA's own texts, and memory is counted and limited as on a GPU. Nothing runs faster, and no timing
+on them says anything about a GPU.
+
+Guarantees: importing this package imports no torch; nothing is ever turned on by itself;
+:func:`disable` leaves torch as it was. The private parts of torch that are touched are listed in
+:mod:`gpumagic.virtual.gate`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from ..errors import GpuError
+
+__all__ = ["disable", "enable", "enabled"]
+
+MOST = 8  # c10::impl::FakeGuardImpl, the guard that torch itself has for this, has eight devices
+_UNITS = {unit: 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))} | {
+    unit: 1024**n for n, unit in enumerate(("KIB", "MIB", "GIB", "TIB"), start=1)
+}
+
+
+def enable(devices: int = 2, memory: str | int = "16GiB", *, force: bool = False) -> None:
+    """Give this process `devices` virtual GPUs of `memory` each; ``torch.cuda`` then reports them.
+
+    Parameters
+    ----------
+    devices : int
+        How many, 1 to 8. Turning on as many as there already are does nothing.
+    memory : str or int
+        The capacity of each: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. Nothing is reserved.
+    force : bool
+        Also where there is a real GPU, which this process then cannot use until :func:`disable`.
+
+    Raises
+    ------
+    GpuError
+        In one line: a number out of range; a real GPU (without `force`); a build of PyTorch that
+        cannot serve them; another number already on.
+    """
+    number, capacity = _number(devices), _bytes(memory)
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise GpuError(
+            'virtual GPUs need PyTorch, which is not installed; type %pip install "gpumagic[torch]"'
+        ) from error
+    from . import switch
+
+    switch.turn_on(number, capacity, force=force)
+
+
+def disable() -> None:
+    """Take the virtual GPUs away. Tensors that still live on them can no longer be used."""
+    if enabled():
+        from . import switch
+
+        switch.turn_off()
+
+
+def enabled() -> bool:
+    """Whether this process has virtual GPUs now."""
+    gpus = sys.modules.get(f"{__name__}.gpus")
+    return gpus is not None and bool(gpus.GPUS)
+
+
+def _number(devices: object) -> int:
+    if isinstance(devices, bool) or not isinstance(devices, int) or not 1 <= devices <= MOST:
+        raise GpuError(
+            f"virtual GPUs: {devices} asked, 1 to {MOST} are possible; type %gpus --virtual 2"
+        )
+    return devices
+
+
+def _bytes(memory: object) -> int:
+    """A capacity in bytes."""
+    if isinstance(memory, int) and not isinstance(memory, bool):
+        size = memory
+    else:
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", str(memory).upper())
+        size = int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else 0
+    if not 2**20 <= size < 2**50:
+        raise GpuError(
+            f"virtual GPUs: a memory of {memory} is not possible; type for example 16GiB or 512MiB "
+            "(at least 1MiB)"
+        )
+    return size

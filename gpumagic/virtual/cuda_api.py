@@ -1,0 +1,301 @@
+"""What ``torch.cuda`` and its kin find in ``torch._C`` on a CUDA build with GPUs.
+
+The stock ``torch.cuda`` module runs unchanged on top of it. Everything is set through
+:func:`patch`, which notes what was there.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .generators import Generator
+from .gpus import GPUS, gpu_of
+from .streams import AnyEvent, AnyStream, Event, Stream
+
+C: Any = torch._C
+_missing = object()
+_run_backward: Any = torch.autograd.graph._engine_run_backward
+
+
+def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
+    """Set attributes of a module; closing `stack` puts back what was there."""
+    for name, value in values.items():
+        before = vars(owner).get(name, _missing)
+        if before is _missing:
+            stack.callback(delattr, owner, name)
+        else:
+            stack.callback(setattr, owner, name, before)
+        setattr(owner, name, value)
+
+
+def install(stack: ExitStack) -> None:
+    """Let ``torch.cuda`` see the virtual GPUs until `stack` is closed."""
+    for gpu in GPUS:
+        gpu.generator, gpu.stream = Generator(gpu.device), Stream(gpu.device)
+    patch(stack, C, **_device_functions(), **_memory_functions(), **_copying_functions())
+    patch(stack, C, _has_cudnn=False)
+    patch(
+        stack,
+        torch.cuda,
+        _cudart=types.SimpleNamespace(cudaMemGetInfo=_memory_info),
+        _exchange_device=_exchange_device,
+        _maybe_exchange_device=_maybe_exchange_device,
+        _get_device_properties=lambda index: gpu_of(index).properties,
+        _device_count_nvml=lambda: len(GPUS),
+        _initialized=False,
+        _cached_device_count=None,
+        _is_in_bad_fork=_no,
+        _queued_calls=list(torch.cuda._queued_calls),
+        default_generators=tuple(gpu.generator for gpu in GPUS),
+        Stream=Stream,
+        Event=Event,
+        current_stream=_current_stream,
+        default_stream=_current_stream,
+        set_stream=_set_stream,
+        is_current_stream_capturing=_no,
+    )
+    patch(stack, torch, Generator=Generator, Stream=AnyStream, Event=AnyEvent)
+    patch(stack, torch.cuda.nvtx, _nvtx=_Nvtx())
+    patch(stack, torch.cuda.nccl, is_available=_no)
+    patch(stack, torch.backends.cudnn, is_acceptable=_no, version=_nothing)
+    patch(stack, torch.storage, _to=_storage_to)
+    for module in (torch.autograd, torch.autograd.graph):
+        patch(stack, module, _engine_run_backward=_backward)
+    # Each device has one stream here, so its advice about streams is never meant.
+    warn = torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch
+    warn(False)
+    stack.callback(warn, True)
+    if torch.version.cuda is None:
+        patch(stack, torch.cuda, **_tensor_types())
+
+
+def _device_functions() -> dict[str, Any]:
+    return {
+        "_cuda_init": _nothing,
+        "_cuda_isInBadFork": _no,
+        "_cuda_getArchFlags": _nothing,
+        "_cuda_getDeviceCount": lambda: len(GPUS),
+        "_cuda_getDevice": C._accelerator_getDeviceIndex,
+        "_cuda_setDevice": _set_device,
+        "_cuda_exchangeDevice": _exchange_device,
+        "_cuda_maybeExchangeDevice": _exchange_device,
+        "_cuda_canDeviceAccessPeer": lambda one, other: one != other,
+        "_cuda_getCurrentRawStream": lambda index: 0,
+        "_cuda_isCurrentStreamCapturing": _no,
+        "_cuda_synchronize": _nothing,
+        "_cuda_ipc_collect": _nothing,
+        "_cuda_set_sync_debug_mode": _nothing,
+        "_cuda_get_sync_debug_mode": lambda: 0,
+        "_accelerator_synchronizeDevice": _nothing,
+    }
+
+
+def _memory_functions() -> dict[str, Any]:
+    return {
+        "_cuda_memoryStats": _memory_stats,
+        "_cuda_resetPeakMemoryStats": _reset_peak,
+        "_cuda_resetAccumulatedMemoryStats": _reset_accumulated,
+        "_cuda_getMemoryFraction": _memory_fraction,
+        "_cuda_setMemoryFraction": _set_memory_fraction,
+        "_cuda_emptyCache": _empty_cache,
+        "_host_emptyCache": _nothing,
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_getDeviceStats": _memory_stats,
+        "_accelerator_resetPeakStats": _reset_peak,
+        "_accelerator_resetAccumulatedStats": _reset_accumulated,
+        "_accelerator_getMemoryInfo": _memory_info,
+        "_accelerator_emptyCache": _empty_cache,
+        "_accelerator_emptyHostCache": _nothing,
+    }
+
+
+def _copying_functions() -> dict[str, Any]:
+    return {
+        "_scatter": _scatter,
+        "_gather": _gather,
+        "_broadcast": _broadcast,
+        "_broadcast_coalesced": _broadcast_coalesced,
+    }
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def _no(*args: Any, **kwargs: Any) -> bool:
+    return False
+
+
+def _set_device(index: int) -> None:
+    C._accelerator_setDeviceIndex(gpu_of(index).index)
+
+
+def _maybe_exchange_device(index: int) -> int:
+    # Not the same function under two names: dynamo keeps a table by identity and refuses that.
+    return _exchange_device(index)
+
+
+def _exchange_device(index: int) -> int:
+    before = int(C._accelerator_getDeviceIndex())
+    if index < 0:
+        return -1
+    _set_device(index)
+    return before
+
+
+def _current_stream(device: Any = None) -> Any:
+    return gpu_of(device).stream
+
+
+def _set_stream(stream: Any) -> None:
+    if stream is not None:
+        gpu_of(stream.device_index).stream = stream
+
+
+def _memory_stats(index: int) -> dict[str, Any]:
+    ledger = gpu_of(index).ledger
+    pools: dict[str, Any] = {}
+    for names, tally in (
+        (("allocated_bytes", "active_bytes", "requested_bytes"), ledger.bytes),
+        (("allocation", "active"), ledger.blocks),
+        (("reserved_bytes",), ledger.reserved),
+        (("segment", "inactive_split", "inactive_split_bytes"), None),
+    ):
+        none = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
+        numbers = none if tally is None else tally.as_dict()
+        for name in names:  # there is one pool here; it stands as the large one
+            pools[name] = {"all": numbers, "large_pool": numbers, "small_pool": none}
+    for name in ("oversize_allocations", "oversize_segments"):
+        pools[name] = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
+    return pools | {
+        "num_alloc_retries": ledger.retries,
+        "num_ooms": ledger.ooms,
+        "num_sync_all_streams": 0,
+        "num_device_alloc": 0,
+        "num_device_free": 0,
+        "max_split_size": -1,
+    }
+
+
+def _memory_info(index: int) -> tuple[int, int]:
+    ledger = gpu_of(index).ledger
+    return ledger.free, ledger.capacity
+
+
+def _reset_peak(index: int) -> None:
+    gpu_of(index).ledger.reset_peak()
+
+
+def _reset_accumulated(index: int) -> None:
+    gpu_of(index).ledger.reset_accumulated()
+
+
+def _memory_fraction(index: int) -> float:
+    ledger = gpu_of(index).ledger
+    return ledger.limit / ledger.capacity
+
+
+def _set_memory_fraction(fraction: float, index: int) -> None:
+    ledger = gpu_of(index).ledger
+    ledger.limit = int(ledger.capacity * fraction)
+
+
+def _empty_cache() -> None:
+    for gpu in GPUS:
+        gpu.ledger.empty_cache()
+
+
+def _scatter(
+    tensor: Tensor,
+    devices: Sequence[int],
+    chunk_sizes: Sequence[int] | None = None,
+    dim: int = 0,
+    streams: Any = None,
+) -> tuple[Tensor, ...]:
+    if chunk_sizes:
+        parts = torch.split(tensor, list(chunk_sizes), dim)
+    else:
+        parts = tensor.chunk(len(devices), dim)
+    return tuple(part.cuda(device) for part, device in zip(parts, devices, strict=False))
+
+
+def _gather(tensors: Sequence[Tensor], dim: int, destination: int | None = None) -> Tensor:
+    device = "cpu" if destination == -1 else gpu_of(destination).device
+    return torch.cat([tensor.to(device) for tensor in tensors], dim)
+
+
+def _broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
+    return [tensor if tensor.get_device() == d else tensor.cuda(d) for d in devices]
+
+
+def _broadcast_coalesced(
+    tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int
+) -> list[list[Tensor]]:
+    copies = [_broadcast(tensor, devices) for tensor in tensors]
+    return [list(on_device) for on_device in zip(*copies, strict=True)]
+
+
+def _storage_to(
+    self: Any, device: torch.device, non_blocking: bool = False, _to: Any = torch._utils._to
+) -> Any:
+    if device.type != "cuda" or self.device == device:
+        return _to(self, device, non_blocking)
+    new = torch.empty(self.nbytes(), dtype=torch.uint8, device=device)
+    return new.untyped_storage().copy_(self)
+
+
+def _backward(*args: Any, **kwargs: Any) -> Any:
+    # On the caller's thread: the engine's threads for devices were made before these devices
+    # were, if a backward pass ran before; and the user's frames stay in the traceback.
+    with torch.autograd.set_multithreading_enabled(False):
+        return _run_backward(*args, **kwargs)
+
+
+class _Nvtx:
+    """Marks for a profiler that is not there."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: 0
+
+
+def _tensor_types() -> dict[str, type]:
+    """``torch.cuda.FloatTensor`` and its kin, which a CPU build has but cannot make."""
+
+    class TensorType(type):
+        dtype: torch.dtype
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, Tensor) and instance.is_cuda and instance.dtype == cls.dtype
+
+    def new(cls: Any, *args: Any, device: Any = "cuda") -> Tensor:
+        # As torch.FloatTensor does: sizes make it empty, a sequence gives its values.
+        if args and not isinstance(args[0], (int, torch.Size)):
+            return torch.tensor(args[0], dtype=cls.dtype, device=device)
+        return torch.empty(*args or (0,), dtype=cls.dtype, device=device)
+
+    types_: dict[str, type] = {}
+    for name, dtype in {
+        "FloatTensor": torch.float32,
+        "DoubleTensor": torch.float64,
+        "HalfTensor": torch.float16,
+        "BFloat16Tensor": torch.bfloat16,
+        "ByteTensor": torch.uint8,
+        "CharTensor": torch.int8,
+        "ShortTensor": torch.int16,
+        "IntTensor": torch.int32,
+        "LongTensor": torch.int64,
+        "BoolTensor": torch.bool,
+    }.items():
+        # Tensor.type() looks at the full name.
+        kind = TensorType(f"torch.cuda.{name}", (), {"__new__": new})
+        kind.dtype = dtype
+        types_[name] = kind
+    return types_

@@ -1,0 +1,247 @@
+"""May virtual GPUs be turned on in this process?
+
+A wrong guess about torch's C++ side can crash an interpreter, so nothing is tried here first.
+Cheap static checks come before everything; a version of torch that this was not written against
+must then pass a trial in a child process, once per build: the verdict is kept.
+
+The private parts of torch that are touched, for whoever audits this package
+----------------------------------------------------------------------------
+Read or called: ``torch._C``: ``_to_dlpack``, ``_from_dlpack``, ``_ensureCUDADeviceGuardSet``,
+``_dispatch_get_registrations_for_dispatch_key``, ``_dispatch_get_all_op_names``,
+``_dispatch_has_kernel_for_dispatch_key``, ``_accelerator_getDeviceIndex``,
+``_accelerator_setDeviceIndex``, ``DispatchKey``, ``DispatchKeySet``, ``Generator._cdata``,
+``Stream``, ``Event``; ``OpOverload.redispatch``, ``.decompose``, ``._schema``; ``Library.impl``,
+``.fallback``, ``._destroy``; ``torch._decomp``; ``torch._utils._to``; ``Tensor._neg_view``,
+``._indices``, ``._values``; torchgen's ``native_functions.yaml``;
+``torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch`` (off meanwhile; torch cannot be
+asked what it was, so on afterwards). Through ctypes, in
+:mod:`gpumagic.virtual.abi`: ``c10::impl::registerDeviceGuard``,
+``c10::impl::device_guard_impl_registry``, ``at::detail::getCUDAHooks``, the virtual table of
+``at::CUDAHooksInterface``, ``c10::GetCPUAllocator``; in :mod:`gpumagic.virtual.flip` the device
+field of a DLPack capsule.
+
+Registered, until off: a kernel for each operator at the dispatch keys CUDA, AutogradCUDA,
+SparseCUDA, SparseCsrCUDA, QuantizedCUDA and NestedTensorCUDA, a fallback at CUDA, and
+``_pin_memory`` and ``is_pinned`` at CPU.
+
+Added or replaced, until off, in ``torch._C``: ``_cuda_init``, ``_cuda_isInBadFork``,
+``_cuda_getArchFlags``, ``_cuda_getDeviceCount``, ``_cuda_getDevice``, ``_cuda_setDevice``,
+``_cuda_exchangeDevice``, ``_cuda_maybeExchangeDevice``, ``_cuda_canDeviceAccessPeer``,
+``_cuda_getCurrentRawStream``, ``_cuda_isCurrentStreamCapturing``, ``_cuda_synchronize``,
+``_cuda_ipc_collect``, ``_cuda_set_sync_debug_mode``, ``_cuda_get_sync_debug_mode``,
+``_accelerator_synchronizeDevice``, ``_cuda_memoryStats``, ``_cuda_resetPeakMemoryStats``,
+``_cuda_resetAccumulatedMemoryStats``, ``_cuda_getMemoryFraction``, ``_cuda_setMemoryFraction``,
+``_cuda_emptyCache``, ``_host_emptyCache``, ``_accelerator_isAllocatorInitialized``,
+``_accelerator_getDeviceStats``, ``_accelerator_resetPeakStats``,
+``_accelerator_resetAccumulatedStats``, ``_accelerator_getMemoryInfo``,
+``_accelerator_emptyCache``, ``_accelerator_emptyHostCache``, ``_scatter``, ``_gather``,
+``_broadcast``, ``_broadcast_coalesced``, ``_has_cudnn``; in ``torch.cuda``: ``_cudart``,
+``_exchange_device``, ``_maybe_exchange_device``, ``_get_device_properties``,
+``_device_count_nvml``, ``_initialized``, ``_cached_device_count``, ``_is_in_bad_fork``,
+``_queued_calls``, ``default_generators``, ``Stream``, ``Event``, ``current_stream``,
+``default_stream``, ``set_stream``, ``is_current_stream_capturing``, ``nvtx._nvtx``,
+``nccl.is_available``, and on a CPU build ``FloatTensor`` and its kin; elsewhere
+``torch.Generator``, ``torch.Stream``, ``torch.Event``, ``torch.backends.cudnn.is_acceptable`` and
+``.version``,
+``torch.storage._to``, ``_engine_run_backward`` in ``torch.autograd`` and ``torch.autograd.graph``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import GpuError
+from . import abi
+
+C: Any = torch._C
+OLDEST = (2, 10)
+TESTED = frozenset({(2, 10), (2, 13), (2, 15)})
+"""Releases that the whole test suite has passed on, on Linux x86-64."""
+TIMEOUT_S = 180.0
+NEEDED = (
+    "_to_dlpack",
+    "_from_dlpack",
+    "_dispatch_get_registrations_for_dispatch_key",
+    "_dispatch_get_all_op_names",
+    "_dispatch_has_kernel_for_dispatch_key",
+    "_accelerator_getDeviceIndex",
+    "_accelerator_setDeviceIndex",
+    "DispatchKey",
+    "DispatchKeySet",
+    "Event",
+    "Generator",
+    "Stream",
+)
+"""What must be there in ``torch._C``."""
+_INSTEAD = "the CPU works without them"
+
+
+def check(*, force: bool = False) -> None:
+    """Return if virtual GPUs may be turned on in this process.
+
+    Raises
+    ------
+    GpuError
+        In one sentence: why not.
+    """
+    problem = refusal(force=force) or static_problem()
+    if problem is None and (_real_gpus() or not _tested()):
+        verdict = trial()
+        if verdict is not None:
+            problem = f"a trial with PyTorch {torch.__version__} failed: {verdict}; {_INSTEAD}"
+    if problem is not None:
+        raise GpuError(f"no virtual GPUs: {problem}")
+
+
+def refusal(*, force: bool = False) -> str | None:
+    """Why this machine or version shall not have them, or None."""
+    if torch.version.hip is not None:
+        return f"they imitate CUDA, and this is a ROCm build of PyTorch; {_INSTEAD}"
+    if _release() < OLDEST or not hasattr(C, "_ensureCUDADeviceGuardSet"):
+        return f"they need PyTorch 2.10 or later, this is {torch.__version__}; {_INSTEAD}"
+    count = _real_gpus()
+    if count and not force:
+        real = "a real GPU" if count == 1 else f"{count} real GPUs"
+        return f"this machine has {real}; add --force to have virtual ones in place of real ones"
+    if count and torch.cuda.is_initialized():
+        return (
+            "this process has used its real GPU already; restart the kernel and turn them on first"
+        )
+    return None
+
+
+def static_problem() -> str | None:
+    """What of this build's inside differs from what is relied upon, or None; changes nothing."""
+    missing = [name for name in NEEDED if not hasattr(C, name)]
+    try:
+        c10, cpu = abi.libraries()
+        for library, symbols in ((c10, (abi.REGISTER,)), (cpu, (abi.GET_HOOKS,))):
+            missing += [name for name in symbols if not hasattr(library, name)]
+        for library, symbol in ((c10, abi.GUARDS), (cpu, abi.HOOKS_TABLE)):
+            ctypes.c_char.in_dll(library, symbol)
+    except (OSError, ValueError) as error:
+        missing.append(str(error))
+    if missing:
+        return f"this build of PyTorch has not what they need ({', '.join(missing)}); {_INSTEAD}"
+    order = abi.header_order()
+    if order and order[1 : 1 + len(abi.YES)] != list(abi.YES):
+        return (
+            f"PyTorch {torch.__version__} lays its CUDA hooks out differently "
+            f"({', '.join(order[:5])}); {_INSTEAD}"
+        )
+    return None
+
+
+def trial(cache: Path | None = None, command: list[str] | None = None) -> str | None:
+    """What went wrong in a child process that turned them on and used them, or None.
+
+    Parameters
+    ----------
+    cache : path, optional
+        The file in which verdicts are kept, by build; in the user's cache folder if None.
+    command : list of str, optional
+        What to run instead; it must print ``verdict: works``.
+    """
+    if cache is None:
+        from platformdirs import user_cache_path
+
+        cache = user_cache_path("gpumagic") / "virtual.json"
+    command = command or _trial_command()
+    key, known = _build(command), _read(cache)
+    if key in known:
+        return known[key]
+    try:
+        verdict = _run(command)
+    except subprocess.TimeoutExpired:
+        return "it did not end in time"  # not kept: the machine may have been busy
+    _write(cache, known | {key: verdict})
+    return verdict
+
+
+def _trial_command() -> list[str]:
+    root = str(Path(__file__).parents[2])
+    code = f"import sys; sys.path.insert(0, {root!r}); from gpumagic.virtual import trial"
+    return [sys.executable, "-c", f"{code}; trial.main()"]
+
+
+def _run(command: list[str]) -> str | None:
+    env = {name: value for name, value in os.environ.items() if name != "GPUMAGIC_VIRTUAL"}
+    with tempfile.TemporaryDirectory() as folder:
+        env |= {"OMP_NUM_THREADS": "1", "GPUMAGIC_RUNTIME_DIR": folder}
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    if done.returncode == 0 and "verdict: works" in done.stdout:
+        return None
+    code = done.returncode
+    lines = done.stderr.strip().splitlines() or ["it said nothing"]
+    return f"{f'signal {-code}' if code < 0 else f'exit code {code}'}: {lines[-1][:200]}"
+
+
+def _build(command: list[str]) -> str:
+    """What a verdict holds for: this build of torch, this Python, this package."""
+    library = Path(torch.__file__).parent / "lib"
+    stamps = [
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted(library.glob("libc10.*")) + sorted(library.glob("libtorch_cpu.*"))
+    ]
+    source = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        source.update(path.read_bytes())
+    about = (torch.__version__, torch.version.git_version, sys.version, stamps, _real_gpus())
+    return hashlib.sha256(repr((about, source.hexdigest(), command)).encode()).hexdigest()
+
+
+def _read(cache: Path) -> dict[str, str | None]:
+    try:
+        known = json.loads(cache.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def _write(cache: Path, known: dict[str, str | None]) -> None:
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=cache.parent, delete=False, encoding="utf-8"
+        ) as file:
+            json.dump(known, file)
+        os.replace(file.name, cache)
+    except OSError:
+        return  # a verdict that cannot be kept is found again
+
+
+def _release() -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _tested() -> bool:
+    released = re.fullmatch(r"\d+\.\d+\.\d+(\+\w+)?", torch.__version__) is not None
+    known = sys.platform == "linux" and platform.machine() == "x86_64"
+    return released and known and _release() in TESTED
+
+
+def _real_gpus() -> int:
+    """How many GPUs torch sees; by NVML where it can, which does not start CUDA."""
+    return torch.cuda.device_count()

@@ -1,0 +1,135 @@
+"""Attention and recurrent networks, which C++ would hand to cuDNN or to fused CUDA kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+aten: Any = torch.ops.aten
+_FLASH = 1  # at::sdp::SDPBackend::flash_attention
+
+
+def network_kernels(overload: Callable[[str], Any]) -> dict[str, Callable[..., Any]]:
+    """By the operators' names. They stand above autograd, and below it for inference mode."""
+    kernels: dict[str, Callable[..., Any]] = {
+        f"{cell}.{variant}": _recurrent(overload(f"{cell}.{variant}"))
+        for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+        for variant in ("input", "data")
+    }
+    kernels["_fused_rms_norm"] = overload("_fused_rms_norm").decompose
+    kernels["scaled_dot_product_attention"] = _attention
+    kernels["lstm_cell"] = _lstm_cell
+    kernels["gru_cell"] = _gru_cell
+    return kernels
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if not query.device == key.device == value.device:
+        raise RuntimeError(
+            "Expected query, key, and value to have the same device type, but got query.device: "
+            f"{query.device} key.device: {key.device} and value.device: {value.device} instead."
+        )
+    inputs = (query, key, value)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:  # as C++ does before it chooses
+        barred = attn_mask.logical_not()
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(barred, -torch.inf)
+    # Asked of tensors that have the same metadata and lie on the CPU: so that its choice of an
+    # algorithm, which differs between versions of torch, is the choice here.
+    chosen = aten._fused_sdp_choice(
+        *map(_stand_in, inputs),
+        None if attn_mask is None else _stand_in(attn_mask),
+        dropout_p,
+        is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+    options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+    if chosen == _FLASH:
+        return _flash(inputs, attn_mask, options)
+    math = aten._scaled_dot_product_attention_math
+    result: Tensor = math(*inputs, attn_mask=attn_mask, enable_gqa=enable_gqa, **options)[0]
+    return result
+
+
+def _flash(inputs: tuple[Tensor, ...], mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+    flat = inputs[0].dim() == 3  # chosen so by some versions, but the operator wants a batch
+    if flat:
+        inputs = tuple(tensor.unsqueeze(0) for tensor in inputs)
+        mask = mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
+    flash = aten._scaled_dot_product_flash_attention_for_cpu
+    result: Tensor = flash(*inputs, attn_mask=mask, **options)[0]
+    return result.squeeze(0) if flat else result
+
+
+def _stand_in(tensor: Tensor) -> Tensor:
+    new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return new.requires_grad_(tensor.requires_grad)
+
+
+def _recurrent(op: Any) -> Callable[..., Any]:
+    """torch's own decomposition into single operators, after cuDNN's check of devices."""
+    names = [argument.name for argument in op._schema.arguments]
+
+    def kernel(*args: Any) -> Any:
+        given = dict(zip(names, args))  # noqa: B905 (defaults may be left out)
+        device = args[0].device
+        hidden = given["hx"]
+        for kind, tensors in (
+            ("hidden", [hidden] if isinstance(hidden, Tensor) else hidden),
+            ("parameter", given["params"]),
+        ):
+            for tensor in tensors:
+                if tensor.device != device:
+                    raise RuntimeError(
+                        f"Input and {kind} tensors are not at the same device, found input tensor "
+                        f"at {device} and {kind} tensor at {tensor.device}"
+                    )
+        return op.decompose(*args)
+
+    return kernel
+
+
+def _lstm_cell(
+    input: Tensor,
+    hx: list[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    gates = linear(hx[0], w_hh, b_hh) + linear(input, w_ih, b_ih)
+    keep, forget, new, out = gates.chunk(4, 1)
+    state = forget.sigmoid() * hx[1] + keep.sigmoid() * new.tanh()
+    return out.sigmoid() * state.tanh(), state
+
+
+def _gru_cell(
+    input: Tensor,
+    hx: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Tensor:
+    from_input, from_state = (
+        linear(input, w_ih, b_ih).chunk(3, 1),
+        linear(hx, w_hh, b_hh).chunk(3, 1),
+    )
+    reset = (from_input[0] + from_state[0]).sigmoid()
+    update = (from_input[1] + from_state[1]).sigmoid()
+    new = (from_input[2] + reset * from_state[2]).tanh()
+    return (hx - new) * update + new

@@ -1,0 +1,159 @@
+"""Operators that the generic kernel cannot serve: making, copying, reading, resizing, pinning."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import events
+from .flip import adopt, flip
+from .gpus import gpu_of
+from .kernels import CPU, HOST, run
+
+aten: Any = torch.ops.aten
+Kernel = Callable[..., Any]
+
+
+def overload(name: str) -> Any:
+    """The operator ``aten::name``, with its overload after a dot."""
+    packet, _, variant = name.partition(".")
+    return getattr(getattr(aten, packet), variant or "default")
+
+
+def own_kernels() -> dict[str, Kernel]:
+    """The kernels of this module for the dispatch key CUDA, by the operators' names."""
+    kernels: dict[str, Kernel] = {
+        "empty.memory_format": _empty,
+        "empty_strided": _empty_strided,
+        "copy_": _copy_,
+        "_local_scalar_dense": _item,
+        "resize_": _resize_,
+        "convolution": _convolution,
+        "record_stream": _nothing,
+        # The CPU's has no bytes behind it, so it cannot be flipped.
+        "_efficientzerotensor": torch.zeros,
+    }
+    for variant in ("source_Storage_storage_offset", "source_Storage", "source_Tensor", ""):
+        name = f"set_.{variant}".rstrip(".")
+        kernels[name] = on_metadata(overload(name), CPU)
+    for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
+        kernels[name] = kernels[f"{name}.Tensor"] = _no
+    for name in ("_softmax", "_log_softmax"):
+        kernels[name] = _softmax(overload(name))
+        backward = f"{name}_backward_data"
+        kernels[backward] = _softmax_backward(overload(backward))
+    return kernels | pinning_kernels()
+
+
+def pinning_kernels() -> dict[str, Kernel]:
+    """Those of them that stand at the dispatch key CPU too."""
+    return {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
+
+
+def _nothing(*args: Any) -> None:
+    pass
+
+
+def _no(*args: Any, **kwargs: Any) -> bool:
+    return False
+
+
+def _empty(
+    size: Any,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Tensor:
+    new = aten.empty.memory_format.redispatch(CPU, size, dtype=dtype, memory_format=memory_format)
+    return adopt(new, gpu_of(device))
+
+
+def _empty_strided(
+    size: Any,
+    stride: Any,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Tensor:
+    new = aten.empty_strided.default.redispatch(CPU, size, stride, dtype=dtype)
+    return adopt(new, gpu_of(device))
+
+
+def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
+    if self.device != src.device:
+        events.emit("copy", "copy_", src.device, self.device, src.nbytes)
+    target, source = (flip(t) if t.is_cuda else t for t in (self, src))
+    aten.copy_.default.redispatch(CPU, target, source, non_blocking)
+    return self
+
+
+def _item(self: Tensor) -> Any:
+    events.emit("sync", "item", self.device, HOST, self.element_size())
+    return aten._local_scalar_dense.default.redispatch(CPU, flip(self))
+
+
+def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
+    shape = torch.empty(size, device="meta")
+    needed = (self.storage_offset() + shape.numel()) * self.element_size()
+    storage, offset = self.untyped_storage(), self.storage_offset()
+    if needed > storage.nbytes():
+        new = torch.empty(shape.numel(), dtype=self.dtype, device=self.device)
+        new[: self.numel()].copy_(self.reshape(-1))
+        storage, offset = new.untyped_storage(), 0
+    return self.set_(storage, offset, size, shape.stride())
+
+
+def on_metadata(op: Any, keys: Any) -> Kernel:
+    """The kernel at `keys` as it is, for operators that do not touch bytes."""
+    return lambda *args, **kwargs: op.redispatch(keys, *args, **kwargs)
+
+
+def _convolution(input: Tensor, weight: Tensor, *rest: Any) -> Any:
+    if input.device.type != weight.device.type:
+        of_input, of_weight = (
+            f"torch.{'cuda.' * t.is_cuda}{str(t.type()).rsplit('.', 1)[1]}" for t in (input, weight)
+        )
+        raise RuntimeError(
+            f"Input type ({of_input}) and weight type ({of_weight}) should be the same"
+        )
+    return run(aten.convolution.default, input, weight, *rest)
+
+
+def _softmax(op: Any) -> Kernel:
+    def kernel(self: Tensor, dim: int, half_to_float: bool) -> Any:
+        # Half in, float out: CUDA has a kernel for it, the CPU has not.
+        return run(op, self.float() if half_to_float else self, dim, False)
+
+    return kernel
+
+
+def _softmax_backward(op: Any) -> Kernel:
+    def kernel(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
+        return run(op, grad, output, dim, output.dtype).to(input_dtype)
+
+    return kernel
+
+
+# The storages that were asked to be pinned, by address; they need no more than to say so.
+_pinned: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
+
+
+def _is_pinned(self: Tensor, device: Any = None) -> bool:
+    return not self.is_cuda and bool(_pinned) and self.untyped_storage().data_ptr() in _pinned
+
+
+def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
+    if self.is_cuda:
+        raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+    pinned: Tensor = aten.clone.default.redispatch(CPU, self)
+    storage = pinned.untyped_storage()
+    if storage.nbytes():
+        _pinned[storage.data_ptr()] = storage
+    return pinned

@@ -1,0 +1,114 @@
+"""Sparse tensors on a virtual GPU: indices and values that are virtual GPU tensors themselves.
+
+A COO or compressed (CSR, CSC, BSR, BSC) tensor is rebuilt from its flipped parts for the CPU's
+kernel, and the result from its adopted ones. Operators that look at a sparse tensor's own metadata,
+or put it together, are the CPU's as they are: they serve any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .flip import adopt, flip
+from .gpus import Gpu, gpu_of
+
+C: Any = torch._C
+aten: Any = torch.ops.aten
+KEYS = {"SparseCUDA": "SparseCPU", "SparseCsrCUDA": "SparseCsrCPU"}
+"""The dispatch keys of sparse tensors, and those of the CPU kernels that serve them."""
+METADATA = frozenset(
+    {
+        "_coalesced_",
+        "_dimI",
+        "_dimV",
+        "_indices",
+        "_nnz",
+        "_values",
+        "ccol_indices",
+        "col_indices",
+        "copy_sparse_to_sparse_",
+        "crow_indices",
+        "dense_dim",
+        "indices",
+        "is_coalesced",
+        "row_indices",
+        "sparse_dim",
+        "sparse_resize_",
+        "sparse_resize_and_clear_",
+        "values",
+    }
+)
+CPU_ONLY = frozenset({"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"})
+"""CUDA has no such kernel, and the CPU's asks whether its arguments require a gradient."""
+_COO = C.DispatchKeySet(C.DispatchKey.SparseCPU)
+
+
+def makers() -> dict[str, Callable[..., Tensor]]:
+    """The kernels at SparseCUDA that make a COO tensor, by the operators' names."""
+    names = "_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors"
+    return {name: _made_there(getattr(aten, name).default) for name in names}
+
+
+def _made_there(op: Any) -> Callable[..., Tensor]:
+    def kernel(*args: Any, device: torch.device, **options: Any) -> Tensor:
+        # The C++ class makes its first, empty parts on the current device.
+        before = C._accelerator_getDeviceIndex()
+        C._accelerator_setDeviceIndex(gpu_of(device).index)
+        try:
+            made: Tensor = op.redispatch(_COO, *args, device=device, **options)
+        finally:
+            C._accelerator_setDeviceIndex(before)
+        return made
+
+    return kernel
+
+
+def flip_sparse(tensor: Tensor) -> Tensor:
+    """The CPU tensor over the bytes of a sparse tensor of a virtual GPU."""
+    return _rebuild(tensor, flip, torch.device("cpu"))
+
+
+def adopt_sparse(tensor: Tensor, gpu: Gpu) -> Tensor:
+    """A fresh sparse CPU tensor becomes a tensor of `gpu`, its parts charged to it."""
+    return _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
+
+
+def replace_sparse(old: Tensor, new: Tensor) -> Tensor:
+    """`old` takes over the parts of `new`: what an operator that writes in place needs.
+
+    Raises
+    ------
+    NotImplementedError
+        For layouts other than COO, whose parts cannot be replaced.
+    """
+    if old.layout is not torch.sparse_coo:
+        raise NotImplementedError(f"virtual GPUs cannot write into a {old.layout} tensor in place")
+    replaced: Tensor = aten.copy_sparse_to_sparse_.default.redispatch(_COO, old, new)
+    return replaced._coalesced_(new.is_coalesced())
+
+
+def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Tensor:
+    options = {"dtype": tensor.dtype, "layout": tensor.layout, "device": device}
+    rebuilt: Tensor
+    if tensor.layout is torch.sparse_coo:
+        rebuilt = aten._sparse_coo_tensor_with_dims_and_tensors(
+            tensor.sparse_dim(),
+            tensor.dense_dim(),
+            tensor.shape,
+            part(tensor._indices()),
+            part(tensor._values()),
+            **options,
+            is_coalesced=tensor.is_coalesced(),
+        )
+        return rebuilt
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    starts = tensor.crow_indices() if by_row else tensor.ccol_indices()
+    places = tensor.col_indices() if by_row else tensor.row_indices()
+    rebuilt = aten._sparse_compressed_tensor_unsafe(
+        part(starts), part(places), part(tensor.values()), tensor.shape, **options
+    )
+    return rebuilt

@@ -1,0 +1,93 @@
+"""Turning virtual GPUs on and off, whole or not at all."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from ..device import Device, set_virtual
+from ..errors import GpuError
+from ..telemetry.virtual import Publisher, VirtualFacts
+from . import abi, cuda_api, events, gate, registry
+from .gpus import GPUS, NAME, Gpu, Properties
+from .ledger import Ledger
+
+C: Any = torch._C
+_on = ExitStack()
+_lock = threading.RLock()
+
+
+def turn_on(number: int, capacity: int, *, force: bool = False) -> None:
+    """Give this process `number` virtual GPUs of `capacity` bytes, if the gate lets them in.
+
+    Raises
+    ------
+    GpuError
+        In one line: why they are refused.
+    """
+    with _lock:
+        if GPUS:
+            _already_on(number)
+            return
+        gate.check(force=force)
+        install(number, capacity)
+
+
+def install(number: int, capacity: int) -> None:
+    """The same without asking the gate: only for it, in its own child process."""
+    global _on
+    with ExitStack() as stack:
+        stack.callback(GPUS.clear)
+        _make(stack, number, capacity)
+        abi.install(stack)
+        cuda_api.install(stack)
+        registry.register(stack)
+        torch.cuda.init()
+        stack.callback(C._accelerator_setDeviceIndex, 0)
+        _on = stack.pop_all()
+
+
+def turn_off() -> None:
+    """Undo all of it."""
+    with _lock:
+        _on.close()
+
+
+def _already_on(number: int) -> None:
+    if len(GPUS) != number:
+        raise GpuError(
+            f"virtual GPUs: {number} asked, {len(GPUS)} are on already; "
+            "type %gpus --virtual off first"
+        )
+
+
+def _make(stack: ExitStack, number: int, capacity: int) -> None:
+    ids = [uuid.uuid4() for _ in range(number)]
+    publisher = Publisher([VirtualFacts(f"GPU-{u}", NAME, capacity) for u in ids])
+    stack.callback(publisher.close)
+    for index, (u, row) in enumerate(zip(ids, publisher.counters, strict=True)):
+        ledger = Ledger(index, capacity, row)
+        stack.callback(ledger.unpublish)
+        GPUS.append(Gpu(index, ledger, Properties(NAME, capacity, u)))
+    stack.callback(events.listeners.clear)
+    stack.callback(set_virtual, None)
+    set_virtual(_devices)
+
+
+def _devices() -> list[Device]:
+    return [
+        Device(
+            kind="cuda",
+            ordinal=gpu.index,
+            uuid=f"GPU-{gpu.properties.uuid}",
+            name=NAME,
+            memory_total=gpu.ledger.capacity,
+            memory_free=gpu.ledger.free,
+            virtual=True,
+        )
+        for gpu in GPUS
+    ]

@@ -1,0 +1,160 @@
+"""The rest of torch.cuda: devices, properties, streams, events, random numbers, types."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gpumagic import device
+
+pytestmark = pytest.mark.usefixtures("gpus")
+
+
+def test_properties():
+    properties = torch.cuda.get_device_properties("cuda:1")
+    assert properties.total_memory == 2 * 2**30
+    assert "Virtual" in torch.cuda.get_device_name(1)
+    assert "Virtual" in repr(properties)
+    assert torch.cuda.get_device_capability() == (8, 0)
+    with pytest.raises(AssertionError, match="Invalid device id"):
+        torch.cuda.get_device_properties(2)
+
+
+def test_gpumagic_names_the_same_devices():
+    found = device.here()
+    assert [str(d) for d in found] == ["cuda:0", "cuda:1"]
+    assert all(d.virtual and d.memory_free == d.memory_total == 2 * 2**30 for d in found)
+    assert [d.uuid for d in found] == [
+        f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(2)
+    ]
+    x = torch.ones(2**20, device="cuda:1")
+    assert device.here()[1].memory_free == 2 * 2**30 - x.nbytes
+
+
+def test_current_device():
+    with torch.cuda.device(1):
+        assert torch.cuda.current_device() == 1
+        there = (
+            torch.zeros(1, device="cuda"),
+            torch.ones(2).cuda(),
+            torch.ones(2).to("cuda"),
+            torch.Generator("cuda"),
+            torch.cuda.Stream(),
+        )
+        assert {str(x.device) for x in there} == {"cuda:1"}
+    assert torch.cuda.current_device() == 0
+    assert torch.zeros(1, device="cuda").device.index == 0
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.cuda.set_device(7)
+
+
+def test_default_device():
+    torch.set_default_device("cuda:1")
+    assert torch.zeros(2).device == nn.Linear(2, 2).weight.device == torch.device("cuda:1")
+    torch.set_default_device(None)
+    with torch.device("cuda:1"):
+        assert nn.Linear(3, 3)(torch.tensor([[1.0, 2, 3]])).device == torch.device("cuda:1")
+
+
+def test_accelerator():
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    assert torch.accelerator.device_count() == 2
+    torch.accelerator.synchronize()
+    assert torch.accelerator.current_stream().device.type == "cuda"
+
+
+def test_streams_and_events():
+    stream = torch.cuda.Stream()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with pytest.raises(ValueError, match="must be recorded"):
+        begin.elapsed_time(end)
+    begin.record()
+    with torch.cuda.stream(stream):
+        x = torch.randn(64, 64, device="cuda") @ torch.randn(64, 64, device="cuda")
+        x.record_stream(stream)
+    torch.cuda.current_stream().wait_stream(stream)
+    end.record()
+    torch.cuda.synchronize()
+    assert end.query()
+    assert 0 < begin.elapsed_time(end) < 10_000
+    with pytest.raises(ValueError, match="enable_timing"):
+        begin.elapsed_time(torch.cuda.Event())
+
+
+def test_torchs_own_stream_and_event():
+    stream = torch.Stream("cuda:1")
+    assert stream.device == torch.device("cuda:1")
+    assert isinstance(stream, torch.Stream)
+    assert isinstance(torch.accelerator.current_stream(), torch.Stream)
+    event = torch.Event("cuda")
+    event.record()
+    event.synchronize()
+    assert isinstance(event, torch.Event)
+    assert isinstance(torch.Stream("cpu"), torch.Stream)
+
+
+def test_marks_for_a_profiler_do_nothing():
+    with torch.cuda.nvtx.range("step"):
+        assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+def test_seeds_give_the_cpus_numbers(same):
+    drawn = []
+    for place in ("cpu", "cuda:0", "cuda:1"):
+        torch.manual_seed(3)
+        drawn.append(torch.randn(4, device=place))
+    assert all(same(a, b) for a, b in itertools.pairwise(drawn))
+    generator = torch.Generator("cuda:1").manual_seed(3)
+    assert generator.device == torch.device("cuda:1")
+    assert same(torch.randn(4, device="cuda:1", generator=generator), drawn[0])
+
+
+def test_drawing_leaves_the_cpus_stream_alone():
+    before = torch.get_rng_state()
+    torch.rand(3, device="cuda")
+    dropped = F.dropout(torch.ones(10_000, device="cuda"), 0.3)
+    assert abs((dropped == 0).float().mean().item() - 0.3) < 0.03
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_random_state_is_kept_and_put_back(same):
+    state = torch.cuda.get_rng_state(1)
+    first = torch.rand(3, device="cuda:1")
+    with torch.random.fork_rng(devices=[0, 1]):
+        torch.rand(3, device="cuda:1")
+    torch.cuda.set_rng_state(state, 1)
+    assert same(first, torch.rand(3, device="cuda:1"))
+    assert sorted(torch.randperm(10, device="cuda").tolist()) == list(range(10))
+
+
+@pytest.mark.filterwarnings("ignore:The torch.cuda:UserWarning")
+def test_old_tensor_types():
+    x = torch.cuda.FloatTensor([1, 2])
+    assert x.device.type == "cuda"
+    assert x.dtype == torch.float32
+    assert isinstance(x, torch.cuda.FloatTensor)
+    assert not isinstance(x, torch.cuda.LongTensor)
+    assert torch.cuda.LongTensor(2, 3).shape == (2, 3)
+    for kind in ("torch.cuda.FloatTensor", torch.cuda.FloatTensor):
+        assert torch.ones(2).type(kind).is_cuda
+    assert x.type() == "torch.cuda.FloatTensor"
+
+
+def test_pinned_memory():
+    pinned = torch.ones(4).pin_memory()
+    assert pinned.is_pinned()
+    assert pinned[1:].is_pinned()
+    assert not torch.ones(4).is_pinned()
+    with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+        torch.ones(4, device="cuda").pin_memory()
+    assert torch.zeros(3, pin_memory=True).cuda().tolist() == [0, 0, 0]
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_what_is_not_there_says_so():
+    with pytest.raises(NotImplementedError, match=r"have no torch\.qint8 tensors"):
+        torch.quantize_per_tensor(torch.ones(3, device="cuda"), 0.1, 0, torch.qint8)
+    assert not torch.cuda.is_current_stream_capturing()
+    assert torch.backends.cudnn.version() is None

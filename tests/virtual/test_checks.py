@@ -1,0 +1,114 @@
+"""Mistakes between devices raise what CUDA raises, to the letter."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.usefixtures("gpus")
+SAME = "Expected all tensors to be on the same device, but "
+
+
+def on(device, *shape):
+    return torch.ones(*shape, device=device)
+
+
+def argument(name, its, others, method):
+    return (
+        f"{SAME}got {name} is on {its}, different from other tensors on {others} "
+        f"(when checking argument in method {method})"
+    )
+
+
+CASES = {
+    "add": (
+        lambda: on("cuda:0", 2) + on("cuda:1", 2),
+        f"{SAME}found at least two devices, cuda:0 and cuda:1!",
+    ),
+    "add in place, CPU tensor": (
+        lambda: on("cuda:0", 2).add_(on("cpu", 2)),
+        f"{SAME}found at least two devices, cuda:0 and cpu!",
+    ),
+    "mm": (
+        lambda: on("cuda:0", 2, 3) @ on("cuda:1", 3, 2),
+        argument("mat2", "cuda:1", "cuda:0", "wrapper_CUDA_mm"),
+    ),
+    "cat": (
+        lambda: torch.cat([on("cuda:0", 2), on("cuda:1", 2)]),
+        argument("tensors", "cuda:1", "cuda:0", "wrapper_CUDA_cat"),
+    ),
+    "linear, CPU input": (
+        lambda: nn.Linear(3, 2).cuda()(torch.ones(2, 3)),
+        argument("mat1", "cpu", "cuda:0", "wrapper_CUDA_addmm"),
+    ),
+    "embedding, CPU index": (
+        lambda: nn.Embedding(4, 2).cuda()(torch.tensor([1])),
+        argument("index", "cpu", "cuda:0", "wrapper_CUDA__index_select"),
+    ),
+    "convolution": (
+        lambda: nn.Conv2d(1, 1, 3).cuda()(torch.ones(1, 1, 5, 5)),
+        "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the "
+        "same",
+    ),
+    "index on another GPU": (
+        lambda: on("cuda:0", 2)[torch.tensor([0], device="cuda:1")],
+        "indices should be either on cpu or on the same device as the indexed tensor (cuda:0)",
+    ),
+    "masked_fill": (
+        lambda: on("cuda:0", 2).masked_fill(torch.tensor([True, False]), 0),
+        "expected self and mask to be on the same device, but got mask on cpu and self on cuda:0",
+    ),
+    "attention": (
+        lambda: F.scaled_dot_product_attention(
+            *(on(d, 1, 2, 3, 4) for d in ("cuda:0", "cuda:1", "cuda:0"))
+        ),
+        "Expected query, key, and value to have the same device type, but got query.device: "
+        "cuda:0 key.device: cuda:1 and value.device: cuda:0 instead.",
+    ),
+    "LSTM, CPU input": (
+        lambda: nn.LSTM(2, 2).cuda()(torch.ones(1, 1, 2)),
+        "Input and parameter tensors are not at the same device, found input tensor at cpu and "
+        "parameter tensor at cuda:0",
+    ),
+    "generator": (
+        lambda: torch.randn(2, device="cuda", generator=torch.Generator()),
+        "Expected a 'cuda' device type for generator but found 'cpu'",
+    ),
+    "no such device": (lambda: torch.zeros(1, device="cuda:5"), "invalid device ordinal"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_text(case):
+    operation, text = CASES[case]
+    with pytest.raises(RuntimeError, match=re.escape(text)):
+        operation()
+
+
+def test_numpy_says_how_to_copy():
+    with pytest.raises(TypeError, match=r"^can't convert cuda:0 device type tensor to numpy"):
+        torch.ones(2, device="cuda:0").numpy()
+
+
+def test_lstm_names_its_state():
+    net = nn.LSTM(2, 2).cuda(1)
+    x, state = on("cuda:1", 1, 1, 2), on("cuda:0", 1, 1, 2)
+    text = "found input tensor at cuda:1 and hidden tensor at cuda:0"
+    with pytest.raises(RuntimeError, match=text):
+        net(x, (state, state))
+
+
+def test_what_cuda_allows_is_allowed():
+    x = torch.ones(2, 3, device="cuda:0")
+    assert (x + torch.tensor(2.0)).sum().item() == 18  # a CPU scalar
+    assert x[torch.tensor([0])].device == x.device  # a CPU index
+    assert torch.where(x > 0, x, torch.tensor(1.0)).device == x.device
+
+
+def test_foreach_goes_tensor_by_tensor_over_devices():
+    xs = [torch.ones(2, device=f"cuda:{i}") for i in range(2)]
+    added = torch._foreach_add(xs, 1.0)
+    assert [x.device.index for x in added] == [0, 1]
+    assert [x.tolist() for x in added] == [[2, 2], [2, 2]]

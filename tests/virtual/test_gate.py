@@ -1,0 +1,170 @@
+"""Where virtual GPUs are refused, and how an unknown build of torch is tried."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpumagic import virtual
+from gpumagic.errors import GpuError
+from gpumagic.virtual import abi, gate
+
+PACKAGE = Path(virtual.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("devices", "memory", "said"),
+    [
+        (99, "1GiB", "virtual GPUs: 99 asked, 1 to 8 are possible; type %gpus --virtual 2"),
+        (0, "1GiB", "virtual GPUs: 0 asked, 1 to 8 are possible; type %gpus --virtual 2"),
+        (True, "1GiB", "virtual GPUs: True asked"),
+        ("2", "1GiB", "virtual GPUs: 2 asked"),
+        (2, "much", "virtual GPUs: a memory of much is not possible; type for example 16GiB"),
+        (2, -1, "a memory of -1 is not possible"),
+        (2, True, "a memory of True is not possible"),
+        (2, "10", "a memory of 10 is not possible"),
+        (2, 10, "at least 1MiB"),
+    ],
+)
+def test_bad_input_is_one_line(devices, memory, said):
+    with pytest.raises(GpuError, match=re.escape(said)) as caught:
+        virtual.enable(devices, memory)
+    assert "\n" not in str(caught.value)
+    assert not virtual.enabled()
+
+
+@pytest.mark.parametrize(
+    ("memory", "size"),
+    [
+        ("16GiB", 16 * 2**30),
+        ("512 mib", 512 * 2**20),
+        ("2GB", 2 * 10**9),
+        ("1.5GiB", 3 * 2**29),
+        (2**20, 2**20),
+    ],
+)
+def test_memory(memory, size):
+    virtual.enable(1, memory)
+    try:
+        assert torch.cuda.get_device_properties(0).total_memory == size
+    finally:
+        virtual.disable()
+
+
+def refuses(said, **options):
+    with pytest.raises(GpuError, match=re.escape(said)) as caught:
+        virtual.enable(2, **options)
+    assert "\n" not in str(caught.value)
+    assert not virtual.enabled()
+
+
+def test_a_rocm_build(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    refuses("no virtual GPUs: they imitate CUDA, and this is a ROCm build of PyTorch")
+
+
+def test_an_old_torch(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.1")
+    refuses("they need PyTorch 2.10 or later, this is 2.9.1")
+
+
+def test_a_real_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    refuses("this machine has a real GPU; add --force")
+
+
+def test_a_real_gpu_in_use_even_with_force(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    refuses("this process has used its real GPU already; restart the kernel", force=True)
+
+
+def test_force_with_a_real_gpu_is_tried_first(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(gate, "trial", lambda: "signal 11: boom")
+    refuses("failed: signal 11: boom", force=True)
+
+
+def test_force_hides_the_real_gpu_until_off(monkeypatch):
+    monkeypatch.setattr(gate, "_real_gpus", lambda: 1)
+    monkeypatch.setattr(gate, "trial", lambda: None)
+    virtual.enable(2, force=True)
+    try:
+        assert torch.cuda.device_count() == 2
+    finally:
+        virtual.disable()
+
+
+def test_a_missing_symbol(monkeypatch):
+    monkeypatch.setattr(abi, "GET_HOOKS", "_ZN2at6nowhereEv")
+    refuses("this build of PyTorch has not what they need (_ZN2at6nowhereEv)")
+
+
+def test_another_order_of_the_hooks(monkeypatch):
+    monkeypatch.setattr(abi, "header_order", lambda: ["~A", "isAvailable", "isBuilt"])
+    refuses("lays its CUDA hooks out differently (~A, isAvailable, isBuilt)")
+
+
+def test_this_build_passes_the_static_check():
+    assert gate.static_problem() is None
+    assert abi.header_order()[1:5] == list(abi.YES)
+
+
+@pytest.mark.parametrize(
+    "version", ["2.12.0+cpu", "2.14.0.dev20260101", "2.13.0a0+gitabc", "3.0.0"]
+)
+def test_an_untested_version_is_tried_in_a_child(monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(gate, "trial", lambda: "exit code 1: no")
+    refuses(f"a trial with PyTorch {version} failed: exit code 1: no")
+
+
+def test_the_trial_passes_and_is_remembered(tmp_path):
+    cache = tmp_path / "deep" / "virtual.json"
+    assert gate.trial(cache) is None
+    assert list(gate._read(cache).values()) == [None]
+    gate._write(cache, dict.fromkeys(gate._read(cache), "from the cache"))
+    assert gate.trial(cache) == "from the cache"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import os; os.abort()", "signal 6: it said nothing"),
+        ("raise SystemExit('no\\nnot at all')", "exit code 1: not at all"),
+        ("print('nearly')", "exit code 0: it said nothing"),
+    ],
+)
+def test_a_trial_that_fails(tmp_path, code, said):
+    cache = tmp_path / "virtual.json"
+    assert gate.trial(cache, [sys.executable, "-c", code]) == said
+    assert list(gate._read(cache).values()) == [said]
+
+
+def test_a_trial_that_hangs_is_not_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr(gate, "TIMEOUT_S", 0.2)
+    command = [sys.executable, "-c", "input_ = __import__('threading').Event().wait()"]
+    assert gate.trial(tmp_path / "virtual.json", command) == "it did not end in time"
+    assert not (tmp_path / "virtual.json").exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{broken"])
+def test_a_broken_cache_is_empty(tmp_path, content):
+    (tmp_path / "virtual.json").write_text(content)
+    assert gate._read(tmp_path / "virtual.json") == {}
+
+
+def test_every_private_part_of_torch_is_listed():
+    used = set()
+    for path in PACKAGE.glob("*.py"):
+        if path.name != "gate.py":
+            text = path.read_text()
+            used |= set(re.findall(r"\bC\.(_\w+)", text))
+            used |= set(re.findall(r"\btorch(?:\.\w+)*\.(_[a-z]\w+)\b", text))
+            used |= set(re.findall(r'^\s+"(_(?:cuda|accelerator|host)_\w+)"', text, re.M))
+    used -= {"_foreach_add", "_C"}
+    assert len(used) > 40
+    missing = {name for name in used if f"{name}``" not in gate.__doc__}
+    assert not missing

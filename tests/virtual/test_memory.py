@@ -1,0 +1,152 @@
+"""Bytes on a virtual GPU: counted, limited, published."""
+
+import os
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumagic.telemetry import virtual as published
+from gpumagic.virtual.ledger import BLOCK, SEGMENT, Ledger
+
+CAPACITY = 2 * 2**30
+
+
+def test_allocated_and_peak(gpus):
+    x = torch.empty(1000, device="cuda:1")
+    assert torch.cuda.memory_allocated(1) == 4096  # 4000 bytes in blocks of 512
+    assert torch.cuda.memory_allocated(0) == 0
+    view = x.view(10, 100)[1:]
+    assert torch.cuda.memory_allocated(1) == 4096
+    del x
+    assert torch.cuda.memory_allocated(1) == 4096
+    del view
+    assert torch.cuda.memory_allocated(1) == 0
+    assert torch.cuda.max_memory_allocated(1) == 4096
+    torch.cuda.reset_peak_memory_stats(1)
+    assert torch.cuda.max_memory_allocated(1) == 0
+
+
+def test_reserved_and_free(gpus):
+    x = torch.ones(2**20, device="cuda:1")
+    y = x + x
+    assert torch.cuda.memory_allocated(1) == torch.cuda.memory_reserved(1) == 8 * 2**20
+    assert torch.cuda.mem_get_info(1) == (CAPACITY - 8 * 2**20, CAPACITY)
+    del y
+    assert torch.cuda.memory_reserved(1) == 8 * 2**20
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(1) == 4 * 2**20
+    assert torch.cuda.max_memory_reserved(1) == 8 * 2**20
+    assert "4096 KiB" in torch.cuda.memory_summary(1)
+
+
+def test_statistics_count_allocations(gpus):
+    def count(name):
+        return torch.cuda.memory_stats(1)[f"allocation.all.{name}"]
+
+    x = [torch.ones(3, device="cuda:1") for _ in range(4)]
+    del x[:3]
+    assert [count(name) for name in ("allocated", "freed", "current", "peak")] == [4, 3, 1, 4]
+    x[0] + 1
+    assert count("allocated") == 5
+    torch.cuda.reset_accumulated_memory_stats(1)
+    assert count("allocated") == 0
+    assert count("current") == 1
+    assert torch.accelerator.memory.memory_allocated(1) == BLOCK
+
+
+def test_out_of_memory_in_cudas_words(gpus):
+    half = torch.empty(2**30, dtype=torch.uint8, device="cuda:0")
+    text = (
+        r"^CUDA out of memory\. Tried to allocate 1\.50 GiB\. GPU 0 has a total capacity of "
+        r"2\.00 GiB of which 1\.00 GiB is free\..* this process has 1\.00 GiB memory in use\. Of "
+        r"the allocated memory 1\.00 GiB is allocated by PyTorch, and 0 bytes is reserved"
+    )
+    with pytest.raises(torch.OutOfMemoryError, match=text):
+        torch.empty(3 * 2**29, dtype=torch.uint8, device="cuda:0")
+    torch.empty(3 * 2**29, dtype=torch.uint8, device="cuda:1")
+    del half
+    torch.empty(3 * 2**29, dtype=torch.uint8, device="cuda:0")
+    assert torch.cuda.memory_stats(0)["num_ooms"] == 1
+
+
+def test_a_result_counts_too(gpus):
+    big = torch.empty(5 * 2**28, dtype=torch.uint8, device="cuda:0")
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.empty_like(big)
+    assert torch.cuda.memory_allocated(0) == 5 * 2**28
+
+
+def test_a_fraction_of_the_memory(gpus):
+    torch.cuda.set_per_process_memory_fraction(0.25, 1)
+    with pytest.raises(torch.OutOfMemoryError, match=r"512\.00 MiB allowed; Of"):
+        torch.empty(2**30, dtype=torch.uint8, device="cuda:1")
+
+
+def test_the_state_file_follows(gpus, runtime):
+    x = torch.ones(2**20, device="cuda:1")
+    (state,) = [s for s in published.read(runtime) if s.ordinal == 1]
+    assert state.pid == os.getpid()
+    assert (state.allocated, state.reserved) == (4 * 2**20, 4 * 2**20)
+    assert state.facts.uuid == f"GPU-{torch.cuda.get_device_properties(1).uuid}"
+    del x
+    (state,) = [s for s in published.read(runtime) if s.ordinal == 1]
+    assert (state.allocated, state.reserved) == (0, 4 * 2**20)
+
+
+def test_busy_time_is_published():
+    row = [0] * published.COUNTERS
+    ledger = Ledger(0, CAPACITY, row)
+    begin = ledger._window
+    ledger._window -= published.WINDOW_NS  # as if it had begun a second ago
+    ledger.worked(begin - published.WINDOW_NS // 2)
+    assert 0.4 * published.WINDOW_NS < row[published.BUSY_NS] <= published.WINDOW_NS
+    assert row[published.WINDOW_END_NS] > 0
+
+
+def test_threads_lose_no_byte():
+    ledger = Ledger(0, CAPACITY, [0] * published.COUNTERS)
+
+    def work():
+        for _ in range(2000):
+            ledger.release(ledger.charge(1000))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (ledger.bytes.current, ledger.blocks.current) == (0, 0)
+    assert (ledger.bytes.freed, ledger.blocks.freed) == (8000 * 1024, 8000)
+
+
+def test_freeing_while_the_ledger_is_locked_waits():
+    ledger = Ledger(0, CAPACITY, [0] * published.COUNTERS)
+    size = ledger.charge(1)
+    with ledger._lock:  # as in a garbage collection amid an allocation
+        ledger.release(size)
+    ledger.charge(1)
+    assert ledger.blocks.current == 1
+
+
+@given(st.lists(st.integers(1, 3 * SEGMENT), max_size=30), st.randoms(use_true_random=False))
+def test_ledger_against_a_list(sizes, random):
+    row = [0] * published.COUNTERS
+    ledger = Ledger(0, 20 * SEGMENT, row)
+    live, peak = [], 0
+    for size in sizes:
+        try:
+            live.append(ledger.charge(size))
+        except torch.OutOfMemoryError:
+            assert sum(live) + size > ledger.capacity - BLOCK
+        peak = max(peak, sum(live))
+        if live and random.random() < 0.4:
+            ledger.release(live.pop(random.randrange(len(live))))
+        if random.random() < 0.1:
+            ledger.empty_cache()
+        assert ledger.bytes.current == sum(live) == row[published.ALLOCATED]
+        assert sum(live) <= ledger.reserved.current == row[published.RESERVED] <= ledger.capacity
+        assert ledger.reserved.current % SEGMENT == 0
+    assert (ledger.bytes.peak, ledger.blocks.current) == (peak, len(live))

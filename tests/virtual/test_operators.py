@@ -1,0 +1,195 @@
+"""Single operators against the CPU; the whole of torch's own list is in benchmarks/."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "opinfo_virtual.py"
+
+
+def x(d, *shape):
+    return torch.randn(shape or (6, 8)).to(d)
+
+
+def module(make, *shape):
+    def run(d):
+        net, given = make().to(d), x(d, *shape).requires_grad_()
+        out = net(given)
+        out.square().sum().backward()
+        return [out, given.grad, *(p.grad for p in net.parameters())]
+
+    return run
+
+
+def channels_last(d):
+    conv = nn.Conv2d(3, 4, 3).to(d, memory_format=torch.channels_last)
+    return conv(x(d, 2, 3, 8, 8).to(memory_format=torch.channels_last))
+
+
+def grid_sample(d):
+    grid = F.affine_grid(torch.eye(2, 3)[None].to(d), [1, 2, 5, 5], align_corners=False)
+    return F.grid_sample(x(d, 1, 2, 5, 5), grid, align_corners=False)
+
+
+def ctc(d):
+    lengths = torch.tensor([5, 5]), torch.tensor([2, 2])
+    targets = torch.ones(2, 2, dtype=torch.long, device=d)
+    return F.ctc_loss(x(d, 5, 2, 4).log_softmax(2), targets, *lengths)
+
+
+def packed_lstm(d):
+    pack = nn.utils.rnn.pack_sequence([torch.randn(4, 5), torch.randn(2, 5)]).to(d)
+    return nn.LSTM(5, 7).to(d)(pack)[0].data
+
+
+def fast_path(d):
+    with torch.inference_mode():
+        return nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).to(d).eval()(x(d, 2, 3, 16))
+
+
+def resized(d):
+    t = torch.arange(6.0, device=d)
+    return t.resize_(2, 2).clone()
+
+
+CASES = {
+    "sort": lambda d: tuple(x(d).sort(1)),
+    "topk": lambda d: tuple(x(d).topk(3)),
+    "svd": lambda d: torch.linalg.svd(x(d))[1],
+    "fft": lambda d: torch.fft.rfft(x(d)),
+    "conj": lambda d: torch.complex(x(d), x(d)).conj().imag + 0,
+    "index": lambda d: x(d)[torch.tensor([0, 2], device=d)],
+    "mask": lambda d: x(d)[x(d) > 0],
+    "strides": lambda d: x(d)[:, ::2].contiguous(),
+    "einsum": lambda d: torch.einsum("ij,kj->ik", x(d), x(d)),
+    "where": lambda d: torch.where(x(d) > 0, x(d), 1.5),
+    "scatter": lambda d: x(d).scatter(0, torch.zeros(1, 8, dtype=torch.long, device=d), 1.0),
+    "unique": lambda d: torch.unique(x(d).int()),
+    "arange": lambda d: torch.arange(0, 10, 0.5, device=d),
+    "eye": lambda d: torch.eye(3, device=d),
+    "out=": lambda d: torch.add(x(d), 1, out=torch.empty(0, device=d)),
+    "resize_": resized,
+    "integers": lambda d: torch.arange(10, device=d) // 3,
+    "half to float": lambda d: torch.softmax(x(d).half(), 1, dtype=torch.float32),
+    "interpolate": lambda d: F.interpolate(x(d)[None, None], scale_factor=2, mode="bilinear"),
+    "one_hot": lambda d: F.one_hot(torch.arange(3, device=d), 6),
+    "histc": lambda d: torch.histc(x(d), 5),
+    "bfloat16": lambda d: x(d).bfloat16() @ x(d, 8, 2).bfloat16(),
+    "grid_sample": grid_sample,
+    "ctc_loss": ctc,
+    "channels_last": channels_last,
+    "packed LSTM": packed_lstm,
+    "LSTM with projection": lambda d: nn.LSTM(5, 7, proj_size=3).to(d)(x(d, 3, 2, 5))[0],
+    "transformer fast path": fast_path,
+    "RMSNorm": module(lambda: nn.RMSNorm(8), 4, 8),
+    "BatchNorm3d": module(lambda: nn.BatchNorm3d(3), 4, 3, 5, 5, 2),
+    "GroupNorm": module(lambda: nn.GroupNorm(2, 4), 4, 4, 5, 5),
+    "SyncBatchNorm": module(lambda: nn.SyncBatchNorm(3), 4, 3, 5, 5),
+    "depthwise": module(lambda: nn.Conv2d(4, 8, 3, groups=4, dilation=2), 2, 4, 9, 9),
+    "transposed": module(lambda: nn.ConvTranspose2d(4, 8, 3, stride=2), 2, 4, 5, 5),
+    "Conv3d": module(lambda: nn.Conv3d(2, 4, 3), 2, 2, 5, 5, 5),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+def test_same_as_the_cpu(case, gpus):
+    torch.manual_seed(0)
+    cpu = CASES[case]("cpu")
+    torch.manual_seed(0)
+    gpu = CASES[case]("cuda:1")
+    cpu, gpu = (r if isinstance(r, (list, tuple)) else [r] for r in (cpu, gpu))
+    assert all(t.device == torch.device("cuda:1") for t in gpu)
+    for a, b in zip(cpu, gpu, strict=True):
+        torch.testing.assert_close(b.cpu(), a, rtol=1e-5, atol=1e-5)
+
+
+def sparse(d):
+    return torch.sparse_coo_tensor(
+        torch.tensor([[0, 1, 1], [1, 0, 2]], device=d), torch.ones(3, device=d), (3, 3)
+    )
+
+
+def in_place(d):
+    t = sparse(d).coalesce()
+    t.mul_(2.0)
+    return t.add_(sparse(d))
+
+
+def sparse_gradient(d):
+    w = torch.ones(3, 2, device=d, requires_grad=True)
+    torch.sparse.mm(sparse(d), w).sum().backward()
+    return w.grad
+
+
+def sparse_adam(d):
+    table = nn.Embedding(10, 3, sparse=True).to(d)
+    opt = torch.optim.SparseAdam(table.parameters())
+    for _ in range(2):
+        opt.zero_grad()
+        table(torch.tensor([1, 2, 1], device=d)).square().sum().backward()
+        opt.step()
+    return table.weight.detach()
+
+
+SPARSE = {
+    "made": sparse,
+    "from dense": lambda d: torch.eye(3, device=d).to_sparse(),
+    "dense": lambda d: sparse(d).to_dense(),
+    "sum": lambda d: sparse(d) + sparse(d),
+    "product": lambda d: torch.sparse.mm(sparse(d), torch.ones(3, 2, device=d)),
+    "both sparse": lambda d: sparse(d) @ sparse(d),
+    "in place": in_place,
+    "gradient": sparse_gradient,
+    "SparseAdam": sparse_adam,
+    "softmax": lambda d: torch.sparse.softmax(sparse(d), 1),
+    "there and back": lambda d: sparse(d).cpu().to(d),
+    "CSR": lambda d: torch.eye(3, device=d).to_sparse_csr() @ torch.ones(3, 2, device=d),
+}
+
+
+@pytest.mark.parametrize("case", SPARSE)
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_sparse(case, gpus, same):
+    torch.manual_seed(0)
+    cpu = SPARSE[case]("cpu")
+    torch.manual_seed(0)
+    gpu = SPARSE[case]("cuda:1")
+    assert gpu.device == torch.device("cuda:1")
+    assert same(cpu, gpu)
+    del gpu
+    assert torch.cuda.memory_allocated(1) == 0
+
+
+def opinfo(*options):
+    pytest.importorskip("expecttest")
+    return subprocess.run(
+        [sys.executable, str(BENCHMARK), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_slice_of_opinfo():
+    done = opinfo("--sample", "40")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 wrong device" in done.stdout
+
+
+@pytest.mark.slow
+def test_all_of_opinfo():
+    done = opinfo("--processes", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = {kind: int(n) for n, _, kind in (p.partition(" ") for p in _parts(done.stdout))}
+    assert sum(counts.values()) - counts["bit-exact"] <= 22  # 680 of the 702 of torch 2.13
+    assert counts["wrong device"] == 0
+
+
+def _parts(text):
+    return text.splitlines()[-1].partition(": ")[2].split(", ")

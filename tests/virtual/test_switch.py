@@ -1,0 +1,195 @@
+"""On and off: whole or not at all, and nothing left behind."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from gpumagic import virtual
+from gpumagic.errors import GpuError
+from gpumagic.telemetry import virtual as published
+from gpumagic.virtual import registry
+
+KEYS = (
+    "CPU",
+    "CUDA",
+    "AutogradCUDA",
+    "SparseCUDA",
+    "SparseCsrCUDA",
+    "QuantizedCUDA",
+    "NestedTensorCUDA",
+)
+PLACES = {
+    "torch": torch,
+    "torch._C": torch._C,
+    "torch.cuda": torch.cuda,
+    "torch.cuda.nvtx": torch.cuda.nvtx,
+    "torch.cuda.nccl": torch.cuda.nccl,
+    "torch.backends.cudnn": torch.backends.cudnn,
+    "torch.storage": torch.storage,
+    "torch.autograd": torch.autograd,
+    "torch.autograd.graph": torch.autograd.graph,
+}
+
+
+def state():
+    names = {
+        f"{place}.{name}": id(value)
+        for place, module in PLACES.items()
+        for name, value in vars(module).items()
+    }
+    registrations = torch._C._dispatch_get_registrations_for_dispatch_key
+    return names, {key: sorted(registrations(key)) for key in KEYS}
+
+
+def on_and_off():
+    virtual.enable(2)
+    x = torch.ones(3, device="cuda:1", requires_grad=True)
+    (x * 2).sum().backward()
+    torch.cuda.manual_seed_all(1)
+    virtual.disable()
+
+
+def test_off_leaves_torch_as_it_was():
+    (torch.ones(2, requires_grad=True) * 2).sum().backward()
+    on_and_off()  # what torch itself loads at the first use stays
+    before = state()
+    on_and_off()
+    assert state() == before
+    assert not torch.cuda.is_available()
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.zeros(1, device="cuda")
+
+
+def test_a_failure_while_turning_on_leaves_nothing(monkeypatch, runtime):
+    on_and_off()
+    before = state()
+    monkeypatch.setattr(registry, "pinning_kernels", lambda: {"no such operator": print})
+    with pytest.raises(RuntimeError):
+        virtual.enable(2)
+    monkeypatch.undo()
+    assert not virtual.enabled()
+    assert state() == before
+    assert published.read(runtime) == []
+
+
+def test_on_twice(gpus):
+    uuids = [torch.cuda.get_device_properties(i).uuid for i in range(2)]
+    virtual.enable(2)
+    assert uuids == [torch.cuda.get_device_properties(i).uuid for i in range(2)]
+    said = "3 asked, 2 are on already; type %gpus --virtual off first"
+    with pytest.raises(GpuError, match=said):
+        virtual.enable(3)
+    assert torch.cuda.device_count() == 2
+
+
+def test_off_twice_and_on_again(gpus):
+    virtual.disable()
+    virtual.disable()
+    assert not virtual.enabled()
+    virtual.enable(8)
+    assert torch.ones(2, device="cuda:7").sum().item() == 2
+
+
+def test_a_tensor_that_outlives_them_raises_and_dies_quietly(gpus):
+    x, pinned = torch.ones(3, device="cuda:1"), torch.ones(3).pin_memory()
+    virtual.disable()
+    for use in ("__neg__", "cpu", "__repr__"):
+        with pytest.raises((RuntimeError, AssertionError)):
+            getattr(x, use)()
+    del x, pinned
+    virtual.enable(2)
+    assert torch.cuda.memory_allocated(1) == 0
+
+
+def test_from_another_thread(gpus):
+    x = torch.ones(3, device="cuda:1")
+    thread = threading.Thread(target=virtual.disable)
+    thread.start()
+    thread.join()
+    assert not virtual.enabled()
+    del x
+
+
+def test_cpu_operators_are_untouched(gpus):
+    x = torch.ones(3, requires_grad=True)
+    (x * 2).sum().backward()
+    assert x.grad.device.type == "cpu"
+    assert x.detach().numpy().tolist() == [1, 1, 1]
+    assert torch.cuda.memory_allocated() == 0
+
+
+def test_the_state_file_goes(gpus, runtime):
+    assert len(published.read(runtime)) == 2
+    assert len(list(runtime.iterdir())) == 1
+    virtual.disable()
+    assert published.read(runtime) == []
+    assert list(runtime.iterdir()) == []
+
+
+def child(code, **env):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ, **env),
+        check=False,
+        timeout=60,
+    )
+
+
+def test_importing_it_imports_no_torch():
+    code = (
+        "import sys, gpumagic.virtual as v; print(v.enabled(), v.disable(), 'torch' in sys.modules)"
+    )
+    assert child(code).stdout.split() == ["False", "None", "False"]
+
+
+ENDINGS = {
+    "the end": "",
+    "in a thread": "threading.Thread(target=lambda: x.sum().backward()).start()",
+    "off": "virtual.disable()",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_process_ends_well_with_live_tensors(ending, tmp_path):
+    code = f"""
+import threading, torch
+from gpumagic import virtual
+virtual.enable(2)
+net = torch.nn.Linear(3, 3).cuda(1)
+x = net(torch.ones(2, 3, device="cuda:1"))
+cycle = [x]; cycle.append(cycle)
+print(len(list(__import__("pathlib").Path({str(tmp_path)!r}).rglob("*.state"))))
+{ENDINGS[ending]}
+"""
+    done = child(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+    assert not list(tmp_path.rglob("*.state"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_does_not_count(runtime):
+    code = """
+import os, warnings, torch
+from gpumagic import virtual
+from gpumagic.telemetry.virtual import read
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)  # others do not live on in the child
+virtual.enable(2)
+kept = torch.ones(2**20, device="cuda:1")
+pid = os.fork()
+if not pid:
+    more = kept + 1
+    assert more.sum().item() == 2**21 and torch.cuda.memory_allocated(1) == 8 * 2**20
+    del kept
+    virtual.disable()
+    os._exit(0)
+print(os.waitpid(pid, 0)[1], [state.allocated for state in read()])
+"""
+    done = child(code)
+    assert (done.stdout, done.stderr) == (f"0 [0, {4 * 2**20}]\n", "")
