@@ -19,8 +19,9 @@ _CSS = """
 .gpumagic-report .gm-bad { color: var(--jp-error-color1, #e53935); }
 .gpumagic-report .gm-dim { opacity: .5; }
 .gpumagic-report summary { cursor: pointer; }
-.gpumagic-report.gpumagic-report :is(table, tr, th, td) { background: none; border: 0;
-  color: inherit; font-size: 12px; font-weight: normal; margin: 0; text-align: left; }
+.gpumagic-report.gpumagic-report :is(table, tr:nth-child(n), tr:nth-child(n):hover, th, td) {
+  background: none; border: 0; color: inherit; font-size: 12px; font-weight: normal; margin: 0;
+  text-align: left; }
 .gpumagic-report.gpumagic-report :is(th, td) { padding: 0 18px 0 14px; }
 """
 

@@ -1,0 +1,1 @@
+"""The torch half of gpumagic: the kernel runs it. Each of its modules imports torch."""

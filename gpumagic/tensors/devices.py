@@ -1,0 +1,105 @@
+"""The devices that torch can use in this process, and the textbook's functions for them."""
+
+import torch
+
+from gpumagic import device as names
+from gpumagic.device import Device
+from gpumagic.errors import GpuError
+
+
+def devices(*, memory: bool = True) -> list[Device]:
+    """The GPUs that torch can use here, in the order of their CUDA ordinals.
+
+    Parameters
+    ----------
+    memory : bool
+        Ask how much memory is free on each, which is a call to the driver.
+
+    Returns
+    -------
+    list of Device
+        Empty where there is none.
+    """
+    tell_cuda_order()
+    known, count = names.here(memory=memory), torch.cuda.device_count()
+    if len(known) == count:
+        return known
+    # NVML is silent (ROCm, Jetson) or counts otherwise: torch is what will run the cell.
+    return [
+        Device(
+            "cuda",
+            ordinal=index,
+            name=torch.cuda.get_device_name(index),
+            memory_free=torch.cuda.mem_get_info(index)[0] if memory else None,
+        )
+        for index in range(count)
+    ]
+
+
+def tell_cuda_order() -> None:
+    """Tell `gpumagic.device` which GPU each ordinal is, once CUDA itself can be asked."""
+    if not torch.cuda.is_initialized():
+        names.set_cuda_order(None)
+        return
+    every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    known = all(hasattr(properties, "uuid") for properties in every)
+    names.set_cuda_order([str(properties.uuid) for properties in every] if known else None)
+
+
+def find(where: object) -> Device:
+    """The one device that `where` names, and that torch can use.
+
+    Raises
+    ------
+    GpuError
+        There is no such device, several are named, or torch was built without it.
+    """
+    here = devices(memory="free" in str(where))
+    if not here and (unusable := names.here(memory=False)):
+        target = names.resolve_one(where, unusable)
+        if target.kind == "cuda":
+            raise GpuError(
+                f"{target} is there, but torch {torch.__version__} cannot use it (it was built for "
+                "the CPU, or for a newer driver); install a CUDA build of torch, or type cpu"
+            )
+        return target
+    current = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    target = names.resolve_one(where, here, current=current)
+    if target.kind == "mps" and not torch.backends.mps.is_available():
+        raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
+    return target
+
+
+def as_torch(device: Device) -> torch.device:
+    """A `Device` as torch has it: with the index that tensors there report."""
+    return torch.device("mps", 0) if device.kind == "mps" else torch.device(str(device))
+
+
+def torch_device(where: object) -> torch.device:
+    """The `torch.device` that `where` names. Raises `GpuError` like `find`."""
+    return as_torch(find(where))
+
+
+def cpu() -> torch.device:
+    """The CPU, as d2l.ai's chapter "GPUs" has it: ``device(type='cpu')``."""
+    return torch.device("cpu")
+
+
+def gpu(i: int = 0) -> torch.device:
+    """GPU `i`, whether or not it exists: ``device(type='cuda', index=i)``."""
+    return torch.device(f"cuda:{i}")
+
+
+def num_gpus() -> int:
+    """The number of GPUs that torch can use."""
+    return torch.cuda.device_count()
+
+
+def try_gpu(i: int = 0) -> torch.device:
+    """GPU `i` if it exists, else the CPU."""
+    return gpu(i) if num_gpus() >= i + 1 else cpu()
+
+
+def try_all_gpus() -> list[torch.device]:
+    """All GPUs; an empty list where there is none."""
+    return [gpu(i) for i in range(num_gpus())]

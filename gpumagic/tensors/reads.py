@@ -1,0 +1,278 @@
+"""Which variables does a cell read?
+
+Found in the syntax tree, without running anything. A name counts when its value from *before* the
+cell can reach an expression: `x = 1; print(x)` does not read the old `x`, `if c: x = 1` followed by
+`print(x)` does. Functions defined in the notebook are followed into their bodies, so that a cell
+that says only `train()` reads what `train` reads.
+"""
+
+import ast
+import dis
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+# Line and cell magics whose text is Python that runs in the user's namespace.
+_PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun", "gputime"}
+_OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
+_GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
+
+
+def names_read(tree: ast.AST, transform: Callable[[str], str] = str) -> list[str]:
+    """The global names that the code of `tree` reads, in the order of their first use.
+
+    Parameters
+    ----------
+    tree : ast.AST
+        A cell, parsed after IPython's own transformations.
+    transform : callable
+        Turns the text of a nested magic (`%%time`) into Python, as
+        `InteractiveShell.transform_cell` does.
+    """
+    reader = _Reader(transform)
+    reader.visit(tree)
+    return list(reader.read)
+
+
+def variables_read(
+    names: Iterable[str], namespace: Mapping[str, Any], module: str = "__main__"
+) -> Iterator[tuple[str, Any]]:
+    """Yield `(name, value)` for each name, and for the names that the notebook's functions read.
+
+    Parameters
+    ----------
+    names : iterable of str
+    namespace : mapping
+        The user's variables.
+    module : str
+        Functions whose `__module__` is this one are followed; libraries are not.
+    """
+    queue, seen = list(names), set[str]()
+    followed = set[CodeType]()
+    while queue:
+        name = queue.pop(0)
+        if name in seen or name not in namespace:
+            continue
+        seen.add(name)
+        value = namespace[name]
+        yield name, value
+        for function in _functions(value, module):
+            if function.__code__ in followed:
+                continue
+            followed.add(function.__code__)
+            queue += [n for n in _globals_of(function.__code__) if n not in seen]
+            for free, cell in zip(
+                function.__code__.co_freevars, function.__closure__ or (), strict=True
+            ):
+                try:
+                    yield f"{name}.{free}", cell.cell_contents
+                except ValueError:  # a closure variable that is not bound yet
+                    continue
+
+
+def _functions(value: Any, module: str) -> list[FunctionType]:
+    value = getattr(value, "__wrapped__", value)
+    if isinstance(value, FunctionType) and value.__module__ == module:
+        return [value]
+    if isinstance(value, type) and value.__module__ == module:
+        return [f for f in vars(value).values() if isinstance(f, FunctionType)]
+    owner = type(value)
+    if owner.__module__ == module:
+        return _functions(owner, module)
+    return []
+
+
+def _globals_of(code: CodeType) -> list[str]:
+    names = {i.argval: None for i in dis.get_instructions(code) if i.opname in _GLOBAL_LOADS}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= dict.fromkeys(_globals_of(constant))
+    return list(names)
+
+
+class _Reader(ast.NodeVisitor):
+    """Walks statements in the order in which they run, keeping what is surely bound by then."""
+
+    def __init__(self, transform: Callable[[str], str]) -> None:
+        self.read: dict[str, None] = {}
+        self.bound: set[str] = set()
+        self.transform = transform
+
+    # -- names
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self.bound.add(node.id)
+        elif isinstance(node.ctx, ast.Del):
+            self.bound.discard(node.id)
+        elif node.id not in self.bound:
+            self.read.setdefault(node.id)
+
+    def _all(self, nodes: Iterable[ast.AST | None]) -> None:
+        for node in nodes:
+            if node is not None:
+                self.visit(node)
+
+    def _maybe(self, *branches: Iterable[ast.AST | None]) -> None:
+        # Any of the branches may run: only what all of them bind is bound afterwards.
+        before = set(self.bound)
+        ends = []
+        for branch in branches:
+            self.bound = set(before)
+            self._all(branch)
+            ends.append(self.bound)
+        self.bound = set.intersection(*ends)
+
+    # -- statements that read before they bind
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._all([node.value, *node.targets])
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._all([node.annotation, node.value])
+        if node.value is not None:
+            self.visit(node.target)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name):
+            self.visit(ast.Name(node.target.id, ast.Load()))
+        self._all([node.value, node.target])
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._all([node.value, node.target])
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self.bound |= {(a.asname or a.name).split(".")[0] for a in node.names}
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        self.bound |= {a.asname or a.name for a in node.names}
+
+    # -- branches
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        self._maybe(node.body, node.orelse)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit(node.test)
+        self._maybe([node.body], [node.orelse])
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        self.visit(node.values[0])
+        self._maybe(node.values[1:], [])
+
+    def visit_While(self, node: ast.While) -> None:
+        self.visit(node.test)
+        self._maybe(node.body, [])
+        self._maybe(node.orelse, [])
+
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
+        self.visit(node.iter)
+        self._maybe([node.target, *node.body], [])
+        self._maybe(node.orelse, [])
+
+    def visit_AsyncFor(self, node: ast.AsyncFor) -> None:
+        self.visit_For(node)
+
+    def visit_Try(self, node: Any) -> None:
+        before = set(self.bound)
+        self._all(node.body)
+        self._all(node.orelse)
+        completed, self.bound = self.bound, before
+        for handler in node.handlers:
+            self._maybe([handler], [])
+        self.bound = completed if not node.handlers else before
+        self._all(node.finalbody)
+
+    visit_TryStar = visit_Try
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        self._all([node.type])
+        if node.name:
+            self.bound.add(node.name)
+        self._all(node.body)
+
+    def visit_Match(self, node: ast.Match) -> None:
+        self.visit(node.subject)
+        before = set(self.bound)
+        for case in node.cases:
+            self.bound = set(before)
+            for pattern in ast.walk(case.pattern):
+                name = getattr(pattern, "name", None) or getattr(pattern, "rest", None)
+                if name:
+                    self.bound.add(name)
+            self._all([case.pattern, case.guard, *case.body])
+        self.bound = before
+
+    # -- scopes of their own
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._all(node.decorator_list)
+        self._function(node.args, node.body, name=node.name)
+        self.bound.add(node.name)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        self.visit_FunctionDef(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._function(node.args, [node.body])
+
+    def _function(self, args: ast.arguments, body: Iterable[ast.AST], name: str = "") -> None:
+        self._all([*args.defaults, *args.kw_defaults])
+        every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+        local = {a.arg for a in every if a is not None} | {name}
+        outer = set[str]()
+        for node in body:
+            for inner in ast.walk(node):
+                if isinstance(inner, (ast.Global, ast.Nonlocal)):
+                    outer |= set(inner.names)
+                elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    local.add(inner.id)
+        # The body runs later, when all that the cell binds at its top is bound: what matters
+        # is only which names are the function's own.
+        saved, self.bound = self.bound, self.bound | (local - outer)
+        self._all(body)
+        self.bound = saved
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._all([*node.decorator_list, *node.bases, *node.keywords])
+        saved = set(self.bound)
+        self._all(node.body)
+        self.bound = saved | {node.name}
+
+    def _comprehension(self, node: Any, *results: ast.AST) -> None:
+        saved = set(self.bound)
+        for generator in node.generators:
+            self._all([generator.iter, generator.target, *generator.ifs])
+        self._all(results)
+        self.bound = saved
+
+    def visit_ListComp(self, node: ast.ListComp) -> None:
+        self._comprehension(node, node.elt)
+
+    def visit_SetComp(self, node: ast.SetComp) -> None:
+        self._comprehension(node, node.elt)
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> None:
+        self._comprehension(node, node.elt)
+
+    def visit_DictComp(self, node: ast.DictComp) -> None:
+        self._comprehension(node, node.key, node.value)
+
+    # -- magics below ours: their Python is a string in the tree
+    def visit_Call(self, node: ast.Call) -> None:
+        self.generic_visit(node)
+        function = node.func
+        if not (
+            isinstance(function, ast.Attribute)
+            and function.attr in ("run_line_magic", "run_cell_magic")
+            and all(isinstance(a, ast.Constant) for a in node.args)
+        ):
+            return
+        magic, *texts = [str(a.value) for a in node.args if isinstance(a, ast.Constant)]
+        if magic not in _PYTHON_MAGICS or not texts:
+            return
+        if function.attr == "run_line_magic":
+            texts = [_OPTIONS.sub("", texts[0]).strip()]
+        for text in texts:
+            try:
+                self.visit(ast.parse(self.transform(text)))
+            except SyntaxError:
+                continue

@@ -1,0 +1,84 @@
+"""What happened to one cell: a plain record, shown as a line of text or as HTML."""
+
+from dataclasses import dataclass
+
+from gpumagic.device import Device
+from gpumagic.display import report as view
+from gpumagic.tensors.move import Moved
+from gpumagic.tensors.walk import Left
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of `DataLoader`s that were brought to the device: how many, and bytes copied."""
+
+    count: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of torch's allocator on one device: the peak over the cell, its end and its start."""
+
+    device: str
+    peak: int
+    allocated: int
+    before: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """One cell on one device.
+
+    Attributes
+    ----------
+    device : Device
+        Where it ran.
+    seconds : float
+        From its first statement until the device had finished what it was given.
+    waited : bool
+        False when the wait was cut short (an interrupt, an error of the device).
+    moved, left : tuple
+        The variables brought to the device (`Moved`: name, bytes, sources), and those that were not
+        (`Left`: name, reason).
+    move_seconds : float
+        The time the moves took, apart from `seconds`.
+    batches : Batches
+        What loaders brought while the cell ran.
+    memory : tuple of Memory
+        Every CUDA device on which the cell allocated; bytes.
+    error : str or None
+        The name of the exception that ended the cell.
+    fault : str or None
+        What the device itself reported at the wait.
+    """
+
+    device: Device
+    seconds: float
+    waited: bool = True
+    moved: tuple[Moved, ...] = ()
+    left: tuple[Left, ...] = ()
+    move_seconds: float = 0.0
+    batches: Batches = Batches()
+    memory: tuple[Memory, ...] = ()
+    error: str | None = None
+    fault: str | None = None
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes copied before the cell ran."""
+        return sum(m.nbytes for m in self.moved)
+
+    @property
+    def touched(self) -> bool:
+        """Whether the cell had anything to do with a device: moved, loaded or allocated."""
+        return bool(self.moved or self.left or self.batches.count or self.memory)
+
+    def __str__(self) -> str:
+        return view.text(self)
+
+    def _repr_pretty_(self, printer: object, cycle: bool) -> None:
+        printer.text(str(self))  # type: ignore[attr-defined]
+
+    def _repr_html_(self) -> str:
+        return view.html(self)

@@ -1,0 +1,142 @@
+"""One cell on one device: bring what it reads, place what it makes, measure, report."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from gpumagic.device import Device
+from gpumagic.tensors.devices import as_torch
+from gpumagic.tensors.meter import MemoryMeter
+from gpumagic.tensors.move import Moves, move_all, wait_for
+from gpumagic.tensors.place import Placement, enter, leave
+from gpumagic.tensors.reads import variables_read
+from gpumagic.tensors.report import Batches, Memory, Report
+
+# IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
+_NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
+
+
+class Run:
+    """A cell in progress. `start` it, run the cell, then `finish` it, whatever happened.
+
+    Parameters
+    ----------
+    device : Device
+    namespace : dict
+        The user's variables.
+    names : iterable of str
+        The names that the cell reads.
+    move : bool
+        Bring the variables that the cell reads, and the batches of loaders.
+    clock : callable
+        Seconds.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        namespace: dict[str, Any],
+        names: Iterable[str],
+        *,
+        move: bool = True,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.device = device
+        self._namespace = namespace
+        self._names = [n for n in names if n not in _NOT_VARIABLES]
+        self._move = move
+        self._clock = clock
+        self._moves = Moves()
+        self._meter = MemoryMeter()
+        self._place: Placement | None = None
+        self._started = 0.0
+
+    def start(self) -> None:
+        """Move and place.
+
+        Raises
+        ------
+        GpuError
+            The device has not enough memory for what the cell reads. Nothing was moved.
+        """
+        target = as_torch(self.device)
+        if self._move:
+            self._moves = move_all(
+                variables_read(self._names, self._namespace),
+                target,
+                followers=_optimizers(self._namespace),
+                clock=self._clock,
+            )
+        self._place = enter(target, batches=self._move, namespace=self._namespace)
+        self._meter.start()
+        self._started = self._clock()
+
+    def finish(self, error: BaseException | None = None) -> Report | None:
+        """Undo the placement and say what happened; None when `start` did not succeed.
+
+        Parameters
+        ----------
+        error : BaseException, optional
+            What the cell raised.
+        """
+        if self._place is None:
+            return None
+        place, self._place = self._place, None
+        target = as_torch(self.device)
+        fault = None
+        try:
+            # After an interrupt the user wants the prompt back, not the end of the queue.
+            if not isinstance(error, KeyboardInterrupt):
+                wait_for(target)
+                for index in self._meter.touched():
+                    wait_for(torch.device("cuda", index))
+        except (RuntimeError, AssertionError) as failed:
+            # An error of the device itself surfaces at the wait; so does a device that is gone.
+            fault = str(failed).strip().splitlines()[0]
+        finally:
+            seconds = self._clock() - self._started
+            memory = self._meter.stop()
+            leave(place)
+        report = Report(
+            device=self.device,
+            seconds=seconds,
+            moved=self._moves.moved,
+            left=self._moves.left,
+            move_seconds=self._moves.seconds,
+            batches=Batches(len(place.delivered), sum(place.delivered)),
+            memory=tuple(
+                Memory(f"cuda:{index}", m.peak, m.allocated, m.before)
+                for index, m in sorted(memory.items())
+            ),
+            waited=not isinstance(error, KeyboardInterrupt) and fault is None,
+            error=type(error).__name__ if error is not None else None,
+            fault=fault,
+        )
+        global _last
+        _last = report
+        return report
+
+
+def _optimizers(namespace: Mapping[str, Any]) -> list[tuple[str, Optimizer]]:
+    # Their state follows parameters that move, named in this cell or not: else the next step()
+    # finds it on another device. Names like _ and _3 come last: they are IPython's.
+    found = [(name, value) for name, value in namespace.items() if isinstance(value, Optimizer)]
+    return sorted(found, key=lambda item: item[0].startswith("_"))
+
+
+_last: Report | None = None
+
+
+def last_report() -> Report | None:
+    """The report of the last cell that ran on a device; None before the first.
+
+    Examples
+    --------
+    >>> report = gpumagic.last_report()
+    >>> report.seconds, report.moved_bytes
+    (1.24, 1234944)
+    """
+    return _last

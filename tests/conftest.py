@@ -1,0 +1,64 @@
+"""Fixtures for all tests: two virtual GPUs, and an IPython shell with the extension loaded."""
+
+import io
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+from traitlets.config import Config
+
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime_folder(tmp_path_factory, monkeypatch):
+    """State files of parallel tests must not meet."""
+    monkeypatch.setenv("GPUMAGIC_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+
+
+@pytest.fixture
+def gpus(_own_runtime_folder):
+    """Two virtual GPUs of 1 GiB."""
+    import torch
+
+    from gpumagic import virtual
+
+    virtual.enable(2, GIB)
+    yield
+    torch.set_default_device(None)
+    virtual.disable()
+
+
+class Shell:
+    """An IPython shell in this process, whose cells' output is caught."""
+
+    def __init__(self):
+        from IPython.core.interactiveshell import InteractiveShell
+
+        config = Config()
+        config.HistoryManager.hist_file = ":memory:"
+        config.InteractiveShell.colors = "nocolor"
+        config.InteractiveShell.xmode = "Plain"
+        self.ip = InteractiveShell.instance(config=config)
+        self.ns = self.ip.user_ns
+
+    def run(self, cell, **options):
+        """Run a cell; the result has `.text`, what it showed, and `.error`."""
+        out = io.StringIO()
+        with redirect_stdout(out), redirect_stderr(out):
+            result = self.ip.run_cell(cell, **({"store_history": True} | options))
+        result.text = out.getvalue()
+        result.error = result.error_in_exec or result.error_before_exec
+        return result
+
+
+@pytest.fixture
+def shell():
+    from IPython.core.interactiveshell import InteractiveShell
+
+    made = Shell()
+    made.ip.run_line_magic("load_ext", "gpumagic")
+    yield made
+    made.ip.run_line_magic("unload_ext", "gpumagic")
+    made.ip.history_manager.end_session()
+    made.ip.reset(new_session=False)
+    InteractiveShell.clear_instance()
