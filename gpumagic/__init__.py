@@ -1,0 +1,89 @@
+"""GPUs in notebooks: what is there, run this cell on that one, what moved, how long, how much.
+
+``%load_ext gpumagic`` turns the magics on; the names below are the same as a library. Nothing here
+imports torch or IPython: a name imports what it needs when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from gpumagic import virtual
+    from gpumagic.device import Device
+    from gpumagic.errors import GpuError
+    from gpumagic.telemetry import take as snapshot
+    from gpumagic.tensors.devices import cpu, devices, gpu, num_gpus, try_all_gpus, try_gpu
+    from gpumagic.tensors.move import move
+    from gpumagic.tensors.place import on
+    from gpumagic.tensors.report import Report
+    from gpumagic.tensors.run import last_report
+
+# Where each name is, and what it is called there if otherwise.
+_HOMES = {
+    "Device": "gpumagic.device",
+    "GpuError": "gpumagic.errors",
+    "Report": "gpumagic.tensors.report",
+    "cpu": "gpumagic.tensors.devices",
+    "devices": "gpumagic.tensors.devices",
+    "gpu": "gpumagic.tensors.devices",
+    "last_report": "gpumagic.tensors.run",
+    "move": "gpumagic.tensors.move",
+    "num_gpus": "gpumagic.tensors.devices",
+    "on": "gpumagic.tensors.place",
+    "snapshot": "gpumagic.telemetry:take",
+    "try_all_gpus": "gpumagic.tensors.devices",
+    "try_gpu": "gpumagic.tensors.devices",
+}
+
+__all__ = [
+    "Device",
+    "GpuError",
+    "Report",
+    "cpu",
+    "devices",
+    "gpu",
+    "last_report",
+    "move",
+    "num_gpus",
+    "on",
+    "snapshot",
+    "try_all_gpus",
+    "try_gpu",
+    "virtual",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "virtual":
+        return importlib.import_module("gpumagic.virtual")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gpumagic' has no attribute {name!r}")
+    try:
+        module, _, original = _HOMES[name].partition(":")
+        return getattr(importlib.import_module(module), original or name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from gpumagic.errors import NO_TORCH, GpuError
+
+        raise GpuError(NO_TORCH.format(f"gpumagic.{name}")) from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext gpumagic``."""
+    from gpumagic.magics import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """``%unload_ext gpumagic``: leaves nothing behind."""
+    from gpumagic.magics import unload
+
+    unload(shell)

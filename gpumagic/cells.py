@@ -1,0 +1,283 @@
+"""`%%ongpu` around the user's own cell, which IPython runs as if the line were not there.
+
+The line becomes a string on the cell's first line (so every line keeps its number, and `await`,
+`Out[n]` and other magics work); in the syntax tree that string becomes a call that places the cell;
+`post_run_cell` ends it. The text transformation is pure, since IPython runs it to look ahead too.
+"""
+
+import ast
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
+
+from gpumagic.errors import NO_TORCH, GpuError
+
+if TYPE_CHECKING:
+    from gpumagic.tensors.report import Report
+    from gpumagic.tensors.run import Run
+
+_LINE = re.compile(r"%%ongpu(?!\w|\s*\?)")
+# `%ongpu cuda?` would be taken for a question about `cuda`.
+_FALLBACK_LINE = re.compile(r"%ongpu\s+(?P<where>\S+\?)\s*$")
+_BEGIN = ast.parse("__import__('gpumagic.cells').cells.begin('')").body[0]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a `%%ongpu` line, or a standing `%ongpu`, asks for."""
+
+    where: str
+    move: bool = True
+    quiet: bool = False
+    standing: bool = False
+
+
+@dataclass
+class _Cell:
+    """A cell that IPython is running: its tree, and the run that began in it."""
+
+    tree: ast.AST | None = None
+    run: "Run | None" = None
+    request: Request | None = None
+    gone: bool = False  # the device was not to be found
+
+
+def transform(lines: list[str]) -> list[str]:
+    """Turn a leading `%%ongpu …` line into a string; leave every other cell as it is."""
+    first = next((n for n, line in enumerate(lines) if line.strip()), None)
+    if first is None:
+        return lines
+    line, rest = lines[first], lines[first + 1 :]
+    if match := _FALLBACK_LINE.match(line):
+        call = f"get_ipython().run_line_magic('ongpu', {match['where']!r})\n"
+        return [*lines[:first], call, *rest]
+    if not _LINE.match(line) or not "".join(rest).strip():
+        return lines  # an empty cell is the cell magic's to refuse
+    below = leading_empty_lines(list(rest))
+    if below[0].startswith("%%"):
+        # IPython sees a cell magic on the first line only. Its body counts its own lines.
+        rest = transform(cell_magic(below))
+        return [*lines[:first], f"{line.strip()!r}; {rest[0]}", *rest[1:]]
+    return [*lines[:first], f"{line.strip()!r}\n", *rest]
+
+
+# check_complete leaves such transformers out, and so asks for more lines as after any %%magic.
+transform.has_side_effects = True  # type: ignore[attr-defined]
+
+
+def _marker(node: ast.stmt) -> str | None:
+    """The text of a `%%ongpu` line that `transform` left in the tree."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    text = value.value if isinstance(value, ast.Constant) else None
+    return text if isinstance(text, str) and _LINE.match(text) else None
+
+
+class Cells:
+    """The hooks in one IPython shell.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+    parse : callable
+        Turns the text after `%%ongpu` into a `Request`, or raises `UsageError`.
+    show : callable
+        Shows a `Report` under the cell.
+    """
+
+    def __init__(
+        self,
+        shell: Any,
+        parse: Callable[[str], Request],
+        show: Callable[["Report"], object],
+    ) -> None:
+        self.shell = shell
+        self.standing: Request | None = None
+        self.standing_on = ""
+        self._parse = parse
+        self._show = show
+        self._threads = threading.local()  # a subshell runs its cells on a thread of its own
+
+    # -- installing
+    def install(self) -> None:
+        global _active
+        self.shell.input_transformers_cleanup.insert(0, transform)
+        self.shell.ast_transformers.append(self)
+        self.shell.events.register("pre_run_cell", self._pre_run_cell)
+        self.shell.events.register("post_run_cell", self._post_run_cell)
+        _active = self
+
+    def uninstall(self) -> None:
+        global _active
+        self.standing = None
+        for cell in self._stack:
+            self._finish(cell, None)
+        self.shell.input_transformers_cleanup.remove(transform)
+        if self in self.shell.ast_transformers:
+            self.shell.ast_transformers.remove(self)
+        self.shell.events.unregister("pre_run_cell", self._pre_run_cell)
+        self.shell.events.unregister("post_run_cell", self._post_run_cell)
+        if _active is self:
+            _active = None
+
+    @property
+    def _stack(self) -> list[_Cell]:
+        stack: list[_Cell] = self._threads.__dict__.setdefault("stack", [])
+        return stack
+
+    # -- what IPython calls
+    def _pre_run_cell(self, info: object) -> None:
+        self._stack.append(_Cell())
+
+    def visit(self, tree: ast.Module) -> ast.Module:
+        """As an AST transformer: put the call that begins a placement into the tree."""
+        cell = self._stack[-1] if self._stack else None
+        body = tree.body if isinstance(tree, ast.Module) else []
+        for n, node in enumerate(body):
+            if (text := _marker(node)) is not None:
+                body[n] = _call(text, node)
+                break
+        else:
+            if self.standing and cell and cell.tree is None and body:
+                body.insert(_after_future_imports(body), _call("", body[0]))
+        if cell and cell.tree is None:
+            cell.tree = tree
+        return tree
+
+    def _post_run_cell(self, result: Any = None) -> None:
+        raw = getattr(getattr(result, "info", None), "raw_cell", None)
+        if (raw is not None and not raw.strip()) or not self._stack:
+            return  # IPython announces the end of an empty cell, but not its start
+        cell = self._stack.pop()
+        error = getattr(result, "error_in_exec", None) or getattr(result, "error_before_exec", None)
+        self._finish(cell, error)
+
+    # -- beginning and ending
+    def begin(self, text: str) -> None:
+        """Place the rest of the running cell; called from the cell itself.
+
+        Raises
+        ------
+        UsageError
+            With one line, before anything has run or moved.
+        """
+        if not self._stack:
+            raise UsageError("%%ongpu cannot place code that IPython runs silently")
+        cell = self._stack[-1]
+        request = self._parse(text.removeprefix("%%ongpu")) if text else self.standing
+        if request is None or (cell.run is not None and cell.request == request):
+            return
+        try:
+            self.place(cell, request)
+        except GpuError as error:
+            if request.standing and cell.gone:
+                # Else no cell could run any more, `%ongpu off` included.
+                self.standing = None
+                raise UsageError(f"{error}; %ongpu {request.where} has ended") from None
+            raise UsageError(f"{'%' if request.standing else '%%'}ongpu: {error}") from None
+
+    def place(self, cell: _Cell, request: Request) -> None:
+        """Begin a run for `cell`, ending the one that it has. Raises `GpuError`."""
+        try:
+            from gpumagic.tensors.devices import find
+            from gpumagic.tensors.reads import names_read
+            from gpumagic.tensors.run import Run
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise GpuError(NO_TORCH.format("%%ongpu")) from None
+        self._finish(cell, None)
+        cell.gone = True
+        device = find(request.where)
+        cell.gone = False
+        names = names_read(cell.tree, self.shell.transform_cell) if cell.tree else []
+        run = Run(device, self.shell.user_ns, names, move=request.move)
+        run.start()
+        cell.run, cell.request = run, request
+
+    def stand(self, request: Request) -> None:
+        """Place the rest of the running cell and every cell after it."""
+        request = replace(request, standing=True)
+        cell = self.current() or _Cell()
+        self.place(cell, request)
+        self.standing, self.standing_on = request, cell.run.device.label if cell.run else ""
+
+    def run_magic(self, line: str, text: str) -> Any:
+        """`run_cell_magic("ongpu", line, text)`: the value is that of the last expression."""
+        request = self._parse(line)
+        if not text.strip():
+            raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
+        code = self.shell.transform_cell(text)
+        name = self.shell.compile.cache(code, raw_code=text)
+        tree = self.shell.transform_ast(self.shell.compile.ast_parse(code, filename=name))
+        cell = _Cell(tree)
+        self._stack.append(cell)
+        error: BaseException | None = None
+        try:
+            self.place(cell, request)
+            body, last = tree.body, tree.body[-1]
+            if not isinstance(last, ast.Expr):
+                exec(compile(ast.Module(body, []), name, "exec"), self.shell.user_ns)
+                return None
+            exec(compile(ast.Module(body[:-1], []), name, "exec"), self.shell.user_ns)
+            return eval(compile(ast.Expression(last.value), name, "eval"), self.shell.user_ns)
+        except GpuError as refused:
+            raise UsageError(f"%%ongpu: {refused}") from None
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._stack.remove(cell)
+            self._finish(cell, error)
+
+    def current(self) -> _Cell | None:
+        """The innermost cell that runs on this thread."""
+        return self._stack[-1] if self._stack else None
+
+    def end_standing(self) -> None:
+        """Forget the standing placement, and end it for the running cell."""
+        self.standing = None
+        cell = self.current()
+        if cell and cell.request and cell.request.standing:
+            self._finish(cell, None)
+
+    def _finish(self, cell: _Cell, error: BaseException | None) -> None:
+        run, request, cell.run, cell.request = cell.run, cell.request, None, None
+        if run is None or request is None:
+            return
+        report = run.finish(error)
+        if report and not request.quiet and (report.touched or not request.standing):
+            self._show(report)
+
+
+def _call(text: str, place: ast.AST) -> ast.stmt:
+    call: Any = ast.parse(ast.unparse(_BEGIN)).body[0]
+    call.value.args = [ast.Constant(text)]
+    for node in ast.walk(call):
+        ast.copy_location(node, place)
+    return call  # type: ignore[no-any-return]
+
+
+def _after_future_imports(body: list[ast.stmt]) -> int:
+    return max(
+        (
+            n + 1
+            for n, node in enumerate(body)
+            if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        ),
+        default=0,
+    )
+
+
+_active: Cells | None = None
+
+
+def begin(text: str) -> None:
+    """Place the rest of the cell that calls this: what a `%%ongpu` line becomes."""
+    if _active is None:
+        raise UsageError("%%ongpu is not loaded; type %load_ext gpumagic")
+    _active.begin(text)

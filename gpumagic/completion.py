@@ -1,0 +1,42 @@
+"""Tab after `%%ongpu`, `%ongpu` and `%gpus`: devices that exist, and the options."""
+
+import re
+from typing import Any
+
+from IPython.core.completer import SimpleCompletion, context_matcher
+
+_LINE = re.compile(r"^\s*%{1,2}(?P<magic>ongpu|gpus)\s+(?P<words>.*?)(?P<last>\S*)$")
+_OPTIONS = {
+    "ongpu": ["--no-move", "--quiet"],
+    "gpus": ["--processes", "--doctor", "--virtual", "--memory"],
+}
+
+
+def _complete(context: Any) -> dict[str, Any]:
+    """Complete the argument of our magics; leave every other line alone."""
+    match = _LINE.match(context.text_until_cursor)
+    if match is None:
+        return {"completions": []}
+    magic, words, last = match["magic"], match["words"].split(), match["last"]
+    candidates = [o for o in _OPTIONS[magic] if o.startswith(last) and o not in words]
+    if words[-1:] == ["--virtual"]:
+        candidates = [v for v in ("1", "2", "4", "8", "off") if v.startswith(last)]
+    elif not [w for w in words if not w.startswith("-")]:
+        candidates = [*_devices(last), *candidates]
+        if magic == "ongpu" and context.text_until_cursor.lstrip().startswith("%ongpu"):
+            candidates += ["off"] if "off".startswith(last) else []
+    # The completer's token may begin within our word: "--no" of "--no-move", "1" of "cuda:1".
+    skip = len(last) - len(context.token)
+    return {
+        "completions": [SimpleCompletion(text=c[skip:], type="device") for c in candidates],
+        "suppress": True,
+    }
+
+
+complete_where: Any = context_matcher()(_complete)
+
+
+def _devices(prefix: str) -> list[str]:
+    from gpumagic.device import complete, here
+
+    return complete(prefix, here(memory=False))

@@ -1,0 +1,238 @@
+"""The magics: parse a line, call the library, show what it returns."""
+
+import argparse
+import os
+import shlex
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
+from IPython.display import display
+
+from gpumagic.cells import Cells, Request
+from gpumagic.completion import complete_where
+from gpumagic.errors import GpuError
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, whose error is one line that ends with what to type."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}; {self.format_usage().strip()}")
+
+
+def _ongpu_parser() -> _Parser:
+    parser = _Parser("%%ongpu", usage="type %%%%ongpu WHERE [--no-move] [--quiet]", add_help=False)
+    parser.add_argument("where", nargs="?")
+    parser.add_argument("--no-move", action="store_true")
+    parser.add_argument("--quiet", "-q", action="store_true")
+    return parser
+
+
+def _gpus_parser() -> _Parser:
+    parser = _Parser(
+        "%gpus",
+        usage="type %%gpus [WHERE] [--processes] [--doctor] [--virtual N|off [--memory 16GiB]]",
+        add_help=False,
+    )
+    parser.add_argument("where", nargs="?")
+    parser.add_argument("--processes", "-p", action="store_true")
+    parser.add_argument("--doctor", action="store_true")
+    parser.add_argument("--virtual", metavar="N|off")
+    parser.add_argument("--memory")
+    parser.add_argument("--force", action="store_true")
+    return parser
+
+
+def _parse(parser: _Parser, line: str) -> argparse.Namespace:
+    try:
+        # "/gpu:1" and "0,1" are plain words to shlex; a quoted word loses its quotes.
+        return parser.parse_args(shlex.split(line))
+    except ValueError as error:
+        usage = parser.format_usage().strip()
+        raise UsageError(f"{parser.prog}: {error} in {line.strip()}; {usage}") from None
+
+
+def _request(line: str) -> Request:
+    args = _parse(_ongpu_parser(), line)
+    if not args.where:
+        raise UsageError(
+            "%%ongpu: which device? type one after it: %%ongpu 1, %%ongpu cuda:1, %%ongpu cpu, "
+            "%%ongpu free (%gpus shows what there is)"
+        )
+    return Request(args.where, move=not args.no_move, quiet=args.quiet)
+
+
+@magics_class
+class GpuMagics(Magics):
+    """`%gpus`, `%ongpu` and `%%ongpu`."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.cells = Cells(shell, _request, display)
+
+    @no_var_expand
+    @line_magic
+    def gpus(self, line: str) -> Any:
+        """Show the GPUs: who holds their memory, how busy, hot and hungry they are.
+
+        Usage::
+
+            %gpus                      all GPUs; the value is a gpumagic.telemetry.Snapshot
+            %gpus 1                    one of them, by any of its names
+            %gpus --processes          with a line for each process
+            %gpus --doctor             what cannot be seen, why, and how to mend it
+            %gpus --virtual 2          two virtual GPUs in this process (16 GiB each)
+            %gpus --virtual 2 --memory 2GiB
+            %gpus --virtual off        take them away again
+
+        Virtual GPUs are for trying things out where there is no GPU: tensors' devices, errors and
+        memory limits are real, the numbers are the CPU's, and so is the speed.
+
+        Examples::
+
+            In [1]: %gpus --virtual 2
+            In [2]: snapshot = %gpus
+            In [3]: snapshot.gpus[0].memory_used
+        """
+        from gpumagic import show
+
+        args = _parse(_gpus_parser(), line)
+        try:
+            if args.virtual is not None:
+                return show.virtual(args.virtual, args.memory, force=args.force)
+            if args.memory or args.force:
+                raise GpuError("--memory and --force go with --virtual N; type %gpus --virtual 2")
+            if args.doctor:
+                return show.doctor()
+            return show.gpus(args.where, processes=args.processes)
+        except GpuError as error:
+            raise UsageError(f"%gpus: {error}") from None
+
+    @no_var_expand
+    @line_magic
+    def ongpu(self, line: str) -> None:
+        """Run all cells from now on on one device.
+
+        Usage::
+
+            %ongpu 1        cells run there from now on, this one included
+            %ongpu off      no longer
+            %ongpu          say what holds
+
+        For one cell, see `%%ongpu?`.
+        """
+        cells = self.cells
+        if not line.strip():
+            holds = f"cells run on {cells.standing_on}; %ongpu off ends it"
+            print(holds if cells.standing else "no placement holds; %ongpu 1 starts one")
+        elif line.strip() == "off":
+            held = cells.standing is not None
+            cells.end_standing()
+            print(f"cells no longer run on {cells.standing_on}" if held else "nothing to end")
+        else:
+            try:
+                cells.stand(_request(line))
+            except GpuError as error:
+                raise UsageError(f"%ongpu: {error}") from None
+            print(f"cells run on {cells.standing_on} from now on; %ongpu off ends it")
+
+
+def _cell_magic(shell: Any, cells: Cells) -> Any:
+    @no_var_expand
+    def ongpu(line: str, cell: str) -> Any:
+        """Run this cell on one device.
+
+        New tensors and modules are made there, a bare "cuda" means that GPU, batches of a
+        DataLoader land there, and the tensors, modules and optimizers that the cell reads are
+        brought there first, each staying the object it is. An explicit `device=` wins. A line
+        under the cell says what moved, how long it took and the peak memory.
+
+        Usage::
+
+            %%ongpu WHERE [--no-move] [--quiet]
+
+            WHERE        1   cuda:1   gpu:1   /gpu:1   cuda   cpu   mps   GPU-4f2a…
+                         free   the GPU with the most free memory
+                         1?     GPU 1, or else the CPU, and say so
+            --no-move    leave variables and batches where they are
+            --quiet      no report; gpumagic.last_report() has it
+
+        Examples::
+
+            %%ongpu 1
+            net = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 10))
+            loss = F.cross_entropy(net(X), y)      # X and y are brought to cuda:1
+
+            %%ongpu free
+            %%time
+            train(net, loader)
+
+        Peak memory is counted from the start of the cell, as after
+        `torch.cuda.reset_peak_memory_stats()`. For all cells from now on: `%ongpu 1`. In a
+        program: `with gpumagic.on(1):`.
+        """
+        return cells.run_magic(line, cell)
+
+    return ongpu
+
+
+# Registered by name, so that loading us does not import them.
+_SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
+
+
+def _snapshot_html(snapshot: Any) -> str:
+    from gpumagic import show
+
+    return show.html(snapshot)
+
+
+def _snapshot_text(snapshot: Any, printer: Any, cycle: bool) -> None:
+    from gpumagic import show
+
+    show.pretty(snapshot, printer, cycle)
+
+
+_SNAPSHOT_AS = {"text/html": _snapshot_html, "text/plain": _snapshot_text}
+_loaded: GpuMagics | None = None
+
+
+def load(shell: Any) -> None:
+    """Turn the magics on in `shell`; to call it twice does no harm."""
+    global _loaded
+    if _loaded is not None:
+        return
+    magics = GpuMagics(shell)
+    shell.register_magics(magics)
+    shell.register_magic_function(_cell_magic(shell, magics.cells), "cell", "ongpu")
+    magics.cells.install()
+    shell.Completer.custom_matchers.append(complete_where)
+    for mime, show_as in _SNAPSHOT_AS.items():
+        shell.display_formatter.formatters[mime].for_type_by_name(*_SNAPSHOT, show_as)
+    _loaded = magics
+    if wanted := os.environ.get("GPUMAGIC_VIRTUAL"):
+        from gpumagic import show
+
+        try:
+            show.virtual(wanted, os.environ.get("GPUMAGIC_VIRTUAL_MEMORY"))
+        except GpuError as error:
+            print(f"GPUMAGIC_VIRTUAL={wanted}: {error}")
+
+
+def unload(shell: Any) -> None:
+    """Take them away, and what they hold."""
+    global _loaded
+    if _loaded is None:
+        return
+    _loaded.cells.uninstall()
+    shell.Completer.custom_matchers.remove(complete_where)
+    for mime in _SNAPSHOT_AS:
+        formatter = shell.display_formatter.formatters[mime]
+        formatter.deferred_printers.pop(_SNAPSHOT, None)
+        for kind in [k for k in formatter.type_printers if k.__module__ == _SNAPSHOT[0]]:
+            formatter.type_printers.pop(kind)
+    manager = shell.magics_manager
+    for kind, name in (("line", "gpus"), ("line", "ongpu"), ("cell", "ongpu")):
+        manager.magics[kind].pop(name, None)
+    manager.registry.pop(type(_loaded).__name__, None)
+    _loaded = None

@@ -1,0 +1,90 @@
+"""What `%gpus` shows: a Snapshot that displays as a table, the doctor's checks, virtual GPUs."""
+
+import sys
+from dataclasses import fields, replace
+from typing import Any
+
+from gpumagic import device, telemetry
+from gpumagic.display.gpus import GpuTable
+from gpumagic.errors import GpuError
+from gpumagic.telemetry.snapshot import Snapshot
+
+
+class ByProcess(Snapshot):
+    """A Snapshot whose table has a line for each process."""
+
+
+def gpus(where: str | None = None, *, processes: bool = False) -> Snapshot:
+    """The machine now, or the GPUs that `where` names.
+
+    Raises
+    ------
+    GpuError
+        `where` names no GPU of this process.
+    """
+    _tell_cuda_order()
+    wanted = _uuids(where) if where else None
+    snapshot = telemetry.take()
+    if wanted is not None:
+        snapshot = replace(
+            snapshot,
+            gpus=tuple(g for g in snapshot.gpus if g.uuid in wanted),
+            processes=tuple(p for p in snapshot.processes if p.uuid in wanted),
+        )
+    if processes:
+        snapshot = ByProcess(**{f.name: getattr(snapshot, f.name) for f in fields(snapshot)})
+    return snapshot
+
+
+def _uuids(where: str) -> set[str]:
+    found = device.resolve(where)
+    if any(d.kind != "cuda" or d.uuid is None for d in found):
+        raise GpuError(f"{where} is not a GPU; type %gpus 0, or %gpus for all of them")
+    return {d.uuid for d in found if d.uuid}
+
+
+def _tell_cuda_order() -> None:
+    # The order of ordinals is CUDA's secret until CUDA has started here; then torch knows it.
+    if "torch" in sys.modules:
+        from gpumagic.tensors.devices import tell_cuda_order
+
+        tell_cuda_order()
+
+
+def doctor() -> Any:
+    """The doctor's checks, as a table."""
+    from gpumagic.display.doctor import DoctorTable
+    from gpumagic.telemetry.doctor import Doctor
+
+    return DoctorTable(Doctor().checks())
+
+
+def virtual(number: str, memory: str | None = None, *, force: bool = False) -> Snapshot | None:
+    """Turn `number` virtual GPUs on, or, for ``"off"``, all of them off.
+
+    Raises
+    ------
+    GpuError
+        They cannot be had here, or so many cannot.
+    """
+    from gpumagic import virtual as virtual_gpus
+
+    if number == "off":
+        was_on = virtual_gpus.enabled()
+        virtual_gpus.disable()
+        print("virtual GPUs are off" if was_on else "there were no virtual GPUs")
+        return None
+    if not number.isdecimal():
+        raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
+    virtual_gpus.enable(int(number), memory or "16GiB", force=force)
+    return gpus()
+
+
+def html(snapshot: Snapshot) -> str:
+    """For IPython's display: a Snapshot as its table."""
+    return GpuTable(snapshot, processes=isinstance(snapshot, ByProcess))._repr_html_()
+
+
+def pretty(snapshot: Snapshot, printer: Any, cycle: bool) -> None:
+    """The same for terminals."""
+    printer.text(GpuTable(snapshot, processes=isinstance(snapshot, ByProcess)).text())

@@ -1,0 +1,437 @@
+"""`%%ongpu` in an IPython shell: the user's cell runs as if the line were not there."""
+
+import gc
+import threading
+
+import pytest
+import torch
+from IPython.core.error import UsageError
+
+import gpumagic
+from gpumagic.cells import transform
+from gpumagic.tensors import factories, meter, place
+
+
+@pytest.fixture
+def ip(gpus, shell):
+    shell.run("import torch\nfrom torch import nn, zeros")
+    yield shell
+    assert not factories.installed()
+    assert place.placement() is None
+    assert not meter._running
+    assert torch.cuda.current_device() == 0
+
+
+# ---------------------------------------------------------------- the text transformation
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("%%ongpu 1\nx\n", "'%%ongpu 1'\nx\n"),
+        ("\n\n%%ongpu 1\nx\n", "\n\n'%%ongpu 1'\nx\n"),
+        ("%%ongpu\nx\n", "'%%ongpu'\nx\n"),
+        ("%%ongpu  cuda?  \nx\n", "'%%ongpu  cuda?'\nx\n"),
+        ("%%ongpu 'a b'\nx\n", "\"%%ongpu 'a b'\"\nx\n"),
+        ("%%ongpu?\n", None),
+        ("%%ongpu ?\n", None),
+        ("%%ongpu??\n", None),
+        ("%%ongpu 1\n", None),
+        ("%%ongpu 1\n\n  \n", None),
+        ("%%ongpus 1\nx\n", None),
+        ("x\n%%ongpu 1\n", None),
+        ("%ongpu 1\nx\n", None),
+        ("%ongpu cuda?\n", "get_ipython().run_line_magic('ongpu', 'cuda?')\n"),
+        ("%ongpu?\n", None),
+        (
+            "%%ongpu 1\n%%time\nx\n",
+            "'%%ongpu 1'; get_ipython().run_cell_magic('time', '', 'x\\n')\n",
+        ),
+        ("", ""),
+    ],
+)
+def test_transform(cell, expected):
+    lines = cell.splitlines(keepends=True)
+    before = list(lines)
+    assert "".join(transform(lines)) == (cell if expected is None else expected)
+    assert lines == before  # pure
+
+
+# ---------------------------------------------------------------- what the cell sees
+def test_variables_come_new_ones_land_and_the_report_says_so(ip):
+    ip.run("X = torch.ones(1000); alias = X; unread = torch.ones(3)")
+    done = ip.run("%%ongpu 1\nY = X * 2 + zeros(1000)")
+    ns = ip.ns
+    assert ns["X"] is ns["alias"]
+    assert ns["X"].device == ns["Y"].device == torch.device("cuda:1")
+    assert ns["unread"].device.type == "cpu"
+    report = gpumagic.last_report()
+    assert done.text.strip() == str(report)
+    assert "cuda:1 (virtual" in done.text
+    assert "moved X: 3.9 KiB from cpu in" in done.text
+    assert "peak" in done.text
+    assert report.moved_bytes == 4000
+    assert {m.device for m in report.memory} == {"cuda:1"}
+    assert report.memory[0].peak >= 12 * 1024
+
+
+def test_functions_of_the_notebook_are_followed(ip):
+    ip.run("net = nn.Linear(2, 2); data = torch.ones(3, 2)\ndef evaluate():\n    return net(data)")
+    ip.run("%%ongpu 1\nout = evaluate()")
+    assert ip.ns["out"].device.index == 1
+
+
+def test_an_unnamed_optimizer_follows(ip):
+    ip.run(
+        "net = nn.Linear(2, 2); opt = torch.optim.Adam(net.parameters())\n"
+        "net(torch.ones(1, 2)).sum().backward(); opt.step()"
+    )
+    ip.run("%%ongpu 1\nnet(torch.ones(1, 2)).sum().backward()")
+    assert ip.run("opt.step()").success
+
+
+def test_no_move_and_quiet(ip):
+    ip.run("X = torch.ones(2)")
+    assert ip.run("%%ongpu 1 --no-move\nY = X + 1").success
+    assert ip.ns["Y"].device.type == "cpu"
+    assert (
+        ip.run("%%ongpu 1 --quiet\nX").text.strip() == "Out[4]: tensor([1., 1.], device='cuda:1')"
+    )
+    assert gpumagic.last_report().moved_bytes == 8
+
+
+def test_batches_of_a_loader_land_and_are_counted(ip):
+    ip.run(
+        "from torch.utils.data import DataLoader, TensorDataset, random_split\n"
+        "data = TensorDataset(torch.arange(10.0), torch.arange(10))\n"
+        "def places(loader): return {t.device.type for batch in loader for t in batch}"
+    )
+    body = "\nseen = places(DataLoader(data, batch_size=4, shuffle=True, {}))"
+    for options in ("", "generator=torch.Generator()", "pin_memory=True", "drop_last=True"):
+        done = ip.run("%%ongpu 1" + body.format(options))
+        assert done.success, done.text
+        assert ip.ns["seen"] == {"cuda"}
+    assert "2 batches: 96 B copied" in done.text
+    assert ip.run("%%ongpu 1 --no-move" + body.format("")).success
+    assert ip.ns["seen"] == {"cpu"}
+    ip.run(
+        "%%ongpu 1\nparts = random_split(data, [4, 6])\n"
+        "r = torch.randperm(5, generator=torch.Generator())"
+    )
+    assert [len(p) for p in ip.ns["parts"]] == [4, 6]
+    assert sorted(ip.ns["r"].tolist()) == list(range(5))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_loaders_with_workers_and_a_dataset_that_makes_tensors(ip):
+    ip.run(
+        "class Squares(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 6\n"
+        "    def __getitem__(self, n): return {'x': torch.tensor(float(n)), 'y': n * n}\n"
+    )
+    for workers in (0, 2):
+        done = ip.run(
+            "%%ongpu 1\n"
+            f"loader = torch.utils.data.DataLoader(Squares(), batch_size=3, num_workers={workers},"
+            " multiprocessing_context='fork' if " + str(workers) + " else None)\n"
+            "batches = list(loader)"
+        )
+        assert done.success, done.text
+        assert [b["y"].tolist() for b in ip.ns["batches"]] == [[0, 1, 4], [9, 16, 25]]
+        assert {b["x"].device.index for b in ip.ns["batches"]} == {1}
+
+
+def test_out_underscore_and_semicolon(ip):
+    done = ip.run("%%ongpu 1\nzeros(2)")
+    n = done.execution_count
+    assert done.result.device.index == 1
+    assert ip.ns["Out"][n] is done.result is ip.ns["_"]
+    assert ip.run("%%ongpu 1\nzeros(2);").text.count("tensor") == 0
+    assert ip.ns["In"][n] == "'%%ongpu 1'\nzeros(2)"
+    assert ip.ns["_ih"] is ip.ns["In"]
+
+
+def test_tracebacks_have_the_users_line_numbers(ip):
+    done = ip.run("%%ongpu 1\nx = 1\n\n1 / 0")
+    assert isinstance(done.error, ZeroDivisionError)
+    assert done.error.__traceback__.tb_next.tb_lineno == 4
+    assert "line 4" in done.text
+    assert "gpumagic/" not in done.text
+    assert "ZeroDivisionError after" in done.text
+    assert gpumagic.last_report().error == "ZeroDivisionError"
+
+
+def test_await(ip):
+    done = ip.run("%%ongpu 1\nimport asyncio\nawait asyncio.sleep(0)\nzeros(1)")
+    assert done.result.device.index == 1
+
+
+def test_future_imports_docstrings_and_syntax_errors(ip):
+    assert ip.run("%%ongpu 1\nfrom __future__ import annotations\nzeros(1)").result.is_cuda
+    done = ip.run("X = torch.ones(2)")
+    done = ip.run("%%ongpu 1\nX + (")
+    assert isinstance(done.error, SyntaxError)
+    assert done.error.lineno == 2
+    assert ip.ns["X"].device.type == "cpu"
+
+
+def test_other_magics_beneath_and_above(ip):
+    ip.run("X = torch.ones(2)")
+    for cell in (
+        "%%ongpu 1\n%%time\nseen = X.device, zeros(1).device",
+        "%%time\n%%ongpu 1\nseen = X.device, zeros(1).device",
+        "%%ongpu 1\n\n%%capture out\nseen = X.device, zeros(1).device",
+        "%%ongpu 1\n%time seen = X.device, zeros(1).device",
+        "%%ongpu 1\nx = 1\n%timeit -n 1 -r 1 seen.append(X.device) or seen.append(zeros(1).device)",
+    ):
+        ip.run("X = X.cpu(); seen = []")
+        done = ip.run(cell)
+        assert done.success, done.text
+        assert {d.index for d in ip.ns["seen"]} == {1}, cell
+    assert ip.run("%%ongpu 1\n%%time\n1 / 0").error.__class__ is ZeroDivisionError
+
+
+def test_nested_on_and_nested_cells(ip):
+    ip.run(
+        "%%ongpu 1\nimport gpumagic\n"
+        "with gpumagic.on(0):\n    inner = zeros(1)\n"
+        "get_ipython().run_cell('%%ongpu 0\\ncell = zeros(1)')\n"
+        "outer = zeros(1)"
+    )
+    assert [ip.ns[n].device.index for n in ("inner", "cell", "outer")] == [0, 0, 1]
+
+
+def test_run_cell_magic_returns_the_last_value_and_raises(ip):
+    done = ip.run("get_ipython().run_cell_magic('ongpu', '1', 'x = 1\\nzeros(x)')")
+    assert done.result.device.index == 1
+    assert ip.run("get_ipython().run_cell_magic('ongpu', '1', 'y = zeros(3)')").result is None
+    done = ip.run("get_ipython().run_cell_magic('ongpu', '1', '1 / 0')")
+    assert isinstance(done.error, ZeroDivisionError)
+
+
+def test_keyboard_interrupt(ip):
+    done = ip.run("%%ongpu 1\nraise KeyboardInterrupt")
+    assert isinstance(done.error, KeyboardInterrupt)
+    assert "KeyboardInterrupt after" in done.text
+
+
+def test_explicit_devices_and_bare_cuda(ip):
+    ip.run("%%ongpu 1\na = zeros(1, device='cpu')\nb = zeros(1, device='cuda')\nc = a.cuda()")
+    assert [str(ip.ns[n].device) for n in "abc"] == ["cpu", "cuda:1", "cuda:1"]
+
+
+def test_a_thread_of_the_user_is_not_placed(ip):
+    ip.run(
+        "%%ongpu 1\nimport threading\nseen = []\n"
+        "t = threading.Thread(target=lambda: seen.append(torch.zeros(1).device.type))\n"
+        "t.start(); t.join()"
+    )
+    assert ip.ns["seen"] == ["cpu"]
+
+
+def test_other_devices_that_the_cell_touches_are_in_the_report(ip):
+    ip.run("%%ongpu 1\nx = torch.ones(10, device='cuda:0')")
+    assert [m.device for m in gpumagic.last_report().memory] == ["cuda:0"]
+    ip.run("%%ongpu cpu\nx = torch.ones(10)")
+    assert gpumagic.last_report().memory == ()
+
+
+# ---------------------------------------------------------------- the standing placement
+def test_standing(ip):
+    assert "no placement holds" in ip.run("%ongpu").text
+    done = ip.run("%ongpu 1\nx = zeros(1)")
+    assert "cells run on cuda:1 (virtual) from now on" in done.text
+    assert ip.ns["x"].device.index == 1
+    ip.run("X = torch.ones(2, device='cpu')")
+    assert ip.run("y = X + zeros(2)").text.startswith("cuda:1 (virtual")
+    assert ip.ns["y"].device.index == 1
+    assert ip.run("z = 1").text == ""  # nothing to do with a device: no line
+    assert ip.run("%%ongpu 0\nzeros(1)").result.device.index == 0
+    assert "cells run on cuda:1 (virtual)" in ip.run("%ongpu").text
+    assert "no longer" in ip.run("%ongpu off\nx = zeros(1)").text
+    assert ip.ns["x"].device.type == "cpu"
+    assert ip.run("zeros(1)").result.device.type == "cpu"
+    assert "nothing to end" in ip.run("%ongpu off").text
+
+
+def test_a_standing_placement_whose_device_goes_ends_once(ip):
+    ip.run("%ongpu 1")
+    ip.run("import gpumagic; gpumagic.virtual.disable()")
+    done = ip.run("x = zeros(1)")
+    assert isinstance(done.error, UsageError)
+    assert done.text.count("\n") == 1
+    assert "%ongpu 1 has ended" in done.text
+    assert ip.run("x = zeros(1)").success
+    gpumagic.virtual.enable(2)
+
+
+def test_the_last_question_mark_is_no_help_request(ip):
+    assert "cells run on cuda:0 (virtual) from now on" in ip.run("%ongpu cuda?").text
+    ip.run("%ongpu off")
+    assert ip.run("%%ongpu 7?\nzeros(1)").result.device.type == "cpu"
+    assert "cpu: asked for GPU 7, which is not here" in ip.run("%%ongpu 7?\nzeros(1)").text
+
+
+# ---------------------------------------------------------------- bad input
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("%%ongpu 7", "no GPU 7"),
+        ("%%ongpu gpu:x", "gpu:x"),
+        ("%%ongpu 0,,1", "0,,1"),
+        ("%%ongpu 0,1", "0,1"),
+        ("%%ongpu all", "all"),
+        ("%%ongpu", "which device?"),
+        ("%%ongpu 1 --nope", "--nope"),
+        ("%%ongpu 1 2", "2"),
+        ("%%ongpu '1", "quotation"),
+        ("%%ongpu mps", "mps"),
+        ("%%ongpu GPU-0000", "GPU-0000"),
+        ("%%ongpu -1", "-1"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_runs_or_moves(ip, line, says):
+    ip.run("X = torch.ones(2); ran = False")
+    done = ip.run(f"{line}\nran = True\nX + 1")
+    assert isinstance(done.error, UsageError)
+    assert done.text.startswith("UsageError: %%ongpu")
+    assert done.text.count("\n") == 1
+    assert says in done.text
+    assert "type" in done.text
+    assert ip.ns["ran"] is False
+    assert ip.ns["X"].device.type == "cpu"
+
+
+def test_empty_cells(ip):
+    for cell in ("%%ongpu 1", "%%ongpu 1\n\n"):
+        done = ip.run(cell)
+        assert done.text.startswith("UsageError: ")
+        assert done.text.count("\n") == 1
+        assert "empty" in done.text
+
+
+def test_only_comments(ip):
+    assert ip.run("%%ongpu 1\n# nothing").success
+
+
+def test_no_room(ip):
+    ip.run("big = torch.empty(2**28 + 1); small = torch.ones(2)")
+    done = ip.run("%%ongpu 1\nran = big, small")
+    assert "nothing was moved" in done.text
+    assert done.text.count("\n") == 1
+    assert "ran" not in ip.ns
+    assert ip.ns["small"].device.type == "cpu"
+
+
+def test_code_that_ipython_runs_silently_is_refused(ip):
+    done = ip.run("%%ongpu 1\nx = 5", silent=True, store_history=False)
+    assert isinstance(done.error, UsageError)
+    assert "x" not in ip.ns
+
+
+# ---------------------------------------------------------------- loading and unloading
+def test_unload_and_reload_leave_nothing_doubled(gpus, shell):
+    ip = shell.ip
+
+    def state():
+        return (
+            list(ip.input_transformers_cleanup),
+            list(ip.ast_transformers),
+            {k: list(v) for k, v in ip.events.callbacks.items()},
+            {k: sorted(v) for k, v in ip.magics_manager.magics.items()},
+            sorted(ip.magics_manager.registry),
+            list(ip.Completer.custom_matchers),
+            {m: len(f.type_printers) for m, f in ip.display_formatter.formatters.items()},
+            {m: len(f.deferred_printers) for m, f in ip.display_formatter.formatters.items()},
+        )
+
+    ip.run_line_magic("unload_ext", "gpumagic")
+    without = state()
+    ip.run_line_magic("load_ext", "gpumagic")
+    sizes = [len(part) for part in state()]
+    ip.run_line_magic("reload_ext", "gpumagic")
+    ip.run_line_magic("reload_ext", "gpumagic")
+    assert [len(part) for part in state()] == sizes
+    assert shell.run("%%ongpu 1\nimport torch; torch.zeros(1)").text.count("cuda:1 (virtual") == 1
+    shell.run("%gpus")  # fills the deferred printers
+    shell.run("%ongpu 1")
+    ip.run_line_magic("unload_ext", "gpumagic")
+    assert state() == without
+    assert shell.run("torch.zeros(1)").result.device.type == "cpu"
+    ip.run_line_magic("load_ext", "gpumagic")
+
+
+def test_unload_inside_a_placed_cell(ip):
+    done = ip.run("%%ongpu 1\n%unload_ext gpumagic\nx = torch.zeros(1)")
+    assert done.success, done.text
+    assert ip.ns["x"].device.type == "cpu"
+    ip.run("%load_ext gpumagic")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_thousand_cells_leave_nothing_behind(ip):
+    ip.run("X = torch.ones(10)")
+    names = dict(vars(torch))
+    threads = threading.active_count()
+
+    def count_objects():
+        gc.collect()
+        # IPython's own history keeps one for everything that is displayed, by whomever.
+        return sum(type(o).__name__ != "HistoryOutput" for o in gc.get_objects())
+
+    def cells(count):
+        for n in range(count):
+            end = "1 / 0" if n % 2 else "None"
+            ip.run(f"%%ongpu {n % 3 % 2}\nY = X + zeros(10)\n{end}", store_history=False)
+
+    cells(100)
+    gc.collect()
+    objects, modes = count_objects(), len(torch.overrides._get_current_function_mode_stack())
+    cells(1000)
+    # Less than one object for ten cells: nothing that a cell makes survives it.
+    assert count_objects() - objects < 100
+    assert dict(vars(torch)) == names
+    assert threading.active_count() == threads
+    assert len(torch.overrides._get_current_function_mode_stack()) == modes
+    assert not meter._running
+    assert torch.cuda.memory_allocated(0) + torch.cuda.memory_allocated(1) <= 4 * 512
+
+
+# ---------------------------------------------------------------- help and completion
+def test_help_teaches_with_examples(ip):
+    from IPython.core import oinspect
+
+    info = ip.ip.object_inspect("%%ongpu")
+    assert "%%ongpu free" in info["docstring"]
+    assert "--no-move" in info["docstring"]
+    assert ip.ip.object_inspect("%gpus")["docstring"].count("%gpus") > 6
+    assert oinspect  # the inspector that `?` uses
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%%ongpu ", {"0", "1", "cuda:0", "cuda:1", "cpu", "free", "--no-move", "--quiet"}),
+        ("%%ongpu cu", {"cuda:0", "cuda:1"}),
+        ("%%ongpu cuda:", {"cuda:0", "cuda:1"}),
+        ("%%ongpu gpu:", {"gpu:0", "gpu:1"}),
+        ("%%ongpu 1 --", {"--no-move", "--quiet"}),
+        ("%%ongpu 1 --no-move --", {"--quiet"}),
+        ("%ongpu o", {"off"}),
+        ("%gpus --v", {"--virtual"}),
+        ("%gpus --virtual ", {"1", "2", "4", "8", "off"}),
+    ],
+)
+def test_completion(ip, line, expected):
+    found = {text.rpartition(" ")[2] for text in completions(ip, line)}
+    assert found == expected | (found & {"all", "-q"} if line.endswith("ongpu ") else set())
+
+
+def completions(ip, line):
+    from IPython.core.completer import provisionalcompleter
+
+    with provisionalcompleter():
+        return {line[: c.start] + c.text for c in ip.ip.Completer.completions(line, len(line))}
+
+
+def test_other_lines_complete_as_before(ip):
+    ip.ns["unusual_name_of_mine"] = 1
+    assert "unusual_name_of_mine" in completions(ip, "unusual_na")
