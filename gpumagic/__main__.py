@@ -1,0 +1,7 @@
+"""`python -m gpumagic`."""
+
+import sys
+
+from gpumagic.cli import main
+
+sys.exit(main())

@@ -1,0 +1,58 @@
+"""`gpumagic demo`, `gpumagic snapshot`, `gpumagic doctor`: the same without a notebook."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpumagic.errors import GpuError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command of the command line; the value is the exit status."""
+    args = _parser().parse_args(arguments)
+    try:
+        status: int = args.run(args)
+    except GpuError as error:
+        print(f"gpumagic: {error}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("gpumagic", description="GPUs in notebooks, and without one.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    demo = commands.add_parser("demo", help="run a notebook headless and show its reports")
+    demo.add_argument("notebook", nargs="?", type=Path, help="default: the quickstart")
+    demo.add_argument("--output", type=Path, default=Path("demo"), help="folder for the HTML")
+    demo.set_defaults(run=_demo)
+    snapshot = commands.add_parser("snapshot", help="what %%gpus shows")
+    snapshot.add_argument("--json", action="store_true", help="as JSON")
+    snapshot.set_defaults(run=_snapshot)
+    doctor = commands.add_parser("doctor", help="what cannot be seen, why, and how to mend it")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from gpumagic.demo import run
+
+    return run(args.notebook, args.output)
+
+
+def _snapshot(args: argparse.Namespace) -> int:
+    from gpumagic import telemetry
+    from gpumagic.display.gpus import GpuTable
+
+    snapshot = telemetry.take()
+    print(snapshot.to_json() if args.json else GpuTable(snapshot))
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from gpumagic.display.doctor import DoctorTable
+    from gpumagic.telemetry.doctor import Doctor
+
+    checks = Doctor().checks()
+    print(DoctorTable(checks))
+    return int(any(check.ok is False for check in checks))

@@ -1,0 +1,101 @@
+"""Run a notebook headless, showing what its cells show as they go."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gpumagic.errors import GpuError
+
+
+def run(notebook: Path | None, output: Path) -> int:
+    """Execute `notebook` in a real kernel and write it, with its outputs, as HTML.
+
+    Parameters
+    ----------
+    notebook : Path, optional
+        The quickstart if None.
+    output : Path
+        The folder for the HTML.
+
+    Returns
+    -------
+    int
+        0, or 1 if a cell raised.
+
+    Raises
+    ------
+    GpuError
+        There is no such notebook, or the packages that run one are not installed.
+    """
+    try:
+        import nbformat
+        from nbclient import NotebookClient
+        from nbclient.exceptions import CellExecutionError
+        from nbconvert import HTMLExporter
+    except ModuleNotFoundError as error:
+        raise GpuError(f'the demo needs {error.name}; type: pip install "gpumagic[demo]"') from None
+    path = notebook or _quickstart()
+    if not path.is_file():
+        raise GpuError(f"there is no notebook {path}; type a path that ends in .ipynb")
+    book = nbformat.read(path, as_version=4)
+    code = [n for n, cell in enumerate(book.cells) if cell.cell_type == "code"]
+    started: dict[int, float] = {}
+
+    class Live(NotebookClient):
+        """Shows an output when it comes, not when its cell is done."""
+
+        def output(self, outs: Any, msg: Any, display_id: Any, cell_index: Any) -> Any:
+            shown = super().output(outs, msg, display_id, cell_index)
+            if shown is not None:
+                for line in _text(nbformat.v4.output_from_msg(msg)).rstrip().splitlines():
+                    print(f"    {line}", flush=True)
+            return shown
+
+    def on_start(cell: Any, cell_index: int) -> None:
+        if cell_index in code:
+            first = cell.source.strip().splitlines()[0]
+            started[cell_index] = time.perf_counter()
+            print(f"\n[{code.index(cell_index) + 1}/{len(code)}] {first}", flush=True)
+
+    def on_done(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        print(f"    ({time.perf_counter() - started[cell_index]:.1f} s)", flush=True)
+
+    print(f"running {path.name} in a kernel of {sys.executable}")
+    client = Live(
+        book,
+        timeout=600,
+        kernel_name="python3",
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": str(path.parent)}},
+        on_cell_start=on_start,
+        on_cell_executed=on_done,
+    )
+    status = 0
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        print(f"\n{error.ename}: {error.evalue}", file=sys.stderr)
+        status = 1
+    html, _ = HTMLExporter().from_notebook_node(book)
+    output.mkdir(parents=True, exist_ok=True)
+    written = output / path.with_suffix(".html").name
+    written.write_text(html, encoding="utf-8")
+    print(f"\nthe notebook with its outputs: {written.resolve()}")
+    return status
+
+
+def _text(output: Any) -> str:
+    if output.output_type == "stream":
+        return str(output.text)
+    if output.output_type == "error":
+        return f"{output.ename}: {output.evalue}"
+    return str(output.data.get("text/plain", ""))
+
+
+def _quickstart() -> Path:
+    here = Path(__file__).parent
+    for folder in (here / "examples", here.parent / "examples"):
+        if (folder / "quickstart.ipynb").is_file():
+            return folder / "quickstart.ipynb"
+    raise GpuError("the quickstart is not installed; type: gpumagic demo PATH.ipynb")

@@ -1,0 +1,80 @@
+"""The example notebooks run as they are, in a real kernel, through the command line's demo."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+
+
+def demo(tmp_path, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "gpumagic", "demo", *arguments, "--output", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=EXAMPLES.parent,
+        timeout=600,
+    )
+
+
+def test_the_quickstart_is_the_demo(tmp_path):
+    done = demo(tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    accuracies = re.findall(r"test accuracy ([\d.]+)% on (\S+)", done.stdout)
+    assert [device for _, device in accuracies] == ["cpu", "cuda:1"]
+    assert all(float(percent) > 95 for percent, _ in accuracies)
+    assert accuracies[0][0] == accuracies[1][0]  # virtual: the very same numbers
+    assert re.search(r"cuda:1 \(virtual.*moved X_train, y_train.*peak", done.stdout)
+    written = tmp_path / "quickstart.html"
+    assert str(written) in done.stdout
+    html = written.read_text()
+    assert "gpumagic-report" in html
+    assert "test accuracy" in html
+
+
+def test_the_textbooks_chapter(tmp_path):
+    done = demo(tmp_path, str(EXAMPLES / "d2l_gpus.ipynb"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    shown = done.stdout
+    three = "(device(type='cpu'), device(type='cuda', index=0), device(type='cuda', index=1))"
+    assert three in re.sub(r"\s+", " ", shown)
+    assert "found at least two devices, cuda:0 and cuda:1!" in shown
+    assert re.search(r"Z\.cuda\(1\) is Z\n    True", shown)
+    assert "moved X: 24 B from cuda:0" in shown
+    assert "96 batches" in shown
+    assert re.search(r"loss 0\.000\d", shown)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebooks_are_kept_without_outputs(notebook):
+    book = nbformat.read(notebook, as_version=4)
+    nbformat.validate(book)
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+def test_a_failing_notebook_fails_with_its_error(tmp_path):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print('here')\n1 / 0")])
+    path = tmp_path / "failing.ipynb"
+    nbformat.write(book, path)
+    done = demo(tmp_path, str(path))
+    assert done.returncode == 1
+    assert "here" in done.stdout
+    assert "ZeroDivisionError" in done.stderr
+    assert (tmp_path / "failing.html").exists()
+
+
+def test_a_missing_notebook_is_one_line(tmp_path):
+    done = demo(tmp_path, "nowhere.ipynb")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "nowhere.ipynb" in done.stderr
