@@ -64,7 +64,8 @@ class Collector:
         with self._lock:
             host = self._cpu.host()
             real = self._nvml.gpus(host)
-            states = self._virtual_states()
+            # This process's own first: they are the ones that a WHERE can name.
+            states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
             gpus = self._with_ordinals([*real, *map(_virtual_sample, states)])
             holders = self._nvml.processes() if processes and real else []
             holders += [
