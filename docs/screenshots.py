@@ -20,8 +20,11 @@ import nbformat
 from playwright.sync_api import Page, sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
-TRAIN = ["%load_ext gpumagic", "import torch", "%gpus --virtual 1 --memory 8GiB"] + [
-    "weights = torch.ones(700 * 2**20 // 4, device='cuda')"
+TRAIN = [
+    "%load_ext gpumagic",
+    "import torch",
+    "%gpus --virtual 1 --memory 8GiB",
+    "weights = torch.ones(700 * 2**20 // 4, device='cuda')",
 ]
 MAIN = [
     "%load_ext gpumagic",
