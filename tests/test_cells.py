@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 
 import gpumagic
 from gpumagic.cells import transform
-from gpumagic.tensors import factories, meter, place
+from gpumagic.tensors import factories, meter, placement
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def ip(gpus, shell):
     shell.run("import torch\nfrom torch import nn, zeros")
     yield shell
     assert not factories.installed()
-    assert place.placement() is None
+    assert placement.placement() is None
     assert not meter._running
     assert torch.cuda.current_device() == 0
 

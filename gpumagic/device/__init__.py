@@ -6,10 +6,10 @@ type. The UUID is the key; a CUDA ordinal and an NVML index are labels. Never im
 loads NVML only when somebody asks what there is.
 """
 
-from .place import CPU, Device
-from .presence import here, set_cuda_order, set_virtual
-from .visibility import visible
-from .where import complete, resolve, resolve_one
+from gpumagic.device.place import CPU, Device
+from gpumagic.device.presence import here, set_cuda_order, set_virtual
+from gpumagic.device.visibility import visible
+from gpumagic.device.where import complete, resolve, resolve_one
 
 __all__ = [
     "CPU",

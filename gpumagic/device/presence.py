@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from .. import nvml
-from .place import Device
-from .visibility import visible
+from gpumagic import nvml
+from gpumagic.device.place import Device
+from gpumagic.device.visibility import visible
 
 VirtualDevices = Sequence[Device] | Callable[[], Sequence[Device]]
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .place import Device
+from gpumagic.device.place import Device
 
 
 def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:

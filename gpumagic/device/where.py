@@ -9,9 +9,9 @@ from dataclasses import replace
 from operator import index as as_integer
 from platform import machine
 
-from ..errors import GpuError
-from .place import CPU, Device
-from .presence import here
+from gpumagic.device.place import CPU, Device
+from gpumagic.device.presence import here
+from gpumagic.errors import GpuError
 
 _NUMBER = r"(?P<number>[0-9]{1,9})"
 _CUDA = re.compile(rf"{_NUMBER}|(?:/device:|/)?(?:gpu|cuda)(?::(?P<after>[0-9]{{1,9}}))?", re.I)

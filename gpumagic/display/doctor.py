@@ -7,7 +7,7 @@ from html import escape
 from textwrap import wrap
 from typing import Protocol
 
-from .style import block, tag
+from gpumagic.display.style import block, tag
 
 _MARKS = {True: "✓", False: "✗", None: "·"}
 _CSS = {True: "gm-ok", False: "gm-bad", None: "gm-dim"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from textwrap import wrap
 
-from ..telemetry.snapshot import Snapshot
-from .gpus_html import html
-from .holders import Holder, Split, by_notebook, by_process
-from .rows import Row, caption, cause, held, notes, rows, sentence
-from .units import age
+from gpumagic.display.gpus_html import html
+from gpumagic.display.holders import Holder, Split, by_notebook, by_process
+from gpumagic.display.rows import Row, caption, cause, held, notes, rows, sentence
+from gpumagic.display.units import age
+from gpumagic.telemetry.snapshot import Snapshot
 
 WIDTH = 100
 _BAR = 14

@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from ..telemetry.snapshot import Snapshot
-from .holders import Holder
-from .rows import Row, caption, cause, held, notes, sentence
-from .style import bar, block, tag
-from .units import NOT_KNOWN, age, size
+from gpumagic.display.holders import Holder
+from gpumagic.display.rows import Row, caption, cause, held, notes, sentence
+from gpumagic.display.style import bar, block, tag
+from gpumagic.display.units import NOT_KNOWN, age, size
+from gpumagic.telemetry.snapshot import Snapshot
 
 _LEGEND = (
     ("mine", "this kernel"),

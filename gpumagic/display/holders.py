@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from ..telemetry.snapshot import GpuSample, ProcessSample
+from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
 # A driver's own rounding, and what it holds without a process, is not somebody's memory.
 _NOBODYS = 32 * 2**20

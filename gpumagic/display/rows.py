@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ..telemetry.snapshot import GpuSample, Host, Problem, Snapshot
-from .holders import Holder, Split, split
-from .units import NOT_KNOWN, share, size
+from gpumagic.display.holders import Holder, Split, split
+from gpumagic.display.units import NOT_KNOWN, share, size
+from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, Snapshot
 
 NOT_VISIBLE = "not visible"
 _CERTAIN_CURE = "set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts to be sure"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from .faults import Fault, gpu_lost, no_pynvml, unreachable, wrong_pynvml
+from gpumagic.nvml.faults import Fault, gpu_lost, no_pynvml, unreachable, wrong_pynvml
 
 # What gpumagic needs and only the maintained nvidia-ml-py has.
 _NEEDED = ("nvmlInitWithFlags", "nvmlMemory_v2", "nvmlDeviceGetMigMode", "NVMLError")

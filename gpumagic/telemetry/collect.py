@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from .. import device
-from . import virtual
-from .cpu import CpuSource
-from .nvml import NvmlSource
-from .owners import Owners
-from .snapshot import GpuSample, Problem, ProcessSample, Snapshot
+from gpumagic import device
+from gpumagic.telemetry import virtual
+from gpumagic.telemetry.cpu import CpuSource
+from gpumagic.telemetry.nvml import NvmlSource
+from gpumagic.telemetry.owners import Owners
+from gpumagic.telemetry.snapshot import GpuSample, Problem, ProcessSample, Snapshot
 
 _OFFER = "%gpus --virtual 2 makes two virtual ones (why: %gpus --doctor)"
 # On a machine without GPUs there is nothing wrong in these; they only say why there is none.

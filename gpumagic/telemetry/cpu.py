@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 
-from .snapshot import Host
+from gpumagic.telemetry.snapshot import Host
 
 
 class CpuSource:

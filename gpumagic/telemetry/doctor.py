@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from .. import nvml
-from ..device import Device, visible
-from .virtual import state_folder
+from gpumagic import nvml
+from gpumagic.device import Device, visible
+from gpumagic.telemetry.virtual import state_folder
 
 _NVIDIA_VENDOR = "0x10de"
 # Of PCI devices, those that show pictures or compute.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .. import nvml
-from .snapshot import GpuSample, Host, Problem, ProcessSample
+from gpumagic import nvml
+from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
 # Values of NVML's enumerations; fixed by its binary interface.
 _SENSOR_GPU = 0

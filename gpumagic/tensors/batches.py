@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from gpumagic.tensors.place import placement, suspended
+from gpumagic.tensors.placement import placement, suspended
 
 
 def host_only(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,77 +7,18 @@ it; leaving it restores every name and the current CUDA device, whatever happene
 
 import functools
 import inspect
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from torch._C import _len_torch_function_stack  # the count that torch.utils._device itself uses
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
+
+from gpumagic.tensors import factories
+from gpumagic.tensors.devices import torch_device
+from gpumagic.tensors.placement import Placement, enclosing
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Placement:
-    """One device in force, in the context (thread or asyncio task) that entered it.
-
-    Attributes
-    ----------
-    device : torch.device or None
-        None once it was left: a task that outlives its cell must not go on placing.
-    direct : torch.device or None
-        The same, but None too while `overruled` might say yes: what the hot path looks at.
-    batches : bool
-        Whether batches of a `DataLoader` are brought to the device too.
-    delivered : list of int
-        Bytes of each batch that a `DataLoader` brought.
-    """
-
-    __slots__ = (
-        "batches",
-        "delivered",
-        "device",
-        "direct",
-        "modes",
-        "outer",
-        "owner",
-        "previous_index",
-    )
-
-    def __init__(self, device: torch.device, batches: bool = True) -> None:
-        self.device: torch.device | None = device
-        self.direct: torch.device | None = device
-        self.batches = batches
-        self.delivered: list[int] = []
-        self.outer = _current.get()
-        self.modes = _len_torch_function_stack()
-        self.owner: object = None
-        self.previous_index: int | None = None
-
-    def overruled(self) -> bool:
-        """Whether the user entered a `with torch.device(...)` since: then that one decides."""
-        if _len_torch_function_stack() > self.modes:
-            newer = _get_current_function_mode_stack()[self.modes :]
-            if any(isinstance(mode, DeviceContext) for mode in newer):
-                return True
-        self.direct = self.device
-        return False
-
-
-_current: ContextVar[Placement | None] = ContextVar("gpumagic_placement", default=None)
-current_placement = _current.get  # it may have been left: `placement` looks further out then
-
-
-def placement() -> Placement | None:
-    """The placement in force here, or None."""
-    found = _current.get()
-    while found is not None and found.device is None:
-        found = found.outer
-    return found
 
 
 def enter(
@@ -95,8 +36,6 @@ def enter(
         Global variables of the code that will run: names that it imported from torch earlier
         (``from torch import zeros``) are placed too.
     """
-    from gpumagic.tensors import factories
-
     place = Placement(device, batches)
     if device.type == "cuda":
         # Bare "cuda", torch.cuda.current_device() and libraries that use them mean this GPU.
@@ -108,19 +47,15 @@ def enter(
     except BaseException:
         _restore_current_device(place)
         raise
-    _current.set(place)
+    place.hold()
     return place
 
 
 def leave(place: Placement) -> None:
     """End a placement, from any context; to call it twice does no harm."""
-    from gpumagic.tensors import factories
-
     if place.device is None:
         return
-    place.device = place.direct = None
-    if _current.get() is place:
-        _current.set(place.outer)
+    place.end()
     try:
         factories.remove()
     finally:
@@ -132,21 +67,6 @@ def _restore_current_device(place: Placement) -> None:
         # A device that failed or was taken away meanwhile must not keep the rest from being undone.
         with suppress(RuntimeError, AssertionError):
             torch.cuda.set_device(place.previous_index)
-
-
-@contextmanager
-def suspended() -> Iterator[None]:
-    """No placement within: for library code whose small tensors belong on the host."""
-    token = _current.set(None)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-if hasattr(os, "register_at_fork"):
-    # A forked worker of a DataLoader must not touch CUDA.
-    os.register_at_fork(after_in_child=lambda: _current.set(None))
 
 
 class on:
@@ -180,8 +100,6 @@ class on:
     """
 
     def __init__(self, where: object, *, batches: bool = True) -> None:
-        from gpumagic.tensors.devices import torch_device
-
         self.device = torch_device(where)
         self.batches = batches
         self._entered: list[Placement] = []
@@ -199,10 +117,7 @@ class on:
 
     def __exit__(self, *exc: object) -> None:
         # One object may be entered again, by several threads and tasks: end this context's own.
-        place = _current.get()
-        while place is not None and (place.owner is not self or place.device is None):
-            place = place.outer
-        place = place or self._entered[-1]
+        place = next((p for p in enclosing() if p.owner is self), self._entered[-1])
         self._entered.remove(place)
         leave(place)
 

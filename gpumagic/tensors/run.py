@@ -11,7 +11,8 @@ from gpumagic.device import Device
 from gpumagic.tensors.devices import as_torch
 from gpumagic.tensors.meter import MemoryMeter
 from gpumagic.tensors.move import Moves, move_all, wait_for
-from gpumagic.tensors.place import Placement, enter, leave
+from gpumagic.tensors.place import enter, leave
+from gpumagic.tensors.placement import Placement
 from gpumagic.tensors.reads import variables_read
 from gpumagic.tensors.report import Batches, Memory, Report
 

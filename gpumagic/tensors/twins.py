@@ -18,7 +18,7 @@ from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.tensors import batches
-from gpumagic.tensors.place import Placement, current_placement, placement
+from gpumagic.tensors.placement import Placement, current_placement, placement
 
 Wrapper = Callable[..., Any]
 

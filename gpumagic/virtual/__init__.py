@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import sys
 
-from ..errors import GpuError
+from gpumagic.errors import GpuError
 
 __all__ = ["disable", "enable", "enabled"]
 
@@ -50,7 +50,7 @@ def enable(devices: int = 2, memory: str | int = "16GiB", *, force: bool = False
         raise GpuError(
             'virtual GPUs need PyTorch, which is not installed; type %pip install "gpumagic[torch]"'
         ) from error
-    from . import switch
+    from gpumagic.virtual import switch
 
     switch.turn_on(number, capacity, force=force)
 
@@ -58,7 +58,7 @@ def enable(devices: int = 2, memory: str | int = "16GiB", *, force: bool = False
 def disable() -> None:
     """Take the virtual GPUs away. Tensors that still live on them can no longer be used."""
     if enabled():
-        from . import switch
+        from gpumagic.virtual import switch
 
         switch.turn_off()
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .events import emit
-from .gpus import GPUS, Gpu
+from gpumagic.virtual.events import emit
+from gpumagic.virtual.gpus import GPUS, Gpu
 
 Found = list[tuple[str, Tensor, Tensor]]
 """An operator's tensors in order: the argument's name, the tensor, the CPU tensor that stands for

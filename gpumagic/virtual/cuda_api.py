@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .generators import Generator
-from .gpus import GPUS, gpu_of
-from .streams import AnyEvent, AnyStream, Event, Stream
+from gpumagic.virtual.generators import Generator
+from gpumagic.virtual.gpus import GPUS, gpu_of
+from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Stream
 
 C: Any = torch._C
 _missing = object()
@@ -137,8 +137,7 @@ def _set_device(index: int) -> None:
 
 
 def _maybe_exchange_device(index: int) -> int:
-    # Not the same function under two names: dynamo keeps a table by identity and refuses that.
-    return _exchange_device(index)
+    return _exchange_device(index)  # a function of its own: dynamo keeps a table by identity
 
 
 def _exchange_device(index: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .gpus import Gpu
+from gpumagic.virtual.gpus import Gpu
 
 C: Any = torch._C
 ON_CPU = 1

@@ -62,8 +62,8 @@ from typing import Any
 
 import torch
 
-from ..errors import GpuError
-from . import abi
+from gpumagic.errors import GpuError
+from gpumagic.virtual import abi
 
 C: Any = torch._C
 OLDEST = (2, 10)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .gpus import gpu_of
+from gpumagic.virtual.gpus import gpu_of
 
 C: Any = torch._C
 _on_cuda: set[int] = set()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .ledger import Ledger
+from gpumagic.virtual.ledger import Ledger
 
 C: Any = torch._C
 NAME = "Virtual GPU"

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import events
-from .checks import INDEXING, Found, mixed, one_gpu
-from .flip import adopt, flip
-from .generators import belongs_to_cuda, cpu_draws_from
-from .gpus import Gpu, gpu_of
-from .sparse import adopt_sparse, flip_sparse, replace_sparse
+from gpumagic.virtual import events
+from gpumagic.virtual.checks import INDEXING, Found, mixed, one_gpu
+from gpumagic.virtual.flip import adopt, flip
+from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
+from gpumagic.virtual.gpus import Gpu, gpu_of
+from gpumagic.virtual.sparse import adopt_sparse, flip_sparse, replace_sparse
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)

@@ -13,7 +13,14 @@ from typing import Protocol
 
 import torch
 
-from ..telemetry.virtual import ALLOCATED, BUSY_NS, COUNTERS, RESERVED, WINDOW_END_NS, WINDOW_NS
+from gpumagic.telemetry.virtual import (
+    ALLOCATED,
+    BUSY_NS,
+    COUNTERS,
+    RESERVED,
+    WINDOW_END_NS,
+    WINDOW_NS,
+)
 
 BLOCK = 512
 """Bytes: CUDA's caching allocator rounds every request up to a multiple of this."""

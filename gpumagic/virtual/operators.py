@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import events
-from .flip import adopt, flip
-from .gpus import gpu_of
-from .kernels import CPU, HOST, run
+from gpumagic.virtual import events
+from gpumagic.virtual.flip import adopt, flip
+from gpumagic.virtual.gpus import gpu_of
+from gpumagic.virtual.kernels import CPU, HOST, run
 
 aten: Any = torch.ops.aten
 Kernel = Callable[..., Any]

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch._decomp  # registers the decompositions of recurrent networks
 
-from . import sparse
-from .kernels import kernel_of, run
-from .networks import network_kernels
-from .operators import on_metadata, overload, own_kernels, pinning_kernels
+from gpumagic.virtual import sparse
+from gpumagic.virtual.kernels import kernel_of, run
+from gpumagic.virtual.networks import network_kernels
+from gpumagic.virtual.operators import on_metadata, overload, own_kernels, pinning_kernels
 
 C: Any = torch._C
 Kernel = Callable[..., Any]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .flip import adopt, flip
-from .gpus import Gpu, gpu_of
+from gpumagic.virtual.flip import adopt, flip
+from gpumagic.virtual.gpus import Gpu, gpu_of
 
 C: Any = torch._C
 aten: Any = torch.ops.aten

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ..device import Device, set_virtual
-from ..errors import GpuError
-from ..telemetry.virtual import Publisher, VirtualFacts
-from . import abi, cuda_api, events, gate, registry
-from .gpus import GPUS, NAME, Gpu, Properties
-from .ledger import Ledger
+from gpumagic.device import Device, set_virtual
+from gpumagic.errors import GpuError
+from gpumagic.telemetry.virtual import Publisher, VirtualFacts
+from gpumagic.virtual import abi, cuda_api, events, gate, registry
+from gpumagic.virtual.gpus import GPUS, NAME, Gpu, Properties
+from gpumagic.virtual.ledger import Ledger
 
 C: Any = torch._C
 _on = ExitStack()

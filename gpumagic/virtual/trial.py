@@ -7,7 +7,7 @@ import faulthandler
 import torch
 from torch import nn
 
-from . import disable, switch
+from gpumagic.virtual import disable, switch
 
 CAPACITY = 2**30
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import gpumagic
 from gpumagic.errors import GpuError
-from gpumagic.tensors import factories, place
+from gpumagic.tensors import factories, placement
 
 pytestmark = pytest.mark.usefixtures("gpus")
 GPU1 = torch.device("cuda:1")
@@ -363,7 +363,7 @@ def test_any_nesting_with_any_failure_restores_everything(tree, data):
 
     enter(tree, torch.device("cpu"))
     assert _names() == before
-    assert place.placement() is None
+    assert placement.placement() is None
     assert torch.cuda.current_device() == 0
 
 
@@ -375,7 +375,7 @@ def test_a_failure_to_install_leaves_the_current_device(monkeypatch):
     with pytest.raises(MemoryError), gpumagic.on(1):
         pass
     assert torch.cuda.current_device() == 0
-    assert place.placement() is None
+    assert placement.placement() is None
 
 
 # ---------------------------------------------------------------- torch's own code
