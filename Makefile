@@ -1,7 +1,7 @@
 # Each target does all its set-up itself, in .venv, from a clean clone.
 PYTHON ?= python3
 BIN := .venv/bin
-SETUP = $(PYTHON) -m venv .venv && $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
 .PHONY: demo test lab screenshots benchmark clean
 
@@ -27,14 +27,17 @@ benchmark: .venv/test
 clean:
 	rm -rf .venv demo
 
-.venv/demo: pyproject.toml constraints.txt
-	$(SETUP) ".[demo]"
+.venv/bin/pip:
+	$(PYTHON) -m venv .venv
+
+.venv/demo: .venv/bin/pip pyproject.toml constraints.txt
+	$(INSTALL) ".[demo]"
 	@touch $@
 
-.venv/test: pyproject.toml constraints.txt
-	$(SETUP) ".[test]"
+.venv/test: .venv/bin/pip pyproject.toml constraints.txt
+	$(INSTALL) ".[test]"
 	@touch $@
 
-.venv/lab: pyproject.toml constraints.txt
-	$(SETUP) ".[demo,lab]"
+.venv/lab: .venv/bin/pip pyproject.toml constraints.txt
+	$(INSTALL) ".[demo,lab]"
 	@touch $@
