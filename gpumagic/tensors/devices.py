@@ -63,7 +63,7 @@ def find(where: object) -> Device:
                 "the CPU, or for a newer driver); install a CUDA build of torch, or type cpu"
             )
         return target
-    current = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    current = torch.cuda.current_device() if here and torch.cuda.is_initialized() else 0
     target = names.resolve_one(where, here, current=current)
     if target.kind == "mps" and not torch.backends.mps.is_available():
         raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
