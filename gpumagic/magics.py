@@ -12,6 +12,7 @@ from IPython.display import display
 from gpumagic.cells import Cells, Request
 from gpumagic.completion import complete_where
 from gpumagic.errors import GpuError
+from gpumagic.once import Once
 
 
 class _Parser(argparse.ArgumentParser):
@@ -70,6 +71,7 @@ class GpuMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self.cells = Cells(shell, _request, display)
+        self.once = Once(shell, self.cells.current)
 
     @no_var_expand
     @line_magic
@@ -99,13 +101,16 @@ class GpuMagics(Magics):
 
         args = _parse(_gpus_parser(), line)
         try:
+            if args.virtual == "off":
+                return show.virtual_off()
             if args.virtual is not None:
-                return show.virtual(args.virtual, args.memory, force=args.force)
+                show.virtual_on(args.virtual, args.memory, force=args.force)
+                return self.once.show(show.gpus())
             if args.memory or args.force:
                 raise GpuError("--memory and --force go with --virtual N; type %gpus --virtual 2")
             if args.doctor:
                 return show.doctor()
-            return show.gpus(args.where, processes=args.processes)
+            return self.once.show(show.gpus(args.where, processes=args.processes))
         except GpuError as error:
             raise UsageError(f"%gpus: {error}") from None
 
@@ -177,23 +182,6 @@ def _cell_magic(shell: Any, cells: Cells) -> Any:
     return ongpu
 
 
-# Registered by name, so that loading us does not import them.
-_SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
-
-
-def _snapshot_html(snapshot: Any) -> str:
-    from gpumagic import show
-
-    return show.html(snapshot)
-
-
-def _snapshot_text(snapshot: Any, printer: Any, cycle: bool) -> None:
-    from gpumagic import show
-
-    show.pretty(snapshot, printer, cycle)
-
-
-_SNAPSHOT_AS = {"text/html": _snapshot_html, "text/plain": _snapshot_text}
 _loaded: GpuMagics | None = None
 
 
@@ -207,14 +195,13 @@ def load(shell: Any) -> None:
     shell.register_magic_function(_cell_magic(shell, magics.cells), "cell", "ongpu")
     magics.cells.install()
     shell.Completer.custom_matchers.append(complete_where)
-    for mime, show_as in _SNAPSHOT_AS.items():
-        shell.display_formatter.formatters[mime].for_type_by_name(*_SNAPSHOT, show_as)
+    magics.once.install()
     _loaded = magics
     if wanted := os.environ.get("GPUMAGIC_VIRTUAL"):
         from gpumagic import show
 
         try:
-            show.virtual(wanted, os.environ.get("GPUMAGIC_VIRTUAL_MEMORY"))
+            show.virtual_on(wanted, os.environ.get("GPUMAGIC_VIRTUAL_MEMORY"))
         except GpuError as error:
             print(f"GPUMAGIC_VIRTUAL={wanted}: {error}")
 
@@ -226,11 +213,7 @@ def unload(shell: Any) -> None:
         return
     _loaded.cells.uninstall()
     shell.Completer.custom_matchers.remove(complete_where)
-    for mime in _SNAPSHOT_AS:
-        formatter = shell.display_formatter.formatters[mime]
-        formatter.deferred_printers.pop(_SNAPSHOT, None)
-        for kind in [k for k in formatter.type_printers if k.__module__ == _SNAPSHOT[0]]:
-            formatter.type_printers.pop(kind)
+    _loaded.once.uninstall()
     manager = shell.magics_manager
     for kind, name in (("line", "gpus"), ("line", "ongpu"), ("cell", "ongpu")):
         manager.magics[kind].pop(name, None)

@@ -59,32 +59,30 @@ def doctor() -> Any:
     return DoctorTable(Doctor().checks())
 
 
-def virtual(number: str, memory: str | None = None, *, force: bool = False) -> Snapshot | None:
-    """Turn `number` virtual GPUs on, or, for ``"off"``, all of them off.
+def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -> None:
+    """Turn `number` virtual GPUs on.
 
     Raises
     ------
     GpuError
         They cannot be had here, or so many cannot.
     """
-    from gpumagic import virtual as virtual_gpus
+    from gpumagic import virtual
 
-    if number == "off":
-        was_on = virtual_gpus.enabled()
-        virtual_gpus.disable()
-        print("virtual GPUs are off" if was_on else "there were no virtual GPUs")
-        return None
     if not number.isdecimal():
         raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
-    virtual_gpus.enable(int(number), memory or "16GiB", force=force)
-    return gpus()
+    virtual.enable(int(number), memory or "16GiB", force=force)
 
 
-def html(snapshot: Snapshot) -> str:
-    """For IPython's display: a Snapshot as its table."""
-    return GpuTable(snapshot, processes=isinstance(snapshot, ByProcess))._repr_html_()
+def virtual_off() -> None:
+    """Take them away, and say so."""
+    from gpumagic import virtual
+
+    were_on = virtual.enabled()
+    virtual.disable()
+    print("virtual GPUs are off" if were_on else "there were no virtual GPUs")
 
 
-def pretty(snapshot: Snapshot, printer: Any, cycle: bool) -> None:
-    """The same for terminals."""
-    printer.text(GpuTable(snapshot, processes=isinstance(snapshot, ByProcess)).text())
+def table(snapshot: Snapshot) -> GpuTable:
+    """A Snapshot as its table."""
+    return GpuTable(snapshot, processes=isinstance(snapshot, ByProcess))

@@ -99,7 +99,7 @@ def test_await_and_the_next_cell_is_free(kernel):
 
 def test_a_background_task_of_another_cell_is_not_placed(kernel):
     kernel.run(
-        "seen = []\nasync def watch():\n    for _ in range(50):\n"
+        "import asyncio\nseen = []\nasync def watch():\n    for _ in range(50):\n"
         "        seen.append(torch.zeros(1).device.type); await asyncio.sleep(0.001)\n"
         "task = asyncio.create_task(watch())"
     )
@@ -192,7 +192,7 @@ def test_another_kernel_sees_the_virtual_gpus_and_who_holds_them(kernel):
 def test_a_killed_kernels_virtual_gpus_are_forgotten(kernel):
     victim = Kernel(GPUMAGIC_RUNTIME_DIR=kernel.runtime, GPUMAGIC_VIRTUAL="1")
     victim.run("%load_ext gpumagic")
-    count = "len((%gpus).gpus)".replace("(%gpus)", "get_ipython().run_line_magic('gpus', '')")
+    count = "import gpumagic; len(gpumagic.snapshot().gpus)"
     assert text(kernel.run(count)[0]) == "3\n"
     victim.stop()
     assert text(kernel.run(count)[0]) == "2\n"
