@@ -98,6 +98,7 @@ def test_no_move_and_quiet(ip):
     assert gpumagic.last_report().moved_bytes == 8
 
 
+@pytest.mark.filterwarnings("ignore:The argument 'device' of Tensor.pin_memory")
 def test_batches_of_a_loader_land_and_are_counted(ip):
     ip.run(
         "from torch.utils.data import DataLoader, TensorDataset, random_split\n"

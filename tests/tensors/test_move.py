@@ -221,7 +221,7 @@ def test_data_parallel_and_spread_models_stay():
     assert twin.module.weight.device == GPU0
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_traced_modules():
     net = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     moved(net=net)

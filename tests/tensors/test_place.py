@@ -395,7 +395,7 @@ def scripted(n: int):
     return torch.zeros(n) + torch.ones(n)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_jit_script_and_trace():
     with gpumagic.on("cpu"):
         inside = torch.jit.script(scripted) if sys.version_info < (3, 14) else scripted
