@@ -24,6 +24,8 @@ class Once:
 
     def __init__(self, shell: Any, cell: Callable[[], object]) -> None:
         self._formatter = shell.display_formatter.ipython_display_formatter
+        # A terminal writes "Out[1]:" before it knows whether anything follows.
+        self._must_say_something = not hasattr(shell, "kernel")
         self._cell = cell
         self._shown: object = None
         self._shown_in: object = None
@@ -47,6 +49,8 @@ class Once:
         self._shown = self._shown_in = None
         if not again:
             _publish(snapshot)
+        elif self._must_say_something:
+            print(f"<Snapshot of {len(snapshot.gpus)} GPUs>")
 
 
 def _publish(snapshot: Any) -> None:

@@ -48,7 +48,8 @@ def delivered(method: Callable[..., Any]) -> Callable[..., Any]:
             return item
 
         batch = tree_map(bring, batch)
-        place.delivered.append(copied)
+        if copied:
+            place.delivered.append(copied)
         return batch
 
     return deliver

@@ -77,7 +77,10 @@ class _Plan:
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             self.left.append(Left(found.path, str(error).strip().splitlines()[0]))
         else:
-            self.add(found, new, _bytes_of(found.tensor))
+            if torch._has_compatible_shallow_copy_type(found.tensor, new):
+                self.add(found, new, _bytes_of(found.tensor))
+            else:
+                self.left.append(Left(found.path, "it cannot be moved in place; use .to()"))
 
     def copy_storage(self, group: list[Found]) -> None:
         """Plan tensors that share memory, so that they share it there too."""
