@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?)")
 # `%ongpu cuda?` would be taken for a question about `cuda`.
-_FALLBACK_LINE = re.compile(r"%ongpu\s+(?P<where>\S+\?)\s*$")
-_BEGIN = ast.parse("__import__('gpumagic.cells').cells.begin('')").body[0]
+_FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def transform(lines: list[str]) -> list[str]:
         return lines
     line, rest = lines[first], lines[first + 1 :]
     if match := _FALLBACK_LINE.match(line):
-        call = f"get_ipython().run_line_magic('ongpu', {match['where']!r})\n"
+        call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"
         return [*lines[:first], call, *rest]
     if not _LINE.match(line) or not "".join(rest).strip():
         return lines  # an empty cell is the cell magic's to refuse
@@ -104,15 +103,14 @@ class Cells:
 
     # -- installing
     def install(self) -> None:
-        global _active
-        self.shell.input_transformers_cleanup.insert(0, transform)
+        # Last: indentation and pasted prompts are off by then, as before any %%magic.
+        self.shell.input_transformers_cleanup.append(transform)
         self.shell.ast_transformers.append(self)
         self.shell.events.register("pre_run_cell", self._pre_run_cell)
         self.shell.events.register("post_run_cell", self._post_run_cell)
-        _active = self
+        _installed[id(self)] = self
 
     def uninstall(self) -> None:
-        global _active
         self.standing = None
         for cell in self._stack:
             self._finish(cell, None)
@@ -121,8 +119,7 @@ class Cells:
             self.shell.ast_transformers.remove(self)
         self.shell.events.unregister("pre_run_cell", self._pre_run_cell)
         self.shell.events.unregister("post_run_cell", self._post_run_cell)
-        if _active is self:
-            _active = None
+        _installed.pop(id(self), None)
 
     @property
     def _stack(self) -> list[_Cell]:
@@ -139,14 +136,21 @@ class Cells:
         body = tree.body if isinstance(tree, ast.Module) else []
         for n, node in enumerate(body):
             if (text := _marker(node)) is not None:
-                body[n] = _call(text, node)
+                body[n] = self._call(text, node)
                 break
         else:
             if self.standing and cell and cell.tree is None and body:
-                body.insert(_after_future_imports(body), _call("", body[0]))
+                body.insert(_after_future_imports(body), self._call("", body[0]))
         if cell and cell.tree is None:
             cell.tree = tree
         return tree
+
+    def _call(self, text: str, place: ast.AST) -> ast.stmt:
+        code = f"__import__('gpumagic.cells').cells.begin({text!r}, {id(self)})"
+        call = ast.parse(code).body[0]
+        for node in ast.walk(call):
+            ast.copy_location(node, place)
+        return call
 
     def _post_run_cell(self, result: Any = None) -> None:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
@@ -195,9 +199,10 @@ class Cells:
         device = find(request.where)
         cell.gone = False
         names = names_read(cell.tree, self.shell.transform_cell) if cell.tree else []
-        run = Run(device, self.shell.user_ns, names, move=request.move)
-        run.start()
-        cell.run, cell.request = run, request
+        # Known to the cell before it starts: an interrupt within must find what to undo.
+        cell.run = Run(device, self.shell.user_ns, names, move=request.move)
+        cell.request = request
+        cell.run.start()
 
     def stand(self, request: Request) -> None:
         """Place the rest of the running cell and every cell after it."""
@@ -245,6 +250,12 @@ class Cells:
         if cell and cell.request and cell.request.standing:
             self._finish(cell, None)
 
+    def end_all(self) -> None:
+        """End every placement of this thread: the devices are about to go."""
+        self.standing = None
+        for cell in reversed(self._stack):
+            self._finish(cell, None)
+
     def _finish(self, cell: _Cell, error: BaseException | None) -> None:
         run, request, cell.run, cell.request = cell.run, cell.request, None, None
         if run is None or request is None:
@@ -252,14 +263,6 @@ class Cells:
         report = run.finish(error)
         if report and not request.quiet and (report.touched or not request.standing):
             self._show(report)
-
-
-def _call(text: str, place: ast.AST) -> ast.stmt:
-    call: Any = ast.parse(ast.unparse(_BEGIN)).body[0]
-    call.value.args = [ast.Constant(text)]
-    for node in ast.walk(call):
-        ast.copy_location(node, place)
-    return call  # type: ignore[no-any-return]
 
 
 def _after_future_imports(body: list[ast.stmt]) -> int:
@@ -273,11 +276,11 @@ def _after_future_imports(body: list[ast.stmt]) -> int:
     )
 
 
-_active: Cells | None = None
+_installed: dict[int, Cells] = {}
 
 
-def begin(text: str) -> None:
+def begin(text: str, shell: int) -> None:
     """Place the rest of the cell that calls this: what a `%%ongpu` line becomes."""
-    if _active is None:
+    if shell not in _installed:
         raise UsageError("%%ongpu is not loaded; type %load_ext gpumagic")
-    _active.begin(text)
+    _installed[shell].begin(text)

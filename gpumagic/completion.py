@@ -39,4 +39,6 @@ complete_where: Any = context_matcher()(_complete)
 def _devices(prefix: str) -> list[str]:
     from gpumagic.device import complete, here
 
-    return complete(prefix, here(memory=False))
+    # A cell runs on one device, and a table is of all unless one is named.
+    offers = complete(prefix, here(memory=False))
+    return [offer for offer in offers if offer != "all" and "," not in offer]

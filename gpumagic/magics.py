@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
@@ -22,8 +23,9 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}; {self.format_usage().strip()}")
 
 
-def _ongpu_parser() -> _Parser:
-    parser = _Parser("%%ongpu", usage="type %%%%ongpu WHERE [--no-move] [--quiet]", add_help=False)
+def _ongpu_parser(magic: str) -> _Parser:
+    usage = f"type {magic} WHERE [--no-move] [--quiet]".replace("%", "%%")
+    parser = _Parser(magic, usage=usage, add_help=False)
     parser.add_argument("where", nargs="?")
     parser.add_argument("--no-move", action="store_true")
     parser.add_argument("--quiet", "-q", action="store_true")
@@ -48,19 +50,21 @@ def _gpus_parser() -> _Parser:
 def _parse(parser: _Parser, line: str) -> argparse.Namespace:
     try:
         # "/gpu:1" and "0,1" are plain words to shlex; a quoted word loses its quotes.
-        return parser.parse_args(shlex.split(line))
+        return parser.parse_args(shlex.split(line, comments=True))
     except ValueError as error:
         usage = parser.format_usage().strip()
         raise UsageError(f"{parser.prog}: {error} in {line.strip()}; {usage}") from None
 
 
-def _request(line: str) -> Request:
-    args = _parse(_ongpu_parser(), line)
+def _request(line: str, magic: str = "%%ongpu") -> Request:
+    args = _parse(_ongpu_parser(magic), line)
     if not args.where:
         raise UsageError(
-            "%%ongpu: which device? type one after it: %%ongpu 1, %%ongpu cuda:1, %%ongpu cpu, "
-            "%%ongpu free (%gpus shows what there is)"
+            f"{magic}: which device? type one after it: {magic} 1, {magic} cuda:1, {magic} cpu, "
+            f"{magic} free (%gpus shows what there is)"
         )
+    if args.where.lower() == "off":
+        raise UsageError(f"{magic}: type %ongpu off, on a line of its own, to end %ongpu")
     return Request(args.where, move=not args.no_move, quiet=args.quiet)
 
 
@@ -101,7 +105,8 @@ class GpuMagics(Magics):
 
         args = _parse(_gpus_parser(), line)
         try:
-            if args.virtual == "off":
+            if args.virtual is not None and args.virtual.lower() == "off":
+                self.cells.end_all()
                 return show.virtual_off()
             if args.virtual is not None:
                 show.virtual_on(args.virtual, args.memory, force=args.force)
@@ -127,23 +132,23 @@ class GpuMagics(Magics):
 
         For one cell, see `%%ongpu?`.
         """
-        cells = self.cells
-        if not line.strip():
+        cells, words = self.cells, line.partition("#")[0].split()
+        if not words:
             holds = f"cells run on {cells.standing_on}; %ongpu off ends it"
             print(holds if cells.standing else "no placement holds; %ongpu 1 starts one")
-        elif line.strip() == "off":
+        elif [word.lower() for word in words] == ["off"]:
             held = cells.standing is not None
             cells.end_standing()
             print(f"cells no longer run on {cells.standing_on}" if held else "nothing to end")
         else:
             try:
-                cells.stand(_request(line))
+                cells.stand(_request(line, "%ongpu"))
             except GpuError as error:
                 raise UsageError(f"%ongpu: {error}") from None
             print(f"cells run on {cells.standing_on} from now on; %ongpu off ends it")
 
 
-def _cell_magic(shell: Any, cells: Cells) -> Any:
+def _cell_magic(cells: Cells) -> Any:
     @no_var_expand
     def ongpu(line: str, cell: str) -> Any:
         """Run this cell on one device.
@@ -182,21 +187,19 @@ def _cell_magic(shell: Any, cells: Cells) -> Any:
     return ongpu
 
 
-_loaded: GpuMagics | None = None
+_loaded: WeakKeyDictionary[Any, GpuMagics] = WeakKeyDictionary()
 
 
 def load(shell: Any) -> None:
     """Turn the magics on in `shell`; to call it twice does no harm."""
-    global _loaded
-    if _loaded is not None:
+    if shell in _loaded:
         return
-    magics = GpuMagics(shell)
+    magics = _loaded[shell] = GpuMagics(shell)
     shell.register_magics(magics)
-    shell.register_magic_function(_cell_magic(shell, magics.cells), "cell", "ongpu")
+    shell.register_magic_function(_cell_magic(magics.cells), "cell", "ongpu")
     magics.cells.install()
-    shell.Completer.custom_matchers.append(complete_where)
     magics.once.install()
-    _loaded = magics
+    shell.Completer.custom_matchers.append(complete_where)
     if wanted := os.environ.get("GPUMAGIC_VIRTUAL"):
         from gpumagic import show
 
@@ -208,14 +211,13 @@ def load(shell: Any) -> None:
 
 def unload(shell: Any) -> None:
     """Take them away, and what they hold."""
-    global _loaded
-    if _loaded is None:
+    magics = _loaded.pop(shell, None)
+    if magics is None:
         return
-    _loaded.cells.uninstall()
+    magics.cells.uninstall()
+    magics.once.uninstall()
     shell.Completer.custom_matchers.remove(complete_where)
-    _loaded.once.uninstall()
     manager = shell.magics_manager
     for kind, name in (("line", "gpus"), ("line", "ongpu"), ("cell", "ongpu")):
         manager.magics[kind].pop(name, None)
-    manager.registry.pop(type(_loaded).__name__, None)
-    _loaded = None
+    manager.registry.pop(type(magics).__name__, None)

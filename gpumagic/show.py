@@ -78,9 +78,13 @@ def virtual_off() -> None:
     """Take them away, and say so."""
     from gpumagic import virtual
 
-    were_on = virtual.enabled()
+    if not virtual.enabled():
+        print("there were no virtual GPUs")
+        return
+    alive = virtual.live_tensors()
     virtual.disable()
-    print("virtual GPUs are off" if were_on else "there were no virtual GPUs")
+    lost = f"; {alive} tensor{'s' * (alive > 1)} that lived there can no longer be used"
+    print("virtual GPUs are off" + (lost if alive else ""))
 
 
 def table(snapshot: Snapshot) -> GpuTable:

@@ -1,6 +1,8 @@
 """`%%ongpu` in an IPython shell: the user's cell runs as if the line were not there."""
 
+import contextlib
 import gc
+import io
 import threading
 
 import pytest
@@ -271,6 +273,82 @@ def test_the_last_question_mark_is_no_help_request(ip):
     assert "cpu: asked for GPU 7, which is not here" in ip.run("%%ongpu 7?\nzeros(1)").text
 
 
+def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
+    ip.run("%ongpu 1")
+    done = ip.run("%gpus --virtual off\nx = torch.zeros(1)")
+    assert done.success, done.text
+    assert done.text == "virtual GPUs are off\n"
+    assert ip.ns["x"].device.type == "cpu"
+    assert ip.run("torch.zeros(1)").result.device.type == "cpu"
+    ip.run("%gpus --virtual 2")
+    done = ip.run("%%ongpu 1\nkept = zeros(1)\n%gpus --virtual off\nx = torch.zeros(1)")
+    assert done.success, done.text
+    assert "1 tensor that lived there can no longer be used" in done.text
+    assert "Error" not in done.text
+    ip.run("del kept, x")
+    ip.run("%gpus --virtual 2")
+
+
+def test_the_notebooks_own_objects_come_along(ip):
+    ip.run(
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "class Trainer:\n"
+        "    def __init__(self):\n"
+        "        self.net = nn.Linear(2, 1)\n"
+        "        self.opt = torch.optim.Adam(self.net.parameters())\n"
+        "        self.loader = DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2)\n"
+        "    def fit(self):\n"
+        "        for (x,) in self.loader:\n"
+        "            self.opt.zero_grad(); self.net(x).sum().backward(); self.opt.step()\n"
+        "trainer = Trainer(); trainer.fit()"
+    )
+    done = ip.run("%%ongpu 1\ntrainer.fit()")
+    assert done.success, done.text
+    assert "moved trainer" in done.text
+    assert "2 batches" in done.text
+    assert ip.run("%%ongpu 0\ntrainer.net(torch.ones(1, 2))").success
+    assert ip.run("trainer.opt.step()").success  # its state followed
+
+
+def test_deepcopies_on_a_virtual_gpu(ip):
+    done = ip.run(
+        "%%ongpu 1\nimport copy\nnet = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))\n"
+        "best, twin = copy.deepcopy(net.state_dict()), copy.deepcopy(net)\n"
+        "net.load_state_dict(best)"
+    )
+    assert done.success, done.text
+    assert {t.device.index for t in ip.ns["best"].values()} == {1}
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "  %%ongpu 1\n  x = zeros(1)",
+        ">>> %%ongpu 1\n>>> x = zeros(1)",
+        "In [1]: %%ongpu 1\n   ...: x = zeros(1)",
+        "\n\n%%ongpu 1 # a note\nx = zeros(1)",
+    ],
+)
+def test_pasted_and_indented_cells(ip, cell):
+    done = ip.run(cell)
+    assert done.success, done.text
+    assert ip.ns["x"].device.index == 1
+    assert done.text.startswith("cuda:1 (virtual")
+
+
+def test_without_pretty_printing_the_report_is_the_line_too(ip):
+    ip.run("%pprint")
+    assert ip.run("%%ongpu 1\nzeros(1);").text.startswith("cuda:1 (virtual")
+    ip.run("%pprint")
+
+
+def test_off_in_any_case_and_in_the_wrong_place(ip):
+    ip.run("%ongpu 1")
+    assert "no longer" in ip.run("%ongpu OFF  # done").text
+    assert "type %ongpu off" in ip.run("%%ongpu off\nx = 1").text
+    assert ip.run("%ongpu --nope").text.startswith("UsageError: %ongpu: ")
+
+
 # ---------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
     ("line", "says"),
@@ -360,6 +438,21 @@ def test_unload_and_reload_leave_nothing_doubled(gpus, shell):
     ip.run_line_magic("load_ext", "gpumagic")
 
 
+def test_two_shells(ip):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    second = InteractiveShell(config=ip.ip.config)
+    second.run_line_magic("load_ext", "gpumagic")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        done = second.run_cell("%%ongpu 1\nimport torch; where = torch.zeros(1).device.index")
+    assert done.success
+    assert out.getvalue().count("cuda:1 (virtual") == 1
+    assert second.user_ns["where"] == 1
+    second.run_line_magic("unload_ext", "gpumagic")
+    assert ip.run("%%ongpu 1\nzeros(1)").result.device.index == 1
+    second.history_manager.end_session()
+
+
 def test_unload_inside_a_placed_cell(ip):
     done = ip.run("%%ongpu 1\n%unload_ext gpumagic\nx = torch.zeros(1)")
     assert done.success, done.text
@@ -423,7 +516,7 @@ def test_help_teaches_with_examples(ip):
 )
 def test_completion(ip, line, expected):
     found = {text.rpartition(" ")[2] for text in completions(ip, line)}
-    assert found == expected | (found & {"all", "-q"} if line.endswith("ongpu ") else set())
+    assert found == expected
 
 
 def completions(ip, line):

@@ -20,6 +20,7 @@ _MPS = re.compile(r"mps(?::0)?", re.I)
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-z/-]+", re.I)
 
 SPELLINGS = "1, gpu:1, cuda:1, cuda, cpu, mps, GPU-<uuid>, free, all, or 0,1"
+SPELLINGS_OF_ONE = "1, gpu:1, cuda:1, cuda, cpu, mps, GPU-<uuid>, or free"
 NO_GPU = "this machine has no GPU that this process can see"
 NO_GPU_CURE = "type cpu, or %gpus --virtual 2 for virtual ones"
 
@@ -76,7 +77,11 @@ def resolve_one(
     GpuError
         As :func:`resolve`, and where several are named.
     """
-    found = resolve(where, devices, current=current)
+    try:
+        found = resolve(where, devices, current=current)
+    except GpuError as error:
+        # What is refused here shall not be recommended.
+        raise GpuError(str(error).replace(SPELLINGS, SPELLINGS_OF_ONE)) from None
     if len(found) > 1:
         raise GpuError(f"one device is needed, {_quote(where)} names {_list(found)}; type one")
     return found[0]

@@ -28,6 +28,7 @@ for _table in ("get_ignored_functions", "get_testing_overrides", "get_overridabl
 _device_constructors()
 
 
+_tensor_new = tensor_new(Tensor.__new__)
 _lock = threading.RLock()
 _swaps: list[tuple[Any, str, Any, Wrapper]] = []
 _twin_of: dict[Any, Wrapper] = {}
@@ -35,7 +36,6 @@ _real_of: dict[Any, Any] = {}
 _holders = 0
 _namespaces: list[dict[str, Any]] = []
 _modules_before: set[str] = set()
-_dynamo_was_ready = False
 
 
 def install(namespace: dict[str, Any] | None = None) -> None:
@@ -46,22 +46,26 @@ def install(namespace: dict[str, Any] | None = None) -> None:
     namespace : dict, optional
         Global variables in which names imported from torch earlier are swapped too.
     """
-    global _holders, _modules_before, _dynamo_was_ready
+    global _holders, _modules_before
     with _lock:
         if not _swaps:
             _swaps.extend(twins())
             _twin_of.update((real, twin) for *_, real, twin in _swaps)
             _real_of.update((twin, real) for *_, real, twin in _swaps)
         if _holders == 0:
-            _dynamo_was_ready = _dynamo_ready()
             _swap_torch()
+            _forget_dynamos_tables()
             sys.meta_path.insert(0, _finder)
             for module in _modules_of_the_user():
                 _swap_in(vars(module))
             _modules_before = set(sys.modules)
         _holders += 1
-        if namespace is not None:
-            _swap_in(namespace)
+        try:
+            if namespace is not None:
+                _swap_in(namespace)
+        except BaseException:
+            remove()
+            raise
 
 
 def remove() -> None:
@@ -78,8 +82,7 @@ def remove() -> None:
             _exchange(getattr(sys.modules.get(name), "__dict__", {}), _real_of)
         while _namespaces:
             _exchange(_namespaces.pop(), _real_of)
-        if _dynamo_ready() and not _dynamo_was_ready:
-            sys.modules["torch._dynamo.trace_rules"].clear_lru_cache()
+        _forget_dynamos_tables()
 
 
 def installed() -> bool:
@@ -88,16 +91,20 @@ def installed() -> bool:
 
 
 def _swap_torch() -> None:
-    for owner, name, _, twin in _swaps:
-        setattr(owner, name, twin)
-    Tensor.__new__ = tensor_new(Tensor.__new__)  # type: ignore[method-assign]
+    # A name that is neither the original nor its twin is a patch of the user's own: it stays.
+    for owner, name, real, twin in _swaps:
+        if vars(owner).get(name) is real:
+            setattr(owner, name, twin)
+    if "__new__" not in vars(Tensor):
+        Tensor.__new__ = _tensor_new  # type: ignore[method-assign]
 
 
 def _unswap_torch() -> None:
     for owner, name, real, twin in _swaps:
-        if vars(owner).get(name) is twin:  # else the user's own patch, made meanwhile: keep it
+        if vars(owner).get(name) is twin:
             setattr(owner, name, real)
-    del Tensor.__new__
+    if vars(Tensor).get("__new__") is _tensor_new:
+        del Tensor.__new__
 
 
 class _TorchFinder(MetaPathFinder):
@@ -143,7 +150,8 @@ def _swap_in(namespace: dict[str, Any]) -> None:
 
 def _exchange(namespace: dict[str, Any], table: dict[Any, Any]) -> None:
     for name, value in list(namespace.items()):
-        if isinstance(value, TWIN_KINDS) and (other := table.get(value)) is not None:
+        # By type(), which asks nothing of a user's object; isinstance would wake a proxy.
+        if type(value) in TWIN_KINDS and (other := table.get(value)) is not None:
             namespace[name] = other
 
 
@@ -167,7 +175,10 @@ def _modules_of_the_user() -> list[types.ModuleType]:
     return list(_user_modules.values())
 
 
-def _dynamo_ready() -> bool:
+def _forget_dynamos_tables() -> None:
+    # dynamo knows torch's functions by identity: what it learnt of the ones is wrong for the
+    # others. It builds the tables anew when it compiles next.
     rules = sys.modules.get("torch._dynamo.trace_rules")
     table = getattr(rules, "get_torch_obj_rule_map", None)
-    return table is not None and table.cache_info().currsize > 0
+    if rules is not None and table is not None and table.cache_info().currsize:
+        rules.clear_lru_cache()

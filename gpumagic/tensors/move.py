@@ -11,12 +11,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError
 from gpumagic.tensors.devices import torch_device
+from gpumagic.tensors.plan import (
+    Plan,
+    bytes_of,
+    families,
+    has_plain_storage,
+    immovable,
+    must_move,
+    shares_with,
+)
 from gpumagic.tensors.walk import Found, Left, Walk
 
 
@@ -53,71 +62,12 @@ class Moves:
         return sum(m.nbytes for m in self.moved)
 
 
-class _Plan:
-    """New bytes for old tensors: made in full before the first tensor is changed."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.assignments: list[tuple[Tensor, Tensor]] = []
-        self.nbytes: dict[str, int] = {}
-        self.sources: dict[str, dict[str, None]] = {}
-        self.left: list[Left] = []
-
-    def add(self, found: Found, new: Tensor, nbytes: int) -> None:
-        self.assignments.append((found.tensor, new))
-        self.nbytes[found.root] = self.nbytes.get(found.root, 0) + nbytes
-        self.sources.setdefault(found.root, {}).setdefault(str(found.tensor.device))
-
-    def copy_alone(self, found: Found) -> None:
-        """Plan a tensor by its own `to`: the way of subclasses and of layouts without strides."""
-        try:
-            new = found.tensor.data.to(found.home or self.device)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            self.left.append(Left(found.path, str(error).strip().splitlines()[0]))
-        else:
-            if torch._has_compatible_shallow_copy_type(found.tensor, new):
-                self.add(found, new, _bytes_of(found.tensor))
-            else:
-                self.left.append(Left(found.path, "it cannot be moved in place; use .to()"))
-
-    def copy_storage(self, group: list[Found]) -> None:
-        """Plan tensors that share memory, so that they share it there too."""
-        storage = group[0].tensor.untyped_storage()
-        if 2 * sum(f.tensor.nbytes for f in group) < storage.nbytes():
-            # Small views of something large that the cell does not name: the rest of it stays.
-            for found in group:
-                self.copy_alone(found)
-            return
-        copies: dict[torch.device, torch.UntypedStorage] = {}
-        for found in group:
-            old, home = found.tensor, found.home or self.device
-            copied = 0
-            if home not in copies:
-                flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-                copies[home] = flat.to(home).untyped_storage()
-                copied = storage.nbytes()
-            new = torch.empty(0, dtype=old.dtype, device=home)
-            new.set_(copies[home], old.storage_offset(), old.size(), old.stride())
-            self.add(found, new, copied)
-
-    def carry_out(self) -> None:
-        before = [(tensor, tensor.data) for tensor, _ in self.assignments]
-        try:
-            for tensor, new in self.assignments:
-                tensor.data = new
-        except BaseException:  # an interrupt between two tensors: all or none
-            for tensor, old in before:
-                tensor.data = old
-            raise
-
-
 def move_all(
     variables: Iterable[tuple[str, object]],
     device: torch.device,
     *,
     followers: Iterable[tuple[str, Optimizer]] = (),
+    bystanders: Iterable[tuple[str, Tensor]] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Moves:
     """Bring tensors, modules, optimizers, and containers of them, to `device`.
@@ -129,6 +79,8 @@ def move_all(
         With an index where its kind has several.
     followers : iterable of (name, torch.optim.Optimizer)
         Optimizers that were not named: their state follows those parameters that move.
+    bystanders : iterable of (name, torch.Tensor)
+        Tensors that were not named: if one shares memory with another that moves, it is told.
     clock : callable
         Seconds.
 
@@ -142,26 +94,32 @@ def move_all(
         The device has not enough free memory. Nothing was moved.
     """
     start = clock()
-    plan = _Plan(device)
+    plan = Plan(device)
     walk = Walk()
-    wanted = [f for f in walk.variables(variables) if f.tensor.device != (f.home or device)]
-    moving = {id(found.tensor) for found in wanted}
+    walk.variables(variables)
+    moving = {id(f.tensor) for f in walk.found if must_move(f, device)}
     for name, optimizer in followers:
-        states = walk.state(optimizer, name, only=moving)
-        wanted += [f for f in states if f.tensor.device != (f.home or device)]
+        walk.state(optimizer, (name,), only=moving)
+    wanted = [found for found in walk.found if must_move(found, device)]
     alone: list[Found] = []
     shared: dict[int, list[Found]] = {}
     for found in wanted:
-        if reason := _immovable(found.tensor):
+        if reason := immovable(found.tensor):
             plan.left.append(Left(found.path, reason))
-        elif _has_plain_storage(found.tensor):
+        elif has_plain_storage(found.tensor):
             shared.setdefault(found.tensor.untyped_storage()._cdata, []).append(found)
         else:
             alone.append(found)
+    for name, tensor in bystanders:
+        sharing = shares_with(tensor, shared)
+        if sharing and all(f.tensor is not tensor for f in wanted):
+            reason = f"it shared memory with {sharing}, which moved: they are two from now on"
+            plan.left.append(Left(name, reason))
     out_of_memory = False
     try:
         for group in shared.values():
-            plan.copy_storage(group)
+            for family in families(group):
+                plan.copy_family(family)
         for found in alone:
             plan.copy_alone(found)
     except torch.OutOfMemoryError:
@@ -188,36 +146,12 @@ def wait_for(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def _immovable(tensor: Tensor) -> str:
-    if tensor.grad_fn is not None:
-        # Its graph expects a gradient on the device where it was computed.
-        return "it is the result of a computation that autograd tracks; use .detach() or .to()"
-    if tensor.device.type == "meta":
-        return "it is on the meta device and has no data"
-    return ""
-
-
-def _has_plain_storage(tensor: Tensor) -> bool:
-    return (
-        type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
-        and tensor.layout is torch.strided
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
-    )
-
-
-def _bytes_of(tensor: Tensor) -> int:
-    try:
-        return tensor.nbytes
-    except (RuntimeError, NotImplementedError, ValueError):  # no shape yet, or no strides
-        return 0
-
-
-def _no_room(plan: _Plan, wanted: list[Found]) -> str:
+def _no_room(plan: Plan, wanted: list[Found]) -> str:
     # The copies made so far would count as used.
     plan.assignments.clear()
     needed: dict[str, int] = {}
     for found in wanted:
-        needed[found.root] = needed.get(found.root, 0) + _bytes_of(found.tensor)
+        needed[found.root] = needed.get(found.root, 0) + bytes_of(found.tensor)
     largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
     names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in largest)
     device = plan.device

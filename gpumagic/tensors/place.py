@@ -65,7 +65,7 @@ def leave(place: Placement) -> None:
 def _restore_current_device(place: Placement) -> None:
     if place.previous_index is not None:
         # A device that failed or was taken away meanwhile must not keep the rest from being undone.
-        with suppress(RuntimeError, AssertionError):
+        with suppress(RuntimeError, AssertionError, AttributeError):
             torch.cuda.set_device(place.previous_index)
 
 
@@ -117,11 +117,16 @@ class on:
 
     def __exit__(self, *exc: object) -> None:
         # One object may be entered again, by several threads and tasks: end this context's own.
+        if not self._entered:
+            raise RuntimeError("this placement was not entered")
         place = next((p for p in enclosing() if p.owner is self), self._entered[-1])
         self._entered.remove(place)
         leave(place)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        if isinstance(function, (type, classmethod, staticmethod)):
+            kind = "a class" if isinstance(function, type) else type(function).__name__
+            raise TypeError(f"@gpumagic.on wraps functions and methods, not {kind}; put it below")
         space = getattr(inspect.unwrap(function), "__globals__", None)
         if inspect.iscoroutinefunction(function):
 

@@ -7,16 +7,13 @@ that says only `train()` reads what `train` reads.
 """
 
 import ast
-import dis
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import CodeType, FunctionType
+from collections.abc import Callable, Iterable
 from typing import Any
 
 # Line and cell magics whose text is Python that runs in the user's namespace.
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun", "gputime"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
-_GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 
 
 def names_read(tree: ast.AST, transform: Callable[[str], str] = str) -> list[str]:
@@ -33,62 +30,6 @@ def names_read(tree: ast.AST, transform: Callable[[str], str] = str) -> list[str
     reader = _Reader(transform)
     reader.visit(tree)
     return list(reader.read)
-
-
-def variables_read(
-    names: Iterable[str], namespace: Mapping[str, Any], module: str = "__main__"
-) -> Iterator[tuple[str, Any]]:
-    """Yield `(name, value)` for each name, and for the names that the notebook's functions read.
-
-    Parameters
-    ----------
-    names : iterable of str
-    namespace : mapping
-        The user's variables.
-    module : str
-        Functions whose `__module__` is this one are followed; libraries are not.
-    """
-    queue, seen = list(names), set[str]()
-    followed = set[CodeType]()
-    while queue:
-        name = queue.pop(0)
-        if name in seen or name not in namespace:
-            continue
-        seen.add(name)
-        value = namespace[name]
-        yield name, value
-        for function in _functions(value, module):
-            if function.__code__ in followed:
-                continue
-            followed.add(function.__code__)
-            queue += [n for n in _globals_of(function.__code__) if n not in seen]
-            for free, cell in zip(
-                function.__code__.co_freevars, function.__closure__ or (), strict=True
-            ):
-                try:
-                    yield f"{name}.{free}", cell.cell_contents
-                except ValueError:  # a closure variable that is not bound yet
-                    continue
-
-
-def _functions(value: Any, module: str) -> list[FunctionType]:
-    value = getattr(value, "__wrapped__", value)
-    if isinstance(value, FunctionType) and value.__module__ == module:
-        return [value]
-    if isinstance(value, type) and value.__module__ == module:
-        return [f for f in vars(value).values() if isinstance(f, FunctionType)]
-    owner = type(value)
-    if owner.__module__ == module:
-        return _functions(owner, module)
-    return []
-
-
-def _globals_of(code: CodeType) -> list[str]:
-    names = {i.argval: None for i in dis.get_instructions(code) if i.opname in _GLOBAL_LOADS}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= dict.fromkeys(_globals_of(constant))
-    return list(names)
 
 
 class _Reader(ast.NodeVisitor):
@@ -269,8 +210,8 @@ class _Reader(ast.NodeVisitor):
         magic, *texts = [str(a.value) for a in node.args if isinstance(a, ast.Constant)]
         if magic not in _PYTHON_MAGICS or not texts:
             return
-        if function.attr == "run_line_magic":
-            texts = [_OPTIONS.sub("", texts[0]).strip()]
+        # The text after the magic's name is Python too: a statement, or the set-up of %%timeit.
+        texts[0] = _OPTIONS.sub("", texts[0]).strip()
         for text in texts:
             try:
                 self.visit(ast.parse(self.transform(text)))

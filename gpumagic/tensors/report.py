@@ -26,7 +26,7 @@ class Memory:
     before: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """One cell on one device.
 
@@ -74,11 +74,8 @@ class Report:
         """Whether the cell had anything to do with a device: moved, loaded or allocated."""
         return bool(self.moved or self.left or self.batches.count or self.memory)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return view.text(self)
-
-    def _repr_pretty_(self, printer: object, cycle: bool) -> None:
-        printer.text(str(self))  # type: ignore[attr-defined]
 
     def _repr_html_(self) -> str:
         return view.html(self)

@@ -1,7 +1,7 @@
 """One cell on one device: bring what it reads, place what it makes, measure, report."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,12 +9,13 @@ from torch.optim import Optimizer
 
 from gpumagic.device import Device
 from gpumagic.tensors.devices import as_torch
+from gpumagic.tensors.follow import variables_read
 from gpumagic.tensors.meter import MemoryMeter
 from gpumagic.tensors.move import Moves, move_all, wait_for
 from gpumagic.tensors.place import enter, leave
 from gpumagic.tensors.placement import Placement
-from gpumagic.tensors.reads import variables_read
 from gpumagic.tensors.report import Batches, Memory, Report
+from gpumagic.tensors.walk import own_attributes
 
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 _NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
@@ -69,8 +70,10 @@ class Run:
                 variables_read(self._names, self._namespace),
                 target,
                 followers=_optimizers(self._namespace),
+                bystanders=_tensors(self._namespace),
                 clock=self._clock,
             )
+        self._started = self._clock()
         self._place = enter(target, batches=self._move, namespace=self._namespace)
         self._meter.start()
         self._started = self._clock()
@@ -94,13 +97,15 @@ class Run:
                 wait_for(target)
                 for index in self._meter.touched():
                     wait_for(torch.device("cuda", index))
-        except (RuntimeError, AssertionError) as failed:
+        except (RuntimeError, AssertionError, AttributeError) as failed:
             # An error of the device itself surfaces at the wait; so does a device that is gone.
             fault = str(failed).strip().splitlines()[0]
         finally:
             seconds = self._clock() - self._started
-            memory = self._meter.stop()
-            leave(place)
+            try:
+                memory = self._meter.stop()
+            finally:
+                leave(place)
         report = Report(
             device=self.device,
             seconds=seconds,
@@ -121,11 +126,30 @@ class Run:
         return report
 
 
-def _optimizers(namespace: Mapping[str, Any]) -> list[tuple[str, Optimizer]]:
+def _optimizers(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
     # Their state follows parameters that move, named in this cell or not: else the next step()
-    # finds it on another device. Names like _ and _3 come last: they are IPython's.
-    found = [(name, value) for name, value in namespace.items() if isinstance(value, Optimizer)]
-    return sorted(found, key=lambda item: item[0].startswith("_"))
+    # finds it on another device.
+    for name, value in list(namespace.items()):
+        if issubclass(type(value), Optimizer):
+            yield name, value
+        elif type(value) in (list, tuple, dict) and len(value) <= 100:
+            items = value.values() if type(value) is dict else value
+            yield from ((name, item) for item in items if issubclass(type(item), Optimizer))
+        elif type(value).__module__ == "__main__":
+            held = own_attributes(value)
+            yield from (
+                (f"{name}.{attribute}", item)
+                for attribute, item in held.items()
+                if issubclass(type(item), Optimizer)
+            )
+
+
+def _tensors(namespace: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (name, value)
+        for name, value in namespace.items()
+        if type(value) is torch.Tensor and not name.startswith("_")
+    ]
 
 
 _last: Report | None = None

@@ -15,6 +15,7 @@ import torch.utils.data
 from torch import Tensor
 from torch.jit import _builtins
 from torch.utils._device import DeviceContext, _device_constructors
+from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.tensors import batches
@@ -24,12 +25,23 @@ Wrapper = Callable[..., Any]
 
 # Code whose small tensors are meant for the host: optimizers count their steps there, samplers draw
 # their seeds, printing formats its digits; a default device must not reach into it.
-_HOST_CODE = ("torch.optim", "torch.utils.", "torch.distributed.", "torch._", "gpumagic.")
+_HOST_CODE = (
+    "torch.optim",
+    "torch.utils.",
+    "torch.distributed.",
+    "torch.nn.utils.rnn",
+    "torch._tensor",
+    "torch._utils",
+    "gpumagic.",
+)
+# Called by the user, it makes batches; called by a loader, it runs without placement anyway.
+_COLLATE = "torch.utils.data._utils.collate"
 
 
 class _Verdicts(dict[str | None, bool]):
     def __missing__(self, module: str | None) -> bool:
-        verdict = self[module] = bool(module) and str(module).startswith(_HOST_CODE)
+        name = str(module)
+        verdict = self[module] = name.startswith(_HOST_CODE) and name != _COLLATE
         return verdict
 
 
@@ -112,7 +124,9 @@ def _host_maker(make: Wrapper) -> Wrapper:
     def placed(*args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
         place = placement()
-        return made if place is None or place.overruled() else made.to(place.device)
+        if place is None or place.overruled() or _for_host(sys._getframe(1)):
+            return made
+        return made.to(place.device)
 
     return placed
 
@@ -239,6 +253,7 @@ def twins() -> Iterator[tuple[Any, str, Any, Wrapper]]:
         for owner, name, wrap in (
             (torch.utils.data.DataLoader, "__iter__", batches.host_only),
             (_BaseDataLoaderIter, "__next__", batches.delivered),
+            (pin_memory, "pin_memory", batches.pin_what_can_be),
             # C++ makes a DeviceContext for each `with` and pushes it without calling __enter__.
             (DeviceContext, "__init__", _doubt),
             (DeviceContext, "__enter__", _doubt),

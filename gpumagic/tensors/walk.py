@@ -1,34 +1,51 @@
-"""Find the tensors that a value holds: in modules, optimizers and containers, each once."""
+"""Find the tensors that a value holds: in modules, optimizers, containers and the notebook's own
+objects, each tensor once.
+
+Looks at types and never asks an object: a proxy is not woken, a file that acts as a mapping is not
+read, and an object that answers every question with an error does no harm.
+"""
 
 import dataclasses
 import types
-from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections import ChainMap, UserDict, deque
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
+from torch.utils.data import Dataset
 
 # A module's own dictionaries, which parameters(), buffers() and modules() already cover.
 _MODULE_STATE = {"_parameters", "_buffers", "_modules"}
-_SEQUENCES = (list, tuple, set, frozenset, deque)
+_PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType, torch.device}
+# The path to a value: the variable's name, then a step for each part on the way.
+Path = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Found:
-    """A tensor, the variable through which it was found, and its path from there.
+    """A tensor, its path from a variable, and a device that it must be on whatever is asked for.
 
-    `home` is a device that the tensor must be on whatever is asked for: an optimizer keeps its step
-    counters on the CPU.
+    An optimizer keeps its step counters on the CPU: those have a `home`.
     """
 
     tensor: Tensor
-    root: str
-    path: str
+    steps: Path
     home: torch.device | None = None
+
+    @property
+    def root(self) -> str:
+        """The variable through which it was found."""
+        return str(self.steps[0])
+
+    @property
+    def path(self) -> str:
+        """How a person would write it: ``net.layer.weight``, ``batch['x']``."""
+        return written(self.steps)
 
 
 @dataclass(frozen=True)
@@ -39,32 +56,57 @@ class Left:
     reason: str
 
 
+def written(steps: Path) -> str:
+    """A path as a person would write it."""
+    text = str(steps[0])
+    for kind, key in steps[1:]:
+        try:
+            text += f".{key}" if kind == "." else f"[{key!r}]"
+        except Exception:  # noqa: BLE001  the repr of a user's key
+            text += "[…]"
+    return text
+
+
 class Walk:
-    """Yields each tensor once, under the name of the variable that it was first found through.
+    """Collects each tensor once, under the variable that it was first found through.
+
+    Parameters
+    ----------
+    module : str
+        Plain objects whose class has this `__module__` are looked into; others are not.
 
     Attributes
     ----------
+    found : list of Found
     left : list of Left
-        Objects that must stay as a whole.
+        Objects that must stay as a whole, and variables that could not be looked into.
     recurrent : list of torch.nn.RNNBase
         The recurrent modules that were met.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "__main__") -> None:
+        self.found: list[Found] = []
         self.left: list[Left] = []
         self.recurrent: list[nn.RNNBase] = []
+        self._module = module
         self._seen: dict[int, object] = {}  # keeps what it met alive, so that an id stays its own
 
-    def variables(self, variables: Iterable[tuple[str, object]]) -> Iterator[Found]:
+    def variables(self, variables: Iterable[tuple[str, object]]) -> None:
         """Walk named values: optimizers last, so that modules lend their names to parameters."""
         later = []
         for name, value in variables:
-            if isinstance(value, Optimizer):
+            if issubclass(type(value), Optimizer):
                 later.append((name, value))
             else:
-                yield from self.value(value, name, name)
+                self._guarded(name, value)
         for name, optimizer in later:
-            yield from self.optimizer(optimizer, name)
+            self._guarded(name, optimizer)
+
+    def _guarded(self, name: str, value: object) -> None:
+        try:
+            self.value(value, (name,))
+        except Exception as error:  # noqa: BLE001  what the user's own containers may raise
+            self.left.append(Left(name, f"looking into it raised {type(error).__name__}"))
 
     def _first_time(self, value: object) -> bool:
         if id(value) in self._seen:
@@ -72,76 +114,85 @@ class Walk:
         self._seen[id(value)] = value
         return True
 
-    def value(self, value: Any, root: str, path: str) -> Iterator[Found]:
-        if isinstance(value, Tensor):
-            yield from self.tensor(value, root, path)
-        elif isinstance(value, nn.Module):
-            yield from self.module(value, root, path)
-        elif isinstance(value, Optimizer):
-            yield from self.optimizer(value, root)
-        elif isinstance(value, PackedSequence):
-            if self._first_time(value):
-                # batch_sizes stays: pack_padded_sequence's contract keeps it on the CPU.
-                for name in ("data", "sorted_indices", "unsorted_indices"):
-                    yield from self.value(getattr(value, name), root, f"{path}.{name}")
-        elif isinstance(value, Mapping):
-            if self._first_time(value) and _may_hold_tensors(value.values()):
-                for key, item in list(value.items()):
-                    yield from self.value(item, root, f"{path}[{key!r}]")
-        elif isinstance(value, _SEQUENCES):
-            if self._first_time(value) and _may_hold_tensors(value):
-                fields = getattr(value, "_fields", None)
+    def value(self, value: Any, steps: Path) -> None:
+        """Walk one value, whatever it is."""
+        role = _role_of[type(value)]
+        if role == "plain":
+            return
+        if role == "tensor":
+            self.tensor(value, steps)
+        elif not self._first_time(value):
+            return
+        elif role == "sequence":
+            if _may_hold_tensors(value):
+                names = getattr(type(value), "_fields", None)
                 for n, item in enumerate(list(value)):
-                    name = f"{path}.{fields[n]}" if fields else f"{path}[{n}]"
-                    yield from self.value(item, root, name)
-        elif (
-            dataclasses.is_dataclass(value)
-            and not isinstance(value, type)
-            and self._first_time(value)
-        ):
-            for data_field in dataclasses.fields(value):
-                item = getattr(value, data_field.name, None)
-                yield from self.value(item, root, f"{path}.{data_field.name}")
+                    self.value(item, (*steps, (".", names[n]) if names else ("[]", n)))
+        elif role == "mapping":
+            if _may_hold_tensors(value.values()):
+                for key, item in list(value.items()):
+                    self.value(item, (*steps, ("[]", key)))
+        elif role == "module":
+            self._network(value, steps)
+        elif role == "optimizer":
+            self._optimizer(value, steps)
+        elif role == "packed":
+            # batch_sizes stays: pack_padded_sequence's contract keeps it on the CPU.
+            for name in ("data", "sorted_indices", "unsorted_indices"):
+                self.value(getattr(value, name), (*steps, (".", name)))
+        elif role == "partial":
+            self.value([value.func, value.args, value.keywords], steps)
+        elif role == "method":
+            self.value(value.__self__, (*steps, (".", "__self__")))
+        elif role == "record" or self._is_the_notebooks(value):
+            self._attributes(value, steps)
 
-    def tensor(
-        self, tensor: Tensor, root: str, path: str, home: torch.device | None = None
-    ) -> Iterator[Found]:
+    def _is_the_notebooks(self, value: Any) -> bool:
+        return (value if isinstance(value, type) else type(value)).__module__ == self._module
+
+    def _attributes(self, value: Any, steps: Path) -> None:
+        """Of a dataclass, or of an object or a class of the notebook itself."""
+        held = dict(own_attributes(value)) if not isinstance(value, type) else dict(vars(value))
+        for base in type(value).__mro__:
+            for name in vars(base).get("__slots__", ()):
+                slot = vars(base).get(name)
+                if isinstance(slot, types.MemberDescriptorType):
+                    held.setdefault(name, getattr(value, name, None))
+        for name, item in held.items():
+            self.value(item, (*steps, (".", name)))
+
+    def tensor(self, tensor: Tensor, steps: Path, home: torch.device | None = None) -> None:
+        """Note a tensor, and its gradient."""
         if self._first_time(tensor):
-            yield Found(tensor, root, path, home)
+            self.found.append(Found(tensor, steps, home))
             if tensor.is_leaf and tensor.grad is not None:
-                yield from self.tensor(tensor.grad, root, f"{path}.grad", home)
+                self.tensor(tensor.grad, (*steps, (".", "grad")), home)
 
-    def module(self, module: nn.Module, root: str, path: str) -> Iterator[Found]:
-        reason = _stays(module)
-        if reason:
-            if self._first_time(module):
-                self.left.append(Left(path, reason))
+    def _network(self, module: nn.Module, steps: Path) -> None:
+        if reason := _stays(module):
+            self.left.append(Left(written(steps), reason))
             return
-        for name, part in module.named_modules():
-            if not self._first_time(part):
-                continue
-            where = f"{path}.{name}" if name else path
-            if isinstance(part, nn.RNNBase):
-                self.recurrent.append(part)
-            own = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
-            for key, tensor in own:
-                yield from self.tensor(tensor, root, f"{where}.{key}")
-            # Module.to() would leave behind a tensor that is neither parameter nor buffer.
-            for key, item in list(vars(part).items()):
-                if key not in _MODULE_STATE and not isinstance(item, nn.Module):
-                    yield from self.value(item, root, f"{where}.{key}")
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for name, tensor in own:
+            self.tensor(tensor, (*steps, (".", name)))
+        if isinstance(module, nn.RNNBase):
+            self.recurrent.append(module)
+        for name, child in module.named_children():
+            self.value(child, (*steps, (".", name)))
+        # Module.to() would leave behind a tensor that is neither parameter nor buffer. One that
+        # autograd tracks is what forward() keeps of its last run, and will make anew.
+        for name, item in list(vars(module).items()):
+            kept = isinstance(item, Tensor) and item.grad_fn is not None
+            if name not in _MODULE_STATE and not kept:
+                self.value(item, (*steps, (".", name)))
 
-    def optimizer(self, optimizer: Optimizer, root: str) -> Iterator[Found]:
-        if not self._first_time(optimizer):
-            return
+    def _optimizer(self, optimizer: Optimizer, steps: Path) -> None:
         for group in optimizer.param_groups:
-            for n, parameter in enumerate(group["params"]):
-                yield from self.tensor(parameter, root, f"{root}.params[{n}]")
-        yield from self.state(optimizer, root)
+            for key, item in group.items():
+                self.value(item, (*steps, (".", key)))
+        self.state(optimizer, steps)
 
-    def state(
-        self, optimizer: Optimizer, root: str, only: Container[int] | None = None
-    ) -> Iterator[Found]:
+    def state(self, optimizer: Optimizer, steps: Path, only: Container[int] | None = None) -> None:
         """Walk an optimizer's state; with `only`, that of parameters with these ids."""
         for group in optimizer.param_groups:
             on_device = group.get("capturable") or group.get("fused")
@@ -149,24 +200,57 @@ class Walk:
                 if only is not None and id(parameter) not in only:
                     continue
                 for key, item in optimizer.state.get(parameter, {}).items():
-                    path = f"{root}.state.{key}"
+                    path = (*steps, (".", "state"), (".", key))
                     if key == "step" and isinstance(item, Tensor) and not on_device:
                         # As Optimizer.load_state_dict has it: the step counter is the host's.
-                        yield from self.tensor(item, root, path, torch.device("cpu"))
+                        self.tensor(item, path, torch.device("cpu"))
                     else:
-                        yield from self.value(item, root, path)
+                        self.value(item, path)
+
+
+_ROLES = (
+    ("tensor", Tensor),
+    ("packed", PackedSequence),
+    ("sequence", (list, tuple, set, frozenset, deque)),
+    # In memory, and no other: to ask a file or a database for its values would read it.
+    ("mapping", (dict, UserDict, ChainMap, types.MappingProxyType)),
+    ("module", nn.Module),
+    ("optimizer", Optimizer),
+    # Data stays with its workers on the host; a loader's batches are delivered.
+    ("plain", (*_PLAIN, Dataset)),
+    ("partial", partial),
+    ("method", types.MethodType),
+    ("record", types.SimpleNamespace),
+)
+
+
+class _Roles(dict[type, str]):
+    def __missing__(self, kind: type) -> str:
+        fits = (role for role, kinds in _ROLES if issubclass(kind, kinds))
+        role = next(fits, "record" if dataclasses.is_dataclass(kind) else "object")
+        self[kind] = role
+        return role
+
+
+_role_of = _Roles()
+
+
+def own_attributes(value: object) -> Mapping[str, Any]:
+    """An object's `__dict__`, without asking its `__getattr__`."""
+    try:
+        held: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return held
 
 
 def _may_hold_tensors(items: Iterable[object]) -> bool:
     # A list of a million numbers is passed over at C speed.
-    return any(not issubclass(kind, _PLAIN) for kind in set(map(type, items)))
-
-
-_PLAIN = (int, float, complex, str, bytes, type(None), types.FunctionType, types.ModuleType)
+    return not set(map(type, items)) <= _PLAIN
 
 
 def _stays(module: nn.Module) -> str:
-    spread = getattr(module, "hf_device_map", None)
+    spread = vars(module).get("hf_device_map")
     if isinstance(spread, dict) and len(set(map(str, spread.values()))) > 1:
         return "its layers are spread over several devices (device_map)"
     if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):

@@ -17,7 +17,7 @@ import sys
 
 from gpumagic.errors import GpuError
 
-__all__ = ["disable", "enable", "enabled"]
+__all__ = ["disable", "enable", "enabled", "live_tensors"]
 
 MOST = 8  # c10::impl::FakeGuardImpl, the guard that torch itself has for this, has eight devices
 _UNITS = {unit: 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))} | {
@@ -67,6 +67,13 @@ def enabled() -> bool:
     """Whether this process has virtual GPUs now."""
     gpus = sys.modules.get(f"{__name__}.gpus")
     return gpus is not None and bool(gpus.GPUS)
+
+
+def live_tensors() -> int:
+    """How many pieces of memory tensors hold on the virtual GPUs now: one for all views of it."""
+    if not enabled():
+        return 0
+    return sum(gpu.ledger.blocks.current for gpu in sys.modules[f"{__name__}.gpus"].GPUS)
 
 
 def _number(devices: object) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic.virtual import storages
 from gpumagic.virtual.generators import Generator
 from gpumagic.virtual.gpus import GPUS, gpu_of
 from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Stream
@@ -64,7 +65,8 @@ def install(stack: ExitStack) -> None:
     patch(stack, torch.cuda.nvtx, _nvtx=_Nvtx())
     patch(stack, torch.cuda.nccl, is_available=_no)
     patch(stack, torch.backends.cudnn, is_acceptable=_no, version=_nothing)
-    patch(stack, torch.storage, _to=_storage_to)
+    patch(stack, torch.storage, _to=storages.to)
+    patch(stack, torch.storage._StorageBase, clone=storages.clone)
     for module in (torch.autograd, torch.autograd.graph):
         patch(stack, module, _engine_run_backward=_backward)
     # Each device has one stream here, so its advice about streams is never meant.
@@ -238,15 +240,6 @@ def _broadcast_coalesced(
 ) -> list[list[Tensor]]:
     copies = [_broadcast(tensor, devices) for tensor in tensors]
     return [list(on_device) for on_device in zip(*copies, strict=True)]
-
-
-def _storage_to(
-    self: Any, device: torch.device, non_blocking: bool = False, _to: Any = torch._utils._to
-) -> Any:
-    if device.type != "cuda" or self.device == device:
-        return _to(self, device, non_blocking)
-    new = torch.empty(self.nbytes(), dtype=torch.uint8, device=device)
-    return new.untyped_storage().copy_(self)
 
 
 def _backward(*args: Any, **kwargs: Any) -> Any:

@@ -43,7 +43,8 @@ Added or replaced, until off, in ``torch._C``: ``_cuda_init``, ``_cuda_isInBadFo
 ``nccl.is_available``, and on a CPU build ``FloatTensor`` and its kin; elsewhere
 ``torch.Generator``, ``torch.Stream``, ``torch.Event``, ``torch.backends.cudnn.is_acceptable`` and
 ``.version``,
-``torch.storage._to``, ``_engine_run_backward`` in ``torch.autograd`` and ``torch.autograd.graph``.
+``torch.storage._to``, ``torch.storage._StorageBase.clone``,
+``_engine_run_backward`` in ``torch.autograd`` and ``torch.autograd.graph``.
 """
 
 from __future__ import annotations

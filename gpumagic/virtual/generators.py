@@ -44,7 +44,8 @@ class Generator(C.Generator, metaclass=_AnyGenerator):  # type: ignore[misc]
         """Where it draws."""
         return self._device
 
-    def __del__(self) -> None:
+    def __del__(self, _on_cuda: set[int] = _on_cuda) -> None:
+        # By default argument: at the interpreter's exit the module's names are gone already.
         _on_cuda.discard(self._cdata)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import gpumagic
 from gpumagic.errors import GpuError
-from gpumagic.tensors import factories, placement
+from gpumagic.tensors import factories, place, placement
 
 pytestmark = pytest.mark.usefixtures("gpus")
 GPU1 = torch.device("cuda:1")
@@ -412,5 +412,64 @@ def test_compile_inside_leaves_dynamo_whole():
     with gpumagic.on(1):
         compiled = torch.compile(make, backend="eager")
         assert compiled(torch.zeros(2)).device == GPU1
+    with gpumagic.on(1):  # again, now that dynamo knows the real ones
+
+        @torch.compile(backend="eager")
+        def add(x):
+            return x + torch.ones(2)
+
+        assert add(torch.zeros(2)).device == GPU1
     whole = torch.compile(make, backend="eager", fullgraph=True)
     assert whole(torch.zeros(2)).tolist() == [1, 1]
+
+
+def test_a_patch_of_the_users_own_made_before_survives(monkeypatch):
+    calls = []
+    original = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *a, **k: calls.append(a) or original(*a, **k))
+    mine = torch.zeros
+    with gpumagic.on(1):
+        torch.zeros(2)
+        assert torch.ones(1).device == GPU1
+    assert torch.zeros is mine
+    assert calls == [(2,)]
+
+
+def test_what_on_cannot_wrap_is_said():
+    with pytest.raises(TypeError, match="not a class"):
+        gpumagic.on(1)(Batch)
+    with pytest.raises(TypeError, match="not classmethod"):
+        gpumagic.on(1)(classmethod(lambda cls: None))
+    with pytest.raises(RuntimeError, match="not entered"):
+        gpumagic.on(1).__exit__(None, None, None)
+
+
+def test_a_proxy_to_something_dead_in_the_namespace_does_no_harm():
+    import weakref
+
+    namespace = {"dead": weakref.proxy(Batch([1.0])), "zeros": torch.zeros}
+    entered = place.enter(GPU1, namespace=namespace)
+    assert namespace["zeros"](1).device == GPU1
+    place.leave(entered)
+    assert namespace["zeros"] is torch.zeros
+
+
+def test_a_failure_in_the_namespace_leaves_nothing_swapped():
+    class Failing(dict):
+        def items(self):
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        place.enter(GPU1, namespace=Failing())
+    assert not factories.installed()
+    assert torch.cuda.current_device() == 0
+
+
+def test_collating_by_hand_lands_and_packing_works():
+    from torch.utils.data import default_collate
+
+    with gpumagic.on(1):
+        assert default_collate([1, 2]).device == GPU1
+        packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+        assert packed.data.device == GPU1
+        assert packed.batch_sizes.device.type == "cpu"
