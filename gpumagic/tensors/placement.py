@@ -20,6 +20,9 @@ class Placement:
         None once it was left: a task that outlives its cell must not go on placing.
     direct : torch.device or None
         The same, but None too while `overruled` might say yes: what the hot path looks at.
+    keywords : dict
+        What the hot path passes on. The CPU needs no word where it is the default anyway: torch
+        takes 0.2 µs to read one.
     batches : bool
         Whether batches of a `DataLoader` are brought to the device too.
     delivered : list of int
@@ -31,6 +34,7 @@ class Placement:
         "delivered",
         "device",
         "direct",
+        "keywords",
         "modes",
         "outer",
         "owner",
@@ -44,6 +48,8 @@ class Placement:
         self.delivered: list[int] = []
         self.outer = placement()
         self.modes = _len_torch_function_stack()
+        implied = device.type == "cpu" and not self.modes
+        self.keywords: dict[str, torch.device] = {} if implied else {"device": device}
         self.owner: object = None
         self.previous_index: int | None = None
 

@@ -69,7 +69,7 @@ def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
             and not kwargs
             and not is_host_code[frame(caller).f_globals.get("__name__")]
         ):
-            return make(*args, device=place.direct)
+            return make(*args, **place.keywords)
         place = placement()
         if (
             place is None
