@@ -62,3 +62,18 @@ def shell():
     made.ip.history_manager.end_session()
     made.ip.reset(new_session=False)
     InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def ip(gpus, shell):
+    """The shell with torch imported; afterwards nothing may be in force or patched."""
+    import torch
+
+    from gpumagic.tensors import factories, meter, placement
+
+    shell.run("import torch\nfrom torch import nn, zeros")
+    yield shell
+    assert not factories.installed()
+    assert placement.placement() is None
+    assert not meter._running
+    assert torch.cuda.current_device() == 0

@@ -1,0 +1,60 @@
+"""Bad input is one clear line, and nothing runs or moves."""
+
+import pytest
+from IPython.core.error import UsageError
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("%%ongpu 7", "no GPU 7"),
+        ("%%ongpu gpu:x", "gpu:x"),
+        ("%%ongpu 0,,1", "0,,1"),
+        ("%%ongpu 0,1", "0,1"),
+        ("%%ongpu all", "all"),
+        ("%%ongpu", "which device?"),
+        ("%%ongpu 1 --nope", "--nope"),
+        ("%%ongpu 1 2", "2"),
+        ("%%ongpu '1", "quotation"),
+        ("%%ongpu mps", "mps"),
+        ("%%ongpu GPU-0000", "GPU-0000"),
+        ("%%ongpu -1", "-1"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_runs_or_moves(ip, line, says):
+    ip.run("X = torch.ones(2); ran = False")
+    done = ip.run(f"{line}\nran = True\nX + 1")
+    assert isinstance(done.error, UsageError)
+    assert done.text.startswith("UsageError: %%ongpu")
+    assert done.text.count("\n") == 1
+    assert says in done.text
+    assert "type" in done.text
+    assert ip.ns["ran"] is False
+    assert ip.ns["X"].device.type == "cpu"
+
+
+def test_empty_cells(ip):
+    for cell in ("%%ongpu 1", "%%ongpu 1\n\n"):
+        done = ip.run(cell)
+        assert done.text.startswith("UsageError: ")
+        assert done.text.count("\n") == 1
+        assert "empty" in done.text
+
+
+def test_only_comments(ip):
+    assert ip.run("%%ongpu 1\n# nothing").success
+
+
+def test_no_room(ip):
+    ip.run("big = torch.empty(2**28 + 1); small = torch.ones(2)")
+    done = ip.run("%%ongpu 1\nran = big, small")
+    assert "nothing was moved" in done.text
+    assert done.text.count("\n") == 1
+    assert "ran" not in ip.ns
+    assert ip.ns["small"].device.type == "cpu"
+
+
+def test_code_that_ipython_runs_silently_is_refused(ip):
+    done = ip.run("%%ongpu 1\nx = 5", silent=True, store_history=False)
+    assert isinstance(done.error, UsageError)
+    assert "x" not in ip.ns

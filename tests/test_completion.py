@@ -1,0 +1,44 @@
+"""Help with examples, and Tab."""
+
+import pytest
+
+
+def test_help_teaches_with_examples(ip):
+    from IPython.core import oinspect
+
+    info = ip.ip.object_inspect("%%ongpu")
+    assert "%%ongpu free" in info["docstring"]
+    assert "--no-move" in info["docstring"]
+    assert ip.ip.object_inspect("%gpus")["docstring"].count("%gpus") > 6
+    assert oinspect  # the inspector that `?` uses
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%%ongpu ", {"0", "1", "cuda:0", "cuda:1", "cpu", "free", "--no-move", "--quiet"}),
+        ("%%ongpu cu", {"cuda:0", "cuda:1"}),
+        ("%%ongpu cuda:", {"cuda:0", "cuda:1"}),
+        ("%%ongpu gpu:", {"gpu:0", "gpu:1"}),
+        ("%%ongpu 1 --", {"--no-move", "--quiet"}),
+        ("%%ongpu 1 --no-move --", {"--quiet"}),
+        ("%ongpu o", {"off"}),
+        ("%gpus --v", {"--virtual"}),
+        ("%gpus --virtual ", {"1", "2", "4", "8", "off"}),
+    ],
+)
+def test_completion(ip, line, expected):
+    found = {text.rpartition(" ")[2] for text in completions(ip, line)}
+    assert found == expected
+
+
+def completions(ip, line):
+    from IPython.core.completer import provisionalcompleter
+
+    with provisionalcompleter():
+        return {line[: c.start] + c.text for c in ip.ip.Completer.completions(line, len(line))}
+
+
+def test_other_lines_complete_as_before(ip):
+    ip.ns["unusual_name_of_mine"] = 1
+    assert "unusual_name_of_mine" in completions(ip, "unusual_na")

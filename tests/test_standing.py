@@ -1,0 +1,63 @@
+"""`%ongpu`: all cells from now on, until it ends."""
+
+from IPython.core.error import UsageError
+
+import gpumagic
+
+
+def test_standing(ip):
+    assert "no placement holds" in ip.run("%ongpu").text
+    done = ip.run("%ongpu 1\nx = zeros(1)")
+    assert "cells run on cuda:1 (virtual) from now on" in done.text
+    assert ip.ns["x"].device.index == 1
+    ip.run("X = torch.ones(2, device='cpu')")
+    assert ip.run("y = X + zeros(2)").text.startswith("cuda:1 (virtual")
+    assert ip.ns["y"].device.index == 1
+    assert ip.run("z = 1").text == ""  # nothing to do with a device: no line
+    assert ip.run("%%ongpu 0\nzeros(1)").result.device.index == 0
+    assert "cells run on cuda:1 (virtual)" in ip.run("%ongpu").text
+    assert "no longer" in ip.run("%ongpu off\nx = zeros(1)").text
+    assert ip.ns["x"].device.type == "cpu"
+    assert ip.run("zeros(1)").result.device.type == "cpu"
+    assert "nothing to end" in ip.run("%ongpu off").text
+
+
+def test_a_standing_placement_whose_device_goes_ends_once(ip):
+    ip.run("%ongpu 1")
+    ip.run("import gpumagic; gpumagic.virtual.disable()")
+    done = ip.run("x = zeros(1)")
+    assert isinstance(done.error, UsageError)
+    assert done.text.count("\n") == 1
+    assert "%ongpu 1 has ended" in done.text
+    assert ip.run("x = zeros(1)").success
+    gpumagic.virtual.enable(2)
+
+
+def test_the_last_question_mark_is_no_help_request(ip):
+    assert "cells run on cuda:0 (virtual) from now on" in ip.run("%ongpu cuda?").text
+    ip.run("%ongpu off")
+    assert ip.run("%%ongpu 7?\nzeros(1)").result.device.type == "cpu"
+    assert "cpu: asked for GPU 7, which is not here" in ip.run("%%ongpu 7?\nzeros(1)").text
+
+
+def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
+    ip.run("%ongpu 1")
+    done = ip.run("%gpus --virtual off\nx = torch.zeros(1)")
+    assert done.success, done.text
+    assert done.text == "virtual GPUs are off\n"
+    assert ip.ns["x"].device.type == "cpu"
+    assert ip.run("torch.zeros(1)").result.device.type == "cpu"
+    ip.run("%gpus --virtual 2")
+    done = ip.run("%%ongpu 1\nkept = zeros(1)\n%gpus --virtual off\nx = torch.zeros(1)")
+    assert done.success, done.text
+    assert "1 tensor that lived there can no longer be used" in done.text
+    assert "Error" not in done.text
+    ip.run("del kept, x")
+    ip.run("%gpus --virtual 2")
+
+
+def test_off_in_any_case_and_in_the_wrong_place(ip):
+    ip.run("%ongpu 1")
+    assert "no longer" in ip.run("%ongpu OFF  # done").text
+    assert "type %ongpu off" in ip.run("%%ongpu off\nx = 1").text
+    assert ip.run("%ongpu --nope").text.startswith("UsageError: %ongpu: ")
