@@ -1,0 +1,28 @@
+"""`gpumagic snapshot` and `gpumagic doctor`; the demo's test is with the examples."""
+
+import pytest
+
+from gpumagic import cli, virtual
+from gpumagic.telemetry import Snapshot
+
+
+def test_snapshot_as_json_and_as_a_table(capsys, gpus):
+    assert cli.main(["snapshot", "--json"]) == 0
+    snapshot = Snapshot.from_json(capsys.readouterr().out)
+    assert [g.virtual for g in snapshot.gpus] == [True, True]
+    assert cli.main(["snapshot"]) == 0
+    assert "cuda:1" in capsys.readouterr().out
+
+
+def test_the_doctor_fails_where_something_is_wrong(capsys):
+    status = cli.main(["doctor"])
+    shown = capsys.readouterr().out
+    assert ("✗" in shown) == bool(status)
+    assert "torch" in shown
+
+
+def test_a_command_is_needed(capsys):
+    with pytest.raises(SystemExit):
+        cli.main([])
+    assert "demo" in capsys.readouterr().err
+    assert not virtual.enabled()
