@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("gpumagic", description="GPUs in notebooks, and without one.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="demo|snapshot|doctor")
     demo = commands.add_parser("demo", help="run a notebook headless and show its reports")
     demo.add_argument("notebook", nargs="?", type=Path, help="default: the quickstart")
     demo.add_argument("--output", type=Path, default=Path("demo"), help="folder for the HTML")
