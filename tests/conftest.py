@@ -4,7 +4,12 @@ import io
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
+from hypothesis import settings
 from traitlets.config import Config
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 GIB = 2**30
 
