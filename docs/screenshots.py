@@ -162,7 +162,6 @@ def main() -> None:
                 page.locator(".gpumagic-report summary").first.click()
                 print(shoot(page, "report", theme, REPORT, REPORT))
                 print(shoot(page, "gpus", theme, GPUS, GPUS))
-                page.screenshot(path=Path(folder).parent / f"whole-{theme}.png")
                 page.close()
         browser.close()
 
