@@ -114,7 +114,7 @@ class GpuMagics(Magics):
             if args.memory or args.force:
                 raise GpuError("--memory and --force go with --virtual N; type %gpus --virtual 2")
             if args.doctor:
-                return show.doctor()
+                return display(show.doctor())
             return self.once.show(show.gpus(args.where, processes=args.processes))
         except GpuError as error:
             raise UsageError(f"%gpus: {error}") from None

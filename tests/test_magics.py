@@ -70,6 +70,7 @@ def test_turning_virtual_gpus_on_and_off(shell):
 
 def test_the_doctor(ip):
     assert "torch" in ip.run("%gpus --doctor").text
+    assert "torch" in ip.run("%gpus --doctor\nx = 1").text  # wherever it stands
 
 
 @pytest.mark.parametrize(

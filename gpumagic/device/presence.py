@@ -24,7 +24,8 @@ def set_virtual(devices: VirtualDevices | None) -> None:
     devices : sequence of Device, or a function that returns one, optional
         A function is asked at each use, so that ``memory_free`` is that of the moment.
     """
-    global _virtual
+    global _virtual, _cuda_order
+    _cuda_order = None  # of the devices that these replace, or that go now
     _virtual = devices if devices is None or callable(devices) else tuple(devices)
 
 

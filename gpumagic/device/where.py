@@ -51,6 +51,13 @@ def resolve(
     GpuError
         Not a WHERE, not here, named twice, or ambiguous.
     """
+    try:
+        return _resolve(where, devices, current)
+    except _NotADevice as error:
+        raise GpuError(f"{error} is not a device; type {SPELLINGS}") from None
+
+
+def _resolve(where: object, devices: Sequence[Device] | None, current: int) -> list[Device]:
     if isinstance(where, Device):
         text = where.uuid or str(where)
     elif isinstance(where, str):
@@ -78,10 +85,9 @@ def resolve_one(
         As :func:`resolve`, and where several are named.
     """
     try:
-        found = resolve(where, devices, current=current)
-    except GpuError as error:
-        # What is refused here shall not be recommended.
-        raise GpuError(str(error).replace(SPELLINGS, SPELLINGS_OF_ONE)) from None
+        found = _resolve(where, devices, current)
+    except _NotADevice as error:
+        raise GpuError(f"{error} is not a device; type {SPELLINGS_OF_ONE}") from None
     if len(found) > 1:
         raise GpuError(f"one device is needed, {_quote(where)} names {_list(found)}; type one")
     return found[0]
@@ -126,7 +132,7 @@ def _spell(where: object) -> str:
             raise TypeError
         return str(as_integer(where))  # type: ignore[arg-type]
     except TypeError:
-        raise GpuError(f"{_quote(where)} is not a device; type {SPELLINGS}") from None
+        raise _NotADevice(_quote(where)) from None
 
 
 def _resolve_part(part: str, whole: str, devices: Sequence[Device], current: int) -> list[Device]:
@@ -139,6 +145,10 @@ def _resolve_part(part: str, whole: str, devices: Sequence[Device], current: int
         if part.endswith("?"):
             return [replace(CPU, note=f"asked for {error.asked}, which is not here")]
         raise GpuError(error.line) from None
+
+
+class _NotADevice(Exception):
+    """Not a WHERE in any spelling."""
 
 
 class _NotHere(Exception):
@@ -168,7 +178,7 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
         if not devices:
             raise _NotHere("GPU", NO_GPU, NO_GPU_CURE)
         return list(devices) if word == "all" else [_freest(devices)]
-    raise GpuError(f"{_quote(asked)} is not a device; type {SPELLINGS}")
+    raise _NotADevice(_quote(asked))
 
 
 def _cuda(ordinal: int, asked: str, devices: Sequence[Device]) -> Device:

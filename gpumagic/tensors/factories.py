@@ -160,19 +160,19 @@ _LIBRARIES = tuple(
     | {str(torch.__file__).rsplit("torch", 1)[0]}
 )
 _looked_at: set[str] = set()
-_user_modules: dict[str, types.ModuleType] = {}
+_user_modules: set[str] = set()
 
 
 def _modules_of_the_user() -> list[types.ModuleType]:
     """Modules that lie outside the installed libraries: they may have names from torch too."""
     for name in sys.modules.keys() - _looked_at:
         _looked_at.add(name)
-        module = sys.modules[name]
-        path = getattr(module, "__file__", None)
+        path = getattr(sys.modules[name], "__file__", None)
         ours = name.split(".")[0] == "gpumagic"
         if path and not ours and not path.startswith(_LIBRARIES):
-            _user_modules[name] = module
-    return list(_user_modules.values())
+            _user_modules.add(name)
+    # By name: a module that was imported anew is another object.
+    return [sys.modules[name] for name in _user_modules & sys.modules.keys()]
 
 
 def _forget_dynamos_tables() -> None:

@@ -39,7 +39,7 @@ def variables_read(
         seen.add(name)
         value = namespace[name]
         yield name, value
-        functions = deque(_functions(value, module))
+        functions = deque(_found_in(value, module))
         while functions:
             function = functions.popleft()
             if function.__code__ in followed:
@@ -54,7 +54,14 @@ def variables_read(
                 except ValueError:  # a closure variable that is not bound yet
                     continue
                 yield f"{name}.{free}", held
-                functions.extend(_functions(held, module))
+                functions.extend(_found_in(held, module))
+
+
+def _found_in(value: Any, module: str) -> list[FunctionType]:
+    try:
+        return _functions(value, module)
+    except Exception:  # noqa: BLE001  a module without its __init__, a function that wraps itself
+        return []
 
 
 _FEW = 1000  # a container of more functions than this is no list of steps
@@ -82,7 +89,7 @@ def _functions(value: Any, module: str, depth: int = 2) -> list[FunctionType]:
     if issubclass(kind, nn.Module):
         kinds = dict.fromkeys(type(part) for part in value.modules())
     else:
-        kinds = {value if isinstance(value, type) else kind: None}
+        kinds = {value if issubclass(kind, type) else kind: None}
     return [f for one in kinds for f in _methods(one, module)]
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import types
 from collections import ChainMap, UserDict, deque
 from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -148,16 +149,16 @@ class Walk:
             self._attributes(value, steps)
 
     def _is_the_notebooks(self, value: Any) -> bool:
-        return (value if isinstance(value, type) else type(value)).__module__ == self._module
+        return (value if _is_class(value) else type(value)).__module__ == self._module
 
     def _attributes(self, value: Any, steps: Path) -> None:
         """Of a dataclass, or of an object or a class of the notebook itself."""
-        held = dict(own_attributes(value)) if not isinstance(value, type) else dict(vars(value))
+        held = dict(vars(value) if _is_class(value) else own_attributes(value))
         for base in type(value).__mro__:
-            for name in vars(base).get("__slots__", ()):
-                slot = vars(base).get(name)
-                if isinstance(slot, types.MemberDescriptorType):
-                    held.setdefault(name, getattr(value, name, None))
+            for name, slot in vars(base).items():
+                if type(slot) is types.MemberDescriptorType and "__slots__" in vars(base):
+                    with suppress(AttributeError):  # never set
+                        held[name] = slot.__get__(value)
         for name, item in held.items():
             self.value(item, (*steps, (".", name)))
 
@@ -182,7 +183,7 @@ class Walk:
         # Module.to() would leave behind a tensor that is neither parameter nor buffer. One that
         # autograd tracks is what forward() keeps of its last run, and will make anew.
         for name, item in list(vars(module).items()):
-            kept = isinstance(item, Tensor) and item.grad_fn is not None
+            kept = issubclass(type(item), Tensor) and item.grad_fn is not None
             if name not in _MODULE_STATE and not kept:
                 self.value(item, (*steps, (".", name)))
 
@@ -228,11 +229,16 @@ class _Roles(dict[type, str]):
     def __missing__(self, kind: type) -> str:
         fits = (role for role, kinds in _ROLES if issubclass(kind, kinds))
         role = next(fits, "record" if dataclasses.is_dataclass(kind) else "object")
-        self[kind] = role
+        if kind.__module__ != "__main__":  # a class that a cell defines anew must be free to go
+            self[kind] = role
         return role
 
 
 _role_of = _Roles()
+
+
+def _is_class(value: object) -> bool:
+    return issubclass(type(value), type)  # isinstance would ask a proxy for its __class__
 
 
 def own_attributes(value: object) -> Mapping[str, Any]:

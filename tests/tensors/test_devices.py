@@ -68,3 +68,12 @@ def test_the_order_of_ordinals_is_torchs_once_cuda_runs(gpus, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     devices.tell_cuda_order()
     assert told[-1] is None
+
+
+def test_virtual_ones_that_went_are_forgotten(gpus):
+    from gpumagic import virtual
+
+    devices.find(1)  # tells the order of ordinals
+    virtual.disable()
+    assert names.here() == []
+    virtual.enable(2, 2**30)

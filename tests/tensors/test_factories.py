@@ -132,3 +132,14 @@ def test_compile_inside_leaves_dynamo_whole():
         assert add(torch.zeros(2)).device == GPU1
     whole = torch.compile(make, backend="eager", fullgraph=True)
     assert whole(torch.zeros(2)).tolist() == [1, 1]
+
+
+def test_a_module_imported_anew_is_placed(tmp_path, monkeypatch):
+    (tmp_path / "imported_twice_by_gpumagic.py").write_text("from torch import ones\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(2):
+        sys.modules.pop("imported_twice_by_gpumagic", None)
+        import imported_twice_by_gpumagic as users
+
+        with gpumagic.on(1):
+            assert users.ones(1).device == GPU1

@@ -107,3 +107,15 @@ def test_every_way_to_a_function_of_the_notebook(code):
     found = dict(variables_read(["x"], space))
     assert found.get("net") == "the net"
     assert "other" not in found
+
+
+def test_what_cannot_be_followed_is_passed_over():
+    from torch import nn
+
+    def itself():
+        """Wraps itself."""
+
+    itself.__wrapped__ = itself
+    unmade = nn.Linear.__new__(nn.Linear)
+    space = {"itself": itself, "unmade": unmade}
+    assert [n for n, _ in variables_read(["itself", "unmade"], space, __name__)] == [*space]

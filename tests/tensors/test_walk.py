@@ -124,6 +124,37 @@ def test_strange_objects_do_no_harm(make):
     assert x.device == GPU1
 
 
+def test_a_proxy_is_not_asked_for_its_class():
+    assert walked(proxy=Proxy()).left == []
+
+
+def test_slots_that_were_never_set_are_passed_over():
+    class Slotted:
+        __slots__ = ("empty", "full")
+        __module__ = __name__
+
+        def __getattr__(self, name):
+            raise KeyError(name)
+
+    slotted = Slotted()
+    slotted.full = torch.ones(1)
+    walk = walked(slotted=slotted)
+    assert [found.path for found in walk.found] == ["slotted.full"]
+    assert walk.left == []
+
+
+def test_classes_of_the_notebook_are_not_kept():
+    import gc
+    import weakref
+
+    kind = type("Redefined", (), {"__module__": "__main__"})
+    gone = weakref.ref(kind)
+    walked(x=kind())
+    del kind
+    gc.collect()
+    assert gone() is None
+
+
 def test_mappings_that_would_read_a_file_are_not_asked(tmp_path):
     import numpy as np
 
