@@ -7,7 +7,7 @@ from itertools import takewhile
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpumagic import device
@@ -91,6 +91,9 @@ def test_the_order_of_unlike_gpus_is_certain_only_if_told() -> None:
 
 
 @settings(deadline=None)
+@example("-0")
+@example("0,-1,2")
+@example("+1,-0")
 @given(st.text("0123456789,-+ GPUMI-abcx", max_size=14))
 def test_visible_devices_as_torch_reads_them(setting: str) -> None:
     cuda = pytest.importorskip("torch.cuda")

@@ -67,10 +67,10 @@ def _by_number(text: str, gpus: Sequence[Device]) -> list[Device]:
     numbers: list[int] = []
     for entry in text.split(","):
         # As strtoul: what follows the digits is ignored, so "1gpu" is 1.
-        digits = re.match(r"\+?([0-9]{1,9})", entry.strip())
-        if digits is None:
+        digits = re.match(r"[+-]?[0-9]{1,9}", entry.strip())
+        number = -1 if digits is None else int(digits[0])
+        if number < 0:
             break
-        number = int(digits[1])
         if number in numbers:
             return []
         numbers.append(number)

@@ -90,7 +90,8 @@ class GpuTable:
         lines = []
         for problem in self.snapshot.problems:
             if not self.rows:
-                lines.append(f"{cause(problem, no_gpu=True)[:-1]}; {problem.cure}")
+                line = f"{cause(problem, no_gpu=True)[:-1]}; {problem.cure}"
+                lines += wrap(line, WIDTH, subsequent_indent="  ")
                 continue
             lines += wrap(cause(problem, no_gpu=False), WIDTH)
             lines += wrap(

@@ -16,7 +16,7 @@ from gpumagic.telemetry.nvml import NvmlSource
 from gpumagic.telemetry.owners import Owners
 from gpumagic.telemetry.snapshot import GpuSample, Problem, ProcessSample, Snapshot
 
-_OFFER = "%gpus --virtual 2 makes two virtual ones (why: %gpus --doctor)"
+_OFFER = "%gpus --virtual 2 makes virtual ones (why: %gpus --doctor)"
 # On a machine without GPUs there is nothing wrong in these; they only say why there is none.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
 
