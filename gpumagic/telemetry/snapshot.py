@@ -61,6 +61,33 @@ class GpuSample:
         Megahertz.
     throttle : tuple of str, optional
         Why it runs slower than it could; empty where nothing slows it.
+    sm_clock_limit, memory_clock_limit : int, optional
+        Megahertz: the most that it can do.
+    fan : float, optional
+        Percent of its greatest speed.
+    pcie_generation, pcie_width : int, optional
+        The link as it is now: generation, and lanes.
+    pcie_generation_limit, pcie_width_limit : int, optional
+        The most that this GPU in this slot can do.
+    pcie_received, pcie_sent : float, optional
+        Bytes a second into and out of the GPU.
+    nvlink_received, nvlink_sent : float, optional
+        Bytes a second over all its NVLinks.
+    sm_activity, sm_occupancy, tensor_activity, dram_activity : float, optional
+        Percent: multiprocessors at work, warps resident of those possible, tensor cores at work,
+        DRAM bandwidth in use. Where the GPU can tell (Hopper and newer).
+    ecc_corrected, ecc_uncorrected : int, optional
+        Memory errors since the driver was loaded.
+    xid, xid_time : optional
+        The last critical Xid error since watching began, and when (seconds of Unix time).
+    energy : float, optional
+        Joules since the driver was loaded.
+    virtual_ordinal : int, optional
+        Of a virtual GPU: CUDA's number in the process that has it.
+    lost : bool
+        It was there and answers no longer; only its name, UUID and index are known.
+    age : float
+        Seconds since the values were read: 0 unless the driver stalls.
     """
 
     uuid: str
@@ -83,6 +110,29 @@ class GpuSample:
     sm_clock: int | None = None
     memory_clock: int | None = None
     throttle: tuple[str, ...] | None = None
+    sm_clock_limit: int | None = None
+    memory_clock_limit: int | None = None
+    fan: float | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    pcie_generation_limit: int | None = None
+    pcie_width_limit: int | None = None
+    pcie_received: float | None = None
+    pcie_sent: float | None = None
+    nvlink_received: float | None = None
+    nvlink_sent: float | None = None
+    sm_activity: float | None = None
+    sm_occupancy: float | None = None
+    tensor_activity: float | None = None
+    dram_activity: float | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    xid: int | None = None
+    xid_time: float | None = None
+    energy: float | None = None
+    virtual_ordinal: int | None = None
+    lost: bool = False
+    age: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +154,18 @@ class ProcessSample:
         of processes of the user who took the snapshot.
     mine : bool
         It is the process that took the snapshot.
+    kernel : str, optional
+        The id of the Jupyter kernel that it is, or whose child it is.
+    child : bool
+        It is not the kernel itself but was started by it, such as a DataLoader's worker.
+    server : str, optional
+        The address of the Jupyter server that has the kernel, where that is another one.
+    idle_since : float, optional
+        Since when the kernel has had nothing to do (seconds of Unix time).
+    orphan : bool
+        Its kernel is gone and it still runs.
+    ordinal : int, optional
+        CUDA's number of this GPU in that process.
     """
 
     uuid: str
@@ -115,6 +177,12 @@ class ProcessSample:
     notebook: str | None = None
     started: float | None = None
     mine: bool = False
+    kernel: str | None = None
+    child: bool = False
+    server: str | None = None
+    idle_since: float | None = None
+    orphan: bool = False
+    ordinal: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,129 @@
+/** What the server and the kernel send: mirrors gpumagic/telemetry/snapshot.py. null is "not known". */
+
+export interface Host {
+  name: string | null;
+  cpu_count: number | null;
+  cpu_utilization: number | null;
+  memory_total: number | null;
+  memory_used: number | null;
+}
+
+export interface GpuSample {
+  uuid: string;
+  name: string | null;
+  index: number | null;
+  ordinal: number | null;
+  ordinal_certain: boolean;
+  virtual: boolean;
+  mig: string | null;
+  unified: boolean;
+  memory_total: number | null;
+  memory_used: number | null;
+  memory_reserved: number | null;
+  utilization: number | null;
+  memory_utilization: number | null;
+  temperature: number | null;
+  temperature_limit: number | null;
+  power: number | null;
+  power_limit: number | null;
+  sm_clock: number | null;
+  memory_clock: number | null;
+  throttle: string[] | null;
+  sm_clock_limit: number | null;
+  memory_clock_limit: number | null;
+  fan: number | null;
+  pcie_generation: number | null;
+  pcie_width: number | null;
+  pcie_generation_limit: number | null;
+  pcie_width_limit: number | null;
+  pcie_received: number | null;
+  pcie_sent: number | null;
+  nvlink_received: number | null;
+  nvlink_sent: number | null;
+  sm_activity: number | null;
+  sm_occupancy: number | null;
+  tensor_activity: number | null;
+  dram_activity: number | null;
+  ecc_corrected: number | null;
+  ecc_uncorrected: number | null;
+  xid: number | null;
+  xid_time: number | null;
+  energy: number | null;
+  virtual_ordinal: number | null;
+  lost: boolean;
+  age: number;
+}
+
+export interface ProcessSample {
+  uuid: string;
+  pid: number;
+  memory: number | null;
+  kind: string | null;
+  name: string | null;
+  user: string | null;
+  notebook: string | null;
+  started: number | null;
+  mine: boolean;
+  kernel: string | null;
+  child: boolean;
+  server: string | null;
+  idle_since: number | null;
+  orphan: boolean;
+  ordinal: number | null;
+}
+
+export interface Problem {
+  code: string;
+  cause: string;
+  cure: string;
+  uuid: string | null;
+}
+
+export interface Snapshot {
+  time: number;
+  host: Host;
+  driver: string | null;
+  source: string;
+  gpus: GpuSample[];
+  processes: ProcessSample[];
+  problems: Problem[];
+}
+
+/** Columns: the n-th value of each belongs to the n-th time. A GPU that was not there has null. */
+export interface History {
+  /** Seconds of Unix time, ascending. */
+  time: number[];
+  /** By UUID. */
+  gpus: Record<string, { utilization: (number | null)[]; memory_used: (number | null)[] }>;
+}
+
+/** A cell that ran, or runs (end is null). */
+export interface CellRun {
+  /** Unique and stable: the same run told again has the same id. */
+  id: string;
+  kernel: string | null;
+  notebook: string | null;
+  /** The number in brackets before the cell. */
+  count: number | null;
+  start: number;
+  end: number | null;
+  /** UUIDs of the GPUs on which its kernel held memory. */
+  gpus: string[];
+}
+
+/** One line of the doctor; ok is null where it is neither right nor wrong. */
+export interface Check {
+  name: string;
+  ok: boolean | null;
+  found: string;
+  cure: string;
+}
+
+/** A result that brings its own text and HTML, such as a timing comparison. */
+export interface Result {
+  id: string;
+  title: string;
+  time: number;
+  text: string;
+  html: string | null;
+}
