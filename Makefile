@@ -2,16 +2,22 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
+# .venv brings a Node.js of its own, for machines that have none.
+NPM = PATH="$(CURDIR)/$(BIN):$$PATH" npm
+FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts)
 
 .PHONY: demo test lab screenshots benchmark clean
 
 demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
 	$(BIN)/gpumagic demo
 
-test: .venv/test  ## lint, types, tests
+test: .venv/test  ## lint, types, tests of Python, TypeScript and the real thing in a browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(NPM) run --silent check
+	$(NPM) test --silent
+	$(BIN)/python tests/browser/chromium.py --install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal -m "not slow"
 
 lab: .venv/lab  ## JupyterLab on the quickstart
@@ -22,22 +28,23 @@ screenshots: .venv/lab .venv/test  ## the pictures in the README, from a real Ju
 
 benchmark: .venv/test
 	$(BIN)/python benchmarks/placement.py
+	$(BIN)/python benchmarks/monitor.py
 	$(BIN)/python benchmarks/opinfo_virtual.py
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo node_modules js/lib gpumagic/static gpumagic/labextension
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
 
-.venv/demo: .venv/bin/pip pyproject.toml constraints.txt
+.venv/demo: .venv/bin/pip pyproject.toml constraints.txt $(FRONT)
 	$(INSTALL) ".[demo]"
 	@touch $@
 
-.venv/test: .venv/bin/pip pyproject.toml constraints.txt
+.venv/test: .venv/bin/pip pyproject.toml constraints.txt $(FRONT)
 	$(INSTALL) ".[test]"
 	@touch $@
 
-.venv/lab: .venv/bin/pip pyproject.toml constraints.txt
+.venv/lab: .venv/bin/pip pyproject.toml constraints.txt $(FRONT)
 	$(INSTALL) ".[demo,lab]"
 	@touch $@
