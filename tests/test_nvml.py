@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpumagic.nvml import Nvml
+from gpumagic.nvml import Field, Nvml
 
 
 class NVMLError(Exception):
@@ -193,3 +193,87 @@ def test_no_module_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert door.fault is not None
     assert door.fault.code == "pynvml-missing"
     assert door.system("nvmlSystemGetDriverVersion") is None
+
+
+def test_of_a_gpu_that_has_just_answered_even_a_lone_question_is_learnt(
+    door: Nvml, library: Library
+) -> None:
+    library.answers["nvmlA"] = 3
+    (gpu,) = door.gpus()
+    for _ in range(3):
+        assert door.ask(gpu, {"a": ("nvmlA",)}, alive=True) == {"a": None}
+    assert library.calls.count("nvmlA") == 1
+
+
+def test_what_was_learnt_is_forgotten_with_the_driver(
+    door: Nvml, library: Library, clock: Clock
+) -> None:
+    library.answers |= {"nvmlA": 3, "nvmlDeviceGetCount": lambda: 1}
+    (gpu,) = door.gpus()
+    door.ask(gpu, {"a": ("nvmlA",)}, alive=True)
+    library.answers["nvmlDeviceGetCount"] = 9
+    clock.now = 100
+    assert door.gpus() == ()
+    library.answers |= {"nvmlA": lambda handle: 5, "nvmlDeviceGetCount": lambda: 1}
+    clock.now = 200
+    (gpu,) = door.gpus()
+    assert door.ask(gpu, {"a": ("nvmlA",)}, alive=True) == {"a": 5}
+
+
+def test_a_gpu_that_answers_nothing_is_told_until_it_answers(door: Nvml, library: Library) -> None:
+    (gpu,) = door.gpus()
+    library.answers["nvmlA"] = 999
+    door.ask(gpu, {"a": ("nvmlA",)})
+    assert door.silent["GPU-1"].code == "gpu-silent"
+    assert "error 999" in door.silent["GPU-1"].cause
+    library.answers["nvmlA"] = lambda handle: 1
+    door.ask(gpu, {"a": ("nvmlA",)})
+    assert door.silent == {}
+
+
+def test_a_lost_gpu_is_known_as_it_was(door: Nvml, library: Library, clock: Clock) -> None:
+    door.gpus()
+    library.answers["nvmlDeviceGetHandleByIndex"] = 15
+    clock.now = 100
+    assert door.gpus() == ()
+    (gone,) = door.gone
+    assert (gone.uuid, gone.name, gone.index) == ("GPU-1", "H100", 0)
+
+
+def field(number: int, value: int, code: int = 0, kind: int = 3, stamp: int = 7) -> Any:
+    union = SimpleNamespace(ullVal=value, uiVal=value)
+    return SimpleNamespace(
+        fieldId=number, nvmlReturn=code, valueType=kind, timestamp=stamp, value=union
+    )
+
+
+def test_fields_have_their_own_codes_types_and_times(door: Nvml, library: Library) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def values(handle: str, ids: tuple[Any, ...]) -> list[Any]:
+        asked.append(ids)
+        made = {
+            197: field(197, 5),
+            198: field(198, 6, kind=1, stamp=0),
+            138: field(138, 7, code=3),
+            139: field(139, 8, code=999),
+        }
+        return [made[number] for number in ids]
+
+    library.answers["nvmlDeviceGetFieldValues"] = values
+    (gpu,) = door.gpus()
+    for _ in range(2):
+        assert door.fields(gpu, (197, 198, 138, 139)) == {
+            197: Field(5, 7, narrow=False),
+            198: Field(6, None, narrow=True),
+        }
+    assert asked == [(197, 198, 138, 139), (197, 198, 139)]
+
+
+def test_xids_without_pynvmls_events_are_none(door: Nvml, library: Library) -> None:
+    door.gpus()
+    for _ in range(9):
+        assert door.xids() == []
+    library.answers["nvmlEventSetCreate"] = 3
+    assert door.xids() == []
+    assert library.calls.count("nvmlEventSetCreate") == 0, "it was tried often enough"

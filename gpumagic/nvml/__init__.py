@@ -1,6 +1,8 @@
 """The one door to NVML: every question to NVIDIA's driver goes through here, and none raises."""
 
-from gpumagic.nvml.door import Call, Gpu, Nvml, door
+from gpumagic.nvml.door import Nvml, door
 from gpumagic.nvml.faults import Fault
+from gpumagic.nvml.fields import ALL_LINKS, Field, FieldId
+from gpumagic.nvml.gpu import Call, Gpu
 
-__all__ = ["Call", "Fault", "Gpu", "Nvml", "door"]
+__all__ = ["ALL_LINKS", "Call", "Fault", "Field", "FieldId", "Gpu", "Nvml", "door"]

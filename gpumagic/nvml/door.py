@@ -11,38 +11,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpumagic.nvml.faults import Fault, gpu_lost, no_pynvml, unreachable, wrong_pynvml
+from gpumagic.nvml.faults import Fault, gpu_lost, gpu_silent
+from gpumagic.nvml.fields import Field, FieldId, parse
+from gpumagic.nvml.gpm import Gpm
+from gpumagic.nvml.gpu import Call, Gpu
+from gpumagic.nvml.library import Library
+from gpumagic.nvml.xids import Xids
 
-# What gpumagic needs and only the maintained nvidia-ml-py has.
-_NEEDED = ("nvmlInitWithFlags", "nvmlMemory_v2", "nvmlDeviceGetMigMode", "NVMLError")
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 # GPUs come and go rarely (hot plug, MIG instances made and destroyed).
-_KEEP_GPUS_S = 30.0
-
-Call = tuple[Any, ...]
-"""A function's name and its arguments after the handle."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """What does not change about a GPU or a MIG device while its handle lives.
-
-    ``index`` is NVML's (a MIG device has its parent's), ``parent`` the parent's UUID or None,
-    ``memory_total`` bytes or None where it shares the host's memory.
-    """
-
-    index: int
-    uuid: str
-    name: str | None
-    memory_total: int | None
-    parent: str | None
-    handle: Any
+_KEEP_GPUS_S = 10.0
 
 
 class Nvml:
@@ -57,19 +39,22 @@ class Nvml:
     """
 
     def __init__(self, library: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._library = library
-        self._errors = _errors_of(library)
+        self._library = Library(library)
+        self._gpm = Gpm(self._library, clock)
+        self._xids = Xids(self._library)
         self._clock = clock
         self._lock = threading.RLock()
         self._started = False
         self._fault: Fault | None = None
         self._lost: dict[str, Fault] = {}
         self._gpus: tuple[Gpu, ...] = ()
+        self._silent: dict[str, Fault] = {}
         self._seen: dict[int, Gpu] = {}
         self._gpus_until = 0.0
         self._pause = _FIRST_PAUSE_S
         self._retry_at: float | None = None
-        self._unsupported: set[tuple[str, Call]] = set()
+        # By UUID: the questions, and the fields, that this GPU does not support.
+        self._unsupported: dict[str, set[Call | FieldId]] = {}
 
     @property
     def fault(self) -> Fault | None:
@@ -80,6 +65,16 @@ class Nvml:
     def lost(self) -> dict[str, Fault]:
         """GPUs that have fallen off the bus, by UUID, or by ``"index N"`` where it is not known."""
         return dict(self._lost)
+
+    @property
+    def silent(self) -> dict[str, Fault]:
+        """GPUs that have a handle and answered nothing when last asked, by UUID."""
+        return dict(self._silent)
+
+    @property
+    def gone(self) -> tuple[Gpu, ...]:
+        """The lost ones as they last were; their handles are dead."""
+        return tuple(gpu for gpu in self._seen.values() if gpu.uuid in self._lost)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """All GPUs in NVML's order, each followed by its MIG devices; empty under a fault."""
@@ -94,9 +89,11 @@ class Nvml:
     def system(self, function: str) -> Any:
         """Ask about the machine, such as ``"nvmlSystemGetDriverVersion"``; None if not known."""
         with self._lock:
-            return self._call(function) if self._started else None
+            return self._library.call(function) if self._started else None
 
-    def ask(self, gpu: Gpu, questions: Mapping[str, Call]) -> dict[str, Any]:
+    def ask(
+        self, gpu: Gpu, questions: Mapping[str, Call], *, alive: bool = False
+    ) -> dict[str, Any]:
         """Ask a GPU several things at once.
 
         Parameters
@@ -104,6 +101,8 @@ class Nvml:
         gpu : Gpu
         questions : mapping of str to tuple
             By a name of yours: an NVML function's name, then its arguments after the handle.
+        alive : bool
+            It has just answered something else.
 
         Returns
         -------
@@ -112,39 +111,69 @@ class Nvml:
             asked of it again, unless it answered nothing at all, for then it is the GPU or the
             driver that is in trouble, not the questions.
         """
-        answers: dict[str, Any] = {}
-        unsupported = []
-        failed = False
+        answers: dict[str, Any] = dict.fromkeys(questions)
+        known = self._unsupported.get(gpu.uuid, ())
+        unsupported: list[Call | FieldId] = []
+        failure: Exception | None = None
         for name, call in questions.items():
-            answers[name] = None
-            if (gpu.uuid, call) in self._unsupported:
+            if call in known:
                 continue
             try:
-                answers[name] = getattr(self._library, call[0])(gpu.handle, *call[1:])
-            except self._errors as error:
-                if self._is_unsupported(error):
-                    unsupported.append((gpu.uuid, call))
+                answers[name] = self._library.make(call[0], gpu.handle, *call[1:])
+            except self._library.errors as error:
+                if self._library.is_unsupported(error):
+                    unsupported.append(call)
                     continue
-                failed = True
-                if getattr(error, "value", None) == self._library.NVML_ERROR_GPU_IS_LOST:
+                failure = error
+                if self._library.is_lost(error):
                     self._lost[gpu.uuid] = gpu_lost(gpu.name, gpu.index)
-        if any(answer is not None for answer in answers.values()):
-            self._unsupported.update(unsupported)
-        elif failed:
+        answered = any(answer is not None for answer in answers.values())
+        if answered and not alive:
+            self._silent.pop(gpu.uuid, None)
+        if answered or alive:
+            if unsupported:
+                self._unsupported.setdefault(gpu.uuid, set()).update(unsupported)
+        elif failure is not None:
+            self._silent[gpu.uuid] = gpu_silent(gpu.name, gpu.index, str(failure))
             # A handle outlives neither a reset of the driver nor its MIG instance.
             self._gpus_until = 0.0
         return answers
 
-    def memory(self, gpu: Gpu) -> Any:
+    def fields(self, gpu: Gpu, ids: Sequence[FieldId]) -> dict[FieldId, Field]:
+        """Counters of a GPU that answers other questions, in one call; those that it has."""
+        known = self._unsupported.setdefault(gpu.uuid, set())
+        asked = tuple(name for name in ids if name not in known)
+        if not asked:
+            return {}
+        call: Call = ("nvmlDeviceGetFieldValues", asked)
+        answers = self.ask(gpu, {"fields": call}, alive=True)["fields"]
+        if answers is None:
+            return {}
+        found, missing = parse(asked, answers)
+        known.update(missing)
+        return found
+
+    def gpm(self, gpu: Gpu, numbers: Sequence[int]) -> dict[int, float]:
+        """GPM metrics by number since the question before; empty where there are none."""
+        return {} if gpu.parent else self._gpm.metrics(gpu.uuid, gpu.handle, numbers)
+
+    def xids(self) -> list[tuple[str, int]]:
+        """UUID and number of each critical Xid error since the question before."""
+        return self._xids.poll({gpu.uuid: gpu.handle for gpu in self._gpus if not gpu.parent})
+
+    @property
+    def memory_call(self) -> Call:
+        """The question for NVML's newer memory structure, to be asked among others."""
+        return ("nvmlDeviceGetMemoryInfo", getattr(self._library.module, "nvmlMemory_v2", None))
+
+    def memory(self, gpu: Gpu, *, alive: bool = False) -> Any:
         """NVML's memory structure, bytes: ``total``, ``free``, ``used`` and, if the driver is not
         too old, ``reserved``; None where the GPU has no memory of its own."""
-        second = getattr(self._library, "nvmlMemory_v2", None)
-        newer: Call = ("nvmlDeviceGetMemoryInfo", second)
-        older: Call = ("nvmlDeviceGetMemoryInfo",)
-        memory = self.ask(gpu, {"newer": newer})["newer"]
+        newer, older = self.memory_call, ("nvmlDeviceGetMemoryInfo",)
+        memory = self.ask(gpu, {"newer": newer}, alive=alive)["newer"]
         if memory is None:
             # Both in one go, so that an old driver is known by the one that it does answer.
-            memory = self.ask(gpu, {"newer": newer, "older": older})["older"]
+            memory = self.ask(gpu, {"newer": newer, "older": older}, alive=alive)["older"]
         return memory if memory is not None and memory.total else None
 
     def memory_free(self, uuids: Iterable[str]) -> dict[str, int]:
@@ -156,21 +185,18 @@ class Nvml:
                 free[gpu.uuid] = int(memory.free)
         return free
 
-    def _is_unsupported(self, error: Exception) -> bool:
-        """Whether the same question will always fail so: by the GPU, the driver, or this pynvml."""
-        library = self._library
-        codes = (library.NVML_ERROR_NOT_SUPPORTED, library.NVML_ERROR_FUNCTION_NOT_FOUND)
-        return getattr(error, "value", None) in codes or isinstance(error, AttributeError)
-
     def _enumerate(self, now: float) -> None:
         """Start if need be, and make all handles anew."""
         try:
             if not self._started:
-                self._start()
-            count = int(self._library.nvmlDeviceGetCount())
-        except self._errors as error:
+                self._library.load()
+                self._library.make("nvmlInitWithFlags", 0)
+                self._started = True
+            count = int(self._library.make("nvmlDeviceGetCount"))
+        except self._library.errors as error:
             self._stop(error, now)
             return
+        before, lost = self._gpus, set(self._lost)
         self._lost = {}
         gpus: list[Gpu] = []
         for index in range(count):
@@ -178,32 +204,32 @@ class Nvml:
         self._fault = None
         self._gpus = tuple(gpus)
         self._gpus_until = now + _KEEP_GPUS_S
+        self._forget(before, lost)
         if self._lost:
             self._wait(now)
         else:
             self._retry_at, self._pause = None, _FIRST_PAUSE_S
 
-    def _start(self) -> None:
-        if self._library is None:
-            self._library = import_module("pynvml")
-            self._errors = _errors_of(self._library)
-        if not all(hasattr(self._library, name) for name in _NEEDED):
-            raise _WrongModule
-        self._library.nvmlInitWithFlags(0)
-        self._started = True
+    def _forget(self, before: Iterable[Gpu], lost: set[str]) -> None:
+        """What was learnt of GPUs that are gone, were lost, or were cut into MIG devices or not."""
+        cut = {gpu.parent for gpu in before} ^ {gpu.parent for gpu in self._gpus}
+        present = {gpu.uuid for gpu in self._gpus}
+        for uuid in [*self._unsupported]:
+            if uuid not in present or uuid in lost or uuid in cut:
+                del self._unsupported[uuid]
+        self._silent = {uuid: fault for uuid, fault in self._silent.items() if uuid in present}
+        self._gpm.keep(present - lost - cut)
 
     def _stop(self, error: Exception, now: float) -> None:
-        if isinstance(error, ImportError):
-            self._fault = no_pynvml()
-        elif isinstance(error, _WrongModule):
-            self._fault = wrong_pynvml(getattr(self._library, "__file__", None))
-        else:
-            self._fault = unreachable(getattr(error, "value", None), str(error))
+        self._fault = self._library.fault(error)
         if self._started:
+            self._gpm.close()
+            self._xids.close()
             # So that the next attempt loads the driver's present state, not the one that failed.
-            self._call("nvmlShutdown")
+            self._library.call("nvmlShutdown")
         self._started = False
         self._gpus = ()
+        self._lost, self._silent, self._unsupported = {}, {}, {}
         self._wait(now)
 
     def _wait(self, now: float) -> None:
@@ -213,66 +239,41 @@ class Nvml:
     def _with_mig(self, index: int) -> list[Gpu]:
         library = self._library
         try:
-            handle = library.nvmlDeviceGetHandleByIndex(index)
+            handle = library.make("nvmlDeviceGetHandleByIndex", index)
             gpu = self._facts(index, handle, None)
-        except self._errors as error:
+        except library.errors as error:
             # Its name and UUID are those of when it still answered.
             before = self._seen.get(index)
-            lost = getattr(error, "value", None) == library.NVML_ERROR_GPU_IS_LOST
+            lost = library.is_lost(error)
             self._lost[before.uuid if before else f"index {index}"] = gpu_lost(
                 before.name if before else None, index, None if lost else str(error)
             )
             return []
         self._seen[index] = gpu
         gpus = [gpu]
-        mode = self._call("nvmlDeviceGetMigMode", handle)
+        mode = library.call("nvmlDeviceGetMigMode", handle)
         if not mode or not mode[0]:
             return gpus
-        for slot in range(self._call("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        for slot in range(library.call("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             # An empty slot answers NOT_FOUND.
-            child = self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
+            child = library.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
             if child is None:
                 continue
             try:
                 gpus.append(self._facts(index, child, gpu.uuid))
-            except self._errors:
+            except library.errors:
                 # It was destroyed since the line before.
                 continue
         return gpus
 
     def _facts(self, index: int, handle: Any, parent: str | None) -> Gpu:
         """Raises what NVML raises: without a UUID there is nothing to call this GPU by."""
-        uuid = str(self._library.nvmlDeviceGetUUID(handle))
-        name = self._call("nvmlDeviceGetName", handle)
+        uuid = str(self._library.make("nvmlDeviceGetUUID", handle))
+        name = self._library.call("nvmlDeviceGetName", handle)
         gpu = Gpu(index, uuid, name, None, parent, handle)
         memory = self.memory(gpu)
         total = None if memory is None else int(memory.total)
         return Gpu(index, uuid, name, total, parent, handle)
-
-    def _call(self, function: str, *arguments: Any) -> Any:
-        try:
-            return getattr(self._library, function)(*arguments)
-        except self._errors:
-            return None
-
-
-def _errors_of(library: Any) -> tuple[type[Exception], ...]:
-    """What a call may raise: NVML's own error; and, of a pynvml that is older or newer than the
-    call, a missing name, a wrong argument, or an answer that cannot be read."""
-    known: tuple[type[Exception], ...] = (
-        ImportError,
-        OSError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        _WrongModule,
-    )
-    own = getattr(library, "NVMLError", None)
-    return known if own is None else (*known, own)
-
-
-class _WrongModule(Exception):
-    """A module called pynvml that is not nvidia-ml-py."""
 
 
 _door: Nvml | None = None

@@ -95,3 +95,12 @@ def gpu_lost(name: str | None, index: int, error: str | None = None) -> Fault:
         f"{who} has fallen off the bus; what ran on it has failed",
         "see dmesg for its Xid error; restart the machine, or reset the GPU",
     )
+
+
+def gpu_silent(name: str | None, index: int, error: str) -> Fault:
+    """A GPU that is there and answers no question."""
+    return Fault(
+        "gpu-silent",
+        f"{name or 'a GPU'} (NVML {index}) answers no question: {error}",
+        "see dmesg for Xid errors; it is asked again by itself",
+    )

@@ -1,25 +1,44 @@
 /* A stand-in for libnvidia-ml.so.1: what gpumagic asks of NVML, answered from a text file.
  *
- * STAND_IN_NVML names the file, which is read again at every call, so that a test can change the
- * machine while a program looks at it. A line is KEY=VALUE; the last one of a key holds:
+ * STAND_IN_NVML names the file, which is read again when it has changed, so that a test can change
+ * the machine while a program looks at it. A line is KEY=VALUE; the last one of a key holds:
  *
- *   gpus=N                    how many GPUs there are (2 if not said)
- *   gpu.I.FIELD=VALUE         name, uuid, total, used, reserved (bytes), util, memutil (percent),
- *                             temp (Celsius), power, limit (milliwatts), clock (MHz), throttle
- *                             (NVML's bits), mig (how many MIG devices), lost (1: after its handle
- *                             was given; 2: no handle is given either)
+ *   gpus=N                    how many GPUs there are (2 if not said; at most 64)
+ *   gpu.I.FIELD=VALUE         of GPU I, or gpu.*.FIELD of all of which nothing else is said:
+ *     name, uuid, total, used, reserved (bytes), util, memutil (percent), temp (Celsius),
+ *     power, limit (milliwatts), clock (MHz), fan (percent), throttle (NVML's bits),
+ *     energy (millijoules), ecc_corrected, ecc_uncorrected, pcie_gen, pcie_width
+ *     pcie_tx, pcie_rx        bytes a second, nvlink_tx, nvlink_rx: KiB a second; their counters
+ *                             grow in real time from the start of the program
+ *     field.ID, stamp         a field's value, and the microseconds at which it was read, instead
+ *     fieldtype               NVML's value type of fields (3, 64 bits, if not said)
+ *     gpm, gpm.ID             0: there is no GPM; a metric's value
+ *     xid=NUMBER:SERIAL       a critical error, told once for each new text
+ *     mig                     how many MIG devices
+ *     lost                    1: after its handle was given; 2: no handle is given either
+ *     fail                    the code with which it answers everything
  *   gpu.I.compute=PID:BYTES,  the processes of GPU I; likewise graphics and mps; BYTES may be N/A
  *   fail.FUNCTION=CODE        that function answers CODE; fail.*=CODE: every one but init
+ *   fail.field.ID=CODE        that field does
+ *   delay.FUNCTION=US         that function takes so many microseconds; delay.* likewise
+ *   stall.FUNCTION=SECONDS    it blocks so long, or until the line is taken back with 0; stall.*
  *
- * STAND_IN_NVML_LOG names a file to which each call appends its name.
+ * STAND_IN_NVML_LOG names a file to which each call appends a line: SECONDS FUNCTION.
  */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #define GIB (1ULL << 30)
-#define MAX_GPUS 16
+#define MAX_GPUS 64
 #define MAX_MIGS 7
+#define SLOTS 8192
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -31,6 +50,7 @@ enum {
     NOT_SUPPORTED = 3,
     NOT_FOUND = 6,
     INSUFFICIENT_SIZE = 7,
+    TIMEOUT = 10,
     GPU_IS_LOST = 15,
 };
 
@@ -55,63 +75,178 @@ typedef struct {
     u32 gpu_instance, compute_instance;
 } process_info;
 
+typedef struct {
+    u32 id, scope;
+    long long stamp, latency;
+    u32 type, code;
+    union {
+        double d;
+        u32 u;
+        u64 ull;
+    } value;
+} field_value;
+
+typedef struct {
+    const device *of;
+    double at;
+} gpm_sample;
+
+typedef struct {
+    u32 id, code;
+    double value;
+    const char *names[3];
+} gpm_metric;
+
+typedef struct {
+    u32 version, count;
+    gpm_sample *before, *after;
+    gpm_metric metrics[];
+} gpm_question;
+
+typedef struct {
+    const device *of;
+    u64 type, data;
+    u32 gpu_instance, compute_instance;
+} event;
+
+typedef struct {
+    unsigned char registered[MAX_GPUS];
+} event_set;
+
 static device devices[MAX_GPUS][MAX_MIGS + 1];
+static char told[MAX_GPUS][64];
 static int initialized = 0;
 
-/* The value of a key in the file, in a buffer that the next call overwrites; NULL if not there. */
-static const char *setting(const char *key) {
-    static __thread char line[4096];
-    static __thread char value[4096];
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+static void nap(double seconds) {
+    struct timespec t = {(time_t)seconds, (long)((seconds - (time_t)seconds) * 1e9)};
+    nanosleep(&t, NULL);
+}
+
+/* The settings: the file's text, cut into keys and values, found by hash. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct stat last;
+static char *text = NULL;
+static struct {
+    const char *key, *value;
+} slots[SLOTS];
+
+static u32 slot_of(const char *key) {
+    u32 hash = 2166136261u;
+    for (const char *c = key; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
+    hash %= SLOTS;
+    while (slots[hash].key && strcmp(slots[hash].key, key)) hash = (hash + 1) % SLOTS;
+    return hash;
+}
+
+static void read_settings(int file, off_t size) {
+    char *rest;
+    free(text);
+    memset(slots, 0, sizeof slots);
+    text = calloc(1, size + 1);
+    if (read(file, text, size) < 0) text[0] = 0;
+    for (char *line = strtok_r(text, "\r\n", &rest); line; line = strtok_r(NULL, "\r\n", &rest)) {
+        char *equals = strchr(line, '=');
+        if (!equals) continue;
+        *equals = 0;
+        u32 slot = slot_of(line);
+        slots[slot].key = line;
+        slots[slot].value = equals + 1;
+    }
+}
+
+/* Once per call of NVML, so that one call sees one machine. */
+static void refresh(void) {
     const char *path = getenv("STAND_IN_NVML");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    size_t length = strlen(key);
-    int found = 0;
-    if (!file) return NULL;
-    while (fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\r\n")] = 0;
-        if (strncmp(line, key, length) == 0 && line[length] == '=') {
-            strcpy(value, line + length + 1);
-            found = 1;
+    struct stat found;
+    int file;
+    if (!path || stat(path, &found)) return;
+    pthread_mutex_lock(&lock);
+    if (found.st_size != last.st_size || found.st_ino != last.st_ino ||
+        found.st_mtim.tv_sec != last.st_mtim.tv_sec ||
+        found.st_mtim.tv_nsec != last.st_mtim.tv_nsec) {
+        file = open(path, O_RDONLY | O_CLOEXEC);
+        if (file >= 0) {
+            read_settings(file, found.st_size);
+            close(file);
+            last = found;
         }
     }
-    fclose(file);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The value of a key, in a buffer that this thread's next call overwrites; NULL if not there. */
+static const char *setting(const char *key) {
+    static __thread char value[4096];
+    const char *found;
+    pthread_mutex_lock(&lock);
+    found = slots[slot_of(key)].value;
+    if (found) snprintf(value, sizeof value, "%s", found);
+    pthread_mutex_unlock(&lock);
     return found ? value : NULL;
 }
 
 static const char *text_of(const device *d, const char *field) {
     char key[128];
+    const char *found;
     snprintf(key, sizeof key, "gpu.%d.%s", d->index, field);
+    found = setting(key);
+    if (found) return found;
+    snprintf(key, sizeof key, "gpu.*.%s", field);
     return setting(key);
 }
 
 static u64 number_of(const device *d, const char *field, u64 otherwise) {
-    const char *text = text_of(d, field);
-    return text ? strtoull(text, NULL, 10) : otherwise;
+    const char *given = text_of(d, field);
+    return given ? strtoull(given, NULL, 10) : otherwise;
 }
 
-static int failure(const char *function) {
+/* What is said of a function, or of all but init. */
+static double said_of(const char *what, const char *function) {
     char key[128];
-    const char *code;
-    snprintf(key, sizeof key, "fail.%s", function);
-    code = setting(key);
-    if (!code && strncmp(function, "nvmlInit", 8) != 0) code = setting("fail.*");
-    return code ? atoi(code) : SUCCESS;
+    const char *found;
+    snprintf(key, sizeof key, "%s.%s", what, function);
+    found = setting(key);
+    if (!found && strncmp(function, "nvmlInit", 8) != 0) {
+        snprintf(key, sizeof key, "%s.*", what);
+        found = setting(key);
+    }
+    return found ? atof(found) : 0;
+}
+
+static void note(const char *function) {
+    static int file = -1;
+    const char *path = getenv("STAND_IN_NVML_LOG");
+    char line[128];
+    int length;
+    if (!path) return;
+    if (file < 0) file = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    length = snprintf(line, sizeof line, "%.6f %s\n", now(), function);
+    if (write(file, line, length) < 0) return;
 }
 
 static int enter(const char *function, const device *d) {
-    const char *log = getenv("STAND_IN_NVML_LOG");
-    int code = failure(function);
-    if (log) {
-        FILE *file = fopen(log, "a");
-        if (file) {
-            fprintf(file, "%s\n", function);
-            fclose(file);
-        }
+    double began = now(), pause;
+    int code;
+    refresh();
+    note(function);
+    pause = said_of("delay", function) / 1e6;
+    if (pause > 0) nap(pause);
+    while (now() - began < said_of("stall", function)) {
+        nap(0.005);
+        refresh();
     }
+    code = (int)said_of("fail", function);
     if (code) return code;
+    if (strncmp(function, "nvmlInit", 8) == 0) return SUCCESS;
     if (!initialized) return UNINITIALIZED;
     if (d && number_of(d, "lost", 0)) return GPU_IS_LOST;
-    return SUCCESS;
+    return d ? (int)number_of(d, "fail", 0) : SUCCESS;
 }
 
 #define ENTER(d)                          \
@@ -133,7 +268,7 @@ static int copy(char *to, u32 size, const char *text) {
 }
 
 int nvmlInitWithFlags(u32 flags) {
-    int code = failure(__func__);
+    int code = enter(__func__, NULL);
     (void)flags;
     if (code) return code;
     for (int i = 0; i < MAX_GPUS; i++)
@@ -143,6 +278,7 @@ int nvmlInitWithFlags(u32 flags) {
 }
 
 int nvmlShutdown(void) {
+    note(__func__);
     if (initialized) initialized--;
     return SUCCESS;
 }
@@ -163,10 +299,10 @@ int nvmlSystemGetDriverVersion(char *text, u32 size) {
 }
 
 int nvmlDeviceGetCount_v2(u32 *count) {
-    const char *text;
+    const char *given;
     ENTER(NULL);
-    text = setting("gpus");
-    *count = text ? (u32)atoi(text) : 2;
+    given = setting("gpus");
+    *count = given ? (u32)atoi(given) : 2;
     return SUCCESS;
 }
 
@@ -308,20 +444,20 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device *d, u32 slot, device **mig) {
 
 static int processes(const char *function, device *d, const char *field, u32 *count, process_info *to) {
     int code = enter(function, d);
-    const char *text;
+    const char *rest;
     u32 room = *count;
     if (code) return code;
     *count = 0;
-    text = d->mig >= 0 ? NULL : text_of(d, field);
-    while (text && *text) {
+    rest = d->mig >= 0 ? NULL : text_of(d, field);
+    while (rest && *rest) {
         char *end;
-        u32 pid = (u32)strtoul(text, &end, 10);
+        u32 pid = (u32)strtoul(rest, &end, 10);
         int known = *end == ':' && end[1] != 'N';
         u64 used = known ? strtoull(end + 1, NULL, 10) : ~0ULL;
         if (to && *count < room) to[*count] = (process_info){pid, used, ~0u, ~0u};
         ++*count;
-        text = strchr(end, ',');
-        text = text ? text + 1 : NULL;
+        rest = strchr(end, ',');
+        rest = rest ? rest + 1 : NULL;
     }
     return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
@@ -337,3 +473,188 @@ PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics")
 PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics")
 PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps")
 PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, "mps")
+
+int nvmlDeviceGetFanSpeed(device *d, u32 *percent) {
+    ENTER(d);
+    WHOLE_GPU(d);
+    *percent = (u32)number_of(d, "fan", 30);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxClockInfo(device *d, int kind, u32 *megahertz) {
+    ENTER(d);
+    WHOLE_GPU(d);
+    *megahertz = kind == 2 ? 2619 : 1980;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(device *d, u32 *generation) {
+    ENTER(d);
+    WHOLE_GPU(d);
+    *generation = (u32)number_of(d, "pcie_gen", 5);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(device *d, u32 *lanes) {
+    ENTER(d);
+    WHOLE_GPU(d);
+    *lanes = (u32)number_of(d, "pcie_width", 16);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxPcieLinkGeneration(device *d, u32 *generation) {
+    ENTER(d);
+    WHOLE_GPU(d);
+    *generation = 5;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxPcieLinkWidth(device *d, u32 *lanes) {
+    ENTER(d);
+    WHOLE_GPU(d);
+    *lanes = 16;
+    return SUCCESS;
+}
+
+/* As the real one, it watches for 20 ms; nobody should call it. */
+int nvmlDeviceGetPcieThroughput(device *d, int kind, u32 *kilobytes) {
+    (void)kind;
+    ENTER(d);
+    WHOLE_GPU(d);
+    nap(0.02);
+    *kilobytes = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEccErrors(device *d, int kind, int counter, u64 *count) {
+    (void)counter;
+    ENTER(d);
+    WHOLE_GPU(d);
+    *count = number_of(d, kind ? "ecc_uncorrected" : "ecc_corrected", 0);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(device *d, u64 *millijoules) {
+    ENTER(d);
+    WHOLE_GPU(d);
+    *millijoules = number_of(d, "energy", 123456789);
+    return SUCCESS;
+}
+
+/* A counter that grows in real time. */
+static u64 grown(const device *d, const char *rate) {
+    static double start = 0;
+    if (start == 0) start = now();
+    return (u64)((now() - start + 1) * number_of(d, rate, 0));
+}
+
+int nvmlDeviceGetFieldValues(device *d, int count, field_value *values) {
+    ENTER(d);
+    WHOLE_GPU(d);
+    for (int i = 0; i < count; i++) {
+        field_value *v = &values[i];
+        const char *rate = v->id == 197   ? "pcie_tx"
+                           : v->id == 198 ? "pcie_rx"
+                           : v->id == 138 ? "nvlink_tx"
+                           : v->id == 139 ? "nvlink_rx"
+                                          : NULL;
+        char key[32];
+        snprintf(key, sizeof key, "field.%u", v->id);
+        v->code = (u32)said_of("fail", key);
+        if (!v->code && !rate) v->code = NOT_SUPPORTED;
+        if (v->code) continue;
+        v->type = (u32)number_of(d, "fieldtype", 3);
+        v->stamp = (long long)number_of(d, "stamp", (u64)(now() * 1e6));
+        v->latency = 0;
+        v->value.ull = text_of(d, key) ? number_of(d, key, 0) : grown(d, rate);
+    }
+    return SUCCESS;
+}
+
+typedef struct {
+    u32 version, supported;
+} gpm_support;
+
+int nvmlGpmQueryDeviceSupport(device *d, gpm_support *support) {
+    ENTER(d);
+    support->supported = d->mig < 0 && number_of(d, "gpm", 1);
+    return SUCCESS;
+}
+
+int nvmlGpmSampleAlloc(gpm_sample **sample) {
+    ENTER(NULL);
+    *sample = calloc(1, sizeof **sample);
+    return SUCCESS;
+}
+
+int nvmlGpmSampleFree(gpm_sample *sample) {
+    ENTER(NULL);
+    free(sample);
+    return SUCCESS;
+}
+
+int nvmlGpmSampleGet(device *d, gpm_sample *sample) {
+    ENTER(d);
+    WHOLE_GPU(d);
+    *sample = (gpm_sample){d, now()};
+    return SUCCESS;
+}
+
+int nvmlGpmMetricsGet(gpm_question *question) {
+    ENTER(NULL);
+    if (question->version != 1 || !question->before->of) return INVALID_ARGUMENT;
+    for (u32 i = 0; i < question->count; i++) {
+        gpm_metric *m = &question->metrics[i];
+        char key[32];
+        const char *given;
+        snprintf(key, sizeof key, "gpm.%u", m->id);
+        given = text_of(question->after->of, key);
+        m->code = (u32)said_of("fail", key);
+        m->value = given ? atof(given) : 10 + m->id;
+    }
+    return SUCCESS;
+}
+
+int nvmlEventSetCreate(event_set **set) {
+    ENTER(NULL);
+    *set = calloc(1, sizeof **set);
+    return SUCCESS;
+}
+
+int nvmlEventSetFree(event_set *set) {
+    ENTER(NULL);
+    free(set);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetSupportedEventTypes(device *d, u64 *types) {
+    ENTER(d);
+    WHOLE_GPU(d);
+    *types = 0x8 | 0x2;
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(device *d, u64 types, event_set *set) {
+    ENTER(d);
+    WHOLE_GPU(d);
+    if (types & 0x8) set->registered[d->index] = 1;
+    return SUCCESS;
+}
+
+/* An error is told before that its GPU is lost, which is what often follows from it. */
+int nvmlEventSetWait_v2(event_set *set, event *to, u32 milliseconds) {
+    int lost = 0;
+    (void)milliseconds;
+    ENTER(NULL);
+    for (int i = 0; i < MAX_GPUS; i++) {
+        const device *d = &devices[i][0];
+        const char *given = set->registered[i] ? text_of(d, "xid") : NULL;
+        if (given && strcmp(given, told[i])) {
+            snprintf(told[i], sizeof told[i], "%s", given);
+            *to = (event){d, 0x8, strtoull(given, NULL, 10), ~0u, ~0u};
+            return SUCCESS;
+        }
+        lost |= set->registered[i] && number_of(d, "lost", 0);
+    }
+    return lost ? GPU_IS_LOST : TIMEOUT;
+}
