@@ -10,6 +10,7 @@ from gpumagic.display.units import NOT_KNOWN, share, size
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, Snapshot
 
 NOT_VISIBLE = "not visible"
+LOST = "lost"
 _CERTAIN_CURE = "set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts to be sure"
 
 
@@ -55,6 +56,8 @@ def _row(gpu: GpuSample, snapshot: Snapshot, is_cut: bool) -> Row:
 
 def place(gpu: GpuSample) -> str:
     """Where a tensor would have to be: ``"cuda:1"``, or why it cannot be."""
+    if gpu.lost:
+        return LOST
     if gpu.ordinal is not None:
         return f"cuda:{gpu.ordinal}" + ("" if gpu.ordinal_certain else "?")
     return "other process" if gpu.virtual else NOT_VISIBLE

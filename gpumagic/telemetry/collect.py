@@ -6,16 +6,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 
 from gpumagic import device
 from gpumagic.telemetry import virtual
 from gpumagic.telemetry.cpu import CpuSource
 from gpumagic.telemetry.nvml import NvmlSource
-from gpumagic.telemetry.owners import Owners
+from gpumagic.telemetry.owners import Owner, Owners
 from gpumagic.telemetry.snapshot import GpuSample, Problem, ProcessSample, Snapshot
 
+# How often owners are looked up anew; what no chore has done so much later is done in the tick.
+_OWNERS_S, _PATIENCE, _NO_PATIENCE = 3.0, 1.5, 0.9
 _OFFER = "%gpus --virtual 2 makes virtual ones (why: %gpus --doctor)"
 # On a machine without GPUs there is nothing wrong in these; they only say why there is none.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
@@ -30,10 +32,11 @@ class Collector:
         The sources; the real ones if not given.
     virtual_states : callable
         The virtual GPUs on this host.
-    here : callable
-        The CUDA devices of this process.
-    clock : callable
-        Seconds of Unix time.
+    here : callable, optional
+        The CUDA devices of this process; None where that does not matter, as in a server, which
+        uses no GPU itself.
+    clock, monotonic : callable
+        Seconds of Unix time; seconds that only grow.
     """
 
     def __init__(
@@ -42,8 +45,9 @@ class Collector:
         cpu: CpuSource | None = None,
         owners: Owners | None = None,
         virtual_states: Callable[[], Sequence[virtual.VirtualState]] = virtual.read,
-        here: Callable[[], Sequence[device.Device]] = lambda: device.here(memory=False),
+        here: Callable[[], Sequence[device.Device]] | None = lambda: device.here(memory=False),
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._nvml = nvml or NvmlSource()
         self._cpu = cpu or CpuSource()
@@ -51,23 +55,30 @@ class Collector:
         self._virtual_states = virtual_states
         self._here = here
         self._clock = clock
+        self._monotonic = monotonic
         self._lock = threading.Lock()
+        self._known: dict[int, Owner] = {}
+        self._known_at = float("-inf")
+        self._helped_at = float("-inf")
 
-    def take(self, *, processes: bool = True) -> Snapshot:
+    def take(self, *, processes: bool = True, paced: bool = False) -> Snapshot:
         """The machine now.
 
         Parameters
         ----------
         processes : bool
             Ask who holds memory too: the dearest question, several milliseconds per GPU.
+        paced : bool
+            For who takes one every second: each reading is made as often as its kind needs, and
+            between that the one from before is told.
         """
         with self._lock:
             host = self._cpu.host()
-            real = self._nvml.gpus(host)
+            real = self._nvml.gpus(host, paced=paced)
             # This process's own first: they are the ones that a WHERE can name.
             states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
             gpus = self._with_ordinals([*real, *map(_virtual_sample, states)])
-            holders = self._nvml.processes() if processes and real else []
+            holders = self._nvml.processes(paced=paced) if processes and real else []
             holders += [
                 ProcessSample(state.facts.uuid, state.pid, state.reserved, "compute")
                 for state in states
@@ -79,12 +90,23 @@ class Collector:
                 driver=self._nvml.driver() if real else None,
                 source="+".join(sources) or "none",
                 gpus=tuple(gpus),
-                processes=tuple(self._with_owners(holders)) if processes else (),
-                problems=tuple(_explain(gpus, self._nvml.problems())),
+                processes=tuple(self._with_owners(holders, paced)) if processes else (),
+                problems=tuple(self._problems(gpus)),
             )
 
+    def chore(self, *, processes: bool) -> float:
+        """Between paced snapshots, read ahead what is dear; in how many seconds there is more."""
+        with self._lock:
+            pause = self._nvml.chore(processes=processes)
+            if not processes or not self._known:
+                return pause
+            self._helped_at = self._monotonic()
+            if self._helped_at - self._known_at >= _OWNERS_S:
+                self._look_up(set(self._known))
+            return min(pause, self._known_at + _OWNERS_S - self._monotonic())
+
     def _with_ordinals(self, gpus: Iterable[GpuSample]) -> list[GpuSample]:
-        known = {found.uuid: found for found in self._here()}
+        known = {found.uuid: found for found in self._here()} if self._here else {}
         return [
             replace(gpu, ordinal=found.ordinal, ordinal_certain=found.ordinal_certain)
             if (found := known.get(gpu.uuid))
@@ -92,19 +114,22 @@ class Collector:
             for gpu in gpus
         ]
 
-    def _with_owners(self, holders: Sequence[ProcessSample]) -> list[ProcessSample]:
-        owners = self._owners.look_up({holder.pid for holder in holders}) if holders else {}
-        return [
-            replace(
-                holder,
-                name=owners[holder.pid].name,
-                user=owners[holder.pid].user,
-                notebook=owners[holder.pid].notebook,
-                started=owners[holder.pid].started,
-                mine=holder.pid == os.getpid(),
-            )
-            for holder in holders
-        ]
+    def _problems(self, gpus: Sequence[GpuSample]) -> list[Problem]:
+        problems = self._nvml.problems()
+        return _explain(gpus, problems, named=self._here is not None)
+
+    def _with_owners(self, holders: Sequence[ProcessSample], paced: bool) -> list[ProcessSample]:
+        pids = {holder.pid for holder in holders}
+        now = self._monotonic()
+        patience = _PATIENCE if now - self._helped_at < _OWNERS_S else _NO_PATIENCE
+        too_old = not paced or now - self._known_at >= patience * _OWNERS_S
+        if too_old or not pids <= self._known.keys():
+            self._look_up(pids)
+        return [_owned(holder, self._known[holder.pid]) for holder in holders]
+
+    def _look_up(self, pids: set[int]) -> None:
+        self._known = self._owners.look_up(pids) if pids else {}
+        self._known_at = self._monotonic()
 
 
 def take(*, processes: bool = True) -> Snapshot:
@@ -134,6 +159,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_collector.cache_clear)
 
 
+# What is known of a process's owner; the mapping of ordinals belongs to one GPU of it at a time.
+_OWNED = {field.name for field in fields(ProcessSample)} - {"uuid", "pid", "memory", "kind", "mine"}
+
+
+def _owned(holder: ProcessSample, owner: Owner) -> ProcessSample:
+    known = {name: getattr(owner, name) for name in _OWNED if hasattr(owner, name)}
+    ordinals = getattr(owner, "ordinals", None)
+    if ordinals is not None:
+        known["ordinal"] = ordinals.get(holder.uuid)
+    return replace(holder, **known, mine=holder.pid == os.getpid())
+
+
 def _virtual_sample(state: virtual.VirtualState) -> GpuSample:
     return GpuSample(
         uuid=state.facts.uuid,
@@ -142,6 +179,7 @@ def _virtual_sample(state: virtual.VirtualState) -> GpuSample:
         memory_total=state.facts.memory_total,
         memory_used=state.reserved,
         utilization=state.utilization,
+        virtual_ordinal=state.ordinal,
     )
 
 
@@ -156,9 +194,11 @@ def _none_visible(setting: str | None) -> Problem:
     )
 
 
-def _explain(gpus: Sequence[GpuSample], problems: Sequence[Problem]) -> list[Problem]:
-    """The problems as somebody who has these GPUs, or none, should read them."""
-    usable = any(gpu.ordinal is not None for gpu in gpus)
+def _explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
+    """The problems as somebody who has these GPUs, or none, should read them; ``named`` where
+    those that can be used have ordinals."""
+    gpus = [gpu for gpu in gpus if not gpu.lost]
+    usable = any(gpu.ordinal is not None or not named for gpu in gpus)
     if any(gpu.virtual for gpu in gpus):
         problems = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
     if usable:

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from gpumagic import nvml
+from gpumagic.telemetry.nvml_holders import Holders
+from gpumagic.telemetry.nvml_readings import SLOW, STILL, TIERS, Tier, fast, read
+from gpumagic.telemetry.rates import Rates
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
+from gpumagic.telemetry.xid import XidLog
 
-# Values of NVML's enumerations; fixed by its binary interface.
-_SENSOR_GPU = 0
-_CLOCK_SM, _CLOCK_MEMORY = 1, 2
-_THRESHOLD_SLOWDOWN = 1
-
-_QUESTIONS: dict[str, nvml.Call] = {
-    "utilization": ("nvmlDeviceGetUtilizationRates",),
-    "temperature": ("nvmlDeviceGetTemperature", _SENSOR_GPU),
-    "temperature_limit": ("nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
-    "power": ("nvmlDeviceGetPowerUsage",),
-    "power_limit": ("nvmlDeviceGetEnforcedPowerLimit",),
-    "sm_clock": ("nvmlDeviceGetClockInfo", _CLOCK_SM),
-    "memory_clock": ("nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
-    "throttle": ("nvmlDeviceGetCurrentClocksEventReasons",),
-    "throttle_before_535": ("nvmlDeviceGetCurrentClocksThrottleReasons",),
-}
-
-# Those that slow a GPU down: being idle, and a clock that was asked for, are no such reasons.
-_THROTTLE = {
-    0x004: "power cap",
-    0x008: "hardware slowdown",
-    0x010: "sync boost",
-    0x020: "software thermal slowdown",
-    0x040: "hardware thermal slowdown",
-    0x080: "power brake",
-}
-
-_KINDS = {
-    "compute": "nvmlDeviceGetComputeRunningProcesses",
-    "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
-    "mps": "nvmlDeviceGetMPSComputeRunningProcesses",
-}
+# What a chore has not read so much later than meant is read in the tick; at once without chores.
+_PATIENCE, _NO_PATIENCE, _HELPED_S = 1.5, 0.9, 3.0
+# How long chores are done in one go, and how much sooner than due, so that one wakes seldom.
+_CHORES_S = 0.002
+_EARLY_S = 0.05
 
 
 class NvmlSource:
@@ -49,101 +27,151 @@ class NvmlSource:
     ----------
     door : callable
         Returns the door to NVML; asked anew each time, for a fork closes it.
+    clock, monotonic : callable
+        Seconds of Unix time; seconds that only grow.
     """
 
-    def __init__(self, door: Callable[[], nvml.Nvml] = nvml.door) -> None:
+    def __init__(
+        self,
+        door: Callable[[], nvml.Nvml] = nvml.door,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._door = door
+        self._clock = clock
+        self._monotonic = monotonic
+        self._rates = Rates(monotonic)
+        self._holders = Holders(monotonic)
+        self._xids = XidLog()
+        self._driver: str | None = None
+        # By UUID and tier: when it was read, by which handle, and what.
+        self._kept: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}
+        self._present: tuple[nvml.Gpu, ...] = ()
+        self._samples: list[GpuSample] = []
+        self._helped_at = float("-inf")
+        self._patience = _NO_PATIENCE
 
     def driver(self) -> str | None:
         """The driver's version."""
-        version = self._door().system("nvmlSystemGetDriverVersion")
-        return None if version is None else str(version)
+        if self._driver is None:
+            version = self._door().system("nvmlSystemGetDriverVersion")
+            self._driver = None if version is None else str(version)
+        return self._driver
 
-    def gpus(self, host: Host) -> list[GpuSample]:
-        """All GPUs; the host's memory stands for that of a GPU that shares it."""
-        return [self._sample(gpu, host) for gpu in self._door().gpus()]
+    def gpus(self, host: Host, *, paced: bool = False) -> list[GpuSample]:
+        """All GPUs, those that are lost too.
 
-    def processes(self) -> list[ProcessSample]:
+        Parameters
+        ----------
+        host : Host
+            Its memory stands for that of a GPU that shares it.
+        paced : bool
+            Read each thing as often as its tier says, and watch for Xid errors.
+        """
+        door = self._door()
+        gpus = door.gpus()
+        if not gpus:
+            self._driver = None
+        if paced:
+            self._xids.add(door.xids(), self._clock())
+            # Who takes them so seldom that there are no chores between has them all read here.
+            helped = self._monotonic() - self._helped_at < _HELPED_S
+            self._patience = _PATIENCE if helped else _NO_PATIENCE
+        self._present = ()
+        samples = [self._sample(door, gpu, host, paced) for gpu in gpus]
+        known = {gpu.uuid for gpu in gpus}
+        samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
+        self._kept = {key: kept for key, kept in self._kept.items() if key[0] in known}
+        # A stable sort: MIG devices stay behind their parent.
+        self._samples = sorted(samples, key=lambda sample: sample.index or 0)
+        return self._samples
+
+    def processes(self, *, paced: bool = False) -> list[ProcessSample]:
         """Who holds memory where: pid and bytes. Walks the driver's clients: some ms per GPU."""
-        gpus = self._door().gpus()
-        # A GPU that is cut into MIG devices lists theirs once more.
-        cut = {gpu.parent for gpu in gpus}
-        return [p for gpu in gpus if gpu.uuid not in cut for p in self._holders(gpu)]
+        door = self._door()
+        patience = self._patience if paced else 0.0
+        return self._holders.samples(door, _uncut(door.gpus()), patience)
 
     def problems(self) -> list[Problem]:
-        """The driver that cannot be asked; the GPUs that are lost."""
+        """The driver that cannot be asked; the GPUs that are lost or silent; late Xid errors."""
         door = self._door()
         found = [] if door.fault is None else [_problem(door.fault)]
-        return found + [_problem(fault, uuid) for uuid, fault in door.lost.items()]
+        found += [_problem(fault, uuid) for uuid, fault in door.lost.items()]
+        lost = door.lost
+        found += [_problem(f, uuid) for uuid, f in door.silent.items() if uuid not in lost]
+        return found + self._xids.problems(self._samples, self._clock())
 
-    def _sample(self, gpu: nvml.Gpu, host: Host) -> GpuSample:
+    def chore(self, *, processes: bool) -> float:
+        """Read ahead what will soon be due; in how many seconds there is more to read."""
         door = self._door()
-        answers = door.ask(gpu, _QUESTIONS)
-        memory = door.memory(gpu)
-        rates = answers["utilization"]
-        throttle = answers["throttle"]
-        if throttle is None:
-            throttle = answers["throttle_before_535"]
-        unified = gpu.memory_total is None and gpu.parent is None and rates is not None
+        began = self._helped_at = self._monotonic()
+        jobs: list[tuple[float, nvml.Gpu, Tier | str]] = []
+        for gpu in self._present:
+            jobs += [(self._due(gpu, tier, 1.0), gpu, tier) for tier in TIERS]
+        if processes:
+            jobs += self._holders.jobs(_uncut(self._present))
+        jobs.sort(key=lambda job: job[0])
+        for due, gpu, what in jobs:
+            now = self._monotonic()
+            if due > now + _EARLY_S:
+                return due - now
+            if now - began >= _CHORES_S:
+                return 0.0
+            if isinstance(what, Tier):
+                self._read(door, gpu, what)
+            else:
+                self._holders.read(door, gpu, what)
+        return SLOW.every_s or 0.0 if jobs else float("inf")
+
+    def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, paced: bool) -> GpuSample:
+        values, alive = fast(door, gpu)
+        if gpu.uuid in door.lost:
+            return self._lost(gpu)
+        if alive:
+            self._present = (*self._present, gpu)
+            for tier in TIERS:
+                if not paced or self._due(gpu, tier, self._patience) <= self._monotonic():
+                    self._read(door, gpu, tier)
+                values.update(self._kept[gpu.uuid, tier.name][1])
+        unified = (
+            gpu.memory_total is None and gpu.parent is None and values["utilization"] is not None
+        )
+        if unified:
+            values.update(memory_total=host.memory_total, memory_used=host.memory_used)
+        xid, xid_time = self._xids.last(gpu.uuid)
         return GpuSample(
             uuid=gpu.uuid,
             name=gpu.name,
             index=gpu.index,
             mig=gpu.parent,
             unified=unified,
-            memory_total=host.memory_total if unified else _integer(memory, "total"),
-            memory_used=host.memory_used if unified else _integer(memory, "used"),
-            memory_reserved=_integer(memory, "reserved"),
-            utilization=_percent(rates, "gpu"),
-            memory_utilization=_percent(rates, "memory"),
-            temperature=answers["temperature"],
-            temperature_limit=answers["temperature_limit"],
-            power=_watts(answers["power"]),
-            power_limit=_watts(answers["power_limit"]),
-            sm_clock=answers["sm_clock"],
-            memory_clock=answers["memory_clock"],
-            throttle=None if throttle is None else _reasons(throttle),
+            xid=xid,
+            xid_time=xid_time,
+            **values,
         )
 
-    def _holders(self, gpu: nvml.Gpu) -> list[ProcessSample]:
-        door = self._door()
-        answers = door.ask(gpu, {kind: (function,) for kind, function in _KINDS.items()})
-        for kind, function in _KINDS.items():
-            if answers[kind] is None:
-                # The driver is older than 510, or says no; the older question is learnt likewise.
-                answers[kind] = door.ask(gpu, {kind: (f"{function}_v2",)})[kind]
-        memory: dict[int, int | None] = {}
-        kinds: dict[int, list[str]] = {}
-        for kind, holders in answers.items():
-            for holder in holders or ():
-                pid = int(holder.pid)
-                kinds.setdefault(pid, []).append(kind)
-                # A process in two lists holds its memory once.
-                known = [m for m in (memory.get(pid), holder.usedGpuMemory) if m is not None]
-                memory[pid] = max(known, default=None)
-        return [ProcessSample(gpu.uuid, pid, memory[pid], "+".join(kinds[pid])) for pid in memory]
+    def _lost(self, gpu: nvml.Gpu) -> GpuSample:
+        return GpuSample(gpu.uuid, gpu.name, gpu.index, lost=True)
+
+    def _read(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> None:
+        now = self._monotonic()
+        _, limits = self._kept.get((gpu.uuid, STILL.name), (now, {}))
+        self._kept[gpu.uuid, tier.name] = (now, read(door, gpu, tier, self._rates, limits))
+
+    def _due(self, gpu: nvml.Gpu, tier: Tier, patience: float) -> float:
+        kept = self._kept.get((gpu.uuid, tier.name))
+        if kept is None:
+            return float("-inf")
+        return float("inf") if tier.every_s is None else kept[0] + patience * tier.every_s
+
+
+def _uncut(gpus: tuple[nvml.Gpu, ...]) -> list[nvml.Gpu]:
+    """A GPU that is cut into MIG devices lists theirs once more."""
+    cut = {gpu.parent for gpu in gpus}
+    return [gpu for gpu in gpus if gpu.uuid not in cut]
 
 
 def _problem(fault: nvml.Fault, uuid: str | None = None) -> Problem:
     # A lost GPU whose UUID was never seen is known by its index only.
     known = uuid if uuid and not uuid.startswith("index ") else None
     return Problem(fault.code, fault.cause, fault.cure, known)
-
-
-def _integer(structure: Any, name: str) -> int | None:
-    value = getattr(structure, name, None)
-    return None if value is None else int(value)
-
-
-def _percent(rates: Any, name: str) -> float | None:
-    value = _integer(rates, name)
-    # Drivers are known to answer nonsense such as 4294967295.
-    return None if value is None or value > 100 else float(value)
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
-
-
-def _reasons(bits: int) -> tuple[str, ...]:
-    return tuple(reason for bit, reason in _THROTTLE.items() if bits & bit)

@@ -1,79 +1,229 @@
-"""Who a process is: its user, and of this user's own also its program and notebook.
+"""Who a process is: its user, and of this user's own also its program, its kernel and notebook.
 
-Of another user's process nothing is told but the user's name: a command line may hold secrets.
+Of another user's process nothing is told but the user's name. A process belongs to the kernel that
+it is or descends from. It is an orphan only where that can be shown: it was started from a kernel,
+its session's leader is gone, and no living kernel is old enough to have started it.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-if TYPE_CHECKING:
-    import psutil
+from gpumagic import nvml
+from gpumagic.device import Device, visible
+from gpumagic.telemetry.processes import Process, Processes, is_alive, is_kernel
+
+# How long it is believed that a kernel lives which might be a process's.
+_BELIEVED_S = 5.0
+# Start times are sums of floats; the system counts them in hundredths.
+_SAME_S = 0.005
+_LONGEST_INFO = 65536
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A Jupyter kernel on this machine.
+
+    Parameters
+    ----------
+    pid : int
+    id : str
+    notebook : str, optional
+        The path of its notebook, as its server names it.
+    idle_since : float, optional
+        Seconds of Unix time; None while it is busy, or where that is not known.
+    server : str, optional
+        The address of its Jupyter server, where that is another one.
+    """
+
+    pid: int
+    id: str
+    notebook: str | None = None
+    idle_since: float | None = None
+    server: str | None = None
 
 
 @dataclass(frozen=True)
 class Owner:
-    """``started`` in seconds of Unix time; None for whatever is not known or not ours to tell."""
+    """``started`` in seconds of Unix time; None for whatever is not known or not ours to tell.
+
+    ``ordinals`` has CUDA's numbers in that process, by UUID; see ``ProcessSample`` for the others.
+    """
 
     user: str | None = None
     name: str | None = None
     notebook: str | None = None
     started: float | None = None
+    kernel: str | None = None
+    child: bool = False
+    server: str | None = None
+    idle_since: float | None = None
+    orphan: bool = False
+    ordinals: Mapping[str, int] = field(default_factory=dict)
+
+
+def own_kernels() -> Sequence[Kernel]:
+    """None: who is no Jupyter server knows kernels by their command lines only."""
+    return ()
+
+
+def physical_gpus() -> Sequence[Device]:
+    """All GPUs of this machine, as far as the driver was asked; may ask it."""
+    return [Device("cuda", None, gpu.uuid, gpu.index, gpu.name) for gpu in nvml.door().gpus()]
 
 
 class Owners:
-    """Looks processes up, and remembers those that are still the same process."""
+    """Looks processes up, and remembers those that are still the same process.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, float], Owner] = {}
+    Parameters
+    ----------
+    kernels : callable
+        The kernels that are known for certain, such as those of this Jupyter server.
+    gpus : callable
+        The GPUs of this machine, for their numbers in another process.
+    clock : callable
+        Seconds of Unix time.
+    """
+
+    def __init__(
+        self,
+        kernels: Callable[[], Sequence[Kernel]] = own_kernels,
+        gpus: Callable[[], Sequence[Device]] = physical_gpus,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._kernels = kernels
+        self._gpus = gpus
+        self._clock = clock
+        self._processes = Processes()
+        self._began: dict[tuple[str, int], float] = {}
+        self._orphans: set[tuple[int, float]] = set()
+        self._living: list[int] = []
+        self._counted_at = float("-inf")
 
     def look_up(self, pids: set[int]) -> dict[int, Owner]:
         """By pid; a process that is gone, or that cannot be seen from here, has an empty Owner."""
-        import psutil
+        self._processes.look_anew()
+        kernels = self._certain()
+        return {pid: self._owner(pid, kernels) for pid in pids}
 
-        found: dict[int, Owner] = {}
-        kept: dict[tuple[int, float], Owner] = {}
-        for pid in pids:
-            try:
-                process = psutil.Process(pid)
-                key = (pid, process.create_time())
-                owner = self._known.get(key) or _ask(process, key[1])
-            except (psutil.Error, ValueError, OverflowError):
-                found[pid] = Owner()
+    def _certain(self) -> dict[int, Kernel]:
+        """The kernels that were told, without those whose pid is another process's by now."""
+        found, began = {}, {}
+        for kernel in self._kernels():
+            process = self._processes.look(kernel.pid)
+            key = (kernel.id, kernel.pid)
+            if process is None:
                 continue
-            found[pid] = kept[key] = owner
-        self._known = kept
+            began[key] = self._began.get(key, process.facts.started)
+            if began[key] == process.facts.started:
+                found[kernel.pid] = kernel
+        self._began = began
         return found
 
+    def _owner(self, pid: int, kernels: Mapping[int, Kernel]) -> Owner:
+        line = self._processes.line(pid)
+        if not line:
+            return Owner()
+        facts = line[0].facts
+        if not facts.ours:
+            return Owner(user=facts.user)
+        kernel = _kernel_of(line, kernels)
+        return Owner(
+            user=facts.user,
+            name=facts.name,
+            notebook=(kernel and kernel.notebook) or facts.notebook,
+            started=facts.started,
+            kernel=kernel.id if kernel else None,
+            child=bool(kernel and kernel.pid != pid),
+            server=kernel.server if kernel else None,
+            idle_since=kernel.idle_since if kernel else None,
+            orphan=kernel is None and self._is_orphan(line[0], kernels),
+            ordinals=self._ordinals(facts.cuda),
+        )
 
-def _ask(process: psutil.Process, started: float) -> Owner:
-    import psutil
+    def _is_orphan(self, process: Process, kernels: Mapping[int, Kernel]) -> bool:
+        facts = process.facts
+        key = (facts.pid, facts.started)
+        if key in self._orphans:
+            return True
+        if facts.server_pid is None and facts.notebook is None:
+            return False
+        # Who leads a session of its own was made to outlive its kernel: a daemon, a tmux.
+        if process.session is None or process.leads or facts.pid == os.getpid():
+            return False
+        if is_alive(process.session):
+            return False
+        return not any(
+            _may_have_started(k, process) for k in self._living_kernels(process, kernels)
+        )
 
-    user = _user(process)
-    if not _same_user(process):
-        return Owner(user=user)
-    try:
-        notebook = process.environ().get("JPY_SESSION_NAME")
-    except (psutil.Error, OSError):
-        notebook = None
-    return Owner(user, process.name(), notebook or None, started)
+    def _living_kernels(self, process: Process, kernels: Mapping[int, Kernel]) -> list[Process]:
+        now = self._clock()
+        # Who could have started the process was there when it began.
+        counted_since = self._counted_at > process.facts.started + 1
+        if not counted_since or self._counted_at < now - _BELIEVED_S:
+            certain = [self._processes.look(pid) for pid in kernels]
+            found = [k for k in certain if k] + list(self._processes.kernels())
+            self._living = [k.facts.pid for k in found]
+            self._counted_at = now
+        # Looked at anew: the clock may have been set, which moves all start times.
+        living = [self._processes.look(pid) for pid in self._living if is_alive(pid)]
+        return [kernel for kernel in living if kernel]
+
+    def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
+        # A notebook may set the variable later, which nobody sees from outside; that is rare only
+        # where somebody has set it before.
+        if "CUDA_VISIBLE_DEVICES" not in cuda:
+            return {}
+        return {
+            device.uuid: device.ordinal
+            for device in visible(self._gpus(), cuda)
+            if device.uuid and device.ordinal is not None and device.ordinal_certain
+        }
 
 
-def _user(process: psutil.Process) -> str | None:
-    import psutil
+def _kernel_of(line: Sequence[Process], kernels: Mapping[int, Kernel]) -> Kernel | None:
+    """The kernel that the first of this line is or descends from."""
+    for process in line:
+        if process.facts.pid in kernels:
+            kernel = kernels[process.facts.pid]
+            return replace(kernel, notebook=kernel.notebook or process.facts.notebook)
+    for n, process in enumerate(line):
+        facts = process.facts
+        forked = n + 1 < len(line) and line[n + 1].facts.kernel == facts.kernel
+        if facts.kernel is not None and not forked and is_kernel(process):
+            return Kernel(facts.pid, facts.kernel, facts.notebook, None, _server_of(process))
+    return None
 
-    try:
-        return process.username()
-    except (psutil.Error, KeyError):
+
+def _may_have_started(kernel: Process, process: Process) -> bool:
+    return (
+        kernel.facts.server_pid == process.facts.server_pid
+        and kernel.facts.notebook == process.facts.notebook
+        and kernel.facts.started <= process.facts.started + _SAME_S
+    )
+
+
+def _server_of(kernel: Process) -> str | None:
+    """The address of a kernel's server, where it is not this process's own."""
+    facts = kernel.facts
+    pid = facts.server_pid or kernel.parent
+    if facts.connection is None or pid in (os.getpid(), os.getppid()):
         return None
+    return _address(facts.connection.with_name(f"jpserver-{pid}.json"), pid)
 
 
-def _same_user(process: psutil.Process) -> bool:
-    """Root may read everybody's environment, and shall not show it."""
-    import psutil
-
-    if hasattr(os, "getuid"):
-        return process.uids().real == os.getuid()
-    return process.username() == psutil.Process().username()
+def _address(info: Path, pid: int) -> str | None:
+    """What a running server wrote about itself, which has the token apart from the address."""
+    try:
+        with info.open("rb") as file:
+            told = json.loads(file.read(_LONGEST_INFO))
+        known = told["pid"] == pid and isinstance(told["url"], str)
+        return str(told["url"]).partition("?")[0] if known else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from gpumagic.telemetry.processes import is_alive
+
 ALLOCATED, RESERVED, BUSY_NS, WINDOW_END_NS = range(4)
 """The places in a row of counters: bytes in tensors; bytes held, as a driver would count them;
 nanoseconds of work in the window that ended last; when that was, as ``time.time_ns()``."""
@@ -209,7 +211,7 @@ def _read_one(path: Path) -> list[VirtualState]:
         return []
     if path.stem != str(pid):
         return []
-    begun = started(pid)
+    begun = started(pid) if is_alive(pid) else None
     if begun is None or abs(begun - start) > _SAME_START_S:
         _remove(path)
         return []

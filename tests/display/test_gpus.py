@@ -268,3 +268,15 @@ def test_every_colour_has_a_fallback_and_accents_one_for_the_dark() -> None:
         (night,) = re.findall(rf"--gm-{accent}: var\(--jp-[\w-]+, (#\w+)\)", dark)
         assert day != night
     assert not re.findall(r"var\(--(?:jp|vscode)-[\w-]+\)", CSS)
+
+
+def test_a_lost_gpu_keeps_its_line_and_says_so() -> None:
+    lost = GpuSample("GPU-1", "NVIDIA H100 80GB HBM3", 1, lost=True)
+    problem = Problem("gpu-lost", "GPU 1 has fallen off the bus", "see dmesg", "GPU-1")
+    table = GpuTable(snapshot(gpu(), lost, problems=(problem,)))
+    line = line_of(str(table), "lost")
+    assert line.split() == ["lost", "1", "H100", "80GB", "HBM3", *["N/A"] * 4]
+    assert "GPU 1 has fallen off the bus." in str(table)
+    words = Words(table._repr_html_())
+    assert "lost" in words.said
+    assert "not known how much is used" in table._repr_html_()

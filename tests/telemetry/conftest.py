@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,33 @@ def machine(**changes):
     with open(os.environ["STAND_IN_NVML"], "a") as file:
         for key, value in changes.items():
             file.write(f"{key.replace('__', '.')}={value}\\n")
+"""
+
+
+# A sampler over the real pynvml, on a clock that the program moves.
+_WATCH = """
+from dataclasses import asdict
+from gpumagic.nvml import Nvml
+from gpumagic.telemetry.asker import no_thread
+from gpumagic.telemetry.collect import Collector
+from gpumagic.telemetry.nvml import NvmlSource
+from gpumagic.telemetry.sampler import Sampler
+now = [0.0]
+clock, unix = (lambda: now[0]), (lambda: 1e9 + now[0])
+door = Nvml(clock=clock)
+collector = Collector(NvmlSource(lambda: door, unix, clock), here=None, clock=unix, monotonic=clock)
+sampler = Sampler(collector, clock=unix, monotonic=clock, start=no_thread)
+subscription = sampler.subscribe(processes=True)
+def look(seconds=1):
+    for _ in range(seconds):
+        sampler.drive()
+        now[0] += 1
+    return sampler.latest()
+def told(snapshot):
+    return [
+        [(gpu.index, gpu.lost, gpu.memory_used, gpu.utilization) for gpu in snapshot.gpus],
+        [problem.code for problem in snapshot.problems],
+    ]
 """
 
 
@@ -53,9 +82,15 @@ class StandIn:
         assert completed.returncode == 0, completed.stderr
         return completed.stdout
 
+    def watch(self, program: str, machine: Mapping[str, object], **env: str) -> Any:
+        """What a program prints as JSON. In it ``look(seconds)`` is the last snapshot of a sampler
+        that ticks once a second, and ``told(snapshot)`` the gist of one."""
+        return json.loads(self.run(_WATCH + program, machine, **env))
+
     def calls(self, function: str) -> int:
         """How often a function of NVML was called."""
-        return self._log.read_text().splitlines().count(function)
+        lines = self._log.read_text().splitlines()
+        return sum(line.split()[1] == function for line in lines)
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +98,10 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library of this test process's own, so that others may build theirs meanwhile."""
     library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
     source = TESTS / "stand_in" / "nvml.c"
-    subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
+    subprocess.run(
+        ["gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", library, source],
+        check=True,
+    )
     return library
 
 

@@ -30,8 +30,8 @@ def collector(
     processes: tuple[ProcessSample, ...] = (),
 ) -> Collector:
     nvml: Any = SimpleNamespace(
-        gpus=lambda host: list(gpus),
-        processes=lambda: list(processes),
+        gpus=lambda host, paced: list(gpus),
+        processes=lambda paced: list(processes),
         problems=lambda: list(problems),
         driver=lambda: "580",
     )
@@ -78,6 +78,7 @@ def test_a_virtual_gpu_is_held_by_its_process() -> None:
             memory_total=16,
             memory_used=5,
             utilization=25.0,
+            virtual_ordinal=0,
         ),
     )
     (process,) = snapshot.processes
@@ -119,7 +120,7 @@ def test_an_uncertain_ordinal_is_marked() -> None:
 
 
 def test_processes_are_asked_for_only_if_wanted() -> None:
-    def never() -> list[ProcessSample]:
+    def never(paced: bool) -> list[ProcessSample]:
         pytest.fail("asked for processes")
 
     made = collector((REAL,), states=(STATE,))
@@ -163,5 +164,42 @@ def test_of_another_user_only_the_name_is_told(monkeypatch: pytest.MonkeyPatch) 
 def test_a_known_process_is_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     owners = Owners()
     first = owners.look_up({os.getpid()})
-    monkeypatch.setattr("gpumagic.telemetry.owners._ask", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(
+        "gpumagic.telemetry.processes._facts", lambda *_: pytest.fail("asked again")
+    )
     assert owners.look_up({os.getpid()}) == first
+
+
+def test_a_paced_look_at_the_owners_is_made_by_a_chore() -> None:
+    now = [0.0]
+    looked: list[tuple[float, set[int]]] = []
+
+    def look_up(pids: set[int]) -> dict[int, Owner]:
+        looked.append((now[0], pids))
+        return {pid: Owner("ada") for pid in pids}
+
+    held = [ProcessSample("GPU-r", 7)]
+    made = collector((REAL,))
+    made._nvml.processes = lambda paced: list(held)  # type: ignore[method-assign]
+    made._nvml.chore = lambda processes: 60.0  # type: ignore[method-assign]
+    made._owners.look_up = look_up  # type: ignore[method-assign]
+    made._monotonic = lambda: now[0]
+
+    def tick() -> None:
+        (*_, last) = made.take(paced=True).processes
+        assert last.user == "ada"
+
+    for _ in range(7):
+        tick()
+        assert made.chore(processes=True) <= 3.0
+        now[0] += 1.0
+    assert [at for at, _ in looked] == [0, 3, 6]
+    held.append(ProcessSample("GPU-r", 8))
+    tick()
+    assert looked[-1] == (7, {7, 8}), "who is new is looked up at once"
+    now[0] += 60
+    tick()
+    assert looked[-1] == (67, {7, 8}), "without chores, in the tick"
+    made.take()
+    made.take()
+    assert len(looked) == 7, "a single look is always a new one"

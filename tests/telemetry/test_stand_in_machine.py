@@ -32,6 +32,11 @@ def test_every_reading_arrives_in_its_unit(stand_in: Any) -> None:
             "gpu.0.power": 412_500,
             "gpu.0.clock": 1755,
             "gpu.0.throttle": 0x4 | 0x40 | 0x1,
+            "gpu.0.fan": 55,
+            "gpu.0.pcie_gen": 4,
+            "gpu.0.pcie_width": 8,
+            "gpu.0.ecc_corrected": 2,
+            "gpu.0.energy": 1_500_250,
         },
     )
     assert snapshot["driver"] == "580.159.04"
@@ -59,6 +64,30 @@ def test_every_reading_arrives_in_its_unit(stand_in: Any) -> None:
         "sm_clock": 1755,
         "memory_clock": 2619,
         "throttle": ["power cap", "hardware thermal slowdown"],
+        "sm_clock_limit": 1980,
+        "memory_clock_limit": 2619,
+        "fan": 55.0,
+        "pcie_generation": 4,
+        "pcie_width": 8,
+        "pcie_generation_limit": 5,
+        "pcie_width_limit": 16,
+        # Rates and activity are known from the second snapshot on.
+        "pcie_received": None,
+        "pcie_sent": None,
+        "nvlink_received": None,
+        "nvlink_sent": None,
+        "sm_activity": None,
+        "sm_occupancy": None,
+        "tensor_activity": None,
+        "dram_activity": None,
+        "ecc_corrected": 2,
+        "ecc_uncorrected": 0,
+        "xid": None,
+        "xid_time": None,
+        "energy": 1500.25,
+        "virtual_ordinal": None,
+        "lost": False,
+        "age": 0.0,
     }
 
 
@@ -152,7 +181,8 @@ collector = Collector(NvmlSource(lambda: door), here=list)
 def look():
     now[0] += 100
     snapshot = collector.take()
-    return [[gpu.index for gpu in snapshot.gpus], [(p.code, p.uuid) for p in snapshot.problems]]
+    gpus = [(gpu.index, gpu.lost, gpu.memory_used is None) for gpu in snapshot.gpus]
+    return [gpus, [(p.code, p.uuid) for p in snapshot.problems]]
 seen = [look()]
 machine(gpu__1__lost=1)
 seen.append(look())
@@ -166,11 +196,13 @@ print(json.dumps(seen))
         stand_in.run(program, {"gpus": 3}, CUDA_VISIBLE_DEVICES="0,1,2")
     )
     uuid = "GPU-abc00001-0000-4000-8000-000000000001"
-    assert well[0] == [0, 1, 2]
+    all_well = [[n, False, False] for n in range(3)]
+    one_lost = [all_well[0], [1, True, True], all_well[2]]
+    assert well[0] == all_well
+    assert lost[0] == gone[0] == one_lost
     assert ["gpu-lost", uuid] in lost[1]
-    assert gone[0] == [0, 2]
     assert ["gpu-lost", uuid] in gone[1]
-    assert back[0] == [0, 1, 2]
+    assert back[0] == all_well
     assert not any(code == "gpu-lost" for code, _ in back[1])
 
 

@@ -142,6 +142,24 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_process_that_only_waits_to_be_reaped_has_no_gpus(tmp_path: Path) -> None:
+    program = f"""
+import os
+from pathlib import Path
+from gpumagic.telemetry import virtual
+virtual.Publisher([virtual.VirtualFacts("GPU-o", "Other", 1)], Path({str(tmp_path)!r}))
+os._exit(0)
+"""
+    other = subprocess.Popen([sys.executable, "-c", program])
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        assert psutil.Process(other.pid).status() == psutil.STATUS_ZOMBIE
+        assert len(list(tmp_path.glob("*.state"))) == 1
+        assert read(tmp_path) == []
+    finally:
+        other.wait()
+
+
 def test_a_recycled_pid_is_another_process(
     publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,175 @@
+"""What NVML is asked of a GPU, how often, and what its answers are in a sample's units.
+
+Never ``nvmlDeviceGetPcieThroughput``: it sleeps 20 ms a direction. Rates are those of counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpumagic import nvml
+from gpumagic.telemetry.rates import Rates
+
+# Values of NVML's enumerations; fixed by its binary interface.
+_SENSOR_GPU = 0
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_THRESHOLD_SLOWDOWN = 1
+_CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
+_PCIE_SENT, _PCIE_RECEIVED = 197, 198
+# In KiB, over all links.
+_NVLINK_SENT, _NVLINK_RECEIVED = (138, nvml.ALL_LINKS), (139, nvml.ALL_LINKS)
+# Metrics of GPM: percent, and MiB a second.
+_GPM_PERCENT = {"sm_activity": 2, "sm_occupancy": 3, "tensor_activity": 5, "dram_activity": 10}
+_GPM_RATES = {"pcie_sent": 20, "pcie_received": 21, "nvlink_received": 60, "nvlink_sent": 61}
+_GPM = (*_GPM_PERCENT.values(), *_GPM_RATES.values())
+
+# Those that slow a GPU down: being idle, and a clock that was asked for, are no such reasons.
+_THROTTLE = {
+    0x004: "power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "software thermal slowdown",
+    0x040: "hardware thermal slowdown",
+    0x080: "power brake",
+}
+# Bytes a second and lane, by PCIe generation; and what no link of today does.
+_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
+_MOST_PCIE, _MOST_NVLINK = 250e9, 5e12
+_MOST_FAN = 200
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Questions that are asked together; ``every_s`` is None for what does not change."""
+
+    name: str
+    every_s: float | None
+    questions: Mapping[str, nvml.Call]
+
+
+FAST: dict[str, nvml.Call] = {"utilization": ("nvmlDeviceGetUtilizationRates",)}
+SLOW = Tier(
+    "slow",
+    2.0,
+    {
+        "temperature": ("nvmlDeviceGetTemperature", _SENSOR_GPU),
+        "power": ("nvmlDeviceGetPowerUsage",),
+        "sm_clock": ("nvmlDeviceGetClockInfo", _CLOCK_SM),
+        "memory_clock": ("nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
+        "throttle": ("nvmlDeviceGetCurrentClocksEventReasons",),
+        "fan": ("nvmlDeviceGetFanSpeed",),
+        "pcie_generation": ("nvmlDeviceGetCurrPcieLinkGeneration",),
+        "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth",),
+        "ecc_corrected": ("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+        "ecc_uncorrected": ("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+    },
+)
+# Seen to take the driver 3 ms.
+RARE = Tier("rare", 10.0, {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)})
+STILL = Tier(
+    "still",
+    None,
+    {
+        "temperature_limit": ("nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
+        "power_limit": ("nvmlDeviceGetEnforcedPowerLimit",),
+        "sm_clock_limit": ("nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
+        "memory_clock_limit": ("nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY),
+        "pcie_generation_limit": ("nvmlDeviceGetMaxPcieLinkGeneration",),
+        "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
+    },
+)
+TIERS = (STILL, SLOW, RARE)
+_BEFORE_535: dict[str, nvml.Call] = {"throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons",)}
+
+
+def fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
+    """Utilisation and memory, and whether the GPU answered at all."""
+    answers = door.ask(gpu, {**FAST, "memory": door.memory_call})
+    memory = answers["memory"]
+    rates = answers["utilization"]
+    alive = memory is not None or rates is not None
+    if memory is None or not memory.total:
+        memory = door.memory(gpu, alive=alive)
+        alive = alive or memory is not None
+    return {
+        "utilization": _percent(_integer(rates, "gpu")),
+        "memory_utilization": _percent(_integer(rates, "memory")),
+        "memory_total": _integer(memory, "total"),
+        "memory_used": _integer(memory, "used"),
+        "memory_reserved": _integer(memory, "reserved"),
+    }, alive
+
+
+def read(
+    door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, rates: Rates, limits: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A tier's readings of a GPU that has just answered something else; ``limits`` are what was
+    read of ``STILL``."""
+    answers = door.ask(gpu, tier.questions, alive=True)
+    if tier is STILL:
+        return {**answers, "power_limit": _thousandth(answers["power_limit"])}
+    if tier is RARE:
+        return {"energy": _thousandth(answers["energy"])}
+    bits = answers["throttle"]
+    if bits is None:
+        bits = door.ask(gpu, _BEFORE_535, alive=True)["throttle"]
+    fan = answers["fan"]
+    return {
+        **answers,
+        "power": _thousandth(answers["power"]),
+        "throttle": None if bits is None else _reasons(bits),
+        "fan": float(fan) if fan is not None and fan <= _MOST_FAN else None,
+        **_activity(door, gpu, rates, limits),
+    }
+
+
+def _activity(
+    door: nvml.Nvml, gpu: nvml.Gpu, rates: Rates, limits: Mapping[str, Any]
+) -> dict[str, float | None]:
+    """From GPM where there is one, for its counters are wide; else from counters by field."""
+    metrics = door.gpm(gpu, _GPM)
+    found: dict[str, float | None] = {
+        name: _percent(metrics.get(number)) for name, number in _GPM_PERCENT.items()
+    }
+    for name, number in _GPM_RATES.items():
+        value = metrics.get(number)
+        found[name] = None if value is None or value < 0 else value * 2**20
+    counters: tuple[tuple[str, nvml.FieldId, nvml.FieldId, int, float], ...] = (
+        ("pcie", _PCIE_SENT, _PCIE_RECEIVED, 1, _most_pcie(limits)),
+        ("nvlink", _NVLINK_SENT, _NVLINK_RECEIVED, 1024, _MOST_NVLINK),
+    )
+    for kind, sent, received, unit, most in counters:
+        if found[f"{kind}_sent"] is not None or gpu.parent:
+            continue
+        fields = door.fields(gpu, (sent, received))
+        for name, field in ((f"{kind}_sent", sent), (f"{kind}_received", received)):
+            rate = rates.per_second((gpu.uuid, name), fields.get(field), most / unit)
+            found[name] = None if rate is None else rate * unit
+    return found
+
+
+def _most_pcie(limits: Mapping[str, Any]) -> float:
+    """What the link can do; a little more, for clocks differ."""
+    lane = _LANE.get(limits.get("pcie_generation_limit") or 0)
+    width = limits.get("pcie_width_limit")
+    return 1.2 * lane * width if lane and width else _MOST_PCIE
+
+
+def _integer(structure: Any, name: str) -> int | None:
+    value = getattr(structure, name, None)
+    return None if value is None else int(value)
+
+
+def _percent(value: float | None) -> float | None:
+    # Drivers are known to answer nonsense such as 4294967295.
+    return None if value is None or not 0 <= value <= 100.5 else min(float(value), 100.0)
+
+
+def _thousandth(value: int | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+def _reasons(bits: int) -> tuple[str, ...]:
+    return tuple(reason for bit, reason in _THROTTLE.items() if bits & bit)

@@ -1,0 +1,212 @@
+"""Processes as they are told apart here: by pid and by when they began.
+
+Of another user's process only the user's name is read, even where root may read more: a command
+line or an environment may hold secrets.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
+
+_CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
+_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+# The kernel and its child may have begun within one tick of the system's clock.
+_TICK_S = 0.02
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What does not change while a process lives.
+
+    Parameters
+    ----------
+    pid : int
+    started : float
+        Seconds of Unix time.
+    user : str, optional
+    ours : bool
+        It is this user's; otherwise nothing of what follows is known.
+    name : str, optional
+        The program.
+    notebook : str, optional
+        What the Jupyter server told the kernel, or its parent's kernel, that it runs.
+    server_pid : int, optional
+        The process that launched the kernel that this is, or that this descends from.
+    connection : Path, optional
+        The connection file in its command line: this is a kernel, or was forked from one.
+    cuda : mapping
+        What its environment said about CUDA's devices when it began.
+    """
+
+    pid: int
+    started: float
+    user: str | None = None
+    ours: bool = False
+    name: str | None = None
+    notebook: str | None = None
+    server_pid: int | None = None
+    connection: Path | None = None
+    cuda: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kernel(self) -> str | None:
+        """The id of the kernel that it is, or was forked from."""
+        match = _CONNECTION.search(self.connection.name) if self.connection else None
+        return match["id"] if match else None
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process at one moment; ``session`` is the pid of its session's leader."""
+
+    facts: Facts
+    parent: int
+    session: int | None
+
+    @property
+    def leads(self) -> bool:
+        """It leads its session, as every kernel does that jupyter_client launched."""
+        return self.session == self.facts.pid
+
+
+class Processes:
+    """Looks at processes; the facts of those that are looked at again are kept."""
+
+    def __init__(self) -> None:
+        self._facts: dict[tuple[int, float], Facts] = {}
+        self._kept: dict[tuple[int, float], Facts] = {}
+        self._seen: dict[int, Process | None] = {}
+
+    def look_anew(self) -> None:
+        """From now on each process is looked at once more."""
+        self._facts, self._kept, self._seen = self._kept, {}, {}
+
+    def look(self, pid: int) -> Process | None:
+        """A process; None where there is none of that pid, or it cannot be seen from here."""
+        if pid not in self._seen:
+            self._seen[pid] = self._ask(pid)
+        return self._seen[pid]
+
+    def line(self, pid: int) -> list[Process]:
+        """A process, its parent, its parent's parent and so on."""
+        found: list[Process] = []
+        process = self.look(pid)
+        while process is not None and process not in found:
+            found.append(process)
+            parent = self.look(process.parent) if process.parent else None
+            # A parent that is younger has only the pid of the one that is gone.
+            older = parent and parent.facts.started <= process.facts.started + _TICK_S
+            process = parent if older else None
+        return found
+
+    def kernels(self) -> Iterator[Process]:
+        """All living kernels of this user, by their command lines. Looks at every process."""
+        import psutil
+
+        for pid in psutil.pids():
+            process = self.look(pid)
+            if process and process.facts.connection and is_kernel(process):
+                yield process
+
+    def _ask(self, pid: int) -> Process | None:
+        import psutil
+
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                key = (pid, process.create_time())
+                facts = self._kept.get(key) or self._facts.get(key) or _facts(process, key[1])
+                parent = process.ppid()
+        except (psutil.Error, ValueError, OverflowError):
+            return None
+        self._kept[key] = facts
+        return Process(facts, parent, _session(pid))
+
+
+def is_kernel(process: Process) -> bool:
+    """Whether a process with a connection file in its command line is the kernel itself.
+
+    A child that was forked has its parent's command line, but does not lead a session.
+    """
+    return process.leads or process.session is None or process.facts.server_pid is None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process that is more than an entry in a table."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except (psutil.Error, ValueError, OverflowError):
+        return False
+
+
+def _session(pid: int) -> int | None:
+    if not hasattr(os, "getsid"):
+        return None
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _facts(process: psutil.Process, started: float) -> Facts:
+    import psutil
+
+    user = _user(process)
+    if not _same_user(process):
+        return Facts(process.pid, started, user)
+    try:
+        words = process.cmdline()
+        env = process.environ()
+    except (psutil.Error, OSError):
+        words, env = [], {}
+    parent = env.get("JPY_PARENT_PID", "")
+    return Facts(
+        process.pid,
+        started,
+        user,
+        ours=True,
+        name=process.name(),
+        notebook=env.get("JPY_SESSION_NAME") or None,
+        server_pid=int(parent) if parent.isascii() and parent.isdigit() else None,
+        connection=_connection(words, launched=bool(parent)),
+        cuda={name: env[name] for name in _CUDA if name in env},
+    )
+
+
+def _connection(words: list[str], launched: bool) -> Path | None:
+    """The connection file in a command line; ``launched``: by jupyter_client, for certain."""
+    for n, word in enumerate(words[1:], 1):
+        path = word.partition("=")[2] if word.startswith("-") else word
+        if not _CONNECTION.search(path):
+            continue
+        # An editor may have such a file open too.
+        if launched or word.startswith("-") or words[n - 1] in ("-f", "--f"):
+            return Path(path)
+    return None
+
+
+def _user(process: psutil.Process) -> str | None:
+    import psutil
+
+    try:
+        return process.username()
+    except (psutil.Error, KeyError):
+        return None
+
+
+def _same_user(process: psutil.Process) -> bool:
+    import psutil
+
+    if hasattr(os, "getuid"):
+        return process.uids().real == os.getuid()
+    return process.username() == psutil.Process().username()

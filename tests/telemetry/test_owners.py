@@ -1,0 +1,231 @@
+"""Whose a process is, with real processes: kernels, their children, and what dead ones leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpumagic.device import Device
+from gpumagic.telemetry.owners import Kernel, Owner, Owners
+
+# Plays a kernel: has children, by fork and by exec, says who they are, and waits.
+_KERNEL = """
+import os, subprocess, sys, time
+WAIT = "import sys, time; print('here', flush=True); time.sleep(300)"
+def forked():
+    pid = os.fork()
+    if pid == 0:
+        os.close(1)
+        time.sleep(300)
+    return pid
+def started(**options):
+    child = subprocess.Popen([sys.executable, "-c", WAIT], stdout=subprocess.PIPE, **options)
+    child.stdout.readline()
+    return child.pid
+pids = [forked(), started(), started(start_new_session=True)]
+print(*pids, flush=True)
+sys.stdin.read()
+"""
+
+
+class FakeKernel:
+    """A process that looks like a kernel in every respect that counts."""
+
+    def __init__(self, connection: Path, env: Mapping[str, str], **options: object) -> None:
+        command = [sys.executable, "-c", _KERNEL, "-f", str(connection)]
+        self.process = subprocess.Popen(
+            command,
+            env={"PATH": os.environ["PATH"], **env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=bool(options.get("leads", True)),
+            text=True,
+        )
+        assert self.process.stdout
+        self.pid = self.process.pid
+        self.forked, self.child, self.daemon = map(int, self.process.stdout.readline().split())
+
+    def die(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def clean_up(self) -> None:
+        self.die()
+        for pid in (self.forked, self.child, self.daemon):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe
+            pipe.close()
+
+
+Start = Callable[..., FakeKernel]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    made: list[FakeKernel] = []
+
+    def begin(kernel: str = "abc-1", notebook: str = "a.ipynb", **options: object) -> FakeKernel:
+        env = {"JPY_PARENT_PID": str(os.getpid()), "JPY_SESSION_NAME": notebook}
+        env.update(options.pop("env", {}))  # type: ignore[call-overload]
+        made.append(FakeKernel(tmp_path / f"kernel-{kernel}.json", env, **options))
+        return made[-1]
+
+    yield begin
+    for kernel in made:
+        kernel.clean_up()
+
+
+def one(owners: Owners, pid: int) -> Owner:
+    return owners.look_up({pid})[pid]
+
+
+def test_a_kernel_is_known_by_its_command_line(start: Start) -> None:
+    kernel = start()
+    owner = one(Owners(), kernel.pid)
+    assert (owner.kernel, owner.notebook, owner.child, owner.orphan) == (
+        "abc-1",
+        "a.ipynb",
+        False,
+        False,
+    )
+    assert owner.server is None
+
+
+def test_children_count_for_their_kernel_however_they_were_made(start: Start) -> None:
+    kernel = start()
+    for pid in (kernel.forked, kernel.child, kernel.daemon):
+        owner = one(Owners(), pid)
+        assert (owner.kernel, owner.notebook, owner.child) == ("abc-1", "a.ipynb", True)
+        assert not owner.orphan
+
+
+def test_what_the_server_knows_goes_before_what_the_command_line_says(start: Start) -> None:
+    kernel = start()
+    told = Kernel(kernel.pid, "id-of-the-server", "renamed.ipynb", 17.0)
+    owner = one(Owners(lambda: [told]), kernel.child)
+    assert (owner.kernel, owner.notebook) == ("id-of-the-server", "renamed.ipynb")
+    assert (owner.idle_since, owner.child) == (17.0, True)
+
+
+def test_children_of_a_dead_kernel_are_orphans_but_daemons_are_not(start: Start) -> None:
+    kernel = start()
+    owners = Owners()
+    assert not one(owners, kernel.child).orphan
+    kernel.die()
+    for pid in (kernel.forked, kernel.child):
+        owner = one(owners, pid)
+        assert owner.orphan, pid
+        assert (owner.kernel, owner.notebook) == (None, "a.ipynb")
+    assert not one(owners, kernel.daemon).orphan
+
+
+def test_a_kernel_that_started_anew_does_not_adopt_what_the_old_one_left(start: Start) -> None:
+    old = start()
+    old.die()
+    new = start()
+    owners = Owners(lambda: [Kernel(new.pid, "abc-1", "a.ipynb")])
+    assert one(owners, old.child).orphan
+    assert not one(owners, new.child).orphan
+
+
+def test_while_a_kernel_lives_that_may_be_its_own_nothing_is_an_orphan(start: Start) -> None:
+    # What "!program &" leaves: the shell that led its session is gone, its notebook's kernel not.
+    kernel, other = start(), start("abc-2")
+    other.die()
+    now = [0.0]
+    owners = Owners(clock=lambda: now[0])
+    assert not one(owners, other.child).orphan
+    kernel.die()
+    now[0] += 100
+    assert one(owners, other.child).orphan
+
+
+def test_a_program_without_a_notebook_is_never_an_orphan(start: Start) -> None:
+    kernel = start(env={"JPY_PARENT_PID": "", "JPY_SESSION_NAME": ""})
+    kernel.die()
+    assert not one(Owners(), kernel.child).orphan
+
+
+def test_a_kernel_that_was_launched_otherwise_is_a_kernel_too(start: Start) -> None:
+    kernel = start("v2-42", env={"JPY_PARENT_PID": "", "JPY_SESSION_NAME": ""}, leads=False)
+    assert one(Owners(), kernel.pid).kernel == "v2-42"
+    assert one(Owners(), kernel.forked).child
+
+
+def test_the_kernel_of_another_server_has_that_servers_address(
+    start: Start, tmp_path: Path
+) -> None:
+    server = str(psutil.Process().ppid() + 100_000)
+    info = {"pid": int(server), "url": "http://localhost:8899/lab/?token=s", "token": "s"}
+    (tmp_path / f"jpserver-{server}.json").write_text(json.dumps(info))
+    kernel = start(env={"JPY_PARENT_PID": server})
+    assert one(Owners(), kernel.pid).server == "http://localhost:8899/lab/"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"pid": 1}', '{"pid": "x", "url": 3}', "\x00"])
+def test_what_a_server_wrote_may_be_anything(start: Start, tmp_path: Path, text: str) -> None:
+    (tmp_path / "jpserver-4242424.json").write_text(text)
+    kernel = start(env={"JPY_PARENT_PID": "4242424"})
+    assert one(Owners(), kernel.pid).server is None
+
+
+def test_a_pid_that_is_another_processes_by_now_is_no_kernel(start: Start) -> None:
+    kernel = start(env={"JPY_PARENT_PID": "", "JPY_SESSION_NAME": ""})
+    owners = Owners(lambda: [Kernel(kernel.child, "gone", "b.ipynb")])
+    assert one(owners, kernel.child).kernel == "gone"
+    began = owners._began["gone", kernel.child]
+    owners._began["gone", kernel.child] = began - 60
+    assert one(owners, kernel.child).kernel == "abc-1"
+
+
+def test_of_another_users_process_nothing_but_the_user(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = start()
+    monkeypatch.setattr(os, "getuid", lambda: -7)
+    assert one(Owners(), kernel.child) == Owner(user=psutil.Process().username())
+
+
+def test_the_numbers_of_gpus_in_another_process(start: Start) -> None:
+    gpus = [Device("cuda", None, f"GPU-{n}", n, "H100") for n in range(3)]
+    kernel = start(env={"CUDA_VISIBLE_DEVICES": "2,0"})
+    assert one(Owners(gpus=lambda: gpus), kernel.child).ordinals == {"GPU-2": 0, "GPU-0": 1}
+    unset = start("abc-2")
+    assert one(Owners(gpus=lambda: gpus), unset.child).ordinals == {}
+
+
+def test_an_editor_with_a_connection_file_is_no_kernel(tmp_path: Path) -> None:
+    wait = "import sys; print(flush=True); sys.stdin.read()"
+    editor = subprocess.Popen(
+        [sys.executable, "-c", wait, str(tmp_path / "kernel-abc.json")],
+        env={"PATH": os.environ["PATH"]},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with editor:
+        assert editor.stdout
+        editor.stdout.readline()
+        assert one(Owners(), editor.pid).kernel is None
+        editor.kill()
+
+
+def test_looking_again_reads_no_command_line_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = start()
+    owners = Owners()
+    first = owners.look_up({kernel.child, kernel.forked})
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda _: pytest.fail("read again"))
+    assert owners.look_up({kernel.child, kernel.forked}) == first

@@ -1,0 +1,247 @@
+"""One sampler, many subscribers; here without threads, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from gpumagic.telemetry import GpuSample, Snapshot
+from gpumagic.telemetry.asker import no_thread
+from gpumagic.telemetry.sampler import PERIODS_S, Sampler
+
+
+class Machine:
+    """A source that counts what it is asked, and a clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked: list[tuple[float, bool]] = []
+        self.chores: list[float] = []
+        self.next_chore = 1e9
+        self.error: Exception | None = None
+        self.sampler = Sampler(self, clock=self.clock, monotonic=lambda: self.now, start=no_thread)
+
+    def clock(self) -> float:
+        return 1000.0 + self.now
+
+    def take(self, *, processes: bool, paced: bool) -> Snapshot:
+        assert paced
+        self.asked.append((self.now, processes))
+        if self.error:
+            raise self.error
+        return Snapshot(self.clock(), gpus=(GpuSample("GPU-1", memory_used=len(self.asked)),))
+
+    def chore(self, *, processes: bool) -> float:
+        self.chores.append(self.now)
+        return self.next_chore
+
+    def run(self, seconds: float, step: float = 0.125) -> None:
+        end = self.now + seconds
+        while self.now <= end:
+            self.sampler.drive()
+            self.now += step
+        self.now = end
+
+    @property
+    def times(self) -> list[float]:
+        return [time for time, _ in self.asked]
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+def test_with_nobody_nothing_is_asked(machine: Machine) -> None:
+    machine.run(10)
+    assert machine.asked == []
+    assert machine.chores == []
+    assert machine.sampler.latest() is None
+
+
+def test_the_last_one_to_go_ends_the_asking(machine: Machine) -> None:
+    one, two = machine.sampler.subscribe(), machine.sampler.subscribe()
+    machine.run(2.1)
+    one.close()
+    one.close()
+    machine.run(2)
+    assert len(machine.asked) == 5
+    two.close()
+    machine.run(10)
+    assert len(machine.asked) == 5
+    assert len(machine.sampler.history) == 5
+
+
+def test_the_fastest_period_wins_and_each_is_told_at_its_own(machine: Machine) -> None:
+    told: dict[float, list[float]] = {period: [] for period in (0.5, 1.0, 2.5)}
+
+    def listener(period: float) -> Callable[[Snapshot], None]:
+        return lambda snapshot: told[period].append(snapshot.time - 1000)
+
+    subscriptions = {
+        period: machine.sampler.subscribe(listener(period), period_s=period) for period in told
+    }
+    machine.run(5)
+    assert machine.times == [n / 2 for n in range(11)]
+    assert told[0.5] == machine.times
+    assert told[1.0] == [0, 1, 2, 3, 4, 5]
+    assert told[2.5] == [0, 2.5, 5]
+    subscriptions[0.5].close()
+    machine.run(3)
+    assert machine.times[11:] == [6, 7, 8]
+
+
+def test_a_changed_mind(machine: Machine) -> None:
+    subscription = machine.sampler.subscribe(period_s=60)
+    machine.run(3)
+    assert machine.asked == [(0, False)]
+    subscription.change(period_s=1, processes=True)
+    machine.run(2)
+    assert machine.asked[1:] == [(3, True), (4, True), (5, True)]
+    subscription.change(processes=False)
+    machine.run(1)
+    assert machine.asked[-1] == (6, False)
+
+
+def test_processes_are_asked_while_one_wants_them(machine: Machine) -> None:
+    machine.sampler.subscribe()
+    with machine.sampler.subscribe(processes=True):
+        machine.run(1)
+    machine.run(1)
+    assert [processes for _, processes in machine.asked] == [True, True, False]
+
+
+@pytest.mark.parametrize("period", [0.0, -1.0, 0.2, 61.0, float("nan"), float("inf")])
+def test_periods_are_bounded(machine: Machine, period: float) -> None:
+    with pytest.raises(ValueError, match=r"from 0\.25 to 60\.0 s"):
+        machine.sampler.subscribe(period_s=period)
+    subscription = machine.sampler.subscribe()
+    with pytest.raises(ValueError, match=r"from 0\.25 to 60\.0 s"):
+        subscription.change(period_s=period)
+    assert subscription.period_s == 1.0
+    assert PERIODS_S == (0.25, 60.0)
+
+
+def test_a_listener_that_raises_costs_nobody_else_anything(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = []
+
+    def bad(snapshot: Snapshot) -> None:
+        raise RuntimeError("mine")
+
+    machine.sampler.subscribe(bad)
+    machine.sampler.subscribe(told.append)
+    with caplog.at_level(logging.WARNING):
+        machine.run(5)
+    assert len(told) == 6
+    assert [record.getMessage() for record in caplog.records] == [
+        "a listener of the GPU monitor failed: RuntimeError('mine')"
+    ]
+    assert caplog.records[0].exc_info is None
+
+
+def test_a_listener_may_close_itself_and_others(machine: Machine) -> None:
+    told: list[str] = []
+
+    def first(snapshot: Snapshot) -> None:
+        told.append("first")
+        one.close()
+        two.close()
+
+    one = machine.sampler.subscribe(first)
+    two = machine.sampler.subscribe(lambda snapshot: told.append("second"))
+    machine.run(5)
+    assert told == ["first"]
+    assert len(machine.asked) == 1
+
+
+def test_a_source_that_fails_is_a_problem_and_recovers(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.sampler.subscribe()
+    machine.error = RuntimeError("odd")
+    with caplog.at_level(logging.WARNING):
+        machine.run(3)
+    latest = machine.sampler.latest()
+    assert latest is not None
+    (problem,) = latest.problems
+    assert problem.code == "snapshot-failed"
+    assert "RuntimeError: odd" in problem.cause
+    assert len(caplog.records) == 1
+    machine.error = None
+    machine.run(1)
+    latest = machine.sampler.latest()
+    assert latest is not None
+    assert latest.problems == ()
+
+
+def test_chores_are_done_between_ticks(machine: Machine) -> None:
+    machine.next_chore = 0.4
+    machine.sampler.subscribe()
+    machine.run(1.9)
+    assert machine.chores == [0, 0.5, 1, 1.5]
+    assert machine.times == [0, 1]
+
+
+def test_fresh_with_nobody_watching_asks_once(machine: Machine) -> None:
+    future = machine.sampler.fresh()
+    assert not future.done()
+    machine.run(5)
+    assert future.result(0).gpus[0].memory_used == 1
+    assert machine.asked == [(0, True)]
+
+
+def test_fresh_takes_what_is_young_enough(machine: Machine) -> None:
+    machine.sampler.subscribe()
+    machine.run(0.5)
+    assert machine.sampler.fresh(processes=False).result(0).gpus[0].memory_used == 1
+    with_processes = machine.sampler.fresh()
+    assert not with_processes.done()
+    machine.run(0.1)
+    assert with_processes.result(0).gpus[0].memory_used == 2
+    assert machine.asked == [(0, False), (0.5, True)]
+    younger = machine.sampler.fresh(processes=False, max_age_s=0.05)
+    assert not younger.done()
+    machine.run(0.1)
+    assert younger.done()
+    machine.now = 1.0
+    machine.run(0)
+    assert machine.times[3:] == [1], "the grid stays"
+
+
+def test_fresh_does_not_count_as_a_turn_of_a_slow_listener(machine: Machine) -> None:
+    told: list[float] = []
+    machine.sampler.subscribe(lambda snapshot: told.append(snapshot.time - 1000), period_s=10)
+    machine.run(1)
+    machine.sampler.fresh(max_age_s=0)
+    machine.run(8)
+    assert told == [0]
+
+
+def test_after_close_nobody_is_told_and_fresh_still_answers(machine: Machine) -> None:
+    told: list[Snapshot] = []
+    subscription = machine.sampler.subscribe(told.append)
+    machine.run(1)
+    waiting = machine.sampler.fresh(max_age_s=-1)
+    machine.sampler.close()
+    machine.run(5)
+    assert len(told) == 2
+    assert subscription.closed
+    assert waiting.result(0).gpus[0].memory_used == 2
+    assert machine.sampler.fresh().result(0).gpus[0].memory_used == 2
+    assert machine.sampler.subscribe(told.append).closed
+    machine.run(5)
+    assert len(machine.asked) == 2
+    machine.sampler.close()
+
+
+def test_history_is_kept_across_a_pause(machine: Machine) -> None:
+    with machine.sampler.subscribe(period_s=0.25):
+        machine.run(2)
+    machine.run(20)
+    with machine.sampler.subscribe():
+        machine.run(1)
+    assert machine.sampler.history.since()["time"] == [1000, 1001, 1002, 1022, 1023]
