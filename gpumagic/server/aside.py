@@ -1,0 +1,42 @@
+"""Work that may block, kept away from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def aside(function: Callable[[], T]) -> asyncio.Future[T]:
+    """Run a function on a thread of its own; cancelling the future only forgets the result.
+
+    The thread is a daemon, unlike an executor's: a driver that never answers does not keep the
+    server from ending.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function()
+        except Exception as raised:  # noqa: BLE001  who awaits the future gets it
+            error = raised
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            return  # the loop was closed meanwhile
+
+    threading.Thread(target=run, name="gpumagic-aside", daemon=True).start()
+    return future

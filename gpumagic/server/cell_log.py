@@ -1,0 +1,203 @@
+"""When cells ran, as the kernels tell it on their iopub channel: what marks the charts.
+
+The log listens with sockets of its own, and only to what begins and ends a cell: a kernel's many
+lines of output are not sent here at all. Times are the kernels' own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from gpumagic.server.iopub import Iopub
+from gpumagic.telemetry.snapshot import Snapshot
+from gpumagic.telemetry.virtual import started
+
+KEPT_S = 600.0
+"""For how long a run is kept, in seconds after its end."""
+
+MOST_RUNS = 2000
+# For so long after a run a list of processes may be the first one since its end.
+_SETTLED_S = 4.0
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """A cell that ran, or runs (``end`` is None); mirrored in ``js/src/snapshot.ts``.
+
+    Parameters
+    ----------
+    id : str
+        The same run told again has the same id.
+    kernel, notebook : str, optional
+    count : int, optional
+        The number in brackets before the cell.
+    start, end : float
+        Seconds of Unix time.
+    gpus : tuple of str
+        UUIDs of the GPUs on which its kernel was seen to hold memory.
+    """
+
+    id: str
+    kernel: str | None
+    notebook: str | None
+    count: int | None
+    start: float
+    end: float | None = None
+    gpus: tuple[str, ...] = ()
+
+
+class CellLog:
+    """The runs of the last minutes. All on the event loop.
+
+    Parameters
+    ----------
+    notebook : callable
+        The notebook of a kernel, by its id.
+    clock : callable
+        Seconds of Unix time.
+
+    Attributes
+    ----------
+    revision : int
+        Grows whenever a run begins, ends, or is seen on another GPU.
+    on_change : callable
+        Called when it has grown.
+    """
+
+    def __init__(
+        self, notebook: Callable[[str], str | None], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._notebook = notebook
+        self._clock = clock
+        self._runs: OrderedDict[str, tuple[int, CellRun]] = OrderedDict()
+        self._busy: dict[str, tuple[str, float]] = {}
+        self._open: dict[tuple[str, str], str] = {}
+        self._channels: dict[str, Iopub] = {}
+        self._pids: dict[str, int] = {}
+        self._held: dict[str, tuple[str, ...]] = {}
+        self.revision = 0
+        self.on_change: Callable[[], None] = lambda: None
+
+    def follow(self, managers: Mapping[str, Any]) -> None:
+        """Listen to these kernels, and to no others any more."""
+        for kernel, channel in list(self._channels.items()):
+            manager = managers.get(kernel)
+            if manager is None or not channel.is_of(manager):
+                self._channels.pop(kernel).close()
+            if manager is None:
+                self._abandon(kernel, self._clock())
+        for kernel, manager in managers.items():
+            if kernel not in self._channels:
+                self._channels[kernel] = Iopub(manager, partial(self.hear, kernel))
+            pid = manager.provisioner.pid
+            if self._pids.get(kernel, pid) != pid:
+                # It was started anew: nobody will report as ended what ran before.
+                self._abandon(kernel, started(pid) or self._clock())
+        self._pids = {kernel: manager.provisioner.pid for kernel, manager in managers.items()}
+
+    def stop(self) -> None:
+        """Listen to nobody."""
+        self.follow({})
+
+    def hear(self, kernel: str, message: Mapping[str, Any]) -> None:
+        """A message of a kernel."""
+        try:
+            parent = message["parent_header"]
+            kind = message["header"]["msg_type"]
+            content = message["content"]
+            when = _seconds(message["header"]["date"], self._clock)
+            if kind == "status" and content["execution_state"] == "starting":
+                self._abandon(kernel, when)
+            if not parent or parent["msg_type"] != "execute_request":
+                return
+            asked = str(parent["msg_id"])
+            if kind == "execute_input":
+                # The kernel's own id of this message: those of a client may come twice.
+                run = str(message["header"]["msg_id"])
+                self._open[kernel, asked] = run
+                self._begin(run, asked, kernel, content.get("execution_count"), when)
+            elif kind == "status" and content["execution_state"] == "busy":
+                # One per kernel: a silent run never becomes a cell.
+                self._busy[kernel] = (asked, when)
+            elif kind == "status" and content["execution_state"] == "idle":
+                self._end(self._open.pop((kernel, asked), ""), when)
+        except (KeyError, TypeError, AttributeError):
+            return
+
+    def see(self, snapshot: Snapshot) -> None:
+        """Who holds memory on which GPU, for the runs of now and of just before."""
+        if snapshot.processes:
+            held: dict[str, set[str]] = {}
+            for process in snapshot.processes:
+                if process.kernel is not None:
+                    held.setdefault(process.kernel, set()).add(process.uuid)
+            self._held = {kernel: tuple(sorted(uuids)) for kernel, uuids in held.items()}
+        elif not snapshot.problems:
+            self._held = {}
+        for _, run in reversed(list(self._runs.values())):
+            if run.end is not None and run.end < snapshot.time - _SETTLED_S:
+                continue
+            here = self._held.get(run.kernel or "", ())
+            if not set(here) <= set(run.gpus):
+                self._keep(replace(run, gpus=tuple(sorted({*run.gpus, *here}))))
+
+    def runs(self, since: float | None = None) -> list[CellRun]:
+        """The runs that had not ended at a moment; all that are kept if None."""
+        self._forget()
+        return [
+            run
+            for _, run in self._runs.values()
+            if since is None or run.end is None or run.end > since
+        ]
+
+    def changed(self, revision: int) -> list[CellRun]:
+        """The runs that are otherwise than they were at a revision."""
+        return [run for changed, run in self._runs.values() if changed > revision]
+
+    def _begin(self, run: str, asked: str, kernel: str, count: Any, when: float) -> None:
+        busy, since = self._busy.get(kernel, ("", when))
+        number = count if isinstance(count, int) else None
+        start = since if busy == asked else when
+        gpus = self._held.get(kernel, ())
+        self._keep(CellRun(run, kernel, self._notebook(kernel), number, start, None, gpus))
+        self._forget()
+
+    def _end(self, run: str, when: float) -> None:
+        if run in self._runs and self._runs[run][1].end is None:
+            self._keep(replace(self._runs[run][1], end=when))
+
+    def _abandon(self, kernel: str, when: float) -> None:
+        """The kernel is gone, or another one since this moment."""
+        for place, run in list(self._open.items()):
+            known = self._runs.get(run)
+            if place[0] == kernel and (known is None or known[1].start <= when):
+                del self._open[place]
+                self._end(run, when)
+
+    def _keep(self, run: CellRun) -> None:
+        self.revision += 1
+        self._runs[run.id] = (self.revision, run)
+        self.on_change()
+
+    def _forget(self) -> None:
+        oldest = self._clock() - KEPT_S
+        for _, run in list(self._runs.values()):
+            if run.end is not None and run.end < oldest:
+                del self._runs[run.id]
+        while len(self._runs) > MOST_RUNS:
+            self._runs.popitem(last=False)
+
+
+def plain(run: CellRun) -> dict[str, Any]:
+    """A run as JSON has it."""
+    return {**asdict(run), "gpus": list(run.gpus)}
+
+
+def _seconds(date: Any, clock: Callable[[], float]) -> float:
+    return date.timestamp() if isinstance(date, datetime) else clock()

@@ -1,0 +1,42 @@
+"""What the Jupyter server loads, and stops."""
+
+from __future__ import annotations
+
+from jupyter_server.extension.application import ExtensionApp
+
+from gpumagic.server.cell_log import CellLog
+from gpumagic.server.hub import Hub
+from gpumagic.server.kernels import KernelTable
+from gpumagic.server.routes import routes
+from gpumagic.server.stream import HUB
+from gpumagic.telemetry.collect import Collector
+from gpumagic.telemetry.owners import Owners
+from gpumagic.telemetry.sampler import Sampler
+
+
+class Extension(ExtensionApp):
+    """gpumagic in a Jupyter server."""
+
+    name = "gpumagic"
+
+    def initialize_settings(self) -> None:
+        """Make the hub, which does nothing until somebody asks."""
+        server = self.serverapp
+        assert server is not None
+        kernels = KernelTable(server.kernel_manager, server.session_manager)
+        self.hub = Hub(make_sampler(kernels), kernels, CellLog(kernels.notebook))
+        self.settings[HUB] = self.hub
+
+    def initialize_handlers(self) -> None:
+        """Add the routes; the server puts its base_url before them."""
+        self.handlers.extend(routes())
+
+    async def stop_extension(self) -> None:
+        """End all that runs: the server stops."""
+        if hasattr(self, "hub"):
+            await self.hub.close()
+
+
+def make_sampler(kernels: KernelTable) -> Sampler:
+    """A sampler that knows this server's kernels; the server itself uses no GPU."""
+    return Sampler(Collector(owners=Owners(kernels.kernels), here=None))

@@ -1,0 +1,285 @@
+"""One sampler for all clients of the server, and the way from its thread to theirs.
+
+Each snapshot is encoded once, on the sampler's thread, and handed to the clients in small groups,
+so that other requests are served in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from gpumagic.server.aside import aside
+from gpumagic.server.cell_log import CellLog, CellRun, plain
+from gpumagic.server.kernels import KernelTable
+from gpumagic.server.outbox import Outbox
+from gpumagic.server.wants import Want
+from gpumagic.telemetry.doctor import Check, Doctor
+from gpumagic.telemetry.owners import Owner, Owners
+from gpumagic.telemetry.sampler import Sampler, Subscription
+from gpumagic.telemetry.snapshot import Problem, Snapshot
+
+ANSWER_S = 5.0
+"""For how long a request waits for the driver, in seconds."""
+
+# So many clients are told without a pause; each costs some 50 µs.
+_GROUP = 4
+_REFRESH_S = 1.0
+_YOUNG_S = 2.0
+# For so long the kernels are listened to after the last client has gone, and may be reloading.
+_LINGER_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+class Hub:
+    """Tells the clients. All but what is said otherwise on the event loop.
+
+    Parameters
+    ----------
+    sampler : Sampler
+    kernels : KernelTable
+    cells : CellLog
+    monotonic : callable
+        Seconds that only grow.
+    linger_s, refresh_s, answer_s : float
+        Seconds.
+    doctor : callable
+        Looks at the machine; may block.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        kernels: KernelTable,
+        cells: CellLog,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        linger_s: float = _LINGER_S,
+        refresh_s: float = _REFRESH_S,
+        answer_s: float = ANSWER_S,
+        doctor: Callable[[], list[Check]] = lambda: Doctor().checks(),
+    ) -> None:
+        self.sampler = sampler
+        self.kernels = kernels
+        self.cells = cells
+        self._monotonic = monotonic
+        self._linger_s = linger_s
+        self._refresh_s = refresh_s
+        self._answer_s = answer_s
+        self._doctor = doctor
+        self._checks: asyncio.Future[list[Check]] | None = None
+        self._clients: dict[Outbox, None] = {}
+        self._subscription: Subscription | None = None
+        self._newest: tuple[Snapshot, bytes] | None = None
+        self._woken = asyncio.Event()
+        self._ticked = False
+        self._left_at = 0.0
+        self._pump: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._asides: set[asyncio.Task[None]] = set()
+        self._news: tuple[int, int, bytes] = (-1, -1, b"")
+        self._complaints: set[str] = set()
+        self._closed = False
+        cells.on_change = self._woken.set
+
+    @property
+    def revision(self) -> int:
+        """Of the cells."""
+        return self.cells.revision
+
+    def news(self, revision: int) -> bytes:
+        """The message with the cells that began, ended or changed after a revision."""
+        if self._news[:2] != (revision, self.revision):
+            message = _message("cells", cells=_plain(self.cells.changed(revision)))
+            self._news = (revision, self.revision, message)
+        return self._news[2]
+
+    def join(self, write: Callable[[bytes], asyncio.Future[None]]) -> Outbox:
+        """A client came: it gets a snapshot at once, or as soon as there is one."""
+        outbox = Outbox(write, self, self._monotonic)
+        if self._closed:
+            outbox.close()
+            return outbox
+        self._clients[outbox] = None
+        self._loop = asyncio.get_running_loop()
+        self._follow()
+        if self._pump is None:
+            self._pump = asyncio.create_task(self._run())
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._look_after())
+        if self._newest is not None:
+            outbox.snapshot(self._newest[1])
+        else:
+            # The page was reloaded, perhaps: what was read a moment ago need not be awaited.
+            young = self.sampler.fresh(processes=False, max_age_s=_YOUNG_S)
+            young.add_done_callback(lambda future: self._hear(future.result()))
+        return outbox
+
+    def ask(self, outbox: Outbox, want: Want) -> None:
+        """A client wants something."""
+        outbox.ask(want)
+        self._follow()
+        if want.past:
+            task = asyncio.create_task(self._send_past(outbox, want.since))
+            self._asides.add(task)
+            task.add_done_callback(self._asides.discard)
+
+    def leave(self, outbox: Outbox) -> None:
+        """A client has gone."""
+        outbox.close()
+        if self._clients.pop(outbox, self) is None:
+            self._follow()
+
+    async def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Snapshot:
+        """A snapshot for one request: where the driver stalls, the last one and why it is old."""
+        await self.kernels.refresh()
+        future = asyncio.wrap_future(self.sampler.fresh(processes=processes, max_age_s=max_age_s))
+        done, _ = await asyncio.wait((future,), timeout=self._answer_s)
+        if done:
+            return future.result()
+        return self.sampler.latest() or Snapshot(time.time(), problems=(self._silent(),))
+
+    async def owner(self, pid: int) -> Owner:
+        """Whose a process is at this moment; the snapshots have it some seconds late."""
+        await self.kernels.refresh()
+        return (await aside(lambda: Owners(self.kernels.kernels).look_up({pid})))[pid]
+
+    async def past(self, since: float | None) -> bytes:
+        """History and cells after a moment, as the inside of a JSON object."""
+        cells = _plain(self.cells.runs(since))
+        return await aside(lambda: _past(self.sampler.history.since(since), cells))
+
+    async def checks(self) -> list[dict[str, Any]]:
+        """What the doctor finds; all who ask at once get the same answer."""
+        if self._checks is None or self._checks.done():
+            self._checks = aside(self._doctor)
+        done, _ = await asyncio.wait((self._checks,), timeout=self._answer_s)
+        if done:
+            return [asdict(check) for check in self._checks.result()]
+        silent = self._silent()
+        return [asdict(Check("NVML", False, silent.cause, silent.cure))]
+
+    async def close(self) -> None:
+        """The server stops."""
+        self._closed = True
+        for outbox in list(self._clients):
+            self.leave(outbox)
+        tasks = [task for task in (self._pump, self._watch, *self._asides) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.cells.stop()
+        # It waits for its thread, which is in the driver perhaps.
+        await aside(self.sampler.close)
+
+    def _silent(self) -> Problem:
+        cause = f"NVIDIA's driver has not answered for {self._answer_s:.0f} s"
+        return Problem("stalled", cause, "look at dmesg; if it stays so, restart the machine")
+
+    def _follow(self) -> None:
+        """Ask the sampler for what the clients want together."""
+        if not self._clients:
+            self._left_at = self._monotonic()
+            self._newest = None
+            if self._subscription is not None:
+                self._subscription.close()
+                self._subscription = None
+            self._woken.set()
+            return
+        wants = [outbox.want for outbox in self._clients]
+        period = min(want.period_s for want in wants)
+        processes = any(want.processes for want in wants)
+        if self._subscription is None:
+            self._subscription = self.sampler.subscribe(
+                self._hear, period_s=period, processes=processes
+            )
+        elif (self._subscription.period_s, self._subscription.processes) != (period, processes):
+            self._subscription.change(period_s=period, processes=processes)
+
+    def _hear(self, snapshot: Snapshot) -> None:
+        """On the sampler's thread."""
+        newest = (snapshot, _encode(snapshot))
+        try:
+            self._loop.call_soon_threadsafe(self._take, newest)
+        except RuntimeError:
+            return  # the loop was closed: the server stops
+
+    def _take(self, newest: tuple[Snapshot, bytes]) -> None:
+        if self._clients:
+            self._newest = newest
+            self._ticked = True
+            self._woken.set()
+
+    async def _run(self) -> None:
+        """Tell the clients what is new, until there is none."""
+        while self._clients:
+            try:
+                await asyncio.wait_for(self._woken.wait(), self._patience())
+            except (TimeoutError, asyncio.TimeoutError):
+                self._take_latest()
+            self._woken.clear()
+            ticked, self._ticked = self._ticked, False
+            if ticked and self._newest is not None:
+                self.cells.see(self._newest[0])
+            for n, outbox in enumerate(list(self._clients), 1):
+                if ticked and self._newest is not None:
+                    outbox.snapshot(self._newest[1])
+                outbox.flush()
+                if n % _GROUP == 0:
+                    await asyncio.sleep(0)
+        self._pump = None
+
+    def _patience(self) -> float:
+        return 2 * self._subscription.period_s if self._subscription else 1.0
+
+    def _take_latest(self) -> None:
+        """No tick came in time; what is known by now is told all the same."""
+        snapshot = self.sampler.latest()
+        if snapshot is not None:
+            self._take((snapshot, _encode(snapshot)))
+
+    async def _look_after(self) -> None:
+        """Know the kernels and hear their cells, while there are clients and a while longer."""
+        while self._clients or self._monotonic() - self._left_at < self._linger_s:
+            try:
+                await self.kernels.refresh()
+                self.cells.follow(self.kernels.managers())
+            except Exception as error:  # noqa: BLE001  a kernel manager may be anybody's
+                self._complain(f"gpumagic cannot look at this server's kernels: {error!r}")
+            await asyncio.sleep(self._refresh_s)
+        self.cells.stop()
+        self._watch = None
+
+    def _complain(self, text: str) -> None:
+        if text not in self._complaints:
+            self._complaints.add(text)
+            _log.warning(text)
+
+    async def _send_past(self, outbox: Outbox, since: float | None) -> None:
+        outbox.history(b'{"type":"history",' + await self.past(since) + b"}")
+
+
+def _message(kind: str, **content: Any) -> bytes:
+    return json.dumps({"type": kind, **content}, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _encode(snapshot: Snapshot) -> bytes:
+    return b'{"type":"snapshot","snapshot":' + snapshot.to_json().encode() + b"}"
+
+
+def _plain(runs: list[CellRun]) -> list[dict[str, Any]]:
+    return [plain(run) for run in runs]
+
+
+def _past(history: dict[str, Any], cells: list[dict[str, Any]]) -> bytes:
+    """GPU by GPU: a single long ``dumps`` would keep the event loop from running meanwhile."""
+    gpus = ",".join(
+        f"{json.dumps(uuid)}:{json.dumps(columns)}" for uuid, columns in history["gpus"].items()
+    )
+    past = f'"history":{{"time":{json.dumps(history["time"])},"gpus":{{{gpus}}}}}'
+    return f'{past},"cells":{json.dumps(cells, ensure_ascii=False, allow_nan=False)}'.encode()

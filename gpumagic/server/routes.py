@@ -1,0 +1,135 @@
+"""The REST routes, for proxies that cut websockets, for scripts, and for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from tornado import web
+
+from gpumagic.server import export, metrics, terminate
+from gpumagic.server.hub import Hub
+from gpumagic.server.stream import AUTH_RESOURCE, HUB, Stream
+
+_LONGEST_BODY = 4096
+
+
+def routes() -> list[tuple[str, type[web.RequestHandler]]]:
+    """Each path and who answers it."""
+    return [
+        (r"/gpumagic/api/snapshot", SnapshotRoute),
+        (r"/gpumagic/api/history", HistoryRoute),
+        (r"/gpumagic/api/doctor", DoctorRoute),
+        (r"/gpumagic/api/metrics", MetricsRoute),
+        (r"/gpumagic/api/export.csv", ExportRoute),
+        (r"/gpumagic/api/terminate", TerminateRoute),
+        (r"/gpumagic/api/stream", Stream),
+    ]
+
+
+class Route(APIHandler):
+    """What all routes have in common."""
+
+    auth_resource = AUTH_RESOURCE
+    # A monitor that is left open does not keep an idle server alive.
+    _track_activity = False
+
+    @property
+    def _hub(self) -> Hub:
+        hub: Hub = self.settings[HUB]
+        return hub
+
+    def since(self) -> float | None:
+        """The argument of that name, in seconds of Unix time."""
+        text = self.get_query_argument("since", "")
+        if not text or text == "null":
+            return None
+        try:
+            since = float(text)
+        except ValueError:
+            since = math.nan
+        if not math.isfinite(since):
+            raise web.HTTPError(400, f"since={text[:40]}: give seconds of Unix time, or nothing")
+        return since
+
+
+class SnapshotRoute(Route):
+    """The machine now."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """A snapshot that is at most a second old."""
+        self.finish((await self._hub.fresh()).to_json())
+
+
+class HistoryRoute(Route):
+    """What was read in the last minutes, and which cells ran."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """All that is kept, or what came after ``since``."""
+        self.finish(b"{" + await self._hub.past(self.since()) + b"}")
+
+
+class DoctorRoute(Route):
+    """What stands between this server and a GPU."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """A list of checks."""
+        self.finish(json.dumps(await self._hub.checks(), ensure_ascii=False))
+
+
+class MetricsRoute(Route):
+    """For Prometheus."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """The snapshot in Prometheus's text format."""
+        snapshot = await self._hub.fresh()
+        self.finish(metrics.text(snapshot), set_content_type=metrics.CONTENT_TYPE)
+
+
+class ExportRoute(Route):
+    """For spreadsheets."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """The history as a file of comma-separated values."""
+        rows = self._hub.sampler.history.rows(self.since())
+        self.set_header("Content-Type", "text/csv; charset=utf-8")
+        self.set_header("Content-Disposition", 'attachment; filename="gpus.csv"')
+        for part in export.parts(rows):
+            self.write(part)
+            await self.flush()
+            # A client that reads fast must not keep all others waiting.
+            await asyncio.sleep(0)
+        self.finish(set_content_type="text/csv; charset=utf-8")
+
+
+class TerminateRoute(Route):
+    """Ends a process whose kernel is gone."""
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """A process is named by its pid and by when it began, and must be an orphan."""
+        if len(self.request.body) > _LONGEST_BODY:
+            raise web.HTTPError(413, f"a body of at most {_LONGEST_BODY} bytes is expected")
+        try:
+            order = terminate.parse_order(self.request.body)
+            snapshot = await self._hub.fresh(max_age_s=0.0)
+            owner = await self._hub.owner(order.pid)
+            answer = await terminate.terminate(order, snapshot, owner)
+        except terminate.Refused as refusal:
+            raise web.HTTPError(refusal.status, str(refusal)) from None
+        self.set_status(200 if answer.ended else 202)
+        self.finish(json.dumps({"ended": answer.ended, "message": answer.message}))

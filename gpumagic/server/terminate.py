@@ -1,0 +1,140 @@
+"""Ending an orphan: a process of this user whose kernel is gone and that still holds GPU memory.
+
+Nothing else can be ended here. Who asks names the process twice, by pid and by when it began, so
+that another one that has its pid by now is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+
+import psutil
+
+from gpumagic.telemetry.owners import Owner
+from gpumagic.telemetry.processes import is_alive
+from gpumagic.telemetry.snapshot import Snapshot
+
+WAIT_S = 3.0
+"""How long a process has to end, in seconds."""
+
+# The clock may be set while a process lives, which moves the start time that the system reports.
+_SAME_START_S = 1.0
+_PAUSE_S = 0.05
+
+
+class Refused(Exception):
+    """Why nothing was done; ``status`` is that of the HTTP answer."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which process; ``force``: do not ask it, kill it."""
+
+    pid: int
+    started: float
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of it."""
+
+    ended: bool
+    message: str
+
+
+def parse_order(body: bytes) -> Order:
+    """The order in a request.
+
+    Raises
+    ------
+    Refused
+        It is malformed.
+    """
+    try:
+        order = json.loads(body)
+    except (ValueError, RecursionError):
+        order = None
+    if not isinstance(order, dict):
+        order = {}
+    pid, started, force = order.get("pid"), order.get("started"), order.get("force", False)
+    # True is an integer too, to Python.
+    if type(pid) is int and type(started) in (int, float) and type(force) is bool:
+        made = Order(pid, started or 0.0, force)
+        if 0 < made.pid < 2**31 and 0 < made.started < 2**53:
+            return made
+    raise Refused(400, 'give {"pid": 4242, "started": 1700000000.0}, both as in the snapshot')
+
+
+async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> Answer:
+    """End an orphan.
+
+    Parameters
+    ----------
+    order : Order
+    snapshot : Snapshot
+        Who holds GPU memory.
+    owner : Owner
+        Whose the process is, of this moment.
+
+    Raises
+    ------
+    Refused
+        It is no orphan of this user that holds GPU memory, or another process by now.
+    """
+    _check(order, snapshot, owner)
+    named = f"process {order.pid} ({owner.name or 'unknown'})"
+    try:
+        process = psutil.Process(order.pid)
+        if abs(process.create_time() - order.started) > _SAME_START_S:
+            raise Refused(409, _ANOTHER.format(order.pid))
+        # psutil looks once more whether it still is that process.
+        process.kill() if order.force else process.terminate()
+    except psutil.NoSuchProcess:
+        return Answer(True, f"{named} has ended by itself")
+    except psutil.AccessDenied:
+        raise Refused(403, f"the system does not allow to end process {order.pid}") from None
+    if await _ends(order.pid):
+        return Answer(True, f"{named} has ended")
+    again = 'ask again with "force": true to kill it'
+    if order.force:
+        again = "it is in a call of the driver, perhaps; look again in a while"
+    return Answer(False, f"{named} still runs after {WAIT_S:.0f} s; {again}")
+
+
+_ANOTHER = "process {0} began at another time: it is another one by now; look again"
+
+
+def _check(order: Order, snapshot: Snapshot, owner: Owner) -> None:
+    if all(process.pid != order.pid for process in snapshot.processes):
+        silent = [p.cause for p in snapshot.problems if p.code == "stalled"]
+        if silent:
+            raise Refused(503, f"who holds memory is not known: {silent[0]}")
+        raise Refused(404, f"process {order.pid} holds no GPU memory; look again")
+    if not is_alive(order.pid):
+        raise Refused(404, f"process {order.pid} has ended; look again")
+    if owner.started is None:
+        raise Refused(403, f"process {order.pid} is another user's")
+    if abs(owner.started - order.started) > _SAME_START_S:
+        raise Refused(409, _ANOTHER.format(order.pid))
+    if not owner.orphan:
+        raise Refused(
+            403,
+            f"process {order.pid} is no orphan: only what a dead kernel left behind is ended here; "
+            "shut down its kernel, or use kill in a terminal",
+        )
+
+
+async def _ends(pid: int) -> bool:
+    """Within ``WAIT_S``; also where nobody takes note of its end, as in containers without init."""
+    left = WAIT_S
+    while is_alive(pid) and left > 0:
+        await asyncio.sleep(_PAUSE_S)
+        left -= _PAUSE_S
+    return not is_alive(pid)

@@ -1,0 +1,77 @@
+"""What a client of the stream may ask for, and the parsing of it: nothing that it sends raises."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+
+from gpumagic.telemetry.sampler import PERIODS_S
+
+LONGEST_MESSAGE = 4096
+"""Bytes; who sends more is cut off."""
+
+
+@dataclass(frozen=True)
+class Want:
+    """What one client wants.
+
+    Parameters
+    ----------
+    period_s : float
+        Seconds, within ``PERIODS_S``.
+    processes : bool
+    past : bool
+        The history is to be sent once.
+    since : float, optional
+        Only what came after this moment of it (seconds of Unix time); all that is kept if None.
+    """
+
+    period_s: float = 1.0
+    processes: bool = False
+    past: bool = False
+    since: float | None = None
+
+
+def parse_want(text: str | bytes, before: Want) -> Want | None:
+    """What a message asks for; what it does not mention stays as before.
+
+    Returns
+    -------
+    Want or None
+        None where the message is malformed in any way.
+    """
+    if isinstance(text, bytes):
+        return None
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict) or message.get("type") != "want":
+        return None
+    period_s = _number(message.get("period", before.period_s))
+    processes = message.get("processes", before.processes)
+    past, since = "since" in message, None
+    if message.get("since") is not None:
+        since = _number(message["since"])
+        past = since is not None
+    if period_s is None or not isinstance(processes, bool) or past != ("since" in message):
+        return None
+    return Want(clamp(period_s), processes, past, since)
+
+
+def clamp(period_s: float) -> float:
+    """The nearest period that is allowed, in seconds."""
+    least, greatest = PERIODS_S
+    return min(max(period_s, least), greatest)
+
+
+def _number(value: object) -> float | None:
+    """A finite number; None for anything else, and true and false are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,193 @@
+"""The REST routes: who may, what they answer, and what they answer without a GPU."""
+
+import asyncio
+import csv
+import io
+import json
+import logging
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpumagic.server.cell_log import CellRun
+from gpumagic.telemetry import GpuSample, ProcessSample, Snapshot
+
+GIB = 2**30
+GETS = ("snapshot", "history", "doctor", "metrics", "export.csv")
+NONE = "token 0123456789"
+
+
+@pytest.mark.parametrize("route", GETS)
+@pytest.mark.parametrize("headers", [{"Authorization": ""}, {"Authorization": NONE}])
+async def test_without_the_token_nothing_is_told(machine, fetch, route, headers):
+    answer = await fetch(route, headers=headers)
+    assert answer.code == 403
+    assert machine.takes == 0
+
+
+async def test_without_the_token_nothing_is_ended(machine, fetch):
+    answer = await fetch("terminate", method="POST", body="{}", headers={"Authorization": NONE})
+    assert answer.code == 403
+    assert machine.takes == 0
+
+
+@pytest.mark.parametrize("route", GETS)
+async def test_from_a_foreign_page_nothing_is_told(machine, fetch, cookies, route):
+    browser = await cookies()
+    mine = await fetch(route, headers={"Authorization": "", **browser})
+    assert mine.code == 200
+    takes = machine.takes
+    foreign = {"Authorization": "", "Origin": "https://evil.example", **browser}
+    answer = await fetch(route, headers=foreign)
+    assert answer.code in (403, 404)
+    assert machine.takes == takes
+
+
+async def test_a_post_needs_the_xsrf_cookie_and_the_same_origin(machine, fetch, cookies):
+    browser = {"Authorization": "", **await cookies()}
+    for headers in (browser, {**browser, "Origin": "https://evil.example"}):
+        answer = await fetch("terminate", method="POST", body="{}", headers=headers)
+        # Jupyter's own answer to a foreign page is that there is no such thing.
+        assert answer.code == (404 if "Origin" in headers else 403)
+    assert machine.takes == 0
+
+
+async def test_who_is_not_authorised_is_told_nothing(
+    machine, fetch, jp_serverapp, connect, monkeypatch
+):
+    monkeypatch.setattr(jp_serverapp.authorizer, "is_authorized", lambda *_: False)
+    for route in GETS:
+        assert (await fetch(route)).code == 403
+    assert (await fetch("terminate", method="POST", body="{}")).code == 403
+    with pytest.raises(Exception, match="403"):
+        await connect()
+    assert machine.takes == 0
+
+
+async def test_the_snapshot(machine, fetch, jp_serverapp):
+    machine.processes = (ProcessSample("GPU-0", 4242, GIB),)
+    answer = await fetch("snapshot")
+    assert answer.headers["Content-Type"] == "application/json"
+    snapshot = Snapshot.from_json(answer.body)
+    assert snapshot.gpus == machine.gpus
+    assert snapshot.processes == machine.processes
+    assert "api_last_activity" not in jp_serverapp.web_app.settings
+
+
+async def test_a_second_request_within_a_second_asks_no_second_time(machine, fetch):
+    await fetch("snapshot")
+    await fetch("snapshot")
+    assert machine.takes == 1
+
+
+async def test_the_history_and_the_cells(machine, hub, fetch):
+    await fetch("snapshot")
+    hub.cells._keep(CellRun("a", "k", "a.ipynb", 1, hub.cells._clock(), None, ("GPU-0",)))
+    past = json.loads((await fetch("history")).body)
+    assert past["history"] == {
+        "time": [1001.0],
+        "gpus": {"GPU-0": {"utilization": [None], "memory_used": [GIB]}},
+    }
+    assert [cell["id"] for cell in past["cells"]] == ["a"]
+    assert past["cells"][0]["gpus"] == ["GPU-0"]
+    later = json.loads((await fetch("history", params={"since": "1001.0"})).body)
+    assert later["history"] == {"time": [], "gpus": {}}
+
+
+@pytest.mark.parametrize("since", ["now", "nan", "1e999", "1" * 5000])
+async def test_a_moment_that_is_none_is_said_to_be_none(machine, fetch, since):
+    answer = await fetch("history", params={"since": since})
+    assert answer.code == 400
+    assert "seconds of Unix time" in json.loads(answer.body)["message"]
+
+
+async def test_the_metrics_are_prometheus_text(machine, fetch):
+    machine.gpus = (
+        GpuSample('GPU-"0"', "H100\\x", 0, memory_used=GIB, utilization=50.0, energy=12.5),
+        GpuSample("GPU-1", None, None, sm_clock=1980),
+    )
+    machine.processes = (
+        ProcessSample("GPU-1", 1, 5, notebook="a.ipynb"),
+        ProcessSample("GPU-1", 2, 6, notebook="a.ipynb", child=True),
+        ProcessSample("GPU-1", 3, None),
+    )
+    answer = await fetch("metrics")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    samples = {
+        (sample.name, sample.labels["uuid"]): sample
+        for family in text_string_to_metric_families(answer.body.decode())
+        for sample in family.samples
+    }
+    used = samples["gpumagic_gpu_memory_used_bytes", 'GPU-"0"']
+    assert used.value == GIB
+    assert used.labels == {"uuid": 'GPU-"0"', "name": "H100\\x", "index": "0"}
+    assert samples["gpumagic_gpu_utilization_ratio", 'GPU-"0"'].value == 0.5
+    assert samples["gpumagic_gpu_energy_joules_total", 'GPU-"0"'].value == 12.5
+    assert samples["gpumagic_gpu_sm_clock_hertz", "GPU-1"].value == 1.98e9
+    held = samples["gpumagic_notebook_memory_bytes", "GPU-1"]
+    assert (held.labels["notebook"], held.value) == ("a.ipynb", 11)
+    # What is not known has no sample.
+    assert ("gpumagic_gpu_memory_used_bytes", "GPU-1") not in samples
+    assert b"# HELP gpumagic_gpu_temperature_celsius" in answer.body
+
+
+async def test_the_export_is_read_back(machine, fetch):
+    await fetch("snapshot")
+    answer = await fetch("export.csv")
+    assert answer.headers["Content-Type"].startswith("text/csv")
+    header, *rows = csv.reader(io.StringIO(answer.body.decode()))
+    assert header[0].startswith("time (s")
+    assert header[3] == "memory used (B)"
+    assert [row[1:4] for row in rows] == [["GPU-0", "", str(GIB)]]
+
+
+async def test_the_doctor_says_what_it_found(machine, fetch):
+    checks = json.loads((await fetch("doctor")).body)
+    assert {"name", "ok", "found", "cure"} == set(checks[0])
+    assert "NVML" in [check["name"] for check in checks]
+
+
+async def test_a_stalled_driver_holds_nobody_up(machine, hub, fetch):
+    hub._answer_s = 0.05
+    hub._doctor = machine.answers.wait
+    machine.answers.clear()
+    snapshot, checks, status = await asyncio.gather(
+        fetch("snapshot"), fetch("doctor"), fetch("metrics")
+    )
+    assert json.loads(snapshot.body)["problems"][0]["code"] == "stalled"
+    assert "has not answered" in json.loads(checks.body)[0]["found"]
+    assert b'gpumagic_problem{code="stalled"' in status.body
+    machine.answers.set()
+
+
+async def test_with_no_driver_the_server_says_why(fetch, connect, caplog):
+    caplog.set_level(logging.DEBUG)
+    snapshot = Snapshot.from_json((await fetch("snapshot")).body)
+    assert snapshot.gpus == ()
+    assert snapshot.problems[0].cause
+    assert snapshot.problems[0].cure
+    client = await connect()
+    assert (await client.hear())["snapshot"]["problems"]
+    checks = json.loads((await fetch("doctor")).body)
+    assert any(check["ok"] is False and check["cure"] for check in checks)
+    assert "Traceback" not in caplog.text
+
+
+async def test_what_is_not_there_is_not_there(machine, fetch):
+    assert (await fetch("nonsense")).code == 404
+    assert (await fetch("snapshot", method="POST", body="{}")).code == 405
+
+
+async def test_the_websocket_needs_the_token(machine, dial):
+    for headers in ({}, {"Authorization": NONE}):
+        with pytest.raises(Exception, match="403"):
+            await dial(headers)
+    assert machine.takes == 0
+
+
+async def test_the_websocket_refuses_a_foreign_page(machine, dial, cookies):
+    browser = await cookies()
+    with pytest.raises(Exception, match="403"):
+        await dial({"Origin": "https://evil.example", **browser})
+    assert machine.takes == 0
+    await dial(browser)
