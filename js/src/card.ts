@@ -1,0 +1,190 @@
+/** One GPU: a card, or where there are many a line that opens into one. */
+
+import { Badges } from './badges.js';
+import { BusyBar, MemoryBar } from './bar.js';
+import { Body } from './body.js';
+import { Field, h, icon, show } from './dom.js';
+import type { Shared } from './shared.js';
+import type { View } from './split.js';
+import { NOT_KNOWN, reading, size, watts } from './units.js';
+import { faults, hot, kinds, label, model } from './words.js';
+
+const CHEVRON = 'M6 4l4 4-4 4';
+let made = 0;
+const whole = (value: number | null): string => (value === null ? NOT_KNOWN : value.toFixed(0));
+
+/** The parts of a head that differ between a card and a line. */
+interface Head {
+  readonly nodes: HTMLElement[];
+  update(view: View): void;
+}
+
+class CardHead implements Head {
+  #shared: Shared;
+  #kinds = new Badges();
+  #name = new Field('span', 'name dim');
+  #heat = new Field();
+  #power = new Field();
+  #limit = new Field('span', 'limit');
+  #unit = new Field();
+  #warm: HTMLElement;
+  readonly nodes: HTMLElement[];
+
+  constructor(shared: Shared) {
+    this.#shared = shared;
+    const power = [this.#power.node, this.#limit.node, this.#unit.node];
+    this.#warm = h('span', 'heat', this.#heat.node, ' · ', ...power);
+    this.nodes = [this.#kinds.node, this.#name.node, this.#warm];
+  }
+
+  update(view: View): void {
+    const { gpu } = view;
+    const { t } = this.#shared;
+    this.#kinds.update(kinds(view, t));
+    const name = model(view, t);
+    this.#name.say(name).hint(`${name} ${gpu.uuid}`.trim());
+    // A virtual GPU has neither warmth nor current.
+    show(this.#warm, !gpu.virtual && !gpu.lost);
+    this.#heat.say(reading(gpu.temperature, '°C')).look(hot(gpu) ? 'bad' : '');
+    const known = gpu.power !== null;
+    this.#power.say(whole(gpu.power)).hint(watts(gpu.power, gpu.power_limit));
+    this.#limit.say(known && gpu.power_limit !== null ? ` / ${whole(gpu.power_limit)}` : '');
+    this.#unit.say(known ? ' W' : '');
+  }
+}
+
+class LineHead implements Head {
+  #shared: Shared;
+  #mark = new Field('span', 'mark');
+  #busy = new BusyBar();
+  #percent = new Field('span', 'number');
+  #memory: MemoryBar;
+  #used = new Field('span', 'number');
+  #heat = new Field('span', 'number');
+  readonly nodes: HTMLElement[];
+
+  constructor(shared: Shared) {
+    this.#shared = shared;
+    this.#memory = new MemoryBar(shared, false);
+    this.nodes = [
+      this.#mark.node,
+      this.#busy.node,
+      this.#percent.node,
+      this.#memory.node,
+      this.#used.node,
+      this.#heat.node,
+    ];
+  }
+
+  update({ gpu, parts }: View): void {
+    const { t } = this.#shared;
+    const wrong = faults(gpu, t);
+    const bad = wrong.some(([, look]) => look === 'bad');
+    this.#mark
+      .say(wrong.length ? '!' : '')
+      .look(`mark ${bad ? 'bad' : 'warn'}`)
+      .hint(wrong.map(([text]) => text).join(', '));
+    this.#busy.update(gpu.utilization);
+    this.#percent.say(gpu.lost ? t('lost') : reading(gpu.utilization, '%'));
+    this.#memory.update(parts, gpu.memory_total);
+    this.#used.say(gpu.lost ? NOT_KNOWN : size(gpu.memory_used));
+    this.#heat
+      .say(
+        gpu.virtual ? '' : gpu.temperature === null ? NOT_KNOWN : `${Math.round(gpu.temperature)}°`,
+      )
+      .look(hot(gpu) ? 'number bad' : 'number');
+  }
+}
+
+export class Card {
+  readonly node: HTMLElement;
+  #visible = true;
+  #late = false;
+  #shared: Shared;
+  #compact: boolean;
+  #uuid: string;
+  #head: Head;
+  #button: HTMLButtonElement;
+  #label = new Field('b');
+  #body: Body | null = null;
+  #view: View;
+  #id = `gpu-${made++}`;
+
+  constructor(view: View, compact: boolean, shared: Shared) {
+    this.#shared = shared;
+    this.#compact = compact;
+    this.#view = view;
+    this.#uuid = view.gpu.uuid;
+    this.#head = compact ? new LineHead(shared) : new CardHead(shared);
+    this.#button = h('button', 'open', icon(CHEVRON), this.#label.node);
+    this.#button.type = 'button';
+    this.#button.setAttribute('aria-controls', this.#id);
+    const head = h('div', 'head', this.#button, ...this.#head.nodes);
+    // The whole line opens it; the button in it is for the keyboard, and its clicks arrive here.
+    head.addEventListener('click', () => this.#toggle());
+    this.node = h('li', compact ? 'gpu line' : 'gpu card', head);
+    this.#show();
+  }
+
+  get #open(): boolean {
+    return this.#shared.open.has(this.#uuid);
+  }
+
+  /** What is not on the screen is written when it comes there. */
+  see(visible: boolean): void {
+    this.#visible = visible;
+    if (!visible) return;
+    if (this.#late) this.#write();
+    this.draw();
+  }
+
+  update(view: View): void {
+    this.#view = view;
+    if (this.#visible) this.#write();
+    else this.#late = true;
+  }
+
+  #write(): void {
+    this.#late = false;
+    const view = this.#view;
+    const { gpu } = view;
+    this.#label.say(label(gpu));
+    this.#head.update(view);
+    this.node.classList.toggle('lost', gpu.lost);
+    this.#body?.update(view, this.#open);
+  }
+
+  draw(): void {
+    if (this.#visible) this.#body?.draw();
+  }
+
+  dispose(): void {
+    this.#body?.dispose();
+    this.#body = null;
+  }
+
+  #toggle(): void {
+    if (this.#open) this.#shared.open.delete(this.#uuid);
+    else this.#shared.open.add(this.#uuid);
+    this.#show();
+    this.#write();
+    this.draw();
+    this.#shared.toggled();
+  }
+
+  #show(): void {
+    const open = this.#open;
+    this.#button.setAttribute('aria-expanded', String(open));
+    if (open || !this.#compact) {
+      if (!this.#body) {
+        this.#body = new Body(this.#view, this.#shared);
+        this.#body.node.id = this.#id;
+        this.node.append(this.#body.node);
+      }
+    } else if (this.#body) {
+      this.#body.node.remove();
+      this.#body.dispose();
+      this.#body = null;
+    }
+  }
+}

@@ -1,0 +1,150 @@
+/** A chart with its caption, and what a pointer or the keyboard finds in it. */
+
+import { Field, h } from './dom.js';
+import type { Shared } from './shared.js';
+import type { CellRun, GpuSample } from './snapshot.js';
+import { Spark } from './spark.js';
+import { age, lasted, NOT_KNOWN, reading, size } from './units.js';
+
+/** "In [12] work/train.ipynb · 12 s · peak 34.2 GiB · mean 87 %". */
+export function told(run: CellRun, uuid: string, { t, series, now }: Shared): string {
+  const end = run.end ?? now;
+  const { peak, mean } = series.stats(uuid, run.start, end);
+  return [
+    `In [${run.count ?? ' '}] ${run.notebook ?? ''}`.trim(),
+    run.end === null ? t('running for %1', lasted(end - run.start)) : lasted(end - run.start),
+    t('peak %1', size(peak)),
+    t('mean %1', reading(mean, '%')),
+  ].join(' · ');
+}
+
+export class Chart {
+  readonly value = new Field('b');
+  readonly node: HTMLElement;
+  readonly spark: Spark;
+  #shared: Shared;
+  #kind: 'utilization' | 'memory';
+  #uuid: string;
+  #top = 100;
+  /** The run that the keyboard stands on. */
+  #at: string | null = null;
+
+  constructor(kind: 'utilization' | 'memory', title: string, uuid: string, shared: Shared) {
+    this.#shared = shared;
+    this.#kind = kind;
+    this.#uuid = uuid;
+    this.spark = new Spark(kind);
+    const canvas = this.spark.node;
+    canvas.setAttribute('aria-label', shared.t('%1 over time', title));
+    canvas.addEventListener('pointermove', (event) => this.#point(event.offsetX));
+    canvas.addEventListener('pointerleave', () => this.#leave());
+    canvas.addEventListener('focus', () => this.#step(0));
+    canvas.addEventListener('blur', () => this.#leave());
+    canvas.addEventListener('keydown', (event) => this.#key(event));
+    this.node = h(
+      'div',
+      'chart',
+      h('div', 'cap', h('span', 'dim', title), this.value.node),
+      canvas,
+    );
+    shared.watch(this.spark);
+  }
+
+  update(gpu: GpuSample): void {
+    this.#top = this.#kind === 'memory' ? gpu.memory_total || Number.POSITIVE_INFINITY : 100;
+  }
+
+  draw(): void {
+    const { series, now, window, inks } = this.#shared;
+    const runs = this.#runs();
+    // Only where there is something to walk through is it worth a stop of the Tab key.
+    if (this.spark.node.tabIndex !== (runs.length ? 0 : -1)) {
+      if (runs.length) this.spark.node.tabIndex = 0;
+      else this.spark.node.removeAttribute('tabindex');
+    }
+    this.spark.draw(
+      {
+        time: series.time,
+        values: series.column(this.#uuid)[this.#kind],
+        from: series.from(now - window),
+        top: this.#top,
+        now,
+        window,
+        runs,
+      },
+      inks,
+    );
+  }
+
+  dispose(): void {
+    this.#leave();
+    this.#shared.unwatch(this.spark);
+  }
+
+  #runs(): readonly CellRun[] {
+    const { runs, now, window } = this.#shared;
+    return runs.of(this.#uuid).filter((run) => run.end === null || run.end > now - window);
+  }
+
+  #point(across: number): void {
+    const { now, window } = this.#shared;
+    const second = window / this.spark.width;
+    const at = now - (this.spark.width - across) * second;
+    // A cell of no length can still be hit.
+    const under = this.#runs().filter(
+      (run) => run.start - 2 * second <= at && at <= (run.end ?? now) + 2 * second,
+    );
+    const lines = under.slice(-3).map((run) => told(run, this.#uuid, this.#shared));
+    this.#tip(across, [...lines, this.#sample(at)]);
+  }
+
+  #sample(at: number): string {
+    const { series, now, t } = this.#shared;
+    const after = series.from(at);
+    const before = Math.max(after - 1, 0);
+    const [a, b] = [series.time[before] ?? 0, series.time[after] ?? Number.POSITIVE_INFINITY];
+    const n = at - a <= b - at ? before : after;
+    const time = series.time[n];
+    const value = series.column(this.#uuid)[this.#kind][n];
+    if (time === undefined || Math.abs(time - at) > 5) return NOT_KNOWN;
+    const known = value === undefined || Number.isNaN(value) ? null : value;
+    const shown = this.#kind === 'memory' ? size(known) : reading(known, '%');
+    return t('%1, %2 ago', shown, age(now - time));
+  }
+
+  #key(event: KeyboardEvent): void {
+    const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (way) this.#step(way);
+    else if (event.key === 'Escape') this.#leave();
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  #step(way: number): void {
+    const runs = this.#runs();
+    const before = runs.findIndex((run) => run.id === this.#at);
+    const from = before < 0 ? runs.length - 1 : before + way;
+    const run = runs[Math.min(Math.max(from, 0), runs.length - 1)];
+    if (!run) return;
+    this.#at = run.id;
+    const { now, window } = this.#shared;
+    const middle = (Math.max(run.start, now - window) + (run.end ?? now)) / 2;
+    const across = this.spark.width * (1 - (now - middle) / window);
+    this.#tip(across, [told(run, this.#uuid, this.#shared)]);
+  }
+
+  #tip(across: number, lines: string[]): void {
+    this.spark.hover = across;
+    this.#shared.tip(this.spark, lines);
+    this.draw();
+  }
+
+  #leave(): void {
+    this.#at = null;
+    if (this.spark.hover === null) return;
+    this.spark.hover = null;
+    this.#shared.tip(this.spark, []);
+    this.draw();
+  }
+}

@@ -1,0 +1,244 @@
+/** The live monitor: owns a node, takes snapshots, and draws only what can be seen. */
+
+import { Doctor, Problems } from './doctor.js';
+import { Field, h, show } from './dom.js';
+import { Gpus } from './gpus.js';
+import { inks, onTheme, remember, remembered, Sight, Sizes } from './page.js';
+import { Results } from './results.js';
+import { Runs, Series } from './series.js';
+import { type Actions, english, type Shared, type Translate } from './shared.js';
+import type { CellRun, Check, History, Host, Result, Snapshot } from './snapshot.js';
+import type { Spark } from './spark.js';
+import { CSS } from './style.js';
+import { reading, share } from './units.js';
+
+export type { Actions, Translate } from './shared.js';
+
+export interface Options {
+  actions?: Actions;
+  translate?: Translate;
+  /** What a screen reader calls the whole. */
+  label?: string;
+}
+
+export interface Connection {
+  kind: 'live' | 'connecting' | 'polling' | 'standby' | 'lost';
+  text?: string;
+}
+
+export interface ViewOptions {
+  /** Lines or cards; unset, the number of GPUs decides. */
+  compact?: boolean;
+  /** Seconds that a chart shows. */
+  window?: number;
+}
+
+export class Monitor {
+  readonly node = document.createElement('div');
+  #shared: Shared;
+  #all = h('div', 'all');
+  #host = new Field('span', 'host dim');
+  #state = new Field('span', 'state dim');
+  #problems = new Problems();
+  #doctor: Doctor;
+  #gpus: Gpus;
+  #results: Results;
+  #bones = h('div', 'bones dim');
+  #tip = h('div', 'tip');
+  #probe = h('i', 'probe');
+  #sizes: Sizes;
+  #sight = new Sight();
+  #endTheme: () => void;
+  #snapshot: Snapshot | null = null;
+  #checks: Check[] | null = null;
+  #visible = true;
+  #stale = true;
+  #themed = 2;
+  #frame = 0;
+  #disposed = false;
+
+  constructor({ actions = {}, translate: t = english, label }: Options = {}) {
+    this.#sizes = new Sizes(() => this.#due());
+    this.#shared = {
+      t,
+      actions,
+      series: new Series(),
+      runs: new Runs(),
+      inks: { utilization: '', memory: '', mark: '', line: '' },
+      here: null,
+      now: 0,
+      window: 120,
+      open: remembered(),
+      watch: (spark) => this.#sizes.watch(spark),
+      unwatch: (spark) => this.#sizes.unwatch(spark),
+      tip: (at, lines) => this.#point(at, lines),
+      toggled: () => remember(this.#shared.open),
+    };
+    this.#doctor = new Doctor(this.#shared);
+    this.#gpus = new Gpus(this.#shared, this.#sight);
+    this.#results = new Results(this.#shared);
+    this.#build(label ?? t('GPU monitor'));
+    this.#endTheme = onTheme(() => {
+      // A theme's style sheet may arrive after its name.
+      this.#themed = 2;
+      this.#due();
+    });
+    this.#sight.watch(this.node, (visible) => {
+      this.#visible = visible;
+      if (visible) this.#due();
+    });
+    this.connection({ kind: 'connecting' });
+  }
+
+  /** Takes what is new; it is drawn with the next frame, and not at all while it cannot be seen. */
+  update(snapshot: Snapshot): void {
+    this.#snapshot = snapshot;
+    this.#shared.now = snapshot.time;
+    this.#shared.series.push(snapshot);
+    this.#due();
+  }
+
+  /** Puts a history in the place of what is known of the same time. */
+  seed(history: History): void {
+    this.#shared.series.seed(history);
+    this.#due();
+  }
+
+  /** Cells that ran or run; the same id replaces what was told before. */
+  mark(cells: CellRun[]): void {
+    this.#shared.runs.merge(cells, this.#shared.now);
+    this.#due();
+  }
+
+  /** The doctor's checks, shown where there is no GPU or when these are given; null ends it. */
+  diagnose(checks: Check[] | null): void {
+    this.#checks = checks;
+    this.#due();
+  }
+
+  connection({ kind, text }: Connection): void {
+    const { t } = this.#shared;
+    const words = {
+      live: '',
+      connecting: t('connecting…'),
+      polling: t('no live connection: asking every few seconds'),
+      standby: t('standing by'),
+      lost: t('connection lost, trying again'),
+    };
+    this.#all.dataset['kind'] = kind;
+    this.#state.say(text ?? words[kind]);
+  }
+
+  /** The kernel that "this notebook" is. */
+  here(kernel: string | null): void {
+    if (this.#shared.here === kernel) return;
+    this.#shared.here = kernel;
+    this.#due();
+  }
+
+  results(results: Result[]): void {
+    this.#results.update(results);
+  }
+
+  options({ compact, window }: ViewOptions): void {
+    this.#gpus.compact = compact ?? null;
+    if (window) this.#shared.window = window;
+    this.#due();
+  }
+
+  /** Draws now what is due. */
+  draw(): void {
+    cancelAnimationFrame(this.#frame);
+    this.#frame = 0;
+    const snapshot = this.#snapshot;
+    if (!this.#stale || this.#disposed) return;
+    this.#stale = false;
+    if (snapshot) {
+      this.#problems.update(snapshot.problems);
+      this.#gpus.update(snapshot);
+      this.#host.offer(this.#caption(snapshot.host, snapshot.driver));
+    }
+    const none = snapshot !== null && snapshot.gpus.length === 0;
+    this.#doctor.update(this.#checks, none);
+    show(this.#bones, snapshot === null && this.#checks === null);
+    show(this.#gpus.node, snapshot !== null && !none);
+    if (this.#themed > 0) {
+      this.#themed--;
+      this.#shared.inks = inks(this.#probe);
+    }
+    this.#gpus.draw();
+  }
+
+  /** Ends it: nothing observes or draws any more. */
+  dispose(): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    cancelAnimationFrame(this.#frame);
+    this.#gpus.dispose();
+    this.#endTheme();
+    this.#sizes.dispose();
+    this.#sight.dispose();
+    this.node.remove();
+  }
+
+  #build(label: string): void {
+    const sheet = h('style', '', CSS);
+    const top = h('div', 'top', this.#host.node, this.#state.node);
+    this.#state.node.setAttribute('role', 'status');
+    this.#tip.setAttribute('role', 'status');
+    this.#tip.hidden = true;
+    this.#bones.append(this.#shared.t('Looking for GPUs…'));
+    this.#doctor.node.hidden = true;
+    this.#gpus.node.hidden = true;
+    this.#problems.update([]);
+    this.#all.setAttribute('role', 'region');
+    this.#all.setAttribute('aria-label', label);
+    this.#all.append(
+      top,
+      this.#problems.node,
+      this.#doctor.node,
+      this.#bones,
+      this.#gpus.node,
+      this.#results.node,
+      this.#tip,
+      this.#probe,
+    );
+    this.node.className = 'gpumagic-monitor';
+    this.node.attachShadow({ mode: 'open' }).append(sheet, this.#all);
+  }
+
+  #caption(host: Host, driver: string | null): string {
+    const { t } = this.#shared;
+    const cpu = host.cpu_utilization === null ? '' : ` ${reading(host.cpu_utilization, '%')}`;
+    return [
+      host.name,
+      driver && t('driver %1', driver),
+      host.cpu_count && `${host.cpu_count} CPU${host.cpu_count > 1 ? 's' : ''}${cpu}`,
+      host.memory_total && `RAM ${share(host.memory_used, host.memory_total)}`,
+    ]
+      .filter(Boolean)
+      .join(' · ');
+  }
+
+  #due(): void {
+    this.#stale = true;
+    if (this.#visible && !this.#frame && !this.#disposed) {
+      this.#frame = requestAnimationFrame(() => {
+        this.#frame = 0;
+        if (this.#visible) this.draw();
+      });
+    }
+  }
+
+  #point(at: Spark, lines: string[]): void {
+    const tip = this.#tip;
+    tip.hidden = lines.length === 0;
+    tip.replaceChildren(...lines.map((line) => h('div', '', line)));
+    if (tip.hidden) return;
+    const all = this.#all.getBoundingClientRect();
+    const box = at.node.getBoundingClientRect();
+    const across = box.left - all.left + (at.hover ?? 0) - tip.offsetWidth / 2;
+    const left = Math.max(4, Math.min(across, all.width - tip.offsetWidth - 4));
+    tip.style.transform = `translate(${Math.round(left)}px,${Math.round(box.bottom - all.top + 4)}px)`;
+  }
+}

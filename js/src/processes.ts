@@ -1,0 +1,163 @@
+/** The rows of who holds memory, with what can be done about it. */
+
+import { Field, h, icon, Rows, show } from './dom.js';
+import type { Actions, Shared } from './shared.js';
+import type { ProcessSample } from './snapshot.js';
+import { type Group, groups, stranger } from './split.js';
+import { age, size } from './units.js';
+
+/** Rows of a GPU that is not open. */
+const FEW = 5;
+
+type Item = Group | { key: string; memory: number };
+type Act = Exclude<keyof Actions, 'look'>;
+
+const ICONS: Record<Act, string> = {
+  goTo: 'M6 3.5h6.500v6.500M12 4L4 12',
+  interrupt: 'M4.500 4.500h7v7h-7z',
+  shutDown: 'M8 2.500v5M5 4.500a4.800 4.800 0 1 0 6 0',
+  terminate: 'M4.500 4.500l7 7M11.500 4.500l-7 7',
+};
+
+/** What makes sense for whom: a kernel of this server is steered, an orphan is ended. */
+function sensible(act: Act, process: ProcessSample): boolean {
+  if (act === 'terminate') return process.orphan;
+  if (process.orphan || !process.kernel || process.server) return false;
+  return act !== 'goTo' || process.notebook !== null;
+}
+
+class ProcessRow {
+  readonly node = h('li', 'process');
+  #shared: Shared;
+  #dot = new Field('i', 'dot');
+  #name = new Field('span', 'who');
+  #note = new Field('span', 'dim note');
+  #memory = new Field('span', 'size');
+  #buttons: [Act, HTMLButtonElement][] = [];
+  #acts = h('span', 'acts');
+  #main: ProcessSample | null = null;
+
+  constructor(shared: Shared) {
+    this.#shared = shared;
+    this.#dot.node.setAttribute('aria-hidden', 'true');
+    const { t, actions } = shared;
+    const titles: Record<Act, string> = {
+      goTo: t('Go to the notebook'),
+      interrupt: t('Interrupt the kernel'),
+      shutDown: t('Shut down the kernel'),
+      terminate: t('Terminate the orphan'),
+    };
+    for (const act of Object.keys(ICONS) as Act[]) {
+      if (!actions[act]) continue;
+      const button = h('button', '', icon(ICONS[act]));
+      button.type = 'button';
+      button.title = titles[act];
+      button.addEventListener('click', () => this.#main && actions[act]?.(this.#main));
+      this.#buttons.push([act, button]);
+      this.#acts.append(button);
+    }
+    const text = h('span', 'text', this.#name.node, this.#note.node);
+    this.node.append(this.#dot.node, text, this.#memory.node, this.#acts);
+  }
+
+  update(item: Item): void {
+    const { t } = this.#shared;
+    this.#memory.say(size(item.memory));
+    if (!('main' in item)) {
+      this.#dot.look('dot others');
+      this.#name.say(t('others')).hint(t('processes not visible from here'));
+      this.#note.offer('');
+      show(this.#acts, false);
+      return;
+    }
+    const { main, owner } = item;
+    this.#main = main;
+    const name = this.#named(main);
+    this.#dot.look(`dot ${owner}`);
+    this.#name
+      .look(owner === 'mine' ? 'who mine' : 'who')
+      .say(name)
+      .hint(this.#whole(item));
+    const notes = this.#notes(item).join(' · ');
+    this.#note.offer(notes).hint(notes);
+    let some = false;
+    for (const [act, button] of this.#buttons) {
+      const sense = sensible(act, main);
+      some ||= sense;
+      show(button, sense);
+      const label = `${button.title}: ${name}`;
+      if (sense && button.ariaLabel !== label) button.ariaLabel = label;
+    }
+    show(this.#acts, some);
+  }
+
+  #named(main: ProcessSample): string {
+    if (main.notebook) return main.notebook.slice(main.notebook.lastIndexOf('/') + 1);
+    if (stranger(main)) return main.user as string;
+    if (main.mine) return this.#shared.t('this kernel');
+    return main.name ?? this.#shared.t('process %1', main.pid);
+  }
+
+  #notes({ main, all, key, owner }: Group): string[] {
+    const { t, now } = this.#shared;
+    const notes = [];
+    const gpus = new Set(all.map(({ uuid }) => uuid)).size;
+    if (gpus > 1) notes.push(t('%1 GPUs', gpus));
+    if (main.orphan) notes.push(t('orphan: its kernel is gone'));
+    else if (main.idle_since !== null && owner !== 'mine' && now - main.idle_since >= 60)
+      notes.push(t('idle %1', age(now - main.idle_since)));
+    const workers = new Set(all.filter((process) => process.child).map(({ pid }) => pid)).size;
+    if (workers && !main.orphan) {
+      notes.push(workers > 1 ? t('+%1 workers', workers) : t('+1 worker'));
+    }
+    if (main.server) notes.push(t('on another server'));
+    if (key.startsWith('pid') && !main.orphan && main.name) notes.push(t('pid %1', main.pid));
+    return notes;
+  }
+
+  /** All that is known, for who asks. */
+  #whole({ main, all, owner }: Group): string {
+    const { t, now } = this.#shared;
+    const started = main.started === null ? '' : t('running %1', age(now - main.started));
+    const each = all.map(
+      ({ pid, memory }) => t('pid %1', pid) + (all.length > 1 ? ` ${size(memory)}` : ''),
+    );
+    return [
+      main.notebook ?? main.name ?? '',
+      owner === 'mine' ? t('this notebook') : '',
+      main.user ?? '',
+      main.kind ?? '',
+      main.ordinal === null ? '' : `cuda:${main.ordinal}`,
+      main.server ?? '',
+      started,
+      ...each.slice(0, 12),
+    ]
+      .filter(Boolean)
+      .join(' · ');
+  }
+}
+
+export class Processes {
+  readonly node = h('div');
+  #rows: Rows<Item, ProcessRow>;
+  #more = new Field('div', 'dim more');
+  #shared: Shared;
+
+  constructor(shared: Shared, label: string) {
+    this.#shared = shared;
+    this.#rows = new Rows(h('ul', 'processes'), () => new ProcessRow(shared));
+    this.#rows.node.setAttribute('aria-label', label);
+    this.node.append(this.#rows.node, this.#more.node);
+    this.update([], 0, true);
+  }
+
+  update(processes: ProcessSample[], unseen: number, all: boolean): void {
+    const items: Item[] = groups(processes, this.#shared.here);
+    if (unseen) items.push({ key: 'others', memory: unseen });
+    const shown = all || items.length <= FEW + 1 ? items : items.slice(0, FEW);
+    this.#rows.update(shown.map((item) => [item.key, item] as const));
+    const rest = items.length - shown.length;
+    this.#more.offer(rest ? this.#shared.t('and %1 more', rest) : '');
+    show(this.node, items.length > 0);
+  }
+}

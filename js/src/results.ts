@@ -1,0 +1,51 @@
+/** Results that bring their own text and HTML, newest first. */
+
+import { h, Rows, show } from './dom.js';
+import type { Shared } from './shared.js';
+import type { Result } from './snapshot.js';
+
+const ACTIVE = 'script,iframe,object,embed,link,base,meta,form';
+
+/** HTML of our own kernel, with what could act or load taken out all the same. */
+export function quiet(html: string): Node[] {
+  const page = new DOMParser().parseFromString(html, 'text/html');
+  for (const node of page.querySelectorAll(ACTIVE)) node.remove();
+  for (const node of page.querySelectorAll('*')) {
+    for (const { name, value } of [...node.attributes]) {
+      if (/^on/i.test(name) || /^\s*(javascript:|data:text)/i.test(value))
+        node.removeAttribute(name);
+    }
+  }
+  return [...page.head.childNodes, ...page.body.childNodes];
+}
+
+class ResultRow {
+  readonly node = h('li');
+
+  constructor({ title, time, text, html }: Result) {
+    const at = new Date(time * 1000).toLocaleTimeString([], { timeStyle: 'short' });
+    const content = h('div', 'result');
+    // Its styles are its own.
+    if (html) content.attachShadow({ mode: 'open' }).append(...quiet(html));
+    else content.append(h('pre', '', text));
+    this.node.append(h('details', '', h('summary', '', title, ' ', h('span', 'dim', at)), content));
+  }
+
+  update(): void {}
+}
+
+export class Results {
+  readonly node: HTMLElement;
+  #rows = new Rows<Result, ResultRow>(h('ul'), (result) => new ResultRow(result));
+
+  constructor({ t }: Shared) {
+    this.node = h('section', 'results', h('h2', '', t('Results')), this.#rows.node);
+    this.update([]);
+  }
+
+  update(results: Result[]): void {
+    const sorted = [...results].sort((a, b) => b.time - a.time);
+    this.#rows.update(sorted.map((result) => [result.id, result] as const));
+    show(this.node, results.length > 0);
+  }
+}

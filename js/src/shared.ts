@@ -1,0 +1,46 @@
+/** What the parts of one monitor have in common, and what a host gives it. */
+
+import type { Runs, Series } from './series.js';
+import type { ProcessSample } from './snapshot.js';
+import type { Inks, Spark } from './spark.js';
+
+/** What a host can do for the reader; an action that is absent has no button. */
+export interface Actions {
+  /** Opens the notebook. */
+  goTo?(process: ProcessSample): void;
+  interrupt?(process: ProcessSample): void;
+  /** The host asks before it does. */
+  shutDown?(process: ProcessSample): void;
+  /** Of an orphan; the host asks before it does. */
+  terminate?(process: ProcessSample): void;
+  /** Looks again what the doctor finds. */
+  look?(): void;
+}
+
+/** Text in the reader's language; %1, %2 stand for the values. */
+export type Translate = (text: string, ...values: (string | number)[]) => string;
+
+export const english: Translate = (text, ...values) =>
+  values.length ? text.replace(/%(\d)/g, (mark, n) => String(values[n - 1] ?? mark)) : text;
+
+export interface Shared {
+  readonly t: Translate;
+  readonly actions: Actions;
+  readonly series: Series;
+  readonly runs: Runs;
+  inks: Inks;
+  /** The kernel that "this notebook" is. */
+  here: string | null;
+  now: number;
+  /** Seconds that a chart shows. */
+  window: number;
+  /** UUIDs of the GPUs that are open. */
+  readonly open: Set<string>;
+  /** Tells a chart its size, until `unwatch`. */
+  watch(spark: Spark): void;
+  unwatch(spark: Spark): void;
+  /** Shows lines of text at a chart; none hides them. */
+  tip(at: Spark, lines: string[]): void;
+  /** Open or closed by the reader. */
+  toggled(): void;
+}

@@ -1,0 +1,68 @@
+/** Bytes and seconds as people read them, in the words of gpumagic/display/units.py. */
+
+export const NOT_KNOWN = 'N/A';
+const SIZES = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
+const GIB = 2 ** 30;
+
+/** Three digits or fewer: "1.2 GiB", "512 MiB". */
+export function size(count: number | null): string {
+  if (count === null) return NOT_KNOWN;
+  let value = count;
+  let n = 0;
+  // 999.95 KiB would round to four digits.
+  while (Math.abs(value) >= 1023.5 && n < SIZES.length - 1) {
+    value /= 1024;
+    n++;
+  }
+  return `${value.toFixed(n === 0 || Math.abs(value) >= 99.95 ? 0 : 1)} ${SIZES[n]}`;
+}
+
+/** Bytes out of bytes in one unit: "34.2 / 80.0 GiB". */
+export function share(used: number | null, total: number | null): string {
+  if (total === null) return size(used);
+  const [divisor, unit] = total >= GIB ? [GIB, 'GiB'] : [2 ** 20, 'MiB'];
+  const digits = total / divisor < 1000 ? 1 : 0;
+  const part = used === null ? NOT_KNOWN : (used / divisor).toFixed(digits);
+  return `${part} / ${(total / divisor).toFixed(digits)} ${unit}`;
+}
+
+/** How long something has lived: "4 s", "8 min", "2 h 5 min", "4 d 15 h". */
+export function age(seconds: number | null): string {
+  if (seconds === null) return NOT_KNOWN;
+  const whole = Math.max(Math.trunc(seconds), 0);
+  if (whole < 60) return `${whole} s`;
+  const minutes = Math.trunc(whole / 60);
+  const hours = Math.trunc(whole / 3600);
+  const days = Math.trunc(whole / 86400);
+  if (days) return `${days} d ${hours % 24} h`;
+  return hours ? `${hours} h ${minutes % 60} min` : `${minutes} min`;
+}
+
+/** How long something took: "0.2 s", "12 s", "2 min 5 s". */
+export function lasted(seconds: number): string {
+  if (seconds < 10) return `${Math.max(seconds, 0).toFixed(1)} s`;
+  if (seconds < 59.5) return `${Math.round(seconds)} s`;
+  if (seconds < 3600) return `${Math.trunc(seconds / 60)} min ${Math.trunc(seconds % 60)} s`;
+  return age(seconds);
+}
+
+/** "97 %", "88 °C", "N/A". */
+export function reading(value: number | null, unit: string): string {
+  return value === null ? NOT_KNOWN : `${Math.round(value)} ${unit}`;
+}
+
+/** "698 / 700 W". */
+export function watts(power: number | null, limit: number | null): string {
+  if (power === null) return NOT_KNOWN;
+  return limit === null
+    ? `${Math.round(power)} W`
+    : `${Math.round(power)} / ${Math.round(limit)} W`;
+}
+
+/** Joules as an electricity meter has them. */
+export function energy(joules: number): string {
+  const hours = joules / 3600;
+  return hours < 1000
+    ? `${hours.toFixed(hours < 10 ? 1 : 0)} Wh`
+    : `${(hours / 1000).toFixed(1)} kWh`;
+}

@@ -1,0 +1,85 @@
+import { expect, test } from 'vitest';
+import { Series } from '../src/series.js';
+import type { Snapshot } from '../src/snapshot.js';
+import { gap } from '../src/spark.js';
+import { age, energy, lasted, reading, share, size, watts } from '../src/units.js';
+
+const at = (time: number, utilization: number | null, more: object = {}): Snapshot =>
+  ({ time, gpus: [{ uuid: 'a', utilization, memory_used: 1, age: 0, ...more }] }) as never;
+
+test('a history fills the past and leaves what is newer', () => {
+  const series = new Series();
+  for (const time of [8, 10, 11]) series.push(at(time, time));
+  series.seed({ time: [9, 10], gpus: { a: { utilization: [1, null], memory_used: [5, 6] } } });
+  expect(series.time).toEqual([8, 9, 10, 11]);
+  expect(series.column('a').utilization).toEqual([8, 1, Number.NaN, 11]);
+  expect(series.column('a').memory).toEqual([1, 5, 6, 1]);
+  series.seed({ time: [], gpus: {} });
+  expect(series.time).toHaveLength(4);
+});
+
+test('a GPU that comes late has nothing to say of the time before', () => {
+  const series = new Series();
+  series.push(at(1, 1, { uuid: 'b' }));
+  series.push(at(2, 2));
+  expect(series.column('a').utilization).toEqual([Number.NaN, 2]);
+  expect(series.column('b').utilization).toEqual([1, Number.NaN]);
+});
+
+test('old values and old snapshots are not those of now', () => {
+  const series = new Series();
+  series.push(at(2, 50));
+  series.push(at(1, 60));
+  series.push(at(2, 70));
+  series.push(at(3, 80, { age: 4 }));
+  series.push(at(4, 90, { lost: true }));
+  expect(series.time).toEqual([2, 3, 4]);
+  expect(series.column('a').utilization).toEqual([50, Number.NaN, Number.NaN]);
+});
+
+test('it does not grow for ever', () => {
+  const series = new Series();
+  for (let time = 0; time < 5000; time++) series.push(at(time, time));
+  expect(series.time.length).toBeLessThanOrEqual(1600);
+  expect(series.column('a').utilization.at(-1)).toBe(4999);
+  expect(series.column('a').utilization).toHaveLength(series.time.length);
+});
+
+test('statistics are of the samples within', () => {
+  const series = new Series();
+  for (const time of [1, 2, 3, 4]) series.push(at(time, time * 10, { memory_used: time }));
+  expect(series.stats('a', 2, 3)).toEqual({ peak: 3, mean: 25 });
+  expect(series.stats('a', 2.2, 2.8)).toEqual({ peak: null, mean: null });
+});
+
+test.each([
+  [[1, 2, 3], 2, false],
+  [[1, 2, 30, 31], 2, true],
+  [[0, 60, 120], 2, false],
+  [[1, 2, 62, 122], 2, false],
+  [[0], 0, true],
+])('of %j, number %i comes after a gap: %s', (time, n, expected) => {
+  expect(gap(time, n)).toBe(expected);
+});
+
+test('units are those of the table', () => {
+  expect([null, 80, 1023.6 * 1024, 1.25 * 2 ** 30, 100 * 2 ** 30].map(size)).toEqual([
+    'N/A',
+    '80 B',
+    '1.0 MiB',
+    '1.3 GiB',
+    '100 GiB',
+  ]);
+  expect(share(null, 80 * 2 ** 30)).toBe('N/A / 80.0 GiB');
+  expect(share(5, null)).toBe('5 B');
+  expect([3, 490, 7500, 399600, null].map(age)).toEqual([
+    '3 s',
+    '8 min',
+    '2 h 5 min',
+    '4 d 15 h',
+    'N/A',
+  ]);
+  expect([0.21, 12.4, 125, 7500].map(lasted)).toEqual(['0.2 s', '12 s', '2 min 5 s', '2 h 5 min']);
+  expect([reading(null, '%'), watts(12.3, null), watts(null, 5)]).toEqual(['N/A', '12 W', 'N/A']);
+  expect([812345.6, 3.6e6 * 2].map(energy)).toEqual(['226 Wh', '2.0 kWh']);
+});

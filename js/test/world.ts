@@ -1,0 +1,136 @@
+/** A world for the stream in which time passes when a test says so. */
+
+import type { Snapshot } from '../src/snapshot.js';
+import type { Socket, World } from '../src/stream.js';
+
+export class FakeSocket implements Socket {
+  readyState = 0 as WebSocket['readyState'];
+  onopen: Socket['onopen'] = null;
+  onmessage: Socket['onmessage'] = null;
+  onclose: Socket['onclose'] = null;
+  sent: Record<string, unknown>[] = [];
+
+  send(data: unknown): void {
+    this.sent.push(JSON.parse(String(data)));
+  }
+
+  close(): void {
+    this.cut();
+  }
+
+  open(): void {
+    this.readyState = 1;
+    this.onopen?.call(this as unknown as WebSocket, new Event('open'));
+  }
+
+  say(message: unknown): void {
+    const data = typeof message === 'string' ? message : JSON.stringify(message);
+    this.onmessage?.call(this as unknown as WebSocket, new MessageEvent('message', { data }));
+  }
+
+  /** The other end, or something between, ends it. */
+  cut(): void {
+    if (this.readyState === 3) return;
+    this.readyState = 3;
+    this.onclose?.call(this as unknown as WebSocket, new CloseEvent('close'));
+  }
+}
+
+export class FakeWorld implements World {
+  sockets: FakeSocket[] = [];
+  asked: string[] = [];
+  /** What a request answers; an error is thrown. */
+  answer: (path: string) => unknown = () => new Error('down');
+  isHidden = false;
+  chance = 1;
+  #now = 0;
+  #timers: { at: number; then: () => void }[] = [];
+  #changed = () => {};
+
+  get last(): FakeSocket {
+    const socket = this.sockets.at(-1);
+    if (!socket) throw new Error('no socket was opened');
+    return socket;
+  }
+
+  get timers(): number {
+    return this.#timers.length;
+  }
+
+  socket(): FakeSocket {
+    const socket = new FakeSocket();
+    this.sockets.push(socket);
+    return socket;
+  }
+
+  async get(path: string): Promise<unknown> {
+    this.asked.push(path);
+    const answer = this.answer(path);
+    if (answer instanceof Error) throw answer;
+    return answer;
+  }
+
+  hidden = () => this.isHidden;
+
+  watch(changed: () => void): () => void {
+    this.#changed = changed;
+    return () => {
+      this.#changed = () => {};
+    };
+  }
+
+  hide(hidden: boolean): void {
+    this.isHidden = hidden;
+    this.#changed();
+  }
+
+  after(milliseconds: number, then: () => void): () => void {
+    const timer = { at: this.#now + milliseconds, then };
+    this.#timers.push(timer);
+    return () => {
+      this.#timers = this.#timers.filter((one) => one !== timer);
+    };
+  }
+
+  now = () => this.#now;
+  random = () => this.chance;
+
+  /** Time passes, and whatever falls due in it happens in its order. */
+  async pass(milliseconds: number): Promise<void> {
+    const end = this.#now + milliseconds;
+    for (;;) {
+      await settled();
+      const next = this.#timers.filter((one) => one.at <= end).sort((a, b) => a.at - b.at)[0];
+      if (!next) break;
+      this.#timers = this.#timers.filter((one) => one !== next);
+      this.#now = Math.max(this.#now, next.at);
+      next.then();
+    }
+    this.#now = end;
+  }
+}
+
+/** What was promised has been kept. */
+export async function settled(): Promise<void> {
+  for (let n = 0; n < 20; n++) await Promise.resolve();
+}
+
+export function snapshot(time: number, changes: Partial<Snapshot> = {}): Snapshot {
+  const host = {
+    name: 'box',
+    cpu_count: 8,
+    cpu_utilization: 1,
+    memory_total: 2 ** 36,
+    memory_used: 2 ** 30,
+  };
+  return {
+    time,
+    host,
+    driver: null,
+    source: 'none',
+    gpus: [],
+    processes: [],
+    problems: [],
+    ...changes,
+  };
+}
