@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpumagic.tensors.place import on
     from gpumagic.tensors.report import Report
     from gpumagic.tensors.run import last_report
+    from gpumagic.widget import monitor
 
 # Where each name is, and what it is called there if otherwise.
 _HOMES = {
@@ -29,6 +30,7 @@ _HOMES = {
     "devices": "gpumagic.tensors.devices",
     "gpu": "gpumagic.tensors.devices",
     "last_report": "gpumagic.tensors.run",
+    "monitor": "gpumagic.widget",
     "move": "gpumagic.tensors.move",
     "num_gpus": "gpumagic.tensors.devices",
     "on": "gpumagic.tensors.place",
@@ -45,6 +47,7 @@ __all__ = [
     "devices",
     "gpu",
     "last_report",
+    "monitor",
     "move",
     "num_gpus",
     "on",
@@ -87,3 +90,15 @@ def unload_ipython_extension(shell: Any) -> None:
     from gpumagic.magics import unload
 
     unload(shell)
+
+
+def _jupyter_labextension_paths() -> list[dict[str, str]]:
+    """What JupyterLab loads in the browser, and under which name."""
+    return [{"src": "labextension", "dest": "gpumagic"}]
+
+
+def _jupyter_server_extension_points() -> list[dict[str, Any]]:
+    """What the Jupyter server loads; only a server asks."""
+    from gpumagic.server import Extension
+
+    return [{"module": "gpumagic.server", "app": Extension}]

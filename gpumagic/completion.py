@@ -8,7 +8,7 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 _LINE = re.compile(r"^\s*%{1,2}(?P<magic>ongpu|gpus)\s+(?P<words>.*?)(?P<last>\S*)$")
 _OPTIONS = {
     "ongpu": ["--no-move", "--quiet"],
-    "gpus": ["--processes", "--doctor", "--virtual", "--memory"],
+    "gpus": ["--processes", "--live", "--doctor", "--virtual", "--memory"],
 }
 
 

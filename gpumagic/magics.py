@@ -35,11 +35,13 @@ def _ongpu_parser(magic: str) -> _Parser:
 def _gpus_parser() -> _Parser:
     parser = _Parser(
         "%gpus",
-        usage="type %%gpus [WHERE] [--processes] [--doctor] [--virtual N|off [--memory 16GiB]]",
+        usage="type %%gpus [WHERE] [--processes] [--live] [--doctor] "
+        "[--virtual N|off [--memory 16GiB]]",
         add_help=False,
     )
     parser.add_argument("where", nargs="?")
     parser.add_argument("--processes", "-p", action="store_true")
+    parser.add_argument("--live", action="store_true")
     parser.add_argument("--doctor", action="store_true")
     parser.add_argument("--virtual", metavar="N|off")
     parser.add_argument("--memory")
@@ -87,6 +89,7 @@ class GpuMagics(Magics):
             %gpus                      all GPUs; the value is a gpumagic.telemetry.Snapshot
             %gpus 1                    one of them, by any of its names
             %gpus --processes          with a line for each process
+            %gpus --live               keeps drawing, also while a cell runs
             %gpus --doctor             what cannot be seen, why, and how to mend it
             %gpus --virtual 2          two virtual GPUs in this process (16 GiB each)
             %gpus --virtual 2 --memory 2GiB
@@ -115,6 +118,9 @@ class GpuMagics(Magics):
                 raise GpuError("--memory and --force go with --virtual N; type %gpus --virtual 2")
             if args.doctor:
                 return display(show.doctor())
+            if args.live:
+                monitor = show.live(args.where)
+                return None if monitor is None else self.once.show(monitor)
             return self.once.show(show.gpus(args.where, processes=args.processes))
         except GpuError as error:
             raise UsageError(f"%gpus: {error}") from None

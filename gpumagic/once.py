@@ -1,19 +1,22 @@
-"""A Snapshot in IPython: shown as a table, and after `%gpus` shown once."""
+"""What `%gpus` returns, in IPython: shown at once, and then not again as the cell's value."""
 
 from collections.abc import Callable
 from typing import Any
 
 from IPython.display import display
 
-# By name, so that loading us does not import it.
-_SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
+# By name, so that loading us does not import them.
+_KINDS = (
+    ("gpumagic.telemetry.snapshot", "Snapshot"),
+    ("gpumagic.widget.view", "MonitorWidget"),
+)
 
 
 class Once:
-    """Displays Snapshots in one shell.
+    """Displays Snapshots and live monitors in one shell.
 
-    `%gpus` shows its table wherever in the cell it stands, and returns the Snapshot; when IPython
-    then displays the value of that same cell, the table is not repeated.
+    `%gpus` shows what it returns wherever in the cell it stands; when IPython then displays the
+    value of that same cell, it is not repeated.
 
     Parameters
     ----------
@@ -31,30 +34,36 @@ class Once:
         self._shown_in: object = None
 
     def install(self) -> None:
-        self._formatter.for_type_by_name(*_SNAPSHOT, self._display)
+        for kind in _KINDS:
+            self._formatter.for_type_by_name(*kind, self._display)
 
     def uninstall(self) -> None:
-        self._formatter.deferred_printers.pop(_SNAPSHOT, None)
-        for kind in [k for k in self._formatter.type_printers if k.__module__ == _SNAPSHOT[0]]:
-            self._formatter.type_printers.pop(kind)
+        for kind in _KINDS:
+            self._formatter.deferred_printers.pop(kind, None)
+        for known in list(self._formatter.type_printers):
+            if (known.__module__, known.__name__) in _KINDS:
+                self._formatter.type_printers.pop(known)
 
-    def show(self, snapshot: Any) -> Any:
-        """Show a Snapshot now; the value is the Snapshot."""
-        _publish(snapshot)
-        self._shown, self._shown_in = snapshot, self._cell()
-        return snapshot
+    def show(self, value: Any) -> Any:
+        """Show it now; returns it."""
+        _publish(value)
+        self._shown, self._shown_in = value, self._cell()
+        return value
 
-    def _display(self, snapshot: Any) -> None:
-        again = snapshot is self._shown and self._shown_in is self._cell()
+    def _display(self, value: Any) -> None:
+        again = value is self._shown and self._shown_in is self._cell()
         self._shown = self._shown_in = None
         if not again:
-            _publish(snapshot)
+            _publish(value)
         elif self._must_say_something:
-            print(f"<Snapshot of {len(snapshot.gpus)} GPUs>")
+            print(f"<Snapshot of {len(value.gpus)} GPUs>")
 
 
-def _publish(snapshot: Any) -> None:
+def _publish(value: Any) -> None:
+    if hasattr(value, "_ipython_display_"):
+        value._ipython_display_()
+        return
     from gpumagic.show import table
 
-    shown = table(snapshot)
+    shown = table(value)
     display({"text/plain": shown.text(), "text/html": shown._repr_html_()}, raw=True)

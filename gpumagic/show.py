@@ -1,4 +1,4 @@
-"""What `%gpus` shows: a Snapshot that displays as a table, the doctor's checks, virtual GPUs."""
+"""What `%gpus` shows: a Snapshot as a table, the live monitor, the doctor, virtual GPUs."""
 
 import sys
 from dataclasses import fields, replace
@@ -57,6 +57,21 @@ def doctor() -> Any:
     from gpumagic.telemetry.doctor import Doctor
 
     return DoctorTable(Doctor().checks())
+
+
+def live(where: str | None = None) -> Any:
+    """The monitor; None in a terminal, where the table was printed instead.
+
+    Raises
+    ------
+    GpuError
+        One GPU was named, or the front end is not built.
+    """
+    from gpumagic.widget import monitor
+
+    if where:
+        raise GpuError(f"--live {where}: the monitor shows all GPUs; type %gpus --live")
+    return monitor()
 
 
 def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -> None:

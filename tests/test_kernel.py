@@ -196,3 +196,15 @@ def test_a_killed_kernels_virtual_gpus_are_forgotten(kernel):
     assert text(kernel.run(count)[0]) == "3\n"
     victim.stop()
     assert text(kernel.run(count)[0]) == "2\n"
+
+
+def test_live_is_shown_once_wherever_it_stands_and_is_the_value(kernel):
+    found, reply = kernel.run("m = %gpus --live\nm.close()")
+    assert reply["status"] == "ok"
+    shown = [content["data"] for kind, content in found if kind == "display_data"]
+    assert len(shown) == 1
+    assert "application/vnd.jupyter.widget-view+json" in shown[0]
+    assert "cuda:1" in shown[0]["text/plain"]
+    found, reply = kernel.run("m = %gpus --live\nm")
+    assert [kind for kind, _ in found] == ["display_data"]
+    kernel.run("m.close()")

@@ -73,9 +73,17 @@ def test_the_doctor(ip):
     assert "torch" in ip.run("%gpus --doctor\nx = 1").text  # wherever it stands
 
 
+def test_live_in_a_terminal_is_a_table_and_a_word_about_notebooks(gpus, ip):
+    done = ip.run("%gpus --live")
+    assert "cuda:1" in done.text
+    assert "needs a notebook" in done.text
+    assert done.result is None
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        ("%gpus 0 --live", "type %gpus --live"),
         ("%gpus --virtual 99", "1 to 8"),
         ("%gpus --virtual 0", "1 to 8"),
         ("%gpus --virtual x", "--virtual x"),

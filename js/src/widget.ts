@@ -1,1 +1,83 @@
-export default { render() {} };
+/** The notebook's host of the monitor: an anywidget over a sampler in the kernel. */
+
+import { Monitor } from './monitor.js';
+import type { CellRun, History, Result, Snapshot } from './snapshot.js';
+
+/** What anywidget gives of a widget's model. */
+interface Model {
+  get(name: string): unknown;
+  on(event: string, call: () => void): void;
+  off(event: string, call: () => void): void;
+  send(content: unknown): void;
+}
+
+/** How often a view says that it is there. */
+const BEAT_MS = 10_000;
+/** After so long without a snapshot the kernel is said not to answer. */
+const PATIENCE_S = 15;
+
+function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
+  const monitor = new Monitor();
+  // Not crypto.randomUUID: a page over plain http has none.
+  const id = `${Date.now()}-${Math.random()}`;
+  const lost = (): void => monitor.connection({ kind: 'lost', text: 'the kernel does not answer' });
+  const say = (type: string): void => {
+    try {
+      model.send({ type, id });
+    } catch {
+      // The kernel was started anew, and knows nothing of this.
+      lost();
+    }
+  };
+  const look = (): void => say('look');
+  let arrived = Date.now();
+
+  const takes: Record<string, () => void> = {
+    snapshot: () => {
+      const snapshot = model.get('snapshot') as Partial<Snapshot>;
+      if (!snapshot.gpus) return;
+      arrived = Date.now();
+      monitor.connection({ kind: 'live' });
+      monitor.here(snapshot.processes?.find((process) => process.mine)?.kernel ?? null);
+      monitor.update(snapshot as Snapshot);
+    },
+    history: () => {
+      const history = model.get('history') as Partial<History>;
+      if (history.time) monitor.seed(history as History);
+    },
+    cells: () => monitor.mark(model.get('cells') as CellRun[]),
+    results: () => monitor.results(model.get('results') as Result[]),
+  };
+  const beat = (): void => {
+    look();
+    const patience = Math.max(PATIENCE_S, 3 * (model.get('period') as number));
+    if (Date.now() - arrived > 1000 * patience) lost();
+  };
+  // A page in the background may have slept.
+  const seen = (): void => {
+    if (!document.hidden) look();
+  };
+
+  for (const [name, take] of Object.entries(takes)) {
+    model.on(`change:${name}`, take);
+    take();
+  }
+  const timer = setInterval(beat, BEAT_MS);
+  document.addEventListener('visibilitychange', seen);
+  // The notebook keeps a table for who opens it without us; it is this view's place while it lives.
+  const hides = document.createElement('style');
+  hides.textContent = `.${model.get('table')} { display: none }`;
+  document.head.append(hides);
+  el.append(monitor.node);
+  look();
+  return () => {
+    clearInterval(timer);
+    hides.remove();
+    document.removeEventListener('visibilitychange', seen);
+    for (const [name, take] of Object.entries(takes)) model.off(`change:${name}`, take);
+    say('gone');
+    monitor.dispose();
+  };
+}
+
+export default { render };

@@ -1,0 +1,57 @@
+"""``gpumagic.monitor()``: the live monitor in a notebook, with a sampler in the kernel.
+
+Importing this imports neither ipywidgets nor anywidget, which a plain terminal does without.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from gpumagic import telemetry
+from gpumagic.display.gpus import GpuTable
+
+if TYPE_CHECKING:
+    from gpumagic.widget.view import MonitorWidget
+
+__all__ = ["monitor"]
+
+
+def monitor(period: float = 1.0) -> MonitorWidget | None:
+    """The GPUs, live: who holds their memory, how busy they are, and what each cell did to them.
+
+    It draws while a cell runs, rests while nobody looks at it, and ends with ``close()`` or the
+    kernel; its last state then stays in the notebook as a table.
+
+    Parameters
+    ----------
+    period : float
+        Seconds between two readings, from 0.25 to 60.
+
+    Returns
+    -------
+    MonitorWidget or None
+        A widget, which the notebook shows. None in a plain terminal, where the table of GPUs is
+        printed.
+
+    Raises
+    ------
+    GpuError
+        The period is out of bounds, or the JavaScript has not been built.
+    """
+    if not _in_a_notebook():
+        print(GpuTable(telemetry.take()))
+        print("\nThe live monitor needs a notebook; here, type %gpus to look again.")
+        return None
+    from gpumagic.widget.view import MonitorWidget
+
+    return MonitorWidget(period)
+
+
+def _in_a_notebook() -> bool:
+    """Whether there is a kernel, and so perhaps a front end that shows widgets."""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    return hasattr(get_ipython(), "kernel")

@@ -1,0 +1,202 @@
+"""The renderer in a real Chromium, as the widget ships it: how long it takes, and what fits."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpumagic.telemetry.snapshot import Problem, Snapshot
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "gpumagic" / "static" / "widget.js"
+SNAPSHOT = Snapshot.from_json((ROOT / "tests/data/snapshot.json").read_text())
+CUT, SLICE, BUSY, *_ = SNAPSHOT.gpus
+LONG = "a notebook with a rather long name that goes on and on.ipynb"
+
+# A page with the widget over a model that the test fills; frames are drawn when it says so.
+OPEN = """async ([source, state]) => {
+    const url = URL.createObjectURL(new Blob([source], {type: 'text/javascript'}));
+    const widget = (await import(url)).default;
+    const calls = {};
+    const empty = {period: 1, snapshot: {}, history: {}, cells: [], results: []};
+    const model = {
+        state: {...empty, ...state},
+        get(name) { return this.state[name]; },
+        on(event, call) { calls[event] = call; },
+        off() {},
+        send() {},
+    };
+    document.body.innerHTML = '<div id="at"></div>';
+    const el = document.getElementById('at');
+    let frames = [];
+    const later = window.requestAnimationFrame;
+    window.requestAnimationFrame = call => frames.push(call);
+    window.cancelAnimationFrame = () => {};
+    window.draw = () => { const due = frames; frames = []; for (const call of due) call(0); };
+    window.take = snapshot => { model.state.snapshot = snapshot; calls['change:snapshot'](); };
+    window.painted = () => new Promise(done => later(() => later(done)));
+    widget.render({model, el});
+    window.root = el.firstElementChild.shadowRoot;
+    draw();
+    await painted();
+    draw();
+}"""
+MEASURE = """async ([snapshot, times]) => {
+    const took = [];
+    for (let n = 1; n <= times; n++) {
+        const next = structuredClone(snapshot);
+        next.time += n;
+        for (const gpu of next.gpus) {
+            gpu.utilization = Math.floor(Math.random() * 101);
+            gpu.memory_used = Math.floor(Math.random() * gpu.memory_total);
+            gpu.temperature = 40 + Math.floor(Math.random() * 40);
+        }
+        const began = performance.now();
+        take(next);
+        draw();
+        took.push(performance.now() - began);
+        await painted();
+    }
+    return took;
+}"""
+SPILLED = """() => [...root.querySelectorAll('*')]
+    .filter(node => node.getBoundingClientRect().right > innerWidth + 0.5)
+    .map(node => node.outerHTML.slice(0, 80))"""
+INK = """() => {
+    const canvas = root.querySelector('canvas');
+    const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+    const at = [...Array(data.length / 4).keys()].filter(n => data[4 * n + 3] > 200);
+    return [...new Set(at.map(n => `${data[4 * n]},${data[4 * n + 1]},${data[4 * n + 2]}`))];
+}"""
+
+
+def crowd(count):
+    """So many GPUs, with a process on each."""
+    gpus = [replace(BUSY, uuid=f"GPU-{n}", index=n, xid=None, throttle=()) for n in range(count)]
+    process = SNAPSHOT.processes[0]
+    held = [replace(process, uuid=gpu.uuid, pid=n) for n, gpu in enumerate(gpus)]
+    return replace(SNAPSHOT, gpus=tuple(gpus), processes=tuple(held), problems=())
+
+
+def history(snapshot, seconds=600):
+    times = [snapshot.time - seconds + n for n in range(seconds)]
+    column = {
+        "utilization": [n % 100 for n in range(seconds)],
+        "memory_used": [n * 2**26 for n in range(seconds)],
+    }
+    return {"time": times, "gpus": {gpu.uuid: column for gpu in snapshot.gpus}}
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens the widget on a snapshot in a page of some width; ends with no error in the page."""
+    errors, contexts = [], []
+
+    def open_(snapshot, width, height=800, **options):
+        contexts.append(browser.new_context(viewport={"width": width, "height": height}, **options))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        state = {"snapshot": snapshot.to_dict(), "history": history(snapshot)}
+        page.evaluate(OPEN, [SCRIPT.read_text("utf-8"), state])
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+@pytest.mark.parametrize(("count", "limit_ms"), [(64, 4), (8, 6)])
+def test_an_update_costs_little(opened, count, limit_ms):
+    snapshot = crowd(count)
+    page = opened(snapshot, 300)
+    page.evaluate(MEASURE, [snapshot.to_dict(), 30])
+    took = page.evaluate(MEASURE, [replace(snapshot, time=snapshot.time + 50).to_dict(), 60])
+    median, worst = statistics.median(took), max(took)
+    print(f"\n{count} GPUs: {median:.2f} ms of script per update (median), {worst:.1f} ms at worst")
+    assert median <= limit_ms
+
+
+WRONG = replace(
+    BUSY,
+    name="NVIDIA RTX 6000 Ada Generation with a name that does not end",
+    ecc_uncorrected=12,
+    age=12.0,
+    fan=55.0,
+)
+FULL = tuple(
+    replace(process, uuid=BUSY.uuid, notebook=LONG, kernel=f"k{n}", pid=n)
+    for n, process in enumerate(SNAPSHOT.processes)
+)
+NONE = replace(
+    SNAPSHOT,
+    gpus=(),
+    problems=(Problem("x", "the-cause-in-one-long-word" * 4, "type %gpus --doctor " * 5),),
+)
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        SNAPSHOT,
+        crowd(8),
+        crowd(64),
+        replace(SNAPSHOT, gpus=(CUT, SLICE, WRONG), processes=FULL),
+        NONE,
+    ],
+    ids=["fixture", "8", "64", "faults", "none"],
+)
+@pytest.mark.parametrize("width", [260, 900])
+def test_nothing_spills(opened, snapshot, width):
+    page = opened(snapshot, width)
+    page.evaluate("root.querySelectorAll('.open').forEach((button, n) => n < 3 && button.click())")
+    page.evaluate("painted().then(draw)")
+    assert page.evaluate(SPILLED) == []
+
+
+def test_charts_follow_the_theme(opened):
+    page = opened(crowd(1), 300)
+    page.evaluate(
+        "document.head.insertAdjacentHTML('beforeend',"
+        " '<style>.night { --jp-success-color1: rgb(255, 0, 255) }</style>')"
+    )
+    assert "255,0,255" not in page.evaluate(INK)
+    page.evaluate("document.body.className = 'night'")
+    page.evaluate("painted().then(draw)")
+    assert "255,0,255" in page.evaluate(INK)
+
+
+def test_in_forced_colors_bars_are_still_told_apart(opened):
+    page = opened(SNAPSHOT, 300, forced_colors="active")
+    colours = page.evaluate(
+        """['mine', 'others', 'reserved'].map(name =>
+            getComputedStyle(root.querySelector('.bar .' + name)).backgroundColor)"""
+    )
+    assert len(set(colours)) == 3
+
+
+def test_the_keyboard_opens_a_card(opened):
+    page = opened(SNAPSHOT, 300)
+    for key, expanded in (("Enter", "true"), (" ", "false"), ("Enter", "true")):
+        if key == "Enter" and expanded == "true":
+            page.evaluate("root.querySelector('.open').focus()")
+        page.keyboard.press(key)
+        assert page.evaluate("root.querySelector('.open').ariaExpanded") == expanded
+    assert page.evaluate("root.querySelector('.facts').textContent").startswith("SM clock")
+
+
+def test_a_hidden_monitor_draws_nothing(opened):
+    snapshot = crowd(2)
+    page = opened(snapshot, 300)
+    page.evaluate("document.getElementById('at').style.display = 'none'")
+    page.evaluate("painted().then(painted)")
+    before = page.evaluate("root.textContent")
+    later = replace(snapshot, time=snapshot.time + 1, driver="1.2.3").to_dict()
+    page.evaluate("later => { take(later); draw(); }", later)
+    assert page.evaluate("root.textContent") == before
+    page.evaluate("document.getElementById('at').style.display = ''")
+    page.evaluate("painted().then(painted).then(draw)")
+    assert "driver 1.2.3" in page.evaluate("root.textContent")

@@ -1,0 +1,105 @@
+"""The widget in a real JupyterLab: live while a cell runs, a table when it ends."""
+
+from __future__ import annotations
+
+import json
+
+from playwright.sync_api import expect
+
+CELLS = [
+    "%load_ext gpumagic\n%gpus --virtual 1 --memory 8GiB\nimport time, torch\n"
+    "from gpumagic.widget import monitor",
+    "m = monitor(0.25)\nm",
+    "held = []\nfor _ in range(4):\n"
+    "    held.append(torch.ones(2**30 // 4, device='cuda'))\n"
+    "    until = time.time() + 1\n"
+    "    while time.time() < until: pass\n",
+    "m.add_result('Timing', '1 ms', '<b>1 ms</b>')",
+    "m.close()",
+]
+LIVE = ".jp-OutputArea .gpumagic-monitor .all"
+SAVED = ".jp-OutputArea div.gpumagic"
+
+
+def opened(view, name="widget.ipynb"):
+    """A notebook with a monitor in the output of its second cell."""
+    view.lab.write(name, CELLS)
+    view.open_notebook(name)
+    for number in (0, 1):
+        view.run_cell(number)
+        view.wait_ran(number)
+    live = view.page.locator(LIVE)
+    expect(live).to_contain_text("cuda:0")
+    return live
+
+
+def test_it_draws_while_a_cell_runs_and_its_last_state_stays(view):
+    live = opened(view)
+    view.run_cell(2)
+    # Each of these holds for a second, and only while the cell runs.
+    expect(live).to_contain_text("1.0 / 8.0 GiB")
+    expect(live).to_contain_text("2.0 / 8.0 GiB")
+    running = view.page.evaluate(
+        "window.jupyterapp.shell.currentWidget.content.widgets[2].model.executionState"
+    )
+    assert running == "running"
+    view.wait_ran(2)
+    expect(live).to_contain_text("4.0 / 8.0 GiB")
+    view.run_cell(3)
+    expect(live.locator(".results")).to_contain_text("Timing")
+    live.locator("canvas").last.focus()
+    expect(live.locator(".tip")).to_contain_text("In [")
+    view.run_cell(4)
+    expect(live).to_have_count(0)
+    expect(view.page.locator(SAVED).last).to_contain_text("4.0 / 8.0 GiB")
+
+
+def test_restarted_the_kernel_answers_no_more_and_the_table_is_there(view):
+    live = opened(view)
+    expect(view.page.locator(SAVED).last).to_be_hidden()
+    # What the page says within ten seconds anyway.
+    view.page.evaluate(
+        """async () => {
+            await window.jupyterapp.shell.currentWidget.sessionContext.restartKernel();
+            document.dispatchEvent(new Event('visibilitychange'));
+        }"""
+    )
+    expect(live).to_contain_text("the kernel does not answer")
+
+
+def test_without_its_kernel_the_notebook_shows_the_table(view):
+    opened(view)
+    view.page.evaluate("window.jupyterapp.shell.currentWidget.context.save()")
+    view.lab.forget()
+    view.load()
+    view.open_notebook("widget.ipynb")
+    expect(view.page.locator(SAVED).last).to_be_visible()
+    expect(view.page.locator(SAVED).last).to_contain_text("cuda:0")
+    complaint = view.page.get_by_text("Error displaying widget")
+    expect(complaint).to_have_count(1)
+    expect(complaint).to_be_hidden()
+    # The same complaint, of ipywidgets, in the console.
+    view.errors[:] = [e for e in view.errors if "widget model not found" not in e]
+
+
+def test_loaded_again_the_page_shows_the_same_monitor(view):
+    live = opened(view)
+    view.page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+    view.load()
+    view.open_notebook("widget.ipynb")
+    expect(live).to_contain_text("cuda:0")
+
+
+def test_the_file_has_the_table_for_who_opens_it_without_a_kernel(view):
+    opened(view)
+    view.page.evaluate("window.jupyterapp.shell.currentWidget.context.save()")
+    path = view.lab.home / "widget.ipynb"
+
+    def outputs():
+        cell = json.loads(path.read_text())["cells"][1]
+        return [output["data"] for output in cell["outputs"] if "data" in output]
+
+    view.wait_until(outputs)
+    data = outputs()[0]
+    assert "<table>" in "".join(data["text/html"])
+    assert "cuda:0" in "".join(data["text/plain"])
