@@ -1,9 +1,126 @@
-import type { JupyterFrontEndPlugin } from '@jupyterlab/application';
+/** The parts put together: one stream for the panel, the status bar and the alerts. */
+
+import {
+  ILayoutRestorer,
+  type JupyterFrontEnd,
+  type JupyterFrontEndPlugin,
+} from '@jupyterlab/application';
+import { ICommandPalette } from '@jupyterlab/apputils';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStatusBar } from '@jupyterlab/statusbar';
+import { ITranslator } from '@jupyterlab/translation';
+import { Alerts } from './alerts.js';
+import { Doctor } from './checks.js';
+import { followKernel } from './here.js';
+import { gpuIcon } from './icon.js';
+import { Kernels } from './kernels.js';
+import { Monitor } from './monitor.js';
+import { notify } from './notify.js';
+import { Api } from './request.js';
+import { follow, read } from './settings.js';
+import { english, type Translate } from './shared.js';
+import { Panel } from './sidebar.js';
+import { StatusItem } from './status.js';
+import { Stream } from './stream.js';
+import { Watch } from './watch.js';
+import { page } from './world.js';
+
+const ID = 'gpumagic:plugin';
+const SHOW = 'gpumagic:show';
+const DOCTOR = 'gpumagic:doctor';
+const RANK = 600;
 
 const plugin: JupyterFrontEndPlugin<void> = {
-  id: 'gpumagic:plugin',
+  id: ID,
+  description: 'The GPUs of the machine, live: a panel, an item in the status bar, and alerts.',
   autoStart: true,
-  activate: () => {},
+  optional: [ISettingRegistry, ILayoutRestorer, ICommandPalette, IStatusBar, ITranslator],
+  activate,
 };
 
 export default plugin;
+
+async function activate(
+  app: JupyterFrontEnd,
+  registry: ISettingRegistry | null,
+  restorer: ILayoutRestorer | null,
+  palette: ICommandPalette | null,
+  statusBar: IStatusBar | null,
+  translator: ITranslator | null,
+): Promise<void> {
+  const { commands, shell } = app;
+  const words = translator?.load('gpumagic');
+  const t: Translate = words ? (text, ...values) => words.__(text, ...values) : english;
+  let settings = read();
+
+  const api = new Api(app.serviceManager.serverSettings);
+  const world = page(api);
+  const stream = new Stream(world, t);
+  const kernels = new Kernels(app, api, t, () => stream.latest);
+  const monitor = new Monitor({
+    actions: kernels.actions(() => void doctor.again()),
+    translate: t,
+    label: t('GPUs'),
+  });
+  const doctor = new Doctor(api, monitor, (snapshot) => stream.show(snapshot));
+
+  const seen = () =>
+    panel.isVisible ? { period: settings.period, processes: true, history: true } : null;
+  const panel = new Panel(monitor, t, () => inPanel.change(seen()));
+  const inPanel = stream.subscribe(
+    {
+      snapshot: (snapshot) => {
+        monitor.update(snapshot);
+        if (panel.isVisible) doctor.snapshot(snapshot);
+      },
+      history: (history) => monitor.seed(history),
+      cells: (cells) => monitor.mark(cells),
+      connection: (connection) => monitor.connection(connection),
+    },
+    null,
+  );
+
+  const show = () => shell.activateById(panel.id);
+  const status = new StatusItem(t, show);
+  const inStatus = stream.subscribe(status, null);
+  const alerts = new Alerts(settings.limits, t, window.sessionStorage);
+  const watch = new Watch(alerts, stream, world, (alert) => notify(alert, kernels, t, show));
+
+  let side = '';
+  await follow(registry, ID, (next) => {
+    settings = next;
+    monitor.options({ compact: next.compact, window: next.window });
+    inPanel.change(seen());
+    status.setHidden(!next.statusBar);
+    inStatus.change(statusBar && next.statusBar ? { period: next.period } : null);
+    watch.limits(next.limits);
+    if (side !== next.side) shell.add(panel, next.side, { rank: RANK });
+    side = next.side;
+  });
+  restorer?.add(panel, panel.id);
+  statusBar?.registerStatusItem(ID, {
+    item: status,
+    align: 'left',
+    rank: 100,
+    isActive: () => settings.statusBar,
+  });
+
+  followKernel(shell, (kernel) => {
+    monitor.here(kernel);
+    status.here(kernel);
+    if (kernel) void watch.holders();
+  });
+
+  commands.addCommand(SHOW, { label: t('Show GPUs'), icon: gpuIcon, execute: show });
+  commands.addCommand(DOCTOR, {
+    label: t('GPU Doctor'),
+    caption: t('What stands between this server and a GPU, and how to mend it'),
+    icon: gpuIcon,
+    execute: () => {
+      const isSeen = panel.isVisible;
+      show();
+      return doctor.call(isSeen);
+    },
+  });
+  for (const command of [SHOW, DOCTOR]) palette?.addItem({ command, category: t('GPUs') });
+}

@@ -1,0 +1,70 @@
+/** The item in the status bar: one GPU in a few words; pressed, it opens the panel. */
+
+import { Widget } from '@lumino/widgets';
+import type { Connection } from './audience.js';
+import { brief, held } from './brief.js';
+import type { Translate } from './shared.js';
+import type { Snapshot } from './snapshot.js';
+
+export class StatusItem extends Widget {
+  #button = document.createElement('button');
+  #t: Translate;
+  #snapshot: Snapshot | null = null;
+  #connection: Connection = { kind: 'connecting' };
+  #kernel: string | null = null;
+  /** The GPU of the current notebook, as last known: not every snapshot tells who holds memory. */
+  #uuid: string | null = null;
+
+  constructor(t: Translate, pressed: () => void) {
+    super();
+    this.#t = t;
+    this.addClass('jp-gpumagic-status');
+    this.addClass('jp-mod-highlighted');
+    this.#button.type = 'button';
+    Object.assign(this.#button.style, {
+      all: 'unset',
+      outline: 'revert',
+      cursor: 'pointer',
+      padding: '0 8px',
+      lineHeight: '24px',
+      whiteSpace: 'nowrap',
+      fontVariantNumeric: 'tabular-nums',
+    });
+    this.#button.addEventListener('click', pressed);
+    this.node.append(this.#button);
+    this.#draw();
+  }
+
+  snapshot(snapshot: Snapshot): void {
+    this.#snapshot = snapshot;
+    if (this.#kernel && snapshot.processes.length) this.#uuid = held(snapshot, this.#kernel);
+    this.#draw();
+  }
+
+  connection(connection: Connection): void {
+    this.#connection = connection;
+    this.#draw();
+  }
+
+  /** The kernel of the current notebook. */
+  here(kernel: string | null): void {
+    this.#kernel = kernel;
+    this.#uuid = kernel && this.#snapshot ? held(this.#snapshot, kernel) : null;
+    this.#draw();
+  }
+
+  #draw(): void {
+    const t = this.#t;
+    const lost = this.#connection.kind === 'lost';
+    const { text, details, wrong } = this.#snapshot
+      ? brief(this.#snapshot, this.#uuid, t)
+      : { text: t('GPU …'), details: '', wrong: false };
+    const hint = t('Show the GPUs');
+    const title = [lost ? this.#connection.text : '', details, hint].filter(Boolean).join('\n');
+    // A button's own name, unlike a title, is read aloud; and each only when it changed.
+    if (this.#button.textContent !== text) this.#button.textContent = text;
+    if (this.#button.title !== title) this.#button.title = title;
+    this.#button.style.opacity = lost ? '0.5' : '1';
+    this.node.classList.toggle('jp-mod-wrong', wrong);
+  }
+}

@@ -1,0 +1,217 @@
+import { beforeEach, describe, expect, it } from 'vitest';
+import fixture from '../../tests/data/snapshot.json';
+import { Alerts } from '../src/alerts.js';
+import { read } from '../src/settings.js';
+import { english } from '../src/shared.js';
+import type { GpuSample, ProcessSample, Snapshot } from '../src/snapshot.js';
+
+const GIB = 2 ** 30;
+const FIXTURE: Snapshot = fixture;
+const [COOL] = FIXTURE.gpus as [GpuSample];
+const [KERNEL] = FIXTURE.processes as [ProcessSample];
+
+let alerts: Alerts;
+let time: number;
+
+beforeEach(() => {
+  alerts = new Alerts(read().limits, english);
+  time = 1e9;
+});
+
+/** What is told while this GPU is so for these seconds, looked at each second. */
+function during(seconds: number, gpu: Partial<GpuSample>, rest: Partial<Snapshot> = {}): string[] {
+  const told: string[] = [];
+  for (let n = 0; n < seconds; n++) {
+    time++;
+    const gpus = [{ ...COOL, ...gpu }];
+    const snapshot = { ...FIXTURE, processes: [], problems: [], gpus, time, ...rest };
+    told.push(...alerts.update(snapshot).map((alert) => alert.text));
+  }
+  return told;
+}
+
+const FULL = { memory_used: 79 * GIB, memory_reserved: 0 };
+
+describe('memory', () => {
+  it('is told once when it has been nearly full for a while', () => {
+    expect(during(10, FULL)).toEqual([]);
+    expect(during(1, FULL)).toEqual(['GPU 0: memory is nearly full, 79.0 GiB of 80.0 GiB.']);
+    expect(during(1000, FULL)).toEqual([]);
+  });
+
+  it('is not told of a peak', () => {
+    for (let n = 0; n < 20; n++) expect([...during(9, FULL), ...during(3, {})]).toEqual([]);
+  });
+
+  it('counts what the driver keeps as full', () => {
+    expect(during(20, { ...FULL, memory_used: 70 * GIB, memory_reserved: 9 * GIB })).toHaveLength(
+      1,
+    );
+  });
+
+  it('swaying about the limit is one event; a new one comes after it has been over', () => {
+    expect(during(11, FULL)).toHaveLength(1);
+    for (let n = 0; n < 50; n++) {
+      expect(during(5, { ...FULL, memory_used: 75.9 * GIB })).toEqual([]);
+      expect(during(15, FULL)).toEqual([]);
+    }
+    expect(during(30, {})).toEqual([]);
+    expect(during(30, FULL)).toEqual([]);
+    expect(during(62, {})).toEqual([]);
+    expect(during(11, FULL)).toHaveLength(1);
+  });
+
+  it('stays as it was while nothing is known', () => {
+    expect(during(11, FULL)).toHaveLength(1);
+    expect(during(100, { memory_used: null })).toEqual([]);
+    expect(during(20, FULL)).toEqual([]);
+  });
+
+  it('that was full before a pause must be so for a while after it', () => {
+    during(5, FULL);
+    time += 10_000;
+    expect(during(10, FULL)).toEqual([]);
+    expect(during(1, FULL)).toHaveLength(1);
+  });
+
+  it('follows the limits', () => {
+    alerts.limits = { ...read().limits, memoryPercent: 50, memorySeconds: 0 };
+    expect(during(1, { memory_used: 41 * GIB })).toHaveLength(1);
+    alerts = new Alerts({ ...read().limits, memory: false }, english);
+    expect(during(100, FULL)).toEqual([]);
+  });
+
+  it('works where a clock is set back', () => {
+    during(11, FULL);
+    time -= 5000;
+    expect(during(50, FULL)).toEqual([]);
+    during(70, {});
+    expect(during(20, FULL)).toHaveLength(1);
+  });
+});
+
+describe('heat', () => {
+  it('is the limit, for a while', () => {
+    expect(during(30, { temperature: 87 })).toEqual([]);
+    expect(during(1, { temperature: 87 })).toEqual(['GPU 0 is at its temperature limit: 87 °C.']);
+  });
+
+  it.each(['hardware slowdown', 'software thermal slowdown', 'power brake'])('is %s', (reason) => {
+    const told = during(40, { throttle: ['power cap', reason] });
+    expect(told).toEqual([`GPU 0 is slowed down: 38 °C, ${reason}.`]);
+  });
+
+  it('is neither the power cap nor the unknown', () => {
+    expect(during(100, { throttle: ['power cap', 'sync boost'] })).toEqual([]);
+    expect(during(100, { temperature: 99, temperature_limit: null, throttle: null })).toEqual([]);
+    expect(during(100, { temperature: null, throttle: null })).toEqual([]);
+  });
+});
+
+describe('an idle notebook', () => {
+  const idle = (minutes: number, changes: Partial<ProcessSample> = {}) => ({
+    processes: [{ ...KERNEL, idle_since: time - minutes * 60, uuid: COOL.uuid, ...changes }],
+  });
+
+  it('that holds much for long is told once, with its notebook', () => {
+    expect(during(1, {}, idle(29))).toEqual([]);
+    const text = 'work/train.ipynb holds 10.0 GiB on GPU 0 and has run nothing for 30 min.';
+    expect(during(1, {}, idle(30))).toEqual([text]);
+    expect(during(100, {}, idle(31))).toEqual([]);
+    expect(during(100, {})).toEqual([]);
+    expect(during(100, {}, idle(36))).toEqual([]);
+  });
+
+  it('is told again of the next time', () => {
+    during(1, {}, idle(30));
+    expect(during(61, {}, idle(0))).toEqual([]);
+    expect(during(1, {}, idle(31))).toHaveLength(1);
+  });
+
+  it('counts its workers, and all its GPUs', () => {
+    const [main] = idle(40, { memory: GIB / 2 }).processes as [ProcessSample];
+    const worker = { ...main, pid: 9, child: true, idle_since: null, uuid: 'GPU-x' };
+    expect(during(1, {}, { processes: [worker, main] })).toEqual([
+      'work/train.ipynb holds 1.0 GiB on GPU-x, GPU 0 and has run nothing for 40 min.',
+    ]);
+  });
+
+  it.each([
+    { memory: GIB - 1 },
+    { memory: null },
+    { idle_since: null },
+    { kernel: null },
+    { orphan: true },
+  ])('is not %o', (changes) => {
+    expect(during(1, {}, idle(60, changes))).toEqual([]);
+  });
+});
+
+describe('a fault', () => {
+  it('is told at once, with its cure, once', () => {
+    const problem = { code: 'gpu-lost', cause: 'it fell off', cure: 'see dmesg', uuid: COOL.uuid };
+    const lost = { lost: true, memory_used: null, temperature: null, throttle: null };
+    expect(during(50, lost, { problems: [problem] })).toEqual(['GPU 0 is lost: see dmesg.']);
+    expect(during(61, {})).toEqual([]);
+    expect(during(50, lost)).toEqual(['GPU 0 is lost.']);
+  });
+
+  it('each new Xid is told, and an old one is no news', () => {
+    expect(during(50, { xid: 79, xid_time: time - 5 })).toEqual([
+      'GPU 0 had a critical error, Xid 79: see dmesg.',
+    ]);
+    expect(during(50, { xid: 79, xid_time: time + 1 })).toHaveLength(1);
+    expect(during(50, { xid: 31, xid_time: time - 4000 })).toEqual([]);
+  });
+});
+
+it('is not told again by a page that was loaded again', () => {
+  const stored = new Map<string, string>();
+  const memory = {
+    getItem: (key: string) => stored.get(key) ?? null,
+    setItem: (key: string, value: string) => void stored.set(key, value),
+  };
+  alerts = new Alerts(read().limits, english, memory);
+  expect(during(20, FULL)).toHaveLength(1);
+  alerts = new Alerts(read().limits, english, memory);
+  expect(during(100, FULL)).toEqual([]);
+  during(62, {});
+  alerts = new Alerts(read().limits, english, memory);
+  expect(during(20, FULL)).toHaveLength(1);
+  stored.set('gpumagic:alerts', '{"nonsense');
+  alerts = new Alerts(read().limits, english, memory);
+  expect(during(20, FULL)).toHaveLength(1);
+});
+
+it('whatever comes, the same event is never told twice in a minute', () => {
+  let seed = 7;
+  const random = () => {
+    seed = (seed * 1103515245 + 12345) % 2 ** 31;
+    return seed / 2 ** 31;
+  };
+  const pick = <T>(...values: T[]) => values[Math.floor(random() * values.length)] as T;
+  const last = new Map<string, number>();
+  for (let n = 0; n < 20_000; n++) {
+    time += pick(0.25, 1, 1, 5, 60);
+    const gpu = {
+      ...COOL,
+      lost: random() < 0.05,
+      memory_used: pick(null, 10 * GIB, 76 * GIB, 79 * GIB, 80 * GIB),
+      temperature: pick(null, 30, 86, 87, 95),
+      throttle: pick(null, [], ['power cap'], ['hardware thermal slowdown']),
+    };
+    const idle_since = pick(null, time - 1, time - 3600);
+    const processes = pick([], [{ ...KERNEL, idle_since }]);
+    const snapshot = { ...FIXTURE, problems: [], gpus: pick([gpu], [gpu], []), processes, time };
+    for (const { key } of alerts.update(snapshot)) {
+      expect(time - (last.get(key) ?? 0)).toBeGreaterThan(60);
+      last.set(key, time);
+    }
+  }
+  expect([...last.keys()].map((key) => key.split(' ')[0]).sort()).toEqual([
+    'heat',
+    'idle',
+    'lost',
+    'memory',
+  ]);
+});

@@ -1,0 +1,92 @@
+import { beforeEach, expect, it } from 'vitest';
+import { Alerts } from '../src/alerts.js';
+import { Doctor } from '../src/checks.js';
+import { read } from '../src/settings.js';
+import { english } from '../src/shared.js';
+import type { Check, GpuSample } from '../src/snapshot.js';
+import { Stream } from '../src/stream.js';
+import { Watch } from '../src/watch.js';
+import { FakeWorld, settled, snapshot } from './world.js';
+
+const CHECK = { name: 'driver', ok: false, found: 'none', cure: 'install it' };
+const GPUS = [{ uuid: 'GPU-1', index: 0, lost: false } as GpuSample];
+const wrong = (code: string) =>
+  snapshot(1, { problems: [{ code, cause: '', cure: '', uuid: null }] });
+
+let world: FakeWorld;
+let shown: (Check[] | null)[];
+let doctor: Doctor;
+
+beforeEach(() => {
+  world = new FakeWorld();
+  world.answer = () => [CHECK, { name: 'half' }, null];
+  shown = [];
+  const monitor = { diagnose: (checks: Check[] | null) => void shown.push(checks) };
+  doctor = new Doctor(world, monitor, () => {});
+});
+
+it('asks the doctor once for each thing that is wrong, where there is no GPU', async () => {
+  for (const code of ['a', 'a', 'b', 'b']) {
+    doctor.snapshot(wrong(code));
+    await settled();
+  }
+  expect(world.asked).toEqual(['doctor', 'doctor']);
+  expect(shown).toEqual([[CHECK], [CHECK]]);
+  doctor.snapshot(snapshot(2, { gpus: GPUS }));
+  expect(shown.at(-1)).toBeNull();
+});
+
+it('asks again after an answer that did not come', async () => {
+  world.answer = () => new Error('away');
+  doctor.snapshot(wrong('a'));
+  await settled();
+  doctor.snapshot(wrong('a'));
+  expect(world.asked).toEqual(['doctor', 'doctor']);
+  expect(shown).toEqual([]);
+});
+
+it('leaves what a person has called for, and looks again at the machine too', async () => {
+  doctor.snapshot(snapshot(1, { gpus: GPUS }));
+  await doctor.ask();
+  doctor.snapshot(snapshot(2, { gpus: GPUS }));
+  expect(shown).toEqual([[CHECK]]);
+  await doctor.again();
+  expect(world.asked).toEqual(['doctor', 'snapshot', 'doctor']);
+});
+
+it('goes when it is called once more, unless it was not seen or is needed', async () => {
+  await doctor.call(true);
+  await doctor.call(false);
+  expect(shown).toEqual([[CHECK], [CHECK]]);
+  await doctor.call(true);
+  expect(shown.at(-1)).toBeNull();
+  doctor.snapshot(wrong('a'));
+  await doctor.call(true);
+  await doctor.call(true);
+  expect(shown.at(-1)).toEqual([CHECK]);
+});
+
+it('asks rarely who holds memory while nobody looks, and only where it can be of use', async () => {
+  const processes = [{ uuid: 'GPU-1', pid: 1 }];
+  const stream = new Stream(world);
+  const watch = new Watch(new Alerts(read().limits, english), stream, world, () => {});
+  world.answer = () => ({ ...snapshot(3, { gpus: GPUS }), processes });
+  await world.pass(130_000);
+  expect(world.asked).toEqual([]);
+  stream.show(snapshot(1, { gpus: GPUS }));
+  await world.pass(60_000);
+  expect(world.asked).toEqual(['snapshot']);
+  expect(stream.latest?.processes).toHaveLength(1);
+  // Known by now, as when the panel is open.
+  await world.pass(60_000);
+  stream.show(snapshot(4, { gpus: GPUS }));
+  world.isHidden = true;
+  await world.pass(60_000);
+  expect(world.asked).toHaveLength(1);
+  watch.limits(read().limits);
+  expect(world.last.readyState).toBe(0);
+  const { memory, heat, idle, fault, ...rest } = read().limits;
+  expect([memory, heat, idle, fault]).toEqual([true, true, true, true]);
+  watch.limits({ ...rest, memory: false, heat: false, idle: false, fault: false });
+  expect(world.last.readyState).toBe(3);
+});

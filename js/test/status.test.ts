@@ -1,0 +1,96 @@
+import { expect, it } from 'vitest';
+import fixture from '../../tests/data/snapshot.json';
+import { brief, chosen, held, label } from '../src/brief.js';
+import { english } from '../src/shared.js';
+import type { GpuSample, Snapshot } from '../src/snapshot.js';
+
+const FIXTURE: Snapshot = fixture;
+const MIG = pick((gpu) => gpu.mig !== null);
+const BUSY = pick((gpu) => gpu.utilization === 97);
+const VIRTUAL = pick((gpu) => gpu.virtual);
+const GIB = 2 ** 30;
+
+function pick(which: (gpu: GpuSample) => boolean): GpuSample {
+  const found = FIXTURE.gpus.find(which);
+  if (!found) throw new Error('no such GPU in the fixture');
+  return found;
+}
+
+const machine = (changes: Partial<Snapshot>): Snapshot => ({
+  ...FIXTURE,
+  processes: [],
+  problems: [],
+  ...changes,
+});
+const text = (...gpus: GpuSample[]) => brief(machine({ gpus }), null, english).text;
+
+it('is one GPU in a few words', () => {
+  const gpu = { ...BUSY, index: 0, utilization: 45, memory_used: 12.3 * GIB };
+  expect(text(gpu)).toBe('GPU 0 45 % · 12.3/80 GiB');
+  expect(text({ ...gpu, utilization: null })).toBe('GPU 0 12.3/80 GiB');
+  expect(text({ ...gpu, memory_used: null })).toBe('GPU 0 45 %');
+  expect(text({ ...gpu, memory_used: null, utilization: null })).toBe('GPU 0 N/A');
+  expect(text({ ...gpu, memory_used: 0, utilization: 0 })).toBe('GPU 0 0 % · 0.0/80 GiB');
+  expect(text({ ...gpu, memory_total: null })).toBe('GPU 0 45 % · 12.3 GiB');
+  expect(text({ ...gpu, memory_total: 23.5 * GIB })).toBe('GPU 0 45 % · 12.3/23.5 GiB');
+  expect(text({ ...gpu, memory_total: 512 * 2 ** 20, memory_used: 2 ** 20 })).toBe(
+    'GPU 0 45 % · 1.0/512 MiB',
+  );
+});
+
+it('is the busiest of many, the fuller of equally busy ones, a lost one last', () => {
+  expect(text(VIRTUAL, BUSY)).toBe('GPU 1 97 % · 34.0/80 GiB +1');
+  const full = { ...VIRTUAL, utilization: 97, memory_used: VIRTUAL.memory_total };
+  expect(text(BUSY, full)).toContain('cuda:0 97 %');
+  expect(chosen(machine({ gpus: [{ ...BUSY, lost: true }, VIRTUAL] }), null)).toBe(VIRTUAL);
+});
+
+it('is the one on which the current notebook holds most', () => {
+  const kernel = 'k';
+  const [one] = FIXTURE.processes;
+  if (!one) throw new Error('no process');
+  const processes = [
+    { ...one, kernel, memory: 5, uuid: BUSY.uuid },
+    { ...one, kernel, memory: 3, uuid: VIRTUAL.uuid },
+    { ...one, kernel, memory: 3, uuid: VIRTUAL.uuid, child: true },
+    { ...one, kernel: 'another', memory: 99, uuid: MIG.uuid },
+  ];
+  const snapshot = machine({ processes, gpus: [MIG, BUSY, VIRTUAL] });
+  expect(held(snapshot, kernel)).toBe(VIRTUAL.uuid);
+  expect(held(snapshot, 'nobody')).toBeNull();
+  expect(brief(snapshot, VIRTUAL.uuid, english).text).toBe('cuda:0 13 % · 3.0/16 GiB +2');
+  expect(brief(snapshot, 'GPU-gone', english).text).toContain('GPU 1');
+});
+
+it('tells of all of them, and of what is wrong, in the details', () => {
+  const { text, details, wrong } = brief(FIXTURE, null, english);
+  expect(wrong).toBe(true);
+  expect(text).toMatch(/^⚠ GPU 1 97 %/);
+  const lines = details.split('\n');
+  expect(lines[FIXTURE.gpus.indexOf(MIG)]).toBe(
+    'GPU 0 MIG 1g.10gb 1.0/10 GiB · NVIDIA H100 80GB HBM3 MIG 1g.10gb',
+  );
+  expect(lines.at(-1)).toMatch(/fallen off the bus.*: see dmesg/);
+  const many = Array.from({ length: 64 }, (_, index) => ({ ...BUSY, index, uuid: `${index}` }));
+  expect(
+    brief(machine({ gpus: many }), null, english)
+      .details.split('\n')
+      .at(-1),
+  ).toBe('and 48 more');
+});
+
+it('says that there is no GPU, which alone is nothing wrong', () => {
+  const none = (code: string) =>
+    brief(
+      machine({ gpus: [], problems: [{ code, cause: 'c', cure: 'd', uuid: null }] }),
+      null,
+      english,
+    );
+  expect(none('library-missing')).toEqual({ text: 'no GPU', details: 'c: d', wrong: false });
+  expect(none('version-mismatch')).toEqual({ text: '⚠ no GPU', details: 'c: d', wrong: true });
+});
+
+it('names a lost GPU as lost', () => {
+  expect(text({ ...BUSY, lost: true })).toBe('⚠ GPU 1 lost');
+  expect(label({ ...BUSY, index: null, uuid: 'GPU-4f2a19c3-00' })).toBe('GPU 4f2a19c3');
+});

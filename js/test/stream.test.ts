@@ -1,0 +1,308 @@
+import { beforeEach, expect, it } from 'vitest';
+import type { Connection, Listener, Want } from '../src/audience.js';
+import { Refused } from '../src/refused.js';
+import type { CellRun, History, Snapshot } from '../src/snapshot.js';
+import { Stream } from '../src/stream.js';
+import { FakeWorld, settled, snapshot } from './world.js';
+
+const ALL: Want = { period: 1, processes: true, history: true };
+const SLOW: Want = { period: 5 };
+
+class Ear implements Required<Listener> {
+  snapshots: number[] = [];
+  histories: number[][] = [];
+  runs: string[] = [];
+  states: string[] = [];
+  text: string | undefined;
+
+  snapshot = ({ time }: Snapshot) => void this.snapshots.push(time);
+  history = ({ time }: History) => void this.histories.push(time);
+  cells = (cells: CellRun[]) => void this.runs.push(...cells.map((run) => run.id));
+  connection = ({ kind, text }: Connection) => {
+    this.states.push(kind);
+    this.text = text;
+  };
+}
+
+let world: FakeWorld;
+let stream: Stream;
+let ear: Ear;
+
+const shot = (time: number) => ({ type: 'snapshot', snapshot: snapshot(time) });
+const past = (...time: number[]) => ({ type: 'history', history: { time, gpus: {} }, cells: [] });
+
+beforeEach(() => {
+  world = new FakeWorld();
+  stream = new Stream(world);
+  ear = new Ear();
+});
+
+/** Connects, and lives long enough to be no proxy's victim. */
+async function live(want: Want | null = ALL) {
+  const subscription = stream.subscribe(ear, want);
+  world.last.open();
+  world.last.say(shot(100));
+  if (want?.history) world.last.say(past(98, 99));
+  await world.pass(7000);
+  world.last.say(shot(107));
+  await world.pass(4000);
+  return subscription;
+}
+
+it('opens nothing while nobody wants anything', async () => {
+  stream.subscribe(ear, null);
+  await world.pass(100_000);
+  expect(world.sockets).toHaveLength(0);
+  expect(ear.states).toEqual(['standby']);
+});
+
+it('says what it wants, and the whole past at first', async () => {
+  await live();
+  expect(world.last.sent).toEqual([{ type: 'want', period: 1, processes: true, since: null }]);
+  expect(ear.states).toEqual(['connecting', 'live']);
+  expect(ear.snapshots).toEqual([100, 107]);
+  expect(ear.histories).toEqual([[98, 99]]);
+});
+
+it('asks for no past where nobody wants it', async () => {
+  await live(SLOW);
+  expect(world.last.sent).toEqual([{ type: 'want', period: 5, processes: false }]);
+});
+
+it('has one socket for all, as fast as the fastest', async () => {
+  const first = await live(SLOW);
+  const second = stream.subscribe(new Ear(), ALL);
+  expect(world.last.sent.at(-1)).toMatchObject({ period: 1, processes: true, since: null });
+  second.change(null);
+  expect(world.last.sent.at(-1)).toEqual({ type: 'want', period: 5, processes: false });
+  second.change(null);
+  expect(world.last.sent).toHaveLength(3);
+  first.close();
+  first.close();
+  expect(world.sockets).toHaveLength(1);
+  expect(world.last.readyState).toBe(3);
+  expect(world.timers).toBe(0);
+});
+
+it('tells a newcomer what is known', async () => {
+  await live();
+  const late = new Ear();
+  stream.subscribe(late, null);
+  expect(late.snapshots).toEqual([107]);
+  expect(late.states).toEqual(['live']);
+});
+
+it('comes back by itself and asks for what it missed', async () => {
+  await live();
+  world.last.cut();
+  expect(ear.states.at(-1)).toBe('connecting');
+  await world.pass(1000);
+  expect(world.sockets).toHaveLength(2);
+  world.last.open();
+  expect(world.last.sent).toEqual([{ type: 'want', period: 1, processes: true, since: 107 }]);
+  // Cut before the past was told: it is still missed.
+  world.last.say(shot(120));
+  world.last.cut();
+  await world.pass(2000);
+  world.last.open();
+  expect(world.last.sent[0]).toMatchObject({ since: 107 });
+});
+
+it('waits longer and longer for a server that is away, and comes back with it', async () => {
+  await live();
+  world.last.cut();
+  const waits: number[] = [];
+  for (let n = 0; n < 9; n++) {
+    const count = world.sockets.length;
+    const start = world.now();
+    while (world.sockets.length === count) await world.pass(250);
+    waits.push(Math.round((world.now() - start) / 1000));
+    world.last.cut();
+    await settled();
+  }
+  expect(waits).toEqual([1, 1, 2, 4, 8, 16, 30, 30, 30]);
+  expect(ear.states.at(-1)).toBe('lost');
+  expect(ear.text).toMatch(/No connection/);
+  await world.pass(30_000);
+  world.last.open();
+  world.last.say(shot(300));
+  expect(ear.states.at(-1)).toBe('live');
+});
+
+it('spreads the waits', async () => {
+  world.chance = 0;
+  await live();
+  world.last.cut();
+  await world.pass(499);
+  expect(world.sockets).toHaveLength(1);
+  await world.pass(1);
+  expect(world.sockets).toHaveLength(2);
+});
+
+it('tries at once when the page is looked at again or the network is back', async () => {
+  await live();
+  world.last.cut();
+  world.hide(false);
+  expect(world.sockets).toHaveLength(2);
+});
+
+it('rests while the page is hidden, but not for a glance elsewhere', async () => {
+  await live();
+  world.hide(true);
+  await world.pass(2000);
+  world.last.say(shot(110));
+  await world.pass(7000);
+  world.hide(false);
+  world.last.say(shot(117));
+  await world.pass(5000);
+  expect(world.last.readyState).toBe(1);
+  world.hide(true);
+  world.last.say(shot(118));
+  await world.pass(7000);
+  world.last.say(shot(125));
+  await world.pass(3000);
+  expect(world.last.readyState).toBe(3);
+  expect(ear.states.at(-1)).toBe('standby');
+  expect(world.timers).toBe(0);
+  world.hide(false);
+  expect(world.sockets).toHaveLength(2);
+});
+
+it('holds a silent socket for dead', async () => {
+  await live();
+  expect(world.sockets).toHaveLength(1);
+  await world.pass(4000);
+  expect(world.last.readyState).toBe(3);
+  await world.pass(1000);
+  expect(world.sockets).toHaveLength(2);
+  // This one does not even connect.
+  await world.pass(8000);
+  expect(world.last.readyState).toBe(3);
+});
+
+it('asks instead where sockets are cut at once, and goes back to a socket when it can', async () => {
+  world.answer = (path) =>
+    path.startsWith('history') ? { history: { time: [7], gpus: {} }, cells: [] } : snapshot(50);
+  stream.subscribe(ear, ALL);
+  for (let n = 0; n < 3; n++) {
+    world.last.open();
+    world.last.cut();
+    await world.pass(2000);
+  }
+  expect(ear.states.at(-1)).toBe('polling');
+  expect(ear.text).toMatch(/proxy/);
+  expect(ear.histories).toEqual([[7]]);
+  world.asked = [];
+  await world.pass(20_000);
+  expect(world.asked.filter((path) => path === 'snapshot')).toHaveLength(10);
+  expect(world.asked.filter((path) => path === 'history?since=7')).toHaveLength(2);
+  const count = world.sockets.length;
+  while (world.sockets.length === count) await world.pass(1000);
+  expect(world.now()).toBeLessThan(70_000);
+  expect(ear.states.at(-1)).toBe('polling');
+  world.last.open();
+  world.last.say(shot(99));
+  expect(ear.states.at(-1)).toBe('live');
+  world.asked = [];
+  await world.pass(5000);
+  expect(world.asked).toEqual([]);
+});
+
+it('says that the server went away while it was asked', async () => {
+  world.answer = () => snapshot(50);
+  stream.subscribe(ear, ALL);
+  for (let n = 0; n < 3; n++) {
+    world.last.cut();
+    await world.pass(2000);
+  }
+  expect(ear.states.at(-1)).toBe('polling');
+  world.answer = () => new Error('down');
+  await world.pass(4000);
+  expect(ear.states.at(-1)).toBe('lost');
+  world.answer = () => snapshot(60);
+  await world.pass(4000);
+  world.last.cut();
+  await world.pass(1000);
+  expect(ear.states.at(-1)).toBe('polling');
+});
+
+it.each([
+  [404, /pip install gpumagic/],
+  [403, /log in/],
+])('explains %i', async (status, text) => {
+  world.answer = () => new Refused(status, 'no');
+  stream.subscribe(ear, ALL);
+  world.last.cut();
+  await world.pass(1000);
+  world.last.cut();
+  await settled();
+  expect(ear.states.at(-1)).toBe('lost');
+  expect(ear.text).toMatch(text);
+});
+
+it('shows nothing that came after it had ended', async () => {
+  let answer = (_: unknown) => {};
+  world.get = () =>
+    new Promise((resolve) => {
+      answer = resolve;
+    });
+  const subscription = stream.subscribe(ear, ALL);
+  world.last.cut();
+  await world.pass(1000);
+  world.last.cut();
+  subscription.change(null);
+  answer(snapshot(1));
+  await settled();
+  expect(ear.states.at(-1)).toBe('standby');
+  const late = world.last;
+  late.say(shot(5));
+  expect(ear.snapshots).toEqual([]);
+  expect(world.timers).toBe(0);
+});
+
+it.each([
+  '',
+  'nonsense',
+  '[]',
+  'null',
+  '{"type":"snapshot"}',
+  '{"type":"snapshot","snapshot":{"time":"now","gpus":[]}}',
+  '{"type":"news","snapshot":{}}',
+  '{"type":"history","history":{"time":[1],"gpus":7}}',
+])('leaves what it does not understand: %s', async (text) => {
+  await live();
+  const before = ear.snapshots.length;
+  world.last.say(text);
+  expect(ear.snapshots).toHaveLength(before);
+  expect(ear.states.at(-1)).toBe('live');
+});
+
+it('leaves out the parts of a message that are not what they should be', async () => {
+  await live();
+  const gpus = [null, 7, { name: 'no UUID' }, { uuid: 'GPU-1', throttle: 'much' }];
+  const processes = [
+    { uuid: 'GPU-1', pid: 'x' },
+    { uuid: 'GPU-1', pid: 1 },
+  ];
+  world.last.say({ type: 'snapshot', snapshot: { time: 9, gpus, processes, problems: 3 } });
+  expect(stream.latest?.gpus).toEqual([{ uuid: 'GPU-1', throttle: null }]);
+  expect(stream.latest?.processes).toHaveLength(1);
+  expect(stream.latest?.problems).toEqual([]);
+  const columns = { utilization: [1], memory_used: [1, 2] };
+  const good = { utilization: [1, null], memory_used: [1, 2] };
+  const seen: History[] = [];
+  stream.subscribe({ history: (history) => void seen.push(history) }, null);
+  world.last.say({ type: 'history', history: { time: [1, 2], gpus: { a: columns, b: good } } });
+  expect(seen).toEqual([{ time: [1, 2], gpus: { b: good } }]);
+  world.last.say({ type: 'cells', cells: [{ id: 'x', start: 1, gpus: [] }, { id: 'y' }, 3] });
+  expect(ear.runs).toEqual(['x']);
+});
+
+it('ends all when disposed', async () => {
+  await live();
+  stream.dispose();
+  expect(world.last.readyState).toBe(3);
+  expect(world.timers).toBe(0);
+  world.hide(false);
+  expect(world.sockets).toHaveLength(1);
+});

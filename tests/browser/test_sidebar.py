@@ -1,0 +1,151 @@
+"""The panel and the status bar in a real JupyterLab, on virtual GPUs and on the stand-in."""
+
+import json
+
+import psutil
+from playwright.sync_api import expect
+
+GIB = 2**30
+
+ALLOCATE = [
+    "%load_ext gpumagic\n%gpus --virtual 1 --memory 8GiB\nimport torch",
+    "weights = torch.ones(2 * 2**30 // 4, device='cuda')",
+]
+SECOND_MS = 1000
+
+
+def allocate(view):
+    """A notebook that holds 2 GiB of a virtual GPU."""
+    view.lab.write("train.ipynb", ALLOCATE)
+    view.open_notebook("train.ipynb")
+    view.run_cell(0)
+    view.wait_ran(0)
+    view.shows("cuda:0")
+    view.run_cell(1)
+    view.wait_ran(1)
+
+
+def test_a_notebook_that_allocates_is_seen_and_ended_from_the_panel(view):
+    view.shows("GPU 1")
+    allocate(view)
+    view.shows("2.0 / 8.0 GiB", 2 * SECOND_MS)
+    view.shows("train.ipynb")
+    view.shows("this notebook")
+    expect(view.status).to_contain_text("cuda:0 0 % · 2.0/8 GiB")
+    view.panel.get_by_role("button", name="Shut down the kernel: train.ipynb").click()
+    dialog = view.page.get_by_role("dialog")
+    expect(dialog).to_contain_text("train.ipynb holds 2.0 GiB")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_have_count(0)
+    assert "2.0 / 8.0 GiB" in view.says()
+    view.panel.get_by_role("button", name="Shut down the kernel: train.ipynb").click()
+    dialog.get_by_role("button", name="Shut down").click()
+    view.hides("2.0 / 8.0 GiB")
+    view.wait_until(lambda: json.loads(view.lab.request("api/kernels")) == [])
+
+
+def test_a_page_that_is_loaded_again_has_the_past_and_the_panel(view):
+    allocate(view)
+    view.shows("2.0 / 8.0 GiB")
+    histories = []
+    view.on_message("history", histories.append)
+    view.page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+    view.save_layout()
+    view.load()
+    # Not opened by the test: it was open before.
+    view.shows("2.0 / 8.0 GiB")
+    view.wait_until(lambda: histories)
+    past = histories[0]["history"]
+    assert len(past["time"]) >= 2
+    assert any(2 * GIB in columns["memory_used"] for columns in past["gpus"].values())
+    assert "train.ipynb" in {run["notebook"] for run in histories[0]["cells"]}
+
+
+def test_the_keyboard_is_enough(view):
+    view.shows("GPU 0")
+    view.page.evaluate("window.jupyterapp.shell.collapseRight()")
+    expect(view.panel).to_be_hidden()
+    view.status.focus()
+    view.page.keyboard.press("Enter")
+    expect(view.panel).to_be_visible()
+    view.page.keyboard.press("Tab")
+    card = view.panel.get_by_role("button", name="GPU 0")
+    expect(card).to_be_focused()
+    expect(card).to_have_attribute("aria-expanded", "false")
+    view.page.keyboard.press("Enter")
+    expect(card).to_have_attribute("aria-expanded", "true")
+    view.page.keyboard.press("Space")
+    expect(card).to_have_attribute("aria-expanded", "false")
+
+
+def test_commands_show_the_panel_and_the_doctor(view):
+    view.shows("GPU 0")
+    assert "nvidia-ml-py" not in view.says()
+    view.page.evaluate("window.jupyterapp.commands.execute('gpumagic:doctor')")
+    view.shows("nvidia-ml-py")
+    view.page.evaluate("window.jupyterapp.commands.execute('gpumagic:doctor')")
+    view.hides("nvidia-ml-py")
+
+
+def test_settings_hold_at_once(lab, view):
+    lab.machine({"gpu.0.util": 3, "gpu.1.util": 97})
+    view.shows("GPU 1")
+    expect(view.status).to_contain_text("GPU 1 97 %")
+    wants = []
+    view.on_message("want", wants.append)
+    view.set(period=7)
+    view.wait_until(lambda: wants and wants[-1]["period"] == 5)
+    view.set(memoryAlert=False, heatAlert=False, idleAlert=False, faultAlert=False)
+    view.wait_until(lambda: wants[-1]["period"] == 7)
+    view.set(compact=True)
+    expect(view.panel.locator("li.line")).to_have_count(2)
+    view.set(statusBar=False)
+    expect(view.status).to_be_hidden()
+    view.set(side="left")
+    expect(view.page.locator("#jp-left-stack #gpumagic-panel")).to_have_count(1)
+
+
+def test_an_alert_is_told_once(lab, view):
+    view.set(memorySeconds=1)
+    lab.machine({"gpu.0.total": 80 * GIB, "gpu.0.used": 79 * GIB})
+    toast = view.page.get_by_text("memory is nearly full")
+    expect(toast).to_have_count(1)
+    view.load()
+    seen = []
+    view.on_message("snapshot", seen.append)
+    view.open_panel()
+    view.wait_until(lambda: len(seen) >= 4)
+    expect(toast).to_have_count(0)
+
+
+def has_ended(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_an_orphan_is_ended_from_the_panel(lab, view):
+    leave = (
+        "import os, subprocess\n"
+        # In a group of its own it is not killed along with its kernel.
+        "left = subprocess.Popen(['sleep', '600'], preexec_fn=os.setpgrp)\n"
+        "open('left', 'w').write(str(left.pid))"
+    )
+    lab.write("leave.ipynb", [leave, "os.kill(os.getpid(), 9)"])
+    view.open_notebook("leave.ipynb")
+    view.run_cell(0)
+    view.wait_ran(0)
+    pid = int((lab.home / "left").read_text())
+    lab.machine({"gpu.1.used": 9 * GIB, "gpu.1.compute": f"{pid}:{7 * GIB}"})
+    view.shows("leave.ipynb")
+    view.run_cell(1)
+    view.shows("orphan: its kernel is gone")
+    # JupyterLab's own word about the kernel.
+    view.page.get_by_role("dialog").get_by_role("button", name="Ok").click()
+    view.panel.get_by_role("button", name="Terminate the orphan").click()
+    dialog = view.page.get_by_role("dialog").filter(has_text="End the process?")
+    expect(dialog).to_contain_text(f"sleep (pid {pid}) holds 7.0 GiB")
+    dialog.get_by_role("button", name="End it").click()
+    view.wait_until(lambda: has_ended(pid))
+    assert view.page.get_by_text("still runs").count() == 0
