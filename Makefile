@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 # .venv brings a Node.js of its own, for machines that have none.
 NPM = PATH="$(CURDIR)/$(BIN):$$PATH" npm
-FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts)
+FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
 .PHONY: demo test lab screenshots benchmark clean
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from pathlib import Path
 
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
@@ -15,6 +16,7 @@ from gpumagic.server.hub import Hub
 from gpumagic.server.stream import AUTH_RESOURCE, HUB, Stream
 
 _LONGEST_BODY = 4096
+_RENDERER = Path(__file__).parents[1] / "static" / "widget.js"
 
 
 def routes() -> list[tuple[str, type[web.RequestHandler]]]:
@@ -26,6 +28,7 @@ def routes() -> list[tuple[str, type[web.RequestHandler]]]:
         (r"/gpumagic/api/metrics", MetricsRoute),
         (r"/gpumagic/api/export.csv", ExportRoute),
         (r"/gpumagic/api/terminate", TerminateRoute),
+        (r"/gpumagic/api/monitor.js", RendererRoute),
         (r"/gpumagic/api/stream", Stream),
     ]
 
@@ -113,6 +116,21 @@ class ExportRoute(Route):
             # A client that reads fast must not keep all others waiting.
             await asyncio.sleep(0)
         self.finish(set_content_type="text/csv; charset=utf-8")
+
+
+class RendererRoute(Route):
+    """The code that draws, which the notebook's widget has too."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """JavaScript; a browser that has it is told that it is still the same."""
+        try:
+            code = _RENDERER.read_bytes()
+        except OSError:
+            raise web.HTTPError(404, "the front end is not built: pip install gpumagic") from None
+        self.set_header("Cache-Control", "no-cache")
+        self.finish(code, set_content_type="text/javascript; charset=utf-8")
 
 
 class TerminateRoute(Route):

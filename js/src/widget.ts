@@ -1,6 +1,6 @@
 /** The notebook's host of the monitor: an anywidget over a sampler in the kernel. */
 
-import { Monitor } from './monitor.js';
+import { Monitor } from './monitor/monitor.js';
 import type { CellRun, History, Result, Snapshot } from './snapshot.js';
 
 /** What anywidget gives of a widget's model. */
@@ -80,4 +80,6 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   };
 }
 
+// JupyterLab's panel fetches this same file for it.
+export { Monitor };
 export default { render };

@@ -1,8 +1,8 @@
 import { beforeEach, describe, expect, it } from 'vitest';
 import fixture from '../../tests/data/snapshot.json';
-import { Alerts } from '../src/alerts.js';
-import { read } from '../src/settings.js';
-import { english } from '../src/shared.js';
+import { Alerts } from '../src/lab/alerts.js';
+import { read } from '../src/lab/settings.js';
+import { english } from '../src/monitor/shared.js';
 import type { GpuSample, ProcessSample, Snapshot } from '../src/snapshot.js';
 
 const GIB = 2 ** 30;

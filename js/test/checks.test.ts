@@ -1,11 +1,11 @@
 import { beforeEach, expect, it } from 'vitest';
-import { Alerts } from '../src/alerts.js';
-import { Doctor } from '../src/checks.js';
-import { read } from '../src/settings.js';
-import { english } from '../src/shared.js';
+import { Alerts } from '../src/lab/alerts.js';
+import { Doctor } from '../src/lab/checks.js';
+import { read } from '../src/lab/settings.js';
+import { Stream } from '../src/lab/stream.js';
+import { Watch } from '../src/lab/watch.js';
+import { english } from '../src/monitor/shared.js';
 import type { Check, GpuSample } from '../src/snapshot.js';
-import { Stream } from '../src/stream.js';
-import { Watch } from '../src/watch.js';
 import { FakeWorld, settled, snapshot } from './world.js';
 
 const CHECK = { name: 'driver', ok: false, found: 'none', cure: 'install it' };

@@ -1,8 +1,8 @@
 import { beforeEach, describe, expect, test, vi } from 'vitest';
 import data from '../../tests/data/snapshot.json';
-import { type Actions, Monitor } from '../src/monitor.js';
+import { type Actions, Monitor } from '../src/monitor/monitor.js';
+import { groups, split, views } from '../src/monitor/split.js';
 import type { CellRun, GpuSample, ProcessSample, Snapshot } from '../src/snapshot.js';
-import { groups, split, views } from '../src/split.js';
 
 const GIB = 2 ** 30;
 const fixture = (): Snapshot => structuredClone(data);

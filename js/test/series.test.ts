@@ -1,8 +1,8 @@
 import { expect, test } from 'vitest';
-import { Series } from '../src/series.js';
+import { Series } from '../src/monitor/series.js';
+import { gap } from '../src/monitor/spark.js';
+import { age, energy, lasted, reading, share, size, watts } from '../src/monitor/units.js';
 import type { Snapshot } from '../src/snapshot.js';
-import { gap } from '../src/spark.js';
-import { age, energy, lasted, reading, share, size, watts } from '../src/units.js';
 
 const at = (time: number, utilization: number | null, more: object = {}): Snapshot =>
   ({ time, gpus: [{ uuid: 'a', utilization, memory_used: 1, age: 0, ...more }] }) as never;

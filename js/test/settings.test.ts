@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import schema from '../../schema/plugin.json';
-import { read } from '../src/settings.js';
+import { read } from '../src/lab/settings.js';
 
 const DEFAULTS = Object.fromEntries(
   Object.entries(schema.properties).map(([key, property]) => [key, property.default]),

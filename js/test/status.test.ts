@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import fixture from '../../tests/data/snapshot.json';
-import { brief, chosen, held, label } from '../src/brief.js';
-import { english } from '../src/shared.js';
+import { brief, chosen, held, label } from '../src/lab/brief.js';
+import { english } from '../src/monitor/shared.js';
 import type { GpuSample, Snapshot } from '../src/snapshot.js';
 
 const FIXTURE: Snapshot = fixture;

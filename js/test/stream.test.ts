@@ -1,8 +1,8 @@
 import { beforeEach, expect, it } from 'vitest';
-import type { Connection, Listener, Want } from '../src/audience.js';
-import { Refused } from '../src/refused.js';
+import type { Connection, Listener, Want } from '../src/lab/audience.js';
+import { Refused } from '../src/lab/refused.js';
+import { Stream } from '../src/lab/stream.js';
 import type { CellRun, History, Snapshot } from '../src/snapshot.js';
-import { Stream } from '../src/stream.js';
 import { FakeWorld, settled, snapshot } from './world.js';
 
 const ALL: Want = { period: 1, processes: true, history: true };

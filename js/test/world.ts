@@ -1,7 +1,7 @@
 /** A world for the stream in which time passes when a test says so. */
 
+import type { Socket, World } from '../src/lab/stream.js';
 import type { Snapshot } from '../src/snapshot.js';
-import type { Socket, World } from '../src/stream.js';
 
 export class FakeSocket implements Socket {
   readyState = 0 as WebSocket['readyState'];

@@ -11,7 +11,9 @@ from playwright.sync_api import Locator, Page, TimeoutError, WebSocket
 
 # What a browser and JupyterLab say of a server that is away, which tests do on purpose.
 NOT_OURS = ("net::ERR_", "WebSocket connection to", "Failed to load resource", "Failed to fetch")
-SAYS = "document.querySelector('#gpumagic-panel > div').shadowRoot.querySelector('.all').innerText"
+# Before the monitor's code is there, the panel says nothing.
+SAYS = """([...document.querySelectorAll('#gpumagic-panel div')].find(node => node.shadowRoot)
+    ?.shadowRoot.querySelector('.all').innerText ?? '')"""
 
 
 class View:

@@ -1,6 +1,6 @@
 /** The past of each GPU, and the cells that ran in it. */
 
-import type { CellRun, History, Snapshot } from './snapshot.js';
+import type { CellRun, History, Snapshot } from '../snapshot.js';
 
 /** Samples kept; the oldest quarter goes when there are more. */
 const KEPT = 1600;

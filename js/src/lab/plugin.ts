@@ -9,16 +9,16 @@ import { ICommandPalette } from '@jupyterlab/apputils';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator } from '@jupyterlab/translation';
+import { english, type Translate } from '../monitor/shared.js';
 import { Alerts } from './alerts.js';
 import { Doctor } from './checks.js';
+import { Deferred } from './deferred.js';
 import { followKernel } from './here.js';
 import { gpuIcon } from './icon.js';
 import { Kernels } from './kernels.js';
-import { Monitor } from './monitor.js';
 import { notify } from './notify.js';
 import { Api } from './request.js';
 import { follow, read } from './settings.js';
-import { english, type Translate } from './shared.js';
 import { Panel } from './sidebar.js';
 import { StatusItem } from './status.js';
 import { Stream } from './stream.js';
@@ -57,11 +57,12 @@ async function activate(
   const world = page(api);
   const stream = new Stream(world, t);
   const kernels = new Kernels(app, api, t, () => stream.latest);
-  const monitor = new Monitor({
+  const options = {
     actions: kernels.actions(() => void doctor.again()),
     translate: t,
     label: t('GPUs'),
-  });
+  };
+  const monitor = new Deferred((attempt) => api.renderer(attempt), options, t);
   const doctor = new Doctor(api, monitor, (snapshot) => stream.show(snapshot));
 
   const seen = () =>

@@ -1,9 +1,9 @@
 /** The machine in a few words: for the status bar and the alerts. */
 
-import type { Translate } from './shared.js';
-import type { GpuSample, Snapshot } from './snapshot.js';
-import { size } from './units.js';
-import { label as own } from './words.js';
+import type { Translate } from '../monitor/shared.js';
+import { size } from '../monitor/units.js';
+import { label as own } from '../monitor/words.js';
+import type { GpuSample, Snapshot } from '../snapshot.js';
 
 const GIB = 2 ** 30;
 const LISTED = 16;

@@ -1,6 +1,6 @@
 /** Who listens on this page, and what they want together. */
 
-import type { CellRun, History, Snapshot } from './snapshot.js';
+import type { CellRun, History, Snapshot } from '../snapshot.js';
 
 export interface Connection {
   kind: 'live' | 'connecting' | 'polling' | 'standby' | 'lost';

@@ -3,10 +3,10 @@
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import { KernelAPI } from '@jupyterlab/services';
+import type { Actions, Translate } from '../monitor/shared.js';
+import { size } from '../monitor/units.js';
+import type { ProcessSample, Snapshot } from '../snapshot.js';
 import type { Api } from './request.js';
-import type { Actions, Translate } from './shared.js';
-import type { ProcessSample, Snapshot } from './snapshot.js';
-import { size } from './units.js';
 
 export class Kernels {
   #app: JupyterFrontEnd;

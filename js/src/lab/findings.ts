@@ -1,10 +1,10 @@
 /** What in a snapshot is worth an alert. Pure; the limits are the settings'. */
 
+import type { Translate } from '../monitor/shared.js';
+import { size } from '../monitor/units.js';
+import { hot } from '../monitor/words.js';
+import type { GpuSample, ProcessSample, Snapshot } from '../snapshot.js';
 import { label } from './brief.js';
-import type { Translate } from './shared.js';
-import type { GpuSample, ProcessSample, Snapshot } from './snapshot.js';
-import { size } from './units.js';
-import { hot } from './words.js';
 
 export interface Limits {
   memory: boolean;

@@ -2,15 +2,15 @@
 
 import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
+import type { Translate } from '../monitor/shared.js';
+import type { Deferred } from './deferred.js';
 import { gpuIcon } from './icon.js';
-import type { Monitor } from './monitor.js';
-import type { Translate } from './shared.js';
 
 export class Panel extends Widget {
-  #monitor: Monitor;
+  #monitor: Deferred;
   #seen: (visible: boolean) => void;
 
-  constructor(monitor: Monitor, t: Translate, seen: (visible: boolean) => void) {
+  constructor(monitor: Deferred, t: Translate, seen: (visible: boolean) => void) {
     super();
     this.#monitor = monitor;
     this.#seen = seen;
@@ -34,7 +34,9 @@ export class Panel extends Widget {
   override processMessage(message: Message): void {
     super.processMessage(message);
     // Shown, hidden, attached, detached: so many are the ways to be seen or not.
-    if (message.type.startsWith('after-')) this.#seen(this.isVisible);
+    if (!message.type.startsWith('after-')) return;
+    if (this.isVisible) void this.#monitor.load();
+    this.#seen(this.isVisible);
   }
 
   protected override onActivateRequest(message: Message): void {

@@ -1,7 +1,7 @@
 /** What a GPU is called, and what is to be said of its state. */
 
+import type { GpuSample } from '../snapshot.js';
 import type { Translate } from './shared.js';
-import type { GpuSample } from './snapshot.js';
 import type { View } from './split.js';
 import { age } from './units.js';
 

@@ -5,6 +5,7 @@
  * itself, and then asks for what it missed.
  */
 
+import type { Snapshot } from '../snapshot.js';
 import {
   Audience,
   type Connection,
@@ -14,7 +15,6 @@ import {
 } from './audience.js';
 import { type Message, parse } from './messages.js';
 import { Poll } from './poll.js';
-import type { Snapshot } from './snapshot.js';
 import { Timers } from './timers.js';
 
 /** What of a WebSocket is used. */

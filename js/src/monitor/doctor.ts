@@ -1,8 +1,8 @@
 /** What is wrong and how to mend it: problems while there are GPUs, the doctor where there is none. */
 
+import type { Check, Problem } from '../snapshot.js';
 import { Field, h, Rows, sentence, show, typed } from './dom.js';
 import type { Shared } from './shared.js';
-import type { Check, Problem } from './snapshot.js';
 
 class ProblemRow {
   readonly node = h('li', 'problem');

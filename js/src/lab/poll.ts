@@ -1,8 +1,8 @@
 /** Requests in place of a socket: a snapshot every few seconds, and now and then the past. */
 
+import type { Snapshot } from '../snapshot.js';
 import type { Want } from './audience.js';
 import { type Message, toPast, toSnapshot } from './messages.js';
-import type { Snapshot } from './snapshot.js';
 import type { Timers } from './timers.js';
 
 const PERIOD_S = 2;

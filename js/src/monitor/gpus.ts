@@ -1,12 +1,12 @@
 /** The list of GPUs: cards, past eight of them lines, and then also who holds memory over all. */
 
+import type { Snapshot } from '../snapshot.js';
 import { names } from './bar.js';
 import { Card } from './card.js';
 import { h, Rows, show } from './dom.js';
 import type { Sight } from './page.js';
 import { Processes } from './processes.js';
 import type { Shared } from './shared.js';
-import type { Snapshot } from './snapshot.js';
 import { type Parts, type View, views } from './split.js';
 
 /** More than this are lines. */

@@ -1,7 +1,7 @@
 /** What the parts of one monitor have in common, and what a host gives it. */
 
+import type { ProcessSample } from '../snapshot.js';
 import type { Runs, Series } from './series.js';
-import type { ProcessSample } from './snapshot.js';
 import type { Inks, Spark } from './spark.js';
 
 /** What a host can do for the reader; an action that is absent has no button. */

@@ -1,9 +1,9 @@
 /** Alerts as JupyterLab's notifications, which take no focus. */
 
 import { Notification } from '@jupyterlab/apputils';
+import type { Translate } from '../monitor/shared.js';
 import type { Alert } from './findings.js';
 import type { Kernels } from './kernels.js';
-import type { Translate } from './shared.js';
 
 /** A fault stays until it is read; the rest goes by itself and is kept in the list. */
 const SHOWN_MS = 20_000;

@@ -1,10 +1,10 @@
 /** The item in the status bar: one GPU in a few words; pressed, it opens the panel. */
 
 import { Widget } from '@lumino/widgets';
+import type { Translate } from '../monitor/shared.js';
+import type { Snapshot } from '../snapshot.js';
 import type { Connection } from './audience.js';
 import { brief, held } from './brief.js';
-import type { Translate } from './shared.js';
-import type { Snapshot } from './snapshot.js';
 
 export class StatusItem extends Widget {
   #button = document.createElement('button');

@@ -1,8 +1,8 @@
 /** What an opened card tells: the readings that are known, one row each. */
 
+import type { GpuSample } from '../snapshot.js';
 import { Field, h, Rows } from './dom.js';
 import type { Shared, Translate } from './shared.js';
-import type { GpuSample } from './snapshot.js';
 import { age, energy, reading, size, watts } from './units.js';
 
 type Fact = readonly [name: string, value: string];

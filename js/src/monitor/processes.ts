@@ -1,8 +1,8 @@
 /** The rows of who holds memory, with what can be done about it. */
 
+import type { ProcessSample } from '../snapshot.js';
 import { Field, h, icon, Rows, show } from './dom.js';
 import type { Actions, Shared } from './shared.js';
-import type { ProcessSample } from './snapshot.js';
 import { type Group, groups, stranger } from './split.js';
 import { age, size } from './units.js';
 

@@ -1,8 +1,8 @@
 /** A chart with its caption, and what a pointer or the keyboard finds in it. */
 
+import type { CellRun, GpuSample } from '../snapshot.js';
 import { Field, h } from './dom.js';
 import type { Shared } from './shared.js';
-import type { CellRun, GpuSample } from './snapshot.js';
 import { Spark } from './spark.js';
 import { age, lasted, NOT_KNOWN, reading, size } from './units.js';
 

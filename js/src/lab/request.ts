@@ -1,6 +1,7 @@
 /** The one door to the server's part of gpumagic: its address, token and XSRF cookie. */
 
 import { ServerConnection } from '@jupyterlab/services';
+import type { Renderer } from './deferred.js';
 import { Refused } from './refused.js';
 
 /** How long an answer may take; the driver may stall, but never the server. */
@@ -19,6 +20,17 @@ export class Api {
 
   post(path: string, body: unknown): Promise<unknown> {
     return this.#request(path, { method: 'POST', body: JSON.stringify(body) });
+  }
+
+  /** The code of the monitor. */
+  renderer(attempt: number): Promise<Renderer> {
+    const query = new URLSearchParams(attempt ? { attempt: `${attempt}` } : {});
+    if (this.#settings.appendToken && this.#settings.token) {
+      query.set('token', this.#settings.token);
+    }
+    const url = new URL(address(this.#settings.baseUrl, 'monitor.js'), location.href);
+    url.search = `${query}`;
+    return import(/* webpackIgnore: true */ /* @vite-ignore */ url.href);
   }
 
   /** A new socket of the stream, which begins to connect at once. */

@@ -1,5 +1,6 @@
 /** The live monitor: owns a node, takes snapshots, and draws only what can be seen. */
 
+import type { CellRun, Check, History, Host, Result, Snapshot } from '../snapshot.js';
 import { Doctor, Problems } from './doctor.js';
 import { Field, h, show } from './dom.js';
 import { Gpus } from './gpus.js';
@@ -7,7 +8,6 @@ import { inks, onTheme, remember, remembered, Sight, Sizes } from './page.js';
 import { Results } from './results.js';
 import { Runs, Series } from './series.js';
 import { type Actions, english, type Shared, type Translate } from './shared.js';
-import type { CellRun, Check, History, Host, Result, Snapshot } from './snapshot.js';
 import type { Spark } from './spark.js';
 import { CSS } from './style.js';
 import { reading, share } from './units.js';

@@ -1,8 +1,8 @@
 /** When an alert is told: once per event, and again only after it has been over for a while. */
 
+import type { Translate } from '../monitor/shared.js';
+import type { Snapshot } from '../snapshot.js';
 import { type Alert, findings, type Limits } from './findings.js';
-import type { Translate } from './shared.js';
-import type { Snapshot } from './snapshot.js';
 
 /** Times are seconds of the snapshots' clock; null: not so. */
 interface Event {

@@ -8,7 +8,7 @@ import type {
   Problem,
   ProcessSample,
   Snapshot,
-} from './snapshot.js';
+} from '../snapshot.js';
 
 export type Message =
   | { type: 'snapshot'; snapshot: Snapshot }

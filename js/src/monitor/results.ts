@@ -1,8 +1,8 @@
 /** Results that bring their own text and HTML, newest first. */
 
+import type { Result } from '../snapshot.js';
 import { h, Rows, show } from './dom.js';
 import type { Shared } from './shared.js';
-import type { Result } from './snapshot.js';
 
 const ACTIVE = 'script,iframe,object,embed,link,base,meta,form';
 

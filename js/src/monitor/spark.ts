@@ -1,6 +1,6 @@
 /** A small chart of one column over time, drawn on a canvas that follows its box and its theme. */
 
-import type { CellRun } from './snapshot.js';
+import type { CellRun } from '../snapshot.js';
 
 /** Colours as the page has them now. */
 export interface Inks {

@@ -1,10 +1,10 @@
 /** Watches for what should be told without having been asked, also while the panel is closed. */
 
+import type { Snapshot } from '../snapshot.js';
 import type { Alerts } from './alerts.js';
 import type { Subscription } from './audience.js';
 import type { Alert, Limits } from './findings.js';
 import { toSnapshot } from './messages.js';
-import type { Snapshot } from './snapshot.js';
 import type { Stream, World } from './stream.js';
 
 /** Seconds between looks, where nobody wants more. */

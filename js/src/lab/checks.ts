@@ -1,9 +1,9 @@
 /** When the doctor is asked: where there is no GPU, and when a person wants it. */
 
+import type { Monitor } from '../monitor/monitor.js';
+import type { Snapshot } from '../snapshot.js';
 import { toChecks, toSnapshot } from './messages.js';
-import type { Monitor } from './monitor.js';
 import type { Api } from './request.js';
-import type { Snapshot } from './snapshot.js';
 
 export class Doctor {
   #api: Pick<Api, 'get'>;

@@ -1,6 +1,6 @@
 /** Who holds how much: the sums behind the bars and the process rows. */
 
-import type { GpuSample, ProcessSample, Snapshot } from './snapshot.js';
+import type { GpuSample, ProcessSample, Snapshot } from '../snapshot.js';
 
 export type Owner = 'mine' | 'books' | 'others';
 
