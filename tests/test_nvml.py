@@ -97,7 +97,7 @@ def test_a_failed_start_is_retried_with_growing_pauses(
         assert door.gpus() == ()
         if len(library.calls) > before:
             tried_at.append(clock.now)
-    assert tried_at == [0, 1, 3, 7, 15, 31, 63, 123]
+    assert tried_at == [0, 1, 3, 7, 15, 30, 45, 60, 75, 90, 105, 120]
     assert door.fault is not None
     assert door.fault.code == "driver-not-loaded"
     library.answers["nvmlInitWithFlags"] = None
@@ -277,3 +277,13 @@ def test_xids_without_pynvmls_events_are_none(door: Nvml, library: Library) -> N
     library.answers["nvmlEventSetCreate"] = 3
     assert door.xids() == []
     assert library.calls.count("nvmlEventSetCreate") == 0, "it was tried often enough"
+
+
+def test_who_looks_again_does_not_wait_for_the_pause_to_end(door: Nvml, library: Library) -> None:
+    library.answers["nvmlInitWithFlags"] = 9
+    assert door.gpus() == ()
+    library.answers["nvmlInitWithFlags"] = None
+    assert door.gpus() == ()
+    door.retry()
+    assert len(door.gpus()) == 1
+    assert door.fault is None

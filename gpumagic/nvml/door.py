@@ -8,7 +8,6 @@ later question can succeed. Any call may stall for seconds: never ask on an even
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,7 @@ from gpumagic.nvml.library import Library
 from gpumagic.nvml.xids import Xids
 
 _FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 60.0
+_LONGEST_PAUSE_S = 15.0
 # GPUs come and go rarely (hot plug, MIG instances made and destroyed).
 _KEEP_GPUS_S = 10.0
 
@@ -85,6 +84,13 @@ class Nvml:
             if now >= self._gpus_until or self._retry_at is not None:
                 self._enumerate(now)
             return self._gpus
+
+    def retry(self) -> None:
+        """Ask the driver anew at the next question, however long the pause was meant to be."""
+        with self._lock:
+            self._gpus_until = 0.0
+            if self._retry_at is not None:
+                self._retry_at, self._pause = self._clock(), _FIRST_PAUSE_S
 
     def system(self, function: str) -> Any:
         """Ask about the machine, such as ``"nvmlSystemGetDriverVersion"``; None if not known."""
@@ -274,26 +280,3 @@ class Nvml:
         memory = self.memory(gpu)
         total = None if memory is None else int(memory.total)
         return Gpu(index, uuid, name, total, parent, handle)
-
-
-_door: Nvml | None = None
-_door_lock = threading.Lock()
-
-
-def door() -> Nvml:
-    """This process's door to NVML."""
-    global _door
-    with _door_lock:
-        if _door is None:
-            _door = Nvml()
-        return _door
-
-
-def _after_fork() -> None:
-    # NVML's handles and this lock belong to the parent.
-    global _door, _door_lock
-    _door, _door_lock = None, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

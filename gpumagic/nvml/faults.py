@@ -41,7 +41,7 @@ _UNREACHABLE = {
         "version-mismatch",
         "the driver in the kernel and its libraries are of different versions "
         "(the driver was updated while it ran)",
-        "restart the machine, or unload and load the nvidia modules",
+        "restart the machine; or unload and load the nvidia modules, and then restart this program",
     ),
     4: Fault(
         "no-permission",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from jupyter_server.extension.application import ExtensionApp
 
 from gpumagic.server.cell_log import CellLog
@@ -24,7 +26,8 @@ class Extension(ExtensionApp):
         server = self.serverapp
         assert server is not None
         kernels = KernelTable(server.kernel_manager, server.session_manager)
-        self.hub = Hub(make_sampler(kernels), kernels, CellLog(kernels.notebook))
+        sampler = make_sampler(kernels, Path(server.root_dir))
+        self.hub = Hub(sampler, kernels, CellLog(kernels.notebook))
         self.settings[HUB] = self.hub
 
     def initialize_handlers(self) -> None:
@@ -37,6 +40,6 @@ class Extension(ExtensionApp):
             await self.hub.close()
 
 
-def make_sampler(kernels: KernelTable) -> Sampler:
+def make_sampler(kernels: KernelTable, root: Path) -> Sampler:
     """A sampler that knows this server's kernels; the server itself uses no GPU."""
-    return Sampler(Collector(owners=Owners(kernels.kernels), here=None))
+    return Sampler(Collector(owners=Owners(kernels.kernels, root=root), here=None))

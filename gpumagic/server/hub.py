@@ -147,7 +147,9 @@ class Hub:
     async def owner(self, pid: int) -> Owner:
         """Whose a process is at this moment; the snapshots have it some seconds late."""
         await self.kernels.refresh()
-        return (await aside(lambda: Owners(self.kernels.kernels).look_up({pid})))[pid]
+        # Without the GPUs' numbers in it, for which a driver that stalls would be asked.
+        owners = Owners(self.kernels.kernels, gpus=tuple)
+        return (await aside(lambda: owners.look_up({pid})))[pid]
 
     async def past(self, since: float | None) -> bytes:
         """History and cells after a moment, as the inside of a JSON object."""

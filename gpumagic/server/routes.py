@@ -12,8 +12,10 @@ from jupyter_server.base.handlers import APIHandler
 from tornado import web
 
 from gpumagic.server import export, metrics, terminate
+from gpumagic.server.access import Guard
+from gpumagic.server.aside import aside
 from gpumagic.server.hub import Hub
-from gpumagic.server.stream import AUTH_RESOURCE, HUB, Stream
+from gpumagic.server.stream import HUB, Stream
 
 _LONGEST_BODY = 4096
 _RENDERER = Path(__file__).parents[1] / "static" / "widget.js"
@@ -33,10 +35,9 @@ def routes() -> list[tuple[str, type[web.RequestHandler]]]:
     ]
 
 
-class Route(APIHandler):
+class Route(Guard, APIHandler):
     """What all routes have in common."""
 
-    auth_resource = AUTH_RESOURCE
     # A monitor that is left open does not keep an idle server alive.
     _track_activity = False
 
@@ -107,7 +108,8 @@ class ExportRoute(Route):
     @authorized
     async def get(self) -> None:
         """The history as a file of comma-separated values."""
-        rows = self._hub.sampler.history.rows(self.since())
+        since = self.since()
+        rows = await aside(lambda: self._hub.sampler.history.rows(since))
         self.set_header("Content-Type", "text/csv; charset=utf-8")
         self.set_header("Content-Disposition", 'attachment; filename="gpus.csv"')
         for part in export.parts(rows):

@@ -13,30 +13,41 @@ from jupyter_server.base.websocket import WebSocketMixin
 from tornado.web import HTTPError
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
+from gpumagic.server.access import AUTH_RESOURCE, Guard
 from gpumagic.server.hub import Hub
 from gpumagic.server.outbox import Outbox
 from gpumagic.server.wants import LONGEST_MESSAGE, parse_want
 
-AUTH_RESOURCE = "gpumagic"
 HUB = "gpumagic_hub"
 """Where a web application's settings have the hub."""
 
 # What the system keeps for a client that does not read is a queue too: keep it short, in bytes.
 _SEND_BUFFER = 32768
 _UNSENT = 16384
+_PING_S = 30.0
 
 
-class Stream(WebSocketMixin, WebSocketHandler, JupyterHandler):
+class Stream(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Snapshots, at the pace that this client chose."""
 
-    auth_resource = AUTH_RESOURCE
-    ping_callback: Any = None
     _outbox: Outbox | None = None
 
     @property
     def max_message_size(self) -> int:
         """Bytes; tornado closes the connection of who sends more."""
         return LONGEST_MESSAGE
+
+    # Tornado pings by itself, and takes them for seconds. Jupyter's own are milliseconds, of which
+    # tornado warns for each connection.
+    @property
+    def ping_interval(self) -> float:
+        """Seconds."""
+        return self.settings.get("websocket_ping_interval") or _PING_S
+
+    @property
+    def ping_timeout(self) -> float:
+        """Seconds; who does not answer for so long is gone."""
+        return self.ping_interval
 
     @property
     def _hub(self) -> Hub:
@@ -55,7 +66,6 @@ class Stream(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     def open(self, *args: Any, **kwargs: Any) -> None:
         """A client came."""
-        super().open(*args, **kwargs)
         self.set_nodelay(True)
         self._keep_buffers_short()
         self._outbox = self._hub.join(self._send)
@@ -69,9 +79,6 @@ class Stream(WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     def on_close(self) -> None:
         """A client has gone."""
-        if self.ping_callback is not None:
-            # It would keep this handler until its next ping.
-            self.ping_callback.stop()
         if self._outbox is not None:
             self._hub.leave(self._outbox)
             self._outbox = None

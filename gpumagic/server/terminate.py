@@ -123,7 +123,9 @@ def _check(order: Order, snapshot: Snapshot, owner: Owner) -> None:
         raise Refused(403, f"process {order.pid} is another user's")
     if abs(owner.started - order.started) > _SAME_START_S:
         raise Refused(409, _ANOTHER.format(order.pid))
-    if not owner.orphan:
+    # By both: the snapshots saw it while its kernel lived; the owner is of this moment.
+    told = any(process.orphan for process in snapshot.processes if process.pid == order.pid)
+    if not owner.orphan or not told:
         raise Refused(
             403,
             f"process {order.pid} is no orphan: only what a dead kernel left behind is ended here; "

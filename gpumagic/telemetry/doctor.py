@@ -64,6 +64,7 @@ class Doctor:
 
     def checks(self) -> list[Check]:
         """From the hardware up to the notebook, so that the first that fails is to be mended."""
+        self._door.retry()
         found = [
             self._card(),
             self._module(),

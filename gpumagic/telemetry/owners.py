@@ -2,7 +2,8 @@
 
 Of another user's process nothing is told but the user's name. A process belongs to the kernel that
 it is or descends from. It is an orphan only where that can be shown: it was started from a kernel,
-its session's leader is gone, and no living kernel is old enough to have started it.
+its session's leader is gone, no living kernel is old enough to have started it, and nothing says
+that it was made to outlive its kernel, as a daemon and what was started under ``nohup`` are.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from gpumagic import nvml
 from gpumagic.device import Device, visible
-from gpumagic.telemetry.processes import Process, Processes, is_alive, is_kernel
+from gpumagic.telemetry.processes import Process, Processes, ignores_hangup, is_alive, is_kernel
 
 # How long it is believed that a kernel lives which might be a process's.
 _BELIEVED_S = 5.0
@@ -86,6 +87,8 @@ class Owners:
         The kernels that are known for certain, such as those of this Jupyter server.
     gpus : callable
         The GPUs of this machine, for their numbers in another process.
+    root : path, optional
+        Of the Jupyter server, which names notebooks from there.
     clock : callable
         Seconds of Unix time.
     """
@@ -94,14 +97,17 @@ class Owners:
         self,
         kernels: Callable[[], Sequence[Kernel]] = own_kernels,
         gpus: Callable[[], Sequence[Device]] = physical_gpus,
+        root: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._kernels = kernels
         self._gpus = gpus
+        self._root = root
         self._clock = clock
         self._processes = Processes()
         self._began: dict[tuple[str, int], float] = {}
-        self._orphans: set[tuple[int, float]] = set()
+        # Those that had left their kernel's session while it still lived.
+        self._detached: set[tuple[int, float]] = set()
         self._living: list[int] = []
         self._counted_at = float("-inf")
 
@@ -109,6 +115,7 @@ class Owners:
         """By pid; a process that is gone, or that cannot be seen from here, has an empty Owner."""
         self._processes.look_anew()
         kernels = self._certain()
+        self._detached = {key for key in self._detached if self._lives(*key)}
         return {pid: self._owner(pid, kernels) for pid in pids}
 
     def _certain(self) -> dict[int, Kernel]:
@@ -136,7 +143,7 @@ class Owners:
         return Owner(
             user=facts.user,
             name=facts.name,
-            notebook=(kernel and kernel.notebook) or facts.notebook,
+            notebook=self._from_root((kernel and kernel.notebook) or facts.notebook),
             started=facts.started,
             kernel=kernel.id if kernel else None,
             child=bool(kernel and kernel.pid != pid),
@@ -148,9 +155,6 @@ class Owners:
 
     def _is_orphan(self, process: Process, kernels: Mapping[int, Kernel]) -> bool:
         facts = process.facts
-        key = (facts.pid, facts.started)
-        if key in self._orphans:
-            return True
         if facts.server_pid is None and facts.notebook is None:
             return False
         # Who leads a session of its own was made to outlive its kernel: a daemon, a tmux.
@@ -158,9 +162,23 @@ class Owners:
             return False
         if is_alive(process.session):
             return False
-        return not any(
-            _may_have_started(k, process) for k in self._living_kernels(process, kernels)
-        )
+        living = self._living_kernels(process, kernels)
+        if any(_may_have_started(kernel, process) for kernel in living):
+            self._detached.add((facts.pid, facts.started))
+        # Where this process ignores it too, as a server under nohup does, that tells nothing.
+        told = ignores_hangup(facts.pid) and not ignores_hangup(os.getpid())
+        return not told and (facts.pid, facts.started) not in self._detached
+
+    def _lives(self, pid: int, started: float) -> bool:
+        process = self._processes.look(pid)
+        return process is not None and process.facts.started == started
+
+    def _from_root(self, notebook: str | None) -> str | None:
+        """The name that the server has for a notebook which its environment named in full."""
+        if notebook is None or self._root is None:
+            return notebook
+        path = Path(notebook)
+        return path.relative_to(self._root).as_posix() if self._root in path.parents else notebook
 
     def _living_kernels(self, process: Process, kernels: Mapping[int, Kernel]) -> list[Process]:
         now = self._clock()

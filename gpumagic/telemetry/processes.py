@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,6 +148,16 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except (psutil.Error, ValueError, OverflowError):
         return False
+
+
+def ignores_hangup(pid: int) -> bool:
+    """Whether it was told to stay when its terminal goes, as ``nohup`` does; Linux says so."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+    except (OSError, ValueError, IndexError):
+        return False
+    return bool(ignored >> (signal.SIGHUP - 1) & 1)
 
 
 def _session(pid: int) -> int | None:

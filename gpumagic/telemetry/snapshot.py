@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -212,12 +212,13 @@ class Snapshot:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers, strings and None."""
+        # Not ``asdict``, which copies each value: ten times slower.
         return {
-            **{f.name: getattr(self, f.name) for f in fields(self)},
-            "host": asdict(self.host),
-            "gpus": [{**asdict(g), "throttle": _list(g.throttle)} for g in self.gpus],
-            "processes": [asdict(process) for process in self.processes],
-            "problems": [asdict(problem) for problem in self.problems],
+            **vars(self),
+            "host": {**vars(self.host)},
+            "gpus": [{**vars(g), "throttle": _list(g.throttle)} for g in self.gpus],
+            "processes": [{**vars(process)} for process in self.processes],
+            "problems": [{**vars(problem)} for problem in self.problems],
         }
 
     def to_json(self) -> str:

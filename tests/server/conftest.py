@@ -52,7 +52,7 @@ class Machine:
 def machine(monkeypatch):
     """The server's sampler asks this machine; without the fixture, the real one."""
     made = Machine()
-    monkeypatch.setattr(extension, "make_sampler", lambda kernels: Sampler(made))
+    monkeypatch.setattr(extension, "make_sampler", lambda kernels, root: Sampler(made))
     return made
 
 
@@ -74,6 +74,17 @@ def fetch(jp_fetch):
         return jp_fetch("gpumagic", "api", *path, **{"raise_error": False, **options})
 
     return get
+
+
+@pytest.fixture
+def order(fetch):
+    """Order the end of a process; returns the status and what is said to it."""
+
+    async def send(**words):
+        answer = await fetch("terminate", method="POST", body=json.dumps(words))
+        return answer.code, json.loads(answer.body)["message"]
+
+    return send
 
 
 class Client:

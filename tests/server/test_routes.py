@@ -10,10 +10,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumagic.server.cell_log import CellRun
+from gpumagic.server.routes import routes
 from gpumagic.telemetry import GpuSample, ProcessSample, Snapshot
 
 GIB = 2**30
 GETS = ("snapshot", "history", "doctor", "metrics", "export.csv")
+ROUTES = [path.rpartition("/")[2] for path, _ in routes()]
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+EVIL = "https://evil.example"
 NONE = "token 0123456789"
 
 
@@ -23,6 +27,46 @@ async def test_without_the_token_nothing_is_told(machine, fetch, route, headers)
     answer = await fetch(route, headers=headers)
     assert answer.code == 403
     assert machine.takes == 0
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_without_the_token_no_method_is_answered(machine, fetch, route):
+    for method in METHODS:
+        for headers in ({"Authorization": ""}, {"Authorization": NONE}):
+            answer = await fetch(
+                route, method=method, headers=headers, body=None, allow_nonstandard_methods=True
+            )
+            assert answer.code == 403, method
+            assert b"GPU-0" not in (answer.body or b"")
+    assert machine.takes == 0
+
+
+@pytest.mark.parametrize("route", GETS)
+async def test_a_foreign_page_is_refused_even_with_the_token(machine, fetch, route):
+    assert (await fetch(route, headers={"Origin": EVIL})).code == 404
+    asks = {"Origin": EVIL, "Access-Control-Request-Method": "GET"}
+    answer = await fetch(route, method="OPTIONS", headers=asks)
+    assert answer.code == 404
+    assert "Access-Control-Allow-Origin" not in answer.headers
+    assert machine.takes == 0
+
+
+async def test_a_page_that_the_server_allows_is_answered(
+    machine, fetch, jp_serverapp, jp_http_port, dial, monkeypatch
+):
+    friend = "https://friend.example"
+    token = {"Authorization": f"token {jp_serverapp.identity_provider.token}"}
+    monkeypatch.setitem(jp_serverapp.web_app.settings, "allow_origin", friend)
+    answer = await fetch("snapshot", headers={"Origin": friend})
+    assert answer.code == 200
+    assert answer.headers["Access-Control-Allow-Origin"] == friend
+    # What a browser asks first has no token.
+    asks = {"Authorization": "", "Origin": friend, "Access-Control-Request-Method": "POST"}
+    assert (await fetch("terminate", method="OPTIONS", headers=asks)).code < 300
+    await dial({"Origin": friend, **token})
+    assert (await fetch("snapshot", headers={"Origin": EVIL})).code == 404
+    with pytest.raises(Exception, match="403"):
+        await dial({"Origin": EVIL, **token})
 
 
 async def test_without_the_token_nothing_is_ended(machine, fetch):
@@ -50,6 +94,13 @@ async def test_a_post_needs_the_xsrf_cookie_and_the_same_origin(machine, fetch, 
         # Jupyter's own answer to a foreign page is that there is no such thing.
         assert answer.code == (404 if "Origin" in headers else 403)
     assert machine.takes == 0
+    xsrf = "0123456789abcdef"
+    own = {**browser, "Cookie": f"{browser['Cookie']}; _xsrf={xsrf}", "X-XSRFToken": xsrf}
+    # The order itself is refused: it names nobody.
+    assert (await fetch("terminate", method="POST", body="{}", headers=own)).code == 400
+    foreign = {**own, "Origin": EVIL}
+    answer = await fetch("terminate", method="POST", body="{}", headers=foreign)
+    assert answer.code == 404
 
 
 async def test_who_is_not_authorised_is_told_nothing(
@@ -185,9 +236,11 @@ async def test_the_websocket_needs_the_token(machine, dial):
     assert machine.takes == 0
 
 
-async def test_the_websocket_refuses_a_foreign_page(machine, dial, cookies):
+async def test_the_websocket_refuses_a_foreign_page(machine, dial, cookies, jp_serverapp):
     browser = await cookies()
-    with pytest.raises(Exception, match="403"):
-        await dial({"Origin": "https://evil.example", **browser})
+    token = {"Authorization": f"token {jp_serverapp.identity_provider.token}"}
+    for credentials in (browser, token, {**browser, **token}):
+        with pytest.raises(Exception, match="403"):
+            await dial({"Origin": EVIL, **credentials})
     assert machine.takes == 0
     await dial(browser)

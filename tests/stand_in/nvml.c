@@ -18,6 +18,7 @@
  *     lost                    1: after its handle was given; 2: no handle is given either
  *     fail                    the code with which it answers everything
  *   gpu.I.compute=PID:BYTES,  the processes of GPU I; likewise graphics and mps; BYTES may be N/A
+ *   gpu.I.migK.compute        those of its MIG device in slot K, from 0
  *   fail.FUNCTION=CODE        that function answers CODE; fail.*=CODE: every one but init
  *   fail.field.ID=CODE        that field does
  *   delay.FUNCTION=US         that function takes so many microseconds; delay.* likewise
@@ -445,10 +446,12 @@ int nvmlDeviceGetMigDeviceHandleByIndex(device *d, u32 slot, device **mig) {
 static int processes(const char *function, device *d, const char *field, u32 *count, process_info *to) {
     int code = enter(function, d);
     const char *rest;
+    char of_mig[32];
     u32 room = *count;
     if (code) return code;
     *count = 0;
-    rest = d->mig >= 0 ? NULL : text_of(d, field);
+    snprintf(of_mig, sizeof of_mig, "mig%d.%s", d->mig, field);
+    rest = text_of(d, d->mig >= 0 ? of_mig : field);
     while (rest && *rest) {
         char *end;
         u32 pid = (u32)strtoul(rest, &end, 10);

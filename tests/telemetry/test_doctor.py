@@ -24,7 +24,9 @@ def look(
     installed: dict[str, str] | None = None,
     **env: str,
 ) -> dict[str, Check]:
-    door: Any = SimpleNamespace(gpus=lambda: gpus, fault=fault, lost={}, system=lambda _: "580.1")
+    door: Any = SimpleNamespace(
+        gpus=lambda: gpus, fault=fault, lost={}, system=lambda _: "580.1", retry=lambda: None
+    )
 
     def version(name: str) -> str:
         try:

@@ -18,7 +18,7 @@ from gpumagic.telemetry.owners import Kernel, Owner, Owners
 
 # Plays a kernel: has children, by fork and by exec, says who they are, and waits.
 _KERNEL = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
 WAIT = "import sys, time; print('here', flush=True); time.sleep(300)"
 def forked():
     pid = os.fork()
@@ -30,7 +30,21 @@ def started(**options):
     child = subprocess.Popen([sys.executable, "-c", WAIT], stdout=subprocess.PIPE, **options)
     child.stdout.readline()
     return child.pid
-pids = [forked(), started(), started(start_new_session=True)]
+def detached():
+    # As daemons are made: a session of its own, and then it is not its leader.
+    told, tell = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        pid = os.fork()
+        if pid == 0:
+            os.close(1)
+            time.sleep(300)
+        os.write(tell, b"%d" % pid)
+        os._exit(0)
+    os.wait()
+    return int(os.read(told, 20))
+pids = [forked(), started(), started(start_new_session=True), detached()]
+pids.append(started(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)))
 print(*pids, flush=True)
 sys.stdin.read()
 """
@@ -51,7 +65,8 @@ class FakeKernel:
         )
         assert self.process.stdout
         self.pid = self.process.pid
-        self.forked, self.child, self.daemon = map(int, self.process.stdout.readline().split())
+        self.children = [int(pid) for pid in self.process.stdout.readline().split()]
+        self.forked, self.child, self.daemon, self.detached, self.nohup = self.children
 
     def die(self) -> None:
         self.process.kill()
@@ -59,7 +74,7 @@ class FakeKernel:
 
     def clean_up(self) -> None:
         self.die()
-        for pid in (self.forked, self.child, self.daemon):
+        for pid in self.children:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -144,12 +159,9 @@ def test_while_a_kernel_lives_that_may_be_its_own_nothing_is_an_orphan(start: St
     # What "!program &" leaves: the shell that led its session is gone, its notebook's kernel not.
     kernel, other = start(), start("abc-2")
     other.die()
-    now = [0.0]
-    owners = Owners(clock=lambda: now[0])
-    assert not one(owners, other.child).orphan
+    assert not one(Owners(), other.child).orphan
     kernel.die()
-    now[0] += 100
-    assert one(owners, other.child).orphan
+    assert one(Owners(), other.child).orphan
 
 
 def test_a_program_without_a_notebook_is_never_an_orphan(start: Start) -> None:
@@ -229,3 +241,30 @@ def test_looking_again_reads_no_command_line_again(
     first = owners.look_up({kernel.child, kernel.forked})
     monkeypatch.setattr(psutil.Process, "cmdline", lambda _: pytest.fail("read again"))
     assert owners.look_up({kernel.child, kernel.forked}) == first
+
+
+def test_what_was_made_to_outlive_its_kernel_is_no_orphan(start: Start) -> None:
+    kernel = start()
+    owners = Owners()
+    # Seen while its kernel lives, and not among its processes.
+    assert one(owners, kernel.detached).kernel is None
+    kernel.die()
+    assert one(owners, kernel.child).orphan
+    for pid in (kernel.daemon, kernel.detached, kernel.nohup):
+        assert not one(owners, pid).orphan, pid
+
+
+def test_notebooks_are_named_from_the_servers_root(start: Start, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    inside = start("abc-1", notebook=str(root / "work" / "a.ipynb"))
+    outside = start("abc-2", notebook=str(tmp_path / "b.ipynb"))
+    for owners, names in (
+        (Owners(root=root), ("work/a.ipynb", str(tmp_path / "b.ipynb"))),
+        (Owners(), (str(root / "work" / "a.ipynb"), str(tmp_path / "b.ipynb"))),
+    ):
+        found = owners.look_up({inside.pid, inside.child, outside.pid})
+        assert found[inside.pid].notebook == found[inside.child].notebook == names[0]
+        assert found[outside.pid].notebook == names[1]
+    inside.die()
+    orphan = one(Owners(root=root), inside.child)
+    assert (orphan.orphan, orphan.notebook) == (True, "work/a.ipynb")
