@@ -51,6 +51,10 @@ class Once:
         return value
 
     def _display(self, value: Any) -> None:
+        # A widget has a type of its own, under the same name: the next one is to be found too.
+        kind = type(value)
+        self._formatter.type_printers.pop(kind, None)
+        self._formatter.for_type_by_name(kind.__module__, kind.__name__, self._display)
         again = value is self._shown and self._shown_in is self._cell()
         self._shown = self._shown_in = None
         if not again:

@@ -37,10 +37,11 @@ class Sampler:
     def __init__(self):
         self.history = History()
         self.listeners = []
+        self.now = SNAPSHOT
 
     def fresh(self, **_):
         future = Future()
-        future.set_result(SNAPSHOT)
+        future.set_result(self.now)
         return future
 
     def subscribe(self, listener, **asked):
@@ -213,6 +214,14 @@ def test_its_cells_hold_the_gpus_of_this_kernel(made):
     assert made.widget.cells[0]["end"] is not None
 
 
+def test_what_a_cell_left_behind_is_told_at_its_end(made):
+    later = replace(SNAPSHOT, time=9.0)
+    made.sampler.now = later
+    made.shell.run("x = 1")
+    assert made.widget.snapshot["time"] == 9.0
+    assert made.published == [9.0]
+
+
 def test_it_rests_when_the_last_view_goes_and_wakes_when_one_comes(made):
     hear = made.widget._heard
     hear(None, {"type": "look", "id": "a"}, [])
@@ -237,6 +246,7 @@ def test_it_rests_when_nobody_is_heard_but_not_in_a_long_cell(made):
 
     made.shell.ns["hours"] = hours
     assert made.shell.run("hours()").error is None
+    made.published.clear()
     made.clock.now += 91
     made.sampler.tick()
     assert made.sampler.listeners == []
@@ -283,7 +293,7 @@ def test_results_stand_newest_first(made):
     assert made.widget.results[0]["title"] == "59"
 
 
-@pytest.mark.parametrize("period", [0.2, 61, float("nan"), float("inf")])
+@pytest.mark.parametrize("period", [0.2, 61, float("nan"), float("inf"), "fast", None])
 def test_a_period_out_of_bounds_is_one_line(shell, period):
     from gpumagic.widget.view import MonitorWidget
 
@@ -366,14 +376,24 @@ def test_the_output_is_a_table_and_the_view_and_in_the_end_the_table(kernel):
     assert [kind for kind, _ in found].count("comm_close") == 2
 
 
+@pytest.mark.parametrize("time", ["first", "second", "third"])
+def test_each_time_it_is_displayed_once(kernel, time):
+    kinds = [kind for kind, _ in wire(kernel, "%gpus --live")]
+    assert kinds.count("display_data") == 2
+    assert "execute_result" not in kinds
+    assert errors(wire(kernel, "_.close()")) == []
+
+
 def test_when_a_cell_has_run_the_table_is_brought_up_to_date(kernel):
     wire(kernel, "m = monitor(0.25)\nm")
-    wire(kernel, "held = torch.empty(1000 * 2**20, dtype=torch.uint8, device='cuda')")
-    while True:
+    found = wire(kernel, "held = torch.empty(1000 * 2**20, dtype=torch.uint8, device='cuda')")
+    # Told at the cell's end, be it before or after the word that it has ended.
+    while not any(
+        kind == "update_display_data" and "1000 MiB" in content["data"]["text/plain"]
+        for kind, content in found
+    ):
         message = kernel.client.get_iopub_msg(timeout=TIMEOUT)
-        kind, content = message["msg_type"], message["content"]
-        if kind == "update_display_data" and "1000 MiB" in content["data"]["text/plain"]:
-            break
+        found.append((message["msg_type"], message["content"]))
     assert errors(wire(kernel, "del held\nm.close()")) == []
 
 

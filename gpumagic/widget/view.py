@@ -94,12 +94,7 @@ class MonitorWidget(anywidget.AnyWidget):
         shell: Any = None,
         audience: Audience | None = None,
     ) -> None:
-        low, high = PERIODS_S
-        if not low <= period <= high:
-            raise GpuError(
-                f"a period of {period} s: it must be from {low} to {high:g} s;"
-                f" type gpumagic.monitor({min(max(period, low), high):g})"
-            )
+        _check(period)
         self._sampler = sampler or _own()
         self._audience = audience or Audience()
         # Of each time it was displayed: what its table and its view are called.
@@ -173,7 +168,8 @@ class MonitorWidget(anywidget.AnyWidget):
 
     def _first(self) -> Snapshot:
         try:
-            taken: Snapshot = self._sampler.fresh(processes=True).result(_FIRST_S)
+            # Not one from before what this cell did.
+            taken: Snapshot = self._sampler.fresh(processes=True, max_age_s=0).result(_FIRST_S)
         except NotYet:
             return self._sampler.latest() or Snapshot(time=time.time())
         return taken
@@ -230,6 +226,18 @@ class MonitorWidget(anywidget.AnyWidget):
         self._due = True
         # The view has the others; a new one gets all.
         self.cells = log.runs()[-_TOLD:]
+        if not log.busy:
+            # What it left behind: the next cell may begin before the next tick.
+            wish = self._sampler.fresh(processes=True, max_age_s=0)
+            wish.add_done_callback(lambda told: self._left(told.result()))
+
+    def _left(self, snapshot: Snapshot) -> None:
+        """A cell has run. On the sampler's thread."""
+        if self._closed or not self._awake:
+            return
+        self._last = snapshot
+        self.snapshot = snapshot.to_dict()
+        self._keep()
 
     def _heard(self, _: Any, content: Any, buffers: Any) -> None:
         """What a view says."""
@@ -250,3 +258,15 @@ class MonitorWidget(anywidget.AnyWidget):
 
 def _own() -> Sampler:
     return sampler()
+
+
+def _check(period: Any) -> None:
+    low, high = PERIODS_S
+    number = isinstance(period, int | float) and period == period
+    if number and low <= period <= high:
+        return
+    fitting = min(max(period, low), high) if number else 1
+    raise GpuError(
+        f"a period of {period!r}: it must be from {low} to {high:g} s;"
+        f" type gpumagic.monitor({fitting:g})"
+    )

@@ -183,6 +183,36 @@ it('is not told again by a page that was loaded again', () => {
   expect(during(20, FULL)).toHaveLength(1);
 });
 
+it('of two pages that see the same, one tells it, and neither again', () => {
+  let stored: string | null = null;
+  const memory = {
+    getItem: () => stored,
+    setItem: (_: string, text: string) => {
+      stored = text;
+    },
+  };
+  // Until both have written, a browser may show each only its own.
+  const seen = (text: string | null, page: Alerts, gpu: Partial<GpuSample>) => {
+    stored = text;
+    const gpus = [{ ...COOL, ...gpu }];
+    return page.update({ ...FIXTURE, processes: [], problems: [], gpus, time });
+  };
+  const limits = { ...read().limits, memorySeconds: 0 };
+  const pages = ['a', 'b'].map((name) => new Alerts(limits, english, memory, name));
+  const due = pages.map((page) => seen(null, page, FULL));
+  expect(due.map((one) => one.length)).toEqual([1, 1]);
+  expect(pages.map((page, n) => page.isMine(due[n]?.[0] as never))).toEqual([false, true]);
+  // A page that is opened later, and the first when it is looked at again.
+  const third = new Alerts(limits, english, memory, 'c');
+  for (const page of [third, ...pages]) {
+    time += 5;
+    expect(seen(stored, page, FULL)).toEqual([]);
+  }
+  // It was over while only the third was seen.
+  for (let n = 0; n < 70; n++, time++) expect(seen(stored, third, {})).toEqual([]);
+  expect(seen(stored, pages[0] as Alerts, FULL)).toHaveLength(1);
+});
+
 it('whatever comes, the same event is never told twice in a minute', () => {
   let seed = 7;
   const random = () => {

@@ -158,6 +158,24 @@ describe('what is shown', () => {
     expect(text(monitor, '.problem code')).toEqual(['--gpus all']);
   });
 
+  test('a problem is read aloud when it comes, not each second that it lasts', () => {
+    const snapshot = fixture();
+    const problem = (seconds: number) => ({
+      code: 'stalled',
+      cause: `no answer for ${seconds} s`,
+      cure: 'wait',
+      uuid: null,
+    });
+    snapshot.problems = [problem(3)];
+    const monitor = mount(snapshot);
+    monitor.update({ ...snapshot, problems: [problem(4)] });
+    monitor.draw();
+    expect(text(monitor, '.problem')).toEqual(['No answer for 4 s. Wait.']);
+    expect(text(monitor, '.spoken')).toEqual(['No answer for 3 s. Wait.']);
+    const live = all(monitor, '[aria-live], [role=status]');
+    expect(live.filter((node) => node.querySelector('.problem'))).toEqual([]);
+  });
+
   test('without a GPU there is the doctor and a way to virtual ones', () => {
     const look = vi.fn();
     const monitor = mount({ ...fixture(), gpus: [], processes: [] }, { look });
@@ -314,8 +332,8 @@ describe('who holds what', () => {
         'Interrupt the kernel: a.ipynb',
         'Shut down the kernel: a.ipynb',
       ],
-      [],
-      ['Terminate the orphan: python3'],
+      ['Go to the notebook: b.ipynb'],
+      ['Terminate the orphan: python3 (pid 3)'],
       [],
       [],
     ]);
@@ -343,9 +361,14 @@ describe('many', () => {
     one(monitor, '.line button').click();
     expect(all(monitor, 'canvas')).toHaveLength(2);
     expect(one(monitor, '.line button').getAttribute('aria-expanded')).toBe('true');
+    // Not asked for lines, it has them all the same.
     monitor.options({ compact: false });
     monitor.draw();
-    expect(all(monitor, '.card')).toHaveLength(9);
+    expect(all(monitor, '.line')).toHaveLength(9);
+    const few = mount(crowd(2));
+    few.options({ compact: true });
+    few.draw();
+    expect(all(few, '.line')).toHaveLength(2);
   });
 
   test('of lines, who holds memory is told over all', () => {
@@ -489,17 +512,20 @@ describe('marks', () => {
     expect(tip(monitor)).toContain('In [12] work/train.ipynb · 12 s');
     move(200 * (1 - 30 / 120));
     expect(tip(monitor)).toBe('1.0 GiB, 30 s ago');
+    expect(one(monitor, '.tip').ariaLive).toBe('off');
+    // The pointer rests, and time goes on under it.
+    monitor.update({ ...fixture(), time: time + 30 });
+    monitor.draw();
+    expect(tip(monitor)).toBe('34.0 GiB, 30 s ago');
     canvas.dispatchEvent(new MouseEvent('pointerleave'));
     expect(tip(monitor)).toBeNull();
   });
 
   test('a cell told again is the same cell, and one without samples says so', () => {
     const monitor = marked();
-    monitor.mark([{ ...run, start: time - 300, end: time - 118, count: null }]);
+    monitor.mark([{ ...run, start: time - 49.9, end: time - 49.7, count: null }]);
     monitor.draw();
     at(all(monitor, 'canvas'), 2).focus();
-    expect(tip(monitor)).toMatch(
-      /^In \[ \] work\/train.ipynb · 3 min 2 s · peak N\/A · mean N\/A$/,
-    );
+    expect(tip(monitor)).toMatch(/^In \[ \] work\/train.ipynb · 0.2 s · too short for a sample$/);
   });
 });

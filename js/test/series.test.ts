@@ -1,6 +1,5 @@
 import { expect, test } from 'vitest';
-import { Series } from '../src/monitor/series.js';
-import { gap } from '../src/monitor/spark.js';
+import { gap, Runs, Series } from '../src/monitor/series.js';
 import { age, energy, lasted, reading, share, size, watts } from '../src/monitor/units.js';
 import type { Snapshot } from '../src/snapshot.js';
 
@@ -45,11 +44,58 @@ test('it does not grow for ever', () => {
   expect(series.column('a').utilization).toHaveLength(series.time.length);
 });
 
+test('an hour at any period is kept, with its peaks and means', () => {
+  const series = new Series();
+  series.step = 3600 / 800;
+  for (let time = 1; time <= 4 * 3600; time++)
+    series.push(at(time / 4, time <= 7200 ? 100 : 0, { memory_used: time === 5000 ? 9 : 1 }));
+  expect(series.time[0]).toBeLessThan(60);
+  expect(series.time.length).toBeLessThanOrEqual(1600);
+  const { peak, mean } = series.stats('a', series.time[0] as number, 3600);
+  expect(peak).toBe(9);
+  expect(mean).toBeCloseTo(50, 0);
+});
+
+test('a cell that began with a sample has nothing of the time before', () => {
+  const series = new Series();
+  for (const time of [1, 2, 3, 4]) series.push(at(time, time === 3 ? 90 : 0));
+  expect(series.stats('a', 2, 3).mean).toBe(90);
+  expect(series.stats('a', 1.99, 2.2).mean).toBeNull();
+  expect(series.stats('a', 2.3, 3.2).mean).toBe(90);
+});
+
+test('a clock that is set back does not stop the charts', () => {
+  const series = new Series();
+  for (const time of [1000, 1001, 1002, 5000, 5001]) series.push(at(time, 1));
+  series.push(at(4990, 2));
+  expect(series.time.at(-1)).toBe(5001);
+  series.push(at(1001.5, 3));
+  expect(series.time).toEqual([1000, 1001, 1001.5]);
+  expect(series.column('a').utilization).toEqual([1, 1, 3]);
+});
+
+test('runs stand in the order in which they began, however they are told', () => {
+  const runs = new Runs();
+  const run = (id: string, start: number) => ({
+    ...{ id, start, end: start + 1, kernel: null, notebook: null, count: 1, gpus: ['a'] },
+  });
+  runs.merge([run('late', 50)], 60);
+  runs.merge([run('early', 10), run('middle', 30)], 60);
+  expect(runs.of('a').map(({ id }) => id)).toEqual(['early', 'middle', 'late']);
+  runs.merge([], 3000);
+  expect(runs.of('a')).toHaveLength(3);
+  runs.merge([], 5000);
+  expect(runs.of('a')).toHaveLength(0);
+});
+
 test('statistics are of the samples within', () => {
   const series = new Series();
   for (const time of [1, 2, 3, 4]) series.push(at(time, time * 10, { memory_used: time }));
-  expect(series.stats('a', 2, 3)).toEqual({ peak: 3, mean: 25 });
-  expect(series.stats('a', 2.2, 2.8)).toEqual({ peak: null, mean: null });
+  // The sample at 2 is of the second before.
+  expect(series.stats('a', 2, 3)).toEqual({ peak: 3, mean: 30 });
+  expect(series.stats('a', 1, 3)).toEqual({ peak: 3, mean: 25 });
+  expect(series.stats('a', 2.2, 2.8)).toEqual({ peak: null, mean: 30 });
+  expect(series.stats('a', 2.2, 2.4)).toEqual({ peak: null, mean: null });
 });
 
 test.each([

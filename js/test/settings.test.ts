@@ -25,5 +25,5 @@ it('reads each setting of the schema', () => {
 it('keeps within the bounds, whatever stands there', () => {
   expect(read({ period: 0 }).period).toBe(0.25);
   expect(read({ period: 1e9 }).period).toBe(60);
-  expect(read({ period: 'fast', side: 3, history: null })).toEqual(read());
+  expect(read({ period: 'fast', side: 3, history: null, compact: 'no' })).toEqual(read());
 });

@@ -64,9 +64,11 @@ def install() -> Path | None:
     if (path := find()) is not None:
         return path
     root = hasattr(os, "geteuid") and os.geteuid() == 0
-    if root and shutil.which("apt-get"):
+    apt = shutil.which("apt-get")
+    if root and apt:
+        # Debian's package; Ubuntu's of that name is a snap, and is not found afterwards.
         for command in (["update"], ["install", "--yes", "--no-install-recommends", "chromium"]):
-            subprocess.run(["apt-get", "--quiet", *command], check=False)
+            subprocess.run([apt, "--quiet", *command], check=False)
     return find()
 
 

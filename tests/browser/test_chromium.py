@@ -46,6 +46,57 @@ def test_one_can_be_named(machine, monkeypatch):
     assert chromium.find() is None
 
 
+@pytest.fixture
+def apt(tmp_path, machine, monkeypatch):
+    """An apt-get that writes down what it is asked, and does as the test says."""
+    asked = tmp_path / "asked"
+
+    def make(brings=True, root=True):
+        machine("bin/apt-get").write_text(
+            f'#!/bin/sh\nPATH=/usr/bin:/bin\necho "$*" >> {asked}\n'
+            f'case "$*" in *install*) '
+            + (f"cp {machine('made/chromium')} {tmp_path}/bin/" if brings else "exit 100")
+            + ";; esac\n"
+        )
+        monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
+        return lambda: asked.read_text().splitlines() if asked.exists() else []
+
+    return make
+
+
+def test_root_gets_one_from_apt(apt, tmp_path, capsys):
+    asked = apt()
+    assert chromium.main(["--install"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "bin/chromium")
+    assert asked() == [
+        "--quiet update",
+        "--quiet install --yes --no-install-recommends chromium",
+    ]
+    # It is there now.
+    assert chromium.main(["--install"]) == 0
+    assert len(asked()) == 2
+
+
+def test_where_apt_brings_none_it_says_what_to_type(apt, capsys):
+    asked = apt(brings=False)
+    assert chromium.main(["--install"]) == 1
+    assert "playwright install" in capsys.readouterr().err
+    assert len(asked()) == 2
+
+
+def test_who_is_not_root_is_told_what_to_type_and_nothing_is_tried(apt, capsys):
+    asked = apt(root=False)
+    assert chromium.main(["--install"]) == 1
+    assert "sudo apt-get install chromium" in capsys.readouterr().err
+    assert asked() == []
+
+
+def test_without_asking_nothing_is_installed(apt):
+    asked = apt()
+    assert chromium.main([]) == 1
+    assert asked() == []
+
+
 def test_where_there_is_none_it_says_what_to_type(machine, monkeypatch, capsys):
     # Not root, or no apt: nothing is installed.
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

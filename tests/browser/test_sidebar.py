@@ -118,6 +118,68 @@ def test_an_alert_is_told_once(lab, view):
     expect(toast).to_have_count(0)
 
 
+def kernel(view, kind, name):
+    """The pid of a kernel that a session of this kind has begun."""
+    model = {"type": kind, "path": name, "name": name, "kernel": {"name": "python3"}}
+    answer = view.lab.request("api/sessions", method="POST", data=json.dumps(model).encode())
+    kernel_id = json.loads(answer)["kernel"]["id"]
+    for process in psutil.process_iter(["cmdline"]):
+        if any(kernel_id in part for part in process.info["cmdline"] or ()):
+            return process.pid
+    raise AssertionError("no process of the kernel")
+
+
+def current(view):
+    return view.page.evaluate("window.jupyterapp.shell.currentWidget?.sessionContext?.path")
+
+
+def test_go_to_brings_the_notebook_wherever_it_is(lab, view):
+    for name in ("far.ipynb", "near.ipynb"):
+        lab.write(name, [])
+    far = kernel(view, "notebook", "far.ipynb")
+    lab.machine({"gpu.1.used": 9 * GIB, "gpu.1.compute": f"{far}:{7 * GIB}"})
+    go = view.panel.get_by_role("button", name="Go to the notebook: far.ipynb")
+    # It is not open at all; behind another; and closed again.
+    go.click()
+    view.wait_until(lambda: current(view) == "far.ipynb")
+    view.open_notebook("near.ipynb")
+    view.wait_until(lambda: current(view) == "near.ipynb")
+    go.click()
+    view.wait_until(lambda: current(view) == "far.ipynb")
+    view.page.evaluate(
+        """async () => {
+            const { currentWidget } = window.jupyterapp.shell;
+            await currentWidget.context.save();
+            currentWidget.close();
+        }"""
+    )
+    view.wait_until(lambda: current(view) != "far.ipynb")
+    go.click()
+    view.wait_until(lambda: current(view) == "far.ipynb")
+    view.shows("this notebook")
+
+
+def test_go_to_brings_a_console(lab, view):
+    pid = kernel(view, "console", "console-1")
+    lab.machine({"gpu.1.used": 9 * GIB, "gpu.1.compute": f"{pid}:{7 * GIB}"})
+    view.panel.get_by_role("button", name="Go to the notebook: console-1").click()
+    view.wait_until(lambda: current(view) == "console-1")
+    assert len(json.loads(lab.request("api/sessions"))) == 1
+
+
+def test_a_busy_cell_is_interrupted_from_the_panel(lab, view):
+    lab.write("busy.ipynb", ["import time\ntime.sleep(600)"])
+    pid = kernel(view, "notebook", "busy.ipynb")
+    lab.machine({"gpu.1.used": 9 * GIB, "gpu.1.compute": f"{pid}:{7 * GIB}"})
+    view.open_notebook("busy.ipynb")
+    view.run_cell(0)
+    prompt = view.page.locator(".jp-NotebookPanel .jp-InputPrompt").first
+    expect(prompt).to_have_text("[*]:")
+    view.panel.get_by_role("button", name="Interrupt the kernel: busy.ipynb").click()
+    expect(view.page.locator(".jp-OutputArea")).to_contain_text("KeyboardInterrupt")
+    expect(prompt).to_have_text("[1]:")
+
+
 def has_ended(pid):
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -129,23 +191,32 @@ def test_an_orphan_is_ended_from_the_panel(lab, view):
     leave = (
         "import os, subprocess\n"
         # In a group of its own it is not killed along with its kernel.
-        "left = subprocess.Popen(['sleep', '600'], preexec_fn=os.setpgrp)\n"
-        "open('left', 'w').write(str(left.pid))"
+        "left = [subprocess.Popen(['sh', '-c', command], preexec_fn=os.setpgrp)\n"
+        "        for command in ('exec sleep 600', 'trap : TERM; while :; do sleep 1; done')]\n"
+        "open('left', 'w').write(' '.join(str(one.pid) for one in left))"
     )
     lab.write("leave.ipynb", [leave, "os.kill(os.getpid(), 9)"])
     view.open_notebook("leave.ipynb")
     view.run_cell(0)
     view.wait_ran(0)
-    pid = int((lab.home / "left").read_text())
-    lab.machine({"gpu.1.used": 9 * GIB, "gpu.1.compute": f"{pid}:{7 * GIB}"})
+    pid, stubborn = map(int, (lab.home / "left").read_text().split())
+    lab.machine({"gpu.1.used": 9 * GIB, "gpu.1.compute": f"{pid}:{5 * GIB},{stubborn}:{2 * GIB}"})
     view.shows("leave.ipynb")
     view.run_cell(1)
     view.shows("orphan: its kernel is gone")
     # JupyterLab's own word about the kernel.
     view.page.get_by_role("dialog").get_by_role("button", name="Ok").click()
-    view.panel.get_by_role("button", name="Terminate the orphan").click()
+    view.panel.get_by_role("button", name=f"Terminate the orphan: leave.ipynb (pid {pid})").click()
     dialog = view.page.get_by_role("dialog").filter(has_text="End the process?")
-    expect(dialog).to_contain_text(f"sleep (pid {pid}) holds 7.0 GiB")
+    expect(dialog).to_contain_text(f"sleep (pid {pid}) holds 5.0 GiB")
     dialog.get_by_role("button", name="End it").click()
     view.wait_until(lambda: has_ended(pid))
     assert view.page.get_by_text("still runs").count() == 0
+    # One that will not hear is killed, after a second question.
+    view.panel.get_by_role("button", name=f"(pid {stubborn})").click()
+    dialog.get_by_role("button", name="End it").click()
+    dialog = view.page.get_by_role("dialog").filter(has_text="Kill the process?")
+    expect(dialog).to_contain_text(f"sh (pid {stubborn}) holds 2.0 GiB")
+    assert not has_ended(stubborn)
+    dialog.get_by_role("button", name="Kill it").click()
+    view.wait_until(lambda: has_ended(stubborn))

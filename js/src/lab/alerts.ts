@@ -1,4 +1,9 @@
-/** When an alert is told: once per event, and again only after it has been over for a while. */
+/**
+ * When an alert is told: once per event, and again only after it has been over for a while.
+ *
+ * All pages of a browser share a memory of it. Two that see the same at the same time both write
+ * there; the one whose word is left there tells it.
+ */
 
 import type { Translate } from '../monitor/shared.js';
 import type { Snapshot } from '../snapshot.js';
@@ -9,6 +14,8 @@ interface Event {
   since: number | null;
   told: number | null;
   over: number | null;
+  /** The page that tells it. */
+  by: string;
 }
 
 type Memory = Pick<Storage, 'getItem' | 'setItem'>;
@@ -26,15 +33,21 @@ export class Alerts {
   limits: Limits;
   #t: Translate;
   #memory: Memory | null;
-  #events: Map<string, Event>;
+  #page: string;
+  #events = new Map<string, Event>();
   #last = 0;
 
-  /** `memory` lets a page that was loaded again know what it has told. */
-  constructor(limits: Limits, t: Translate, memory: Memory | null = null) {
+  /** `memory` is what this page, loaded again, and the others beside it know; `page` its own name. */
+  constructor(
+    limits: Limits,
+    t: Translate,
+    memory: Memory | null = null,
+    page = `${Math.random()}`,
+  ) {
     this.limits = limits;
     this.#t = t;
     this.#memory = memory;
-    this.#events = recall(memory);
+    this.#page = page;
   }
 
   /** The alerts that are due now. */
@@ -44,15 +57,17 @@ export class Alerts {
     const pause = time - this.#last > PAUSE_S || time < this.#last;
     this.#last = time;
     const due: Alert[] = [];
+    this.#recall();
     const before = this.#told();
     for (const { hold, holds, over, ...alert } of findings(snapshot, this.limits, this.#t)) {
       const known = this.#events.get(alert.key);
-      const event = known ?? { since: null, told: null, over: null };
+      const event = known ?? { since: null, told: null, over: null, by: '' };
       if (holds) {
         if (event.since === null || pause) event.since = time;
         event.over = null;
         if (event.told === null && time - event.since >= hold) {
           event.told = time;
+          event.by = this.#page;
           due.push(alert);
         }
         this.#events.set(alert.key, event);
@@ -70,16 +85,36 @@ export class Alerts {
     return due;
   }
 
+  /** Whether it is for this page to tell it, some time after it was due. */
+  isMine({ key }: Alert): boolean {
+    this.#recall();
+    return this.#events.get(key)?.by === this.#page;
+  }
+
   #told(): string {
     return JSON.stringify([...this.#events].filter(([, event]) => event.told !== null));
   }
+
+  /** What is in the memory goes before what this page thinks. */
+  #recall(): void {
+    if (!this.#memory) return;
+    const stored = read(this.#memory.getItem(STORED));
+    for (const [key, event] of this.#events)
+      if (event.told !== null && !stored.has(key)) this.#events.delete(key);
+    for (const [key, event] of stored) {
+      const since = this.#events.get(key)?.since ?? null;
+      this.#events.set(key, { ...event, since });
+    }
+  }
 }
 
-function recall(memory: Memory | null): Map<string, Event> {
+function read(text: string | null): Map<string, Event> {
   const events = new Map<string, Event>();
   try {
-    for (const [key, event] of JSON.parse(memory?.getItem(STORED) ?? '[]'))
-      events.set(String(key), { since: null, told: Number(event.told), over: event.over ?? null });
+    for (const [key, { told, over, by }] of JSON.parse(text ?? '[]')) {
+      const event = { since: null, told: Number(told), over: over ?? null, by: String(by) };
+      events.set(String(key), event);
+    }
   } catch {
     // What another program wrote there is not ours to mend.
   }

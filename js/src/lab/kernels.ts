@@ -35,12 +35,16 @@ export class Kernels {
   /** Opens the notebook or console; that of another server in a tab of its own. */
   goTo(process: ProcessSample): void {
     void this.#try(async () => {
-      if (process.server) {
-        window.open(process.server, '_blank', 'noopener');
+      const { server, notebook } = process;
+      if (server) {
+        const path = notebook
+          ? `lab/tree/${notebook.split('/').map(encodeURIComponent).join('/')}`
+          : '';
+        window.open(`${server.replace(/\/*$/, '/')}${path}`, '_blank', 'noopener');
         return;
       }
       const session = await this.#session(process);
-      const path = session?.path ?? process.notebook;
+      const path = session?.path ?? notebook;
       const command = session?.type === 'console' ? 'console:open' : 'docmanager:open';
       if (!path) throw new Error(this.#t('No notebook of this kernel is known.'));
       await this.#app.commands.execute(command, { path, activate: true });

@@ -23,7 +23,7 @@ import { Panel } from './sidebar.js';
 import { StatusItem } from './status.js';
 import { Stream } from './stream.js';
 import { Watch } from './watch.js';
-import { page } from './world.js';
+import { page, storage } from './world.js';
 
 const ID = 'gpumagic:plugin';
 const SHOW = 'gpumagic:show';
@@ -84,7 +84,7 @@ async function activate(
   const show = () => shell.activateById(panel.id);
   const status = new StatusItem(t, show);
   const inStatus = stream.subscribe(status, null);
-  const alerts = new Alerts(settings.limits, t, window.sessionStorage);
+  const alerts = new Alerts(settings.limits, t, storage());
   const watch = new Watch(alerts, stream, world, (alert) => notify(alert, kernels, t, show));
 
   let side = '';

@@ -20,7 +20,10 @@ export function read(composite: Readonly<Record<string, unknown>> = {}): Setting
     const value = composite[key];
     return typeof value === 'number' ? Math.min(most, Math.max(least, value)) : otherwise;
   };
-  const on = (key: string, otherwise = true) => (composite[key] as boolean) ?? otherwise;
+  const on = (key: string, otherwise = true) => {
+    const value = composite[key];
+    return typeof value === 'boolean' ? value : otherwise;
+  };
   return {
     period: number('period', 1, 0.25, 60),
     window: number('history', 2, 0.5, 60) * 60,

@@ -11,6 +11,8 @@ import type { Stream, World } from './stream.js';
 const PERIOD_S = 5;
 /** Who holds memory is asked this rarely while nobody looks. */
 const HOLDERS_MS = 60_000;
+/** Until another page that saw the same has said so. */
+const SETTLE_MS = 300;
 
 export class Watch {
   #alerts: Alerts;
@@ -30,7 +32,8 @@ export class Watch {
     this.#world = world;
     const snapshot = (latest: Snapshot) => {
       this.#latest = latest;
-      for (const alert of alerts.update(latest)) tell(alert);
+      for (const alert of alerts.update(latest))
+        world.after(SETTLE_MS, () => alerts.isMine(alert) && tell(alert));
     };
     this.#subscription = stream.subscribe({ snapshot }, null);
     this.#again();

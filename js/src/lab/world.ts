@@ -24,3 +24,12 @@ export function page(api: Api): World {
     random: Math.random,
   };
 }
+
+/** What all pages of this browser share; null where it keeps nothing. */
+export function storage(): Storage | null {
+  try {
+    return window.localStorage;
+  } catch {
+    return null;
+  }
+}

@@ -13,8 +13,9 @@ export function told(run: CellRun, uuid: string, { t, series, now }: Shared): st
   return [
     `In [${run.count ?? ' '}] ${run.notebook ?? ''}`.trim(),
     run.end === null ? t('running for %1', lasted(end - run.start)) : lasted(end - run.start),
-    t('peak %1', size(peak)),
-    t('mean %1', reading(mean, '%')),
+    ...(peak === null && mean === null
+      ? [t('too short for a sample')]
+      : [t('peak %1', size(peak)), t('mean %1', reading(mean, '%'))]),
   ].join(' · ');
 }
 
@@ -28,6 +29,8 @@ export class Chart {
   #top = 100;
   /** The run that the keyboard stands on. */
   #at: string | null = null;
+  /** Where the pointer is, in pixels from the left. */
+  #under: number | null = null;
 
   constructor(kind: 'utilization' | 'memory', title: string, uuid: string, shared: Shared) {
     this.#shared = shared;
@@ -36,7 +39,10 @@ export class Chart {
     this.spark = new Spark(kind);
     const canvas = this.spark.node;
     canvas.setAttribute('aria-label', shared.t('%1 over time', title));
-    canvas.addEventListener('pointermove', (event) => this.#point(event.offsetX));
+    canvas.addEventListener('pointermove', (event) => {
+      this.#under = event.offsetX;
+      this.draw();
+    });
     canvas.addEventListener('pointerleave', () => this.#leave());
     canvas.addEventListener('focus', () => this.#step(0));
     canvas.addEventListener('blur', () => this.#leave());
@@ -57,6 +63,8 @@ export class Chart {
   draw(): void {
     const { series, now, window, inks } = this.#shared;
     const runs = this.#runs();
+    // What is under the pointer moves on.
+    if (this.#under !== null) this.#point(this.#under);
     // Only where there is something to walk through is it worth a stop of the Tab key.
     if (this.spark.node.tabIndex !== (runs.length ? 0 : -1)) {
       if (runs.length) this.spark.node.tabIndex = 0;
@@ -95,7 +103,8 @@ export class Chart {
       (run) => run.start - 2 * second <= at && at <= (run.end ?? now) + 2 * second,
     );
     const lines = under.slice(-3).map((run) => told(run, this.#uuid, this.#shared));
-    this.#tip(across, [...lines, this.#sample(at)]);
+    this.spark.hover = across;
+    this.#shared.tip(this.spark, [...lines, this.#sample(at)], false);
   }
 
   #sample(at: number): string {
@@ -131,20 +140,17 @@ export class Chart {
     const { now, window } = this.#shared;
     const middle = (Math.max(run.start, now - window) + (run.end ?? now)) / 2;
     const across = this.spark.width * (1 - (now - middle) / window);
-    this.#tip(across, [told(run, this.#uuid, this.#shared)]);
-  }
-
-  #tip(across: number, lines: string[]): void {
+    this.#under = null;
     this.spark.hover = across;
-    this.#shared.tip(this.spark, lines);
+    this.#shared.tip(this.spark, [told(run, this.#uuid, this.#shared)], true);
     this.draw();
   }
 
   #leave(): void {
-    this.#at = null;
+    this.#at = this.#under = null;
     if (this.spark.hover === null) return;
     this.spark.hover = null;
-    this.#shared.tip(this.spark, []);
+    this.#shared.tip(this.spark, [], false);
     this.draw();
   }
 }

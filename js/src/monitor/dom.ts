@@ -122,6 +122,13 @@ export function typed(text: string): Node[] {
     );
 }
 
+/** Text that breaks only between its parts. */
+export function parts(text: string): (Node | string)[] {
+  return text
+    .split(/(?<= ·) /)
+    .flatMap((part, n) => (n ? [' ', h('span', 'part', part)] : [h('span', 'part', part)]));
+}
+
 /** With a capital, if it does not begin with something to type, and a full stop. */
 export function sentence(text: string): string {
   return text && `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? '' : '.'}`;

@@ -14,8 +14,8 @@ const CARDS = 8;
 
 export class Gpus {
   readonly node = h('div');
-  /** Lines, cards, or as many GPUs as there are decide. */
-  compact: boolean | null = null;
+  /** Lines also where there are few. */
+  compact = false;
   #shared: Shared;
   #sight: Sight;
   #list: HTMLUListElement | null = null;
@@ -42,7 +42,7 @@ export class Gpus {
 
   update(snapshot: Snapshot): void {
     const shown = views(snapshot, this.#shared.here);
-    const lines = this.compact ?? shown.length > CARDS;
+    const lines = this.compact || shown.length > CARDS;
     if (!this.#cards || lines !== this.#lines) this.#make(lines);
     this.#cards?.update(shown.map((view) => [view.gpu.uuid, view] as const));
     const unseen = shown.reduce((sum, view) => sum + view.unseen, 0);

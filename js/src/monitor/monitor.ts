@@ -2,7 +2,7 @@
 
 import type { CellRun, Check, History, Host, Result, Snapshot } from '../snapshot.js';
 import { Doctor, Problems } from './doctor.js';
-import { Field, h, show } from './dom.js';
+import { Field, h, parts, show } from './dom.js';
 import { Gpus } from './gpus.js';
 import { inks, onTheme, remember, remembered, Sight, Sizes } from './page.js';
 import { Results } from './results.js';
@@ -26,8 +26,11 @@ export interface Connection {
   text?: string;
 }
 
+/** In a chart; more than it has pixels is no use. */
+const POINTS = 800;
+
 export interface ViewOptions {
-  /** Lines or cards; unset, the number of GPUs decides. */
+  /** A line for each GPU; past eight of them it is so anyway. */
   compact?: boolean;
   /** Seconds that a chart shows. */
   window?: number;
@@ -71,7 +74,7 @@ export class Monitor {
       open: remembered(),
       watch: (spark) => this.#sizes.watch(spark),
       unwatch: (spark) => this.#sizes.unwatch(spark),
-      tip: (at, lines) => this.#point(at, lines),
+      tip: (at, lines, spoken) => this.#point(at, lines, spoken),
       toggled: () => remember(this.#shared.open),
     };
     this.#doctor = new Doctor(this.#shared);
@@ -141,8 +144,11 @@ export class Monitor {
   }
 
   options({ compact, window }: ViewOptions): void {
-    this.#gpus.compact = compact ?? null;
-    if (window) this.#shared.window = window;
+    this.#gpus.compact = compact ?? false;
+    if (window) {
+      this.#shared.window = window;
+      this.#shared.series.step = window / POINTS;
+    }
     this.#due();
   }
 
@@ -159,7 +165,7 @@ export class Monitor {
       this.#host.offer(this.#caption(snapshot.host, snapshot.driver));
     }
     const none = snapshot !== null && snapshot.gpus.length === 0;
-    this.#doctor.update(this.#checks, none);
+    this.#doctor.update(this.#checks, none, snapshot?.problems ?? []);
     show(this.#bones, snapshot === null && this.#checks === null);
     show(this.#gpus.node, snapshot !== null && !none);
     if (this.#themed > 0) {
@@ -185,12 +191,10 @@ export class Monitor {
     const sheet = h('style', '', CSS);
     const top = h('div', 'top', this.#host.node, this.#state.node);
     this.#state.node.setAttribute('role', 'status');
-    this.#tip.setAttribute('role', 'status');
     this.#tip.hidden = true;
     this.#bones.append(this.#shared.t('Looking for GPUs…'));
     this.#doctor.node.hidden = true;
     this.#gpus.node.hidden = true;
-    this.#problems.update([]);
     this.#all.setAttribute('role', 'region');
     this.#all.setAttribute('aria-label', label);
     this.#all.append(
@@ -230,10 +234,11 @@ export class Monitor {
     }
   }
 
-  #point(at: Spark, lines: string[]): void {
+  #point(at: Spark, lines: string[], spoken: boolean): void {
     const tip = this.#tip;
+    tip.ariaLive = spoken ? 'polite' : 'off';
     tip.hidden = lines.length === 0;
-    tip.replaceChildren(...lines.map((line) => h('div', '', line)));
+    tip.replaceChildren(...lines.map((line) => h('div', '', ...parts(line))));
     if (tip.hidden) return;
     const all = this.#all.getBoundingClientRect();
     const box = at.node.getBoundingClientRect();

@@ -19,11 +19,11 @@ const ICONS: Record<Act, string> = {
   terminate: 'M4.500 4.500l7 7M11.500 4.500l-7 7',
 };
 
-/** What makes sense for whom: a kernel of this server is steered, an orphan is ended. */
+/** What makes sense for whom: any notebook is opened, a kernel of this server steered, an orphan ended. */
 function sensible(act: Act, process: ProcessSample): boolean {
   if (act === 'terminate') return process.orphan;
-  if (process.orphan || !process.kernel || process.server) return false;
-  return act !== 'goTo' || process.notebook !== null;
+  if (process.orphan || !process.kernel) return false;
+  return act === 'goTo' ? process.notebook !== null : !process.server;
 }
 
 class ProcessRow {
@@ -85,10 +85,11 @@ class ProcessRow {
       const sense = sensible(act, main);
       some ||= sense;
       show(button, sense);
-      const label = `${button.title}: ${name}`;
+      const label = `${button.title}: ${name}${main.orphan ? ` (pid ${main.pid})` : ''}`;
       if (sense && button.ariaLabel !== label) button.ariaLabel = label;
     }
     show(this.#acts, some);
+    this.node.classList.toggle('steered', some);
   }
 
   #named(main: ProcessSample): string {
@@ -111,7 +112,7 @@ class ProcessRow {
       notes.push(workers > 1 ? t('+%1 workers', workers) : t('+1 worker'));
     }
     if (main.server) notes.push(t('on another server'));
-    if (key.startsWith('pid') && !main.orphan && main.name) notes.push(t('pid %1', main.pid));
+    if (key.startsWith('pid') && main.name) notes.push(t('pid %1', main.pid));
     return notes;
   }
 

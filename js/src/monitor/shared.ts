@@ -39,8 +39,8 @@ export interface Shared {
   /** Tells a chart its size, until `unwatch`. */
   watch(spark: Spark): void;
   unwatch(spark: Spark): void;
-  /** Shows lines of text at a chart; none hides them. */
-  tip(at: Spark, lines: string[]): void;
+  /** Shows lines of text at a chart, `spoken` also read aloud; none hides them. */
+  tip(at: Spark, lines: string[], spoken: boolean): void;
   /** Open or closed by the reader. */
   toggled(): void;
 }

@@ -1,6 +1,7 @@
 /** A small chart of one column over time, drawn on a canvas that follows its box and its theme. */
 
 import type { CellRun } from '../snapshot.js';
+import { gap } from './series.js';
 
 /** Colours as the page has them now. */
 export interface Inks {
@@ -26,15 +27,6 @@ export interface Drawn {
 
 /** Pixels at the bottom that belong to the marks of cells. */
 const LANE = 3;
-
-/** Whether the way from sample n - 1 to n was not watched: far longer than those beside it. */
-export function gap(time: readonly number[], n: number): boolean {
-  const [a, b] = [time[n - 1], time[n]];
-  if (a === undefined || b === undefined) return true;
-  if (b - a < 5) return false;
-  const usual = Math.max(a - (time[n - 2] ?? a), (time[n + 1] ?? b) - b);
-  return b - a > 3 * usual;
-}
 
 export class Spark {
   readonly node = document.createElement('canvas');

@@ -2,8 +2,8 @@
 
 export const CSS = `
 :host{--gm-mine:var(--jp-brand-color1,#1976d2);--gm-others:var(--jp-warn-color1,#ef8a17);--gm-good:var(--jp-success-color1,#388e3c);--gm-bad:var(--jp-error-color1,#d32f2f);
---gm-line:rgba(128,128,128,.28);--gm-track:rgba(128,128,128,.2);--gm-reserved:rgba(128,128,128,.55);--gm-ink:rgba(128,128,128,.95);--gm-back:var(--jp-layout-color1,var(--vscode-editor-background,Canvas));
-display:block;color:var(--jp-ui-font-color1,var(--vscode-foreground,inherit));font:12px/1.45 var(--jp-ui-font-family,var(--vscode-font-family,system-ui,sans-serif));font-variant-numeric:tabular-nums;text-align:left}
+--gm-text:var(--jp-ui-font-color1,var(--vscode-foreground,CanvasText));--gm-line:rgba(128,128,128,.28);--gm-track:rgba(128,128,128,.2);--gm-reserved:rgba(128,128,128,.55);--gm-ink:rgba(128,128,128,.95);
+display:block;color:var(--gm-text);font:12px/1.45 var(--jp-ui-font-family,var(--vscode-font-family,system-ui,sans-serif));font-variant-numeric:tabular-nums;text-align:left}
 @media(prefers-color-scheme:dark){:host{--gm-mine:var(--jp-brand-color1,#64b5f6);--gm-others:var(--jp-warn-color1,#ffb74d);--gm-good:var(--jp-success-color1,#66bb6a);--gm-bad:var(--jp-error-color1,#ef5350)}}
 :host([hidden]),[hidden]{display:none!important}
 *{box-sizing:border-box}
@@ -15,14 +15,15 @@ button{background:none;border:0;border-radius:3px;color:inherit;cursor:pointer;f
 :focus-visible{outline:2px solid var(--gm-mine);outline-offset:1px}
 svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejoin:round;stroke-width:1.4;width:16px;display:block;flex:none}
 .dim{opacity:.68}
-.bad{color:var(--gm-bad)}.warn{color:var(--gm-others)}.good{color:var(--gm-good)}
+.bad{--gm-tone:var(--gm-bad)}.warn{--gm-tone:var(--gm-others)}.good{--gm-tone:var(--gm-good)}
+.bad,.warn,.good{color:color-mix(in srgb,var(--gm-tone) 65%,var(--gm-text))}
 .top{display:flex;flex-wrap:wrap;font-size:11px;gap:0 12px;justify-content:space-between;padding:0 0 6px}
 .top:not(:has(>:not(:empty))){display:none}
-.host{min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+.host{min-width:0}
 .state:not(:empty)::before{background:var(--gm-others);border-radius:50%;content:"";display:inline-block;height:7px;margin-right:6px;width:7px}
 .all[data-kind=lost] .state::before{background:var(--gm-bad)}
 .all[data-kind=standby] .state::before,.all[data-kind=connecting] .state::before{background:var(--gm-reserved)}
-.all[data-kind=lost] .gpus{opacity:.55}
+.all[data-kind=lost] .gpus{filter:grayscale(1)}
 .gpus{display:grid;gap:10px;grid-template-columns:repeat(auto-fit,minmax(min(100%,252px),1fr));align-items:start}
 .gpus.lines{gap:0 24px;grid-template-columns:repeat(auto-fit,minmax(min(100%,380px),1fr))}
 .card{border:1px solid var(--gm-line);border-radius:6px;container-type:inline-size;min-width:0;padding:6px 10px 8px}
@@ -36,6 +37,7 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .heat{flex:none;margin-left:auto;white-space:nowrap}
 .badges{display:flex;flex-wrap:wrap;gap:4px;min-width:0}
 .badge{border:1px solid currentColor;border-radius:3px;font-size:10.5px;letter-spacing:.02em;line-height:15px;max-width:100%;overflow:hidden;padding:0 4px;text-overflow:ellipsis;white-space:nowrap}
+.badge.bad,.badge.warn{background:color-mix(in srgb,var(--gm-tone) 12%,transparent);border-color:color-mix(in srgb,var(--gm-tone) 70%,transparent);color:inherit}
 .head .badge{opacity:.75}
 .body>.badges{padding:4px 0 0}
 .charts{display:grid;gap:1px 18px}
@@ -44,7 +46,6 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 canvas{border-radius:2px;display:block;height:34px;width:100%}
 .bar{background:var(--gm-track);border-radius:3px;contain:strict;display:grid;height:8px;min-width:0;overflow:hidden}
 .chart .bar{height:6px;margin-top:4px}
-
 .bar .mine,.dot.mine,.bar .books,.dot.books{background:var(--gm-mine)}
 .bar .books,.dot.books{opacity:.45}
 .bar .others,.dot.others{background:var(--gm-others)}
@@ -65,7 +66,6 @@ canvas{border-radius:2px;display:block;height:34px;width:100%}
 .more{font-size:11px;padding-left:14px}
 .slices{padding-top:6px}
 .slice{align-items:center;display:grid;gap:8px;grid-template-columns:auto 1fr auto;padding-top:2px}
-.slice+div{padding-left:2px}
 .slice+div .processes{padding-top:2px}
 .facts{border-top:1px solid var(--gm-line);display:grid;gap:1px 24px;grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr));margin-top:8px;padding-top:6px}
 .facts div{display:flex;gap:10px;min-width:0}
@@ -76,28 +76,30 @@ dd{margin:0;min-width:0;overflow-wrap:anywhere}
 .line:has([aria-expanded=true]){grid-column:1/-1}
 .line .mark{font-weight:700;text-align:center}
 .line .body{padding:0 0 10px 11px}
-.lost .body>:not(.badges){opacity:.55}
+.lost .body>:not(.badges){filter:grayscale(1)}
 .legend{display:flex;flex-wrap:wrap;font-size:11px;gap:0 12px;padding-top:8px}
 .legend span{align-items:center;display:flex;gap:5px}
 .problems{padding-bottom:6px}
-.problem{border-left:3px solid var(--gm-others);margin:0 0 6px;overflow-wrap:anywhere;padding:1px 0 1px 10px}
-.problem b{font-weight:600}
-code{background:var(--gm-track);border-radius:3px;font:11px var(--jp-code-font-family,ui-monospace,monospace);padding:0 3px}
+.problem{border-left:3px solid var(--gm-others);margin:0 0 6px;overflow-wrap:anywhere;padding-left:10px}
+code{background:var(--gm-track);border-radius:3px;font:11px var(--jp-code-font-family,ui-monospace,monospace);padding:0 3px;display:inline-block;max-width:100%}
+.spoken{clip-path:inset(50%);height:1px;overflow:hidden;position:absolute;width:1px}
 .doctor{padding-bottom:10px}
 .check{display:grid;gap:0 8px;grid-template-columns:12px 1fr;overflow-wrap:anywhere;padding:3px 0}
 .check span:last-of-type{grid-column:2}
 .check>span:first-child{text-align:center}
 .cure{display:block;font-weight:600}
-.doctor p{padding:8px 0}
-.again{border:1px solid var(--gm-line);padding:3px 10px}
+.doctor p{padding-top:8px}
+.again{border:1px solid var(--gm-line);margin-top:6px;padding:3px 10px}
 .again:hover{background:var(--gm-track)}
 .held,.results{padding-top:12px}
 .results li{border-top:1px solid var(--gm-line);padding:3px 0}
 summary{cursor:pointer}
 .result{overflow:auto;padding:4px 0 6px}
 pre{font:11.5px/1.4 var(--jp-code-font-family,ui-monospace,monospace)}
-.bones{border:1px solid var(--gm-line);border-radius:6px;height:126px;opacity:.6;padding:10px}
-.tip{background:var(--jp-layout-color2,Canvas);border:1px solid var(--gm-line);border-radius:4px;box-shadow:0 2px 8px rgba(0,0,0,.25);color:inherit;font-size:11px;left:0;max-width:calc(100% - 8px);padding:3px 7px;pointer-events:none;position:absolute;top:0;z-index:9}
+.bones{padding:4px 0}
+.tip{background:var(--jp-layout-color2,Canvas);border:1px solid var(--gm-line);border-radius:4px;box-shadow:0 2px 8px rgba(0,0,0,.25);font-size:11px;left:0;max-width:calc(100% - 8px);padding:3px 7px;pointer-events:none;position:absolute;top:0;z-index:9}
+.part{display:inline-block;max-width:100%;overflow:hidden;text-overflow:ellipsis;vertical-align:bottom;white-space:nowrap}
+@container(max-width:340px){.steered{display:grid;gap:0 6px;grid-template-columns:8px 1fr auto}.steered .text{display:contents}.steered .note{grid-area:2/2}.steered .acts{grid-area:2/3;justify-self:end}.steered .size{grid-area:1/3}.line .head{grid-template-columns:56px 3px minmax(10px,1fr) 34px minmax(14px,1.3fr) 50px}.line .head>:last-child{display:none}}
 @container(min-width:460px){.charts{grid-template-columns:1fr 1fr}.note{flex:none}.check{grid-template-columns:12px minmax(100px,190px) 1fr}.check span:last-of-type{grid-column:3}canvas{height:44px}.limit{display:inline}}
 @container(min-width:640px){.processes{display:grid;gap:0 18px;grid-template-columns:1fr 1fr}}
 @media(prefers-reduced-motion:reduce){*{transition:none!important}}
