@@ -1,0 +1,301 @@
+"""Make the pictures of the live monitor: `make screenshots`.
+
+A real JupyterLab in a real Chromium. The GPUs are played: by the stand-in for NVIDIA's library that
+the tests have, and in the widget's notebook by virtual ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+sys.path.insert(0, str(ROOT / "tests" / "browser"))
+import chromium  # noqa: E402  from the browser tests
+from lab import Lab  # noqa: E402
+from view import View  # noqa: E402
+
+GIB = 2**30
+CARD = "NVIDIA H100 80GB HBM3"
+TRAIN = [
+    "import time, torch\nfrom torch import nn\nnet = nn.TransformerEncoderLayer(512, 8)",
+    "for epoch in range(3):\n    time.sleep(3.2)  # train(net)\n    print('epoch', epoch)",
+    "time.sleep(4)  # evaluate(net)",
+    "time.sleep(300)  # train(net, epochs=90)",
+]
+EXPLORE = ["import torch\nframe = torch.zeros(1000)"]
+LIVE = [
+    "%load_ext gpumagic",
+    "%gpus --virtual 2",
+    "m = %gpus --live",
+    "%%ongpu 1\nimport torch\na = torch.randn(1500, 1500)\nkept = []\n"
+    "for step in range(60):\n    a = torch.tanh(a @ a.T / 1500)\n"
+    "    if step % 6 == 0: kept.append(torch.zeros(2**28))",
+    "%%ongpu 0\nb = torch.randn(1200, 1200)\nfor step in range(60):\n    b = b @ b.T / b.norm()",
+]
+
+
+@contextmanager
+def laboratory(machine: dict[str, object] | None, *, driver: bool = True) -> Iterator[Lab]:
+    """A JupyterLab on such a machine; without the driver, on one with no GPU."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        library = folder / "driver" / "libnvidia-ml.so.1"
+        library.parent.mkdir()
+        if driver:
+            source = ROOT / "tests" / "stand_in" / "nvml.c"
+            command = ["gcc", "-O1", "-shared", "-fPIC", "-pthread", "-o", library, source]
+            subprocess.run(command, check=True)
+        made = Lab(folder, library)
+        made.machine(machine or {})
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+def pid_of(lab: Lab, notebook: str) -> int:
+    """The pid of a notebook's kernel, by its connection file."""
+    sessions = json.loads(lab.request("api/sessions"))
+    kernel = next(s["kernel"]["id"] for s in sessions if s["path"] == notebook)
+    found = subprocess.run(["pgrep", "-f", f"kernel-{kernel}"], capture_output=True, check=True)
+    return int(found.stdout.split()[0])
+
+
+def theme(page: Page, name: str) -> None:
+    page.evaluate(
+        "name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})",
+        f"JupyterLab {name.capitalize()}",
+    )
+    page.wait_for_selector(
+        f'body[data-jp-theme-light="{str(name == "light").lower()}"]', state="attached"
+    )
+    page.wait_for_timeout(700)
+
+
+def in_both_themes(page: Page, name: str, shoot: Callable[[Path], object]) -> None:
+    for look in ("light", "dark"):
+        theme(page, look)
+        path = IMAGES / f"{name}-{look}.png"
+        shoot(path)
+        print(path.relative_to(ROOT))
+
+
+def the_panel(view: View, height: int | None = None) -> Callable[[Path], object]:
+    def shoot(path: Path) -> None:
+        box = view.panel.bounding_box()
+        assert box is not None
+        box["height"] = min(box["height"], height or box["height"])
+        view.page.screenshot(path=path, clip=box)
+
+    return shoot
+
+
+@contextmanager
+def opened(lab: Lab, browser: Browser, width: int, height: int, name: str) -> Iterator[View]:
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, device_scale_factor=2
+    )
+    page = context.new_page()
+    page.set_default_timeout(30_000)
+    view = View(page, lab, name)
+    view.load()
+    yield view
+    context.close()
+
+
+def widen(page: Page, pixels: int) -> None:
+    """Drag the panel's edge."""
+    handle = page.locator("#jp-main-split-panel > .lm-SplitPanel-handle:not(.lm-mod-hidden)").last
+    box = handle.bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x - pixels, y, steps=8)
+    page.mouse.up()
+
+
+@contextmanager
+def somebody_else() -> Iterator[int]:
+    """The pid of another user's process; needs root."""
+    with subprocess.Popen(["sleep", "600"], user="nobody") as other:
+        yield other.pid
+        other.kill()
+
+
+def play(lab: Lab, view: View, seconds: float, machine: Callable[[float], dict[str, object]]):
+    """Let the machine live for a while."""
+    begin = time.monotonic()
+    while (now := time.monotonic() - begin) < seconds:
+        lab.machine(machine(now))
+        view.page.wait_for_timeout(200)
+
+
+def training(train: int, explore: int, other: int) -> Callable[[float], dict[str, object]]:
+    """Two GPUs: one that trains hard and grows hot, one that is hardly used."""
+
+    def machine(now: float) -> dict[str, object]:
+        epoch = 0 <= now % 13 < 9.6
+        busy = (94 + 4 * math.sin(3 * now)) if epoch else 38 + 8 * math.sin(5 * now)
+        held = int((18 + min(now, 26) * 0.65 + (1.5 if epoch else 0)) * GIB)
+        idle = 14 + 10 * math.sin(now / 2) + 8 * math.sin(1.7 * now)
+        hot = {
+            "util": int(busy),
+            "memutil": int(busy * 0.6),
+            "temp": 71 if epoch else 62,
+            "power": (1000 * (560 if epoch else 210)),
+            "clock": 1755,
+            "used": held,
+            "gpm.2": busy * 0.93,
+            "gpm.3": 46,
+            "gpm.5": busy * 0.66,
+            "gpm.10": busy * 0.5,
+            "pcie_tx": 310e6,
+            "pcie_rx": 12.4e9,
+            "nvlink_tx": 41e6,
+            "nvlink_rx": 40e6,
+            "throttle": 4,
+        }
+        cool = {
+            "util": max(0, int(idle)),
+            "memutil": 4,
+            "temp": 41,
+            "power": 118_000,
+            "clock": 1200,
+            "used": int(30.4 * GIB),
+            "throttle": 0,
+            "gpm.2": 9,
+            "gpm.3": 5,
+            "gpm.5": 2,
+            "gpm.10": 3,
+        }
+        return {
+            "gpus": 2,
+            "gpu.*.name": CARD, "gpu.*.total": 80 * GIB, "gpu.*.reserved": 640 * 2**20,
+            "gpu.*.limit": 700_000, "gpu.*.pcie_gen": 5, "gpu.*.pcie_width": 16,
+            **{f"gpu.0.{key}": value for key, value in cool.items()},
+            **{f"gpu.1.{key}": value for key, value in hot.items()},
+            "gpu.0.compute": f"{explore}:{6 * GIB + 300 * 2**20},{other}:{22 * GIB}",
+            "gpu.1.compute": f"{train}:{held - 500 * 2**20}",
+        }  # fmt: skip
+
+    return machine
+
+
+def many(count: int) -> Callable[[float], dict[str, object]]:
+    def machine(now: float) -> dict[str, object]:
+        found: dict[str, object] = {
+            "gpus": count, "gpu.*.name": CARD, "gpu.*.total": 80 * GIB, "gpu.*.limit": 700_000,
+        }  # fmt: skip
+        for n in range(count):
+            wave = math.sin(now / (2 + n % 5) + n)
+            busy = 0 if n % 7 == 3 else max(0, min(100, 55 + 9 * (n % 6) + 22 * wave))
+            found |= {
+                f"gpu.{n}.util": int(busy),
+                f"gpu.{n}.used": int((3 + (n * 29) % 70 + 3 * wave) * GIB),
+                f"gpu.{n}.temp": int(34 + busy * 0.38),
+                f"gpu.{n}.power": int(1000 * (80 + 5.4 * busy)),
+            }
+        return found
+
+    return machine
+
+
+def sidebar(browser: Browser) -> None:
+    with (
+        laboratory(training(1, 1, 1)(0)) as lab,
+        opened(lab, browser, 1320, 800, "pictures") as view,
+        somebody_else() as other,
+    ):
+        page = view.page
+        lab.write("train.ipynb", TRAIN)
+        lab.write("explore.ipynb", EXPLORE)
+        view.open_panel()
+        widen(page, 80)
+        view.set(period=0.25, history=0.5)
+        page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+        for name in ("explore.ipynb", "train.ipynb"):
+            view.open_notebook(name)
+            page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
+        machine = training(pid_of(lab, "train.ipynb"), pid_of(lab, "explore.ipynb"), other)
+        play(lab, view, 34, machine)
+        in_both_themes(page, "monitor", lambda path: page.screenshot(path=path))
+        view.panel.locator(".card .head, .card button").nth(1).click()
+        play(lab, view, 4, machine)
+        in_both_themes(page, "sidebar", the_panel(view))
+        status = page.locator("#jp-main-statusbar")
+        in_both_themes(page, "status", lambda path: status.screenshot(path=path))
+
+
+def counts(browser: Browser) -> None:
+    for count, height in ((1, 260), (8, 1180), (64, 1180)):
+        with (
+            laboratory(many(count)(0)) as lab,
+            opened(lab, browser, 1000, 1240, f"pictures-{count}") as view,
+        ):
+            view.open_panel()
+            widen(view.page, 80)
+            view.set(period=0.25, history=0.5)
+            play(lab, view, 25, many(count))
+            in_both_themes(view.page, f"gpus-{count}", the_panel(view, height))
+
+
+def doctor(browser: Browser) -> None:
+    with (
+        laboratory(None, driver=False) as lab,
+        opened(lab, browser, 1000, 700, "pictures-none") as view,
+    ):
+        view.open_panel()
+        widen(view.page, 130)
+        view.shows("NVIDIA")
+        # What follows says where this machine has its Python.
+        in_both_themes(view.page, "doctor", the_panel(view, 405))
+
+
+def widget(browser: Browser) -> None:
+    with (
+        laboratory(None, driver=False) as lab,
+        opened(lab, browser, 1100, 1300, "pictures-widget") as view,
+    ):
+        page = view.page
+        lab.write("live.ipynb", LIVE)
+        page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+        view.open_notebook("live.ipynb")
+        page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
+        page.wait_for_function(
+            """() => [...window.jupyterapp.shell.currentWidget.content.widgets]
+                .filter(cell => cell.model.executionCount !== null).length === 5""",
+            timeout=120_000,
+        )
+        page.wait_for_timeout(2500)
+        cell = page.locator(".jp-NotebookPanel .jp-Cell").nth(2)
+        cell.scroll_into_view_if_needed()
+        in_both_themes(page, "widget", lambda path: cell.screenshot(path=path))
+
+
+def main() -> None:
+    scenes = {"sidebar": sidebar, "counts": counts, "doctor": doctor, "widget": widget}
+    IMAGES.mkdir(exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium.find(), args=list(chromium.ARGS)
+        )
+        for name in sys.argv[1:] or scenes:
+            scenes[name](browser)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
