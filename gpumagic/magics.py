@@ -13,7 +13,9 @@ from IPython.display import display
 from gpumagic.cells import Cells, Request
 from gpumagic.completion import complete_where
 from gpumagic.errors import GpuError
+from gpumagic.explaining import Explaining
 from gpumagic.once import Once
+from gpumagic.watched import Watched
 
 
 class _Parser(argparse.ArgumentParser):
@@ -24,11 +26,23 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _ongpu_parser(magic: str) -> _Parser:
-    usage = f"type {magic} WHERE [--no-move] [--quiet]".replace("%", "%%")
+    options = "[--no-move] [--quiet] [--report] [--strict] [--fix] [--dry-run]"
+    usage = f"type {magic} WHERE {options}".replace("%", "%%")
     parser = _Parser(magic, usage=usage, add_help=False)
     parser.add_argument("where", nargs="?")
     parser.add_argument("--no-move", action="store_true")
     parser.add_argument("--quiet", "-q", action="store_true")
+    for option in ("--dry-run", "--report", "--strict", "--fix"):
+        parser.add_argument(option, action="store_true")
+    return parser
+
+
+def _gpuwatch_parser() -> _Parser:
+    usage = "type %%gpuwatch on [--report] [--strict], or %%gpuwatch off"
+    parser = _Parser("%gpuwatch", usage=usage, add_help=False)
+    parser.add_argument("what", nargs="?", choices=("on", "off"), type=str.lower)
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--strict", action="store_true")
     return parser
 
 
@@ -65,7 +79,24 @@ def _request(line: str, magic: str = "%%ongpu") -> Request:
         )
     if args.where.lower() == "off":
         raise UsageError(f"{magic}: type %ongpu off, on a line of its own, to end %ongpu")
-    return Request(args.where, move=not args.no_move, quiet=args.quiet)
+    if args.dry_run and magic == "%ongpu":
+        raise UsageError(f"%ongpu: --dry-run is for one cell: %%ongpu {args.where} --dry-run")
+    about = [f"--{name}" for name in ("report", "strict", "fix", "quiet") if getattr(args, name)]
+    if args.dry_run and about:
+        raise UsageError(
+            f"{magic}: --dry-run runs nothing that {about[0]} could be about; leave out one of them"
+        )
+    if args.quiet and args.report:
+        raise UsageError(f"{magic}: --report shows what --quiet hides; leave out one of them")
+    return Request(
+        args.where,
+        move=not args.no_move,
+        quiet=args.quiet,
+        dry_run=args.dry_run,
+        report=args.report,
+        strict=args.strict,
+        fix=args.fix,
+    )
 
 
 @magics_class
@@ -76,6 +107,8 @@ class GpuMagics(Magics):
         super().__init__(shell)
         self.cells = Cells(shell, _request, display)
         self.once = Once(shell, self.cells.current)
+        self.explaining = Explaining(shell)
+        self.watched = Watched(shell, display)
 
     @no_var_expand
     @line_magic
@@ -147,6 +180,34 @@ class GpuMagics(Magics):
                 raise UsageError(f"%ongpu: {error}") from None
             print(f"cells run on {cells.standing_on} from now on; %ongpu off ends it")
 
+    @no_var_expand
+    @line_magic
+    def gpuwatch(self, line: str) -> None:
+        """Say under every cell what it copied between devices, and where it waited for one.
+
+        Usage::
+
+            %gpuwatch on               a line under each cell that did, this one included
+            %gpuwatch on --report      a table by line, with advice
+            %gpuwatch on --strict      the first copy or wait that is implicit is an error
+            %gpuwatch off              no longer
+            %gpuwatch                  say whether it is on
+
+        `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`.
+        """
+        args, watched = _parse(_gpuwatch_parser(), line), self.watched
+        if args.what == "on":
+            try:
+                watched.start(report=args.report, strict=args.strict)
+            except GpuError as error:
+                raise UsageError(f"%gpuwatch: {error}") from None
+            print("copies and waits are counted from now on; %gpuwatch off ends it")
+        elif args.what == "off":
+            print("copies and waits are no longer counted" if watched.on else "nothing to end")
+            watched.stop()
+        else:
+            print(f"%gpuwatch is {'on' if watched.on else 'off; %gpuwatch on starts it'}")
+
 
 def _cell_magic(cells: Cells) -> Any:
     @no_var_expand
@@ -160,13 +221,20 @@ def _cell_magic(cells: Cells) -> Any:
 
         Usage::
 
-            %%ongpu WHERE [--no-move] [--quiet]
+            %%ongpu WHERE [--no-move] [--quiet] [--report] [--strict] [--fix] [--dry-run]
 
             WHERE        1   cuda:1   gpu:1   /gpu:1   cuda   cpu   mps   GPU-4f2a…
                          free   the GPU with the most free memory
                          1?     GPU 1, or else the CPU, and say so
             --no-move    leave variables and batches where they are
             --quiet      no report; gpumagic.last_report() has it
+            --report     with a table of the copies between devices and the waits, by line, with
+                         advice
+            --strict     the first copy or wait that is implicit (no device is named: .item(),
+                         print, a mask, an index on the CPU) is an error at its line
+            --fix        bring operands on several devices to where most bytes are, and say so
+            --dry-run    compute nothing and change nothing: say what the cell would assign, copy
+                         and need in memory, and where it would fail
 
         Examples::
 
@@ -197,6 +265,7 @@ def load(shell: Any) -> None:
     magics = _loaded[shell] = GpuMagics(shell)
     shell.register_magics(magics)
     shell.register_magic_function(_cell_magic(magics.cells), "cell", "ongpu")
+    magics.explaining.install()  # before the cells: what a device's name means, it means until then
     magics.cells.install()
     magics.once.install()
     shell.Completer.custom_matchers.append(complete_where)
@@ -215,9 +284,16 @@ def unload(shell: Any) -> None:
     if magics is None:
         return
     magics.cells.uninstall()
+    magics.explaining.uninstall()
     magics.once.uninstall()
+    magics.watched.stop()
     shell.Completer.custom_matchers.remove(complete_where)
     manager = shell.magics_manager
-    for kind, name in (("line", "gpus"), ("line", "ongpu"), ("cell", "ongpu")):
+    for kind, name in (
+        ("line", "gpus"),
+        ("line", "ongpu"),
+        ("line", "gpuwatch"),
+        ("cell", "ongpu"),
+    ):
         manager.magics[kind].pop(name, None)
     manager.registry.pop(type(magics).__name__, None)

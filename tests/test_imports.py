@@ -13,11 +13,14 @@ PACKAGE = ROOT / "gpumagic"
 # Each room and the rooms that it may import; a test of the design.
 MAY = {
     "__init__": {"magics", "telemetry", "tensors", "virtual", "device", "errors"},
-    "magics": {"cells", "completion", "once", "show", "errors"},
+    "magics": {"cells", "completion", "explaining", "once", "show", "errors", "watched"},
     "once": {"show"},
+    "watched": {"tensors", "display", "errors"},
+    "explaining": {"tensors"},
     "show": {"virtual", "display", "tensors", "telemetry", "device", "errors"},
     "completion": {"device"},
-    "cells": {"tensors", "errors"},
+    "cells": {"marker", "tensors", "errors"},
+    "marker": set(),
     "__main__": {"cli"},
     "cli": {"demo", "display", "telemetry", "errors"},
     "demo": {"errors"},
