@@ -30,6 +30,7 @@ screenshots: .venv/lab .venv/test  ## the pictures in the README, from a real Ju
 benchmark: .venv/test
 	$(BIN)/python benchmarks/placement.py
 	$(BIN)/python benchmarks/monitor.py
+	$(BIN)/python benchmarks/watch.py
 	$(BIN)/python benchmarks/opinfo_virtual.py
 
 clean:

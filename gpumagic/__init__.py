@@ -12,22 +12,29 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from gpumagic import virtual
     from gpumagic.device import Device
-    from gpumagic.errors import GpuError
+    from gpumagic.errors import CrossDeviceWarning, GpuError
     from gpumagic.telemetry import take as snapshot
     from gpumagic.tensors.devices import cpu, devices, gpu, num_gpus, try_all_gpus, try_gpu
+    from gpumagic.tensors.dry_run import DryRun, dry_run
+    from gpumagic.tensors.explain import explain
     from gpumagic.tensors.move import move
     from gpumagic.tensors.place import on
     from gpumagic.tensors.report import Report
     from gpumagic.tensors.run import last_report
+    from gpumagic.tensors.watching.watch import watch
     from gpumagic.widget import monitor
 
 # Where each name is, and what it is called there if otherwise.
 _HOMES = {
+    "CrossDeviceWarning": "gpumagic.errors",
     "Device": "gpumagic.device",
+    "DryRun": "gpumagic.tensors.dry_run",
     "GpuError": "gpumagic.errors",
     "Report": "gpumagic.tensors.report",
     "cpu": "gpumagic.tensors.devices",
     "devices": "gpumagic.tensors.devices",
+    "dry_run": "gpumagic.tensors.dry_run",
+    "explain": "gpumagic.tensors.explain",
     "gpu": "gpumagic.tensors.devices",
     "last_report": "gpumagic.tensors.run",
     "monitor": "gpumagic.widget",
@@ -37,14 +44,19 @@ _HOMES = {
     "snapshot": "gpumagic.telemetry:take",
     "try_all_gpus": "gpumagic.tensors.devices",
     "try_gpu": "gpumagic.tensors.devices",
+    "watch": "gpumagic.tensors.watching.watch",
 }
 
 __all__ = [
+    "CrossDeviceWarning",
     "Device",
+    "DryRun",
     "GpuError",
     "Report",
     "cpu",
     "devices",
+    "dry_run",
+    "explain",
     "gpu",
     "last_report",
     "monitor",
@@ -55,6 +67,7 @@ __all__ = [
     "try_all_gpus",
     "try_gpu",
     "virtual",
+    "watch",
 ]
 
 

@@ -6,24 +6,19 @@ The line becomes a string on the cell's first line (so every line keeps its numb
 """
 
 import ast
-import re
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
 
 from gpumagic.errors import NO_TORCH, GpuError
+from gpumagic.marker import after_future_imports, marker, transform
 
 if TYPE_CHECKING:
-    from gpumagic.tensors.report import Report
     from gpumagic.tensors.run import Run
-
-_LINE = re.compile(r"%%ongpu(?!\w|\s*\?)")
-# `%ongpu cuda?` would be taken for a question about `cuda`.
-_FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 
 
 @dataclass(frozen=True)
@@ -34,6 +29,10 @@ class Request:
     move: bool = True
     quiet: bool = False
     standing: bool = False
+    dry_run: bool = False
+    report: bool = False
+    strict: bool = False
+    fix: bool = False
 
 
 @dataclass
@@ -46,36 +45,6 @@ class _Cell:
     gone: bool = False  # the device was not to be found
 
 
-def transform(lines: list[str]) -> list[str]:
-    """Turn a leading `%%ongpu …` line into a string; leave every other cell as it is."""
-    first = next((n for n, line in enumerate(lines) if line.strip()), None)
-    if first is None:
-        return lines
-    line, rest = lines[first], lines[first + 1 :]
-    if match := _FALLBACK_LINE.match(line):
-        call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"
-        return [*lines[:first], call, *rest]
-    if not _LINE.match(line) or not "".join(rest).strip():
-        return lines  # an empty cell is the cell magic's to refuse
-    below = leading_empty_lines(list(rest))
-    if below[0].startswith("%%"):
-        # IPython sees a cell magic on the first line only. Its body counts its own lines.
-        rest = transform(cell_magic(below))
-        return [*lines[:first], f"{line.strip()!r}; {rest[0]}", *rest[1:]]
-    return [*lines[:first], f"{line.strip()!r}\n", *rest]
-
-
-# check_complete leaves such transformers out, and so asks for more lines as after any %%magic.
-transform.has_side_effects = True  # type: ignore[attr-defined]
-
-
-def _marker(node: ast.stmt) -> str | None:
-    """The text of a `%%ongpu` line that `transform` left in the tree."""
-    value = node.value if isinstance(node, ast.Expr) else None
-    text = value.value if isinstance(value, ast.Constant) else None
-    return text if isinstance(text, str) and _LINE.match(text) else None
-
-
 class Cells:
     """The hooks in one IPython shell.
 
@@ -85,14 +54,14 @@ class Cells:
     parse : callable
         Turns the text after `%%ongpu` into a `Request`, or raises `UsageError`.
     show : callable
-        Shows a `Report` under the cell.
+        Shows a `Report`, or a dry run, under the cell.
     """
 
     def __init__(
         self,
         shell: Any,
         parse: Callable[[str], Request],
-        show: Callable[["Report"], object],
+        show: Callable[[Any], object],
     ) -> None:
         self.shell = shell
         self.standing: Request | None = None
@@ -135,15 +104,25 @@ class Cells:
         cell = self._stack[-1] if self._stack else None
         body = tree.body if isinstance(tree, ast.Module) else []
         for n, node in enumerate(body):
-            if (text := _marker(node)) is not None:
+            if (text := marker(node)) is not None:
                 body[n] = self._call(text, node)
+                if cell and self._asks_dry_run(text):
+                    # Nothing of the cell may run but that call, whose value is the result.
+                    cell.tree = ast.Module([*body[:n], *body[n + 1 :]], [])
+                    body[:] = [body[n]]
                 break
         else:
             if self.standing and cell and cell.tree is None and body:
-                body.insert(_after_future_imports(body), self._call("", body[0]))
+                body.insert(after_future_imports(body), self._call("", body[0]))
         if cell and cell.tree is None:
             cell.tree = tree
         return tree
+
+    def _asks_dry_run(self, text: str) -> bool:
+        try:
+            return self._parse(text.removeprefix("%%ongpu")).dry_run
+        except UsageError:  # said when the cell begins
+            return False
 
     def _call(self, text: str, place: ast.AST) -> ast.stmt:
         code = f"__import__('gpumagic.cells').cells.begin({text!r}, {id(self)})"
@@ -161,8 +140,10 @@ class Cells:
         self._finish(cell, error)
 
     # -- beginning and ending
-    def begin(self, text: str) -> None:
-        """Place the rest of the running cell; called from the cell itself.
+    def begin(self, text: str, file: str = "") -> Any:
+        """Place the rest of the running cell; called from the cell itself, whose name is `file`.
+
+        A dry run takes the cell's place: its result is returned.
 
         Raises
         ------
@@ -174,9 +155,11 @@ class Cells:
         cell = self._stack[-1]
         request = self._parse(text.removeprefix("%%ongpu")) if text else self.standing
         if request is None or (cell.run is not None and cell.request == request):
-            return
+            return None
         try:
-            self.place(cell, request)
+            if request.dry_run:
+                return self._dry_run(cell, request, file)
+            return self.place(cell, request)
         except GpuError as error:
             if request.standing and cell.gone:
                 # Else no cell could run any more, `%ongpu off` included.
@@ -200,9 +183,30 @@ class Cells:
         cell.gone = False
         names = names_read(cell.tree, self.shell.transform_cell) if cell.tree else []
         # Known to the cell before it starts: an interrupt within must find what to undo.
-        cell.run = Run(device, self.shell.user_ns, names, move=request.move)
+        cell.run = Run(
+            device,
+            self.shell.user_ns,
+            names,
+            move=request.move,
+            strict=request.strict,
+            fix=request.fix,
+            table=request.report,
+        )
         cell.request = request
         cell.run.start()
+
+    def _dry_run(self, cell: _Cell, request: Request, file: str) -> Any:
+        try:
+            from gpumagic.tensors.dry_run import dry_run_in_shell
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise GpuError(NO_TORCH.format("%%ongpu")) from None
+        result = dry_run_in_shell(self.shell, cell.tree, file, request.where, move=request.move)
+        if self.shell.displayhook.quiet():  # a semicolon at the end is about the cell's own value
+            self._show(result)
+            return None
+        return result
 
     def stand(self, request: Request) -> None:
         """Place the rest of the running cell and every cell after it."""
@@ -223,6 +227,8 @@ class Cells:
         self._stack.append(cell)
         error: BaseException | None = None
         try:
+            if request.dry_run:
+                return self._dry_run(cell, request, name)
             self.place(cell, request)
             body, last = tree.body, tree.body[-1]
             if not isinstance(last, ast.Expr):
@@ -265,22 +271,11 @@ class Cells:
             self._show(report)
 
 
-def _after_future_imports(body: list[ast.stmt]) -> int:
-    return max(
-        (
-            n + 1
-            for n, node in enumerate(body)
-            if isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        ),
-        default=0,
-    )
-
-
 _installed: dict[int, Cells] = {}
 
 
-def begin(text: str, shell: int) -> None:
+def begin(text: str, shell: int) -> Any:
     """Place the rest of the cell that calls this: what a `%%ongpu` line becomes."""
     if shell not in _installed:
         raise UsageError("%%ongpu is not loaded; type %load_ext gpumagic")
-    _installed[shell].begin(text)
+    return _installed[shell].begin(text, sys._getframe(1).f_code.co_filename)

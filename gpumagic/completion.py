@@ -5,9 +5,10 @@ from typing import Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
 
-_LINE = re.compile(r"^\s*%{1,2}(?P<magic>ongpu|gpus)\s+(?P<words>.*?)(?P<last>\S*)$")
+_LINE = re.compile(r"^\s*%{1,2}(?P<magic>ongpu|gpus|gpuwatch)\s+(?P<words>.*?)(?P<last>\S*)$")
 _OPTIONS = {
-    "ongpu": ["--no-move", "--quiet"],
+    "ongpu": ["--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix"],
+    "gpuwatch": ["on", "off", "--report", "--strict"],
     "gpus": ["--processes", "--live", "--doctor", "--virtual", "--memory"],
 }
 
@@ -21,6 +22,8 @@ def _complete(context: Any) -> dict[str, Any]:
     candidates = [o for o in _OPTIONS[magic] if o.startswith(last) and o not in words]
     if words[-1:] == ["--virtual"]:
         candidates = [v for v in ("1", "2", "4", "8", "off") if v.startswith(last)]
+    elif magic == "gpuwatch":
+        pass
     elif not [w for w in words if not w.startswith("-")]:
         candidates = [*_devices(last), *candidates]
         if magic == "ongpu" and context.text_until_cursor.lstrip().startswith("%ongpu"):

@@ -1,5 +1,8 @@
 """The one error that gpumagic raises for bad input: a line that names what was given, what there
-is, and what to type."""
+is, and what to type. And the one warning."""
+
+from types import TracebackType
+from typing import Any
 
 NO_TORCH = '{} needs torch, which is not installed here; type: pip install "gpumagic[torch]"'
 
@@ -13,3 +16,26 @@ class GpuError(Exception):
     def _render_traceback_(self) -> list[str]:
         # IPython asks an exception for its own rendering; a usage error needs no stack.
         return [f"{type(self).__name__}: {self}"]
+
+
+class CrossDeviceWarning(UserWarning):
+    """A copy between devices, or a wait for one, that the code does not ask for in so many words.
+
+    Given once for each line of a cell; under ``--strict`` it is raised. Filter it like any warning:
+    ``warnings.simplefilter("ignore", gpumagic.CrossDeviceWarning)``.
+    """
+
+    def _render_traceback_(self) -> Any:
+        # What raised it is no code of the user's: the traceback ends at the user's line.
+        from IPython import get_ipython
+
+        _cut(self.__traceback__)
+        show = get_ipython().InteractiveTB.structured_traceback
+        return show(type(self), self, self.__traceback__)
+
+
+def _cut(traceback: TracebackType | None) -> None:
+    while traceback is not None and traceback.tb_next is not None:
+        if traceback.tb_next.tb_frame.f_locals.get("__tracebackhide__"):
+            traceback.tb_next = None
+        traceback = traceback.tb_next

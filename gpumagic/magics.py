@@ -1,73 +1,20 @@
 """The magics: parse a line, call the library, show what it returns."""
 
-import argparse
 import os
-import shlex
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from gpumagic.cells import Cells, Request
+from gpumagic.arguments import gpus_parser, gpuwatch_parser, parse, request
+from gpumagic.cells import Cells
 from gpumagic.completion import complete_where
 from gpumagic.errors import GpuError
+from gpumagic.explaining import Explaining
 from gpumagic.once import Once
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse, whose error is one line that ends with what to type."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}; {self.format_usage().strip()}")
-
-
-def _ongpu_parser(magic: str) -> _Parser:
-    usage = f"type {magic} WHERE [--no-move] [--quiet]".replace("%", "%%")
-    parser = _Parser(magic, usage=usage, add_help=False)
-    parser.add_argument("where", nargs="?")
-    parser.add_argument("--no-move", action="store_true")
-    parser.add_argument("--quiet", "-q", action="store_true")
-    return parser
-
-
-def _gpus_parser() -> _Parser:
-    parser = _Parser(
-        "%gpus",
-        usage="type %%gpus [WHERE] [--processes] [--live] [--doctor] "
-        "[--virtual N|off [--memory 16GiB]]",
-        add_help=False,
-    )
-    parser.add_argument("where", nargs="?")
-    parser.add_argument("--processes", "-p", action="store_true")
-    parser.add_argument("--live", action="store_true")
-    parser.add_argument("--doctor", action="store_true")
-    parser.add_argument("--virtual", metavar="N|off")
-    parser.add_argument("--memory")
-    parser.add_argument("--force", action="store_true")
-    return parser
-
-
-def _parse(parser: _Parser, line: str) -> argparse.Namespace:
-    try:
-        # "/gpu:1" and "0,1" are plain words to shlex; a quoted word loses its quotes.
-        return parser.parse_args(shlex.split(line, comments=True))
-    except ValueError as error:
-        usage = parser.format_usage().strip()
-        raise UsageError(f"{parser.prog}: {error} in {line.strip()}; {usage}") from None
-
-
-def _request(line: str, magic: str = "%%ongpu") -> Request:
-    args = _parse(_ongpu_parser(magic), line)
-    if not args.where:
-        raise UsageError(
-            f"{magic}: which device? type one after it: {magic} 1, {magic} cuda:1, {magic} cpu, "
-            f"{magic} free (%gpus shows what there is)"
-        )
-    if args.where.lower() == "off":
-        raise UsageError(f"{magic}: type %ongpu off, on a line of its own, to end %ongpu")
-    return Request(args.where, move=not args.no_move, quiet=args.quiet)
+from gpumagic.watched import Watched
 
 
 @magics_class
@@ -76,8 +23,10 @@ class GpuMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.cells = Cells(shell, _request, display)
+        self.cells = Cells(shell, request, display)
         self.once = Once(shell, self.cells.current)
+        self.explaining = Explaining(shell)
+        self.watched = Watched(shell, display)
 
     @no_var_expand
     @line_magic
@@ -106,7 +55,7 @@ class GpuMagics(Magics):
         """
         from gpumagic import show
 
-        args = _parse(_gpus_parser(), line)
+        args = parse(gpus_parser(), line)
         try:
             if args.virtual is not None and args.virtual.lower() == "off":
                 self.cells.end_all()
@@ -148,10 +97,38 @@ class GpuMagics(Magics):
             print(f"cells no longer run on {cells.standing_on}" if held else "nothing to end")
         else:
             try:
-                cells.stand(_request(line, "%ongpu"))
+                cells.stand(request(line, "%ongpu"))
             except GpuError as error:
                 raise UsageError(f"%ongpu: {error}") from None
             print(f"cells run on {cells.standing_on} from now on; %ongpu off ends it")
+
+    @no_var_expand
+    @line_magic
+    def gpuwatch(self, line: str) -> None:
+        """Say under every cell what it copied between devices, and where it waited for one.
+
+        Usage::
+
+            %gpuwatch on               a line under each cell that did, this one included
+            %gpuwatch on --report      a table by line, with advice
+            %gpuwatch on --strict      the first copy or wait that is implicit is an error
+            %gpuwatch off              no longer
+            %gpuwatch                  say whether it is on
+
+        `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`.
+        """
+        args, watched = parse(gpuwatch_parser(), line), self.watched
+        if args.what == "on":
+            try:
+                watched.start(report=args.report, strict=args.strict)
+            except GpuError as error:
+                raise UsageError(f"%gpuwatch: {error}") from None
+            print("copies and waits are counted from now on; %gpuwatch off ends it")
+        elif args.what == "off":
+            print("copies and waits are no longer counted" if watched.on else "nothing to end")
+            watched.stop()
+        else:
+            print(f"%gpuwatch is {'on' if watched.on else 'off; %gpuwatch on starts it'}")
 
 
 def _cell_magic(cells: Cells) -> Any:
@@ -166,13 +143,20 @@ def _cell_magic(cells: Cells) -> Any:
 
         Usage::
 
-            %%ongpu WHERE [--no-move] [--quiet]
+            %%ongpu WHERE [--no-move] [--quiet] [--report] [--strict] [--fix] [--dry-run]
 
             WHERE        1   cuda:1   gpu:1   /gpu:1   cuda   cpu   mps   GPU-4f2a…
                          free   the GPU with the most free memory
                          1?     GPU 1, or else the CPU, and say so
             --no-move    leave variables and batches where they are
             --quiet      no report; gpumagic.last_report() has it
+            --report     with a table of the copies between devices and the waits, by line, with
+                         advice
+            --strict     the first copy or wait that is implicit (no device is named: .item(),
+                         print, a mask, an index on the CPU) is an error at its line
+            --fix        bring operands on several devices to where most bytes are, and say so
+            --dry-run    compute nothing and change nothing: say what the cell would assign, copy
+                         and need in memory, and where it would fail
 
         Examples::
 
@@ -203,6 +187,7 @@ def load(shell: Any) -> None:
     magics = _loaded[shell] = GpuMagics(shell)
     shell.register_magics(magics)
     shell.register_magic_function(_cell_magic(magics.cells), "cell", "ongpu")
+    magics.explaining.install()  # before the cells: what a device's name means, it means until then
     magics.cells.install()
     magics.once.install()
     shell.Completer.custom_matchers.append(complete_where)
@@ -221,9 +206,16 @@ def unload(shell: Any) -> None:
     if magics is None:
         return
     magics.cells.uninstall()
+    magics.explaining.uninstall()
     magics.once.uninstall()
+    magics.watched.stop()
     shell.Completer.custom_matchers.remove(complete_where)
     manager = shell.magics_manager
-    for kind, name in (("line", "gpus"), ("line", "ongpu"), ("cell", "ongpu")):
+    for kind, name in (
+        ("line", "gpus"),
+        ("line", "ongpu"),
+        ("line", "gpuwatch"),
+        ("cell", "ongpu"),
+    ):
         manager.magics[kind].pop(name, None)
     manager.registry.pop(type(magics).__name__, None)

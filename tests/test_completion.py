@@ -13,15 +13,19 @@ def test_help_teaches_with_examples(ip):
     assert oinspect  # the inspector that `?` uses
 
 
+OPTIONS = {"--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix"}
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("%%ongpu ", {"0", "1", "cuda:0", "cuda:1", "cpu", "free", "--no-move", "--quiet"}),
+        ("%%ongpu ", {"0", "1", "cuda:0", "cuda:1", "cpu", "free", *OPTIONS}),
         ("%%ongpu cu", {"cuda:0", "cuda:1"}),
         ("%%ongpu cuda:", {"cuda:0", "cuda:1"}),
         ("%%ongpu gpu:", {"gpu:0", "gpu:1"}),
-        ("%%ongpu 1 --", {"--no-move", "--quiet"}),
-        ("%%ongpu 1 --no-move --", {"--quiet"}),
+        ("%%ongpu 1 --", OPTIONS),
+        ("%%ongpu 1 --no-move --", OPTIONS - {"--no-move"}),
+        ("%gpuwatch ", {"on", "off", "--report", "--strict"}),
         ("%ongpu o", {"off"}),
         ("%gpus --v", {"--virtual"}),
         ("%gpus --virtual ", {"1", "2", "4", "8", "off"}),

@@ -52,6 +52,26 @@ def test_the_textbooks_chapter(tmp_path):
     assert re.search(r"loss 0\.000\d", shown)
 
 
+def test_between_devices(tmp_path):
+    done = demo(tmp_path, str(EXAMPLES / "between_devices.ipynb"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    shown = done.stdout
+    # An error with names.
+    assert re.search(r"weights +cuda:1 +30\.6 KiB .*← the odd one", shown)
+    assert "images @ weights.to(images.device)" in shown
+    assert 'register_buffer("scale"' in shown
+    # The exercise: a thousand waits, then one copy; the same numbers.
+    assert re.search(r"log\.append\(norm\.item\(\)\) +waits for cuda:1.* 1,000 ", shown)
+    assert shown.count("1 transfer: 3.9 KiB to cpu") == 2
+    assert re.search(r"([\d.]+)  \1  \1\n", shown)
+    assert "which strict does not allow" in shown
+    # The dry runs.
+    assert "1,000 × item: the host waits for cuda:1" in shown
+    assert re.search(r"30000: at least 3\d\.\d+ GiB, does not fit", shown)
+    assert "would fail at line 3: hidden = hidden + images.mean()" in shown
+    assert "ended at line 4: a condition on a tensor depends on data · if large.any():" in shown
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebooks_are_kept_without_outputs(notebook):
     book = nbformat.read(notebook, as_version=4)

@@ -116,6 +116,17 @@ def test_errors_reach_the_front_end_as_the_users_own(kernel):
     assert "gpumagic" not in shown
 
 
+def test_an_error_between_devices_is_explained_below_it_and_kept_as_it_is(kernel):
+    found, reply = kernel.run("left = torch.ones(2, device='cuda:1')\nleft + torch.ones(2)")
+    assert [kind for kind, _ in found] == ["error", "display_data"]
+    assert reply["ename"] == found[0][1]["ename"] == "RuntimeError"
+    assert "between devices" not in "".join(found[0][1]["traceback"])
+    data = found[1][1]["data"]
+    assert data["text/plain"].startswith("between devices · In[")
+    assert "left + torch.ones(2, device=left.device)" in data["text/plain"]
+    assert "<table" in data["text/html"]
+
+
 def test_bad_input_is_one_line_and_an_error_status(kernel):
     found, reply = kernel.run("%%ongpu 7\nnever = 1")
     assert reply["status"] == "error"

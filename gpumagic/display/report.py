@@ -5,12 +5,16 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from gpumagic.display import ledger
 from gpumagic.display.units import duration, size
 
 if TYPE_CHECKING:
     from gpumagic.tensors.report import Report
+    from gpumagic.tensors.watching.fix import Fixed
 
 _NAMES_SHOWN = 4
+# The report says the first two by themselves; that a value is shown is no news.
+_SAID = ("loader", "fix", "display")
 # Small, since each report in a saved notebook brings it along.
 _CSS = """
 .gpumagic-report { font: 12px/1.5 var(--jp-ui-font-family, system-ui, sans-serif);
@@ -28,7 +32,8 @@ _CSS = """
 
 def text(report: Report) -> str:
     """`cuda:1 (virtual) · 1.24 s · moved X, net: 1.2 MiB from cpu in 3.1 ms · peak 12.5 MiB`."""
-    return " · ".join(_parts(report))
+    line = " · ".join(_parts(report))
+    return f"{line}\n{ledger.table_text(report.ledger)}" if report.table else line
 
 
 def html(report: Report) -> str:
@@ -40,7 +45,8 @@ def html(report: Report) -> str:
     )
     details = _details(report)
     body = f"<details><summary>{line}</summary>{details}</details>" if details else line
-    return f'<div class="gpumagic-report"><style>{_CSS}</style>{body}</div>'
+    shown = f'<div class="gpumagic-report"><style>{_CSS}</style>{body}</div>'
+    return shown + ledger.table_html(report.ledger, line=False) if report.table else shown
 
 
 def _parts(report: Report) -> list[str]:
@@ -66,12 +72,21 @@ def _parts(report: Report) -> list[str]:
     if report.batches.count:
         count = f"{report.batches.count} batch{'es' * (report.batches.count > 1)}"
         parts.append(f"{count}: {size(report.batches.nbytes)} copied")
+    parts += [_fixed(f) for f in report.fixed]
+    if said := ledger.line(report.ledger, without=_SAID):
+        parts.append(said)
     if report.left:
         parts.append(f"left {_some([part.name for part in report.left])}: {report.left[0].reason}")
     for memory in report.memory:
         where = "" if memory.device == str(device) else f"{memory.device} "
         parts.append(f"{where}peak {size(memory.peak)}")
     return parts
+
+
+def _fixed(f: Fixed) -> str:
+    where = "" if f.line is None else f" at line {f.line}"
+    again = f", {f.count:,} times" if f.count > 1 else ""
+    return f"fixed {f.name}: {size(f.nbytes)} from {f.source} to {f.destination}{where}{again}"
 
 
 def _some(names: list[str]) -> str:

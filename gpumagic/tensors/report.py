@@ -1,11 +1,13 @@
 """What happened to one cell: a plain record, shown as a line of text or as HTML."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpumagic.device import Device
 from gpumagic.display import report as view
 from gpumagic.tensors.move import Moved
 from gpumagic.tensors.walk import Left
+from gpumagic.tensors.watching.entry import Ledger
+from gpumagic.tensors.watching.fix import Fixed
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,13 @@ class Report:
         What loaders brought while the cell ran.
     memory : tuple of Memory
         Every CUDA device on which the cell allocated; bytes.
+    ledger : Ledger
+        Every copy between devices and every wait while the cell ran. The batches are among them,
+        what moved before it ran is not.
+    fixed : tuple of Fixed
+        The operands that `--fix` brought together.
+    table : bool
+        Show the ledger's table too (`--report`).
     error : str or None
         The name of the exception that ended the cell.
     fault : str or None
@@ -61,6 +70,9 @@ class Report:
     move_seconds: float = 0.0
     batches: Batches = Batches()
     memory: tuple[Memory, ...] = ()
+    ledger: Ledger = field(default_factory=Ledger)
+    fixed: tuple[Fixed, ...] = ()
+    table: bool = False
     error: str | None = None
     fault: str | None = None
 
@@ -71,8 +83,9 @@ class Report:
 
     @property
     def touched(self) -> bool:
-        """Whether the cell had anything to do with a device: moved, loaded or allocated."""
-        return bool(self.moved or self.left or self.batches.count or self.memory)
+        """Whether the cell had anything to do with a device: moved, copied, loaded or allocated."""
+        copied = self.batches.count or self.ledger.entries
+        return bool(self.moved or self.left or copied or self.memory)
 
     def __repr__(self) -> str:
         return view.text(self)

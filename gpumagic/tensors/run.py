@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from gpumagic.tensors.place import enter, leave
 from gpumagic.tensors.placement import Placement
 from gpumagic.tensors.report import Batches, Memory, Report
 from gpumagic.tensors.walk import own_attributes
+from gpumagic.tensors.watching.entry import Ledger
+from gpumagic.tensors.watching.fix import Fix
+from gpumagic.tensors.watching.watch import watch
 
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 _NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
@@ -33,6 +37,12 @@ class Run:
         The names that the cell reads.
     move : bool
         Bring the variables that the cell reads, and the batches of loaders.
+    strict : bool
+        Raise at the first copy or wait that is implicit.
+    fix : bool
+        Bring operands on several devices together.
+    table : bool
+        Let the report show the ledger's table.
     clock : callable
         Seconds.
     """
@@ -44,6 +54,9 @@ class Run:
         names: Iterable[str],
         *,
         move: bool = True,
+        strict: bool = False,
+        fix: bool = False,
+        table: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device = device
@@ -53,6 +66,9 @@ class Run:
         self._clock = clock
         self._moves = Moves()
         self._meter = MemoryMeter()
+        self._watch = watch(strict=strict)
+        self._fix = Fix() if fix else None
+        self._table = table
         self._place: Placement | None = None
         self._started = 0.0
 
@@ -76,6 +92,11 @@ class Run:
         self._started = self._clock()
         self._place = enter(target, batches=self._move, namespace=self._namespace)
         self._meter.start()
+        # A ledger that cannot be kept is no reason to stop the cell.
+        with suppress(Exception):
+            if self._fix is not None:
+                self._fix.start()
+            self._watch.start()
         self._started = self._clock()
 
     def finish(self, error: BaseException | None = None) -> Report | None:
@@ -91,6 +112,11 @@ class Run:
         place, self._place = self._place, None
         target = as_torch(self.device)
         fault = None
+        # First: what follows is no doing of the cell.
+        with suppress(Exception):
+            self._watch.stop()
+            if self._fix is not None:
+                self._fix.stop()
         try:
             # After an interrupt the user wants the prompt back, not the end of the queue.
             if not isinstance(error, KeyboardInterrupt):
@@ -117,6 +143,9 @@ class Run:
                 Memory(f"cuda:{index}", m.peak, m.allocated, m.before)
                 for index, m in sorted(memory.items())
             ),
+            ledger=_ledger(self._watch) if fault is None else Ledger(),
+            fixed=self._fix.done if self._fix is not None else (),
+            table=self._table,
             waited=not isinstance(error, KeyboardInterrupt) and fault is None,
             error=type(error).__name__ if error is not None else None,
             fault=fault,
@@ -124,6 +153,13 @@ class Run:
         global _last
         _last = report
         return report
+
+
+def _ledger(watched: watch) -> Ledger:
+    try:
+        return watched.ledger
+    except Exception:  # noqa: BLE001  the cell's own result matters more
+        return Ledger()
 
 
 def _optimizers(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:

@@ -1,0 +1,53 @@
+"""What the user meant to move, and did not."""
+
+import ast
+from itertools import pairwise
+
+from gpumagic.tensors.explain.frames import Place, parents
+
+_MOVES = ("to", "cuda", "cpu")
+
+
+def not_assigned(name: str, place: Place) -> ast.Expr | None:
+    """The statement `x.to(…)` whose result nobody keeps, on the way to the failing line."""
+    nodes = place.nodes()
+    if len(nodes) != 1:
+        return None
+    failing = [nodes[0], *parents(nodes[0])]
+    last: ast.Expr | None = None
+    for stmt in _before(failing):
+        if isinstance(stmt, ast.Expr) and _moves(stmt.value, name):
+            last = stmt
+        elif _binds(stmt, name):
+            last = None
+    return last
+
+
+def _before(failing: list[ast.AST]) -> list[ast.stmt]:
+    """The statements that surely ran before a node: those above it in its own blocks."""
+    found: list[ast.stmt] = []
+    for inner, outer in pairwise(failing):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(outer, name, None)
+            if isinstance(block, list) and inner in block:
+                found = block[: block.index(inner)] + found
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            break
+        if isinstance(outer, (ast.For, ast.AsyncFor)):
+            found = [ast.Assign([outer.target], outer.iter, lineno=outer.lineno), *found]
+    return found
+
+
+def _binds(stmt: ast.stmt, name: str) -> bool:
+    return any(
+        isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
+        and isinstance(node.ctx, ast.Store)
+        and ast.unparse(node) == name
+        for node in ast.walk(stmt)
+    )
+
+
+def _moves(node: ast.expr, name: str) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return node.func.attr in _MOVES and ast.unparse(node.func.value) == name

@@ -1,0 +1,374 @@
+"""`%%ongpu 1 --dry-run` in a shell: nothing runs, nothing changes, and the result is the cell's."""
+
+import sys
+import threading
+
+import pytest
+import torch
+
+import gpumagic
+from gpumagic.tensors.dry_run import world
+
+
+@pytest.fixture
+def notebook(ip, tmp_path, monkeypatch):
+    """The shell, with variables; afterwards each name refers to what it did."""
+    monkeypatch.chdir(tmp_path)
+    ip.run(
+        "import torch.nn.functional as F, numpy as np, os, random\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "torch.manual_seed(0)\n"
+        "X = torch.randn(64, 20); y = torch.randint(0, 5, (64,))\n"
+        "net = nn.Linear(20, 5); opt = torch.optim.Adam(net.parameters())\n"
+        "log = []; arr = np.ones(3, dtype=np.float32)\n"
+        "it = (i for i in range(3))\n"
+        "loader = DataLoader(TensorDataset(X, y), batch_size=16, shuffle=True)"
+    )
+    before = {name: value for name, value in ip.ns.items() if not name.startswith("_")}
+    counters = [torch.cuda.memory_stats(i) for i in range(2)]
+    random_state = torch.get_rng_state()
+    yield ip
+    now = {name: value for name, value in ip.ns.items() if not name.startswith("_")}
+    assert list(now) == list(before)
+    assert all(now[name] is before[name] for name in now)
+    assert [torch.cuda.memory_stats(i) for i in range(2)] == counters
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert ip.ns["log"] == []
+    assert not ip.ns["opt"].state
+    assert ip.ns["X"].device.type == "cpu"
+    assert list(tmp_path.iterdir()) == []
+    assert world._thread is None
+
+
+def dry(ip, cell, options="1"):
+    done = ip.run(f"%%ongpu {options} --dry-run\n{cell}")
+    assert done.success, done.text
+    assert isinstance(done.result, gpumagic.DryRun)
+    assert str(done.result) in done.text
+    return done.result
+
+
+def assigned(result):
+    return {a.name: (a.kind, a.device) for a in result.assigned}
+
+
+def ended(result):
+    """The line at which it ended, and why."""
+    (end,) = (unknown for unknown in result.unknown if unknown.ended)
+    return end.where.line, end.reason
+
+
+# ---------------------------------------------------------------- what it says
+def test_a_cell(notebook):
+    result = dry(notebook, "Y = net(X)\nloss = Y.sum()\nzeros(3)")
+    assert assigned(result) == {
+        "Y": ("float32[64, 5]", "cuda:1"),
+        "loss": ("float32[]", "cuda:1"),
+        "Out": ("float32[3]", "cuda:1"),
+    }
+    assert [(t.operator, t.where.line, t.nbytes) for t in result.transfers] == [
+        ("move", 0, 420),
+        ("move", 0, 5120),
+    ]
+    assert result.complete
+    assert result.peak["cuda:1"].at.line == 4
+
+
+def test_a_training_loop_with_a_loader_and_items(notebook):
+    cell = (
+        "for epoch in range(2):\n"
+        "    for a, b in loader:\n"
+        "        loss = F.cross_entropy(net(a), b)\n"
+        "        opt.zero_grad(); loss.backward(); opt.step()\n"
+        "        log.append(loss.item())\n"
+        "mean = sum(log) / len(log)\n"
+        "print(f'{mean:.3f}')"
+    )
+    result = dry(notebook, cell)
+    assert result.complete, result
+    assert result.printed == "?\n"
+    counts = {(t.kind, t.where.line): (t.count, t.nbytes) for t in result.transfers}
+    assert counts[("wait", 6)] == (8, 32)
+    assert counts[("copy", 3)] == (16, 8 * (16 * 20 * 4 + 16 * 8))
+    assert assigned(result)["mean"] == ("a value that depends on data", "")
+
+
+def test_lazy_modules_and_modules_moved_in_the_cell(notebook):
+    result = dry(
+        notebook,
+        "lazy = nn.Sequential(nn.LazyLinear(7), nn.LazyBatchNorm1d())\n"
+        "out = lazy(X); lazy.to('cuda:0'); there = lazy(X.cuda(0))\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.scale = torch.ones(20)\n"
+        "    def forward(self, x): return x * self.scale\n"
+        "scaled = Net()(X)",
+    )
+    assert result.complete, result
+    found = assigned(result)
+    assert found["out"] == ("float32[64, 7]", "cuda:1")
+    assert found["there"] == ("float32[64, 7]", "cuda:0")
+    assert found["lazy"][1] == "cuda:0"
+    assert found["scaled"] == ("float32[64, 20]", "cuda:1")
+
+
+def test_a_mismatch_is_explained(notebook):
+    result = dry(notebook, "far = X.cuda(0)\nboth = far + X\nafter = 1")
+    (mismatch,) = result.mismatches
+    assert mismatch.where.line == 3
+    assert "cuda:0" in mismatch.error
+    assert "cuda:1" in mismatch.error
+    assert "far" in str(mismatch)
+    assert "X" in str(mismatch)
+    assert assigned(result) == {"far": ("float32[64, 20]", "cuda:0")}
+    assert not result.complete
+
+
+def test_a_mismatch_that_the_cell_catches_is_none(notebook):
+    cell = "try:\n    X.cuda(0) + X\nexcept RuntimeError as e:\n    text = str(e)\nok = X + 1"
+    result = dry(notebook, cell)
+    assert result.complete
+    assert set(assigned(result)) == {"text", "ok"}
+
+
+def test_too_much_memory(notebook):
+    result = dry(notebook, "big = torch.empty(2**28)\nbig += 1\nmore = big + 1")
+    peak = result.peak["cuda:1"]
+    assert peak.needed == 2 * 2**30
+    assert peak.free == 2**30
+    assert peak.fits is False
+    assert "at least 2.0 GiB of 1.0 GiB free: does not fit" in str(result)
+
+
+def test_other_errors_are_said_not_raised(notebook):
+    result = dry(notebook, "a = X + 1\nb = nowhere\nc = 1")
+    assert result.error == "NameError: name 'nowhere' is not defined"
+    assert result.error_at.line == 3
+    assert set(assigned(result)) == {"a"}
+
+
+# ---------------------------------------------------------------- what cannot be known
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("if X.sum() > 0: pass", "a condition on a tensor depends on data"),
+        ("if X.sum().item() > 0: pass", "a condition on .item() depends on data"),
+        ("k = X[X > 0]", "an index of booleans depends on data"),
+        ("k = X.nonzero()", "nonzero depends on data"),
+        ("k = y.unique()", "unique depends on data"),
+        ("k = torch.zeros(y.max().item())", "zeros with .item() depends on data"),
+        ("k = X[: y[0].item()]", "the value of .item() depends on data"),
+        ("k = X[y[0].item()]", "__getitem__ with .item() depends on data"),
+        ("k = float(X.sum())", "float() of a tensor depends on data"),
+        ("k = X.cpu().numpy()", "an array of a tensor's values depends on data"),
+        ("k = {v: 1 for v in y.tolist()}", "a key that is an element of a list depends on data"),
+        ("next(it)", "reading a generator would use it up: it cannot be copied"),
+        ("k = open('file', 'w')", "writing to 'file': a dry run writes no file"),
+        ("import subprocess; subprocess.run(['ls'])", "starting a program: a dry run does not"),
+        ("os.mkdir('folder')", "making a folder: a dry run does not"),
+        ("input()", "asking for input: a dry run does not"),
+        ("k = torch.equal(X, X)", "equal depends on data"),
+    ],
+)
+def test_it_ends_where_data_decides(notebook, statement, reason):
+    result = dry(notebook, f"before = X + 1\n{statement}\nafter = 1")
+    assert ended(result) == (3, reason)
+    assert set(assigned(result)) - {"subprocess"} == {"before"}
+    assert f"ended at line 3: {reason} · {statement}" in str(result)
+
+
+def test_nothing_of_the_users_can_swallow_the_end(notebook):
+    cell = "try:\n    if X.sum() > 0: pass\nexcept Exception:\n    swallowed = 1"
+    assert ended(dry(notebook, cell))[0] == 3
+
+
+def test_threads_are_not_started(notebook):
+    before = threading.active_count()
+    cell = "import threading\nt = threading.Thread(target=print, args=('ran',)); t.start()"
+    result = dry(notebook, cell)
+    assert ended(result)[1] == "starting a thread or a process: a dry run does not"
+    assert threading.active_count() == before
+    assert result.printed == ""
+
+
+def test_numbers_that_are_not_known_go_on_as_long_as_they_only_scale(notebook):
+    result = dry(
+        notebook,
+        "m = X.mean().item(); total = 0\n"
+        "for i in range(3): total += m\n"
+        "a = X * m; b = m * X; c = y * y.max().item(); d = y / y.max().item()\n"
+        "e = torch.tensor([v.item() for v in X.mean(1)]); f = torch.full((3,), m)\n"
+        "words = f'{round(total / 3, 2):.2f}'",
+    )
+    assert result.complete, result
+    kinds = {name: kind for name, (kind, _) in assigned(result).items()}
+    assert (kinds["a"], kinds["b"]) == ("float32[64, 20]",) * 2
+    assert (kinds["c"], kinds["d"], kinds["e"]) == ("int64[64]", "float32[64]", "float32[64]")
+    assert kinds["f"] == "float32[3]"
+
+
+def test_a_single_number_that_is_there_is_known(notebook):
+    notebook.run("")
+    result = dry(notebook, "n = torch.tensor(5, device='cpu'); m = n + 1\nz = zeros(m.item())")
+    assert assigned(result)["z"] == ("float32[6]", "cuda:1")
+
+
+# ---------------------------------------------------------------- what is left out
+def test_magics_commands_and_files_are_named(notebook):
+    result = dry(notebook, "%pwd\nfiles = !ls\ntorch.save(net.state_dict(), 'net.pt')\nB = X + 1")
+    notes = {unknown.reason for unknown in result.unknown}
+    assert notes == {"%pwd was left out", "!ls was left out", "torch.save was left out"}
+    assert assigned(result)["B"] == ("float32[64, 20]", "cuda:1")
+    assert result.complete
+
+
+def test_python_below_other_magics(notebook):
+    result = dry(notebook, "%%time\nB = X + 1\nif B.sum() > 0: pass")
+    assert assigned(result) == {"B": ("float32[64, 20]", "cuda:1")}
+    assert ended(result)[0] == 4
+    assert assigned(dry(notebook, "%time C = X * 2"))["C"] == ("float32[64, 20]", "cuda:1")
+
+
+def test_await(notebook):
+    result = dry(notebook, "import asyncio\nA = X + 1\nawait asyncio.sleep(0)\nB = 1")
+    assert ended(result) == (4, "a dry run does not await")
+    assert "A" in assigned(result)
+    assert "B" not in assigned(result)
+
+
+def test_states_of_the_process_are_as_before(notebook):
+    random_before = __import__("random").getstate()
+    cell = (
+        "os.environ['GM_TEST'] = '1'; os.chdir('/'); random.seed(1); np.random.seed(2)\n"
+        "torch.set_default_dtype(torch.float64); torch.set_grad_enabled(False)\n"
+        "torch.cuda.set_device(0); torch.manual_seed(3); a = torch.ones(2)\n"
+        "torch.set_default_device('cuda:0')"
+    )
+    result = dry(notebook, cell)
+    assert assigned(result)["a"] == ("float64[2]", "cuda:1")
+    assert torch.get_default_dtype() is torch.float32
+    assert torch.is_grad_enabled()
+    assert __import__("random").getstate() == random_before
+    assert "GM_TEST" not in __import__("os").environ
+    assert torch.ones(1).device.type == "cpu"
+
+
+def test_files_that_it_imports_are_imported_anew_afterwards(
+    notebook, tmp_path_factory, monkeypatch
+):
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "gm_constants.py").write_text("import torch\nTABLE = torch.arange(3)\n")
+    monkeypatch.syspath_prepend(folder)
+    result = dry(notebook, "import gm_constants\nk = X[gm_constants.TABLE]")
+    assert assigned(result)["k"] == ("float32[3, 20]", "cuda:1")
+    assert "gm_constants" not in sys.modules
+
+
+# ---------------------------------------------------------------- the line itself
+def test_every_way_to_write_the_flag_is_dry(notebook):
+    for flag in ("--dry-run", "--dry", "'--dry-run'"):
+        done = notebook.run(f"%%ongpu 1 {flag}\nlog.append(1); Y = X + 1")
+        assert isinstance(done.result, gpumagic.DryRun), flag
+
+
+def test_bad_input_is_one_line_and_runs_nothing(notebook):
+    for line, words in (
+        ("%%ongpu 7 --dry-run", "no GPU 7"),
+        ("%%ongpu --dry-run", "which device?"),
+        ("%%ongpu 1 --dry-runs", "unrecognized arguments: --dry-runs"),
+    ):
+        done = notebook.run(f"{line}\nlog.append(1)")
+        assert words in done.text
+        assert done.text.strip().count("\n") == 0
+    assert "is for one cell: %%ongpu 1 --dry-run" in notebook.run("%ongpu 1 --dry-run").text
+
+
+def test_on_the_cpu_and_without_moving(notebook):
+    assert assigned(dry(notebook, "A = X + 1", "cpu"))["A"][1] == "cpu"
+    result = dry(notebook, "A = X + 1; B = zeros(2)", "1 --no-move")
+    assert [a.device for a in result.assigned] == ["cpu", "cuda:1"]
+    assert result.transfers == ()
+
+
+def test_run_cell_magic_and_other_magics_above(notebook):
+    run = notebook.ip.run_cell_magic
+    result = run("ongpu", "1 --dry-run", "Q = X + 1")
+    assert assigned(result) == {"Q": ("float32[64, 20]", "cuda:1")}
+    done = notebook.run("%%time\n%%ongpu 1 --dry-run\nlog.append(1)\nQ = X + 1")
+    assert done.success, done.text
+    assert "Q" not in notebook.ns
+
+
+def test_an_interrupt_shows_what_there_is(notebook):
+    result = dry(notebook, "A = X + 1\nraise KeyboardInterrupt")
+    assert ended(result) == (3, "interrupted")
+    assert "A" in assigned(result)
+
+
+def test_the_html_is_escaped(notebook):
+    result = dry(notebook, "A = X + 1\nif X.sum() < 0: '<b>'")
+    html = result._repr_html_()
+    assert "&lt; 0: &#x27;&lt;b&gt;&#x27;" in html
+    assert "float32[64, 20]" in html
+
+
+def test_the_ledger_of_real_copies_sees_none(notebook):
+    notebook.run("%gpuwatch on")
+    done = notebook.run("%%ongpu 1 --dry-run\nfor i in range(5): X.sum().item()\nY = X.cpu()")
+    notebook.run("%gpuwatch off")
+    assert done.result.complete
+    assert "transfer:" not in done.text
+    assert "waits at" not in done.text
+
+
+def test_a_semicolon_at_the_end_hides_no_dry_run(notebook):
+    done = notebook.run("%%ongpu 1 --dry-run\nA = X + 1;")
+    assert "float32[64, 20]" in done.text
+    assert "float32[64, 20]" in notebook.run("%%ongpu 1 --dry-run\nA = X + 1").text
+
+
+def test_locks_events_and_loggers_are_left_as_they_are(notebook):
+    notebook.run(
+        "import logging, queue, threading\n"
+        "lock, rlock, event = threading.Lock(), threading.RLock(), threading.Event()\n"
+        "tickets, jobs = threading.Semaphore(2), queue.Queue(); jobs.put(1)\n"
+        "logger = logging.getLogger('mine')"
+    )
+    handlers = list(notebook.ns["logging"].root.handlers)
+    try:
+        result = dry(
+            notebook,
+            "lock.acquire(); rlock.acquire(); event.set(); tickets.acquire(); jobs.get()\n"
+            "jobs.put(2); logger.setLevel(10); logger.addHandler(logging.NullHandler())\n"
+            "logging.basicConfig(level=10, force=True); logging.disable(50)\n"
+            "with threading.Condition(rlock): done = event.wait(1)",
+        )
+        assert result.complete
+        assert assigned(result)["done"][0] == "bool True"
+        ns = notebook.ns
+        assert not ns["lock"].locked()
+        assert not ns["event"].is_set()
+        assert (ns["tickets"]._value, ns["jobs"].qsize()) == (2, 1)
+        assert ns["logger"].level == 0
+        assert ns["logger"].handlers == []
+        assert ns["logging"].root.handlers == handlers
+        assert ns["logging"].root.manager.disable == 0
+    finally:
+        for name in (
+            *("logging", "queue", "threading", "lock", "rlock", "event", "tickets", "jobs"),
+            "logger",
+        ):
+            del notebook.ns[name]
+
+
+def test_transforms_of_functions_are_followed(notebook):
+    cell = "J = torch.func.jacrev(lambda v: (X @ v).sin())(torch.ones(20))"
+    assert assigned(dry(notebook, cell))["J"] == ("float32[64, 20]", "cuda:1")
+
+
+def test_how_often_an_optimizer_goes_on_is_not_guessed(notebook):
+    result = dry(
+        notebook,
+        "w = torch.ones(3, requires_grad=True); lb = torch.optim.LBFGS([w])\n"
+        "lb.step(lambda: (w * w).sum())",
+    )
+    assert ended(result)[0] == 3

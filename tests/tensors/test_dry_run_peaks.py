@@ -1,0 +1,152 @@
+"""What a dry run predicts against what the virtual GPUs measure when the same code really runs."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import gpumagic
+
+pytestmark = pytest.mark.usefixtures("gpus")
+
+
+class Attention(nn.Module):
+    def __init__(self, width=32, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = parts
+        weights = (q @ k.transpose(-1, -2) / 8).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(batch, length, width)).mean(1)
+
+
+def mlp(width=256):
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Dropout(0.1), nn.Linear(width, 10))
+
+
+def conv():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+class Causal(nn.Module):
+    """With a mask, which torch looks at, and by its fused attention."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        return self.layers(x, mask=mask).mean(1)
+
+
+def transformer():
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    return nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), Mean())
+
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.rnn = nn.Embedding(100, 32), nn.GRU(32, 48, batch_first=True)
+        self.out = nn.Linear(48, 10)
+
+    def forward(self, x):
+        return self.out(self.rnn(self.words(x))[0][:, -1])
+
+
+MODELS = {
+    "mlp": (mlp, (128, 64)),
+    "wide": (lambda: mlp(4096), (32, 64)),
+    "conv": (conv, (16, 3, 16, 16)),
+    "attention": (Attention, (8, 50, 32)),
+    "transformer": (transformer, (8, 40, 32)),
+    "causal": (Causal, (8, 40, 32)),
+    "recurrent": (Recurrent, (16, 12)),
+}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p),
+    "adamw fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "adamw loop": lambda p: torch.optim.AdamW(p, foreach=False),
+}
+
+
+def batch(shape, recurrent):
+    X = torch.randint(0, 100, shape) if recurrent else torch.randn(shape)
+    return X, torch.randint(0, 10, shape[:1])
+
+
+def measured(function, *args):
+    """The peak on cuda:1 while `function` runs there, as `%%ongpu` reports it, and its value."""
+    gc.collect()
+    from gpumagic.device import Device
+    from gpumagic.tensors.run import Run
+
+    space = {"args": args, "function": function}
+    run = Run(Device("cuda", ordinal=1, virtual=True), space, ["args"])
+    run.start()
+    value = function(*args)
+    report = run.finish()
+    return {memory.device: memory.peak for memory in report.memory}["cuda:1"], value
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("model", MODELS)
+def test_training_steps(model, optimizer, steps):
+    torch.manual_seed(0)
+    make, shape = MODELS[model]
+    net = make()
+    opt = OPTIMIZERS[optimizer](net.parameters())
+    X, y = batch(shape, model == "recurrent")
+
+    def train(net, opt, X, y):
+        for _ in range(steps):
+            opt.zero_grad()
+            loss = F.cross_entropy(net(X), y)
+            loss.backward()
+            opt.step()
+        return loss
+
+    result = gpumagic.dry_run(train, net, opt, X, y, on=1)
+    assert result.complete, result
+    real, _ = measured(train, net, opt, X, y)
+    assert result.peak["cuda:1"].peak == pytest.approx(real, rel=0.01)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_inference(model):
+    make, shape = MODELS[model]
+    net = make().eval()
+    X, _ = batch(shape, model == "recurrent")
+
+    @torch.no_grad()
+    def infer(net, X):
+        return net(X).softmax(-1)
+
+    result = gpumagic.dry_run(infer, net, X, on=1)
+    assert result.complete, result
+    real, value = measured(infer, net, X)
+    # A recurrent layer without gradients: the virtual GPU frees its steps' results earlier.
+    bound = 0.15 if model == "recurrent" else 0.01
+    assert result.peak["cuda:1"].peak == pytest.approx(real, rel=bound)
+    (returned,) = result.assigned
+    assert (returned.shape, returned.dtype) == (value.shape, value.dtype)
+    assert returned.device == str(value.device)

@@ -1,0 +1,343 @@
+"""`gpumagic.explain`: what it reads, what it leaves alone, and when it says nothing."""
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from snippets import names_told, run
+from torch import nn
+
+import gpumagic
+from gpumagic.tensors.explain import messages
+
+pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignore")]
+
+TEXTS = {
+    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
+    "cpu! (when checking argument for argument mat1 in method wrapper_CUDA_addmm)": "mixed",
+    "Expected all tensors to be on the same device, but got mat2 is on cpu, different from other "
+    "tensors on cuda:0 (when checking argument in method wrapper_CUDA_mm)": "mixed",
+    "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same": (
+        "mixed"
+    ),
+    "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same "
+    "or input should be a MKLDNN tensor and weight is a dense tensor": "mixed",
+    "Input and hidden tensors are not at the same device, found input tensor at cuda:0 and hidden "
+    "tensor at cpu": "mixed",
+    "masked_fill_: Expected inputs to be on same device": "mixed",
+    "expected self and mask to be on the same device, but got mask on cpu and self on cuda:0": (
+        "mixed"
+    ),
+    "Expected query, key, and value to have the same device type, but got query.device: cuda:0 "
+    "key.device: cpu and value.device: cpu instead.": "mixed",
+    "Expected condition, x and y to be on the same device, but condition is on cuda:0 and x and y "
+    "are on cpu and cpu respectively": "mixed",
+    "index_add_(): self, index and source expected to be in the same device, but got (self) "
+    "cuda:0, (index) cpu, and (source) cuda:0": "mixed",
+    "grid_sampler(): expected input and grid to be on same device, but input is on cuda:0 and "
+    "grid is on cpu": "mixed",
+    "X1 and X2 must have the same device type. X1: cuda X2: cpu": "mixed",
+    "Tensors of the same index must be on the same device and the same dtype except `step` "
+    "tensors that can be CPU and float32/64 notwithstanding": "mixed",
+    "Unhandled FakeTensor Device Propagation for aten.add.Tensor, found two different devices "
+    "cuda:0, cpu": "mixed",
+    "Expected all tensors to be on the same device. addmm: expected 'mat1' to be CUDA, but got "
+    "CPU": "mixed",
+    "Tensor for argument #2 'mat1' is on CPU, but expected it to be on GPU (while checking "
+    "arguments for addmm)": "mixed",
+    "module must have its parameters and buffers on device cuda:0 (device_ids[0]) but found one "
+    "of them on device: cpu": "mixed",
+    "indices should be either on cpu or on the same device as the indexed tensor (cpu)": "index",
+    "indices should be either on the CPU or on the same device as the indexed tensor (cuda:0)": (
+        "index"
+    ),
+    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
+    "host memory first.": "numpy",
+    "Expected a 'cuda' device type for generator but found 'cpu'": "generator",
+    "Expected a 'cuda:1' generator device but found 'cuda:0'": "generator",
+    "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False": (
+        "load"
+    ),
+    "Attempting to deserialize object on CUDA device 2 but torch.cuda.device_count() is 1": "load",
+    "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor": "host",
+    "legacy constructor expects device type: cpu but device type: cuda was passed": "host",
+    "If capturable=False, state_steps should not be CUDA tensors.": "steps",
+}
+OTHERS = [
+    "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
+    "Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the "
+    "same",
+    "expected scalar type Float but found Long",
+    "CUDA out of memory. Tried to allocate 2.00 GiB",
+    "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
+    "last):\nRuntimeError: Expected all tensors to be on the same device",
+    "",
+]
+
+
+@pytest.mark.parametrize(("text", "kind"), TEXTS.items())
+def test_every_family_of_texts_is_known(text, kind):
+    assert messages.read(RuntimeError(text)).kind == kind
+
+
+@pytest.mark.parametrize("text", OTHERS)
+def test_other_errors_are_not(text):
+    assert messages.read(RuntimeError(text)) is None
+    assert messages.read(KeyboardInterrupt(text)) is None
+
+
+def test_an_error_that_cannot_be_printed_is_none_of_ours():
+    class Odd(RuntimeError):
+        def __str__(self):
+            raise ValueError
+
+    assert gpumagic.explain(Odd()) is None
+    assert gpumagic.explain(RuntimeError(next(iter(TEXTS)))) is None  # never raised
+
+
+def test_what_the_text_says_and_what_the_frame_shows_must_agree():
+    error = run(
+        "x = torch.ones(2, device='cuda:1')\ny = torch.ones(2)\n"
+        "def check(*tensors):\n"
+        "    raise RuntimeError('found at least two devices, cuda:0 and cpu! same device')\n"
+        "torch.nn.functional.relu_later = check\n"
+        "x + check(x, y)"
+    )
+    assert gpumagic.explain(error) is None
+
+
+def test_the_text():
+    error = run(
+        "device = 'cuda:0'\nnet = nn.Linear(784, 10).to(device)\n"
+        "images, labels = torch.rand(64, 784), torch.randint(10, (64,))\n"
+        "loss = F.cross_entropy(net(images), labels)",
+        name="train.py",
+    )
+    assert str(gpumagic.explain(error)) == (
+        "between devices · train.py, line 4: net(images)\n"
+        "  net     cuda:0  30.7 KiB  Linear, 2 tensors\n"
+        "  images  cpu      196 KiB  float32[64, 784]   ← the odd one\n"
+        "  labels  cpu        512 B  int64[64]          ← needed there next\n"
+        "  fix: train.py, before line 4 (moves 196 KiB; the other way, 30.7 KiB)\n"
+        "      images, labels = images.to(device), labels.to(device)"
+    )
+
+
+def test_html_is_escaped():
+    error = run("x = {'<b>': torch.ones(2)}\ny = x['<b>'] * torch.ones(2).cuda()")
+    html = gpumagic.explain(error)._repr_html_()
+    assert "&lt;b&gt;" in html
+    assert "<b>" not in html
+
+
+SPIES = """
+class Spy:
+    count = 0
+    def __init__(self):
+        self.tensor = torch.ones(2)
+        self.items = {"x": torch.ones(2)}
+    def __getattr__(self, name):
+        Spy.count += 1
+        return torch.ones(2)
+    @property
+    def computed(self):
+        Spy.count += 1
+        return torch.ones(2)
+    def __getitem__(self, key):
+        Spy.count += 1
+        return torch.ones(2)
+    def __call__(self):
+        Spy.count += 1
+        return torch.ones(2)
+    def __len__(self):
+        Spy.count += 1
+        return 1
+    def __repr__(self):
+        Spy.count += 1
+        return "spy"
+    __eq__ = __lt__ = __bool__ = lambda self, *other: 1 / 0
+spy = Spy()
+y = torch.ones(2, device="cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["spy.computed", "spy.unknown", "spy[0]", "spy()", "spy.items['x']", "spy.tensor"],
+)
+def test_nothing_of_the_users_is_run_again(expression):
+    namespace = {}
+    code = f"{SPIES}\nSpy.count = 0\ntry:\n    y + {expression}\nfinally:\n    seen = Spy.count\n"
+    error = run(code, namespace=namespace)
+    frame = error.__traceback__.tb_next.tb_frame.f_globals
+    explanation = gpumagic.explain(error)
+    assert frame["Spy"].count == frame["seen"]
+    assert [o.devices for o in explanation.operands] == [("cuda:0",), ("cpu",)]
+    assert str(explanation)
+
+
+def test_no_tensor_and_no_frame_is_kept():
+    def fail():
+        x, y = torch.ones(3, device="cuda"), torch.ones(3)
+        seen.append(weakref.ref(y))
+        return x + y
+
+    seen = []
+    try:
+        fail()
+    except RuntimeError as error:
+        explanation = gpumagic.explain(error)
+    gc.collect()
+    assert seen[0]() is None
+    assert explanation.fix is not None
+
+
+def test_a_module_that_was_imported_is_explained_by_its_file(tmp_path, monkeypatch):
+    (tmp_path / "my_layers.py").write_text(
+        "import torch\ndef shift(h):\n    return h + torch.ones(3)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    error = run("import my_layers\nmy_layers.shift(torch.ones(2, 3).cuda())")
+    explanation = gpumagic.explain(error)
+    assert (explanation.label, explanation.line) == ("my_layers.py", 3)
+    assert explanation.fix.code.strip() == "return h + torch.ones(3, device=h.device)"
+    assert explanation.fix.filename == str(tmp_path / "my_layers.py")
+
+
+def test_a_librarys_frames_are_not_the_users(tmp_path, monkeypatch):
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "their_net.py").write_text(
+        "from torch import nn\nclass Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.a = nn.Linear(3, 2)\n"
+        "    def forward(self, z):\n        return self.a(z)\n"
+        "def apply(net, z):\n    z = z.to('cuda')\n    return net(z) + z.cpu().sum(1)\n"
+    )
+    monkeypatch.syspath_prepend(library)
+    error = run("from their_net import Net\nnet = Net().cuda()\nx = torch.ones(2, 3)\ny = net(x)")
+    explanation = gpumagic.explain(error)
+    assert {o.name: o.odd for o in explanation.operands} == {"net": False, "x": True}
+    # What failed is within, and the operands that can be seen are not to blame.
+    inside = run(
+        "from their_net import Net, apply\nnet = Net().cuda()\nx = torch.ones(2, 3)\napply(net, x)"
+    )
+    assert "same device" in str(inside)
+    assert gpumagic.explain(inside) is None
+
+
+def test_an_exception_group_and_a_context_are_looked_into():
+    code = (
+        "a, b = torch.ones(2).cuda(), torch.ones(2)\n"
+        "try:\n    a + b\nexcept RuntimeError:\n    raise KeyError('later')"
+    )
+    assert gpumagic.explain(run(code)).expression == "a + b"
+    assert gpumagic.explain(run(code + " from None")) is None
+    if sys.version_info >= (3, 11):
+        grouped = code.replace("RuntimeError:", "RuntimeError as e:").replace(
+            "raise KeyError('later')", "raise ExceptionGroup('all', [e]) from None"
+        )
+        assert gpumagic.explain(run(grouped)).expression == "a + b"
+
+
+def test_a_long_list_shows_the_odd_ones():
+    error = run(
+        "xs = [torch.ones(1).cuda() for _ in range(500)]\nxs[77] = xs[77].cpu()\ntorch.stack(xs)"
+    )
+    explanation = gpumagic.explain(error)
+    assert len(explanation.operands) < 6
+    assert [o.name for o in explanation.operands if o.odd] == ["xs[77]"]
+    assert explanation.fix.code == 'xs[77] = xs[77].to("cuda:0")'
+
+
+def test_a_subclass_of_tensor_is_not_asked():
+    class Mine(torch.Tensor):
+        calls = 0
+
+    error = run(
+        "x + y", namespace={"x": torch.ones(3).as_subclass(Mine), "y": torch.ones(3).cuda()}
+    )
+
+    def asked(cls, func, types, args=(), kwargs=None):
+        Mine.calls += 1
+        return NotImplemented
+
+    Mine.__torch_function__ = classmethod(asked)
+    told = names_told(gpumagic.explain(error, namespace={"unused": 1}))
+    assert told["x"].devices == ("cpu",)
+    assert Mine.calls == 0
+
+
+def test_the_source_is_gone():
+    code = compile("x + y", "<gone>", "eval")
+    with pytest.raises(RuntimeError) as caught:
+        eval(code, {"x": torch.ones(2), "y": torch.ones(2).cuda()})
+    caught.value.__traceback__ = caught.value.__traceback__.tb_next  # this test has a source
+    assert gpumagic.explain(caught.value) is None
+
+
+def test_what_is_fixed_on_the_optimizers_counters():
+    net = nn.Linear(2, 1).cuda()
+    code = (
+        "net(torch.ones(1, 2).cuda()).sum().backward()\nopt.step()\n"
+        "for s in opt.state.values():\n    s['step'] = s['step'].cuda()\nopt.step()\n"
+    )
+    opt = torch.optim.Adam(net.parameters(), foreach=False)
+    error = run(code, namespace={"net": net, "opt": opt})
+    if error is not None:  # the assertion of a real GPU; virtual ones may let it pass
+        fix = gpumagic.explain(error).fix
+        assert run(fix.apply(code), namespace={"net": net, "opt": opt}) is None
+
+
+def test_it_can_be_had_without_a_shell():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            "import gpumagic, sys\nassert 'torch' not in sys.modules\n"
+            "assert gpumagic.explain(ValueError('x')) is None\n"
+            "assert 'IPython' not in sys.modules",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+NEXT = """
+def f(x):
+    s = torch.ones(3)
+    return x * s
+def g(x):
+    return f(x) + {other}
+other = torch.ones(3)
+y = g(torch.ones(3, device="cuda"))
+"""
+
+
+@pytest.mark.parametrize(("other", "sure"), [("other", False), ("other.cuda()", True)])
+def test_no_fix_is_proposed_that_surely_brings_the_next_error(other, sure):
+    explanation = gpumagic.explain(run(NEXT.replace("{other}", other)))
+    assert names_told(explanation)["s"].devices == ("cpu",)
+    assert (explanation.fix is not None) is sure
+
+
+def test_what_fails_next_in_the_same_function_is_mended_too():
+    code = (
+        'a = torch.ones(2, device="cuda")\nm = torch.zeros(2).bool()\nb = a.masked_fill(m, 0)\n'
+        "w = torch.arange(2)\nc = b * w\n"
+    )
+    explanation = gpumagic.explain(run(code))
+    assert run(explanation.fix.apply(code)) is None
+
+
+def test_functions_that_call_each_other_do_not_keep_it_busy():
+    calls = " + ".join(["f(x)"] * 12)
+    code = f"def f(x):\n    return {calls}\na = torch.ones(2)\nb = a.cuda()\nc = a + b\nf(c)\n"
+    error = run(code.replace("f(c)\n", ""))
+    assert gpumagic.explain(error).fix is not None
+    assert gpumagic.explain(run(code)).fix is not None
