@@ -9,8 +9,14 @@ from collections.abc import Callable
 from lab import Lab
 from playwright.sync_api import Locator, Page, TimeoutError, WebSocket
 
-# What a browser and JupyterLab say of a server that is away, which tests do on purpose.
-NOT_OURS = ("net::ERR_", "WebSocket connection to", "Failed to load resource", "Failed to fetch")
+# What a browser and JupyterLab say of a server or a kernel that is away, which tests do on purpose.
+NOT_OURS = (
+    "net::ERR_",
+    "WebSocket connection to",
+    "Failed to load resource",
+    "Failed to fetch",
+    "Could not restore the debugger state",
+)
 # Before the monitor's code is there, the panel says nothing.
 SAYS = """([...document.querySelectorAll('#gpumagic-panel div')].find(node => node.shadowRoot)
     ?.shadowRoot.querySelector('.all').innerText ?? '')"""

@@ -93,7 +93,7 @@ def test_what_a_library_does_by_itself_is_counted_and_not_scolded():
             scaler.scale((w * 2).sum()).backward()
             scaler.step(optimizer)
             scaler.update()
-            torch.distributions.Normal(w.detach(), 1.0)
+            torch.distributions.Normal(w.detach(), 1.0, validate_args=True)
 
     assert given(train) == []
     entries = {e.within: e for e in seen(lambda: train(None)) if e.kind == "wait"}
