@@ -99,7 +99,7 @@ pre{font:11.5px/1.4 var(--jp-code-font-family,ui-monospace,monospace)}\
 .bones{padding:4px 0}\
 .tip{background:var(--jp-layout-color2,Canvas);border:1px solid var(--line);border-radius:4px;box-shadow:0 2px 8px rgba(0,0,0,.25);font-size:11px;left:0;max-width:calc(100% - 8px);padding:3px 7px;pointer-events:none;position:absolute;top:0;z-index:9}\
 .part{display:inline-block;max-width:100%;overflow:hidden;text-overflow:ellipsis;vertical-align:bottom;white-space:nowrap}\
-@container(max-width:300px){.steered{display:grid;gap:0 6px;grid-template-columns:8px 1fr auto}.steered .text{display:contents}.steered .note{grid-area:2/2}.steered .acts{grid-area:2/3;justify-self:end}.steered .size{grid-area:1/3}}\
+@container(max-width:280px){.steered{display:grid;gap:0 6px;grid-template-columns:8px 1fr auto}.steered .text{display:contents}.steered .note{grid-area:2/2}.steered .acts{grid-area:2/3;justify-self:end}.steered .size{grid-area:1/3}}\
 @container(max-width:340px){.line .head{grid-template-columns:56px 3px minmax(10px,1fr) 34px minmax(14px,1.3fr) 50px}.line .head>:last-child{display:none}}\
 @container(min-width:460px){.charts{grid-template-columns:1fr 1fr}.note{flex:none}.check{grid-template-columns:12px minmax(100px,190px) 1fr}.check span:last-of-type{grid-column:3}canvas{height:44px}.limit{display:inline}}\
 @container(min-width:640px){.processes{display:grid;gap:0 18px;grid-template-columns:1fr 1fr}}\
