@@ -243,6 +243,15 @@ def test_looking_again_reads_no_command_line_again(
     assert owners.look_up({kernel.child, kernel.forked}) == first
 
 
+@pytest.fixture
+def hangup_heeded() -> Iterator[None]:
+    """As without nohup, under which these tests may run: all whom they start would inherit it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup_heeded")
 def test_what_was_made_to_outlive_its_kernel_is_no_orphan(start: Start) -> None:
     kernel = start()
     owners = Owners()
