@@ -5,11 +5,8 @@ from typing import Any
 
 from IPython.display import display
 
-# By name, so that loading us does not import them.
-_KINDS = (
-    ("gpumagic.telemetry.snapshot", "Snapshot"),
-    ("gpumagic.widget.view", "MonitorWidget"),
-)
+# By name, so that loading us does not import it.
+_SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
 
 
 class Once:
@@ -34,27 +31,24 @@ class Once:
         self._shown_in: object = None
 
     def install(self) -> None:
-        for kind in _KINDS:
-            self._formatter.for_type_by_name(*kind, self._display)
+        self._formatter.for_type_by_name(*_SNAPSHOT, self._display)
 
     def uninstall(self) -> None:
-        for kind in _KINDS:
-            self._formatter.deferred_printers.pop(kind, None)
-        for known in list(self._formatter.type_printers):
-            if (known.__module__, known.__name__) in _KINDS:
-                self._formatter.type_printers.pop(known)
+        self._formatter.deferred_printers.pop(_SNAPSHOT, None)
+        for kind, printer in list(self._formatter.type_printers.items()):
+            if printer == self._display:
+                self._formatter.type_printers.pop(kind)
 
     def show(self, value: Any) -> Any:
         """Show it now; returns it."""
+        # The class that is ours and common to all: of widgets each has one of its own below it.
+        ours = [kind for kind in type(value).__mro__ if kind.__module__.startswith("gpumagic.")]
+        self._formatter.for_type(ours[-1], self._display)
         _publish(value)
         self._shown, self._shown_in = value, self._cell()
         return value
 
     def _display(self, value: Any) -> None:
-        # A widget has a type of its own, under the same name: the next one is to be found too.
-        kind = type(value)
-        self._formatter.type_printers.pop(kind, None)
-        self._formatter.for_type_by_name(kind.__module__, kind.__name__, self._display)
         again = value is self._shown and self._shown_in is self._cell()
         self._shown = self._shown_in = None
         if not again:

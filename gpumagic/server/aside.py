@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,22 +20,17 @@ def aside(function: Callable[[], T]) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    def settle(how: Callable[[], None]) -> None:
+        if not future.done():
+            how()
 
     def run() -> None:
-        result, error = None, None
         try:
-            result = function()
-        except Exception as raised:  # noqa: BLE001  who awaits the future gets it
-            error = raised
+            how = partial(future.set_result, function())
+        except Exception as error:  # noqa: BLE001  who awaits the future gets it
+            how = partial(future.set_exception, error)
         try:
-            loop.call_soon_threadsafe(settle, result, error)
+            loop.call_soon_threadsafe(settle, how)
         except RuntimeError:
             return  # the loop was closed meanwhile
 

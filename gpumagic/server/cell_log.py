@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from gpumagic.server.iopub import Iopub
+from gpumagic.telemetry.cell_run import CellRun
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.telemetry.virtual import started
 
@@ -24,32 +25,6 @@ KEPT_S = 600.0
 MOST_RUNS = 2000
 # For so long after a run a list of processes may be the first one since its end.
 _SETTLED_S = 4.0
-
-
-@dataclass(frozen=True)
-class CellRun:
-    """A cell that ran, or runs (``end`` is None); mirrored in ``js/src/snapshot.ts``.
-
-    Parameters
-    ----------
-    id : str
-        The same run told again has the same id.
-    kernel, notebook : str, optional
-    count : int, optional
-        The number in brackets before the cell.
-    start, end : float
-        Seconds of Unix time.
-    gpus : tuple of str
-        UUIDs of the GPUs on which its kernel was seen to hold memory.
-    """
-
-    id: str
-    kernel: str | None
-    notebook: str | None
-    count: int | None
-    start: float
-    end: float | None = None
-    gpus: tuple[str, ...] = ()
 
 
 class CellLog:
@@ -192,11 +167,6 @@ class CellLog:
                 del self._runs[run.id]
         while len(self._runs) > MOST_RUNS:
             self._runs.popitem(last=False)
-
-
-def plain(run: CellRun) -> dict[str, Any]:
-    """A run as JSON has it."""
-    return {**asdict(run), "gpus": list(run.gpus)}
 
 
 def _seconds(date: Any, clock: Callable[[], float]) -> float:

@@ -15,10 +15,11 @@ from dataclasses import asdict
 from typing import Any
 
 from gpumagic.server.aside import aside
-from gpumagic.server.cell_log import CellLog, CellRun, plain
+from gpumagic.server.cell_log import CellLog
 from gpumagic.server.kernels import KernelTable
 from gpumagic.server.outbox import Outbox
 from gpumagic.server.wants import Want
+from gpumagic.telemetry.cell_run import CellRun
 from gpumagic.telemetry.doctor import Check, Doctor
 from gpumagic.telemetry.owners import Owner, Owners
 from gpumagic.telemetry.sampler import Sampler, Subscription
@@ -275,7 +276,7 @@ def _encode(snapshot: Snapshot) -> bytes:
 
 
 def _plain(runs: list[CellRun]) -> list[dict[str, Any]]:
-    return [plain(run) for run in runs]
+    return [run.to_dict() for run in runs]
 
 
 def _past(history: dict[str, Any], cells: list[dict[str, Any]]) -> bytes:

@@ -14,10 +14,11 @@ from gpumagic.telemetry import virtual
 from gpumagic.telemetry.cpu import CpuSource
 from gpumagic.telemetry.nvml import NvmlSource
 from gpumagic.telemetry.owners import Owner, Owners
+from gpumagic.telemetry.pace import patience
 from gpumagic.telemetry.snapshot import GpuSample, Problem, ProcessSample, Snapshot
 
-# How often owners are looked up anew; what no chore has done so much later is done in the tick.
-_OWNERS_S, _PATIENCE, _NO_PATIENCE = 3.0, 1.5, 0.9
+# How often owners are looked up anew.
+_OWNERS_S = 3.0
 _OFFER = "%gpus --virtual 2 makes virtual ones (why: %gpus --doctor)"
 # On a machine without GPUs there is nothing wrong in these; they only say why there is none.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
@@ -121,8 +122,7 @@ class Collector:
     def _with_owners(self, holders: Sequence[ProcessSample], paced: bool) -> list[ProcessSample]:
         pids = {holder.pid for holder in holders}
         now = self._monotonic()
-        patience = _PATIENCE if now - self._helped_at < _OWNERS_S else _NO_PATIENCE
-        too_old = not paced or now - self._known_at >= patience * _OWNERS_S
+        too_old = not paced or now - self._known_at >= patience(self._helped_at, now) * _OWNERS_S
         if too_old or not pids <= self._known.keys():
             self._look_up(pids)
         return [_owned(holder, self._known[holder.pid]) for holder in holders]
@@ -159,16 +159,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_collector.cache_clear)
 
 
-# What is known of a process's owner; the mapping of ordinals belongs to one GPU of it at a time.
-_OWNED = {field.name for field in fields(ProcessSample)} - {"uuid", "pid", "memory", "kind", "mine"}
+_OWNED = {field.name for field in fields(ProcessSample)} & {field.name for field in fields(Owner)}
 
 
 def _owned(holder: ProcessSample, owner: Owner) -> ProcessSample:
-    known = {name: getattr(owner, name) for name in _OWNED if hasattr(owner, name)}
-    ordinals = getattr(owner, "ordinals", None)
-    if ordinals is not None:
-        known["ordinal"] = ordinals.get(holder.uuid)
-    return replace(holder, **known, mine=holder.pid == os.getpid())
+    known = {name: getattr(owner, name) for name in _OWNED}
+    ordinal = owner.ordinals.get(holder.uuid)
+    return replace(holder, **known, ordinal=ordinal, mine=holder.pid == os.getpid())
 
 
 def _virtual_sample(state: virtual.VirtualState) -> GpuSample:

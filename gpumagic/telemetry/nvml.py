@@ -9,12 +9,11 @@ from typing import Any
 from gpumagic import nvml
 from gpumagic.telemetry.nvml_holders import Holders
 from gpumagic.telemetry.nvml_readings import SLOW, STILL, TIERS, Tier, fast, read
+from gpumagic.telemetry.pace import patience
 from gpumagic.telemetry.rates import Rates
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 from gpumagic.telemetry.xid import XidLog
 
-# What a chore has not read so much later than meant is read in the tick; at once without chores.
-_PATIENCE, _NO_PATIENCE, _HELPED_S = 1.5, 0.9, 3.0
 # How long chores are done in one go, and how much sooner than due, so that one wakes seldom.
 _CHORES_S = 0.002
 _EARLY_S = 0.05
@@ -49,7 +48,7 @@ class NvmlSource:
         self._present: tuple[nvml.Gpu, ...] = ()
         self._samples: list[GpuSample] = []
         self._helped_at = float("-inf")
-        self._patience = _NO_PATIENCE
+        self._patience = 0.0
 
     def driver(self) -> str | None:
         """The driver's version."""
@@ -74,9 +73,7 @@ class NvmlSource:
             self._driver = None
         if paced:
             self._xids.add(door.xids(), self._clock())
-            # Who takes them so seldom that there are no chores between has them all read here.
-            helped = self._monotonic() - self._helped_at < _HELPED_S
-            self._patience = _PATIENCE if helped else _NO_PATIENCE
+            self._patience = patience(self._helped_at, self._monotonic())
         self._present = ()
         samples = [self._sample(door, gpu, host, paced) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
@@ -89,8 +86,7 @@ class NvmlSource:
     def processes(self, *, paced: bool = False) -> list[ProcessSample]:
         """Who holds memory where: pid and bytes. Walks the driver's clients: some ms per GPU."""
         door = self._door()
-        patience = self._patience if paced else 0.0
-        return self._holders.samples(door, _uncut(door.gpus()), patience)
+        return self._holders.samples(door, _uncut(door.gpus()), self._patience if paced else 0.0)
 
     def problems(self) -> list[Problem]:
         """The driver that cannot be asked; the GPUs that are lost or silent; late Xid errors."""

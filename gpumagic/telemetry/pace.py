@@ -8,6 +8,18 @@ import math
 _CHORES_UP_TO_S = 2.5
 
 
+# How much later than meant a tick reads what a chore was to read; and when no chores are done.
+_PATIENCE, _NO_PATIENCE, _HELPED_S = 1.5, 0.9, 3.0
+
+
+def patience(helped_at: float, now: float) -> float:
+    """How many times its interval a reading may be old before the tick itself makes it.
+
+    Who takes snapshots so seldom that there are no chores between has all of it read in the tick.
+    """
+    return _PATIENCE if now - helped_at < _HELPED_S else _NO_PATIENCE
+
+
 class Pace:
     """All moments in seconds of one monotonic clock.
 

@@ -6,9 +6,11 @@ import itertools
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
+
+from gpumagic.telemetry.cell_run import CellRun
 
 KEPT = 200
 _numbers = itertools.count()
@@ -34,9 +36,10 @@ class CellLog:
         self._changed = changed
         self._clock = clock
         self._lock = threading.Lock()
-        self._runs: deque[dict[str, Any]] = deque(maxlen=KEPT)
-        # By the identity of IPython's own record of the cell, which its start and end share.
-        self._running: dict[int, dict[str, Any]] = {}
+        # Oldest first, by id.
+        self._runs: dict[str, CellRun] = {}
+        # The ids, by the identity of IPython's own record of the cell: its start and end share it.
+        self._running: dict[int, str] = {}
         self._notebook = os.environ.get("JPY_SESSION_NAME")
 
     @property
@@ -58,42 +61,38 @@ class CellLog:
         self._events.unregister("post_run_cell", self._ended)
         with self._lock:
             for run in self._running.values():
-                self._runs.remove(run)
+                self._runs.pop(run, None)
             self._running.clear()
 
     def holds(self, uuids: Iterable[str]) -> None:
         """This kernel holds memory on these GPUs, and so do the cells that run."""
         held = set(uuids)
         with self._lock:
-            for run in self._running.values():
-                run["gpus"] = sorted(held.union(run["gpus"]))
+            for name in self._running.values():
+                # One that is kept no longer may still run.
+                if run := self._runs.get(name):
+                    self._runs[name] = replace(run, gpus=tuple(sorted(held.union(run.gpus))))
 
     def runs(self) -> list[dict[str, Any]]:
         """Oldest first, as JSON."""
         with self._lock:
-            return [dict(run) for run in self._runs]
+            return [run.to_dict() for run in self._runs.values()]
 
     def _began(self, info: Any) -> None:
-        run: dict[str, Any] = {
-            "id": f"{os.getpid()}-{next(_numbers)}",
-            "kernel": None,
-            "notebook": self._notebook,
-            "count": self._shell.execution_count if info.store_history else None,
-            "start": self._clock(),
-            "end": None,
-            "gpus": [],
-        }
+        count = self._shell.execution_count if info.store_history else None
+        name = f"{os.getpid()}-{next(_numbers)}"
         with self._lock:
             if len(self._runs) == KEPT:
-                self._running = {k: r for k, r in self._running.items() if r is not self._runs[0]}
-            self._runs.append(run)
-            self._running[id(info)] = run
+                del self._runs[next(iter(self._runs))]
+            self._runs[name] = CellRun(name, None, self._notebook, count, self._clock())
+            self._running[id(info)] = name
         self._changed()
 
     def _ended(self, result: Any) -> None:
         with self._lock:
-            run = self._running.pop(id(result.info), None)
-            if run is None:
+            name = self._running.pop(id(result.info), None)
+            if name is None:
                 return
-            run["end"] = self._clock()
+            if run := self._runs.get(name):
+                self._runs[name] = replace(run, end=self._clock())
         self._changed()

@@ -9,9 +9,9 @@ import logging
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpumagic.server.cell_log import CellRun
 from gpumagic.server.routes import routes
 from gpumagic.telemetry import GpuSample, ProcessSample, Snapshot
+from gpumagic.telemetry.cell_run import CellRun
 
 GIB = 2**30
 GETS = ("snapshot", "history", "doctor", "metrics", "export.csv")

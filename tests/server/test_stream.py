@@ -11,8 +11,8 @@ import psutil
 import pytest
 from waiting import ANSWER_S, becomes
 
-from gpumagic.server.cell_log import CellRun
 from gpumagic.telemetry import GpuSample, ProcessSample
+from gpumagic.telemetry.cell_run import CellRun
 
 MIB = 2**20
 
