@@ -9,21 +9,13 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
-
-ROOT = Path(__file__).parents[1]
-IMAGES = ROOT / "docs" / "images"
-sys.path.insert(0, str(ROOT / "tests" / "browser"))
-import chromium  # noqa: E402  from the browser tests
-from lab import Lab  # noqa: E402
-from view import View  # noqa: E402
+from playwright.sync_api import Browser, Page
+from studio import Lab, View, in_both_themes, laboratory, opened, run, run_notebook
 
 GIB = 2**30
 CARD = "NVIDIA H100 80GB HBM3"
@@ -45,51 +37,12 @@ LIVE = [
 ]
 
 
-@contextmanager
-def laboratory(machine: dict[str, object] | None, *, driver: bool = True) -> Iterator[Lab]:
-    """A JupyterLab on such a machine; without the driver, on one with no GPU."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        library = folder / "driver" / "libnvidia-ml.so.1"
-        library.parent.mkdir()
-        if driver:
-            source = ROOT / "tests" / "stand_in" / "nvml.c"
-            command = ["gcc", "-O1", "-shared", "-fPIC", "-pthread", "-o", library, source]
-            subprocess.run(command, check=True)
-        made = Lab(folder, library)
-        made.machine(machine or {})
-        made.start()
-        try:
-            yield made
-        finally:
-            made.stop()
-
-
 def pid_of(lab: Lab, notebook: str) -> int:
     """The pid of a notebook's kernel, by its connection file."""
     sessions = json.loads(lab.request("api/sessions"))
     kernel = next(s["kernel"]["id"] for s in sessions if s["path"] == notebook)
     found = subprocess.run(["pgrep", "-f", f"kernel-{kernel}"], capture_output=True, check=True)
     return int(found.stdout.split()[0])
-
-
-def theme(page: Page, name: str) -> None:
-    page.evaluate(
-        "name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})",
-        f"JupyterLab {name.capitalize()}",
-    )
-    page.wait_for_selector(
-        f'body[data-jp-theme-light="{str(name == "light").lower()}"]', state="attached"
-    )
-    page.wait_for_timeout(700)
-
-
-def in_both_themes(page: Page, name: str, shoot: Callable[[Path], object]) -> None:
-    for look in ("light", "dark"):
-        theme(page, look)
-        path = IMAGES / f"{name}-{look}.png"
-        shoot(path)
-        print(path.relative_to(ROOT))
 
 
 def the_panel(view: View, height: int | None = None) -> Callable[[Path], object]:
@@ -100,19 +53,6 @@ def the_panel(view: View, height: int | None = None) -> Callable[[Path], object]
         view.page.screenshot(path=path, clip=box)
 
     return shoot
-
-
-@contextmanager
-def opened(lab: Lab, browser: Browser, width: int, height: int, name: str) -> Iterator[View]:
-    context = browser.new_context(
-        viewport={"width": width, "height": height}, device_scale_factor=2
-    )
-    page = context.new_page()
-    page.set_default_timeout(30_000)
-    view = View(page, lab, name)
-    view.load()
-    yield view
-    context.close()
 
 
 def widen(page: Page, pixels: int) -> None:
@@ -254,7 +194,7 @@ def counts(browser: Browser) -> None:
 
 def doctor(browser: Browser) -> None:
     with (
-        laboratory(None, driver=False) as lab,
+        laboratory(None) as lab,
         opened(lab, browser, 1000, 700, "pictures-none") as view,
     ):
         view.open_panel()
@@ -266,36 +206,18 @@ def doctor(browser: Browser) -> None:
 
 def widget(browser: Browser) -> None:
     with (
-        laboratory(None, driver=False) as lab,
+        laboratory(None) as lab,
         opened(lab, browser, 1100, 1300, "pictures-widget") as view,
     ):
         page = view.page
         lab.write("live.ipynb", LIVE)
         page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
-        view.open_notebook("live.ipynb")
-        page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
-        page.wait_for_function(
-            """() => [...window.jupyterapp.shell.currentWidget.content.widgets]
-                .filter(cell => cell.model.executionCount !== null).length === 5""",
-            timeout=120_000,
-        )
+        run_notebook(view, "live.ipynb", len(LIVE))
         page.wait_for_timeout(2500)
         cell = page.locator(".jp-NotebookPanel .jp-Cell").nth(2)
         cell.scroll_into_view_if_needed()
         in_both_themes(page, "widget", lambda path: cell.screenshot(path=path))
 
 
-def main() -> None:
-    scenes = {"sidebar": sidebar, "counts": counts, "doctor": doctor, "widget": widget}
-    IMAGES.mkdir(exist_ok=True)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium.find(), args=list(chromium.ARGS)
-        )
-        for name in sys.argv[1:] or scenes:
-            scenes[name](browser)
-        browser.close()
-
-
 if __name__ == "__main__":
-    main()
+    run({"sidebar": sidebar, "counts": counts, "doctor": doctor, "widget": widget})
