@@ -10,7 +10,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 CORPUS = read("cross_device.txt")
-HELD_OUT = [*read("cross_device_held_out.txt"), *read("cross_device_later.txt")]
+HELD_OUT = [
+    snippet
+    for name in ("held_out", "later", "blind", "more")
+    for snippet in read(f"cross_device_{name}.txt")
+]
 
 
 @pytest.mark.parametrize("snippet", [*CORPUS, *HELD_OUT], ids=lambda s: s.title)

@@ -6,31 +6,45 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
+from gpumagic.tensors.explain.creating import maker
 from gpumagic.tensors.explain.edits import statement
 from gpumagic.tensors.explain.intent import not_assigned
 from gpumagic.tensors.explain.messages import Message
-from gpumagic.tensors.explain.operations import Conflict
+from gpumagic.tensors.explain.operations import Conflict, bound_again
 from gpumagic.tensors.explain.parts import Part, modules_of
 from gpumagic.tensors.explain.values import MISSING, full, own
+
+# What moves in the 0.1 ms that a transfer and the work on a slower device are apart anyway.
+_NO_TIME = 2**20
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What moves to which device, and the bytes that the other way would move."""
+    """What moves to which device, and the bytes that the other way would move.
+
+    `open`: the other way is right too, if dearer.
+    """
 
     target: str
     odd: tuple[Part, ...]
     other_nbytes: int | None = None
+    open: bool = False
 
 
 def choose(found: Conflict, message: Message) -> Choice | None:
-    """Weights stay and data moves; among data, most bytes stay. None if nothing is certain."""
+    """Weights stay, and data moves to the GPU unless that costs more. None if not certain."""
     leaves, fixed = found.leaves, found.operation.fixed
     devices = {d for part in leaves for d in part.devices}
     spread = [part for part in leaves if len(part.devices) > 1]
     if spread:
         return _spread(spread, leaves)
+    left = tuple(p for p in leaves if _belongs(p, found))
+    if left and len(devices) == 2 and all(p in left for p in leaves if p.device == "cpu"):
+        # What a module keeps goes where its data is, and stays there.
+        (gpu,) = devices - {"cpu"}
+        return _choice(gpu, left, leaves, either=fixed in left)
     if message.kind == "index":
         base = found.operation.parts[0].device
         odd = tuple(p for p in leaves[1:] if p.device not in (base, "cpu"))
@@ -41,18 +55,17 @@ def choose(found: Conflict, message: Message) -> Choice | None:
         return _choice(rest.pop(), tuple(meant), leaves)
     for device in sorted(devices, key=_gpus_first):
         others = [part for part in leaves if part.device != device]
-        if others and all(part.factory for part in others):
-            return Choice(device, tuple(others), _bytes(p for p in leaves if p.device == device))
+        if others and all(part.factory or maker(part, found.place) for part in others):
+            other = _bytes(p for p in leaves if p.device == device)
+            return Choice(device, tuple(others), other, open=fixed in others)
     kept = _assigned_to(found)
     if kept in devices and (fixed is None or fixed.device == kept):
         return _choice(kept, _away(leaves, kept), leaves)
-    if fixed is not None and fixed.device in devices and not fixed.factory:
+    if fixed is not None and fixed.device in devices and not bound_again(fixed, found.place.scope):
         return _choice(fixed.device, _away(leaves, fixed.device), leaves)
-    left = tuple(p for p in leaves if _belongs(p, found))
-    if left and len(devices) == 2 and all(p in left for p in leaves if p.device == "cpu"):
-        # What a module keeps goes where its data is, and stays there.
-        (gpu,) = devices - {"cpu"}
-        return _choice(gpu, left, leaves)
+    if "cpu" in devices and issubclass(type(found.place.scope.name("self")), Dataset):
+        # What loads data works on the CPU: the loader's workers can use no GPU.
+        return _choice("cpu", _away(leaves, "cpu"), leaves)
     weights = {d for part in leaves if part.kind == "module" for d in part.devices}
     weights |= {d for p in leaves if type(p.value) is nn.Parameter for d in p.devices if d != "cpu"}
     home = _home(found) or ""
@@ -69,17 +82,21 @@ def choose(found: Conflict, message: Message) -> Choice | None:
     if None in cost.values():
         # A result has gone, and its size with it: whatever it is, a GPU is where work is done.
         order = sorted(devices, key=lambda d: (d == "cpu", d != leaves[0].device))
-        return _choice(order[0], _away(leaves, order[0]), leaves)
-    best = min(devices, key=lambda d: (cost[d], d == "cpu", d != leaves[0].device, d))
-    return _choice(best, _away(leaves, best), leaves)
+        return _choice(order[0], _away(leaves, order[0]), leaves, either=True)
+    worth = {d: (count or 0) + _NO_TIME * (d == "cpu") for d, count in cost.items()}
+    best = min(devices, key=lambda d: (worth[d], d == "cpu", d != leaves[0].device, d))
+    return _choice(best, _away(leaves, best), leaves, either=True)
 
 
-def on_gpu(choice: Choice, found: Conflict) -> Choice | None:
-    """The same the other way, where the first way leads to the CPU."""
-    gpus = sorted({d for p in found.leaves for d in p.devices if d != "cpu"})
-    if len(gpus) != 1:
+def other_way(choice: Choice, found: Conflict) -> Choice | None:
+    """The same between the CPU and a GPU, towards the other of the two."""
+    if not choice.open:
         return None
-    return _choice(gpus[0], _away(found.leaves, gpus[0]), found.leaves)
+    others = {d for p in found.leaves for d in p.devices} - {choice.target}
+    if len(others) != 1 or (choice.target != "cpu" and others != {"cpu"}):
+        return None
+    target = others.pop()
+    return _choice(target, _away(found.leaves, target), found.leaves)
 
 
 def _assigned_to(found: Conflict) -> str | None:
@@ -95,7 +112,8 @@ def _belongs(part: Part, found: Conflict) -> bool:
     """Whether it is a CPU tensor that a module keeps: a parameter, a buffer, an attribute."""
     if part.device != "cpu" or part.kind not in ("tensor", "made"):
         return False
-    node = (part.source or part).node
+    part = part.source or part
+    node = part.node
     if type(part.value) is nn.Parameter:
         return True
     if not isinstance(node, ast.Attribute):
@@ -111,11 +129,13 @@ def _away(leaves: tuple[Part, ...], device: str) -> tuple[Part, ...]:
     return tuple(part for part in leaves if part.device != device)
 
 
-def _choice(target: str | None, odd: tuple[Part, ...], leaves: tuple[Part, ...]) -> Choice | None:
+def _choice(
+    target: str | None, odd: tuple[Part, ...], leaves: tuple[Part, ...], *, either: bool = False
+) -> Choice | None:
     if target is None or not odd:
         return None
     stays = [part for part in leaves if part not in odd]
-    return Choice(target, odd, _bytes(stays))
+    return Choice(target, odd, _bytes(stays), either)
 
 
 def _bytes(parts: Iterable[Part]) -> int | None:

@@ -1,9 +1,11 @@
 """The cheapest fix of all: to make a tensor where it is needed moves nothing."""
 
 import ast
+from dataclasses import replace
 
 from gpumagic.tensors.explain.edits import Edit, function_of, statement
 from gpumagic.tensors.explain.explanation import Fix
+from gpumagic.tensors.explain.frames import Place, parents
 from gpumagic.tensors.explain.moving_tensors import with_device
 from gpumagic.tensors.explain.parts import Part
 from gpumagic.tensors.explain.reader import FACTORIES, is_torch
@@ -13,37 +15,50 @@ from gpumagic.tensors.explain.values import of_function
 _COPIES = ("tensor", "as_tensor")
 
 
-def create_there(part: Part, site: Site, target: str, other: int | None) -> Fix | None:
-    """`device=` in the one statement of the same function that makes `part`.
+def maker(part: Part, place: Place) -> ast.Assign | None:
+    """The one statement of the same code that makes it by a call that takes `device=`.
 
-    None unless the name stands for nothing else in the function, and is not used before it fails.
+    None unless the name stands for nothing else there, and is not used before it fails.
     """
-    function, failing = function_of(site.node), statement(site.node)
+    part = part.source or part
+    function, failing = function_of(part.node), statement(part.node)
     if part.kind != "tensor" or not isinstance(part.node, ast.Name) or failing is None:
         return None
-    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+    if isinstance(function, ast.Lambda) or function is None or part.text in place.parameters:
         return None
+    if isinstance(function, ast.Module) and not _is_written(part.node):
+        return None  # data, which may well come from a file in its user's real code
     names = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == part.node.id]
     stores = [n for n in names if not isinstance(n.ctx, ast.Load)]
+    stores = [n for n in stores if not isinstance(statement(n), ast.AugAssign)]
     made = statement(stores[0]) if len(stores) == 1 else None
-    if not isinstance(made, ast.Assign) or made.targets != stores:
+    if not isinstance(made, ast.Assign) or made.targets != stores or made.lineno > failing.lineno:
         return None
-    if any(n.lineno < failing.lineno for n in names if n is not stores[0]):
+    if any(made.lineno < n.lineno < failing.lineno for n in names):
         return None
     call = made.value
-    if not isinstance(call, ast.Call) or part.text in site.place.parameters:
+    function_called = place.scope.value(call.func) if isinstance(call, ast.Call) else None
+    name = of_function(function_called, "__name__")
+    if not is_torch(function_called) or name not in FACTORIES or name in _COPIES:
         return None
-    maker = site.place.scope.value(call.func)
-    name = of_function(maker, "__name__")
-    if not is_torch(maker) or name not in FACTORIES or name in _COPIES:
+    given = {keyword.arg for keyword in call.keywords} if isinstance(call, ast.Call) else set()
+    return None if given & {"device", "generator", "out", "pin_memory", None} else made
+
+
+def _is_written(node: ast.Name) -> bool:
+    parent = next(parents(node), None)
+    in_place = isinstance(parent, ast.Attribute) and parent.attr.endswith("_")
+    out = isinstance(parent, ast.keyword) and parent.arg == "out"
+    return isinstance(node.ctx, ast.Store) or in_place or out
+
+
+def create_there(part: Part, site: Site, target: str, other: int | None) -> Fix | None:
+    """`device=` in the statement that makes `part`."""
+    made = maker(part, site.place)
+    if made is None or not isinstance(made.value, ast.Call):
         return None
-    given = {keyword.arg for keyword in call.keywords}
-    if given & {"device", "generator", "out", "pin_memory", None}:
-        return None
-    # An operand that is the function's argument is known there already; another may not be.
-    known = [p for p in site.anchors if p.text.split(".")[0] in site.place.parameters]
-    there = Site(site.place, site.node, [part], known)
+    there = Site(site.place, made.value, [replace(part, node=made.value)], site.anchors)
     device = written_device(there, target, before=True)
     edit = Edit(site.place, made)
-    edit.replaced.append((call, with_device(call, site.place.text(call), device)))
+    edit.replaced.append((made.value, with_device(made.value, site.place.text(made.value), device)))
     return edit.fix(0, other)

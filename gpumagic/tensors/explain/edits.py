@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gpumagic.tensors.explain.explanation import Fix
 from gpumagic.tensors.explain.frames import Place, label, parents
 
-_SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Tuple, ast.Constant)
 
 
@@ -22,7 +22,7 @@ def in_own_scope(node: ast.AST) -> bool:
     for parent in parents(node):
         if isinstance(parent, ast.stmt):
             return False
-        if isinstance(parent, _SCOPES):
+        if isinstance(parent, SCOPES):
             return True
     return False
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpumagic.tensors.explain import messages
-from gpumagic.tensors.explain.choice import Choice, choose, on_gpu
+from gpumagic.tensors.explain.choice import Choice, choose, other_way
 from gpumagic.tensors.explain.climbing import climb, climb_to_globals
 from gpumagic.tensors.explain.creating import create_there
 from gpumagic.tensors.explain.edits import Edit
@@ -101,9 +101,18 @@ def _explain(
         return None
     choice = _kept_off_the_cpu(clash, choice)
     told = _mismatch(clash, choice, outer, message)
-    other = on_gpu(choice, clash) if told.fix is None and choice.target == "cpu" else None
+    other = other_way(choice, clash) if _leads_back(told.fix, found) else None
     again = _mismatch(clash, other, outer, message) if other is not None else told
-    return told if again.fix is None else again
+    better = again.fix is not None and (told.fix is None or not _leads_back(again.fix, found))
+    return again if better else told
+
+
+def _leads_back(fix: Fix | None, places: list[Place]) -> bool:
+    """Whether there is no fix, or one whose result must come back to the host."""
+    place = next((p for p in places if fix is not None and p.filename == fix.filename), None)
+    if fix is None or place is None:
+        return True
+    return fix.apply(place.source).count(".cpu()") > place.source.count(".cpu()")
 
 
 def _kept_off_the_cpu(clash: Conflict, choice: Choice) -> Choice:
@@ -111,7 +120,7 @@ def _kept_off_the_cpu(clash: Conflict, choice: Choice) -> Choice:
     if choice.target != "cpu" or any(part.kind == "module" for part in clash.leaves):
         return choice
     if meets_another(clash.place, clash.operation.node, choice.odd, "cpu"):
-        return on_gpu(choice, clash) or choice
+        return other_way(choice, clash) or choice
     return choice
 
 
@@ -149,7 +158,7 @@ def _mismatch(
     along = [part for part in extra if part.text not in known]
     rows += [replace(row(p, False), also=names.get(p.key), along=True) for p in along]
     seen = [(place, list(choice.odd)), (site.place, list(site.odd))]
-    why = reason(choice, seen, message.kind)
+    why = reason(choice, clash.leaves, seen, message.kind)
     return Explanation(*expression(place, node), tuple(rows), fix, why)
 
 

@@ -3,7 +3,7 @@
 from gpumagic.tensors.explain.choice import Choice
 from gpumagic.tensors.explain.explanation import Fix
 from gpumagic.tensors.explain.frames import Place
-from gpumagic.tensors.explain.moving_modules import keeper_of, module_of, move_modules
+from gpumagic.tensors.explain.moving_modules import module_of, move_modules
 from gpumagic.tensors.explain.moving_tensors import move_tensors
 from gpumagic.tensors.explain.operations import Conflict
 from gpumagic.tensors.explain.parts import Part
@@ -13,14 +13,14 @@ from gpumagic.tensors.explain.site import Site, parts_of
 def write(found: Conflict, outer: list[Place], choice: Choice, extra: list[Part]) -> Fix | None:
     """The fix for the operands that `choice` moves, and for `extra`, which meet the result."""
     site = Site(found.place, found.operation.node, list(choice.odd), list(found.leaves))
+    site.fixed = found.operation.fixed
     target = choice.target
     if all(p.kind == "module" for p in choice.odd):
         return move_modules(site, outer, choice)
+    if target == "cpu":
+        return move_tensors(site, target, extra, choice.other_nbytes)
     if lifted := module_of(choice.odd, outer):
         place, node, part = lifted
         inner = Site(place, node, [part], parts_of(place, node))
-        return move_modules(inner, [], choice)
-    if keeper := keeper_of(choice.odd, found.place):
-        inner = Site(found.place, site.node, [keeper], list(found.leaves))
         return move_modules(inner, [], choice)
     return move_tensors(site, target, extra, choice.other_nbytes)

@@ -23,6 +23,16 @@ def not_assigned(name: str, place: Place) -> ast.Expr | None:
     return last
 
 
+def last_assignment(name: str, place: Place) -> ast.Assign | None:
+    """The statement that surely gave a name the value that it had at the failing line."""
+    nodes = place.nodes()
+    last: ast.stmt | None = None
+    for stmt in _before([nodes[0], *parents(nodes[0])]) if len(nodes) == 1 else ():
+        last = stmt if _binds(stmt, name) else last
+    plain = isinstance(last, ast.Assign) and name in [ast.unparse(t) for t in last.targets]
+    return last if plain and isinstance(last, ast.Assign) else None
+
+
 def _before(failing: list[ast.AST]) -> list[ast.stmt]:
     """The statements that surely ran before a node: those above it in its own blocks."""
     found: list[ast.stmt] = []

@@ -45,6 +45,7 @@ _KINDS = (
         "mixed",
         r"to be on (?:GPU|CPU) \(while checking|but expected (?:it|them) to be on (?:GPU|CPU)",
     ),
+    ("mixed", r"^invalid gradient at index \d+ - expected device \S+ but got"),
     ("mixed", r"Tensor on device \S+ is not on the expected device"),
 )
 _COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)

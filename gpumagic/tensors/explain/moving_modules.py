@@ -10,11 +10,12 @@ from gpumagic.tensors.explain.choice import Choice, registered
 from gpumagic.tensors.explain.edits import Edit, bracketed, can_precede, in_own_scope, statement
 from gpumagic.tensors.explain.explanation import Fix
 from gpumagic.tensors.explain.frames import Place, parents
+from gpumagic.tensors.explain.loops import names_of
 from gpumagic.tensors.explain.operations import operation
-from gpumagic.tensors.explain.parts import Part, bytes_of, describe, modules_of, tensors_of
+from gpumagic.tensors.explain.parts import Part, bytes_of, modules_of, tensors_of
 from gpumagic.tensors.explain.reader import Reader
 from gpumagic.tensors.explain.site import Site, moving, parts_of, written_device
-from gpumagic.tensors.explain.values import MISSING, full, own
+from gpumagic.tensors.explain.values import full, own
 
 
 def move_modules(site: Site, outer: list[Place], choice: Choice) -> Fix | None:
@@ -36,26 +37,38 @@ def move_modules(site: Site, outer: list[Place], choice: Choice) -> Fix | None:
         else:
             device = written_device(site, choice.target, before=False)
             edit.replaced.append((part.node, moving(bracketed(part.node, part.text), device)))
-    return edit.fix(_away_from(site.odd, choice.target), choice.other_nbytes, once=True)
+    every = [module for part in site.odd for module in _alike(part, site)]
+    return edit.fix(_away_from(every, choice.target), choice.other_nbytes, once=True)
 
 
 def _siblings(part: Part, site: Site, device: str) -> str | None:
     """A loop over the plain list or dict that holds this module and others."""
-    if not isinstance(part.node, ast.Subscript):
+    if not isinstance(part.node, ast.Subscript) or len(_alike(part, site)) < 2:
         return None
-    owner = site.place.scope.value(part.node.value)
-    modules = list(owner.values()) if type(owner) is dict else owner
-    if type(modules) is not list or not all(issubclass(type(m), nn.Module) for m in modules):
-        return None
-    text = site.place.text(part.node.value) + (".values()" if type(owner) is dict else "")
-    return f"for module in {text}: {moving('module', device)}" if len(modules) > 1 else None
+    mapping = type(site.place.scope.value(part.node.value)) is dict
+    text = site.place.text(part.node.value) + ".values()" * mapping
+    return f"for module in {text}: {moving('module', device)}"
 
 
-def _away_from(odd: list[Part], target: str) -> int | None:
+def _alike(part: Part, site: Site) -> list[Any]:
+    """The modules of a plain list or dict that move alike, by a loop or one by one; or the one."""
+    held = [part.node.value] if isinstance(part.node, ast.Subscript) else []
+    loops = [p for p in parents(site.node) if isinstance(p, (ast.For, ast.comprehension))]
+    held += [loop.iter for loop in loops if part.text in names_of(loop.target)]
+    for node in held:
+        owner = site.place.scope.value(node)
+        modules = list(owner.values()) if type(owner) is dict else owner
+        plain = type(modules) is list and all(issubclass(type(m), nn.Module) for m in modules)
+        if plain and any(m is part.value for m in modules):
+            return list(modules)
+    return [part.value]
+
+
+def _away_from(modules: list[Any], target: str) -> int | None:
     """The bytes of modules that are not on `target`."""
-    if any(part.value is None for part in odd):
+    if None in modules:
         return None
-    tensors = [t for part in odd for _, t in tensors_of(part.value)]
+    tensors = [t for module in modules for _, t in tensors_of(module)]
     return sum(bytes_of(t) or 0 for t in tensors if full(t.device) != target)
 
 
@@ -109,7 +122,7 @@ def _caller_with(part: Part, outer: list[Place]) -> tuple[Place, ast.AST, Part] 
     for place in outer:
         for node in place.nodes()[:1]:
             done = operation(node, Reader(place.scope, place.text))
-            for named in done.parts if done and done.calls_module else ():
+            for named in done.parts if done else ():
                 module = named.value if named.kind == "module" else None
                 if module is not None and _holds(module, part.value):
                     best = (place, node, named)
@@ -118,20 +131,10 @@ def _caller_with(part: Part, outer: list[Place]) -> tuple[Place, ast.AST, Part] 
 
 def module_of(odd: tuple[Part, ...], outer: list[Place]) -> tuple[Place, ast.AST, Part] | None:
     """The module to move where what is odd are parameters of one that was left behind."""
+    odd = tuple(part.source or part for part in odd)
     if not odd or not all(type(part.value) is nn.Parameter for part in odd):
         return None
     found = [_caller_with(part, outer) for part in odd]
     if any(f is None for f in found) or len({id(f[2].value) for f in found if f}) != 1:
         return None
     return found[0]
-
-
-def keeper_of(odd: tuple[Part, ...], place: Place) -> Part | None:
-    """The module whose method failed, where all that is odd are parameters of its own."""
-    owner = place.scope.local.get("self", MISSING)
-    if not issubclass(type(owner), nn.Module):
-        return None
-    if not all(type(p.value) is nn.Parameter and _holds(owner, p.value) for p in odd):
-        return None
-    node = next((n for p in odd for n in ast.walk(p.node) if ast.unparse(n) == "self"), None)
-    return describe(owner, node, "self") if isinstance(node, ast.Name) else None

@@ -18,7 +18,7 @@ from gpumagic.tensors.explain.edits import (
 from gpumagic.tensors.explain.explanation import Fix
 from gpumagic.tensors.explain.frames import parents
 from gpumagic.tensors.explain.onward import wants_one_device
-from gpumagic.tensors.explain.parts import Part
+from gpumagic.tensors.explain.parts import Part, bytes_of
 from gpumagic.tensors.explain.reader import FACTORIES, Reader
 from gpumagic.tensors.explain.site import Site, moving, written_device
 from gpumagic.tensors.explain.values import full, own
@@ -34,18 +34,24 @@ def move_tensors(site: Site, target: str, extra: list[Part], other: int | None) 
     may_precede = can_precede(site.place, stmt, site.node)
     names: list[str] = []
     moved_parts: list[Part] = []
+    nbytes: list[int | None] = []
     whole: dict[str, str] = {}
     keys = [part.key for part in site.odd]
+    together = _together([*site.odd, *extra], site)
     again = site.for_good or bool(extra) or len(set(keys)) < len(keys)
     again = again or any(used_again(part, site.node) for part in site.odd)
     device_before = written_device(site, target, before=True)
     device_within = written_device(site, target, before=False)
     for part in [*site.odd, *extra]:
-        if part.source is not None and (again or _is_kept(part.source)):
+        written = part is site.fixed
+        if part.source is not None and (again or written or _is_kept(part.source)):
             # Of a slice of an attribute, the attribute is moved, and once.
-            kept = _how(part.source, site, may_precede)
+            kept = _how(part.source, site, may_precede, together)
             part = part.source if kept != "within" else part
-        how = _how(part, site, may_precede) if again or _is_kept(part) else "within"
+        kept_name = again or _is_kept(part) or written
+        how = _how(part, site, may_precede, together) if kept_name else "within"
+        if how == "within" and (written or not hasattr(part.node, "lineno")):
+            return None
         if site.for_good and how != "before":
             return None
         if how == "within" and again and part.kind == "tensor":
@@ -53,11 +59,14 @@ def move_tensors(site: Site, target: str, extra: list[Part], other: int | None) 
             edit.replaced += [(n, moving(part.text, device_within)) for n in uses]
         if part in extra and how == "within":
             continue  # its use has been mended, or is explained when its own turn comes
-        moved_parts.append(part)
         if how == "container":
-            container = part.text[: part.text.rindex("[")]
-            whole[container] = _whole(container, site, device_before)
-        elif how == "data":
+            container, owner = _container_of(part, site)
+            if container not in whole:
+                nbytes += [bytes_of(t) for t in _tensors(owner) if full(t.device) != target]
+            whole[container] = f"{container} = {_each(container, owner, device_before)}"
+            continue
+        moved_parts.append(part)
+        if how == "data":
             edit.before.append(f"{part.text}.data = {moving(f'{part.text}.data', device_before)}")
         elif how == "before":
             names += [part.text] if part.text not in names else []
@@ -68,8 +77,10 @@ def move_tensors(site: Site, target: str, extra: list[Part], other: int | None) 
         moved = ", ".join(moving(name, device_before) for name in names)
         edit.before.append(f"{', '.join(names)} = {moved}")
     edit.before += whole.values()
-    once = not edit.replaced and all(_is_kept(part) for part in site.odd)
-    return edit.fix(_sum(moved_parts), other, once=once) if edit.before or edit.replaced else None
+    nbytes += {part.key: 0 if part.factory else part.nbytes for part in moved_parts}.values()
+    total = None if None in nbytes else sum(n for n in nbytes if n is not None)
+    once = not edit.replaced and all(_stays(part, site) for part in site.odd)
+    return edit.fix(total, other, once=once) if edit.before or edit.replaced else None
 
 
 def _uses_near(part: Part, site: Site) -> list[ast.AST]:
@@ -108,7 +119,20 @@ def _is_kept(part: Part) -> bool:
     )
 
 
-def _how(part: Part, site: Site, may_precede: bool) -> str:
+def _stays(part: Part, site: Site) -> bool:
+    """Whether it is kept in what is the same each time: `self`, or a name that no loop binds."""
+    if not _is_kept(part.source or part):
+        return False
+    text = (part.source or part).text
+    names = [n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)]
+    loops = [p for p in parents(site.node) if isinstance(p, (ast.For, ast.AsyncFor, ast.While))]
+    bound = [n for loop in loops for n in ast.walk(loop) if isinstance(n, ast.Name)]
+    bound = [n for n in bound if n.id in names and isinstance(n.ctx, ast.Store)]
+    function = site.place.code.co_varnames if not site.place.at_top else ()
+    return not bound and (names == ["self"] or not set(names) & set(function))
+
+
+def _how(part: Part, site: Site, may_precede: bool, together: set[str]) -> str:
     """``"before"`` the statement for good, its ``"container"``, its ``"data"``, or ``"within"``."""
     if not may_precede or part.kind != "tensor" or in_own_scope(part.node):
         return "within"
@@ -125,16 +149,23 @@ def _how(part: Part, site: Site, may_precede: bool) -> str:
             return "data" if node.attr in kept else "within"
         return "before" if _sets_plainly(owner) and not leaf else "within"
     if "[" in part.text and not leaf:
-        return _how_item(part, site)
+        return _how_item(part, site, together)
     return "within"
 
 
-def _how_item(part: Part, site: Site) -> str:
+def _together(parts: list[Part], site: Site) -> set[str]:
+    """The containers of which several items move, or that are handed over as a whole."""
+    held = [_container_of(part, site)[0] for part in parts if part.text.endswith("]")]
+    whole = {ast.unparse(node) for node in ast.walk(site.node) if isinstance(node, ast.expr)}
+    items = {ast.unparse(n.value) for n in ast.walk(site.node) if isinstance(n, ast.Subscript)}
+    return {text for text in held if held.count(text) > 1 or text in whole - items}
+
+
+def _how_item(part: Part, site: Site, together: set[str]) -> str:
     text, owner = _container_of(part, site)
     names = ast.parse(text, mode="eval").body
-    tensors = [v for v in _contents(owner) if issubclass(type(v), torch.Tensor)]
-    away = [t for t in tensors if full(t.device) == part.device]
-    whole = (len(away) > 1 and len(away) == len(tensors)) or type(owner) not in (dict, list)
+    away = [full(t.device) == part.device for t in _tensors(owner)]
+    whole = (text in together and len(away) > 1 and all(away)) or type(owner) not in (dict, list)
     if whole and _can_bind(names, site):
         return "container"
     return "before" if type(owner) in (dict, list) else "within"
@@ -160,6 +191,10 @@ def _sets_plainly(owner: Any) -> bool:
     return any(setter is known for known in (object.__setattr__, nn.Module.__setattr__))
 
 
+def _tensors(owner: Any) -> list[torch.Tensor]:
+    return [held for held in _contents(owner) if issubclass(type(held), torch.Tensor)]
+
+
 def _contents(owner: Any) -> list[Any]:
     """The values of a dict, list or tuple, or of a class made from one; asks none of its own."""
     if issubclass(type(owner), UserDict):
@@ -167,11 +202,6 @@ def _contents(owner: Any) -> list[Any]:
     if issubclass(type(owner), dict):
         return list(dict.values(owner))
     return list(owner) if type(owner) in (list, tuple) else []
-
-
-def _whole(container: str, site: Site, device: str) -> str:
-    owner = site.place.scope.value(ast.parse(container, mode="eval").body)
-    return f"{container} = {_each(container, owner, device)}"
 
 
 def _each(container: str, owner: Any, device: str) -> str:
@@ -252,8 +282,3 @@ def _on_host(node: ast.AST) -> bool:
     """Whether a name is used in a way that wants it on the CPU."""
     parent = next(parents(node), None)
     return isinstance(parent, ast.Attribute) and parent.attr in ("numpy", "pin_memory")
-
-
-def _sum(parts: list[Part]) -> int | None:
-    counts = {part.key: 0 if part.factory else part.nbytes for part in parts}
-    return None if None in counts.values() else sum(c for c in counts.values() if c is not None)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from gpumagic.tensors.explain.edits import function_of, statement
 from gpumagic.tensors.explain.frames import Place
-from gpumagic.tensors.explain.operations import operation
+from gpumagic.tensors.explain.operations import bound_again, operation
 from gpumagic.tensors.explain.parts import Part, flat
 from gpumagic.tensors.explain.reader import Reader, is_torch, words
 from gpumagic.tensors.explain.values import of_function
@@ -73,7 +73,9 @@ def _clashes(
             leaves = [p for p in flat(done.parts) if not p.scalar and p.device] if done else []
             if done is None or not any(p.device == target for p in leaves):
                 continue
-            yield reader, [p for p in leaves if p.device in sources and p is not done.fixed]
+            stays = done.fixed is not None and not bound_again(done.fixed, reader.scope)
+            clashing = [p for p in leaves if p.device in sources]
+            yield reader, [p for p in clashing if p is not done.fixed or not stays]
         assign(step, reader, moved)
 
 

@@ -4,11 +4,13 @@ import ast
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch.distributions import Distribution
+
 from gpumagic.tensors.explain.frames import Place, parents
 from gpumagic.tensors.explain.messages import Message, agree
 from gpumagic.tensors.explain.parts import Part, flat
 from gpumagic.tensors.explain.reader import Reader, arguments
-from gpumagic.tensors.explain.values import MISSING
+from gpumagic.tensors.explain.values import MISSING, Scope
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ def _call(node: ast.Call, reader: Reader) -> Operation | None:
         calls_module = True
     elif isinstance(node.func, ast.Attribute):
         receiver = reader.part(node.func.value)
-        if receiver is not None and receiver.kind in ("tensor", "made", "module", "optimizer"):
+        known = receiver is not None and receiver.kind in _WITH_METHODS
+        if receiver is not None and (known or issubclass(type(receiver.value), Distribution)):
             parts.append(receiver)
             calls_module = receiver.kind == "module"
             if node.func.attr.endswith("_") and not node.func.attr.endswith("__"):
@@ -116,6 +119,16 @@ def _call(node: ast.Call, reader: Reader) -> Operation | None:
 
 def _may_be_tensor(value: Any) -> bool:
     return value is MISSING
+
+
+def bound_again(fixed: Part, scope: Scope) -> bool:
+    """Whether what is written to is an attribute or an item, which can be bound to a moved one."""
+    node = fixed.node
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    if isinstance(node, ast.Subscript):
+        return type(scope.value(node.value)) in (dict, list)
+    return isinstance(node, ast.Attribute)
 
 
 @dataclass(frozen=True)
@@ -153,7 +166,7 @@ def conflict(place: Place, message: Message, moved: dict[str, str | None]) -> Co
 
 def evidence(done: Operation, message: Message, *, direct: bool) -> tuple[Part, ...] | None:
     """The operands that are on several devices, as the message has it; None if it is not so."""
-    leaves = flat(done.parts)
+    leaves = [p for p in flat(done.parts) if "meta" not in p.devices]  # has no data, moves nowhere
     if message.kind == "mixed":
         leaves = [p for p in leaves if p not in done.indices or p.device != "cpu"]
     meeting = [part for part in leaves if not part.scalar or part is done.fixed]
@@ -185,6 +198,7 @@ def evidence(done: Operation, message: Message, *, direct: bool) -> tuple[Part, 
     return None
 
 
+_WITH_METHODS = ("tensor", "made", "module", "optimizer")
 _WITH_DEVICE = ("tensor", "made", "module")
 
 

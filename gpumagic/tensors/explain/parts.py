@@ -2,12 +2,13 @@
 
 import ast
 from collections import UserDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.optim import Optimizer
 
 from gpumagic.tensors.explain.values import full, own
@@ -85,6 +86,8 @@ def describe(value: Any, node: ast.expr, text: str) -> Part | None:
         return Part(node, text, "generator", (where,), about="generator", value=value)
     if issubclass(kind, Optimizer):
         return Part(node, text, "optimizer", (), about=kind.__name__, value=value)
+    if issubclass(kind, Distribution):
+        return _distribution(value, node, text)
     if issubclass(kind, (list, tuple, deque)):
         return _container(list(enumerate(kind_items(value))), value, node, text)
     if issubclass(kind, dict):
@@ -125,6 +128,23 @@ def _container(pairs: list[tuple[Any, Any]], value: Any, node: ast.expr, text: s
     )
 
 
+def _distribution(value: Distribution, node: ast.expr, text: str) -> Part | None:
+    """Its parameters, which its methods bring together, as operands of their own."""
+    items = []
+    derived = any(
+        name.startswith("_") and issubclass(type(t), Tensor) for name, t in own(value).items()
+    )
+    for name, held in own(value).items():
+        if issubclass(type(held), (Tensor, Distribution)) and not name.startswith("_"):
+            inner = ast.Attribute(node, name, ast.Load())
+            part = describe(held, inner, f"{text}.{name}")
+            if part is not None:
+                # With others computed from it, to replace it would not do.
+                items.append(replace(part, kind="made", value=None) if derived else part)
+    devices = dict.fromkeys(d for part in items for d in part.devices)
+    return Part(node, text, "group", tuple(devices), items=tuple(items), value=value)
+
+
 def _tensor(tensor: Tensor, node: ast.expr, text: str) -> Part:
     device = full(tensor.device)
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -137,7 +157,7 @@ def _tensor(tensor: Tensor, node: ast.expr, text: str) -> Part:
         bytes_of(tensor),
         dtype,
         shape,
-        described(dtype, shape),
+        described(dtype, shape) + ", one of a batch by vmap" * _is_batched(tensor),
         scalar=not shape and device == "cpu",
         value=tensor,
     )
@@ -149,10 +169,17 @@ def described(dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def bytes_of(tensor: Tensor) -> int | None:
+    """Its bytes; of one slice under vmap, those of the whole batch, which is what would move."""
     try:
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            tensor = torch._C._functorch.get_unwrapped(tensor)
         return tensor.numel() * tensor.element_size()
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    return bool(torch._C._functorch.is_batchedtensor(tensor))
 
 
 def modules_of(module: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -260,7 +260,8 @@ class Reader:
         if name in FACTORIES or name == "from_numpy":
             given = _argument(node, "device", None)
             device = self._device(given, "cpu" if name == "from_numpy" else self.default)
-            return Part(node, text, "made", (device,) if device else (), factory=name in FACTORIES)
+            forgot = name in FACTORIES and given is None
+            return Part(node, text, "made", (device,) if device else (), factory=forgot)
         if name.endswith("_like") and _argument(node, "device", None) is not None:
             device = self._device(_argument(node, "device", None), "")
             return Part(node, text, "made", (device,) if device else (), factory=True)

@@ -9,16 +9,23 @@ from torch.nn.modules.loss import _Loss
 
 from gpumagic.tensors.explain.choice import Choice
 from gpumagic.tensors.explain.frames import Place
-from gpumagic.tensors.explain.intent import not_assigned
+from gpumagic.tensors.explain.intent import last_assignment, not_assigned
 from gpumagic.tensors.explain.parts import Part, modules_of, tensors_of
 from gpumagic.tensors.explain.values import MISSING, full, of_function, own
 
 
-def reason(choice: Choice, places: list[tuple[Place, list[Part]]], kind: str) -> str | None:
+def reason(
+    choice: Choice,
+    leaves: tuple[Part, ...],
+    places: list[tuple[Place, list[Part]]],
+    kind: str,
+) -> str | None:
     """One sentence, or None.
 
     Parameters
     ----------
+    leaves : tuple of Part
+        The operands of the failing expression.
     places : list
         What is odd, by its names in each of the frames that name it.
     """
@@ -27,11 +34,11 @@ def reason(choice: Choice, places: list[tuple[Place, list[Part]]], kind: str) ->
             part = part.source or part
             told = (
                 _not_assigned(part, place)
-                or _no_buffer(part, place)
+                or _no_buffer(part.node, place)
                 or _plain_list(part, place)
                 or _loss_weight(part)
-                or _loaded(part, place)
-                or _from_container(part)
+                or _put_there(part, place)
+                or _from_container(part, choice, leaves, place)
                 or _made_here(part, place)
                 or _spread(part, choice)
             )
@@ -52,8 +59,8 @@ def _not_assigned(part: Part, place: Place) -> str | None:
     )
 
 
-def _no_buffer(part: Part, place: Place) -> str | None:
-    for node in ast.walk(part.node):
+def _no_buffer(expression: ast.AST, place: Place) -> str | None:
+    for node in ast.walk(expression):
         if not isinstance(node, ast.Attribute):
             continue
         owner = place.scope.value(node.value)
@@ -70,17 +77,19 @@ def _no_buffer(part: Part, place: Place) -> str | None:
 
 def _plain_list(part: Part, place: Place) -> str | None:
     owner = place.scope.local.get("self", MISSING)
-    if part.kind != "module" or part.value is None or not issubclass(type(owner), nn.Module):
+    parameter = type(part.value) is nn.Parameter
+    if part.value is None or not (parameter or part.kind == "module"):
         return None
-    for name, held in own(owner).items():
-        if name.startswith("_") and name in ("_modules", "_parameters", "_buffers"):
+    for name, held in own(owner).items() if issubclass(type(owner), nn.Module) else ():
+        if name in ("_modules", "_parameters", "_buffers"):
             continue
         items: Any = list(held.values()) if type(held) is dict else held
         if type(items) in (list, tuple) and any(item is part.value for item in items):
-            better = "nn.ModuleDict" if type(held) is dict else "nn.ModuleList"
+            what = "Parameter" if parameter else "Module"
+            better = f"nn.{what}{'Dict' if type(held) is dict else 'List'}"
             return (
-                f"self.{name} is a plain {type(held).__name__}, and .to() does not see the modules "
-                f"in it; for good: self.{name} = {better}(…)"
+                f"self.{name} is a plain {type(held).__name__}, and .to() does not see the "
+                f"{what.lower()}s in it; for good: self.{name} = {better}(…)"
             )
     return None
 
@@ -93,41 +102,78 @@ def _loss_weight(part: Part) -> str | None:
     return None
 
 
-def _loaded(part: Part, place: Place) -> str | None:
+def _put_there(part: Part, place: Place) -> str | None:
+    """The user's own line that put it where it is, or made it from what no module moves."""
     assigned = _assignment(part, place)
-    if assigned is None or not isinstance(assigned.value, ast.Call):
+    if assigned is None or part.kind != "tensor":
         return None
-    call = assigned.value
-    function = place.scope.value(call.func)
+    made = assigned.value
+    if part.device == "cpu" and any(_to_the_cpu(n) for n in _results(made)):
+        return f"line {assigned.lineno} puts it on the CPU: {place.text(assigned)}"
+    if not isinstance(made, ast.Call):
+        return None
+    function = place.scope.value(made.func)
     home = str(of_function(function, "__module__"))
-    if of_function(function, "__name__") != "load" or not home.startswith("torch"):
-        return None
-    if any(keyword.arg == "map_location" for keyword in call.keywords) or len(call.args) > 1:
-        return None
-    return (
-        f"line {assigned.lineno}: torch.load puts a tensor back on the device that it was saved "
-        "from, unless told otherwise with map_location"
-    )
+    if of_function(function, "__name__") == "load" and home.startswith("torch"):
+        if len(made.args) > 1 or any(keyword.arg == "map_location" for keyword in made.keywords):
+            return None
+        return (
+            f"line {assigned.lineno}: torch.load puts a tensor back on the device that it was "
+            "saved from, unless told otherwise with map_location"
+        )
+    return _no_buffer(made, place) if _chain(made) and part.device == "cpu" else None
+
+
+def _chain(node: ast.expr) -> bool:
+    """Whether it is an attribute with nothing but methods called on it."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+        if isinstance(node, ast.Attribute):
+            return True
+    return False
+
+
+def _results(node: ast.expr) -> list[ast.expr]:
+    """The expressions that an expression's values are made by."""
+    if isinstance(node, ast.DictComp):
+        return [node.value]
+    if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+        return [node.elt]
+    return [node]
+
+
+def _to_the_cpu(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    named = [k.value for k in node.keywords if k.arg in ("device", "map_location")]
+    named += node.args[:1] if node.func.attr == "to" else []
+    told = any(isinstance(n, ast.Constant) and n.value == "cpu" for n in named)
+    return node.func.attr == "cpu" or told or _to_the_cpu(node.func.value)
 
 
 def _assignment(part: Part, place: Place) -> ast.Assign | None:
-    """The last statement of the same text that gives the name its value."""
-    found = None
-    for node in ast.walk(place.tree) if place.tree else ():
-        if not isinstance(node, ast.Assign) or node.lineno >= place.line:
-            continue
-        if part.key in {ast.unparse(target) for target in node.targets}:
-            found = node
+    """The statement that surely gave the name, or what holds it, its value."""
+    name = part.key
+    found = last_assignment(name, place)
+    while found is None and name.endswith("]"):
+        name = name[: name.rindex("[")]
+        found = last_assignment(name, place)
     return found
 
 
-def _from_container(part: Part) -> str | None:
-    if part.kind != "tensor" or "[" not in part.text:
+def _from_container(
+    part: Part, choice: Choice, leaves: tuple[Part, ...], place: Place
+) -> str | None:
+    """An item of a dict that meets a module on a GPU, or what one made."""
+    constant = not isinstance(part.node, ast.Subscript) or isinstance(part.node.slice, ast.Constant)
+    if part.kind != "tensor" or not part.text.endswith('"]') or not constant:
         return None
-    if isinstance(part.node, ast.Subscript) and not isinstance(part.node.slice, ast.Constant):
-        return None
-    key = part.text[part.text.rindex("[") + 1 :]
-    if key[:1] not in "\"'":
+    made = [p.node for p in leaves] + [
+        a.value for p in leaves if (a := last_assignment(p.key, place)) is not None
+    ]
+    calls = [n.func for n in made if isinstance(n, ast.Call)]
+    modules = [p.value for p in leaves] + [place.scope.value(n) for n in calls]
+    if choice.target == "cpu" or not any(issubclass(type(m), nn.Module) for m in modules):
         return None
     return "a dict does not move with the model: each of its tensors does by itself"
 

@@ -88,6 +88,8 @@ def _value(node: ast.AST, scope: Scope) -> Any:
 
 def _plain(value: Any) -> Any:
     if issubclass(type(value), Tensor):
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise _NotKnown  # under vmap the shape is that of one slice
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     numpy = sys.modules.get("numpy")
     if numpy is not None and type(value) is numpy.ndarray:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from gpumagic.tensors.explain.edits import Edit, bracketed, can_precede, in_own_scope, statement
 from gpumagic.tensors.explain.explanation import Explanation, Fix, Operand
 from gpumagic.tensors.explain.frames import Place
+from gpumagic.tensors.explain.loops import before_loops
 from gpumagic.tensors.explain.messages import Message
 from gpumagic.tensors.explain.operations import Operation, operation
 from gpumagic.tensors.explain.parts import Part, bytes_of, flat
@@ -247,7 +248,7 @@ def for_optimizer(place: Place, message: Message) -> Explanation | None:
     if len(away) != 1 or len(homes) != 1:
         return None
     (device, tensors), (home,) = next(iter(away.items())), homes
-    edit = Edit(place, stmt)
+    edit = Edit(place, stmt if message.kind == "steps" else before_loops(stmt, place.scope))
     if message.kind == "steps":
         loop = f"for state in {text}.state.values():"
         edit.before.append(f'{loop} state["step"] = state["step"].cpu()')

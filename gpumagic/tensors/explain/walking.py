@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from gpumagic.tensors.explain.frames import parents
+from gpumagic.tensors.explain.loops import bind, bound_within
 from gpumagic.tensors.explain.mended import World, definition
 from gpumagic.tensors.explain.onward import assign, operations, statements, wants_one_device
 from gpumagic.tensors.explain.operations import operation
@@ -70,6 +71,7 @@ class Walk:
         self.world = world
         self.depth = depth
         self.modules_move = False
+        self.given: set[str] = set()
         self.clash: Clash | None = None
         self.loose: set[str] = set()
         self.results: list[str | None] = []
@@ -88,8 +90,8 @@ class Walk:
         for loop in sorted(loops, key=_end):
             self._lines(every, line, _end(loop))
             if isinstance(loop, (ast.For, ast.AsyncFor)):
-                for node in ast.walk(loop.target):
-                    self.moved.pop(ast.unparse(node), None)  # as it came the first time
+                self.given.add(ast.unparse(loop.target))
+                bind(loop, self.reader.scope, self.moved, self.given)
             self._lines(every, loop.lineno + 1, _end(loop))
             line = _end(loop) + 1
         self._lines(every, line, line + 10**6)
@@ -98,8 +100,9 @@ class Walk:
         for stmt in [s for s in every if first <= s.lineno <= last]:
             if next(self.world.steps) > _STEPS:
                 return
-            for node in operations(stmt):
-                self._operation(node)
+            with bound_within(stmt, self.reader.scope, self.moved, self.given):
+                for node in operations(stmt):
+                    self._operation(node)
             if isinstance(stmt, ast.Return) and stmt.value is not None:
                 self._returned(stmt.value)
             elif isinstance(stmt, ast.Expr):
@@ -107,6 +110,8 @@ class Walk:
             if isinstance(stmt, ast.Assign):
                 self._loosen(stmt)
             assign(stmt, self.reader, self.moved)
+            if isinstance(stmt, (ast.For, ast.AsyncFor)):
+                bind(stmt, self.reader.scope, self.moved, self.given)
 
     def _expression(self, node: ast.expr) -> None:
         for inner in operations(ast.Expr(node)):
@@ -206,7 +211,7 @@ class Walk:
         return bool(names & self.loose) or indexed or any(_reduces(n) for n in inner)
 
     def _is_certain(self, part: Part) -> bool:
-        if part.scalar or not part.device or id(part.value) in self.world.replaced:
+        if part.scalar or part.device in (None, "meta") or id(part.value) in self.world.replaced:
             return False
         if part.source is not None and id(part.source.value) in self.world.replaced:
             return False
