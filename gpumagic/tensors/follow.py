@@ -45,7 +45,7 @@ def variables_read(
             if function.__code__ in followed:
                 continue
             followed.add(function.__code__)
-            queue.extend(_globals_of(function.__code__))
+            queue.extend(globals_of(function.__code__))
             for free, cell in zip(
                 function.__code__.co_freevars, function.__closure__ or (), strict=True
             ):
@@ -104,9 +104,9 @@ def _methods(kind: type, module: str) -> list[FunctionType]:
     ]
 
 
-def _globals_of(code: CodeType) -> list[str]:
+def globals_of(code: CodeType) -> list[str]:
     names = {i.argval: None for i in dis.get_instructions(code) if i.opname in _GLOBAL_LOADS}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names |= dict.fromkeys(_globals_of(constant))
+            names |= dict.fromkeys(globals_of(constant))
     return list(names)

@@ -13,6 +13,8 @@ from typing import Any
 
 # Line and cell magics whose text is Python that runs in the user's namespace.
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun", "gputime"}
+# With one of these, code reaches variables by names in its texts.
+_BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
 
 
@@ -29,6 +31,10 @@ def names_read(tree: ast.AST, transform: Callable[[str], str] = str) -> list[str
     """
     reader = _Reader(transform)
     reader.visit(tree)
+    if _BY_NAME & reader.read.keys():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                reader.read.update(dict.fromkeys(re.findall(r"\w+", node.value)))
     return list(reader.read)
 
 

@@ -1,0 +1,84 @@
+"""The state of every generator that a cell may draw from, kept and put back."""
+
+import random
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Randomness:
+    """The random state of torch on every started device, of `random` and of numpy.
+
+    Made, it holds the state of now.
+    """
+
+    def __init__(self) -> None:
+        self._devices = _states()
+        self._python = random.getstate()
+        numpy: Any = sys.modules.get("numpy")
+        self._numpy = numpy.random.get_state() if numpy is not None else None
+        self._start = self._devices
+
+    @classmethod
+    def capture(cls) -> "Randomness":
+        """The state of now."""
+        return cls()
+
+    def restore(self) -> None:
+        """Put all of it back. A CUDA device that has started since gets the CPU's seed."""
+        random.setstate(self._python)
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None and self._numpy is not None:
+            numpy.random.set_state(self._numpy)
+        for name, state in self._devices.items():
+            _set(name, state)
+        for name, generator in _cuda_generators():
+            if name not in self._devices:
+                # As `torch.manual_seed` seeds a device that starts later.
+                generator.manual_seed(torch.initial_seed())
+        self._start = self._devices
+
+    def same_start(self, devices: Iterable[torch.device]) -> None:
+        """Put all of it back, and let each of these CUDA devices draw what the first one would."""
+        self.restore()
+        here = [str(d) for d in devices if d.type == "cuda"]
+        now = _states()
+        for name in here:
+            _set(name, now[here[0]])
+        self._start = {**now, **dict.fromkeys(here, now[here[0]])}
+
+    def drawn(self) -> set[str]:
+        """The devices that torch has drawn random numbers on, or seeded, since the start."""
+        return {
+            name
+            for name, state in _states().items()
+            if name not in self._start or not torch.equal(state, self._start[name])
+        }
+
+
+def _cuda_generators() -> list[tuple[str, Any]]:
+    # To ask must not start CUDA.
+    if not torch.cuda.is_initialized():
+        return []
+    return [(f"cuda:{n}", made) for n, made in enumerate(torch.cuda.default_generators)]
+
+
+def _states() -> dict[str, Tensor]:
+    states = {"cpu": torch.default_generator.get_state()}
+    if torch.backends.mps.is_available():
+        states["mps:0"] = torch.mps.get_rng_state()
+    return states | {name: generator.get_state() for name, generator in _cuda_generators()}
+
+
+def _set(name: str, state: Tensor) -> None:
+    if name == "cpu":
+        torch.default_generator.set_state(state)
+    elif name.startswith("mps"):
+        torch.mps.set_rng_state(state)
+    else:
+        for here, generator in _cuda_generators():
+            if here == name:
+                generator.set_state(state)

@@ -1,0 +1,156 @@
+"""Objects as notebooks make them: a copy does what the original would, or is refused in a line."""
+
+import pytest
+from worlds import notebook, run
+
+from gpumagic.errors import GpuError
+
+pytestmark = pytest.mark.usefixtures("gpus")
+
+PROGRAMS = {
+    "closure": (
+        "def counter():\n    n = 0\n    def up():\n        nonlocal n\n        n += 1\n"
+        "        return n\n    return up, lambda: n\nup, get = counter()",
+        "up(); up(); out = get()",
+        2,
+    ),
+    "super and properties": (
+        "class A:\n    def __init__(self): self.v = [1]\n    def go(self): return self.v\n"
+        "class B(A):\n    def go(self): super().go().append(2); return self.v\n"
+        "    @property\n    def p(self): return self.v[0]\n"
+        "    @p.setter\n    def p(self, x): self.v[0] = x\n"
+        "    @classmethod\n    def mark(cls): cls.tag = 1\nb = B()",
+        "b.p = 7; B.mark(); out = b.go(), isinstance(b, A), type(b) is B, B.tag",
+        ([7, 2], True, True, 1),
+    ),
+    "a dataclass with slots": (
+        "@dataclasses.dataclass(slots=True)\nclass P:\n    x: list\np = P([1])",
+        "p.x.append(2); out = dataclasses.asdict(p), hasattr(p, '__dict__')",
+        ({"x": [1, 2]}, False),
+    ),
+    "a registry of subclasses": (
+        "class Base:\n    known = {}\n    def __init_subclass__(cls, *, tag):\n"
+        "        Base.known[tag] = cls\nclass A(Base, tag='a'):\n    items = []",
+        "A.items.append(1); out = len(Base.known), Base.known['a'] is A",
+        (1, True),
+    ),
+    "a metaclass": (
+        "class Meta(type):\n    made = []\n    def __new__(m, name, bases, space):\n"
+        "        m.made.append(space['label'])\n"
+        "        return super().__new__(m, name, bases, space)\n"
+        "class P(metaclass=Meta):\n    label = 'p'\np = P()",
+        "P.new = 1; out = Meta.made, isinstance(p, P), type(P) is Meta",
+        (["p"], True, True),
+    ),
+    "an enumeration": (
+        "class Mode(enum.Enum):\n    A = 1\n    B = 2\nm, d = Mode.A, {Mode.B: [1]}",
+        "d[Mode.B].append(2); out = m is Mode.A, d[Mode(2)]",
+        (True, [1, 2]),
+    ),
+    "partials, methods and defaults": (
+        "def f(kept, x, more={}): kept.append(x); more[x] = 1; return len(more)\nkept = []\n"
+        "p = functools.partial(f, kept)\nadd = kept.append",
+        "p(1); add(3); out = p(2), kept",
+        (2, [1, 3, 2]),
+    ),
+    "a wrapper that answers anything": (
+        "class W:\n    def __init__(self, inner): self.inner = inner\n"
+        "    def __getattr__(self, name): return getattr(self.inner, name)\nw = W([1])",
+        "w.append(2); out = w.inner",
+        [1, 2],
+    ),
+    "weak references": (
+        "class N: pass\na = N(); a.v = [0]; r = weakref.ref(a)\n"
+        "d = weakref.WeakKeyDictionary(); d[a] = 1",
+        "r().v.append(1); out = a.v, d[a]",
+        ([0, 1], 1),
+    ),
+    "an object that objects": (
+        "class A:\n    def __eq__(self, other): raise ValueError\n"
+        "    def __hash__(self): return 1\n"
+        "    def __bool__(self): raise ValueError\n    def __len__(self): raise ValueError\n"
+        "a = A(); d = {a: [1]}",
+        "d[a].append(2); out = d[a]",
+        [1, 2],
+    ),
+    "an exception with arguments of its own": (
+        "class E(Exception):\n    def __init__(self, a, b): super().__init__(a); self.b = b\n"
+        "e = E(1, [2])",
+        "e.b.append(3); out = e.b, e.args",
+        ([2, 3], (1,)),
+    ),
+    "a lock": (
+        "class T:\n    def __init__(self): self.lock, self.n = threading.Lock(), 0\nt = T()",
+        "with t.lock: t.n += 1\nout = t.n",
+        1,
+    ),
+    "a name that the code gives a new meaning": (
+        "def use(): return helper() * k\ndef helper(): return 1\nk = 2",
+        "k = 5\ndef helper(): return 10\nout = use()",
+        50,
+    ),
+    "a function in an attribute, that reads a variable": (
+        "log = []\ndef note(): log.append(1)\nclass T: pass\nt = T(); t.calls = [(note,)]",
+        "t.calls[0][0](); out = log",
+        [1],
+    ),
+    "a sentinel": (
+        "NONE = object()\nclass A:\n    def missing(self, x=NONE): return x is NONE\na = A()",
+        "out = a.missing(), a.missing(NONE)",
+        (True, True),
+    ),
+    "torch's decorators": (
+        "log = []\n@torch.no_grad()\ndef f(x): log.append(1); return x * 2\n"
+        "x = torch.ones(1, requires_grad=True)",
+        "out = f(x).requires_grad, log",
+        (False, [1]),
+    ),
+    "an autograd function": (
+        "log = []\nclass D(torch.autograd.Function):\n    @staticmethod\n"
+        "    def forward(ctx, x): return x * 2\n    @staticmethod\n"
+        "    def backward(ctx, g): log.append(1); return g * 2\n"
+        "x = torch.ones(1, requires_grad=True)",
+        "D.apply(x).sum().backward(); out = log, x.grad.item()",
+        ([1], 2.0),
+    ),
+}
+
+
+@pytest.mark.parametrize(("setup", "code", "expected"), PROGRAMS.values(), ids=PROGRAMS)
+def test_programs_of_a_notebook(setup, code, expected):
+    namespace = notebook(setup)
+    result, _ = run(namespace, code)
+    assert result["out"] == expected
+    result["out"] = None
+    exec(code, namespace)
+    assert namespace["out"] == expected, "the program itself is not what the test takes it for"
+
+
+@pytest.mark.parametrize(
+    ("setup", "code", "words"),
+    [
+        ("g = (i for i in range(3))", "next(g)", "g (a generator)"),
+        (
+            "class T: pass\nt = T(); t.it = (i for i in '12')",
+            "next(t.it)",
+            "t (it holds a generator)",
+        ),
+        ("import os\nf = open(os.devnull)", "f.read()", "f (an open file)"),
+        ("lock = threading.Lock(); lock.acquire()", "lock.release()", "lock (a lock that is held)"),
+        (
+            "it = iter(torch.utils.data.DataLoader([1, 2]))",
+            "next(it)",
+            "it (an iterator over a DataLoader)",
+        ),
+    ],
+)
+def test_what_has_no_copy_is_refused_in_a_line(setup, code, words):
+    namespace = notebook(setup)
+    with pytest.raises(GpuError) as refused:
+        run(namespace, code)
+    line = str(refused.value)
+    assert line.startswith(f"{words} cannot be copied, so each run would change it; ")
+    assert line.endswith("or type --in-place")
+    assert "\n" not in line
+    if "f" in namespace and hasattr(namespace["f"], "close"):
+        namespace["f"].close()
