@@ -1,4 +1,4 @@
-"""Bytes and seconds as people read them; what is not known is N/A, never 0."""
+"""Bytes, seconds, joules and rates as people read them; what is not known is N/A, never 0."""
 
 from __future__ import annotations
 
@@ -63,3 +63,49 @@ def duration(seconds: float | None) -> str:
         if value >= 0.9995:
             return f"{value:.{1 if value < 9.95 else 0}f} {unit}"
     return f"{seconds * 1e9:.0f} ns"
+
+
+def fine(seconds: float | None) -> str:
+    """Seconds with three digits, for what is compared: ``"1.24 s"``, ``"3.10 ms"``, ``"448 µs"``,
+    ``"N/A"``; from a minute on like `duration`."""
+    if seconds is None or abs(seconds) >= 59.95:
+        return duration(seconds)
+    return f"{_digits(seconds, _SECONDS)}s"
+
+
+def energy(joules: float | None) -> str:
+    """Joules with three digits: ``"12.4 mJ"``, ``"1.24 kJ"``, ``"N/A"``."""
+    return NOT_KNOWN if joules is None else f"{_digits(joules, _ANY)}J"
+
+
+def rate(each_second: float | None) -> str:
+    """How many a second, with three digits: ``"448 /s"``, ``"80.6 k/s"``, ``"N/A"``."""
+    return NOT_KNOWN if each_second is None else f"{_digits(each_second, _MANY)}/s"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio with three digits, and more where it is nearly one: ``"1.32 ×"``, ``"11.3 ×"``,
+    ``"1,240 ×"``, ``"1.004 ×"``, ``"N/A"``."""
+    if ratio is None:
+        return NOT_KNOWN
+    if ratio >= 99.95:
+        return f"{ratio:,.0f} ×"
+    near = 0.9 <= ratio < 1.095 and round(ratio, 3) != 1
+    return f"{ratio:.{1 if ratio >= 9.995 else 3 if near else 2}f} ×"
+
+
+_SECONDS = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+_MANY = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_ANY = (*_MANY[:-1], *_SECONDS[:-1])
+
+
+def _digits(value: float, scales: tuple[tuple[float, str], ...]) -> str:
+    if not value:
+        return "0 "
+    # 999.5 ms would round to four digits.
+    scale, prefix = next((s for s in scales if abs(value) >= 0.9995 * s[0]), scales[-1])
+    scaled = value / scale
+    digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
+    # Less than a nanosecond says nothing of what a clock measured.
+    digits = 0 if prefix == "n" else digits
+    return f"{scaled:.{digits}f} {prefix}"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.display.units import age, duration, share, size
+from gpumagic.display.units import age, duration, energy, fine, rate, share, size, times
 
 
 @pytest.mark.parametrize(
@@ -86,3 +86,43 @@ def test_duration(seconds: float | None, text: str) -> None:
 )
 def test_age(seconds: float | None, text: str) -> None:
     assert age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("show", "value", "text"),
+    [
+        (fine, None, "N/A"),
+        (fine, 0, "0 s"),
+        (fine, 1.1e-3, "1.10 ms"),
+        (fine, 12.44e-3, "12.4 ms"),
+        (fine, 448.4e-6, "448 µs"),
+        (fine, 999.6e-6, "1.00 ms"),
+        (fine, 120.4e-9, "120 ns"),
+        (fine, 3.4e-10, "0 ns"),
+        (fine, 59.9, "59.9 s"),
+        (fine, 125, "2 min 5 s"),
+        (energy, None, "N/A"),
+        (energy, 0.0124, "12.4 mJ"),
+        (energy, 1240, "1.24 kJ"),
+        (rate, None, "N/A"),
+        (rate, 448, "448 /s"),
+        (rate, 80_600, "80.6 k/s"),
+        (rate, 0.05, "0.05 /s"),
+        (times, None, "N/A"),
+        (times, 1.0, "1.00 ×"),
+        (times, 1.004, "1.004 ×"),
+        (times, 1.3249, "1.32 ×"),
+        (times, 11.26, "11.3 ×"),
+        (times, 1240.4, "1,240 ×"),
+        (times, 0.125, "0.12 ×"),
+    ],
+)
+def test_what_is_compared_has_three_digits(show, value, text) -> None:
+    assert show(value) == text
+
+
+@given(st.floats(1e-7, 59))
+def test_three_digits_are_within_half_a_percent(seconds: float) -> None:
+    number, unit = fine(seconds).split()
+    scale = {"s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
+    assert float(number) * scale == pytest.approx(seconds, rel=5.1e-3)
