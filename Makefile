@@ -26,6 +26,7 @@ lab: .venv/lab  ## JupyterLab on the quickstart
 screenshots: .venv/lab .venv/test  ## the pictures in the README, from a real JupyterLab
 	$(BIN)/python docs/screenshots.py
 	$(BIN)/python docs/monitor_screenshots.py
+	$(BIN)/python docs/timing_screenshots.py
 
 benchmark: .venv/test
 	$(BIN)/python benchmarks/placement.py

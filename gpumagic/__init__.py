@@ -21,21 +21,26 @@ if TYPE_CHECKING:
     from gpumagic.tensors.place import on
     from gpumagic.tensors.report import Report
     from gpumagic.tensors.run import last_report
+    from gpumagic.tensors.timing.comparison import Comparison
     from gpumagic.tensors.watching.watch import watch
+    from gpumagic.timed import compare, last_comparison
     from gpumagic.widget import monitor
 
 # Where each name is, and what it is called there if otherwise.
 _HOMES = {
+    "Comparison": "gpumagic.tensors.timing.comparison",
     "CrossDeviceWarning": "gpumagic.errors",
     "Device": "gpumagic.device",
     "DryRun": "gpumagic.tensors.dry_run",
     "GpuError": "gpumagic.errors",
     "Report": "gpumagic.tensors.report",
+    "compare": "gpumagic.timed",
     "cpu": "gpumagic.tensors.devices",
     "devices": "gpumagic.tensors.devices",
     "dry_run": "gpumagic.tensors.dry_run",
     "explain": "gpumagic.tensors.explain",
     "gpu": "gpumagic.tensors.devices",
+    "last_comparison": "gpumagic.timed",
     "last_report": "gpumagic.tensors.run",
     "monitor": "gpumagic.widget",
     "move": "gpumagic.tensors.move",
@@ -48,16 +53,19 @@ _HOMES = {
 }
 
 __all__ = [
+    "Comparison",
     "CrossDeviceWarning",
     "Device",
     "DryRun",
     "GpuError",
     "Report",
+    "compare",
     "cpu",
     "devices",
     "dry_run",
     "explain",
     "gpu",
+    "last_comparison",
     "last_report",
     "monitor",
     "move",

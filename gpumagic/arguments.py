@@ -1,12 +1,19 @@
 """The magics' lines: what may stand in them, and one line for what may not."""
 
 import argparse
+import keyword
+import math
+import re
 import shlex
 from typing import NoReturn
 
 from IPython.core.error import UsageError
 
 from gpumagic.cells import Request
+from gpumagic.timed import TimingRequest
+
+# Up to a -- that stands alone and in no quotes.
+_BEFORE_CODE = re.compile(r"""((?:[^\s'"]+|'[^']*'|"(?:\\.|[^"\\])*"|\s+)*?)(?<!\S)--(?:\s+|$)""")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,6 +46,41 @@ def gpuwatch_parser() -> _Parser:
     return parser
 
 
+def gputime_parser(magic: str) -> _Parser:
+    """Of ``%gputime`` and ``%%gputime``."""
+    options = "[--sweep n=64,256] [--setup CODE] [--items N] [--max-time S] [--in-place]"
+    options += " [-o NAME] [--against last|NAME|FILE] [--quiet]"
+    code = " -- expression" if magic == "%gputime" else ""
+    usage = f"type {magic} WHERE WHERE {options}{code}".replace("%", "%%")
+    parser = _Parser(magic, usage=usage, add_help=False)
+    parser.add_argument("where", nargs="*")
+    parser.add_argument("--sweep", action="append", default=[], metavar="n=64,256")
+    parser.add_argument("--setup", default="", metavar="CODE")
+    parser.add_argument("--items", type=_above_zero, metavar="N")
+    parser.add_argument("--max-time", type=_above_zero, default=5.0, metavar="S")
+    parser.add_argument("--in-place", action="store_true")
+    parser.add_argument("-o", "--output", type=_name, metavar="NAME")
+    parser.add_argument("--against", metavar="last|NAME|FILE")
+    parser.add_argument("--quiet", "-q", action="store_true")
+    return parser
+
+
+def _above_zero(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
+def _name(text: str) -> str:
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise argparse.ArgumentTypeError(f"{text} cannot be the name of a variable")
+    return text
+
+
 def gpus_parser() -> _Parser:
     """Of ``%gpus``."""
     parser = _Parser(
@@ -61,7 +103,10 @@ def parse(parser: _Parser, line: str) -> argparse.Namespace:
     """A magic's line; raises UsageError for what is not in its usage."""
     try:
         # "/gpu:1" and "0,1" are plain words to shlex; a quoted word loses its quotes.
-        return parser.parse_args(shlex.split(line, comments=True))
+        words = shlex.split(line, comments=True)
+        # Options may stand between devices.
+        mixed = any(action.nargs == "*" for action in parser._actions)
+        return parser.parse_intermixed_args(words) if mixed else parser.parse_args(words)
     except ValueError as error:
         usage = parser.format_usage().strip()
         raise UsageError(f"{parser.prog}: {error} in {line.strip()}; {usage}") from None
@@ -95,3 +140,19 @@ def request(line: str, magic: str = "%%ongpu") -> Request:
         strict=args.strict,
         fix=args.fix,
     )
+
+
+def timing_request(line: str, cell: str | None) -> tuple[TimingRequest, str]:
+    """What a line of ``%gputime`` or ``%%gputime`` asks for, and the code; raises UsageError."""
+    magic = "%gputime" if cell is None else "%%gputime"
+    if cell is None:
+        split = _BEFORE_CODE.match(line)
+        if split is None:
+            raise UsageError(
+                "%gputime: no code; put it after --, as in %gputime cpu 0 -- torch.mm(a, a),"
+                " or below a line %%gputime"
+            )
+        line, cell = split[1], line[split.end() :]
+    args = vars(parse(gputime_parser(magic), line))
+    request = TimingRequest(**args | {"where": tuple(args["where"]), "sweep": tuple(args["sweep"])})
+    return request, cell

@@ -249,6 +249,20 @@ class Cells:
         """The innermost cell that runs on this thread."""
         return self._stack[-1] if self._stack else None
 
+    def set_aside(self) -> None:
+        """End the placement of the running cell, whose code is to be timed elsewhere.
+
+        Raises
+        ------
+        GpuError
+            The cell asks for that placement itself.
+        """
+        cell = self.current()
+        if cell and cell.request and not cell.request.standing:
+            raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
+        if cell:
+            self._finish(cell, None)
+
     def end_standing(self) -> None:
         """Forget the standing placement, and end it for the running cell."""
         self.standing = None

@@ -1,15 +1,33 @@
-"""Tab after `%%ongpu`, `%ongpu` and `%gpus`: devices that exist, and the options."""
+"""Tab after `%%ongpu`, `%ongpu`, `%%gputime` and `%gpus`: devices that exist, and the options."""
 
 import re
 from typing import Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
 
-_LINE = re.compile(r"^\s*%{1,2}(?P<magic>ongpu|gpus|gpuwatch)\s+(?P<words>.*?)(?P<last>\S*)$")
-_OPTIONS = {
+_LINE = re.compile(
+    r"^\s*%{1,2}(?P<magic>ongpu|gputime|gpus|gpuwatch)\s+(?P<words>.*?)(?P<last>\S*)$"
+)
+_OPTIONS: dict[str, list[str]] = {
     "ongpu": ["--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix"],
+    "gputime": [
+        "--sweep",
+        "--setup",
+        "--items",
+        "--max-time",
+        "--in-place",
+        "--output",
+        "--against",
+        "--quiet",
+    ],
     "gpuwatch": ["on", "off", "--report", "--strict"],
     "gpus": ["--processes", "--live", "--doctor", "--virtual", "--memory"],
+}
+# After these stands a value.
+_VALUES: dict[str, list[str]] = {
+    "--virtual": ["1", "2", "4", "8", "off"],
+    "--against": ["last"],
+    **{key: [] for key in ("--sweep", "--setup", "--items", "--max-time", "--output", "-o")},
 }
 
 
@@ -19,11 +37,18 @@ def _complete(context: Any) -> dict[str, Any]:
     if match is None:
         return {"completions": []}
     magic, words, last = match["magic"], match["words"].split(), match["last"]
+    if magic == "gputime" and "--" in words:
+        return {"completions": []}  # what follows is Python
     candidates = [o for o in _OPTIONS[magic] if o.startswith(last) and o not in words]
-    if words[-1:] == ["--virtual"]:
-        candidates = [v for v in ("1", "2", "4", "8", "off") if v.startswith(last)]
+    if words and words[-1] in _VALUES:
+        candidates = [v for v in _VALUES[words[-1]] if v.startswith(last)]
     elif magic == "gpuwatch":
         pass
+    elif magic == "gputime":
+        # Several, and several at a time: "0+1".
+        others, plus, one = last.rpartition("+")
+        found = [f"{others}{plus}{offer}" for offer in _devices(one)]
+        candidates = [*(f for f in found if f not in words), *candidates]
     elif not [w for w in words if not w.startswith("-")]:
         candidates = [*_devices(last), *candidates]
         if magic == "ongpu" and context.text_until_cursor.lstrip().startswith("%ongpu"):

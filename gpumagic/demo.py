@@ -41,15 +41,18 @@ def run(notebook: Path | None, output: Path) -> int:
     book = nbformat.read(path, as_version=4)
     code = [n for n, cell in enumerate(book.cells) if cell.cell_type == "code"]
     started: dict[int, float] = {}
+    # What a cell may still write over: a line that says how far it is.
+    changing: list[Any] = []
 
     class Live(NotebookClient):
         """Shows an output when it comes, not when its cell is done."""
 
         def output(self, outs: Any, msg: Any, display_id: Any, cell_index: Any) -> Any:
             shown = super().output(outs, msg, display_id, cell_index)
-            if shown is not None:
-                for line in _text(nbformat.v4.output_from_msg(msg)).rstrip().splitlines():
-                    print(f"    {line}", flush=True)
+            if shown is not None and display_id is not None:
+                changing.append(shown)
+            elif shown is not None:
+                _print(nbformat.v4.output_from_msg(msg))
             return shown
 
     def on_start(cell: Any, cell_index: int) -> None:
@@ -59,6 +62,8 @@ def run(notebook: Path | None, output: Path) -> int:
             print(f"\n[{code.index(cell_index) + 1}/{len(code)}] {first}", flush=True)
 
     def on_done(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        while changing:
+            _print(changing.pop(0))
         print(f"    ({time.perf_counter() - started[cell_index]:.1f} s)", flush=True)
 
     print(f"running {path.name} in a kernel of {sys.executable}")
@@ -83,6 +88,11 @@ def run(notebook: Path | None, output: Path) -> int:
     written.write_text(html, encoding="utf-8")
     print(f"\nthe notebook with its outputs: {written.resolve()}")
     return status
+
+
+def _print(output: Any) -> None:
+    for line in _text(output).rstrip().splitlines():
+        print(f"    {line}", flush=True)
 
 
 def _text(output: Any) -> str:

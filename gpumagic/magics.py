@@ -5,21 +5,29 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
+from IPython.core.magic import (
+    Magics,
+    line_cell_magic,
+    line_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+)
 from IPython.display import display
 
-from gpumagic.arguments import gpus_parser, gpuwatch_parser, parse, request
+from gpumagic.arguments import gpus_parser, gpuwatch_parser, parse, request, timing_request
 from gpumagic.cells import Cells
 from gpumagic.completion import complete_where
 from gpumagic.errors import GpuError
 from gpumagic.explaining import Explaining
 from gpumagic.once import Once
+from gpumagic.timed import Timed
 from gpumagic.watched import Watched
 
 
 @magics_class
 class GpuMagics(Magics):
-    """`%gpus`, `%ongpu` and `%%ongpu`."""
+    """`%gpus`, `%ongpu`, `%gpuwatch` and `%%gputime`."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
@@ -27,6 +35,7 @@ class GpuMagics(Magics):
         self.once = Once(shell, self.cells.current)
         self.explaining = Explaining(shell)
         self.watched = Watched(shell, display)
+        self.timed = Timed(shell)
 
     @no_var_expand
     @line_magic
@@ -130,6 +139,61 @@ class GpuMagics(Magics):
         else:
             print(f"%gpuwatch is {'on' if watched.on else 'off; %gpuwatch on starts it'}")
 
+    @no_var_expand
+    @needs_local_scope
+    @line_cell_magic
+    def gputime(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
+        """Time code on several devices, fairly, and compare them.
+
+        On each device the variables that the code reads are copied there once, which is timed
+        apart; then it warms up until it is steady and repeats until the median is certain or the
+        time is over. Every device that it touches is waited for. Your variables and the random
+        state are afterwards what they were before, and the results of the devices are compared.
+
+        Usage::
+
+            %%gputime WHERE WHERE … [options]
+            %gputime WHERE WHERE … [options] -- expression
+
+            WHERE            cpu  0  cuda:1  free …  as of %%ongpu; none: the CPU and every GPU
+                             0+1  both at the same time, a thread each
+            --sweep n=64,256,1024
+                             again with each value of that variable; n=pow2:64..8192 too; given
+                             twice, with each pair of values
+            --setup CODE     run before on each device, untimed
+            --items N        what one run works through, for the throughput
+            --max-time S     seconds for each device and value (5)
+            --in-place       work on the variables themselves: they change
+            -o NAME          keep the result in that variable, a gpumagic.Comparison
+            --against last   what changed since the last one; or since NAME, or a saved FILE
+            --quiet          show nothing
+
+        Examples::
+
+            %gputime cpu 0 -- torch.mm(a, a)
+
+            %%gputime cpu 0 --sweep n=pow2:64..4096 -o result
+            a = torch.randn(n, n)
+            a @ a
+
+            %%gputime 0 1 0+1
+            run(x)                     # near 2 × of one after the other
+
+            result.speedup("cuda:0", "cpu", n=4096)
+            result.save("products.json")
+
+        Ctrl-C keeps what is finished. In a program: `gpumagic.compare(code, ["cpu", 0])`.
+        """
+        request, code = timing_request(line, cell)
+        magic = "%gputime" if cell is None else "%%gputime"
+        try:
+            above = "" if cell is None else f"%%gputime {line}"
+            self.cells.set_aside()
+            with self.watched.paused():
+                self.timed.run(request, above, code, local_ns)
+        except GpuError as error:
+            raise UsageError(f"{magic}: {error}") from None
+
 
 def _cell_magic(cells: Cells) -> Any:
     @no_var_expand
@@ -215,7 +279,9 @@ def unload(shell: Any) -> None:
         ("line", "gpus"),
         ("line", "ongpu"),
         ("line", "gpuwatch"),
+        ("line", "gputime"),
         ("cell", "ongpu"),
+        ("cell", "gputime"),
     ):
         manager.magics[kind].pop(name, None)
     manager.registry.pop(type(magics).__name__, None)

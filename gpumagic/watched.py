@@ -1,7 +1,8 @@
 """`%gpuwatch on`: the ledger of every cell that `%%ongpu` does not report on anyway."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gpumagic.errors import NO_TORCH, GpuError
@@ -59,6 +60,18 @@ class Watched:
         self.shell.events.unregister("post_run_cell", self._post_run_cell)
         while self._stack:
             self._finish()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing of the running cell meanwhile, since counting takes time."""
+        counting = bool(self._stack)
+        if counting:
+            self._finish()
+        try:
+            yield
+        finally:
+            if counting:
+                self._pre_run_cell(None)
 
     def _pre_run_cell(self, info: object) -> None:
         from gpumagic.tensors.run import last_report

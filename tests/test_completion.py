@@ -9,10 +9,13 @@ def test_help_teaches_with_examples(ip):
     info = ip.ip.object_inspect("%%ongpu")
     assert "%%ongpu free" in info["docstring"]
     assert "--no-move" in info["docstring"]
+    assert "%gputime cpu 0 -- torch.mm(a, a)" in ip.ip.object_inspect("%%gputime")["docstring"]
     assert ip.ip.object_inspect("%gpus")["docstring"].count("%gpus") > 6
     assert oinspect  # the inspector that `?` uses
 
 
+TIMING = {"--sweep", "--setup", "--items", "--max-time", "--in-place", "--output", "--against"}
+TIMING |= {"--quiet"}
 OPTIONS = {"--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix"}
 
 
@@ -25,6 +28,12 @@ OPTIONS = {"--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix"}
         ("%%ongpu gpu:", {"gpu:0", "gpu:1"}),
         ("%%ongpu 1 --", OPTIONS),
         ("%%ongpu 1 --no-move --", OPTIONS - {"--no-move"}),
+        ("%%gputime ", {"0", "1", "cuda:0", "cuda:1", "cpu", "free", *TIMING}),
+        ("%%gputime cpu cu", {"cuda:0", "cuda:1"}),
+        ("%%gputime cpu cuda:0 cu", {"cuda:1"}),
+        ("%%gputime 0 1 0+", {"0+0", "0+1", "0+cuda:0", "0+cuda:1", "0+cpu", "0+free"}),
+        ("%%gputime 0 --quiet --", TIMING - {"--quiet"}),
+        ("%gputime 0 --against ", {"last"}),
         ("%gpuwatch ", {"on", "off", "--report", "--strict"}),
         ("%ongpu o", {"off"}),
         ("%gpus --v", {"--virtual"}),
@@ -46,3 +55,9 @@ def completions(ip, line):
 def test_other_lines_complete_as_before(ip):
     ip.ns["unusual_name_of_mine"] = 1
     assert "unusual_name_of_mine" in completions(ip, "unusual_na")
+
+
+def test_after_the_dashes_it_is_python(ip):
+    ip.ns["unusual_name_of_mine"] = 1
+    found = completions(ip, "%gputime 0 -- unusual_na")
+    assert any(text.endswith("unusual_name_of_mine") for text in found)

@@ -19,6 +19,7 @@ MAY = {
         "telemetry",
         "tensors",
         "virtual",
+        "timed",
         "device",
         "errors",
     },
@@ -30,11 +31,15 @@ MAY = {
         "once",
         "show",
         "errors",
+        "timed",
         "watched",
     },
-    "arguments": {"cells"},
+    "arguments": {"cells", "timed"},
     "once": {"show"},
     "watched": {"tensors", "display", "errors"},
+    "timed": {"tensors", "board", "display", "progress_line", "errors"},
+    "progress_line": {"tensors"},
+    "board": set(),
     "explaining": {"tensors"},
     "show": {"virtual", "widget", "display", "tensors", "telemetry", "device", "errors"},
     "completion": {"device"},
@@ -43,8 +48,8 @@ MAY = {
     "__main__": {"cli"},
     "cli": {"demo", "display", "telemetry", "errors"},
     "demo": {"errors"},
-    "widget": {"display", "telemetry", "errors"},
-    "tensors": {"display", "device", "errors"},
+    "widget": {"board", "display", "telemetry", "errors"},
+    "tensors": {"board", "display", "device", "nvml", "errors"},
     "virtual": {"telemetry", "device", "errors"},
     "display": {"telemetry", "tensors", "device"},
     "server": {"telemetry", "device", "errors"},
@@ -54,7 +59,7 @@ MAY = {
     "errors": set(),
 }
 # Only for type checkers: the report's view names the report.
-TYPES_ONLY = {("display", "tensors")}
+TYPES_ONLY = {("display", "tensors"), ("progress_line", "tensors")}
 WITHOUT_TORCH = set(MAY) - {"tensors", "virtual"}
 
 
@@ -168,7 +173,7 @@ def test_without_torch_one_line_says_how_to_get_it(monkeypatch):
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "shell = InteractiveShell.instance()\n"
         "shell.run_line_magic('load_ext', 'gpumagic')\n"
-        "for cell in ('%%ongpu 1\\nran = 1', '%ongpu 1', '%gpus --virtual 2'):\n"
+        "for cell in ('%%ongpu 1\\nran = 1', '%ongpu 1', '%gpus --virtual 2', '%gputime -- 1'):\n"
         "    shell.run_cell(cell)\n"
         "print('ran' in shell.user_ns)\n"
         "import gpumagic\n"
@@ -178,7 +183,7 @@ def test_without_torch_one_line_says_how_to_get_it(monkeypatch):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.strip().splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert all("torch" in line and "pip install" in line for line in lines), lines
     shown = done.stdout.strip().splitlines()
     assert shown[-2] == "False"

@@ -20,6 +20,7 @@ from IPython import get_ipython
 from IPython.display import display, update_display
 from traitlets import Dict, Float, List, Unicode
 
+from gpumagic.board import Board, board
 from gpumagic.display.gpus import GpuTable
 from gpumagic.errors import GpuError
 from gpumagic.telemetry.sampler import PERIODS_S, Sampler, sampler
@@ -68,6 +69,8 @@ class MonitorWidget(anywidget.AnyWidget):
     shell : InteractiveShell, optional
         Whose cells are told; the running one if None.
     audience : Audience, optional
+    board : Board
+        Where this kernel's measurements are told.
 
     Raises
     ------
@@ -80,6 +83,9 @@ class MonitorWidget(anywidget.AnyWidget):
     history = Dict().tag(sync=True)
     cells: List[Any] = List().tag(sync=True)
     results: List[Any] = List().tag(sync=True)
+    # What this kernel measures now, and what it has measured.
+    timing = Dict().tag(sync=True)
+    timings: List[Any] = List().tag(sync=True)
     # The class of the table that the view stands for.
     table = Unicode().tag(sync=True)
 
@@ -93,6 +99,7 @@ class MonitorWidget(anywidget.AnyWidget):
         sampler: Sampler | None = None,
         shell: Any = None,
         audience: Audience | None = None,
+        board: Board = board,
     ) -> None:
         _check(period)
         self._sampler = sampler or _own()
@@ -103,6 +110,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._guard = threading.RLock()
         self._awake = False
         self._subscription: Any = None
+        self._board = board
         self._last: Snapshot = self._first()
         # Not a Path: anywidget would watch the file, and hold this widget for that for ever.
         self._esm = script()
@@ -187,6 +195,8 @@ class MonitorWidget(anywidget.AnyWidget):
         self._subscription = self._sampler.subscribe(
             self._tick, period_s=self.period, processes=True
         )
+        self._forget = self._board.subscribe(self._measured)
+        self._measured()
 
     def _rest(self) -> None:
         """Ask nothing any more and hold nothing, until a view looks again."""
@@ -195,10 +205,20 @@ class MonitorWidget(anywidget.AnyWidget):
                 return
             self._awake = False
         self._subscription.close()
+        self._forget()
         atexit.unregister(self._exit)
         if self._log is not None:
             self._log.uninstall()
         self.history = {}
+        self.timing, self.timings = {}, []
+
+    def _measured(self) -> None:
+        """On the thread that measures."""
+        if self._closed or not self._awake:
+            return
+        self.timing = self._board.now or {}
+        if [entry.id for entry in self._board.entries] != [told["id"] for told in self.timings]:
+            self.timings = [entry.to_dict() for entry in self._board.entries]
 
     def _tick(self, snapshot: Snapshot) -> None:
         """On the sampler's thread."""

@@ -119,6 +119,22 @@ export interface Check {
   cure: string;
 }
 
+/** One device in a measurement that runs. */
+export interface TimingBar {
+  /** "cuda:0", "cpu", or "cuda:0+cuda:1" for both at once. */
+  where: string;
+  /** Its median so far, out of the slowest; 0 where there is none. */
+  share: number;
+  /** The same in words, or how far it is. */
+  text: string;
+}
+
+/** How far a measurement is; nothing of it where none runs. */
+export interface Timing {
+  line?: string;
+  bars?: TimingBar[];
+}
+
 /** A result that brings its own text and HTML, such as a timing comparison. */
 export interface Result {
   id: string;

@@ -1,7 +1,7 @@
 /** The notebook's host of the monitor: an anywidget over a sampler in the kernel. */
 
 import { Monitor } from './monitor/monitor.js';
-import type { CellRun, History, Result, Snapshot } from './snapshot.js';
+import type { CellRun, History, Result, Snapshot, Timing } from './snapshot.js';
 
 /** What anywidget gives of a widget's model. */
 interface Model {
@@ -46,6 +46,8 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
       if (history.time) monitor.seed(history as History);
     },
     cells: () => monitor.mark(model.get('cells') as CellRun[]),
+    timing: () => monitor.timing(model.get('timing') as Timing),
+    timings: () => monitor.timings(model.get('timings') as Result[]),
     results: () => monitor.results(model.get('results') as Result[]),
   };
   const beat = (): void => {

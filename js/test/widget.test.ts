@@ -10,6 +10,8 @@ class Model {
     history: {},
     cells: [],
     results: [],
+    timing: {},
+    timings: [],
     table: 'kept',
   };
   get(name: string): unknown {
@@ -68,6 +70,22 @@ test('a kernel that is silent is said not to answer, until it does', () => {
   expect(state()).toBe('the kernel does not answer');
   model.calls.get('change:snapshot')?.();
   expect(state()).toBe('');
+  close();
+});
+
+test('what the kernel measures is shown as it comes', () => {
+  const model = new Model();
+  const { el, close } = open(model);
+  const shown = () => el.firstElementChild?.shadowRoot?.querySelector('.results')?.textContent;
+  model.state['timing'] = { line: 'cpu · repeat 2', bars: [{ where: 'cpu', share: 1, text: '' }] };
+  model.calls.get('change:timing')?.();
+  expect(shown()).toContain('cpu · repeat 2');
+  model.state['timing'] = {};
+  model.state['timings'] = [{ id: '1', title: 'a @ a', time: 1, text: 'x', html: null }];
+  model.calls.get('change:timing')?.();
+  model.calls.get('change:timings')?.();
+  expect(shown()).not.toContain('repeat');
+  expect(shown()).toContain('a @ a');
   close();
 });
 

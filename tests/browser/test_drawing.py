@@ -21,7 +21,8 @@ OPEN = """async ([source, state]) => {
     const url = URL.createObjectURL(new Blob([source], {type: 'text/javascript'}));
     const widget = (await import(url)).default;
     const calls = {};
-    const empty = {period: 1, snapshot: {}, history: {}, cells: [], results: []};
+    const empty = {period: 1, snapshot: {}, history: {}, cells: [], results: [],
+        timing: {}, timings: []};
     const model = {
         state: {...empty, ...state},
         get(name) { return this.state[name]; },

@@ -4,6 +4,7 @@ import { Badges } from './badges.js';
 import { BusyBar, MemoryBar } from './bar.js';
 import { Body } from './body.js';
 import { Field, h, icon, show } from './dom.js';
+import { Pace } from './pace.js';
 import type { Shared } from './shared.js';
 import type { View } from './split.js';
 import { NOT_KNOWN, reading, size, watts } from './units.js';
@@ -106,6 +107,7 @@ export class Card {
   #head: Head;
   #button: HTMLButtonElement;
   #label = new Field('b');
+  #pace: Pace | null = null;
   #body: Body | null = null;
   #view: View;
   #id = `gpu-${made++}`;
@@ -150,6 +152,13 @@ export class Card {
     const { gpu } = view;
     this.#label.say(label(gpu));
     this.#head.update(view);
+    const where = `cuda:${gpu.ordinal}`;
+    const bar = this.#shared.timing.bars?.find((bar) => bar.where === where);
+    if (bar && !this.#pace) {
+      this.#pace = new Pace(this.#shared.t('Timing'));
+      this.node.firstElementChild?.after(this.#pace.node);
+    }
+    this.#pace?.update(bar);
     this.node.classList.toggle('lost', gpu.lost);
     this.#body?.update(view, this.#open);
   }

@@ -1,6 +1,6 @@
 /** The live monitor: owns a node, takes snapshots, and draws only what can be seen. */
 
-import type { CellRun, Check, History, Host, Result, Snapshot } from '../snapshot.js';
+import type { CellRun, Check, History, Host, Result, Snapshot, Timing } from '../snapshot.js';
 import { Doctor, Problems } from './doctor.js';
 import { Field, h, parts, show } from './dom.js';
 import { Gpus } from './gpus.js';
@@ -45,6 +45,7 @@ export class Monitor {
   #problems = new Problems();
   #doctor: Doctor;
   #gpus: Gpus;
+  #timings: Results;
   #results: Results;
   #bones = h('div', 'bones dim');
   #tip = h('div', 'tip');
@@ -70,6 +71,7 @@ export class Monitor {
       inks: { utilization: '', memory: '', mark: '', line: '' },
       here: null,
       now: 0,
+      timing: {},
       window: 120,
       open: remembered(),
       watch: (spark) => this.#sizes.watch(spark),
@@ -79,7 +81,8 @@ export class Monitor {
     };
     this.#doctor = new Doctor(this.#shared);
     this.#gpus = new Gpus(this.#shared, this.#sight);
-    this.#results = new Results(this.#shared);
+    this.#timings = new Results(t('Timings'));
+    this.#results = new Results(t('Results'));
     this.#build(label ?? t('GPU monitor'));
     this.#endTheme = onTheme(() => {
       // A theme's style sheet may arrive after its name.
@@ -143,6 +146,18 @@ export class Monitor {
     this.#results.update(results);
   }
 
+  /** What this kernel has measured. */
+  timings(results: Result[]): void {
+    this.#timings.update(results);
+  }
+
+  /** What it measures now. */
+  timing(now: Timing): void {
+    this.#shared.timing = now;
+    this.#timings.now(now);
+    this.#due();
+  }
+
   options({ compact, window }: ViewOptions): void {
     this.#gpus.compact = compact ?? false;
     if (window) {
@@ -203,6 +218,7 @@ export class Monitor {
       this.#doctor.node,
       this.#bones,
       this.#gpus.node,
+      this.#timings.node,
       this.#results.node,
       this.#tip,
       this.#probe,

@@ -1,8 +1,8 @@
-/** Results that bring their own text and HTML, newest first. */
+/** Results that bring their own text and HTML, newest first, below what is measured now. */
 
-import type { Result } from '../snapshot.js';
-import { h, Rows, show } from './dom.js';
-import type { Shared } from './shared.js';
+import type { Result, Timing, TimingBar } from '../snapshot.js';
+import { Field, h, Rows, show } from './dom.js';
+import { Pace } from './pace.js';
 
 const ACTIVE = 'script,iframe,object,embed,link,base,meta,form';
 
@@ -37,15 +37,27 @@ class ResultRow {
 export class Results {
   readonly node: HTMLElement;
   #rows = new Rows<Result, ResultRow>(h('ul'), (result) => new ResultRow(result));
+  #line = new Field('div', 'dim');
+  #bars = new Rows<TimingBar, Pace>(h('div', 'paces'), () => new Pace());
+  #some = false;
 
-  constructor({ t }: Shared) {
-    this.node = h('section', 'results', h('h2', '', t('Results')), this.#rows.node);
-    this.update([]);
+  constructor(title: string) {
+    const now = [this.#line.node, this.#bars.node];
+    this.node = h('section', 'results', h('h2', '', title), ...now, this.#rows.node);
+    this.now({});
+  }
+
+  /** What is measured now. */
+  now({ line = '', bars = [] }: Timing): void {
+    this.#line.offer(line);
+    this.#bars.update(bars.map((bar) => [bar.where, bar] as const));
+    show(this.node, this.#some || line !== '');
   }
 
   update(results: Result[]): void {
     const sorted = [...results].sort((a, b) => b.time - a.time);
     this.#rows.update(sorted.map((result) => [result.id, result] as const));
-    show(this.node, results.length > 0);
+    this.#some = results.length > 0;
+    show(this.node, this.#some || this.#line.node.hidden === false);
   }
 }

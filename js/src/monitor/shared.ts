@@ -1,6 +1,6 @@
 /** What the parts of one monitor have in common, and what a host gives it. */
 
-import type { ProcessSample } from '../snapshot.js';
+import type { ProcessSample, Timing } from '../snapshot.js';
 import type { Runs, Series } from './series.js';
 import type { Inks, Spark } from './spark.js';
 
@@ -32,6 +32,8 @@ export interface Shared {
   /** The kernel that "this notebook" is. */
   here: string | null;
   now: number;
+  /** What this kernel measures. */
+  timing: Timing;
   /** Seconds that a chart shows. */
   window: number;
   /** UUIDs of the GPUs that are open. */

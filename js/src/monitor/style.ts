@@ -66,6 +66,8 @@ canvas{border-radius:2px;display:block;height:34px;width:100%}\
 .more{font-size:11px;padding-left:14px}\
 .slices{padding-top:6px}\
 .slice{align-items:center;display:grid;gap:8px;grid-template-columns:auto 1fr auto;padding-top:2px}\
+.pace .bar{transition:grid-template-columns .2s}\
+.paces{align-items:center;display:grid;gap:2px 8px;grid-template-columns:auto 1fr auto}.paces .pace{display:contents}\
 .slice+div .processes{padding-top:2px}\
 .facts{border-top:1px solid var(--line);display:grid;gap:1px 24px;grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr));margin-top:8px;padding-top:6px}\
 .facts div{display:flex;gap:10px;min-width:0}\

@@ -1,0 +1,109 @@
+import { beforeEach, expect, test, vi } from 'vitest';
+import data from '../../tests/data/snapshot.json';
+import { Monitor } from '../src/monitor/monitor.js';
+import type { Snapshot, TimingBar } from '../src/snapshot.js';
+
+const BARS: TimingBar[] = [
+  { where: 'cpu', share: 1, text: '4.0 ms' },
+  { where: 'cuda:0', share: 0.25, text: '1.0 ms' },
+  { where: 'cuda:0+cuda:1', share: 0, text: 'waiting' },
+];
+const snapshot = (): Snapshot => structuredClone(data) as Snapshot;
+
+beforeEach(() => {
+  sessionStorage.clear();
+  document.body.replaceChildren();
+  vi.stubGlobal('requestAnimationFrame', () => 1);
+  vi.stubGlobal('cancelAnimationFrame', () => {});
+  vi.spyOn(HTMLCanvasElement.prototype, 'getContext').mockReturnValue(null);
+});
+
+function mount(of = snapshot()): { monitor: Monitor; root: ShadowRoot } {
+  const monitor = new Monitor();
+  document.body.append(monitor.node);
+  monitor.update(of);
+  monitor.draw();
+  return { monitor, root: monitor.node.shadowRoot as ShadowRoot };
+}
+
+const section = (root: ShadowRoot): HTMLElement => root.querySelector('.results') as HTMLElement;
+const rows = (node: ParentNode): string[] =>
+  [...node.querySelectorAll<HTMLElement>('.pace:not([hidden])')].map((row) => row.innerText);
+const width = (row: Element | null | undefined): string | undefined =>
+  row?.querySelector<HTMLElement>('.bar')?.style.gridTemplateColumns.trim();
+
+// jsdom has no innerText.
+Object.defineProperty(HTMLElement.prototype, 'innerText', {
+  configurable: true,
+  get(this: HTMLElement) {
+    return this.textContent;
+  },
+});
+
+test('nothing is said of timings where there are none', () => {
+  const { root } = mount();
+  expect(section(root).hidden).toBe(true);
+  expect(rows(root)).toEqual([]);
+});
+
+test('what is measured has a bar in the section and one at its card', () => {
+  const { monitor, root } = mount();
+  monitor.timing({ line: 'a @ a · cuda:0 · repeat 12', bars: BARS });
+  monitor.draw();
+  expect(section(root).hidden).toBe(false);
+  expect(section(root).querySelector('h2')?.textContent).toBe('Timings');
+  expect(section(root).textContent).toContain('a @ a · cuda:0 · repeat 12');
+  expect(rows(section(root))).toEqual(['cpu4.0 ms', 'cuda:01.0 ms', 'cuda:0+cuda:1waiting']);
+  expect([...section(root).querySelectorAll('.pace')].map(width)).toEqual(['100%', '25%', '0%']);
+  const cards = [...root.querySelectorAll('.gpu')];
+  const of = (n: number) => snapshot().gpus.findIndex((gpu) => gpu.ordinal === n);
+  expect(of(0)).toBeGreaterThanOrEqual(0);
+  const shown = cards.flatMap((card) => rows(card));
+  expect(shown).toEqual(['Timing1.0 ms']);
+});
+
+test('bars grow in place and are gone when it has ended', () => {
+  const { monitor, root } = mount();
+  monitor.timing({ line: 'x', bars: BARS });
+  monitor.draw();
+  const bar = section(root).querySelectorAll('.pace')[1];
+  monitor.timing({ line: 'x', bars: [{ where: 'cuda:0', share: 0.5, text: '2.0 ms' }] });
+  monitor.draw();
+  expect(section(root).querySelector('.pace')).toBe(bar);
+  expect(width(bar)).toBe('50%');
+  monitor.timing({});
+  monitor.draw();
+  expect(rows(root)).toEqual([]);
+  expect(section(root).hidden).toBe(true);
+});
+
+test('what was measured is listed newest first and opens, while another runs too', () => {
+  const { monitor, root } = mount();
+  const made = { text: '1 ms', html: '<b>cuda:0 is 4 × faster</b>' };
+  monitor.timings([
+    { id: 'a', title: 'first', time: 1, ...made },
+    { id: 'b', title: 'second', time: 2, ...made },
+  ]);
+  const titles = [...section(root).querySelectorAll('summary')].map((node) => node.textContent);
+  expect(titles[0]).toContain('second');
+  expect(titles[1]).toContain('first');
+  expect(section(root).querySelector('.result')?.shadowRoot?.textContent).toContain('4 × faster');
+  const details = section(root).querySelector('details') as HTMLDetailsElement;
+  details.open = true;
+  monitor.timing({ line: 'x', bars: BARS });
+  monitor.timing({});
+  expect(section(root).hidden).toBe(false);
+  expect(section(root).querySelector('details')).toBe(details);
+  expect(details.open).toBe(true);
+  monitor.timings([]);
+  expect(section(root).hidden).toBe(true);
+});
+
+test('results of others stay in a section of their own', () => {
+  const { monitor, root } = mount();
+  monitor.results([{ id: 'a', title: 'plain', time: 1, text: 'x', html: null }]);
+  const [timings, results] = root.querySelectorAll<HTMLElement>('.results');
+  expect(timings?.hidden).toBe(true);
+  expect(results?.hidden).toBe(false);
+  expect(results?.querySelector('h2')?.textContent).toBe('Results');
+});

@@ -1,0 +1,122 @@
+"""`%%gputime` in a real JupyterLab: bars that grow while it runs, then the result."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from playwright.sync_api import expect
+
+LIVE = ".jp-OutputArea .gpumagic-monitor .all"
+BOARD = """\
+import time
+from gpumagic.board import board
+def until(seconds):
+    end = time.time() + seconds
+    while time.time() < end: pass
+def bars(*shares):
+    names = ("cpu", "cuda:0", "cuda:1", "cuda:0+cuda:1")
+    return [{"where": w, "share": s, "text": f"{4 * s:.1f} ms" if s else "waiting"}
+            for w, s in zip(names, shares)]
+for shares in ((1, 0, 0, 0), (1, .25, 0, 0), (1, .25, .27, .5)):
+    board.post({"line": f"a @ a · {sum(map(bool, shares))} of 4 devices", "bars": bars(*shares)})
+    until(1.5)
+board.post(None)
+board.keep("a @ a", "cuda:0 is 4 × faster", "<p>cuda:0 is <b>4 ×</b> faster</p>", time.time())
+"""
+START = (
+    "%load_ext gpumagic\n%gpus --virtual 2 --memory 8GiB\nimport torch\n"
+    "from gpumagic.widget import monitor\na = torch.randn(400, 400)"
+)
+WATCH = "m = monitor(0.25)\nm"
+TIMED = "%%gputime cpu 0 1 --max-time 2 -o result\na @ a"
+SWEEP = "%%gputime cpu 0 --sweep n=64,128,256,512 --max-time 0.2\nb = torch.ones(n, n)\nb @ b"
+
+
+def opened(view, *cells):
+    """A notebook whose second cell shows the monitor."""
+    view.lab.write("timing.ipynb", [START, WATCH, *cells])
+    view.open_notebook("timing.ipynb")
+    for number in (0, 1):
+        view.run_cell(number)
+        view.wait_ran(number)
+    live = view.page.locator(LIVE)
+    expect(live).to_contain_text("cuda:1")
+    return live
+
+
+def filled(bars):
+    """The share of each bar that is full, from 0 to 100."""
+    return bars.evaluate_all(
+        "nodes => nodes.map(node => parseFloat(node.querySelector('.bar')"
+        ".style.gridTemplateColumns) || 0)"
+    )
+
+
+def test_bars_grow_beside_the_devices_while_the_cell_runs(view):
+    live = opened(view, BOARD)
+    section = live.locator(".results").first
+    expect(section).to_be_hidden()
+    view.run_cell(2)
+    expect(section).to_contain_text("2 of 4 devices")
+    assert filled(section.locator(".pace")) == [100, 25, 0, 0]
+    beside = live.locator(".gpu .pace:visible")
+    expect(beside).to_have_count(2)
+    assert filled(beside) == [25, 0]
+    expect(section).to_contain_text("4 of 4 devices")
+    assert filled(beside) == [25, 27]
+    view.wait_ran(2)
+    expect(beside).to_have_count(0)
+    expect(section).not_to_contain_text("devices")
+    section.locator("ul > li > details > summary").press("Enter")
+    expect(section.locator("details")).to_contain_text("4 × faster")
+
+
+def test_a_monitor_opened_afterwards_lists_what_was_measured(view):
+    live = opened(view, "from gpumagic.board import board\nboard.keep('early', 'x', None, 1.0)")
+    view.run_cell(2)
+    expect(live.locator(".results").first).to_contain_text("early")
+    view.run_cell(1)
+    expect(view.page.locator(LIVE)).to_have_count(1)
+    expect(view.page.locator(LIVE).locator(".results").first).to_contain_text("early")
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_the_real_thing_is_live_then_a_result_in_the_notebook_and_the_section(view, theme):
+    view.page.evaluate(
+        "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})", theme
+    )
+    live = opened(view, TIMED, SWEEP)
+    section = live.locator(".results").first
+    view.run_cell(2)
+    expect(section.locator(".pace")).to_have_count(3)
+    # The line below the cell, while it takes longer than two seconds.
+    output = view.page.locator(".jp-Notebook .jp-CodeCell").nth(2).locator(".jp-OutputArea")
+    expect(output).to_contain_text("devices")
+    view.wait_ran(2)
+    expect(output.locator("div.gpumagic")).to_contain_text("cuda:0")
+    expect(output.locator(".jp-OutputArea-output")).to_have_count(1)
+    view.run_cell(3)
+    view.wait_ran(3)
+    expect(section.locator("ul > li > details > summary")).to_have_count(2)
+    expect(section.locator("ul > li > details > summary").first).to_contain_text("b")
+    section.locator("ul > li > details > summary").first.click()
+    expect(section.locator(".result svg").first).to_be_visible()
+
+
+def test_the_file_keeps_the_result_alone(view):
+    opened(view, TIMED)
+    view.run_cell(2)
+    view.wait_ran(2)
+    view.page.evaluate("window.jupyterapp.shell.currentWidget.context.save()")
+    path = view.lab.home / "timing.ipynb"
+
+    def outputs():
+        return json.loads(path.read_text())["cells"][2]["outputs"]
+
+    view.wait_until(outputs)
+    (output,) = outputs()
+    assert "cuda:0" in "".join(output["data"]["text/plain"])
+    assert "<svg" in "".join(output["data"]["text/html"]) or "gpumagic" in "".join(
+        output["data"]["text/html"]
+    )
