@@ -1,0 +1,144 @@
+"""How far a comparison is, told now and then and never while something is timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Stage = Literal["copy", "warm up", "timing", "done"]
+_PERIOD_S = 0.1
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far it is.
+
+    Attributes
+    ----------
+    title : str
+        The first line of the code.
+    where : str
+        The device that is measured now.
+    values : dict
+        The sweep's variables there.
+    stage : {"copy", "warm up", "timing", "done"}
+    repeat : int
+        Repeats that were timed; 0 in the other stages.
+    done, total : int
+        Measurements, each of one device at one value.
+    elapsed : float
+        Seconds so far.
+    remaining : float or None
+        Seconds, estimated from those that are done; None while there are none.
+    bars : tuple of (where, seconds, state)
+        The median of each device at this value so far, None before there is one; and ``"waiting"``,
+        a stage, ``"done"`` or why there is none.
+    """
+
+    title: str
+    where: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    stage: Stage = "copy"
+    repeat: int = 0
+    done: int = 0
+    total: int = 1
+    elapsed: float = 0.0
+    remaining: float | None = None
+    bars: tuple[tuple[str, float | None, str], ...] = ()
+
+
+class Reporter:
+    """Tells `call` at most ten times a second; what it raises is its own affair.
+
+    Parameters
+    ----------
+    call : callable or None
+    title : str
+    wheres : sequence of str
+        The devices, in their order.
+    total : int
+        Measurements there will be.
+    clock : callable
+        Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Progress], object] | None,
+        title: str,
+        wheres: Sequence[str],
+        total: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._call, self._title, self._clock = call, title, clock
+        self._total, self._done = total, 0
+        self._wheres = tuple(wheres)
+        self._began = self._begun = clock()
+        self._told: float | None = None
+        self._where, self._values = self._wheres[0], dict[str, Any]()
+        self._stage: Stage = "copy"
+        self._repeat = 0
+        self._bars: dict[str, tuple[float | None, str]] = {}
+
+    def begin(self, where: str, values: Mapping[str, Any]) -> None:
+        """The measurement of a device at a value begins."""
+        if dict(values) != self._values or not self._bars:
+            self._bars = dict.fromkeys(self._wheres, (None, "waiting"))
+        self._where, self._values = where, dict(values)
+        self._begun = self._clock()
+        self.at("copy")
+
+    def at(self, stage: Stage, repeat: int = 0, median: Callable[[], float] | None = None) -> None:
+        """It is at a stage; `median` is asked only when somebody is told."""
+        self._stage, self._repeat = stage, repeat
+        known, state = self._bars.get(self._where, (None, ""))
+        if state != stage:
+            self._bars[self._where] = known, stage
+        self._tell(median)
+
+    def end(self, median: float | None, state: str = "done") -> None:
+        """The measurement has ended."""
+        self._done += 1
+        self._bars[self._where] = median, state
+        self._tell(None)
+
+    def close(self) -> None:
+        """All is done."""
+        self._stage = "done"
+        self._told = None
+        self._tell(None)
+
+    def _tell(self, median: Callable[[], float] | None) -> None:
+        now = self._clock()
+        if self._call is None or (self._told is not None and now - self._told < _PERIOD_S):
+            return
+        self._told = now
+        if median is not None:
+            self._bars[self._where] = median(), self._stage
+        told = Progress(
+            title=self._title,
+            where=self._where,
+            values=dict(self._values),
+            stage=self._stage,
+            repeat=self._repeat,
+            done=self._done,
+            total=self._total,
+            elapsed=now - self._began,
+            remaining=self._remaining(now),
+            bars=tuple(
+                (where, *self._bars[where]) for where in self._wheres if where in self._bars
+            ),
+        )
+        with suppress(Exception):
+            self._call(told)
+
+    def _remaining(self, now: float) -> float | None:
+        if self._stage == "done":
+            return 0.0
+        if not self._done:
+            return None
+        each = (self._begun - self._began) / self._done
+        return max((self._total - self._done) * each - (now - self._begun), 0.0)
