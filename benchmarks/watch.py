@@ -5,8 +5,10 @@ one; in one process and one thread, in rounds that alternate between the ways, s
 slows all of them; processor time, so that other programs do not count. Each figure is the median
 over the rounds, each ratio the median of the rounds' ratios. Exits 1 over a limit.
 
-On a real GPU a copy between two tensors of the same GPU is asked for its devices too: that is the
-row "clone, GPU", which has no limit.
+A copy within one GPU and an index of the GPU's own are no transfers, but go through operators that
+are watched, which must ask each tensor where it is: some tenths of a microsecond. Where that is
+more than 3 % (short operators, and a real GPU's) the last column says so, with the nanoseconds, and
+it is no failure.
 """
 
 import contextlib
@@ -27,6 +29,7 @@ from gpumagic import virtual
 
 ROUNDS = 15
 NO_TRANSFER, STEP, TRANSFER = 1.03, 1.05, 5.0  # ratio, ratio, µs for each
+ASKED = ("clone, GPU", "copy_ within a GPU", "index, GPU", "assign by index, GPU")
 
 
 class FunctionMode(TorchFunctionMode):
@@ -62,10 +65,11 @@ def step_of_an_mlp(device: str) -> Callable[[], None]:
     return step
 
 
-def cases(gpu: str) -> dict[str, tuple[Callable[[], object], str, float | None]]:
+def cases(gpu: str) -> dict[str, tuple[Callable[[], object], str, float]]:
     """Name → what to run, the kind of limit, and the limit."""
     c, g = torch.randn(8, 8), torch.randn(8, 8, device=gpu)
-    one, small = g[0, 0], torch.randn(4)
+    one, small, target = g[0, 0], torch.randn(4), torch.empty_like(g)
+    rows = torch.tensor([1, 3], device=gpu)
     return {
         "add, CPU": (lambda: c + c, "ratio", NO_TRANSFER),
         "mul by number, CPU": (lambda: c * 2.0, "ratio", NO_TRANSFER),
@@ -76,7 +80,10 @@ def cases(gpu: str) -> dict[str, tuple[Callable[[], object], str, float | None]]
         "matmul, GPU": (lambda: g @ g, "ratio", NO_TRANSFER),
         "view, GPU": (lambda: g.view(64), "ratio", NO_TRANSFER),
         "zeros, GPU": (lambda: torch.zeros(8, 8, device=gpu), "ratio", NO_TRANSFER),
-        "clone, GPU": (g.clone, "ratio", None),
+        "clone, GPU": (g.clone, "ratio", NO_TRANSFER),
+        "copy_ within a GPU": (lambda: target.copy_(g), "ratio", NO_TRANSFER),
+        "index, GPU": (lambda: g[rows], "ratio", NO_TRANSFER),
+        "assign by index, GPU": (lambda: target.__setitem__(rows, 1.0), "ratio", NO_TRANSFER),
         "MLP step, CPU": (step_of_an_mlp("cpu"), "ratio", STEP),
         "MLP step, GPU": (step_of_an_mlp(gpu), "ratio", STEP),
         "item, GPU": (one.item, "extra", TRANSFER),
@@ -113,7 +120,7 @@ def main() -> int:
         virtual.enable(1, "1GiB")
     gpu = "cuda:0"
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name(0)}")
-    print(f"{'':20}{'bare':>11}" + "".join(f"{way:>15}" for way in list(WAYS)[1:]) + "   limit")
+    print(f"{'':22}{'bare':>11}" + "".join(f"{way:>15}" for way in list(WAYS)[1:]) + "   limit")
     failed = False
     for name, (run, kind, limit) in cases(gpu).items():
         once = max(min(measure(run, 20), 1e-2), 1e-7)
@@ -129,17 +136,19 @@ def main() -> int:
                     run()
                     took[way].append(measure(run, count))
         bare = took["bare"]
-        shown = [f"{name:20}{statistics.median(bare) * 1e6:8.2f} µs"]
+        shown = [f"{name:22}{statistics.median(bare) * 1e6:8.2f} µs"]
         for way in list(WAYS)[1:]:
             pairs = list(zip(took[way], bare, strict=True))
             ratio = statistics.median(a / b for a, b in pairs)
             extra = statistics.median(a - b for a, b in pairs) * 1e6
             shown.append(f"{ratio:12.3f} ×" if kind == "ratio" else f"{extra:+11.2f} µs")
-            if way == "watch" and limit is not None:
-                over = (ratio if kind == "ratio" else extra) > limit
-        shown.append("" if limit is None else f"{limit:g}{' µs' * (kind == 'extra')}")
-        failed |= limit is not None and over
-        print("  ".join(shown) + ("   OVER" if limit is not None and over else ""), flush=True)
+            if way == "watch":
+                over, more = (ratio if kind == "ratio" else extra) > limit, extra
+        shown.append(f"{limit:g}{' µs' * (kind == 'extra')}")
+        if over:
+            shown.append(f"over: {more * 1e3:+.0f} ns" if name in ASKED else "OVER")
+        failed |= over and name not in ASKED
+        print("  ".join(shown), flush=True)
     start = thread_time()
     for _ in range(100):
         with gpumagic.watch():

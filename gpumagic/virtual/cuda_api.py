@@ -89,6 +89,7 @@ def _device_functions() -> dict[str, Any]:
         "_cuda_maybeExchangeDevice": _exchange_device,
         "_cuda_canDeviceAccessPeer": lambda one, other: one != other,
         "_cuda_getCurrentRawStream": lambda index: 0,
+        "_cuda_hasPrimaryContext": lambda index: True,
         "_cuda_isCurrentStreamCapturing": _no,
         "_cuda_synchronize": _nothing,
         "_cuda_ipc_collect": _nothing,

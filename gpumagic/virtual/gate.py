@@ -22,12 +22,13 @@ field of a DLPack capsule.
 
 Registered, until off: a kernel for each operator at the dispatch keys CUDA, AutogradCUDA,
 SparseCUDA, SparseCsrCUDA, QuantizedCUDA and NestedTensorCUDA, a fallback at CUDA, and
-``_pin_memory`` and ``is_pinned`` at CPU.
+``_pin_memory``, ``is_pinned`` and the factories that are given a generator at CPU.
 
 Added or replaced, until off, in ``torch._C``: ``_cuda_init``, ``_cuda_isInBadFork``,
 ``_cuda_getArchFlags``, ``_cuda_getDeviceCount``, ``_cuda_getDevice``, ``_cuda_setDevice``,
 ``_cuda_exchangeDevice``, ``_cuda_maybeExchangeDevice``, ``_cuda_canDeviceAccessPeer``,
-``_cuda_getCurrentRawStream``, ``_cuda_isCurrentStreamCapturing``, ``_cuda_synchronize``,
+``_cuda_getCurrentRawStream``, ``_cuda_hasPrimaryContext``,
+``_cuda_isCurrentStreamCapturing``, ``_cuda_synchronize``,
 ``_cuda_ipc_collect``, ``_cuda_set_sync_debug_mode``, ``_cuda_get_sync_debug_mode``,
 ``_accelerator_synchronizeDevice``, ``_cuda_memoryStats``, ``_cuda_resetPeakMemoryStats``,
 ``_cuda_resetAccumulatedMemoryStats``, ``_cuda_getMemoryFraction``, ``_cuda_setMemoryFraction``,

@@ -7,15 +7,18 @@ stream alone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gpumagic.virtual.gpus import gpu_of
 
 C: Any = torch._C
+aten: Any = torch.ops.aten
 _on_cuda: set[int] = set()
 _swapping = threading.RLock()
 
@@ -52,6 +55,52 @@ class Generator(C.Generator, metaclass=_AnyGenerator):  # type: ignore[misc]
 def belongs_to_cuda(generator: Any) -> bool:
     """Whether a generator, however C++ handed it over, is one of a virtual GPU."""
     return generator._cdata in _on_cuda
+
+
+def host_kernels() -> dict[str, Any]:
+    """Kernels for the dispatch key CPU, by the names of operators that are given a generator.
+
+    C++ takes a virtual GPU's for one of the CPU, which it is; a real one it would refuse.
+    """
+
+    def randperm(n: int, generator: Any, dtype: Any = None, **options: Any) -> Tensor:
+        new = _new([n], generator, torch.int64 if dtype is None else dtype, **options)
+        return aten.randperm.generator_out(n, generator=generator, out=new)  # type: ignore[no-any-return]
+
+    def rand(size: Any, generator: Any, **options: Any) -> Tensor:
+        return _new(size, generator, **options).uniform_(generator=generator)
+
+    def randn(size: Any, generator: Any, **options: Any) -> Tensor:
+        return _new(size, generator, **options).normal_(generator=generator)
+
+    def randint(
+        low: int, high: int, size: Any, generator: Any, dtype: Any = torch.int64, **options: Any
+    ) -> Tensor:
+        return _new(size, generator, dtype, **options).random_(low, high, generator=generator)
+
+    return {
+        "randperm.generator": randperm,
+        "rand.generator": rand,
+        "randn.generator": randn,
+        "randint.generator": functools.partial(randint, 0),
+        "randint.low_generator": randint,
+    }
+
+
+def _new(
+    size: Any,
+    generator: Any,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Tensor:
+    if generator is not None and belongs_to_cuda(generator):
+        raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
+    # By the operator: a default device is none of its business.
+    options = {"dtype": dtype, "layout": layout, "device": device, "pin_memory": pin_memory}
+    new: Tensor = aten.empty.memory_format(size, **options)
+    return new
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ def own_kernels() -> dict[str, Kernel]:
         "empty.memory_format": _empty,
         "empty_strided": _empty_strided,
         "copy_": _copy_,
+        "fill_.Tensor": _fill_,
         "_local_scalar_dense": _item,
         "resize_": _resize_,
         "convolution": _convolution,
@@ -92,6 +93,14 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     target, source = (flip(t) if t.is_cuda else t for t in (self, src))
     aten.copy_.default.redispatch(CPU, target, source, non_blocking)
     return self
+
+
+def _fill_(self: Tensor, value: Tensor) -> Tensor:
+    # As C++ does it: the value of a tensor on another device is read.
+    if self.device != value.device and not value.dim():
+        return self.fill_(value.item())
+    filled: Tensor = run(aten.fill_.Tensor, self, value)
+    return filled
 
 
 def _item(self: Tensor) -> Any:

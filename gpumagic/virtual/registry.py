@@ -11,6 +11,7 @@ import torch
 import torch._decomp  # registers the decompositions of recurrent networks
 
 from gpumagic.virtual import sparse
+from gpumagic.virtual.generators import host_kernels
 from gpumagic.virtual.kernels import kernel_of, run
 from gpumagic.virtual.networks import network_kernels
 from gpumagic.virtual.operators import on_metadata, overload, own_kernels, pinning_kernels
@@ -19,6 +20,10 @@ C: Any = torch._C
 Kernel = Callable[..., Any]
 # Kernels of these move bytes between processes, or are made anew by torch itself.
 _LEFT_ALONE = {"aten", "c10d", "symm_mem", "_native"}
+
+
+kernels: dict[str, Kernel] = {}
+"""By name, those of aten at the key CUDA while virtual GPUs are on."""
 
 
 def register(stack: ExitStack) -> None:
@@ -35,7 +40,8 @@ def register(stack: ExitStack) -> None:
 def _register_aten(stack: ExitStack) -> None:
     aten = torch.library.Library("aten", "IMPL")
     stack.callback(aten._destroy)
-    kernels = own_kernels()
+    stack.callback(kernels.clear)
+    kernels.update(own_kernels())
     cuda = _names("CUDA")
     # C++ would take these apart into operators of another name, or ask is_cuda within them.
     whole = {"convolution_backward", "native_dropout", "native_dropout_backward"}
@@ -50,7 +56,7 @@ def _register_aten(stack: ExitStack) -> None:
             kernels[name] = kernel_of(overload(name)) if _can_run(name) else _refusal(name)
     for name, kernel in kernels.items():
         _put(aten, name, kernel, "CUDA")
-    for name, kernel in pinning_kernels().items():
+    for name, kernel in (pinning_kernels() | host_kernels()).items():
         _put(aten, name, kernel, "CPU")
     for name, kernel in network_kernels(overload).items():
         _put(aten, name, kernel, "AutogradCUDA")

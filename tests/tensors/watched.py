@@ -4,6 +4,8 @@ import warnings
 from collections import Counter
 from contextlib import contextmanager
 
+import torch
+
 from gpumagic.tensors.watching.watch import watch
 from gpumagic.virtual import events
 
@@ -50,3 +52,7 @@ def seen(function, **options):
         function()
     assert sums_of(w.ledger) == sums(told)
     return w.ledger
+
+
+def matrix():
+    return torch.arange(12.0, device="cuda:1").view(3, 4)

@@ -158,3 +158,8 @@ def test_what_is_not_there_says_so():
         torch.quantize_per_tensor(torch.ones(3, device="cuda"), 0.1, 0, torch.qint8)
     assert not torch.cuda.is_current_stream_capturing()
     assert torch.backends.cudnn.version() is None
+
+
+def test_each_has_a_context_as_a_used_gpu_has():
+    # A CUDA build's own answer is an error where there is no driver.
+    assert [torch._C._cuda_hasPrimaryContext(index) for index in range(2)] == [True, True]

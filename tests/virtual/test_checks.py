@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import random_split
 
 pytestmark = pytest.mark.usefixtures("gpus")
 SAME = "Expected all tensors to be on the same device, but "
@@ -76,6 +77,14 @@ CASES = {
         lambda: torch.randn(2, device="cuda", generator=torch.Generator()),
         "Expected a 'cuda' device type for generator but found 'cpu'",
     ),
+    "generator of a GPU": (
+        lambda: torch.randperm(4, generator=torch.Generator("cuda")),
+        "Expected a 'cpu' device type for generator but found 'cuda'",
+    ),
+    "split by one": (
+        lambda: random_split(range(4), [2, 2], generator=torch.Generator("cuda")),
+        "Expected a 'cpu' device type for generator but found 'cuda'",
+    ),
     "no such device": (lambda: torch.zeros(1, device="cuda:5"), "invalid device ordinal"),
 }
 
@@ -105,6 +114,8 @@ def test_what_cuda_allows_is_allowed():
     assert (x + torch.tensor(2.0)).sum().item() == 18  # a CPU scalar
     assert x[torch.tensor([0])].device == x.device  # a CPU index
     assert torch.where(x > 0, x, torch.tensor(1.0)).device == x.device
+    assert torch.zeros(2).fill_(x[0, 0]).tolist() == [1, 1]
+    assert x.fill_(torch.tensor(3.0, device="cuda:1")).sum().item() == 18
 
 
 def test_foreach_goes_tensor_by_tensor_over_devices():
@@ -112,3 +123,23 @@ def test_foreach_goes_tensor_by_tensor_over_devices():
     added = torch._foreach_add(xs, 1.0)
     assert [x.device.index for x in added] == [0, 1]
     assert [x.tolist() for x in added] == [[2, 2], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda **given: torch.randperm(9, **given),
+        lambda **given: torch.rand(3, dtype=torch.float64, **given),
+        lambda **given: torch.randn(3, 2, **given),
+        lambda **given: torch.randint(3, 9, (4,), **given),
+        lambda **given: torch.randint(9, (4,), dtype=torch.int32, **given),
+    ],
+)
+def test_the_hosts_own_generator_draws_as_ever(draw):
+    torch.manual_seed(3)
+    expected = draw()
+    drawn = draw(generator=torch.Generator().manual_seed(3))
+    assert drawn.dtype == expected.dtype
+    assert torch.equal(drawn, expected)
+    with torch.device("cuda"):
+        assert draw(generator=torch.Generator("cuda").manual_seed(3)).is_cuda

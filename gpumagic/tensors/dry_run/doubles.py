@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic.tensors.dry_run import locks
+from gpumagic.tensors.dry_run.fakes import Fakes
 from gpumagic.tensors.dry_run.kinds import (
     ATOM_SET,
     ATOMS,
@@ -31,7 +32,6 @@ from gpumagic.tensors.dry_run.kinds import (
     is_plain,
 )
 from gpumagic.tensors.dry_run.limits import Refused
-from gpumagic.tensors.dry_run.modes import Fakes
 from gpumagic.tensors.dry_run.tensors import fake_of
 
 

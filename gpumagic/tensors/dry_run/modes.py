@@ -1,12 +1,11 @@
-"""The inner modes of a dry run: tensors without data, and what their operators allocate and copy.
+"""The inner mode of a dry run: what the operators of tensors without data allocate and copy.
 
-Guarantees: no byte is allocated on the device that a tensor names; what torch says depends on data
-ends the run.
+Guarantees: what torch says depends on data ends the run.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,38 +14,21 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
-    FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from gpumagic.tensors.dry_run.composites import Composites
 from gpumagic.tensors.dry_run.ledger import Ledger
 from gpumagic.tensors.dry_run.limits import Stopped
+from gpumagic.tensors.dry_run.shapes import own_shapes
 from gpumagic.tensors.dry_run.transfers import Transfers
 
 _DEPENDS = (DataDependentOutputException, DynamicOutputShapeException)
 _NO_STAND_IN = (UnsupportedOperatorException, UnsupportedFakeTensorException)
 _READS = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-
-
-class Fakes(FakeTensorMode):
-    """torch's mode, on the CPU alone: no byte and no context on the device that a fake names."""
-
-    @property
-    def avoid_device_init(self) -> bool:
-        return True
-
-    def __deepcopy__(self, memo: object) -> "Fakes":
-        return self  # else the copy of a module would bring a second mode
-
-
-@contextmanager
-def suspended() -> Iterator[None]:
-    """Real tensors within: for what belongs to the process and not to the run."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        yield
 
 
 class Clock:
@@ -87,6 +69,12 @@ class Operators(TorchDispatchMode):
     def __init__(self, ledger: Ledger, transfers: Transfers, clock: Clock) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._ledger, self._transfers, self._clock = ledger, transfers, clock
+        self._composites = Composites(lambda: ledger.made)
+
+    def install(self, stack: ExitStack) -> None:
+        """Come into force until `stack` closes."""
+        self._composites.install(stack)
+        stack.enter_context(self)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -95,12 +83,14 @@ class Operators(TorchDispatchMode):
         self._clock.tick()
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
         with torch._C.DisableTorchFunction():
+            parts = self._composites.taken_apart(func, name, args)
+            if parts is not None:
+                with self:
+                    return parts(*args, **kwargs)
             self._before(name, args)
+            replaced = self._composites.replaced(func, name, args, self._ledger.age)
             try:
-                if name == "_fused_sdp_choice" and args[0].device.type == "cpu":
-                    return _chosen(func, args, kwargs)
-                fused = _FUSED.get(name)
-                out = func(*args, **kwargs) if fused is None else fused(args)
+                out = (own_shapes(func, name) or func)(*args, **kwargs)
             except _DEPENDS:
                 raise Stopped(f"{readable(name)} depends on data") from None
             except _NO_STAND_IN as error:
@@ -116,7 +106,7 @@ class Operators(TorchDispatchMode):
                 self._note("to", args[0], out)
             for tensor in tree_leaves(out):
                 if isinstance(tensor, FakeTensor):
-                    self._ledger.add(tensor)
+                    self._ledger.add(tensor, replaced)
         return out
 
     def _before(self, name: str, args: tuple[Any, ...]) -> None:
@@ -132,31 +122,6 @@ class Operators(TorchDispatchMode):
             self._transfers.note(
                 "copy", name, str(source.device), str(target.device), source.nbytes
             )
-
-
-def _chosen(func: Any, args: Any, kwargs: Any) -> Any:
-    """The algorithm of attention; of tensors without data torch says that there is but the slow."""
-    with suspended():
-        return func(*tree_map_only(Tensor, _empty, args), **tree_map_only(Tensor, _empty, kwargs))
-
-
-def _empty(tensor: Tensor) -> Tensor:
-    new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    return new.requires_grad_() if tensor.requires_grad else new
-
-
-def _attention(args: Any) -> Any:
-    query, heads, wants, average = args[0], args[4], args[10], args[11]
-    batch, length, other = query.shape[0], query.shape[1], args[1].shape[1]
-    shape = (batch, length, other) if average else (batch, heads, length, other)
-    return torch.empty_like(query), query.new_empty(shape if wants else 0)
-
-
-# Fused operators of inference, for which torch has no shapes: only their results are allocated.
-_FUSED: dict[str, Callable[[Any], Any]] = {
-    "_transformer_encoder_layer_fwd": lambda args: torch.empty_like(args[0]),
-    "_native_multi_head_attention": _attention,
-}
 
 
 def readable(name: str) -> str:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch._meta_registrations
 import torch.utils.data
 from torch import nn
 from torch._subclasses import fake_tensor
@@ -21,9 +22,10 @@ from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils
 from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
+from gpumagic.device import here as devices_here
 from gpumagic.tensors.dry_run.calls import Calls, set_data
+from gpumagic.tensors.dry_run.fakes import Fakes
 from gpumagic.tensors.dry_run.lazy import new_buffer, new_parameter
-from gpumagic.tensors.dry_run.modes import Fakes
 
 
 def patch(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -65,6 +67,9 @@ def install(
     for name in ("empty_cache", "reset_peak_memory_stats", "reset_accumulated_memory_stats"):
         patch(stack, torch.cuda, name, _nothing)
     patch(stack, torch.cuda, "synchronize", wait)
+    if any(device.virtual for device in devices_here(memory=False)):
+        # Their kernels are the CPU's, which make other tensors beside the result.
+        patch(stack, torch._meta_registrations, "device_hint", lambda tensor: "cpu")
     # A function mode is on: by that alone torch would leave its fused layers out.
     patch(stack, torch.overrides, "has_torch_function", _no)
 

@@ -17,10 +17,11 @@ from gpumagic.tensors.dry_run import patches, world
 from gpumagic.tensors.dry_run.calls import Calls
 from gpumagic.tensors.dry_run.describe import describe
 from gpumagic.tensors.dry_run.doubles import Doubles
+from gpumagic.tensors.dry_run.fakes import Fakes
 from gpumagic.tensors.dry_run.ledger import Ledger
 from gpumagic.tensors.dry_run.limits import Stopped, raised
 from gpumagic.tensors.dry_run.lines import BEFORE, Place, is_users, place
-from gpumagic.tensors.dry_run.modes import Clock, Fakes, Operators
+from gpumagic.tensors.dry_run.modes import Clock, Operators
 from gpumagic.tensors.dry_run.peaks import peaks, room
 from gpumagic.tensors.dry_run.result import DryRun, Mismatch, Unknown
 from gpumagic.tensors.dry_run.standing_in import StandingIn, check_threads
@@ -133,7 +134,7 @@ class Session:
                 stack.enter_context(torch.autograd.set_multithreading_enabled(False))
                 stack.enter_context(calls)
                 stack.enter_context(mode)
-                stack.enter_context(Operators(self._ledger, self._transfers, clock))
+                Operators(self._ledger, self._transfers, clock).install(stack)
                 with self._caught():
                     if target is not None:
                         self._bring(moving, target, followers)
@@ -207,6 +208,8 @@ class Session:
             self.note("interrupted", _place_of(error.__traceback__), ended=True)
         except BaseException as error:  # noqa: BLE001  what the user's code raises is the result
             self._error, self._error_at = error, _place_of(error.__traceback__)
+        finally:
+            raised.clear()  # their frames hold the user's tensors
 
     def _tracked(self) -> None:
         reason = "this backward pass goes on into what an earlier cell computed: not followed"

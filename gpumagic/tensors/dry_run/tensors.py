@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from gpumagic.tensors.dry_run.fakes import Fakes, suspended
 from gpumagic.tensors.dry_run.lazy import lazy_double
-from gpumagic.tensors.dry_run.modes import Fakes, suspended
 
 
 def fake_of(mode: Fakes, tensor: Tensor, tracked: Callable[[], None]) -> Any:

@@ -19,9 +19,9 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
+from gpumagic.tensors.dry_run.fakes import suspended
 from gpumagic.tensors.dry_run.limits import Stopped
 from gpumagic.tensors.dry_run.lines import is_users
-from gpumagic.tensors.dry_run.modes import suspended
 from gpumagic.tensors.placement import suspended as unplaced
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC

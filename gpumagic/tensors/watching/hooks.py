@@ -5,6 +5,7 @@ of the CPU's, cannot tell that it is there.
 """
 
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -103,8 +104,13 @@ class Hooks:
         return functools.partial(redispatch, anyones)
 
     def _replaced(self, name: str) -> Callable[..., Any]:
-        # Asked for once: torch notes each asking for as long as the kernel lives.
         stands = C._dispatch_dump(f"aten::{name}")
+        # A virtual GPU's is Python's: called as it is, it costs no second way through C++.
+        ours = sys.modules.get("gpumagic.virtual.registry") if self.virtual else None
+        if ours is not None and f"\nCUDA: registered at {ours.__file__}:" in stands:
+            kernel_of_virtual: Callable[..., Any] = ours.kernels[name]
+            return kernel_of_virtual
+        # Asked for once: torch notes each asking for as long as the kernel lives.
         known, kernel = _replaced.get((name, self.key, self.virtual), ("", None))
         if kernel is None or known != stands:
             kernel = torch.library.get_kernel(f"aten::{name}", self.key)

@@ -137,7 +137,7 @@ def waiting(base: Callable[..., Any], operator: str, settle: Settle) -> Callable
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if here.waiting:
+        if here.waiting or kwargs.get("output_size") is not None:  # by which the shape is known
             return base(self, *args, **kwargs)
         with _without_overrides():
             return watched(self, *args, **kwargs)
@@ -170,10 +170,10 @@ def indexing(base: Callable[..., Any], operator: str) -> Callable[..., Any]:
     A real GPU's calls `copy_` and `nonzero` for that, which are watched themselves.
     """
 
-    def index(self: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+    def index(self: Any, indices: Any, *rest: Any) -> Any:
         __tracebackhide__ = True
-        if args and type(args[0]) not in _PLAIN:  # the values of an assignment
-            args = _tensor(args[0]), *args[1:]
+        if rest and type(rest[0]) not in _PLAIN:  # the values of an assignment
+            rest = _tensor(rest[0]), *rest[1:]
         if not _modes():
             for t in indices:
                 if t is not None and (
@@ -181,11 +181,11 @@ def indexing(base: Callable[..., Any], operator: str) -> Callable[..., Any]:
                 ):
                     break
             else:
-                return base(self, indices, *args, **kwargs)
+                return base(self, indices, *rest)
         with _without_overrides():
-            return watched(self, indices, *args, **kwargs)
+            return watched(self, indices, *rest)
 
-    def watched(self: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+    def watched(self: Any, indices: Any, *rest: Any) -> Any:
         __tracebackhide__ = True
         mask, brought = False, []
         for tensor in indices:
@@ -194,12 +194,12 @@ def indexing(base: Callable[..., Any], operator: str) -> Callable[..., Any]:
                     brought.append(tensor)
                 mask = mask or tensor.dtype is _BOOL
         if not brought and not mask:
-            return base(self, indices, *args, **kwargs)
+            return base(self, indices, *rest)
         device = self.get_device()
         copied = [counts(True, "index", HOST, device, False, t, 3) for t in brought]
         waited = counts(False, operator, device, HOST, False, self, 3) if mask else []
         start = perf_counter()
-        result = base(self, indices, *args, **kwargs)
+        result = base(self, indices, *rest)
         seconds = (perf_counter() - start) / (len(brought) + mask)
         for found, tensor in zip(copied, brought, strict=True):
             if found:

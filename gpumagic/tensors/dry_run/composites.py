@@ -1,0 +1,125 @@
+"""Operators that torch takes apart in another way for tensors without data than for others.
+
+Under any mode torch's C++ writes into a new tensor where it otherwise writes into one that nobody
+else has, so that a dry run would hold both at once. Here it is said which these are.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+C: Any = torch._C
+aten: Any = torch.ops.aten
+_has_kernel = C._dispatch_has_kernel_for_dispatch_key
+_COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
+_CUDA = C.DispatchKeySet(C.DispatchKey.CUDA)
+# They write their sums into a product that they have just made.
+_IN_PLACE = ("linear", "_scaled_dot_product_attention_math")
+# torch knows their shapes, and not what they need on the way.
+_EXPLICIT = {
+    "binary_cross_entropy_with_logits": C.DispatchKey.CompositeExplicitAutograd,
+    "_trilinear": C.DispatchKey.CompositeExplicitAutogradNonFunctional,
+}
+_NODES = frozenset({"BinaryCrossEntropyWithLogitsBackward0"})
+_SUMS = frozenset({"add", "sub", "mul"})
+_NETWORKS = frozenset(
+    ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
+)
+"""Virtual GPUs have kernels of their own for them."""
+
+Replaced = tuple[Any, bool] | None
+
+
+class Composites:
+    """Knows, while it is installed, when a result takes the place of its operator's first argument.
+
+    Parameters
+    ----------
+    made : callable
+        How many storages were made so far.
+    """
+
+    def __init__(self, made: Callable[[], int]) -> None:
+        self._made = made
+        self._simple: set[Any] = set()  # operators that are no composites
+        self._within = 0
+        self._node: Any = None
+        self._before = 0  # storages that there were when the node began
+
+    def install(self, stack: ExitStack) -> None:
+        """Stand in front of those composites until `stack` closes."""
+        library = torch.library.Library("aten", "IMPL")
+        stack.callback(library._destroy)
+        for name in _IN_PLACE:
+            for key in ("AutogradCPU", "AutogradCUDA"):
+                library.impl(name, self._kernel(getattr(aten, name).default), key)
+
+    def _kernel(self, op: Any) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            mine = isinstance(args[0], FakeTensor)  # other threads compute meanwhile
+            with self._in_place() if mine else nullcontext():
+                return op._op_dk(_COMPOSITE, *args, **kwargs)
+
+        return kernel
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        self._within += 1
+        try:
+            yield
+        finally:
+            self._within -= 1
+
+    def replaced(self, func: Any, name: str, args: Any, age: Callable[[Any], int]) -> Replaced:
+        """What `func`, which is about to run, would write into, and whether that is certain.
+
+        Parameters
+        ----------
+        age : callable
+            How many storages were made when that of a tensor was.
+        """
+        node = C._current_autograd_node()
+        # Not the node itself, which would keep what it saved.
+        number = None if node is None else (node.name(), node._sequence_nr())
+        if number != self._node:
+            self._node, self._before = number, self._made()
+        if name not in _SUMS or func._overloadname != "Tensor":
+            return None
+        first = args[0]
+        if self._within:
+            return (first, True) if name == "add" else None
+        if number is None or torch.is_grad_enabled():
+            return None
+        if number[0] in _NODES:
+            return (first, True) if age(first) > self._before else None
+        # The engine adds up the gradients of one tensor: the first is from another node. It writes
+        # into no view, nor into what is expanded, nor into what something else holds.
+        if (
+            name == "add"
+            and age(first) <= self._before
+            and not first._is_view()
+            and first.nbytes == first.untyped_storage().nbytes()
+        ):
+            return first, False
+        return None
+
+    def taken_apart(self, func: Any, name: str, args: Any) -> Callable[..., Any] | None:
+        """What runs for a composite operator, which comes whole in inference mode."""
+        if func in self._simple:
+            return None
+        # To call a kernel that is not there would end the process.
+        if name in _EXPLICIT and _has_kernel(func.name(), _EXPLICIT[name]):
+            return partial(func._op_dk, _EXPLICIT[name])
+        of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+        if not of_aten or not _has_kernel(func.name(), _COMPOSITE):
+            self._simple.add(func)
+            return None
+        if name in _NETWORKS and args[0].device.type == "cuda" and _has_kernel(func.name(), "CUDA"):
+            return partial(func.redispatch, _CUDA)
+        if any(_has_kernel(func.name(), key) for key in ("CPU", "CUDA")):
+            return None
+        return self._kernel(func) if name in _IN_PLACE else partial(func._op_dk, _COMPOSITE)

@@ -1,0 +1,26 @@
+"""Tensors without data: torch's mode that makes and computes with them, on the CPU alone."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+class Fakes(FakeTensorMode):
+    """torch's mode, on the CPU alone: no byte and no context on the device that a fake names."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        return True
+
+    def __deepcopy__(self, memo: object) -> "Fakes":
+        return self  # else the copy of a module would bring a second mode
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Real tensors within: for what belongs to the process and not to the run."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield

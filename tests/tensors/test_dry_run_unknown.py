@@ -1,0 +1,123 @@
+"""`%%ongpu 1 --dry-run`: what cannot be known without data, and what is left out."""
+
+import sys
+import threading
+
+import pytest
+import torch
+from dry_runs import assigned, dry, ended
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("if X.sum() > 0: pass", "a condition on a tensor depends on data"),
+        ("if X.sum().item() > 0: pass", "a condition on .item() depends on data"),
+        ("k = X[X > 0]", "an index of booleans depends on data"),
+        ("k = X.nonzero()", "nonzero depends on data"),
+        ("k = y.unique()", "unique depends on data"),
+        ("k = torch.zeros(y.max().item())", "zeros with .item() depends on data"),
+        ("k = X[: y[0].item()]", "the value of .item() depends on data"),
+        ("k = X[y[0].item()]", "__getitem__ with .item() depends on data"),
+        ("k = float(X.sum())", "float() of a tensor depends on data"),
+        ("k = X.cpu().numpy()", "an array of a tensor's values depends on data"),
+        ("k = {v: 1 for v in y.tolist()}", "a key that is an element of a list depends on data"),
+        ("next(it)", "reading a generator would use it up: it cannot be copied"),
+        ("k = open('file', 'w')", "writing to 'file': a dry run writes no file"),
+        ("import subprocess; subprocess.run(['ls'])", "starting a program: a dry run does not"),
+        ("os.mkdir('folder')", "making a folder: a dry run does not"),
+        ("input()", "asking for input: a dry run does not"),
+        ("k = torch.equal(X, X)", "equal depends on data"),
+    ],
+)
+def test_it_ends_where_data_decides(notebook, statement, reason):
+    result = dry(notebook, f"before = X + 1\n{statement}\nafter = 1")
+    assert ended(result) == (3, reason)
+    assert set(assigned(result)) - {"subprocess"} == {"before"}
+    assert f"ended at line 3: {reason} · {statement}" in str(result)
+
+
+def test_nothing_of_the_users_can_swallow_the_end(notebook):
+    cell = "try:\n    if X.sum() > 0: pass\nexcept Exception:\n    swallowed = 1"
+    assert ended(dry(notebook, cell))[0] == 3
+
+
+def test_threads_are_not_started(notebook):
+    before = threading.active_count()
+    cell = "import threading\nt = threading.Thread(target=print, args=('ran',)); t.start()"
+    result = dry(notebook, cell)
+    assert ended(result)[1] == "starting a thread or a process: a dry run does not"
+    assert threading.active_count() == before
+    assert result.printed == ""
+
+
+def test_numbers_that_are_not_known_go_on_as_long_as_they_only_scale(notebook):
+    result = dry(
+        notebook,
+        "m = X.mean().item(); total = 0\n"
+        "for i in range(3): total += m\n"
+        "a = X * m; b = m * X; c = y * y.max().item(); d = y / y.max().item()\n"
+        "e = torch.tensor([v.item() for v in X.mean(1)]); f = torch.full((3,), m)\n"
+        "words = f'{round(total / 3, 2):.2f}'",
+    )
+    assert result.complete, result
+    kinds = {name: kind for name, (kind, _) in assigned(result).items()}
+    assert (kinds["a"], kinds["b"]) == ("float32[64, 20]",) * 2
+    assert (kinds["c"], kinds["d"], kinds["e"]) == ("int64[64]", "float32[64]", "float32[64]")
+    assert kinds["f"] == "float32[3]"
+
+
+def test_a_single_number_that_is_there_is_known(notebook):
+    notebook.run("")
+    result = dry(notebook, "n = torch.tensor(5, device='cpu'); m = n + 1\nz = zeros(m.item())")
+    assert assigned(result)["z"] == ("float32[6]", "cuda:1")
+
+
+def test_magics_commands_and_files_are_named(notebook):
+    result = dry(notebook, "%pwd\nfiles = !ls\ntorch.save(net.state_dict(), 'net.pt')\nB = X + 1")
+    notes = {unknown.reason for unknown in result.unknown}
+    assert notes == {"%pwd was left out", "!ls was left out", "torch.save was left out"}
+    assert assigned(result)["B"] == ("float32[64, 20]", "cuda:1")
+    assert result.complete
+
+
+def test_python_below_other_magics(notebook):
+    result = dry(notebook, "%%time\nB = X + 1\nif B.sum() > 0: pass")
+    assert assigned(result) == {"B": ("float32[64, 20]", "cuda:1")}
+    assert ended(result)[0] == 4
+    assert assigned(dry(notebook, "%time C = X * 2"))["C"] == ("float32[64, 20]", "cuda:1")
+
+
+def test_await(notebook):
+    result = dry(notebook, "import asyncio\nA = X + 1\nawait asyncio.sleep(0)\nB = 1")
+    assert ended(result) == (4, "a dry run does not await")
+    assert "A" in assigned(result)
+    assert "B" not in assigned(result)
+
+
+def test_states_of_the_process_are_as_before(notebook):
+    random_before = __import__("random").getstate()
+    cell = (
+        "os.environ['GM_TEST'] = '1'; os.chdir('/'); random.seed(1); np.random.seed(2)\n"
+        "torch.set_default_dtype(torch.float64); torch.set_grad_enabled(False)\n"
+        "torch.cuda.set_device(0); torch.manual_seed(3); a = torch.ones(2)\n"
+        "torch.set_default_device('cuda:0')"
+    )
+    result = dry(notebook, cell)
+    assert assigned(result)["a"] == ("float64[2]", "cuda:1")
+    assert torch.get_default_dtype() is torch.float32
+    assert torch.is_grad_enabled()
+    assert __import__("random").getstate() == random_before
+    assert "GM_TEST" not in __import__("os").environ
+    assert torch.ones(1).device.type == "cpu"
+
+
+def test_files_that_it_imports_are_imported_anew_afterwards(
+    notebook, tmp_path_factory, monkeypatch
+):
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "gm_constants.py").write_text("import torch\nTABLE = torch.arange(3)\n")
+    monkeypatch.syspath_prepend(folder)
+    result = dry(notebook, "import gm_constants\nk = X[gm_constants.TABLE]")
+    assert assigned(result)["k"] == ("float32[3, 20]", "cuda:1")
+    assert "gm_constants" not in sys.modules
