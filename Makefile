@@ -32,6 +32,7 @@ benchmark: .venv/test
 	$(BIN)/python benchmarks/placement.py
 	$(BIN)/python benchmarks/monitor.py
 	$(BIN)/python benchmarks/watch.py
+	$(BIN)/python benchmarks/timing_vs_torch.py
 	$(BIN)/python benchmarks/opinfo_virtual.py
 
 clean:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from gpumagic.errors import NO_TORCH, GpuError
-from gpumagic.marker import after_future_imports, marker, transform
+from gpumagic.marker import after_future_imports, is_timed, marker, transform
 
 if TYPE_CHECKING:
     from gpumagic.tensors.run import Run
@@ -112,7 +112,7 @@ class Cells:
                     body[:] = [body[n]]
                 break
         else:
-            if self.standing and cell and cell.tree is None and body:
+            if self.standing and cell and cell.tree is None and body and not is_timed(body):
                 body.insert(after_future_imports(body), self._call("", body[0]))
         if cell and cell.tree is None:
             cell.tree = tree

@@ -147,8 +147,9 @@ class GpuMagics(Magics):
 
         On each device the variables that the code reads are copied there once, which is timed
         apart; then it warms up until it is steady and repeats until the median is certain or the
-        time is over. Every device that it touches is waited for. Your variables and the random
-        state are afterwards what they were before, and the results of the devices are compared.
+        time is over. Every device that it touches is waited for. The results of the devices are
+        compared. Your variables and the random state are afterwards what they were before; what
+        the code assigns is gone with the copies, as after %%timeit.
 
         Usage::
 
@@ -158,11 +159,13 @@ class GpuMagics(Magics):
             WHERE            cpu  0  cuda:1  free …  as of %%ongpu; none: the CPU and every GPU
                              0+1  both at the same time, a thread each
             --sweep n=64,256,1024
-                             again with each value of that variable; n=pow2:64..8192 too; given
-                             twice, with each pair of values
+                             again with each value of that variable; n=pow2:64..8192 too;
+                             how=mean,sum are words; given twice, with each pair of values
             --setup CODE     run before on each device, untimed
-            --items N        what one run works through, for the throughput
-            --max-time S     seconds for each device and value (5)
+            --items N        what one run works through, for the throughput: 1000, or
+                             'len(x)', or 'n * n' under a sweep
+            --max-time S     seconds for each device and value (5); a slow run is timed once more
+                             after its first, however long it takes
             --in-place       work on the variables themselves: they change
             -o NAME          keep the result in that variable, a gpumagic.Comparison
             --against last   what changed since the last one; or since NAME, or a saved FILE

@@ -43,6 +43,18 @@ def marker(node: ast.stmt) -> str | None:
     return text if isinstance(text, str) and _LINE.match(text) else None
 
 
+def is_timed(body: list[ast.stmt]) -> bool:
+    """Whether a cell is a `%%gputime` cell, which says itself where its code runs."""
+    call = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "run_cell_magic"
+        and isinstance(call.args[0], ast.Constant)
+        and call.args[0].value == "gputime"
+    )
+
+
 def after_future_imports(body: list[ast.stmt]) -> int:
     """Where a statement may stand that is to come first."""
     return max(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, TextIO
 from uuid import uuid4
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 # What is over sooner needs no line.
 PATIENCE_S = 2.0
+# Whoever is told something in this time needs no timer.
+_GRACE_S = 0.5
 # Erases the line that the cursor stands on (ECMA-48, EL).
 _ERASE = "\r\x1b[2K"
 
@@ -24,11 +28,12 @@ def caption(now: Progress) -> str:
     if now.stage == "timing":
         parts.append(f"repeat {now.repeat}" if now.repeat else "first run")
     else:
-        parts.append({"copy": "copying its inputs"}.get(now.stage, now.stage))
+        parts.append({"copy": "inputs and first run"}.get(now.stage, now.stage))
     if now.total > 1:
         kind = "" if now.values else " devices"
         parts.append(f"{min(now.done + 1, now.total)} of {now.total}{kind}")
-    if now.remaining is not None:
+    # At 0 an estimate is over, and what it was of may not be.
+    if now.remaining:
         parts.append(f"about {_rough(now.remaining)} left")
     return " · ".join(part for part in parts if part)
 
@@ -53,6 +58,8 @@ class ProgressLine:
         Never write.
     terminal : file, optional
         Where a shell without a kernel writes; standard error if None.
+    timer : callable
+        As `threading.Timer`: one run may last long, and nothing is told while it does.
     """
 
     def __init__(
@@ -62,19 +69,41 @@ class ProgressLine:
         *,
         silent: bool = False,
         terminal: TextIO | None = None,
+        timer: Callable[..., threading.Timer] = threading.Timer,
     ) -> None:
         self._notebook = hasattr(shell, "kernel")
         self._clock = clock
-        self._silent = silent
         self._terminal = terminal or sys.stderr
         self._began = clock()
         self._id: str | None = None
         self._written = False
+        self._latest: Progress | None = None
+        self._lock = threading.Lock()
+        self._over = silent
+        # The notebook knows by its context which cell it is that writes.
+        context = copy_context()
+        self._timer = timer(PATIENCE_S + _GRACE_S, lambda: context.run(self._first))
+        self._timer.daemon = True
+        if not silent:
+            self._timer.start()
 
     def update(self, now: Progress) -> None:
         """Write it, if it is time."""
-        if self._silent or self._clock() - self._began < PATIENCE_S:
-            return
+        self._latest = now
+        if self._clock() - self._began >= PATIENCE_S:
+            self._write(now)
+
+    def _first(self) -> None:
+        # Once only, and where a run takes seconds: it costs that run nothing to speak of.
+        if self._latest is not None and self._id is None and not self._written:
+            self._write(self._latest)
+
+    def _write(self, now: Progress) -> None:
+        with self._lock:
+            if not self._over:
+                self._put(now)
+
+    def _put(self, now: Progress) -> None:
         if self._notebook:
             self._publish({"text/plain": caption(now)})
         elif self._terminal.isatty():
@@ -87,6 +116,9 @@ class ProgressLine:
         """Take it away; in its place `result` is shown, unless it is None."""
         from IPython.display import display, update_display
 
+        self._timer.cancel()
+        with self._lock:
+            self._over = True
         if self._written:
             self._terminal.write(_ERASE)
             self._terminal.flush()

@@ -3,20 +3,22 @@ the notebook."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpumagic.board import board
 from gpumagic.display.units import duration
 from gpumagic.errors import NO_TORCH, GpuError
 from gpumagic.progress_line import ProgressLine, caption
+from gpumagic.tracebacks import begin_at, check_code, render
 
 if TYPE_CHECKING:
     from gpumagic.tensors.timing.comparison import Comparison
@@ -30,7 +32,7 @@ class TimingRequest:
     where: tuple[str, ...] = ()
     sweep: tuple[str, ...] = ()
     setup: str = ""
-    items: float | None = None
+    items: float | str | None = None
     max_time: float = 5.0
     in_place: bool = False
     output: str | None = None
@@ -38,6 +40,8 @@ class TimingRequest:
     quiet: bool = False
 
 
+# Magics that say where code runs, as IPython has made Python of them.
+_PLACES = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime)'")
 # In the words of a view, where those of the engine are too short.
 _STATES = {"copy": "copying"}
 _last: list[Comparison] = []
@@ -54,13 +58,14 @@ def compare(
     *,
     setup: str = "",
     sweep: Mapping[str, Iterable[Any]] | None = None,
-    items: float | None = None,
+    items: float | str | None = None,
     max_time: float = 5.0,
     in_place: bool = False,
     namespace: dict[str, Any] | None = None,
     against: Comparison | None = None,
     progress: Callable[[Progress], None] | None = None,
     filename: str | None = None,
+    text: str | None = None,
 ) -> Comparison:
     """Time code on several devices, fairly, as `%%gputime` does.
 
@@ -75,8 +80,9 @@ def compare(
         Run before on each device, untimed.
     sweep : mapping, optional
         Of one or two variables, the values that each takes: ``{"n": [64, 256]}``.
-    items : float, optional
-        What one run works through, for the throughput.
+    items : float or str, optional
+        What one run works through, for the throughput; or an expression for it, such as
+        ``"len(sentences)"`` or ``"n * n"``, in which a sweep's variables have their values.
     max_time : float
         Seconds for each device and value, as far as one run allows.
     in_place : bool
@@ -89,6 +95,8 @@ def compare(
         Called with a `Progress` some ten times a second, never while something is timed.
     filename : str, optional
         Where `code` is from, for tracebacks.
+    text : str, optional
+        How `code` is shown, where it was made of other text.
 
     Returns
     -------
@@ -122,6 +130,7 @@ def compare(
             against=against,
             progress=told,
             filename=filename,
+            text=text,
         )
     finally:
         board.post(None)
@@ -197,17 +206,15 @@ class Timed:
         KeyboardInterrupt
             After what was finished has been shown and bound.
         """
-        if not text.strip():
-            raise GpuError("there is no code; put what to time below the line, or after --")
-        if text.lstrip().startswith("%%ongpu"):
-            raise GpuError("the cell says %%ongpu too; leave that line out")
         _engine("%%gputime")
         namespace = self._shell.user_ns
         if scope is not None and scope is not namespace:
             namespace = {**namespace, **scope}
         against = None if request.against is None else _earlier(request.against, namespace)
-        sweep = _sweep(request.sweep)
+        sweep = _sweep(request.sweep, namespace)
         code, raw = self._shell.transform_cell(text), text
+        setup = self._shell.transform_cell(request.setup) if request.setup else ""
+        _check(code, text, magic, setup)
         shown = code
         if magic:
             # A line more above, so that the numbers are those of the cell. For tracebacks it is a
@@ -221,7 +228,7 @@ class Timed:
             made = compare(
                 code,
                 request.where or None,
-                setup=self._shell.transform_cell(request.setup) if request.setup else "",
+                setup=setup,
                 sweep=sweep,
                 items=request.items,
                 max_time=request.max_time,
@@ -230,31 +237,40 @@ class Timed:
                 against=against,
                 progress=line.update,
                 filename=name,
+                text=text,
             )
         except GpuError:
             line.close()
             raise
         except BaseException as error:
             line.close()
-            self._begin_at(error, name)
+            begin_at(self._shell, error, name)
             raise
         if request.output:
             self._shell.user_ns[request.output] = made
         line.close(None if request.quiet else made)
         if made.interrupted:
-            stopped = KeyboardInterrupt("what was finished is shown above")
-            _render(stopped, lambda: [f"KeyboardInterrupt: {stopped}"])
+            where = (
+                "shown above" if not request.quiet else request.output and f"in {request.output}"
+            )
+            told = [f"what was finished is {where}"] if where else []
+            stopped = KeyboardInterrupt(*told)
+            render(stopped, lambda: [": ".join(["KeyboardInterrupt", *told])])
             raise stopped
 
-    def _begin_at(self, error: BaseException, name: str) -> None:
-        """Have the traceback begin at the user's own line, as that of a plain cell does."""
-        trace: TracebackType | None = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename != name:
-            trace = trace.tb_next
-        if trace is None:
-            return
-        begin, show = trace, self._shell.InteractiveTB.structured_traceback
-        _render(error, lambda: list(show(type(error), error, begin, tb_offset=0)))
+
+def _check(code: str, text: str, magic: str, setup: str) -> None:
+    """Refuse what cannot be timed, in one line."""
+    if text.lstrip().startswith("%%ongpu"):
+        raise GpuError("the cell says %%ongpu too; leave that line out")
+    # The magic's own line is above, so that the numbers are those of the cell.
+    check_code(f"\n{code}" if magic else code, text.count("\n") + bool(magic))
+    check_code(setup, 1, "--setup: ")
+    if not ast.parse(code).body:
+        raise GpuError("there is no code; put what to time below the line, or after --")
+    if found := _PLACES.search(code):
+        line = f"{'%' * (1 + (found[1] == 'cell'))}{found[2]}"
+        raise GpuError(f"the cell says {line} too; leave that line out")
 
 
 def _earlier(named: str, names: Mapping[str, Any]) -> Comparison:
@@ -276,17 +292,9 @@ def _earlier(named: str, names: Mapping[str, Any]) -> Comparison:
     return Comparison.from_json(path)
 
 
-def _render(error: BaseException, lines: Callable[[], list[str]]) -> None:
-    # IPython asks an exception for its own rendering.
-    try:
-        error._render_traceback_ = lines  # type: ignore[attr-defined]
-    except AttributeError:  # it has slots: then it is shown with our frames
-        return
-
-
-def _sweep(given: tuple[str, ...]) -> dict[str, Any] | None:
+def _sweep(given: tuple[str, ...], names: Mapping[str, Any]) -> dict[str, Any] | None:
     if not given:
         return None
     from gpumagic.tensors.timing.sweep import parse
 
-    return dict(parse(given))
+    return dict(parse(given, names))

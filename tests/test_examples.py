@@ -18,7 +18,8 @@ def demo(tmp_path, *arguments):
         [sys.executable, "-m", "gpumagic", "demo", *arguments, "--output", str(tmp_path)],
         capture_output=True,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        # Nothing is fetched: the encoder's weights are those of the installed package.
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         cwd=EXAMPLES.parent,
         timeout=600,
     )
@@ -70,6 +71,32 @@ def test_between_devices(tmp_path):
     assert re.search(r"30000: at least 3\d\.\d+ GiB, does not fit", shown)
     assert "would fail at line 3: hidden = hidden + images.mean()" in shown
     assert "ended at line 4: a condition on a tensor depends on data · if large.any():" in shown
+
+
+def test_timing(tmp_path):
+    done = demo(tmp_path, str(EXAMPLES / "timing.ipynb"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    shown = done.stdout
+    assert shown.count("virtual: their times are the CPU's and say nothing about a GPU") == 3
+    assert len(re.findall(r"cuda:1 \(virtual\) .* same\n", shown)) == 3
+    # A sweep, whose last value the CPU and its virtual GPU take about as long for.
+    assert re.search(r"\n +512 +~?[\d.]+ ms +~?[\d.]+ ms\n", shown)
+    # The log that is read one by one, and the one that is read once.
+    assert "1,000 waits at line 4: `(matrix @ right).norm().item()`" in shown
+    assert "1 transfer: 3.9 KiB to cpu" in shown
+    assert "against the earlier run" in shown
+    assert re.search(r"at the same time: [\d.]+ × of one after the other", shown)
+
+
+def test_the_sentence_encoder(tmp_path):
+    done = demo(tmp_path, str(EXAMPLES / "sentence_encoder.ipynb"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    shown = done.stdout
+    assert "the weights come from a package" in shown
+    assert "256 sentences instead of 10,000" in shown
+    assert re.search(r"cuda:0 \(virtual\) .* \d+(\.\d+)?/s .* same", shown)
+    assert re.search(r"cuda:0 +128 ", shown)
+    assert "device(type='cpu')" in shown
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)

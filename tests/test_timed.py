@@ -231,7 +231,7 @@ def test_what_is_posted_is_bars_out_of_the_slowest():
     ("changes", "says"),
     [
         ({"values": {"n": 256}, "total": 36}, "cuda:0 · n = 256 · repeat 12 · 2 of 36"),
-        ({"stage": "copy"}, "cuda:0 · copying its inputs · 2 of 3 devices"),
+        ({"stage": "copy"}, "cuda:0 · inputs and first run · 2 of 3 devices"),
         ({"stage": "warm up", "remaining": None}, "cuda:0 · warm up · 2 of 3 devices"),
         ({"total": 1, "remaining": 300}, "cuda:0 · repeat 12 · about 5 min left"),
         ({"repeat": 0}, "cuda:0 · first run"),

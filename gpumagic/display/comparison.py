@@ -140,10 +140,9 @@ def host(timing: Timing) -> str:
 
 
 def throughput(comparison: Comparison, timing: Timing) -> str:
-    """Items a second; two at the same time work through two of them."""
-    if not comparison.items or not timing.median:
-        return ""
-    return rate(comparison.items * (timing.where.count("+") + 1) / timing.median)
+    """Items a second."""
+    found = timing.rate(comparison.items)
+    return "" if found is None else rate(found)
 
 
 def peak(timing: Timing) -> int | None:
@@ -161,8 +160,8 @@ def sweep_table(comparison: Comparison) -> list[Column]:
         timings = [comparison.at(where, point) for point in points]
         name = f"{where} (virtual)" if any(t is not None and t.virtual for t in timings) else where
         columns.append((name, [cell(t) for t in timings], True))
-        if comparison.items:
-            rates = ["" if t is None else throughput(comparison, t) for t in timings]
+        rates = ["" if t is None else throughput(comparison, t) for t in timings]
+        if any(rates):
             columns.append(("", rates, True))
     fastest = [winner(comparison, point) for point in points]
     if any(name for name, _ in fastest):

@@ -28,7 +28,8 @@ CSS = """
   overflow: hidden;
   position: relative;
 }
-.gpumagic.gpumagic .gm-lane { min-width: 80px; width: 230px; }
+.gpumagic.gpumagic .gm-lane { min-width: 60px; width: 200px; }
+.gpumagic.gpumagic th:last-child, .gpumagic.gpumagic td:last-child { padding-right: 2px; }
 .gpumagic .gm-race i { border-radius: 3px; display: block; height: 100%; min-width: 2px; }
 .gpumagic .gm-race u {
   background: currentColor;

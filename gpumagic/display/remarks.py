@@ -45,7 +45,7 @@ def problems(comparison: Comparison) -> list[str]:
     said = []
     if comparison.interrupted:
         done = sum(t.median is not None for t in comparison.timings)
-        said.append(f"interrupted: {done} of {planned(comparison)} timings were finished")
+        said.append(f"interrupted: {done} of {planned(comparison)} timings have a median")
     failed: dict[str, list[str]] = {}
     for t in comparison.timings:
         if t.error and t.error != "interrupted":

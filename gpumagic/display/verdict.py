@@ -51,7 +51,9 @@ def wrong(comparison: Comparison) -> list[str]:
         by = "" if worst.largest is None else f": {worst.largest:.2g} apart"
         inside = f" in {worst.name}" if worst.name else ""
         place = f" at {point(worst.values)}" if worst.values else ""
-        why = f" ({worst.reason})" if worst.reason else ""
+        # The reason may say no more than that.
+        again = by and worst.reason.startswith(f"{worst.name} differs")
+        why = f" ({worst.reason})" if worst.reason and not again else ""
         said.append(f"{where} gives other numbers than {worst.reference}{by}{inside}{place}{why}")
     return said
 
@@ -76,9 +78,9 @@ def _real(comparison: Comparison) -> list[str]:
 
 
 def _virtual(comparison: Comparison) -> str:
-    names = [
-        w for w in comparison.alone if any(t.where == w and t.virtual for t in comparison.timings)
-    ]
+    # The CPU may be one of several at the same time.
+    found = (part for t in comparison.timings if t.virtual for part in t.where.split("+"))
+    names = [name for name in dict.fromkeys(found) if name != "cpu"]
     if not names:
         return ""
     one = len(names) == 1
@@ -122,7 +124,8 @@ def _sweep(comparison: Comparison) -> list[str]:
         for words, where in said.items()
     ]
     if len(real) < 2 and not virtual and not wrong(comparison):
-        lines = [f"{where} was timed at {_count(comparison, where)} points" for where in real]
+        counts = {where: _count(comparison, where) for where in real}
+        lines = [f"{w} was timed at {n} point{'s' * (n != 1)}" for w, n in counts.items()]
     return [*lines, virtual] if virtual else lines
 
 

@@ -143,7 +143,7 @@ def test_the_table_of_a_sweep():
 def test_half_a_sweep_is_shown_and_said_to_be_half():
     found = cubes((64, 128, 256), sweep={"n": SIZES}, interrupted=True)
     text = repr(found)
-    assert "! interrupted: 6 of 10 timings were finished" in text
+    assert "! interrupted: 6 of 10 timings have a median" in text
     assert first(found) == "cuda:0 is faster than cpu from n ≈ 200, by up to 2.13 ×"
     assert "512" not in text
 

@@ -236,7 +236,7 @@ for _kind in (nn.LSTM, nn.GRU, nn.RNN):
             lambda kind=_kind, o=_options: Call(
                 lambda n, x: n["r"](x)[0], r=kind(32, 48, batch_first=True, **o)
             ),
-            numbers((8, 30, 32)),
+            numbers((8, 10, 32)),
         )
 
 

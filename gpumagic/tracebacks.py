@@ -1,0 +1,76 @@
+"""What the notebook shows of an error: the user's own lines, and none of ours."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from gpumagic.errors import GpuError
+
+# The engine's name for a file of text that came from none, such as a set-up.
+_TEXT = "<timed "
+
+
+def check_code(code: str, lines: int, what: str = "") -> None:
+    """Refuse code that is none, or no Python.
+
+    Parameters
+    ----------
+    code : str
+        Python, as the notebook's own transformations have made it.
+    lines : int
+        Its lines, as the user sees them; that of the error is told where there are several.
+    what : str
+        What it is, for the message: ``"--setup: "``.
+
+    Raises
+    ------
+    GpuError
+        In one line; a SyntaxError would be shown with all of the calls that led to it.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # An `await` is refused later, in better words.
+            compile(code, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except SyntaxError as error:
+        at = f"line {error.lineno}: " if lines > 1 and error.lineno else ""
+        text = (error.text or "").strip()
+        raise GpuError(f"{what}{at}{error.msg}{f': {text}' if text else ''}") from None
+    except ValueError as error:  # a null byte, before Python 3.12
+        raise GpuError(f"{what}{error}") from None
+
+
+def begin_at(shell: Any, error: BaseException, name: str) -> None:
+    """Have the traceback begin at the user's own line, as that of a plain cell does.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+    error : BaseException
+    name : str
+        The file of the user's code.
+    """
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file == name or file.startswith(_TEXT):
+            break
+        trace = trace.tb_next
+    if trace is not None:
+        begin, show = trace, shell.InteractiveTB.structured_traceback
+        render(error, lambda: list(show(type(error), error, begin, tb_offset=0)))
+    elif type(error).__name__ == "OutOfMemoryError":  # while the inputs were copied
+        notes = getattr(error, "__notes__", [])
+        render(error, lambda: ["\n".join([f"{type(error).__name__}: {error}", *notes])])
+
+
+def render(error: BaseException, lines: Callable[[], list[str]]) -> None:
+    """Have the notebook show an error as these lines."""
+    # IPython asks an exception for its own rendering. One that has slots is shown as it is.
+    with suppress(AttributeError):
+        error._render_traceback_ = lines  # type: ignore[attr-defined]
