@@ -12,7 +12,7 @@ pytestmark = [
 CORPUS = read("cross_device.txt")
 HELD_OUT = [
     snippet
-    for name in ("held_out", "later", "blind", "more")
+    for name in ("held_out", "later", "blind", "blind_2", "more")
     for snippet in read(f"cross_device_{name}.txt")
 ]
 
@@ -39,6 +39,7 @@ def test_a_snippet_is_explained_and_mended(snippet):
     if snippet.withheld:
         assert explanation.fix is None
         return
+    assert snippet.at in (0, explanation.fix.line)
     mended = explanation.fix.apply(snippet.code)
     assert run(mended) is None, mended
     assert explanation.fix.code.strip() in str(explanation) or "\n" in explanation.fix.code

@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from gpumagic.tensors.explain.creating import maker
 from gpumagic.tensors.explain.edits import statement
-from gpumagic.tensors.explain.intent import not_assigned
+from gpumagic.tensors.explain.intent import loaded, not_assigned
 from gpumagic.tensors.explain.messages import Message
 from gpumagic.tensors.explain.operations import Conflict, bound_again
 from gpumagic.tensors.explain.parts import Part, modules_of
@@ -24,13 +24,15 @@ _NO_TIME = 2**20
 class Choice:
     """What moves to which device, and the bytes that the other way would move.
 
-    `open`: the other way is right too, if dearer.
+    `open`: the other way is right too, if dearer. `spare`: the bytes that it must save to take work
+    to the CPU; an index is no work.
     """
 
     target: str
     odd: tuple[Part, ...]
     other_nbytes: int | None = None
     open: bool = False
+    spare: int = _NO_TIME
 
 
 def choose(found: Conflict, message: Message) -> Choice | None:
@@ -48,11 +50,20 @@ def choose(found: Conflict, message: Message) -> Choice | None:
     if message.kind == "index":
         base = found.operation.parts[0].device
         odd = tuple(p for p in leaves[1:] if p.device not in (base, "cpu"))
-        return _choice(base, odd, leaves) if base and odd else None
+        if not base:
+            return None
+        towards = _choice(base, odd, leaves, either=not _is_written(found))
+        return replace(towards, spare=0) if towards is not None else None
     meant = [p for p in leaves if p.kind == "tensor" and not_assigned(p.key, found.place)]
     rest = {p.device for p in leaves if p not in meant}
     if meant and len(rest) == 1 and None not in rest:
         return _choice(rest.pop(), tuple(meant), leaves)
+    kept_there = tuple(p for p in leaves if p is not fixed and _is_stored(p, found))
+    rest = {d for p in leaves if p not in kept_there for d in p.devices}
+    near = (_bytes(kept_there) or 0) < _NO_TIME
+    if kept_there and near and "cpu" not in devices and len(rest) == 1:
+        # Which GPU it is on was chosen once, elsewhere; the work is where what is computed is.
+        return _choice(rest.pop(), kept_there, leaves)
     for device in sorted(devices, key=_gpus_first):
         others = [part for part in leaves if part.device != device]
         if others and all(part.factory or maker(part, found.place) for part in others):
@@ -77,7 +88,7 @@ def choose(found: Conflict, message: Message) -> Choice | None:
             device = data[0]
         return _choice(device, _away(leaves, device), leaves)
     if home in devices:
-        return _choice(home, _away(leaves, home), leaves)
+        return _choice(home, _away(leaves, home), leaves, either=home == "cpu")
     cost = {d: _bytes(p for p in leaves if p.device != d) for d in devices}
     if None in cost.values():
         # A result has gone, and its size with it: whatever it is, a GPU is where work is done.
@@ -97,6 +108,12 @@ def other_way(choice: Choice, found: Conflict) -> Choice | None:
         return None
     target = others.pop()
     return _choice(target, _away(found.leaves, target), found.leaves)
+
+
+def _is_written(found: Conflict) -> bool:
+    """Whether it is an assignment to `table[i]`, and not a look at it."""
+    node = found.operation.node
+    return isinstance(getattr(node, "ctx", None), ast.Store)
 
 
 def _assigned_to(found: Conflict) -> str | None:
@@ -119,6 +136,26 @@ def _belongs(part: Part, found: Conflict) -> bool:
     if not isinstance(node, ast.Attribute):
         return False
     return issubclass(type(found.place.scope.value(node.value)), nn.Module)
+
+
+def _is_stored(part: Part, found: Conflict) -> bool:
+    """Whether it is a constant: loaded from a file, or a plain attribute of a module."""
+    part = part.source or part
+    node = part.node
+    if part.kind != "tensor" or type(part.value) is nn.Parameter:
+        return False
+    owner = found.place.scope.value(node.value) if isinstance(node, ast.Attribute) else None
+    if isinstance(node, ast.Attribute) and issubclass(type(owner), nn.Module):
+        return node.attr not in own(owner).get("_buffers", {})
+    return loaded(part, found.place) is not None
+
+
+def gains(choice: Choice, nbytes: int | None) -> bool:
+    """Whether to bring work from a GPU to the CPU saves more than it takes there."""
+    if choice.target != "cpu" or not choice.open:
+        return True
+    known = nbytes is not None and choice.other_nbytes is not None
+    return known and (nbytes or 0) + choice.spare <= (choice.other_nbytes or 0)
 
 
 def _gpus_first(device: str) -> tuple[bool, str]:

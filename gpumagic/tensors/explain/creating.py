@@ -15,8 +15,8 @@ from gpumagic.tensors.explain.values import of_function
 _COPIES = ("tensor", "as_tensor")
 
 
-def maker(part: Part, place: Place) -> ast.Assign | None:
-    """The one statement of the same code that makes it by a call that takes `device=`.
+def maker(part: Part, place: Place) -> ast.Call | None:
+    """The one call of the same code that makes it, and that takes `device=`.
 
     None unless the name stands for nothing else there, and is not used before it fails.
     """
@@ -32,17 +32,29 @@ def maker(part: Part, place: Place) -> ast.Assign | None:
     stores = [n for n in names if not isinstance(n.ctx, ast.Load)]
     stores = [n for n in stores if not isinstance(statement(n), ast.AugAssign)]
     made = statement(stores[0]) if len(stores) == 1 else None
-    if not isinstance(made, ast.Assign) or made.targets != stores or made.lineno > failing.lineno:
+    if not isinstance(made, ast.Assign) or made.lineno > failing.lineno:
         return None
     if any(made.lineno < n.lineno < failing.lineno for n in names):
         return None
-    call = made.value
+    call = _given(made, stores[0])
     function_called = place.scope.value(call.func) if isinstance(call, ast.Call) else None
     name = of_function(function_called, "__name__")
     if not is_torch(function_called) or name not in FACTORIES or name in _COPIES:
         return None
     given = {keyword.arg for keyword in call.keywords} if isinstance(call, ast.Call) else set()
-    return None if given & {"device", "generator", "out", "pin_memory", None} else made
+    takes_none = given & {"device", "generator", "out", "pin_memory", None}
+    return call if isinstance(call, ast.Call) and not takes_none else None
+
+
+def _given(stmt: ast.Assign, name: ast.Name) -> ast.expr | None:
+    """What a statement gives a name: `x = …`, or its own part of `x, n = …, 0`."""
+    (target, *more), value = stmt.targets, stmt.value
+    if target is name and not more:
+        return value
+    if more or not isinstance(target, ast.Tuple) or not isinstance(value, ast.Tuple):
+        return None
+    same = len(target.elts) == len(value.elts) and name in target.elts
+    return value.elts[target.elts.index(name)] if same else None
 
 
 def _is_written(node: ast.Name) -> bool:
@@ -55,10 +67,11 @@ def _is_written(node: ast.Name) -> bool:
 def create_there(part: Part, site: Site, target: str, other: int | None) -> Fix | None:
     """`device=` in the statement that makes `part`."""
     made = maker(part, site.place)
-    if made is None or not isinstance(made.value, ast.Call):
+    stmt = statement(made) if made is not None else None
+    if made is None or stmt is None:
         return None
-    there = Site(site.place, made.value, [replace(part, node=made.value)], site.anchors)
+    there = Site(site.place, made, [replace(part, node=made)], site.anchors)
     device = written_device(there, target, before=True)
-    edit = Edit(site.place, made)
-    edit.replaced.append((made.value, with_device(made.value, site.place.text(made.value), device)))
+    edit = Edit(site.place, stmt)
+    edit.replaced.append((made, with_device(made, site.place.text(made), device)))
     return edit.fix(0, other)

@@ -5,6 +5,7 @@ numbers. Where what the frames show does not agree with what the text of the err
 explanation.
 """
 
+import ast
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,23 +13,23 @@ from typing import Any
 import torch
 
 from gpumagic.tensors.explain import messages
-from gpumagic.tensors.explain.choice import Choice, choose, other_way
+from gpumagic.tensors.explain.choice import Choice, choose, gains, other_way
 from gpumagic.tensors.explain.climbing import climb, climb_to_globals
 from gpumagic.tensors.explain.creating import create_there
+from gpumagic.tensors.explain.drawing import for_generator
 from gpumagic.tensors.explain.edits import Edit
 from gpumagic.tensors.explain.explanation import Explanation, Fix
 from gpumagic.tensors.explain.fixes import write
-from gpumagic.tensors.explain.frames import Place, errors, places
+from gpumagic.tensors.explain.frames import Place, errors, parents, places
 from gpumagic.tensors.explain.intent import not_assigned
 from gpumagic.tensors.explain.moving_tensors import move_tensors
 from gpumagic.tensors.explain.onward import also_needed, meets_another
 from gpumagic.tensors.explain.operations import Conflict, conflict
 from gpumagic.tensors.explain.reasons import reason
 from gpumagic.tensors.explain.rows import expression, inside, listed, named, row
-from gpumagic.tensors.explain.settling import settle
+from gpumagic.tensors.explain.settling import once_before_loops, settle
 from gpumagic.tensors.explain.site import Site
 from gpumagic.tensors.explain.special import (
-    for_generator,
     for_host,
     for_load,
     for_optimizer,
@@ -88,7 +89,7 @@ def _explain(
     if message.kind in ("numpy", "host"):
         return for_host(here, outer, message)
     if message.kind == "generator":
-        return for_generator(here, message)
+        return for_generator(here, outer)
     if message.kind == "load":
         return for_load(here)
     if parallel := for_parallel(here, error):
@@ -101,10 +102,22 @@ def _explain(
         return None
     choice = _kept_off_the_cpu(clash, choice)
     told = _mismatch(clash, choice, outer, message)
-    other = other_way(choice, clash) if _leads_back(told.fix, found) else None
-    again = _mismatch(clash, other, outer, message) if other is not None else told
-    better = again.fix is not None and (told.fix is None or not _leads_back(again.fix, found))
-    return again if better else told
+    in_vain = not _pays(choice, clash, told.fix)
+    other = other_way(choice, clash) if in_vain or _leads_back(told.fix, found) else None
+    again = _mismatch(clash, other, outer, message) if other is not None else None
+    if other is None or again is None or again.fix is None:
+        return replace(told, fix=None) if in_vain else told
+    if told.fix is None:
+        return again if _pays(other, clash, again.fix) else told
+    return told if _leads_back(again.fix, found) else again
+
+
+def _pays(choice: Choice, clash: Conflict, fix: Fix | None) -> bool:
+    """Whether a fix leaves the work on the GPU, or is worth it, or meant: `table[i].cuda()`."""
+    node = clash.operation.node
+    above = next(parents(node), None)
+    meant = isinstance(above, ast.Attribute) and above.attr in ("to", "cuda")
+    return fix is None or meant or gains(choice, fix.nbytes)
 
 
 def _leads_back(fix: Fix | None, places: list[Place]) -> bool:
@@ -147,6 +160,7 @@ def _mismatch(
         fix = create_there(choice.odd[0], inner, target, choice.other_nbytes)
         fix = settle(fix, every, moving, target)
     fix = fix or settle(write(clash, outer, choice, extra), every, moving, target)
+    fix = once_before_loops(fix, every, moving, target)
     rows = []
     for part, odd in listed([(part, part in choice.odd) for part in clash.leaves]):
         told = inside(part, target) if len(part.devices) > 1 else []

@@ -72,10 +72,34 @@ def bound_within(
             moved[name] = before[name]
 
 
+def around(node: ast.AST) -> list[ast.stmt]:
+    """The loops around a node in its own function, the innermost first."""
+    inner = takewhile(lambda p: not isinstance(p, _DEFS), parents(node))
+    return [p for p in inner if isinstance(p, (ast.For, ast.AsyncFor, ast.While))]
+
+
+def stored(tree: ast.AST) -> set[str]:
+    """The names that are bound in a piece of code."""
+    nodes = ast.walk(tree)
+    return {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+
+
+def changed(tree: ast.AST) -> set[str]:
+    """The names that are bound in a piece of code, or whose items, attributes or place change."""
+    nodes = list(ast.walk(tree))
+    held = [n for n in nodes if isinstance(n, (ast.Attribute, ast.Subscript))]
+    held = [
+        n
+        for n in held
+        if not isinstance(n.ctx, ast.Load) or (isinstance(n, ast.Attribute) and n.attr in _CHANGES)
+    ]
+    roots = {n.id for h in held for n in ast.walk(h.value) if isinstance(n, ast.Name)}
+    return stored(tree) | roots
+
+
 def before_loops(stmt: ast.stmt, scope: Scope) -> ast.stmt:
     """The outermost loop around a statement, unless optimizers or modules change in it."""
-    around = takewhile(lambda p: not isinstance(p, _DEFS), parents(stmt))
-    loops = [p for p in around if isinstance(p, (ast.For, ast.While))]
+    loops = around(stmt)
     for node in ast.walk(loops[-1]) if loops else ():
         changed: ast.AST | None = None
         if isinstance(node, ast.Attribute) and node.attr in _CHANGES:

@@ -39,7 +39,8 @@ def move_tensors(site: Site, target: str, extra: list[Part], other: int | None) 
     keys = [part.key for part in site.odd]
     together = _together([*site.odd, *extra], site)
     again = site.for_good or bool(extra) or len(set(keys)) < len(keys)
-    again = again or any(used_again(part, site.node) for part in site.odd)
+    whole_of = [p.source for p in site.odd if p.source and isinstance(p.node, ast.Attribute)]
+    again = again or any(used_again(part, site.node) for part in [*site.odd, *whole_of])
     device_before = written_device(site, target, before=True)
     device_within = written_device(site, target, before=False)
     for part in [*site.odd, *extra]:

@@ -9,9 +9,15 @@ from torch.nn.modules.loss import _Loss
 
 from gpumagic.tensors.explain.choice import Choice
 from gpumagic.tensors.explain.frames import Place
-from gpumagic.tensors.explain.intent import last_assignment, not_assigned
+from gpumagic.tensors.explain.intent import last_assignment, loaded, not_assigned
 from gpumagic.tensors.explain.parts import Part, modules_of, tensors_of
-from gpumagic.tensors.explain.values import MISSING, full, of_function, own
+from gpumagic.tensors.explain.reader import words
+from gpumagic.tensors.explain.values import MISSING, full, own
+
+_INDEXING = words(
+    "gather index_select index_add index_copy index_fill scatter scatter_add scatter_reduce "
+    "take take_along_dim embedding"
+)
 
 
 def reason(
@@ -38,6 +44,7 @@ def reason(
                 or _plain_list(part, place)
                 or _loss_weight(part)
                 or _put_there(part, place)
+                or _loaded(part, place)
                 or _from_container(part, choice, leaves, place)
                 or _made_here(part, place)
                 or _spread(part, choice)
@@ -46,6 +53,8 @@ def reason(
                 return told
     if kind == "index":
         return "an index must be on the CPU or on the same device as what it indexes"
+    if any(_is_index(part, leaves, places[0][0]) for part in choice.odd):
+        return "an index must be on the same device as what it indexes"
     return None
 
 
@@ -65,11 +74,13 @@ def _no_buffer(expression: ast.AST, place: Place) -> str | None:
             continue
         owner = place.scope.value(node.value)
         if issubclass(type(owner), nn.Module):
-            held = own(owner).get(node.attr)
-            if issubclass(type(held), torch.Tensor):
+            held = place.scope.value(node)
+            registered = {**own(owner).get("_buffers", {}), **own(owner).get("_parameters", {})}
+            if issubclass(type(held), torch.Tensor) and node.attr not in registered:
                 name = ast.unparse(node.value)
+                kind = "plain" if node.attr in own(owner) else "class"
                 return (
-                    f"{name}.{node.attr} is a plain attribute, and .to() moves parameters and "
+                    f"{name}.{node.attr} is a {kind} attribute, and .to() moves parameters and "
                     f'buffers only; for good: {name}.register_buffer("{node.attr}", …) in __init__'
                 )
     return None
@@ -110,18 +121,29 @@ def _put_there(part: Part, place: Place) -> str | None:
     made = assigned.value
     if part.device == "cpu" and any(_to_the_cpu(n) for n in _results(made)):
         return f"line {assigned.lineno} puts it on the CPU: {place.text(assigned)}"
-    if not isinstance(made, ast.Call):
-        return None
-    function = place.scope.value(made.func)
-    home = str(of_function(function, "__module__"))
-    if of_function(function, "__name__") == "load" and home.startswith("torch"):
-        if len(made.args) > 1 or any(keyword.arg == "map_location" for keyword in made.keywords):
-            return None
-        return (
-            f"line {assigned.lineno}: torch.load puts a tensor back on the device that it was "
-            "saved from, unless told otherwise with map_location"
-        )
     return _no_buffer(made, place) if _chain(made) and part.device == "cpu" else None
+
+
+def _loaded(part: Part, place: Place) -> str | None:
+    found = loaded(part, place) if part.kind == "tensor" else None
+    if found is None or len(found[1].args) > 1:
+        return None
+    if any(keyword.arg in ("map_location", None) for keyword in found[1].keywords):
+        return None
+    return (
+        f"line {found[0].lineno}: torch.load puts a tensor back on the device that it was "
+        "saved from, unless told otherwise with map_location"
+    )
+
+
+def _is_index(part: Part, leaves: tuple[Part, ...], place: Place) -> bool:
+    """Whether what is odd are the numbers of the rows that a table or a function takes."""
+    nodes = place.nodes()
+    call = nodes[0] if len(nodes) == 1 else None
+    name = ast.unparse(call.func).split(".")[-1] if isinstance(call, ast.Call) else ""
+    taking = name.rstrip("_") in _INDEXING
+    taking = taking or any(isinstance(p.value, (nn.Embedding, nn.EmbeddingBag)) for p in leaves)
+    return taking and (part.dtype or "").startswith("int")
 
 
 def _chain(node: ast.expr) -> bool:

@@ -2,11 +2,15 @@
 
 import ast
 import difflib
+import re
+import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gpumagic.tensors.explain.edits import bracketed, edited
 from gpumagic.tensors.explain.explanation import Fix
-from gpumagic.tensors.explain.frames import Place
+from gpumagic.tensors.explain.frames import Place, parse
+from gpumagic.tensors.explain.loops import around, changed
 from gpumagic.tensors.explain.moving_tensors import with_device
 from gpumagic.tensors.explain.parts import Part
 from gpumagic.tensors.explain.site import Site, moving, written_device
@@ -15,6 +19,8 @@ from gpumagic.tensors.explain.walking import Clash
 
 _TRIES = 4
 _LINES = 12
+_FOR = (ast.For, ast.AsyncFor)
+_OF_ANOTHER = re.compile(r"\([\w.]+\.device\)")
 
 
 def settle(fix: Fix | None, places: list[Place], odd: Iterable[Part], target: str) -> Fix | None:
@@ -28,10 +34,34 @@ def settle(fix: Fix | None, places: list[Place], odd: Iterable[Part], target: st
     return None
 
 
+def once_before_loops(
+    fix: Fix | None, places: list[Place], odd: Iterable[Part], target: str
+) -> Fix | None:
+    """A move for good of what no loop binds, before the loop; else `fix` as it is."""
+    place = next((p for p in places if fix is not None and p.filename == fix.filename), None)
+    code = parse(textwrap.dedent(fix.code)) if fix is not None and fix.where == "before" else None
+    if fix is None or place is None or place.tree is None or code is None:
+        return fix
+    found = [s for s in ast.walk(place.tree) if isinstance(s, ast.stmt) and s.lineno == fix.line]
+    loops = [s for s in (around(found[0]) if found else ()) if isinstance(s, _FOR)]
+    plain = textwrap.dedent(fix.code)
+    for loop in reversed(loops):
+        # A device that only the loop knows is written out.
+        for text in (plain, _OF_ANOTHER.sub(f'("{target}")', plain)):
+            names = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+            lines = textwrap.indent(text, " " * loop.col_offset)
+            first = replace(fix, code=lines, line=loop.lineno, end_line=loop.lineno)
+            if not names & changed(loop) and next_clash(first, places, odd, target) is None:
+                return first
+    return fix
+
+
 def _extended(fix: Fix, clash: Clash, places: list[Place]) -> Fix | None:
     place = next((p for p in places if p.filename == fix.filename), None)
     if clash.node is None or place is None:
         return None
+    if getattr(clash.node, "lineno", fix.line) < fix.line:
+        return None  # earlier in a loop: in its first turn what the fix moves is not there yet
     site = Site(place, clash.node, list(clash.odd))
     edits: list[tuple[ast.AST, str]] = []
     for part in clash.odd:

@@ -1,13 +1,10 @@
-"""Errors of their own kind: NumPy, generators, optimizers, loading, arguments for the host."""
+"""Errors of their own kind: NumPy, optimizers, loading, arguments for the host."""
 
 import ast
 from dataclasses import replace
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from gpumagic.tensors.explain.edits import Edit, bracketed, can_precede, in_own_scope, statement
 from gpumagic.tensors.explain.explanation import Explanation, Fix, Operand
@@ -19,7 +16,7 @@ from gpumagic.tensors.explain.parts import Part, bytes_of, flat
 from gpumagic.tensors.explain.reader import Reader, arguments
 from gpumagic.tensors.explain.rows import expression, named, row
 from gpumagic.tensors.explain.settling import settle
-from gpumagic.tensors.explain.values import full, of_function, own
+from gpumagic.tensors.explain.values import full, of_function
 
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _COUNTERS = "an optimizer keeps its step counters on the CPU"
@@ -111,88 +108,6 @@ def _copied(part: Part, place: Place) -> str:
     text = bracketed(part.node, part.text)
     tracked = part.value.requires_grad if part.value is not None else "detach(" not in part.text
     return f"{text}.detach().cpu()" if tracked else f"{text}.cpu()"
-
-
-def for_generator(place: Place, message: Message) -> Explanation | None:
-    """A generator on another device than the numbers that it is to draw."""
-    nodes = place.nodes()
-    if len(nodes) != 1:
-        return None
-    node, scope = nodes[0], place.scope
-    reader = Reader(scope, place.text)
-    stmt = statement(node)
-    if stmt is None:
-        return None
-    edit = Edit(place, stmt)
-    torch_is_there = scope.name("torch") is torch
-    if isinstance(node, ast.Call):
-        parts = [(a, reader.part(a)) for a in arguments(node)]
-        given = [(a, p) for a, p in parts if p is not None and p.kind == "generator"]
-        if len(given) == 1 and torch_is_there:
-            argument, part = given[0]
-            target = _drawn_on(node, reader, part)
-            if target is None or target == part.device:
-                return None
-            seed = f'torch.Generator("{target}").manual_seed({part.text}.initial_seed())'
-            plain = isinstance(argument, ast.Name) and not in_own_scope(node)
-            local = place.at_top or part.text in place.code.co_varnames
-            if part.value is None:
-                made = _inner_call(argument, scope)
-                if made is None:
-                    return None
-                edit.replaced.append((made, f'torch.Generator("{target}")'))
-            elif plain and local and can_precede(place, stmt, node):
-                edit.before.append(f"{part.text} = {seed}")
-            else:
-                edit.replaced.append((argument, seed))
-            why = f"numbers for {target} are drawn by a generator on {target}"
-            return Explanation(*expression(place, node), (row(part, True),), edit.fix(0, None), why)
-    return _shuffled(place, node, edit, message) if torch_is_there else None
-
-
-def _drawn_on(node: ast.Call, reader: Reader, part: Part) -> str | None:
-    for keyword in node.keywords:
-        if keyword.arg == "device":
-            return reader._device(keyword.value, "")
-    if isinstance(node.func, ast.Attribute):
-        owner = reader.part(node.func.value)
-        if owner is not None and owner.kind in ("tensor", "made"):
-            return owner.device
-    tensors = [reader.part(a) for a in arguments(node)]
-    devices = {p.device for p in tensors if p is not None and p.kind in ("tensor", "made")}
-    if len(devices) == 1:
-        return devices.pop()
-    return "cpu" if part.device != "cpu" else None
-
-
-def _inner_call(node: ast.expr, scope: object) -> ast.Call | None:
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Call) and ast.unparse(inner.func) == "torch.Generator":
-            return inner
-    return None
-
-
-def _shuffled(place: Place, node: ast.AST, edit: Edit, message: Message) -> Explanation | None:
-    """A loader that shuffles, under a default device."""
-    loaders = []
-    for inner in ast.walk(node):
-        value = place.scope.value(inner) if isinstance(inner, (ast.Name, ast.Attribute)) else None
-        if isinstance(inner, ast.expr) and issubclass(type(value), DataLoader):
-            loaders.append((inner, value))
-    default = full(torch.get_default_device())
-    if len(loaders) != 1 or not can_precede(place, edit.stmt, node):
-        return None
-    name, loader = loaders[0]
-    generator: Any = own(loader).get("generator")
-    if default == "cpu" or (generator is not None and full(generator.device) == default):
-        return None
-    text = place.text(name)
-    edit.before.append(
-        f'{text}.generator = {text}.sampler.generator = torch.Generator("{default}")'
-    )
-    part = Part(name, text, "generator", ("cpu",), about="DataLoader, shuffled by a generator")
-    why = f"the default device is {default}, so the loader draws its order there"
-    return Explanation(*expression(place, node), (row(part, True),), edit.fix(0, None), why)
 
 
 def for_load(place: Place) -> Explanation | None:

@@ -3,13 +3,13 @@
 import ast
 import inspect
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from gpumagic.tensors.explain.frames import parents
-from gpumagic.tensors.explain.loops import bind, bound_within
+from gpumagic.tensors.explain.loops import bind, bound_within, stored
 from gpumagic.tensors.explain.mended import World, definition
 from gpumagic.tensors.explain.onward import assign, operations, statements, wants_one_device
 from gpumagic.tensors.explain.operations import operation
@@ -26,6 +26,7 @@ _ALWAYS = words(
 )
 _REDUCE = _ALWAYS | words("mean sum max min norm prod std var median amax amin logsumexp")
 _MOVES = ("to", "cuda", "cpu")
+_HOME = "where the fix puts it"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Walk:
         self.world = world
         self.depth = depth
         self.modules_move = False
+        self.homes: dict[int, str | None] = {}
         self.given: set[str] = set()
         self.clash: Clash | None = None
         self.loose: set[str] = set()
@@ -110,6 +112,8 @@ class Walk:
             if isinstance(stmt, ast.Assign):
                 self._loosen(stmt)
             assign(stmt, self.reader, self.moved)
+            if isinstance(stmt, ast.Assign) and self._by_moved_module(stmt.value):
+                self.moved |= dict.fromkeys(stored(stmt))
             if isinstance(stmt, (ast.For, ast.AsyncFor)):
                 bind(stmt, self.reader.scope, self.moved, self.given)
 
@@ -125,8 +129,20 @@ class Walk:
 
     def _moves(self, node: ast.expr) -> None:
         """`net.to(…)`: a module moves where it is."""
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            self.modules_move = self.modules_move or node.func.attr in _MOVES
+        func = node.func if isinstance(node, ast.Call) else None
+        if isinstance(func, ast.Attribute) and func.attr in _MOVES:
+            self.modules_move = True
+            if (moved := self.reader.part(node)) is not None and moved.kind == "module":
+                self.homes[id(moved.value)] = moved.device
+
+    def _at_home(self, part: Part) -> Part:
+        home = self.homes.get(id(part.value)) if part.kind == "module" else None
+        return replace(part, devices=(home,), about=_HOME) if home else part
+
+    def _by_moved_module(self, node: ast.expr) -> bool:
+        """Whether a module that the fix moves makes it: it is no longer where that was."""
+        held = map(self.reader.scope.value, ast.walk(node))
+        return any(issubclass(type(v), nn.Module) and id(v) in self.world.replaced for v in held)
 
     def _operation(self, node: ast.AST) -> None:
         if isinstance(node, ast.Call):
@@ -149,7 +165,8 @@ class Walk:
                 self._fails(Clash(node, tuple(odd), "host"))
             return
         done = operation(node, self.reader) if wants_one_device(node, self.reader) else None
-        parts = [p for p in flat(done.parts) if self._is_certain(p)] if done else []
+        every = [self._at_home(p) for p in flat(done.parts)] if done else []
+        parts = [p for p in every if p.about == _HOME or self._is_certain(p)]
         devices = {part.device for part in parts}
         if done is None or len(devices) < 2:
             return
@@ -256,10 +273,10 @@ class Walk:
             held = self.reader.renamed(value)
             if held is not MISSING:
                 local[name] = held
-            else:
-                part = self.reader.part(value)
-                single = part is not None and part.kind in ("tensor", "made")
-                moved[name] = part.device if part is not None and single else None
+                continue
+            part = self.reader.part(value)
+            single = part is not None and part.kind in ("tensor", "made")
+            moved[name] = part.device if part is not None and single else None
         for name in names:
             if name not in local:
                 moved.setdefault(name, None)
