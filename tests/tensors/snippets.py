@@ -26,7 +26,8 @@ _GIVEN = {
 class Snippet:
     """One snippet: `code`, and `names` (name → device), `odd`, `because` as they must be told.
 
-    `withheld`: no fix that one edit could make is right, so none must be proposed.
+    `withheld`: no fix that one edit could make is right, so none must be proposed. `at`: the line
+    that it must be at, where another would run too often; 0 where it may be anywhere.
     """
 
     def __init__(self, text):
@@ -38,6 +39,7 @@ class Snippet:
         self.odd = told.get("odd")
         self.because = told.get("because", "")
         self.withheld = told.get("fix") == "none"
+        self.at = int(told.get("at", 0))
 
 
 def read(name):

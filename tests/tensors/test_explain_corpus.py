@@ -17,6 +17,12 @@ HELD_OUT = [
 ]
 
 
+def every_third(snippets):
+    """The others with `-m slow`: these tests are as many again, of what differs little."""
+    marks = [[], [pytest.mark.slow], [pytest.mark.slow]]
+    return [pytest.param(s, id=s.title, marks=marks[n % 3]) for n, s in enumerate(snippets)]
+
+
 @pytest.mark.parametrize("snippet", [*CORPUS, *HELD_OUT], ids=lambda s: s.title)
 def test_a_snippet_is_explained_and_mended(snippet):
     error = run(snippet.code)
@@ -45,7 +51,7 @@ def test_a_snippet_is_explained_and_mended(snippet):
     assert explanation.fix.code.strip() in str(explanation) or "\n" in explanation.fix.code
 
 
-@pytest.mark.parametrize("snippet", [*CORPUS[::2], *HELD_OUT], ids=lambda s: s.title)
+@pytest.mark.parametrize("snippet", every_third([*CORPUS, *HELD_OUT]))
 def test_by_the_line_alone_nothing_wrong_is_said(snippet, monkeypatch):
     monkeypatch.setattr(frames, "position", lambda traceback: None)
     explanation = explaining._first(run(snippet.code), {})
@@ -58,7 +64,7 @@ def test_by_the_line_alone_nothing_wrong_is_said(snippet, monkeypatch):
     assert explanation.fix is None or run(explanation.fix.apply(snippet.code)) is None
 
 
-@pytest.mark.parametrize("snippet", HELD_OUT, ids=lambda s: s.title)
+@pytest.mark.parametrize("snippet", every_third(HELD_OUT))
 def test_as_on_python_3_10(snippet, monkeypatch):
     monkeypatch.setattr(frames, "position", frames._matched)
     explanation = explaining._first(run(snippet.code), {})

@@ -1,6 +1,7 @@
 """Whether two devices gave the same numbers."""
 
 import dataclasses
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -16,6 +17,9 @@ from gpumagic.tensors.timing.result import Agreement
 _MOST = 2**30
 # TF32 keeps 10 bits of a float32's 23 (NVIDIA, "TensorFloat-32 in the A100 GPU").
 _TF32 = 2.0**-10
+# Numbers that are compared at a time.
+_PART = 2**22
+_WIDE = {float: torch.float64, complex: torch.complex128}
 _DEEPEST = 20
 _NUMBERS = (bool, int, float, complex)
 _RANDOM = "the cell draws random numbers, which differ by device"
@@ -53,8 +57,13 @@ def outcome(globals: dict[str, Any], assigned: Iterable[str], value: Any) -> dic
             found[name] = item
             continue
         try:
-            room -= item.nbytes if item.layout is torch.strided else 0
-            found[name] = _on_host(item) if room >= 0 else Skipped(item.nbytes)
+            # Of a sparse one what it takes when it is no longer sparse.
+            nbytes = item.numel() * item.element_size()
+            if nbytes > room:
+                found[name] = Skipped(nbytes)
+                continue
+            found[name] = _on_host(item)
+            room -= nbytes
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             continue  # it has no numbers to show, as a tensor on the meta device
     return found
@@ -82,7 +91,10 @@ def _leaves(values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             if value.dtype.kind in "biufc":
                 yield name, torch.from_numpy(array.array(value))
         else:
-            parts = [(f"{name}{step}", item, depth + 1) for step, item in _parts(value, kind)]
+            try:
+                parts = [(f"{name}{step}", item, depth + 1) for step, item in _parts(value, kind)]
+            except Exception:  # noqa: BLE001  the user's own class, which is not to be shown
+                continue
             stack.extend(reversed(parts))
 
 
@@ -101,12 +113,12 @@ def _parts(value: Any, kind: type) -> Iterable[tuple[str, Any]]:
 
 def _on_host(tensor: Tensor) -> Tensor:
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        plain = tensor.detach()
+        plain = tensor.detach().to("cpu", copy=True)
         if plain.layout is not torch.strided:
             plain = plain.to_dense()
         if plain.is_quantized:
             plain = plain.dequantize()
-        return plain.to("cpu", copy=True).resolve_conj().resolve_neg()
+        return plain.resolve_conj().resolve_neg()
 
 
 def agree(
@@ -156,7 +168,7 @@ def _agree(
     for name in dict.fromkeys((*expected, *found)):
         if name not in found or name not in expected:
             absent = where if name not in found else reference
-            differences.append(_Difference(name, float("inf"), f"{name} is missing on {absent}"))
+            differences.append(_Difference(name, math.inf, f"{name} is missing on {absent}"))
         elif isinstance(expected[name], Skipped) or isinstance(found[name], Skipped):
             one = expected[name] if isinstance(expected[name], Skipped) else found[name]
             skipped.append(f"{name} ({size(one.nbytes)})")
@@ -192,43 +204,60 @@ class _Difference:
 def _compare(
     name: str, one: Any, other: Any, loose: bool, where: str, reference: str
 ) -> _Difference:
-    floats = type(one) in (float, complex) or type(other) in (float, complex)
-    a, b = (x if isinstance(x, Tensor) else _as_tensor(x, floats) for x in (one, other))
+    if not isinstance(one, Tensor) and not isinstance(other, Tensor):
+        if not {type(one), type(other)} & {float, complex}:
+            apart = float(min(abs(one - other), 2**1000))
+            return _Difference(name, math.inf if apart else 0.0, f"{name} differs", apart)
+        wide: Any = complex if complex in (type(one), type(other)) else float
+        a, b = (torch.tensor(wide(x), dtype=_WIDE[wide]) for x in (one, other))
+        return _within(name, a, b, torch.float32, loose)
+    a, b = (x if isinstance(x, Tensor) else torch.tensor(x) for x in (one, other))
     for word, left, right in (
         ("shape", tuple(a.shape), tuple(b.shape)),
         ("dtype", a.dtype, b.dtype),
     ):
         if left != right:
             said = f"{name} has {word} {right} on {where}, {left} on {reference}"
-            return _Difference(name, float("inf"), said.replace("torch.", ""))
-    if not a.numel():
-        return _Difference(name, 0.0, largest=0.0)
+            return _Difference(name, math.inf, said.replace("torch.", ""))
     if not (a.is_floating_point() or a.is_complex()):
         if torch.equal(a, b):
             return _Difference(name, 0.0, largest=0.0)
-        apart = (a.double() - b.double()).abs().max().item()
-        return _Difference(name, float("inf"), f"{name} differs", apart)
-    rtol, atol = default_tolerances(a.dtype)
-    if loose and a.dtype in (torch.float32, torch.complex64):
+        return _Difference(name, math.inf, f"{name} differs", _apart(a, b)[0])
+    return _within(name, a, b, a.dtype, loose)
+
+
+def _within(name: str, a: Tensor, b: Tensor, dtype: torch.dtype, loose: bool) -> _Difference:
+    """How far floats are apart, by what is allowed for `dtype`."""
+    rtol, atol = default_tolerances(dtype)
+    # torch.testing has none of its own for 8 bits.
+    rtol, atol = max(rtol, torch.finfo(dtype).eps), max(atol, torch.finfo(dtype).tiny)
+    if loose and dtype in (torch.float32, torch.complex64):
         rtol = max(rtol, _TF32)
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    a, b = a.to(wide), b.to(wide)
-    usual = torch.isfinite(a) & torch.isfinite(b)
-    if not torch.allclose(a[~usual], b[~usual], equal_nan=True):
-        return _Difference(name, float("inf"), f"{name} is infinite or NaN in other places")
-    if not usual.any():
-        return _Difference(name, 0.0, largest=0.0)
-    apart = (a[usual] - b[usual]).abs().max().item()
-    allowed = atol + rtol * a[usual].abs().max().item()
-    return _Difference(name, apart / allowed, f"{name} differs by {apart:.2g}", apart)
+    apart, most = _apart(a, b)
+    if math.isnan(apart):
+        return _Difference(name, math.inf, f"{name} is infinite or NaN in other places")
+    return _Difference(name, apart / (atol + rtol * most), f"{name} differs by {apart:.2g}", apart)
 
 
-def _as_tensor(number: Any, floats: bool) -> Tensor:
-    if isinstance(number, complex):
-        return torch.tensor(number, dtype=torch.complex64)
-    if floats:
-        return torch.tensor(number, dtype=torch.float32)
-    return torch.tensor(number)
+def _apart(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """The largest difference of finite numbers, NaN if others differ, and the largest of `a`."""
+    apart = most = 0.0
+    wide = _WIDE[complex if a.is_complex() else float]
+    # In parts: wide copies of all of it could be eight times its memory.
+    for x, y in zip(a.reshape(-1).split(_PART), b.reshape(-1).split(_PART), strict=True):
+        if not x.numel():
+            continue
+        x, y = x.to(wide), y.to(wide)
+        here = (x - y).abs().max().item()
+        if not math.isfinite(here):
+            usual = torch.isfinite(x) & torch.isfinite(y)
+            if not torch.allclose(x[~usual], y[~usual], equal_nan=True):
+                return math.nan, most
+            # Zeros make no difference to either.
+            x, y = x.where(usual, 0.0), y.where(usual, 0.0)
+            here = (x - y).abs().max().item()
+        apart, most = max(apart, here), max(most, x.abs().max().item())
+    return apart, most
 
 
 def _uses_tf32(where: str) -> bool:

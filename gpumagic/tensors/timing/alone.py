@@ -21,7 +21,7 @@ class Alone:
         self._stopwatch, self._quiet = stopwatch, quiet
         self._stack = ExitStack()
 
-    def set_up(self) -> None:
+    def set_up(self, n: int) -> None:
         """Place this thread on the device and run the set-up there."""
         self._stack.enter_context(self._trial.placed())
         self._trial.set_up()

@@ -20,6 +20,7 @@ from gpumagic.tensors.timing.agreeing import Agreeing
 from gpumagic.tensors.timing.comparison import Comparison
 from gpumagic.tensors.timing.failures import is_out_of_memory, say_where, short
 from gpumagic.tensors.timing.interrupts import deferred
+from gpumagic.tensors.timing.items import worked_through
 from gpumagic.tensors.timing.kept import kept
 from gpumagic.tensors.timing.measuring import Found, Measuring, Task
 from gpumagic.tensors.timing.program import Program, program
@@ -30,7 +31,7 @@ from gpumagic.tensors.timing.stopwatch import Stopwatch
 from gpumagic.tensors.timing.targets import Target, targets
 
 OUT_OF_MEMORY, INTERRUPTED = "out of memory", "interrupted"
-PRINTED = "what the code prints is shown of its first run only"
+PRINTED = "what the code prints or displays is shown of its first run only"
 
 
 def compare(
@@ -39,13 +40,14 @@ def compare(
     *,
     setup: str = "",
     sweep: Mapping[str, Iterable[Any]] | None = None,
-    items: float | None = None,
+    items: float | str | None = None,
     max_time: float = 5.0,
     in_place: bool = False,
     namespace: dict[str, Any] | None = None,
     against: Comparison | None = None,
     progress: Callable[[Progress], object] | None = None,
     filename: str | None = None,
+    text: str | None = None,
     stopwatch: Stopwatch | None = None,
 ) -> Comparison:
     """Time `code` on each device, on copies of the variables that it reads.
@@ -67,8 +69,9 @@ def compare(
         Python that runs before, on each device and at each value, untimed.
     sweep : mapping, optional
         Of one or two variables, the values that each takes: ``{"n": [64, 256]}``.
-    items : float, optional
-        What one run works through, for the throughput.
+    items : float or str, optional
+        What one run works through, for the throughput; or an expression for it, with the sweep's
+        variables.
     max_time : float
         Seconds for each device and value, copying and the first run apart.
     in_place : bool
@@ -81,6 +84,8 @@ def compare(
         Called with a `Progress`, ten times a second at most, never while something is timed.
     filename : str, optional
         Where `code` is from, for tracebacks.
+    text : str, optional
+        How `code` is shown, where it was made of other text.
     stopwatch : Stopwatch, optional
         Another clock, or other devices, to measure with.
 
@@ -98,38 +103,40 @@ def compare(
         values of a sweep it is noted in the timing instead; so is a device that is out of memory.
     """
     wanted = targets(devices)
-    _check(items, max_time, in_place, wanted)
+    _check(max_time, in_place, wanted)
     values = sweeping.check(sweep) if sweep else {}
     if namespace is None:
         own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
         caller = inspect.currentframe()
         outer = caller.f_back.f_globals if caller and caller.f_back else {}
         namespace = own if own is not None else outer
-    made = program(code, namespace, setup=setup, filename=filename)
+    made = program(code, namespace, setup=setup, filename=filename, text=text)
+    points = sweeping.points(values)
+    each = worked_through(items, namespace, points)
     stopwatch = stopwatch or Stopwatch()
-    comparing = _Comparing(made, wanted, values, namespace, in_place, max_time, stopwatch, progress)
+    comparing = _Comparing(made, wanted, points, namespace, in_place, max_time, stopwatch, progress)
     comparing.run()
+    of_point = {sweeping.key(point): count for point, count in zip(points, each, strict=True)}
     result = Comparison(
         code=made.text.strip("\n"),
-        timings=tuple(comparing.timings),
+        timings=tuple(
+            replace(t, items=of_point[sweeping.key(t.values)]) for t in comparing.timings
+        ),
         agreements=comparing.agreeing.agreements(),
         machine=machine.here(),
         time=time.time(),
         sweep=values,
-        items=items,
+        items=each[0] if len(set(each)) == 1 else None,
         setup=setup,
-        notes=tuple(comparing.notes),
+        notes=(*sweeping.unread(values, made, namespace), *comparing.notes),
         interrupted=comparing.interrupted,
     )
     return result if against is None else result.against(against)
 
 
-def _check(
-    items: float | None, max_time: float, in_place: bool, wanted: tuple[Target, ...]
-) -> None:
-    for name, value in (("items", items), ("max_time", max_time)):
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise GpuError(f"{name}={value} is not a number above 0; type one, such as {name}=5")
+def _check(max_time: float, in_place: bool, wanted: tuple[Target, ...]) -> None:
+    if not (max_time > 0 and math.isfinite(max_time)):
+        raise GpuError(f"max_time={max_time} is not a number above 0; type one, such as max_time=5")
     together = next((target for target in wanted if len(target.parts) > 1), None)
     if in_place and together is not None:
         raise GpuError(
@@ -145,7 +152,7 @@ class _Comparing:
         self,
         made: Program,
         wanted: tuple[Target, ...],
-        sweep: Mapping[str, tuple[Any, ...]],
+        points: list[dict[str, Any]],
         namespace: dict[str, Any],
         in_place: bool,
         max_time: float,
@@ -157,7 +164,7 @@ class _Comparing:
         self.interrupted = False
         self._added: Measuring | None = None
         self.agreeing = Agreeing(in_place)
-        self._wanted, self._points = wanted, sweeping.points(sweep) if sweep else [{}]
+        self._wanted, self._points = wanted, points
         self._ended: dict[str, list[Mapping[str, Any]]] = {}
         total = len(self._points) * len(wanted)
         title = next((line.strip() for line in made.text.splitlines() if line.strip()), "")
@@ -187,6 +194,19 @@ class _Comparing:
                     _give_back()
         except KeyboardInterrupt:
             self.interrupted = True
+            self._leave_out()
+        if self.interrupted:  # only now: the exception's traceback kept what it met
+            _give_back()
+
+    def _leave_out(self) -> None:
+        """Say of the devices whose turn did not come that there is nothing of them."""
+        known = {timing.where for timing in self.timings}
+        at = self.timings[-1].values if self.timings else self._points[0]
+        for target in self._wanted:
+            if target.where not in known:
+                virtual = any(device.virtual for device in target.parts)
+                left_out = Timing(target.where, values=at, virtual=virtual, error=INTERRUPTED)
+                self.timings.append(replace(left_out, name=target.name))
 
     def _measure(self, target: Target, values: Mapping[str, Any]) -> None:
 

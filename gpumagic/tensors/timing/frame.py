@@ -29,9 +29,6 @@ def to_pandas(comparison: Comparison) -> DataFrame:
 def _row(comparison: Comparison, timing: Timing) -> dict[str, Any]:
     first, third = timing.quartiles or (None, None)
     low, high = timing.interval or (None, None)
-    items = comparison.items
-    # Two at the same time work through two of them.
-    runs = timing.where.count("+") + 1
     return {
         "where": timing.where,
         **timing.values,
@@ -46,7 +43,7 @@ def _row(comparison: Comparison, timing: Timing) -> dict[str, Any]:
         "device_s": timing.device_median,
         "repeats": len(timing.seconds),
         "runs_per_repeat": timing.number,
-        "items_per_s": items * runs / timing.median if items and timing.median else None,
+        "items_per_s": timing.rate(comparison.items),
         "energy_j": timing.energy,
         "peak_bytes": max(timing.peak.values(), default=None),
         "copied_bytes": timing.copied,

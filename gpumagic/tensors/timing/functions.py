@@ -38,6 +38,16 @@ def is_importable(value: Any) -> bool:
     return found is value
 
 
+def own_code(code: types.CodeType) -> types.CodeType:
+    """The same code as an object of its own, with that of the functions which it defines.
+
+    torch.compile keeps what it makes with the code, and writes its names into the globals of the
+    function that it met first: any other with the same code would look for them in vain.
+    """
+    consts = (own_code(c) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+    return code.replace(co_consts=tuple(consts))
+
+
 def reduce_function(copier: "Copier", function: types.FunctionType) -> Any:
     """How a pickle makes a function anew; the variables that it reads come along."""
     read = _read_by(function) if copier.is_notebooks(function) else {}
@@ -70,7 +80,8 @@ def _new_function(copier: "Copier", index: int, cells: Any) -> Any:
 
     def make() -> types.FunctionType:
         space = copier.space(old.__globals__)
-        new = types.FunctionType(old.__code__, space, old.__name__, None, cells)
+        code = old.__code__ if space is old.__globals__ else own_code(old.__code__)
+        new = types.FunctionType(code, space, old.__name__, None, cells)
         new.__qualname__, new.__doc__ = old.__qualname__, old.__doc__
         new.__module__ = old.__module__
         for name in ("__annotate__", "__type_params__"):

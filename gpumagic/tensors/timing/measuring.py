@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,9 +125,10 @@ class Measuring:
         """Copy, set up, run once, warm up, repeat. Everything is let go of at the end."""
         task = self._task
         self._randomly()
-        stack = ExitStack()
-        try:
-            trials: list[Trial] = []
+        trials: list[Trial] = []
+        # The stack closes itself only if a second interrupt came in our way.
+        with ExitStack() as stack, _closing(stack):
+            task.stopwatch.wait()  # what earlier cells have queued is no part of the copying
             for device in self._target.torch_devices:
                 trial = Trial(
                     task.program,
@@ -142,18 +143,15 @@ class Measuring:
             self._copied = sum(trial.copied for trial in trials)
             self._copy_seconds = sum(trial.copy_seconds for trial in trials)
             self.notes = tuple(note for trial in trials for note in trial.notes)
-            runner = (Alone if len(trials) == 1 else Together)(trials, task.stopwatch, self._quiet)
-            self._runner = runner
-            stack.callback(runner.close)
+            kind = Alone if len(trials) == 1 else Together
+            with deferred():  # its threads are to be ended by somebody
+                self._runner = runner = kind(trials, task.stopwatch, self._quiet)
+                stack.callback(runner.close)
             meter = MemoryMeter()
-            meter.start()
             stack.callback(self._measure_memory, meter)
-            runner.set_up()
-            self._first(runner)
+            meter.start()
+            self._first(runner, self._set_up(runner))
             self._repeat(runner)
-        finally:
-            with deferred():
-                stack.close()
 
     def timing(self, error: str | None = None) -> Timing:
         """What was measured."""
@@ -185,7 +183,17 @@ class Measuring:
         if any(device.type == "cuda" for device in self._task.devices):
             self._task.randomness.same_start(self._task.devices)
 
-    def _first(self, runner: Alone | Together) -> None:
+    def _set_up(self, runner: Alone | Together) -> list[Randomness]:
+        """Set each device up with the same random numbers; the state that each goes on from."""
+        after = []
+        for n in range(len(runner.trials)):
+            if n:
+                self._randomly()
+            runner.set_up(n)
+            after.append(Randomness.capture())
+        return after
+
+    def _first(self, runner: Alone | Together, randomness: list[Randomness]) -> None:
         watched: watch | None = None
         if self._task.stopwatch.devices.started():
             # A ledger that cannot be kept is no reason not to measure.
@@ -194,11 +202,11 @@ class Measuring:
         gave: list[tuple[Any, frozenset[str]]] = []
         try:
             for n in range(len(runner.trials)):
-                if n:
-                    self._randomly()
+                if len(randomness) > 1:
+                    randomness[n].restore()
                 with nullcontext() if self._prints and not n else self._quiet:
                     value = runner.first(n)
-                drawn = frozenset(d.partition(":")[0] for d in self._task.randomness.drawn())
+                drawn = frozenset(_drawing(d) for d in self._task.randomness.drawn())
                 self._task.stopwatch.wait()
                 gave.append((value, drawn))
         finally:
@@ -240,3 +248,21 @@ class Measuring:
                 with suppress(RuntimeError, AssertionError):
                     found[str(device)] = torch.cuda.memory_allocated(device)
         self._peak = dict(sorted(found.items()))
+
+
+@contextmanager
+def _closing(stack: ExitStack) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with deferred():
+            stack.close()
+
+
+def _drawing(device: str) -> str:
+    """What decides which numbers a generator gives: their order is the model's of a GPU."""
+    if not device.startswith("cuda"):
+        return device
+    with suppress(RuntimeError, AssertionError):
+        return f"cuda {torch.cuda.get_device_name(device)}"
+    return "cuda"

@@ -22,6 +22,7 @@ from typing import Any
 from gpumagic.errors import GpuError
 from gpumagic.tensors.follow import variables_read
 from gpumagic.tensors.reads import names_read
+from gpumagic.tensors.timing.functions import own_code
 
 # No names that code can say, so that none of the user's is hidden.
 _RUNS, _RUN, _FUNCTION = ".runs", ".run", ".function"
@@ -62,18 +63,18 @@ class Program:
     ) -> Callable[[Iterable[None]], None]:
         """What runs the code once for each item that it is given, in the variables `space`."""
         defaults = None if self.function is None else (function,)
-        return FunctionType(self._loop, space, argdefs=defaults)
+        return FunctionType(own_code(self._loop), space, argdefs=defaults)
 
     def once(self, space: dict[str, Any], function: Callable[[], Any] | None = None) -> Any:
         """Run the code once; its value is that of its last expression, or None."""
         if self.function is not None and function is not None:
             return function()
-        return FunctionType(self._once, space)()
+        return FunctionType(own_code(self._once), space)()
 
     def set_up(self, space: dict[str, Any]) -> None:
         """Run what stands before the code."""
         if self._setup is not None:
-            exec(self._setup, space)
+            exec(own_code(self._setup), space)
 
 
 def program(
@@ -82,6 +83,7 @@ def program(
     *,
     setup: str = "",
     filename: str | None = None,
+    text: str | None = None,
 ) -> Program:
     """Compile `code`.
 
@@ -95,6 +97,8 @@ def program(
         Python that runs before, once.
     filename : str, optional
         Where `code` is from; a name of its own if None.
+    text : str, optional
+        As the user knows it, where `code` was made of other text.
 
     Raises
     ------
@@ -123,7 +127,7 @@ def program(
     loop = ast.For(ast.Name(_RUN, ast.Store()), ast.Name(_RUNS, ast.Load()), body, [])
     setting = ast.parse(setup).body
     return Program(
-        text=code,
+        text=code if text is None else text,
         filename=name,
         reads=_variables(names_read(ast.Module([*setting, *tree.body], []))),
         assigned=tuple(s.get_name() for s in table if s.is_assigned() or s.is_declared_global()),
@@ -194,7 +198,20 @@ def _function(
 
 
 class _Plain(ast.NodeTransformer):
-    """Takes annotations off variables, which a function may not annotate if they are global."""
+    """Says for a function what the top of a cell says of its variables, which are global.
+
+    A function may not annotate those, and `exec`, `eval`, `locals` and `vars` would not find them.
+    """
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name = node.func.id if isinstance(node.func, ast.Name) else None
+        space = ast.copy_location(ast.Name("globals", ast.Load()), node)
+        if name in ("locals", "vars") and not node.args:
+            node.func = space
+        elif name in ("exec", "eval") and len(node.args) == 1 and not node.keywords:
+            node.args.append(ast.copy_location(ast.Call(space, [], []), node))
+        return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         if not isinstance(node.target, ast.Name):

@@ -141,4 +141,6 @@ class Reporter:
         if not self._done:
             return None
         each = (self._begun - self._began) / self._done
-        return max((self._total - self._done) * each - (now - self._begun), 0.0)
+        rest = max(self._total - self._done - 1, 0) * each
+        # This one may take longer than those before, and says nothing of those that follow.
+        return rest + max(each - (now - self._begun), 0.0)

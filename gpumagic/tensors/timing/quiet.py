@@ -1,4 +1,4 @@
-"""What timed code prints is shown once, not ten thousand times."""
+"""What timed code prints and displays is shown once, not ten thousand times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ THREADS = "gputime"
 
 
 class Quiet:
-    """Within, what timed code prints is dropped; other threads print as ever.
+    """Within, what timed code prints and displays is dropped; other threads do so as ever.
 
     Attributes
     ----------
@@ -22,21 +22,28 @@ class Quiet:
     def __init__(self) -> None:
         self.dropped = False
         self._thread = threading.get_ident()
-        self._before: list[tuple[str, Any, Any]] = []
+        self._before: list[tuple[Any, str, Any, Any]] = []
 
     def __enter__(self) -> None:
         for name in ("stdout", "stderr"):
             before = getattr(sys, name)
             sink = _Sink(before, self)
-            self._before.append((name, before, sink))
+            self._before.append((sys, name, before, sink))
             setattr(sys, name, sink)
+        ipython = sys.modules.get("IPython")
+        shell = ipython.get_ipython() if ipython is not None else None
+        if shell is not None:
+            # As IPython's own capture_output does.
+            publisher = shell.display_pub
+            self._before.append((shell, "display_pub", publisher, _Publisher(publisher, self)))
+            shell.display_pub = self._before[-1][-1]
 
     def __exit__(self, *error: object) -> None:
         while self._before:
-            name, before, sink = self._before.pop()
+            place, name, before, sink = self._before.pop()
             # Another may have been put there since, which stays.
-            if getattr(sys, name) is sink:
-                setattr(sys, name, before)
+            if getattr(place, name) is sink:
+                setattr(place, name, before)
 
     def drops(self) -> bool:
         """Whether what this thread prints now is dropped."""
@@ -64,3 +71,21 @@ class _Sink:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class _Publisher:
+    """The notebook's displays, in the place of which it is."""
+
+    def __init__(self, publisher: Any, quiet: Quiet) -> None:
+        self._publisher, self._quiet = publisher, quiet
+
+    def publish(self, *args: Any, **options: Any) -> None:
+        if not self._quiet.drops():
+            self._publisher.publish(*args, **options)
+
+    def clear_output(self, *args: Any, **options: Any) -> None:
+        if not self._quiet.drops():
+            self._publisher.clear_output(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._publisher, name)

@@ -50,6 +50,8 @@ class Timing:
         Of ``0+1`` only: the same runs one device after the other.
     error : str or None
         Why there are no `seconds`: ``"out of memory"``, ``"interrupted"`` or an exception's line.
+    items : float or None
+        What one run works through there.
     steady : bool
         False where the time limit came before the median's interval was narrow.
     """
@@ -70,6 +72,7 @@ class Timing:
     energy: float | None = None
     alone: tuple[float, ...] = ()
     error: str | None = None
+    items: float | None = None
     steady: bool = True
 
     @cached_property
@@ -141,6 +144,16 @@ class Timing:
         """Of ``0+1``: how much sooner both are done than one after the other."""
         alone = _median(self.alone)
         return alone / self.median if alone is not None and self.median else None
+
+    def rate(self, items: float | None = None) -> float | None:
+        """Items a second, of `items` where it has none of its own; None where that is not known.
+
+        Two devices at the same time work through two of them.
+        """
+        worked = self.items or items
+        return (
+            worked * (self.where.count("+") + 1) / self.median if worked and self.median else None
+        )
 
     @property
     def together(self) -> bool:

@@ -89,7 +89,12 @@ def is_shared(value: Any, kind: type, of_modules: Container[int]) -> bool:
     """
     if kind is types.BuiltinFunctionType:
         owner = value.__self__
-        return owner is None or issubclass(type(owner), (types.ModuleType, type))
+        # As older versions of pybind11 bind the functions of torch.
+        return (
+            owner is None
+            or issubclass(type(owner), (types.ModuleType, type))
+            or type(owner).__name__ == "PyCapsule"
+        )
     if is_generator(kind):
         return is_default_generator(value)
     if issubclass(kind, io.IOBase):

@@ -65,6 +65,10 @@ def load(source: str | Path) -> Comparison:
     return _loads(text, name)
 
 
+# In Unix time; beyond it the C library cannot write a date.
+_YEAR_10_000 = 253_402_300_800
+
+
 def _loads(text: str, name: str) -> Comparison:
     from gpumagic.tensors.timing.comparison import Comparison
 
@@ -168,11 +172,15 @@ def _float(given: Any) -> Any:
 
 def _consistent(made: Comparison) -> None:
     """What its types do not say."""
+    if not 0 <= made.time < _YEAR_10_000:
+        raise _Wrong("time is no time that a clock has shown")
     for n, timing in enumerate(made.timings):
         where = f"timings[{n}]"
         for name in ("seconds", "host", "device", "alone"):
             if not all(math.isfinite(s) and s >= 0 for s in getattr(timing, name) or ()):
                 raise _Wrong(f"{where}.{name} has a time that cannot be")
+        if timing.items is not None and not (math.isfinite(timing.items) and timing.items > 0):
+            raise _Wrong(f"{where}.items is not above 0")
         if timing.number < 1 or not timing.where:
             raise _Wrong(f"{where} has no runs, or no device")
         if set(timing.values) != set(made.sweep):

@@ -9,9 +9,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpumagic.errors import GpuError
+
+if TYPE_CHECKING:
+    from gpumagic.tensors.timing.program import Program
 
 MOST_POINTS = 1000
 # Of what torch has for a size, 64 bits.
@@ -22,7 +25,9 @@ _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::({_NUMBER}))?")
 _POWERS = re.compile(rf"pow(\d{{1,4}}):({_NUMBER})\.\.({_NUMBER})")
 
 
-def parse(given: Iterable[str]) -> dict[str, tuple[Any, ...]]:
+def parse(
+    given: Iterable[str], names: Mapping[str, Any] | None = None
+) -> dict[str, tuple[Any, ...]]:
     """What was typed after each ``--sweep``.
 
     Parameters
@@ -30,7 +35,10 @@ def parse(given: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     given : iterable of str
         ``"n=64,256,1024"``; ``"n=100..1000:100"``, both ends included, in steps of 1 if none is
         given; ``"batch=pow2:1..4096"``, the powers of two between; ``"p=0.1,1e-3"``;
-        ``"how=mean,sum"``, words, which become strings; or these together, with commas.
+        ``"how=mean,sum"``, words, which become strings; ``"dtype=torch.float16"``, what `names`
+        have; or these together, with commas.
+    names : mapping, optional
+        The user's variables.
 
     Returns
     -------
@@ -45,17 +53,18 @@ def parse(given: Iterable[str]) -> dict[str, tuple[Any, ...]]:
     found: dict[str, tuple[Any, ...]] = {}
     for typed in given:
         text = " ".join(typed.split())
-        name, equals, values = (part.strip() for part in text.partition("="))
+        name, equals, listed = (part.strip() for part in text.partition("="))
         if not equals:
             raise GpuError(f"--sweep {text}: no variable and values; {_TYPE}")
         if name in found:
             raise GpuError(
                 f"--sweep {name} is there twice; type all its values in one: --sweep {name}=1,2"
             )
-        pieces = [piece.strip() for piece in values.split(",")]
+        pieces = [piece.strip() for piece in listed.split(",")]
         if not all(pieces):
             raise GpuError(f"--sweep {text}: a value is missing; {_TYPE}")
-        found[name] = tuple(value for piece in pieces for value in _values(piece, text))
+        values = [value for piece in pieces for value in _values(piece, text)]
+        found[name] = tuple(_meant(value, names or {}) for value in values)
     return check(found)
 
 
@@ -127,6 +136,26 @@ def number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
+def unread(
+    sweep: Mapping[str, Sequence[Any]], program: Program, namespace: dict[str, Any]
+) -> list[str]:
+    """A line for each variable that makes no difference, for the code does not read it."""
+    if not sweep or program.function is not None:
+        return []
+    from gpumagic.tensors.follow import variables_read
+
+    seen = dict.fromkeys(sweep)
+    read = {name for name, _ in variables_read(program.reads, {**namespace, **seen})}
+    read |= set(program.reads)
+    said = []
+    for name in sweep:
+        if name in program.assigned and name not in read:
+            said.append(f"{name} makes no difference: the code sets it itself")
+        elif name not in read and not re.search(rf"\b{name}\b", program.text):
+            said.append(f"{name} makes no difference: the code does not read it")
+    return said
+
+
 def _values(piece: str, text: str) -> list[Any]:
     if powers := _POWERS.fullmatch(piece):
         return _powers(int(powers[1]), _number(powers[2]), _number(powers[3]), text)
@@ -140,6 +169,19 @@ def _values(piece: str, text: str) -> list[Any]:
     if piece.strip("\"'").replace("-", "_").replace(".", "_").isidentifier():
         return [piece.strip("\"'")]
     raise GpuError(f"--sweep {text}: {piece} is no value; {_TYPE}")
+
+
+def _meant(value: Any, names: Mapping[str, Any]) -> Any:
+    """``"torch.float16"`` as what it names; other words stay words."""
+    first, *rest = value.split(".") if isinstance(value, str) else [""]
+    if not rest or first not in names:
+        return value
+    found = names[first]
+    for name in rest:
+        if not hasattr(found, name):
+            return value
+        found = getattr(found, name)
+    return found
 
 
 def _number(text: str) -> int | float:

@@ -85,6 +85,8 @@ def _named(one: object) -> list[Target]:
         if part.lower() == "all" and (every := devices(memory=False)):
             made += [Target((device,)) for device in every]
         else:
+            if "+" in part and not all(part.split("+")):
+                raise GpuError(f"a device is missing in {part}; type two or more, such as 0+1")
             parts = tuple(find(name) for name in part.split("+"))
             if len({str(device) for device in parts}) < len(parts):
                 raise GpuError(f"{part} names a device twice; type different ones, such as 0+1")

@@ -5,20 +5,21 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from itertools import repeat
 from queue import SimpleQueue
 from typing import Any
 
-import torch
-
+from gpumagic.tensors.timing.kept import thread_modes
 from gpumagic.tensors.timing.quiet import THREADS, Quiet
 from gpumagic.tensors.timing.stopwatch import Lap, Stopwatch
 from gpumagic.tensors.timing.trial import Trial
 
 _Job = Callable[[], Any]
+# How often Ctrl-C is looked for.
+_LOOK_S = 0.5
 # When it began, when Python went on, when the device was done, and by the device's own events.
 _Times = tuple[float, float, float, float | None]
 
@@ -50,6 +51,10 @@ class Worker:
     def close(self) -> None:
         """End it after what it was given."""
         self._jobs.put(None)
+
+    def join(self, timeout: float) -> None:
+        """Wait for its end, so many seconds at most."""
+        self._thread.join(timeout)
 
     def _work(self) -> None:
         while (given := self._jobs.get()) is not None:
@@ -115,11 +120,9 @@ class Together:
         self._workers = [Worker(str(trial.device)) for trial in trials]
         self._stacks = [ExitStack() for _ in trials]
 
-    def set_up(self) -> None:
-        """Place each thread on its device and run the set-up there, one after the other."""
-        recorded = torch.is_grad_enabled()  # which each thread decides for itself
-        for n, trial in enumerate(self.trials):
-            self._do(n, self._set_up, recorded, trial, self._stacks[n])
+    def set_up(self, n: int) -> None:
+        """Place the n-th thread on its device and run the set-up there."""
+        self._do(n, self._set_up, thread_modes(), self.trials[n], self._stacks[n])
 
     def first(self, n: int) -> Any:
         """The first run on the n-th device, alone; its value."""
@@ -152,10 +155,12 @@ class Together:
         finally:
             for worker in self._workers:
                 worker.close()
+            for worker in self._workers:
+                worker.join(1.0)  # longer only for code that cannot be interrupted
 
     @staticmethod
-    def _set_up(recorded: bool, trial: Trial, stack: ExitStack) -> None:
-        torch.set_grad_enabled(recorded)
+    def _set_up(modes: Callable[[ExitStack], None], trial: Trial, stack: ExitStack) -> None:
+        modes(stack)
         stack.enter_context(trial.placed())
         trial.set_up()
 
@@ -218,17 +223,17 @@ class Together:
             for n, job in enumerate(jobs):
                 if job is not None:
                     given.append((n, self._workers[n].submit(job)))
-            wait([future for _, future in given], return_when="FIRST_EXCEPTION")
+            _wait([future for _, future in given], "FIRST_EXCEPTION")
             if barrier is not None:
                 barrier.abort()  # for those that wait for one that failed
-            wait([future for _, future in given])
+            _wait([future for _, future in given])
         except BaseException:
             if barrier is not None:
                 barrier.abort()
             for n, future in given:
                 if not future.cancel():
                     self._workers[n].interrupt()
-            wait([future for _, future in given])
+            _wait([future for _, future in given])
             raise
         failed = [(n, error) for n, future in given if (error := future.exception()) is not None]
         failed.sort(key=lambda item: isinstance(item[1], threading.BrokenBarrierError))
@@ -236,3 +241,12 @@ class Together:
             self.failed = str(self.trials[n].device)
             raise error
         return [future.result() for _, future in given]
+
+
+def _wait(futures: Sequence[Future[Any]], until: str = "ALL_COMPLETED") -> None:
+    # Python sees a signal that comes just before it waits for a lock only when that is over.
+    left: Collection[Future[Any]] = futures
+    while left:
+        done, left = wait(futures, _LOOK_S, until)
+        if until == "FIRST_EXCEPTION" and any(future.exception() for future in done):
+            return

@@ -44,6 +44,9 @@ class Trial:
     ) -> None:
         self.device = device
         self._program, self._values = program, values
+        self._before = {n: namespace[n] for n in values if n in namespace} if in_place else None
+        self._run: Callable[[Iterable[None]], None] | None = None
+        # Last: an interrupt after it would not be followed by `close`.
         self._world: World | None = World(
             namespace,
             [name for name in program.reads if name not in values],
@@ -54,8 +57,6 @@ class Trial:
         )
         self.copied, self.copy_seconds = self._world.nbytes, self._world.seconds
         self.notes = self._world.notes
-        self._before = {n: namespace[n] for n in values if n in namespace} if in_place else None
-        self._run: Callable[[Iterable[None]], None] | None = None
 
     @property
     def world(self) -> World:

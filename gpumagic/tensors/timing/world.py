@@ -91,12 +91,16 @@ class World:
         self._module: types.ModuleType | None = None
         self._finalised = False
         start = clock()
-        if in_place:
-            self._bring(device)
-        else:
-            self._copy(device)
-        wait_for(device)
-        self.seconds = clock() - start
+        try:
+            if in_place:
+                self._bring(device)
+            else:
+                self._copy(device)
+            wait_for(device)
+            self.seconds = clock() - start
+        except BaseException:
+            self.close()  # in place, the variables go back, whenever an interrupt came
+            raise
 
     def close(self) -> None:
         """Let go of everything, so that the memory is free at once; in place, move back."""

@@ -27,6 +27,13 @@ def compared(one, other, drawn=False):
         (torch.tensor([1.0, math.inf]), torch.tensor([1.0, -math.inf]), False),
         (torch.tensor([1.0, math.inf]), torch.tensor([1.0, 3e38]), False),
         (torch.tensor([1e6, 0.0]), torch.tensor([1e6, 0.5]), True),
+        (1e300, 2e300, False),
+        (10**30, 10**30, True),
+        (10**30, 10**30 + 1, False),
+        (torch.ones(2).to(torch.float8_e4m3fn), torch.ones(2).to(torch.float8_e4m3fn), True),
+        (torch.ones(2).to(torch.float8_e4m3fn), torch.zeros(2).to(torch.float8_e4m3fn), False),
+        (torch.eye(3).to_sparse(), torch.eye(3).to_sparse(), True),
+        (torch.eye(3).to_sparse(), 2 * torch.eye(3).to_sparse(), False),
         (torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.5]), False),
         (torch.tensor([1]), torch.tensor([2]), False),
         (torch.tensor([True]), torch.tensor([False]), False),
@@ -105,6 +112,28 @@ def test_what_is_too_large_is_not_kept_and_said(monkeypatch):
     told = agree("cpu", found, "cuda:0", found, False)
     assert told.same is True
     assert "Out[1] (200 B)" in told.reason
+    assert isinstance(found["Out[2]"], torch.Tensor)
+    # A sparse one is compared as it is when filled, which may be more than there is memory.
+    empty = torch.empty(1_000_000, 1_000_000, layout=torch.sparse_coo)
+    assert isinstance(outcome({}, [], empty)["Out"], Skipped)
+
+
+def test_large_ones_are_compared_in_parts(monkeypatch):
+    monkeypatch.setattr(agreement, "_PART", 4)
+    one = torch.arange(10.0)
+    other = one.clone()
+    other[7] += 3
+    assert compared(one, one.clone()).same is True
+    found = compared(one, other)
+    assert (found.same, found.largest) == (False, 3.0)
+
+
+def test_what_refuses_to_be_looked_at_is_left_out():
+    class Key:
+        def __repr__(self):
+            raise ValueError("no")
+
+    assert outcome({"a": {Key(): 1}, "b": 2}, ["a", "b"], None) == {"b": 2}
 
 
 def test_a_comparison_never_raises():

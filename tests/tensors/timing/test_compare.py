@@ -214,13 +214,19 @@ def test_an_interrupt_anywhere_keeps_what_is_finished_and_leaves_nothing(gpus):
 def test_what_code_sets_for_the_whole_process_is_put_back(gpus):
     code = (
         "torch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.float64)\n"
-        "torch.cuda.set_device(1)\ntorch.manual_seed(3)\nrandom.seed(4)"
+        "torch.cuda.set_device(1)\ntorch.manual_seed(3)\nrandom.seed(4)\n"
+        "torch.use_deterministic_algorithms(True)\ntorch.set_autocast_enabled('cpu', True)\n"
+        "torch.set_float32_matmul_precision('high')\ntorch.backends.cudnn.benchmark = True"
     )
     draws, state = random.getstate(), torch.get_rng_state()
     compare(code, ["cpu", 0], namespace={"torch": torch, "random": random}, max_time=0.02)
     assert torch.is_grad_enabled()
     assert torch.get_default_dtype() == torch.float32
     assert torch.cuda.current_device() == 0
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.benchmark
     assert random.getstate() == draws
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -246,7 +252,7 @@ def test_what_it_prints_is_shown_once_and_others_print_as_ever(gpus, capsys):
     shown = capsys.readouterr()
     assert (shown.out.count("hello"), shown.err.count("there")) == (1, 1)
     assert "." in shown.out
-    assert made.notes == ("what the code prints is shown of its first run only",)
+    assert made.notes == ("what the code prints or displays is shown of its first run only",)
     assert compare("1", ["cpu"], max_time=0.01).notes == ()
 
 

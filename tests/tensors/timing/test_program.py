@@ -50,6 +50,7 @@ CODE = {
     "global": ("global h\nh = 6\nh", 6),
     "future": ("from __future__ import annotations\ndef f(x: Nothing): return 8\nf(1)", 8),
     "with": ("with open('/dev/null') as file: pass\nfile.closed", True),
+    "texts": ("exec('q = 4')\neval('q + 1') + locals()['q'] + vars()['q']", 13),
     "text": ("'a string alone'", "a string alone"),
 }
 

@@ -52,6 +52,9 @@ def test_what_is_left_is_estimated_from_what_is_done():
     assert (last.done, last.total, last.elapsed) == (1, 4, 2.5)
     assert last.remaining == pytest.approx(3 * 2.0 - 0.5)
     assert last.bars == (("cpu", 0.5, "done"), ("cuda:0", None, "warm up"))
+    told.now = 9.0  # longer than the one before: those that follow are still to come
+    told.reporter.at("timing", 1)
+    assert told.all[-1].remaining == pytest.approx(2 * 2.0)
 
 
 def test_a_new_value_begins_with_empty_bars():

@@ -31,6 +31,7 @@ TIMINGS = st.builds(
     energy=ODD,
     alone=SECONDS,
     error=st.none() | WORDS,
+    items=st.none() | st.floats(1e-3, 1e9),
     steady=st.booleans(),
 )
 COMPARISONS = st.builds(
@@ -42,7 +43,7 @@ COMPARISONS = st.builds(
         max_size=2,
     ).map(tuple),
     machine=st.just(MACHINE),
-    time=st.floats(0, 1e12),
+    time=st.floats(0, 2.5e11),
     sweep=st.fixed_dictionaries({"n": st.lists(VALUES, min_size=1, max_size=3).map(tuple)}),
     items=st.none() | st.floats(1e-3, 1e9),
     notes=st.lists(WORDS, max_size=2).map(tuple),
@@ -102,6 +103,7 @@ def of_first_timing(**changes):
         (changed(version=None), "version 'None'"),
         (changed(time="noon"), "time is no number"),
         (changed(time=True), "time is no number"),
+        (changed(time=67_767_976_233_532_796), "time that a clock"),
         (changed(code=None), "code is no text"),
         (changed(timings={}), "timings is no list"),
         (changed(timings=[3]), r"timings\[0\] is no object"),

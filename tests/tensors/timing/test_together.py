@@ -1,5 +1,6 @@
 """Several devices at the same time: a thread each, none of them left over."""
 
+import random
 import signal
 import threading
 import traceback
@@ -9,7 +10,7 @@ import torch
 from late import GPU0, GPU1
 
 from gpumagic.errors import GpuError
-from gpumagic.tensors.timing import compare
+from gpumagic.tensors.timing import compare, together
 from gpumagic.tensors.timing.program import program
 from gpumagic.tensors.timing.quiet import Quiet
 from gpumagic.tensors.timing.stopwatch import Stopwatch
@@ -59,7 +60,8 @@ def test_they_wait_for_each_other_so_they_do_run_together(gpus):
     trials = [Trial(made, d, space, {}, in_place=False, clock=watch.clock) for d in (GPU0, GPU1)]
     both = Together(trials, watch, Quiet())
     try:
-        both.set_up()
+        for n in range(2):
+            both.set_up(n)
         lap = both.lap(3)
         assert 0 < lap.total < 20
         assert lap.host <= lap.total
@@ -93,6 +95,19 @@ def test_ctrl_c_ends_the_threads_and_keeps_what_is_finished(gpus, monkeypatch):
     assert (both.seconds, both.error) == ((), "interrupted")
 
 
+def test_ctrl_c_while_the_threads_are_begun_ends_them(gpus, monkeypatch):
+    class Late(Worker):
+        def __init__(self, name):
+            super().__init__(name)
+            if name == "cuda:0":
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(together, "Worker", Late)
+    made = compare("1", ["0+1"], namespace={}, max_time=0.1)
+    assert made.interrupted
+    assert not [t for t in threading.enumerate() if t.name.startswith("gputime")]
+
+
 def test_a_device_twice_at_the_same_time_is_refused(gpus):
     with pytest.raises(GpuError, match=r"0\+0 names a device twice"):
         compare("1", ["0+0"])
@@ -105,6 +120,26 @@ def test_gradients_are_recorded_as_the_user_has_set_it(gpus):
     with torch.no_grad():
         made = compare(code, ["0+1"], namespace={"torch": torch}, max_time=0.1)
     assert made.timings[0].error is None
+
+
+@pytest.mark.parametrize("draws", ["random.random()", "torch.randn(1, device='cpu').item()"])
+def test_each_is_set_up_with_the_same_random_numbers(gpus, draws):
+    space = {"torch": torch, "random": random}
+    setup, code = f"k = {draws}", f"y = k + {draws}"
+    made = compare(code, ["0", "0+1"], setup=setup, namespace=space, max_time=0.02)
+    assert [agreement.same for agreement in made.agreements] == [True]
+
+
+def test_threads_have_the_modes_of_the_one_that_asked(gpus):
+    code = (
+        "assert torch.is_inference_mode_enabled()\n"
+        "assert torch.get_autocast_dtype('cpu') == torch.float16\n"
+        "assert torch.is_autocast_enabled('cpu')"
+    )
+    with torch.inference_mode(), torch.autocast("cpu", torch.float16):
+        made = compare(code, ["0+1"], namespace={"torch": torch}, max_time=0.02)
+    assert made.timings[0].error is None
+    assert not [t for t in threading.enumerate() if t.name.startswith("gputime")]
 
 
 def test_a_worker_that_is_interrupted_between_jobs_goes_on():

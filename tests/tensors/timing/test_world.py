@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from worlds import CPU, GPU0, GPU1, Seen, allocated, notebook, run, runs_untouched
 
 from gpumagic.tensors.timing import blocks
+from gpumagic.tensors.timing import world as module
 from gpumagic.tensors.timing.world import World
 
 pytestmark = pytest.mark.usefixtures("gpus")
@@ -204,6 +205,17 @@ def test_in_place_brings_and_takes_back():
         for state in optimizer.state.values():
             assert {v.device for v in state.values() if torch.is_tensor(v)} == {CPU}
     assert namespace["total"] == 2
+
+
+def test_an_interrupt_while_it_is_brought_takes_it_back(monkeypatch):
+    def interrupt(device):
+        raise KeyboardInterrupt
+
+    space = {"x": torch.ones(2)}
+    monkeypatch.setattr(module, "wait_for", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        World(space, ["x"], GPU0, in_place=True)
+    assert space["x"].device == CPU
 
 
 def test_what_is_tracked_is_copied_without_its_graph_and_said():
