@@ -265,7 +265,10 @@ def test_training(model):
     check(train, net, torch.optim.AdamW(net.parameters()), *args())
 
 
-@pytest.mark.parametrize("way", [without_gradients, inference])
+# The two take the same way but in few operators: one of them each time, both with -m slow.
+@pytest.mark.parametrize(
+    "way", [pytest.param(without_gradients, marks=pytest.mark.slow), inference]
+)
 @pytest.mark.parametrize("model", MODELS)
 def test_inference(model, way):
     make, args = MODELS[model]
