@@ -1,28 +1,12 @@
 import { beforeEach, expect, it } from 'vitest';
-import type { Connection, Listener, Want } from '../src/lab/audience.js';
+import type { Want } from '../src/lab/audience.js';
 import { Refused } from '../src/lab/refused.js';
 import { Stream } from '../src/lab/stream.js';
-import type { CellRun, History, Snapshot } from '../src/snapshot.js';
-import { FakeWorld, settled, snapshot } from './world.js';
+import type { History } from '../src/snapshot.js';
+import { Ear, FakeWorld, settled, snapshot } from './world.js';
 
 const ALL: Want = { period: 1, processes: true, history: true };
 const SLOW: Want = { period: 5 };
-
-class Ear implements Required<Listener> {
-  snapshots: number[] = [];
-  histories: number[][] = [];
-  runs: string[] = [];
-  states: string[] = [];
-  text: string | undefined;
-
-  snapshot = ({ time }: Snapshot) => void this.snapshots.push(time);
-  history = ({ time }: History) => void this.histories.push(time);
-  cells = (cells: CellRun[]) => void this.runs.push(...cells.map((run) => run.id));
-  connection = ({ kind, text }: Connection) => {
-    this.states.push(kind);
-    this.text = text;
-  };
-}
 
 let world: FakeWorld;
 let stream: Stream;

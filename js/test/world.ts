@@ -1,7 +1,8 @@
 /** A world for the stream in which time passes when a test says so. */
 
+import type { Connection, Listener } from '../src/lab/audience.js';
 import type { Socket, World } from '../src/lab/stream.js';
-import type { Snapshot } from '../src/snapshot.js';
+import type { CellRun, History, Snapshot } from '../src/snapshot.js';
 
 export class FakeSocket implements Socket {
   readyState = 0 as WebSocket['readyState'];
@@ -132,5 +133,22 @@ export function snapshot(time: number, changes: Partial<Snapshot> = {}): Snapsho
     processes: [],
     problems: [],
     ...changes,
+  };
+}
+
+/** A listener that notes what it hears. */
+export class Ear implements Required<Listener> {
+  snapshots: number[] = [];
+  histories: number[][] = [];
+  runs: string[] = [];
+  states: string[] = [];
+  text: string | undefined;
+
+  snapshot = ({ time }: Snapshot) => void this.snapshots.push(time);
+  history = ({ time }: History) => void this.histories.push(time);
+  cells = (cells: CellRun[]) => void this.runs.push(...cells.map((run) => run.id));
+  connection = ({ kind, text }: Connection) => {
+    this.states.push(kind);
+    this.text = text;
   };
 }

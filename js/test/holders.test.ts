@@ -1,0 +1,138 @@
+import { describe, expect, test, vi } from 'vitest';
+import { groups, split, views } from '../src/monitor/split.js';
+import type { GpuSample, ProcessSample } from '../src/snapshot.js';
+import { all, at, BUSY, crowd, fixture, GIB, mount, one, text } from './stage.js';
+
+describe('who holds what', () => {
+  const gpu = (more: Partial<GpuSample> = {}): GpuSample => ({
+    ...at(fixture().gpus, BUSY),
+    memory_total: 80 * GIB,
+    memory_used: 40 * GIB,
+    memory_reserved: GIB,
+    ...more,
+  });
+  const process = (more: Partial<ProcessSample>): ProcessSample => ({
+    ...at(fixture().processes, 0),
+    mine: false,
+    notebook: null,
+    kernel: null,
+    idle_since: null,
+    memory: 10 * GIB,
+    ...more,
+  });
+
+  test('others are what is used and is no notebook’s', () => {
+    const held = [
+      process({ kernel: 'k1', notebook: 'a.ipynb' }),
+      process({ kernel: 'k2', notebook: 'b.ipynb', memory: 5 * GIB }),
+      process({ user: 'grace', name: null }),
+    ];
+    expect(split(gpu(), held, 'k1')).toEqual({
+      mine: 10 * GIB,
+      books: 5 * GIB,
+      others: 25 * GIB,
+      reserved: GIB,
+      free: 39 * GIB,
+      known: true,
+    });
+  });
+
+  test('more than is used is never told', () => {
+    const held = [process({ mine: true, memory: 90 * GIB }), process({ kernel: 'k2' })];
+    const { mine, books, others } = split(gpu(), held, null);
+    expect([mine, books, others]).toEqual([40 * GIB, 0, 0]);
+    expect(split(gpu({ memory_used: null }), held, null).known).toBe(false);
+  });
+
+  test('workers count for their notebook, strangers for their user', () => {
+    const found = groups(
+      [
+        process({ pid: 2, kernel: 'k1', notebook: 'a.ipynb', child: true, memory: GIB }),
+        process({ pid: 1, kernel: 'k1', notebook: 'a.ipynb' }),
+        process({ pid: 3, user: 'grace', name: null, memory: 20 * GIB }),
+        process({ pid: 4, user: 'grace', name: null, memory: null }),
+        process({ pid: 5, kernel: 'dead', orphan: true }),
+      ],
+      'k1',
+    );
+    expect(found.map(({ main, memory }) => [main.pid, (memory ?? 0) / GIB])).toEqual([
+      [1, 11],
+      [3, 20],
+      [5, 10],
+    ]);
+  });
+
+  test('what nobody visible holds is a row of its own', () => {
+    const snapshot = { ...fixture(), gpus: [gpu()], processes: [] };
+    expect(at(views(snapshot, null), 0).unseen).toBe(40 * GIB);
+    expect(text(mount(snapshot), '.process')).toEqual(['others40.0 GiB']);
+  });
+
+  test('buttons only where they make sense, each with the process', () => {
+    const actions = { goTo: vi.fn(), interrupt: vi.fn(), shutDown: vi.fn(), terminate: vi.fn() };
+    const snapshot = { ...fixture(), gpus: [gpu()] };
+    snapshot.processes = [
+      process({ pid: 1, kernel: 'k1', notebook: 'a.ipynb', memory: 5 * GIB }),
+      process({ pid: 2, kernel: 'k2', notebook: 'b.ipynb', server: 'http://x', memory: 4 * GIB }),
+      process({ pid: 3, kernel: 'k3', orphan: true, memory: 3 * GIB }),
+      process({ pid: 4, name: 'tritonserver', memory: 2 * GIB }),
+    ];
+    const monitor = mount(snapshot, actions);
+    const buttons = all(monitor, '.process').map((row) => [
+      ...row.querySelectorAll<HTMLButtonElement>('.acts:not([hidden]) button:not([hidden])'),
+    ]);
+    expect(buttons.map((row) => row.map((button) => button.ariaLabel))).toEqual([
+      [
+        'Go to the notebook: a.ipynb',
+        'Interrupt the kernel: a.ipynb',
+        'Shut down the kernel: a.ipynb',
+      ],
+      ['Go to the notebook: b.ipynb'],
+      ['Terminate the orphan: python3 (pid 3)'],
+      [],
+      [],
+    ]);
+    for (const button of buttons.flat()) button.click();
+    expect(actions.shutDown.mock.calls[0]?.[0].pid).toBe(1);
+    expect(actions.terminate.mock.calls[0]?.[0].pid).toBe(3);
+    expect(all(mount(snapshot), '.process button')).toEqual([]);
+  });
+
+  test('an idle notebook says for how long', () => {
+    const snapshot = { ...fixture(), gpus: [gpu()] };
+    const idle = (pid: number, s: number): ProcessSample =>
+      process({ pid, kernel: `k${pid}`, notebook: `${pid}.ipynb`, idle_since: snapshot.time - s });
+    snapshot.processes = [idle(1, 760), idle(2, 5)];
+    expect(text(mount(snapshot), '.note:not([hidden])')).toEqual(['idle 12 min']);
+  });
+});
+
+describe('many', () => {
+  test('past eight GPUs they are lines, and an opened one is a card', () => {
+    expect(all(mount(crowd(8)), '.line')).toEqual([]);
+    const monitor = mount(crowd(9));
+    expect(all(monitor, '.line')).toHaveLength(9);
+    expect(all(monitor, 'canvas')).toEqual([]);
+    one(monitor, '.line button').click();
+    expect(all(monitor, 'canvas')).toHaveLength(2);
+    expect(one(monitor, '.line button').getAttribute('aria-expanded')).toBe('true');
+    // Not asked for lines, it has them all the same.
+    monitor.options({ compact: false });
+    monitor.draw();
+    expect(all(monitor, '.line')).toHaveLength(9);
+    const few = mount(crowd(2));
+    few.options({ compact: true });
+    few.draw();
+    expect(all(few, '.line')).toHaveLength(2);
+  });
+
+  test('of lines, who holds memory is told over all', () => {
+    const snapshot = crowd(9);
+    const model = at(fixture().processes, 0);
+    snapshot.processes = snapshot.gpus.map(({ uuid }) => ({ ...model, uuid, memory: GIB }));
+    const row = one(mount(snapshot), '.held .process').textContent;
+    expect(row).toContain('train.ipynb');
+    expect(row).toContain('9 GPUs');
+    expect(row).toContain('9.0 GiB');
+  });
+});
