@@ -1,16 +1,20 @@
 """The magics' lines: what may stand in them, and one line for what may not."""
 
+from __future__ import annotations
+
 import argparse
 import keyword
 import math
 import re
 import shlex
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from IPython.core.error import UsageError
 
 from gpumagic.cells import Request
-from gpumagic.timed import TimingRequest
+
+if TYPE_CHECKING:
+    from gpumagic.timed import TimingRequest
 
 # Up to a -- that stands alone and in no quotes.
 _BEFORE_CODE = re.compile(r"""((?:[^\s'"]+|'[^']*'|"(?:\\.|[^"\\])*"|\s+)*?)(?<!\S)--(?:\s+|$)""")
@@ -215,5 +219,7 @@ def timing_request(line: str, cell: str | None) -> tuple[TimingRequest, str]:
             )
         line, cell = split[1], line[split.end() :]
     args = vars(parse(gputime_parser(magic), line))
+    from gpumagic.timed import TimingRequest
+
     request = TimingRequest(**args | {"where": tuple(args["where"]), "sweep": tuple(args["sweep"])})
     return request, cell

@@ -4,12 +4,12 @@ Nothing here knows of torch, IPython or a widget. Any thread may post and read; 
 called on the thread that posts, and can neither fail it nor hold it up with a lock.
 """
 
+import itertools
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
-from uuid import uuid4
 
 KEPT = 50
 
@@ -47,7 +47,7 @@ class Board:
         self._now: dict[str, Any] | None = None
         self._entries: tuple[Entry, ...] = ()
         self._listeners: dict[int, Callable[[], object]] = {}
-        self._made = 0
+        self._numbers = itertools.count()
 
     @property
     def now(self) -> dict[str, Any] | None:
@@ -68,15 +68,14 @@ class Board:
     def keep(self, title: str, text: str, html: str | None, time: float) -> None:
         """Add what a measurement gave; `time` is Unix time."""
         with self._lock:
-            made = Entry(title, text, html, time, uuid4().hex)
+            made = Entry(title, text, html, time, str(next(self._numbers)))
             self._entries = (made, *self._entries)[:KEPT]
         self._tell()
 
     def subscribe(self, call: Callable[[], object]) -> Callable[[], None]:
         """Have `call` called whenever something is new; the value, called, ends that."""
         with self._lock:
-            self._made += 1
-            number = self._made
+            number = next(self._numbers)
             self._listeners[number] = call
 
         def close() -> None:

@@ -21,7 +21,6 @@ from gpumagic.completion import complete_where
 from gpumagic.errors import GpuError
 from gpumagic.explaining import Explaining
 from gpumagic.once import Once
-from gpumagic.timed import Timed
 from gpumagic.watched import Watched
 
 
@@ -35,7 +34,6 @@ class GpuMagics(Magics):
         self.once = Once(shell, self.cells.current)
         self.explaining = Explaining(shell)
         self.watched = Watched(shell, display)
-        self.timed = Timed(shell)
 
     @no_var_expand
     @line_magic
@@ -187,13 +185,15 @@ class GpuMagics(Magics):
 
         Ctrl-C keeps what is finished. In a program: `gpumagic.compare(code, ["cpu", 0])`.
         """
+        from gpumagic.timed import Timed
+
         request, code = timing_request(line, cell)
         magic = "%gputime" if cell is None else "%%gputime"
         try:
             above = "" if cell is None else f"%%gputime {line}"
             self.cells.set_aside()
             with self.watched.paused():
-                self.timed.run(request, above, code, local_ns)
+                Timed(self.shell).run(request, above, code, local_ns)
         except GpuError as error:
             raise UsageError(f"{magic}: {error}") from None
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextvars import copy_context
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, TextIO
-from uuid import uuid4
 
 if TYPE_CHECKING:
     from gpumagic.tensors.timing.progress import Progress
@@ -139,6 +138,8 @@ class ProgressLine:
         from IPython.display import display, update_display
 
         if self._id is None:
+            from uuid import uuid4
+
             self._id = uuid4().hex
             display(data, raw=True, display_id=self._id)
         else:

@@ -145,7 +145,7 @@ def test_loading_the_extension_imports_no_torch_and_showing_gpus_neither():
     )
     loaded = loaded[loaded.index("torch-is-loaded:") + 1 :]
     assert loaded[0] == "False"
-    for heavy in ("torch", "numpy", "psutil", "pynvml", "gpumagic.telemetry"):
+    for heavy in ("torch", "numpy", "psutil", "pynvml", "gpumagic.telemetry", "gpumagic.timed"):
         assert heavy not in loaded
 
 
