@@ -96,7 +96,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print(
             "benchmarks/ledger_vs_profiler.py needs a real GPU, and torch sees none here: there is "
-            "nothing to compare the ledger with (on virtual GPUs tests/tensors/test_watch_exact.py "
+            "nothing to compare the ledger with (on virtual GPUs tests/ledger/test_watch_exact.py "
             "compares it with what the devices themselves did)"
         )
         return 2

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Timer
 
-from gpumagic.tensors.timing import compare
+from gpumagic.timing import compare
 
 LIMIT = 0.02
 ROUNDS = 5

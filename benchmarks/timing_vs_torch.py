@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Timer
 
-from gpumagic.tensors.timing import compare
-from gpumagic.tensors.timing.stopwatch import Stopwatch
+from gpumagic.timing import compare
+from gpumagic.timing.measure.stopwatch import Stopwatch
 
 LIMIT = 0.03
 ROUNDS = 11

@@ -11,45 +11,45 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gpumagic import virtual
+    from gpumagic.cell.report import Report
+    from gpumagic.cell.run import last_report
     from gpumagic.device import Device
+    from gpumagic.dryrun import DryRun, dry_run
     from gpumagic.errors import CrossDeviceWarning, GpuError
+    from gpumagic.ledger.watch import watch
+    from gpumagic.magics.gputime import compare, last_comparison
+    from gpumagic.mismatch import explain
+    from gpumagic.moving.move import move
+    from gpumagic.placement.on import on
+    from gpumagic.placement.torch_devices import cpu, devices, gpu, num_gpus, try_all_gpus, try_gpu
     from gpumagic.telemetry import take as snapshot
-    from gpumagic.tensors.devices import cpu, devices, gpu, num_gpus, try_all_gpus, try_gpu
-    from gpumagic.tensors.dry_run import DryRun, dry_run
-    from gpumagic.tensors.explain import explain
-    from gpumagic.tensors.move import move
-    from gpumagic.tensors.place import on
-    from gpumagic.tensors.report import Report
-    from gpumagic.tensors.run import last_report
-    from gpumagic.tensors.timing.comparison import Comparison
-    from gpumagic.tensors.watching.watch import watch
-    from gpumagic.timed import compare, last_comparison
+    from gpumagic.timing.comparison import Comparison
     from gpumagic.widget import monitor
 
 # Where each name is, and what it is called there if otherwise.
 _HOMES = {
-    "Comparison": "gpumagic.tensors.timing.comparison",
+    "Comparison": "gpumagic.timing.comparison",
     "CrossDeviceWarning": "gpumagic.errors",
     "Device": "gpumagic.device",
-    "DryRun": "gpumagic.tensors.dry_run",
+    "DryRun": "gpumagic.dryrun",
     "GpuError": "gpumagic.errors",
-    "Report": "gpumagic.tensors.report",
-    "compare": "gpumagic.timed",
-    "cpu": "gpumagic.tensors.devices",
-    "devices": "gpumagic.tensors.devices",
-    "dry_run": "gpumagic.tensors.dry_run",
-    "explain": "gpumagic.tensors.explain",
-    "gpu": "gpumagic.tensors.devices",
-    "last_comparison": "gpumagic.timed",
-    "last_report": "gpumagic.tensors.run",
+    "Report": "gpumagic.cell.report",
+    "compare": "gpumagic.magics.gputime",
+    "cpu": "gpumagic.placement.torch_devices",
+    "devices": "gpumagic.placement.torch_devices",
+    "dry_run": "gpumagic.dryrun",
+    "explain": "gpumagic.mismatch",
+    "gpu": "gpumagic.placement.torch_devices",
+    "last_comparison": "gpumagic.magics.gputime",
+    "last_report": "gpumagic.cell.run",
     "monitor": "gpumagic.widget",
-    "move": "gpumagic.tensors.move",
-    "num_gpus": "gpumagic.tensors.devices",
-    "on": "gpumagic.tensors.place",
+    "move": "gpumagic.moving.move",
+    "num_gpus": "gpumagic.placement.torch_devices",
+    "on": "gpumagic.placement.on",
     "snapshot": "gpumagic.telemetry:take",
-    "try_all_gpus": "gpumagic.tensors.devices",
-    "try_gpu": "gpumagic.tensors.devices",
-    "watch": "gpumagic.tensors.watching.watch",
+    "try_all_gpus": "gpumagic.placement.torch_devices",
+    "try_gpu": "gpumagic.placement.torch_devices",
+    "watch": "gpumagic.ledger.watch",
 }
 
 __all__ = [
@@ -101,14 +101,14 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext gpumagic``."""
-    from gpumagic.magics import load
+    from gpumagic.magics.commands import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """``%unload_ext gpumagic``: leaves nothing behind."""
-    from gpumagic.magics import unload
+    from gpumagic.magics.commands import unload
 
     unload(shell)
 

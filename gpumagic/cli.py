@@ -42,7 +42,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _snapshot(args: argparse.Namespace) -> int:
     from gpumagic import telemetry
-    from gpumagic.display.gpus import GpuTable
+    from gpumagic.gputable.gpus_text import GpuTable
 
     snapshot = telemetry.take()
     print(snapshot.to_json() if args.json else GpuTable(snapshot))
@@ -50,7 +50,7 @@ def _snapshot(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from gpumagic.display.doctor import DoctorTable
+    from gpumagic.gputable.doctor_table import DoctorTable
     from gpumagic.telemetry.doctor import Doctor
 
     checks = Doctor().checks()

@@ -74,11 +74,12 @@ def ip(gpus, shell):
     """The shell with torch imported; afterwards nothing may be in force or patched."""
     import torch
 
-    from gpumagic.tensors import factories, meter, placement
+    from gpumagic.cell import peak_memory
+    from gpumagic.placement import scope, swap
 
     shell.run("import torch\nfrom torch import nn, zeros")
     yield shell
-    assert not factories.installed()
-    assert placement.placement() is None
-    assert not meter._running
+    assert not swap.installed()
+    assert scope.placement() is None
+    assert not peak_memory._running
     assert torch.cuda.current_device() == 0

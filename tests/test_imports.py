@@ -10,58 +10,41 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "gpumagic"
 
-# Each room and the rooms that it may import; a test of the design.
+# Each room and the rooms that it may import; a test of the design (docs/architecture.md).
+GROUND = {"errors", "faults", "display", "device", "usercode"}
 MAY = {
-    "__init__": {
-        "magics",
-        "server",
-        "widget",
-        "telemetry",
-        "tensors",
-        "virtual",
-        "timed",
-        "device",
-        "errors",
-    },
-    "magics": {
-        "arguments",
-        "cells",
-        "completion",
-        "explaining",
-        "once",
-        "show",
-        "errors",
-        "timed",
-        "watched",
-    },
-    "arguments": {"cells", "timed"},
-    "once": {"show"},
-    "watched": {"tensors", "display", "errors"},
-    "timed": {"tensors", "board", "display", "progress_line", "tracebacks", "errors"},
-    "tracebacks": {"errors"},
-    "progress_line": {"tensors"},
-    "board": set(),
-    "explaining": {"tensors"},
-    "show": {"virtual", "widget", "display", "tensors", "telemetry", "device", "errors"},
-    "completion": {"device"},
-    "cells": {"marker", "tensors", "errors"},
-    "marker": set(),
+    "__init__": {"magics", "server", "widget", "telemetry", "virtual", "device", "errors", "faults"}
+    | {"placement", "moving", "cell", "ledger", "mismatch", "dryrun", "timing"},
     "__main__": {"cli"},
-    "cli": {"demo", "display", "telemetry", "errors"},
-    "demo": {"errors"},
-    "widget": {"board", "display", "telemetry", "errors"},
-    "tensors": {"board", "display", "device", "nvml", "errors"},
-    "virtual": {"telemetry", "device", "errors"},
-    "display": {"telemetry", "tensors", "device"},
-    "server": {"telemetry", "device", "errors"},
-    "telemetry": {"device", "nvml", "errors"},
-    "device": {"nvml", "errors"},
-    "nvml": {"errors"},
+    "cli": {"demo", "gputable", "telemetry", "errors", "faults"},
+    "demo": {"errors", "faults"},
+    "magics": GROUND
+    | {"timing", "dryrun", "cell", "ledger", "mismatch", "placement"}
+    | {"gputable", "telemetry", "widget", "virtual"},
+    "timing": GROUND | {"cell", "copies", "isolation", "ledger", "moving", "placement", "nvml"},
+    "dryrun": GROUND | {"cell", "isolation", "ledger", "mismatch", "moving", "placement"},
+    "cell": GROUND | {"ledger", "mismatch", "moving", "placement"},
+    "copies": {"moving", "usercode", "errors", "faults"},
+    "isolation": {"usercode", "errors", "faults"},
+    "mismatch": GROUND,
+    "ledger": GROUND,
+    "moving": GROUND | {"placement"},
+    "placement": {"device", "usercode", "errors", "faults"},
+    "usercode": {"errors", "faults"},
+    "widget": {"display", "gputable", "telemetry", "errors", "faults"},
+    "server": {"telemetry", "device", "errors", "faults"},
+    "gputable": {"display", "telemetry", "device"},
+    "virtual": {"telemetry", "device", "errors", "faults"},
+    "telemetry": {"device", "nvml", "errors", "faults"},
+    "display": {"errors", "faults"},
+    "device": {"nvml", "errors", "faults"},
+    "nvml": {"errors", "faults"},
     "errors": set(),
+    "faults": set(),
 }
-# Only for type checkers: the report's view names the report.
-TYPES_ONLY = {("display", "tensors"), ("progress_line", "tensors")}
-WITHOUT_TORCH = set(MAY) - {"tensors", "virtual"}
+WITH_TORCH = {"cell", "copies", "dryrun", "isolation", "ledger", "mismatch", "moving", "placement"}
+WITH_TORCH |= {"timing", "usercode", "virtual"}
+WITHOUT_TORCH = set(MAY) - WITH_TORCH
 
 
 def room_of(path):
@@ -105,8 +88,6 @@ def test_rooms_import_only_what_they_may(path):
         if len(parts) == 1 or parts[1] == room:
             continue
         assert parts[1] in MAY[room], f"{room} imports {module}"
-        if (room, parts[1]) in TYPES_ONLY:
-            assert typing_only, f"{room} imports {module} at run time"
 
 
 def test_every_room_is_in_the_design():
@@ -145,7 +126,14 @@ def test_loading_the_extension_imports_no_torch_and_showing_gpus_neither():
     )
     loaded = loaded[loaded.index("torch-is-loaded:") + 1 :]
     assert loaded[0] == "False"
-    for heavy in ("torch", "numpy", "psutil", "pynvml", "gpumagic.telemetry", "gpumagic.timed"):
+    for heavy in (
+        "torch",
+        "numpy",
+        "psutil",
+        "pynvml",
+        "gpumagic.telemetry",
+        "gpumagic.magics.gputime",
+    ):
         assert heavy not in loaded
 
 

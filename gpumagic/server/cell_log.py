@@ -17,7 +17,7 @@ from typing import Any
 from gpumagic.server.iopub import Iopub
 from gpumagic.telemetry.cell_run import CellRun
 from gpumagic.telemetry.snapshot import Snapshot
-from gpumagic.telemetry.virtual import started
+from gpumagic.telemetry.virtual_state import started
 
 KEPT_S = 600.0
 """For how long a run is kept, in seconds after its end."""

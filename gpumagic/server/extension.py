@@ -8,7 +8,7 @@ from jupyter_server.extension.application import ExtensionApp
 
 from gpumagic.server.cell_log import CellLog
 from gpumagic.server.hub import Hub
-from gpumagic.server.kernels import KernelTable
+from gpumagic.server.notebooks import KernelTable
 from gpumagic.server.routes import routes
 from gpumagic.server.stream import HUB
 from gpumagic.telemetry.collect import Collector

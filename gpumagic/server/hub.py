@@ -16,7 +16,7 @@ from typing import Any
 
 from gpumagic.server.aside import aside
 from gpumagic.server.cell_log import CellLog
-from gpumagic.server.kernels import KernelTable
+from gpumagic.server.notebooks import KernelTable
 from gpumagic.server.outbox import Outbox
 from gpumagic.server.wants import Want
 from gpumagic.telemetry.cell_run import CellRun

@@ -10,9 +10,9 @@ from dataclasses import fields, replace
 from functools import cache
 
 from gpumagic import device
-from gpumagic.telemetry import virtual
-from gpumagic.telemetry.cpu import CpuSource
-from gpumagic.telemetry.nvml import NvmlSource
+from gpumagic.telemetry import virtual_state
+from gpumagic.telemetry.host import CpuSource
+from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.owners import Owner, Owners
 from gpumagic.telemetry.pace import patience
 from gpumagic.telemetry.snapshot import GpuSample, Problem, ProcessSample, Snapshot
@@ -45,7 +45,7 @@ class Collector:
         nvml: NvmlSource | None = None,
         cpu: CpuSource | None = None,
         owners: Owners | None = None,
-        virtual_states: Callable[[], Sequence[virtual.VirtualState]] = virtual.read,
+        virtual_states: Callable[[], Sequence[virtual_state.VirtualState]] = virtual_state.read,
         here: Callable[[], Sequence[device.Device]] | None = lambda: device.here(memory=False),
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -168,7 +168,7 @@ def _owned(holder: ProcessSample, owner: Owner) -> ProcessSample:
     return replace(holder, **known, ordinal=ordinal, mine=holder.pid == os.getpid())
 
 
-def _virtual_sample(state: virtual.VirtualState) -> GpuSample:
+def _virtual_sample(state: virtual_state.VirtualState) -> GpuSample:
     return GpuSample(
         uuid=state.facts.uuid,
         name=state.facts.name,

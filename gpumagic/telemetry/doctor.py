@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpumagic import nvml
 from gpumagic.device import Device, visible
-from gpumagic.telemetry.virtual import state_folder
+from gpumagic.telemetry.virtual_state import state_folder
 
 _NVIDIA_VENDOR = "0x10de"
 # Of PCI devices, those that show pictures or compute.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gpumagic.virtual.events import emit
-from gpumagic.virtual.gpus import GPUS, Gpu
+from gpumagic.virtual.virtual_gpus import GPUS, Gpu
 
 Found = list[tuple[str, Tensor, Tensor]]
 """An operator's tensors in order: the argument's name, the tensor, the CPU tensor that stands for

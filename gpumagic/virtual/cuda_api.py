@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.virtual import storages
+from gpumagic.virtual import virtual_storages
 from gpumagic.virtual.generators import Generator
-from gpumagic.virtual.gpus import GPUS, gpu_of
 from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Stream
+from gpumagic.virtual.virtual_gpus import GPUS, gpu_of
 
 C: Any = torch._C
 _missing = object()
@@ -65,8 +65,8 @@ def install(stack: ExitStack) -> None:
     patch(stack, torch.cuda.nvtx, _nvtx=_Nvtx())
     patch(stack, torch.cuda.nccl, is_available=_no)
     patch(stack, torch.backends.cudnn, is_acceptable=_no, version=_nothing)
-    patch(stack, torch.storage, _to=storages.to)
-    patch(stack, torch.storage._StorageBase, clone=storages.clone)
+    patch(stack, torch.storage, _to=virtual_storages.to)
+    patch(stack, torch.storage._StorageBase, clone=virtual_storages.clone)
     for module in (torch.autograd, torch.autograd.graph):
         patch(stack, module, _engine_run_backward=_backward)
     # Each device has one stream here, so its advice about streams is never meant.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.virtual.gpus import Gpu
+from gpumagic.virtual.virtual_gpus import Gpu
 
 C: Any = torch._C
 ON_CPU = 1

@@ -174,8 +174,8 @@ def trial(cache: Path | None = None, command: list[str] | None = None) -> str | 
 
 def _trial_command() -> list[str]:
     root = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.insert(0, {root!r}); from gpumagic.virtual import trial"
-    return [sys.executable, "-c", f"{code}; trial.main()"]
+    code = f"import sys; sys.path.insert(0, {root!r}); from gpumagic.virtual import build_trial"
+    return [sys.executable, "-c", f"{code}; build_trial.main()"]
 
 
 def _run(command: list[str]) -> str | None:

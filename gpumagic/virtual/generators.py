@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.virtual.gpus import gpu_of
+from gpumagic.virtual.virtual_gpus import gpu_of
 
 C: Any = torch._C
 aten: Any = torch.ops.aten

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gpumagic.virtual import events
 from gpumagic.virtual.flip import adopt, flip
-from gpumagic.virtual.gpus import gpu_of
-from gpumagic.virtual.kernels import CPU, HOST, run
+from gpumagic.virtual.generic_kernel import CPU, HOST, run
+from gpumagic.virtual.virtual_gpus import gpu_of
 
 aten: Any = torch.ops.aten
 Kernel = Callable[..., Any]

@@ -12,7 +12,7 @@ import torch._decomp  # registers the decompositions of recurrent networks
 
 from gpumagic.virtual import sparse
 from gpumagic.virtual.generators import host_kernels
-from gpumagic.virtual.kernels import kernel_of, run
+from gpumagic.virtual.generic_kernel import kernel_of, run
 from gpumagic.virtual.networks import network_kernels
 from gpumagic.virtual.operators import on_metadata, overload, own_kernels, pinning_kernels
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpumagic.virtual.flip import adopt, flip
-from gpumagic.virtual.gpus import Gpu, gpu_of
+from gpumagic.virtual.virtual_gpus import Gpu, gpu_of
 
 C: Any = torch._C
 aten: Any = torch.ops.aten

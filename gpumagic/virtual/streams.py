@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpumagic.virtual.gpus import gpu_of
+from gpumagic.virtual.virtual_gpus import gpu_of
 
 C: Any = torch._C
 _CUDA = 1  # c10::DeviceType::CUDA

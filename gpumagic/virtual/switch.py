@@ -11,10 +11,10 @@ import torch
 
 from gpumagic.device import Device, set_virtual
 from gpumagic.errors import GpuError
-from gpumagic.telemetry.virtual import Publisher, VirtualFacts
+from gpumagic.telemetry.virtual_state import Publisher, VirtualFacts
 from gpumagic.virtual import abi, cuda_api, events, gate, registry
-from gpumagic.virtual.gpus import GPUS, NAME, Gpu, Properties
-from gpumagic.virtual.ledger import Ledger
+from gpumagic.virtual.accounts import Ledger
+from gpumagic.virtual.virtual_gpus import GPUS, NAME, Gpu, Properties
 
 C: Any = torch._C
 _on = ExitStack()

@@ -9,10 +9,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpumagic import telemetry
-from gpumagic.display.gpus import GpuTable
+from gpumagic.gputable.gpus_text import GpuTable
 
 if TYPE_CHECKING:
-    from gpumagic.widget.view import MonitorWidget
+    from gpumagic.widget.live_monitor import MonitorWidget
 
 __all__ = ["monitor"]
 
@@ -43,7 +43,7 @@ def monitor(period: float = 1.0) -> MonitorWidget | None:
         print(GpuTable(telemetry.take()))
         print("\nThe live monitor needs a notebook; here, type %gpus to look again.")
         return None
-    from gpumagic.widget.view import MonitorWidget
+    from gpumagic.widget.live_monitor import MonitorWidget
 
     return MonitorWidget(period)
 

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 LIVE = ".jp-OutputArea .gpumagic-monitor .all"
 BOARD = """\
 import time
-from gpumagic.board import board
+from gpumagic.telemetry.measurements import board
 def until(seconds):
     end = time.time() + seconds
     while time.time() < end: pass
@@ -73,7 +73,10 @@ def test_bars_grow_beside_the_devices_while_the_cell_runs(view):
 
 
 def test_a_monitor_opened_afterwards_lists_what_was_measured(view):
-    live = opened(view, "from gpumagic.board import board\nboard.keep('early', 'x', None, 1.0)")
+    live = opened(
+        view,
+        "from gpumagic.telemetry.measurements import board\nboard.keep('early', 'x', None, 1.0)",
+    )
     view.run_cell(2)
     expect(live.locator(".results").first).to_contain_text("early")
     view.run_cell(1)

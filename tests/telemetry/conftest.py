@@ -29,7 +29,7 @@ from dataclasses import asdict
 from gpumagic.nvml import Nvml
 from gpumagic.telemetry.asker import no_thread
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.nvml import NvmlSource
+from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.sampler import Sampler
 now = [0.0]
 clock, unix = (lambda: now[0]), (lambda: 1e9 + now[0])

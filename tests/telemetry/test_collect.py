@@ -12,9 +12,9 @@ import pytest
 from gpumagic.device import Device
 from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.cpu import CpuSource
+from gpumagic.telemetry.host import CpuSource
 from gpumagic.telemetry.owners import Owner, Owners
-from gpumagic.telemetry.virtual import VirtualFacts, VirtualState
+from gpumagic.telemetry.virtual_state import VirtualFacts, VirtualState
 
 MISSING = Problem("library-missing", "no driver", "install it")
 MISMATCH = Problem("version-mismatch", "driver updated", "restart")

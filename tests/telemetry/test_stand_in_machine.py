@@ -174,7 +174,7 @@ def test_a_lost_gpu_leaves_the_others_and_comes_back(stand_in: Any) -> None:
     program = """
 from gpumagic import nvml
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.nvml import NvmlSource
+from gpumagic.telemetry.nvml_source import NvmlSource
 now = [0.0]
 door = nvml.Nvml(clock=lambda: now[0])
 collector = Collector(NvmlSource(lambda: door), here=list)

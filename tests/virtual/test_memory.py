@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.telemetry import virtual as published
-from gpumagic.virtual.ledger import BLOCK, SEGMENT, Ledger
+from gpumagic.telemetry import virtual_state as published
+from gpumagic.virtual.accounts import BLOCK, SEGMENT, Ledger
 
 CAPACITY = 2 * 2**30
 

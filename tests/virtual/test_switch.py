@@ -10,7 +10,7 @@ import torch
 
 from gpumagic import virtual
 from gpumagic.errors import GpuError
-from gpumagic.telemetry import virtual as published
+from gpumagic.telemetry import virtual_state as published
 from gpumagic.virtual import registry
 
 KEYS = (
@@ -177,7 +177,7 @@ def test_a_forked_child_does_not_count(runtime):
     code = """
 import os, warnings, torch
 from gpumagic import virtual
-from gpumagic.telemetry.virtual import read
+from gpumagic.telemetry.virtual_state import read
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)  # others do not live on in the child
 virtual.enable(2)

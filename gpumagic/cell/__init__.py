@@ -1,0 +1,1 @@
+"""Run one `%%ongpu` cell: bring what it reads, place what it makes, measure, report."""

@@ -1,0 +1,172 @@
+"""`%%ongpu … --fix`: operands that lie on several devices are brought to one, and that is said.
+
+Only for cells that ask for it: unlike the ledger, it is a mode over all functions of torch, which
+then cost about a microsecond more.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import BuiltinFunctionType, FrameType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from gpumagic.moving.move import move_all
+from gpumagic.moving.plan import has_plain_storage, immovable
+from gpumagic.usercode.lines import expression, line_of, locate
+
+_MISMATCH = re.compile(
+    r"same device|not at the same device|two devices|weight type .* should be the same", re.S
+)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """One operand that was brought where the others are.
+
+    Attributes
+    ----------
+    name : str
+        The variable, or the expression that it is part of.
+    nbytes, count : int
+        Bytes in all, and how often: once if the variable itself was moved.
+    source, destination : str
+        Devices.
+    line : int or None
+        The user's line.
+    """
+
+    name: str
+    nbytes: int
+    source: str
+    destination: str
+    line: int | None = None
+    count: int = 1
+
+
+class Fix(TorchFunctionMode):
+    """Catches the error of mixed devices, brings the operands together, and tries again.
+
+    All go to the device that holds the most bytes of them. A variable moves itself, keeping its
+    identity; what autograd tracks, and views, are copied for that one call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._done: dict[tuple[Any, ...], Fixed] = {}
+
+    @property
+    def done(self) -> tuple[Fixed, ...]:
+        """What was brought, each once."""
+        return tuple(self._done.values())
+
+    def start(self) -> None:
+        """Come into force on this thread."""
+        _push_mode(self)
+
+    def stop(self) -> None:
+        """End, whatever other modes were entered since and not left."""
+        if self not in _get_current_function_mode_stack():
+            return
+        above = []
+        while (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        __tracebackhide__ = True
+        kwargs = kwargs or {}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if not _MISMATCH.search(str(error)) or func is Tensor.backward:
+                raise
+            together = self._together(func, args, kwargs)
+            if together is None:
+                raise
+        args, kwargs = together
+        return func(*args, **kwargs)
+
+    def _together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        leaves, spec = tree_flatten((args, kwargs))
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        if len({t.device for t in tensors}) < 2:
+            return None
+        writes = _writes(func) and tensors[0] is args[0]
+        home = _home(tensors, tensors[0] if writes and not _moves(tensors[0]) else None)
+        user = locate(sys._getframe(2))[0]
+        known: dict[int, Tensor] = {}
+        for tensor in tensors:
+            if tensor.device != home and id(tensor) not in known:
+                known[id(tensor)] = self._bring(tensor, home, user)
+        brought = [known.get(id(x), x) for x in leaves]
+        together: tuple[Any, Any] = tree_unflatten(brought, spec)
+        return together
+
+    def _bring(self, tensor: Tensor, home: torch.device, user: FrameType | None) -> Tensor:
+        source, name = str(tensor.device), _name(tensor, user)
+        if _moves(tensor):
+            move_all([(name, tensor)], home)
+            new = tensor
+        else:
+            new = tensor.to(home)
+        line = None if user is None else line_of(user.f_code, user.f_lasti)
+        key = name, source, str(home), line
+        before = self._done.get(key, Fixed(name, 0, source, str(home), line, 0))
+        self._done[key] = replace(
+            before, nbytes=before.nbytes + tensor.nbytes, count=before.count + 1
+        )
+        return new
+
+
+def _home(tensors: list[Tensor], fixed: Tensor | None) -> torch.device:
+    if fixed is not None:
+        return fixed.device
+    held: dict[torch.device, int] = {}
+    for tensor in {id(t): t for t in tensors}.values():
+        held[tensor.device] = held.get(tensor.device, 0) + tensor.nbytes
+    # As many bytes on the CPU as on a GPU: then the GPU.
+    return max(held, key=lambda device: (held[device], device.type != "cpu"))
+
+
+def _moves(tensor: Tensor) -> bool:
+    """Whether the tensor itself can move: a leaf with memory of its own."""
+    return has_plain_storage(tensor) and not immovable(tensor) and not tensor._is_view()
+
+
+def _writes(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    dunder = name.startswith("__")
+    in_place = name.startswith("__i") if dunder else name.endswith("_")
+    return name == "__setitem__" or (in_place and isinstance(func, _C_FUNCTIONS))
+
+
+_C_FUNCTIONS = (BuiltinFunctionType, type(Tensor.add_), type(Tensor.__iadd__), FunctionType)
+
+
+def _name(tensor: Tensor, user: FrameType | None) -> str:
+    if user is None:
+        return "an operand"
+    for scope in (user.f_locals, user.f_globals):
+        for name, value in list(scope.items()):
+            if value is tensor and not name.startswith("_"):
+                return str(name)
+    code = expression(user.f_code, user.f_lasti)
+    return f"an operand of `{code}`" if code else "an operand"

@@ -1,0 +1,94 @@
+"""What happened to one cell: a plain record, shown as a line of text or as HTML."""
+
+from dataclasses import dataclass, field
+
+from gpumagic.cell import report_view as view
+from gpumagic.cell.autofix import Fixed
+from gpumagic.device import Device
+from gpumagic.ledger.entry import Ledger
+from gpumagic.moving.find_tensors import Left
+from gpumagic.moving.move import Moved
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of `DataLoader`s that were brought to the device: how many, and bytes copied."""
+
+    count: int = 0
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of torch's allocator on one device: the peak over the cell, its end and its start."""
+
+    device: str
+    peak: int
+    allocated: int
+    before: int
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """One cell on one device.
+
+    Attributes
+    ----------
+    device : Device
+        Where it ran.
+    seconds : float
+        From its first statement until the device had finished what it was given.
+    waited : bool
+        False when the wait was cut short (an interrupt, an error of the device).
+    moved, left : tuple
+        The variables brought to the device (`Moved`: name, bytes, sources), and those that were not
+        (`Left`: name, reason).
+    move_seconds : float
+        The time the moves took, apart from `seconds`.
+    batches : Batches
+        What loaders brought while the cell ran.
+    memory : tuple of Memory
+        Every CUDA device on which the cell allocated; bytes.
+    ledger : Ledger
+        Every copy between devices and every wait while the cell ran. The batches are among them,
+        what moved before it ran is not.
+    fixed : tuple of Fixed
+        The operands that `--fix` brought together.
+    table : bool
+        Show the ledger's table too (`--report`).
+    error : str or None
+        The name of the exception that ended the cell.
+    fault : str or None
+        What the device itself reported at the wait.
+    """
+
+    device: Device
+    seconds: float
+    waited: bool = True
+    moved: tuple[Moved, ...] = ()
+    left: tuple[Left, ...] = ()
+    move_seconds: float = 0.0
+    batches: Batches = Batches()
+    memory: tuple[Memory, ...] = ()
+    ledger: Ledger = field(default_factory=Ledger)
+    fixed: tuple[Fixed, ...] = ()
+    table: bool = False
+    error: str | None = None
+    fault: str | None = None
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes copied before the cell ran."""
+        return sum(m.nbytes for m in self.moved)
+
+    @property
+    def touched(self) -> bool:
+        """Whether the cell had anything to do with a device: moved, copied, loaded or allocated."""
+        copied = self.batches.count or self.ledger.entries
+        return bool(self.moved or self.left or copied or self.memory)
+
+    def __repr__(self) -> str:
+        return view.text(self)
+
+    def _repr_html_(self) -> str:
+        return view.html(self)

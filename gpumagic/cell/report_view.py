@@ -1,0 +1,110 @@
+"""A cell's report: one line of text, or the same line in HTML with its details folded beneath."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from gpumagic.display.units import duration, size
+from gpumagic.ledger import ledger_view
+
+if TYPE_CHECKING:
+    from gpumagic.cell.autofix import Fixed
+    from gpumagic.cell.report import Report
+
+_NAMES_SHOWN = 4
+# The report says the first two by themselves; that a value is shown is no news.
+_SAID = ("loader", "fix", "display")
+# Small, since each report in a saved notebook brings it along.
+_CSS = """
+.gpumagic-report { font: 12px/1.5 var(--jp-ui-font-family, system-ui, sans-serif);
+  color: var(--jp-content-font-color1, inherit); opacity: .85; padding: 2px 0; }
+.gpumagic-report .gm-where { color: var(--jp-brand-color1, #1e88e5); }
+.gpumagic-report .gm-bad { color: var(--jp-error-color1, #e53935); }
+.gpumagic-report .gm-dim { opacity: .5; }
+.gpumagic-report summary { cursor: pointer; }
+.gpumagic-report.gpumagic-report :is(table, tr:nth-child(n), tr:nth-child(n):hover, th, td) {
+  background: none; border: 0; color: inherit; font-size: 12px; font-weight: normal; margin: 0;
+  text-align: left; }
+.gpumagic-report.gpumagic-report :is(th, td) { padding: 0 18px 0 14px; }
+"""
+
+
+def text(report: Report) -> str:
+    """`cuda:1 (virtual) · 1.24 s · moved X, net: 1.2 MiB from cpu in 3.1 ms · peak 12.5 MiB`."""
+    line = " · ".join(_parts(report))
+    return f"{line}\n{ledger_view.table_text(report.ledger)}" if report.table else line
+
+
+def html(report: Report) -> str:
+    """The line, and behind it each variable with its bytes and each device with its memory."""
+    head, *rest = _parts(report)
+    bad = " gm-bad" if report.error or report.fault else ""
+    line = f'<b class="gm-where{bad}">{escape(head)}</b>' + "".join(
+        f' <span class="gm-dim">·</span> {escape(part)}' for part in rest
+    )
+    details = _details(report)
+    body = f"<details><summary>{line}</summary>{details}</details>" if details else line
+    shown = f'<div class="gpumagic-report"><style>{_CSS}</style>{body}</div>'
+    return shown + ledger_view.table_html(report.ledger, line=False) if report.table else shown
+
+
+def _parts(report: Report) -> list[str]:
+    device = report.device
+    where = f"{device} (virtual, at CPU speed)" if device.virtual else str(device)
+    parts = [f"{where}: {device.note}" if device.note else where]
+    took = duration(report.seconds)
+    if report.error:
+        parts.append(f"{report.error} after {took}")
+    elif not report.waited:
+        parts.append(f"{took}, not waited for")
+    else:
+        parts.append(took)
+    if report.fault:
+        parts.append(f"the device reports: {report.fault}")
+    if report.moved:
+        sources = ", ".join(dict.fromkeys(s for m in report.moved for s in m.sources))
+        names = _some([m.name for m in report.moved])
+        parts.append(
+            f"moved {names}: {size(report.moved_bytes)} from {sources} "
+            f"in {duration(report.move_seconds)}"
+        )
+    if report.batches.count:
+        count = f"{report.batches.count} batch{'es' * (report.batches.count > 1)}"
+        parts.append(f"{count}: {size(report.batches.nbytes)} copied")
+    parts += [_fixed(f) for f in report.fixed]
+    if said := ledger_view.line(report.ledger, without=_SAID):
+        parts.append(said)
+    if report.left:
+        parts.append(f"left {_some([part.name for part in report.left])}: {report.left[0].reason}")
+    for memory in report.memory:
+        where = "" if memory.device == str(device) else f"{memory.device} "
+        parts.append(f"{where}peak {size(memory.peak)}")
+    return parts
+
+
+def _fixed(f: Fixed) -> str:
+    where = "" if f.line is None else f" at line {f.line}"
+    again = f", {f.count:,} times" if f.count > 1 else ""
+    return f"fixed {f.name}: {size(f.nbytes)} from {f.source} to {f.destination}{where}{again}"
+
+
+def _some(names: list[str]) -> str:
+    shown, more = names[:_NAMES_SHOWN], len(names) - _NAMES_SHOWN
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def _details(report: Report) -> str:
+    moved = [
+        (m.name, size(m.nbytes), f"{', '.join(m.sources)} → {report.device}") for m in report.moved
+    ]
+    left = [(part.name, "left", part.reason) for part in report.left]
+    memory = [
+        (m.device, f"peak {size(m.peak)}", f"{size(m.before)} before, {size(m.allocated)} after")
+        for m in report.memory
+    ]
+    rows = "".join(
+        f"<tr><th scope='row'>{escape(a)}</th><td>{escape(b)}</td><td>{escape(c)}</td></tr>"
+        for a, b, c in (*moved, *left, *memory)
+    )
+    return f"<table>{rows}</table>" if rows else ""

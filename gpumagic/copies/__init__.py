@@ -1,0 +1,1 @@
+"""Copy whatever a notebook holds, with the relations between its objects."""

@@ -1,0 +1,253 @@
+"""Copies of what a piece of code reads, so that timing it changes nothing of the user's.
+
+Guarantees: the user's variables, every object in them, autograd's graphs and memory are the same
+before and after; functions and classes of the notebook see the copies; two worlds can be used at
+the same time, on two threads; what fails or is interrupted leaves nothing behind.
+"""
+
+import gc
+import time
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gpumagic.copies import shared_objects
+from gpumagic.copies.copier import Copier
+from gpumagic.copies.storages import Blocks, home_by
+from gpumagic.errors import GpuError
+from gpumagic.moving.find_tensors import Walk
+from gpumagic.moving.move import move_all, wait_for
+from gpumagic.moving.plan import must_move
+from gpumagic.usercode.variables import variables_read
+
+# IPython's own lists of what was typed and given: they stay the notebook's.
+_HISTORY = ("_ih", "_oh", "_dh")
+_FUNCTION = "(function)"
+
+
+class World:
+    """Copies, on one device, of the variables that a piece of code reads.
+
+    Parameters
+    ----------
+    namespace : dict
+        The user's variables.
+    names : iterable of str
+        Those that the code reads; the notebook's functions are followed.
+    device : torch.device
+        With an index where its kind has several.
+    function : callable, optional
+        What is timed, if it is no code.
+    in_place : bool
+        No copies: the variables themselves are brought to the device, until `close`.
+    clock : callable
+        Seconds.
+
+    Attributes
+    ----------
+    globals : dict
+        Where to execute the code. Names that it does not read are there too, not copied.
+    function : callable or None
+        The copy of `function`.
+    seconds : float
+        What copying took, the device waited for.
+    nbytes : int
+        Bytes copied.
+    notes : tuple of str
+        Lines for the user.
+
+    Raises
+    ------
+    GpuError
+        A variable cannot be copied.
+    torch.OutOfMemoryError
+        The device has no room for the copies. None is left there.
+    """
+
+    def __init__(
+        self,
+        namespace: dict[str, Any],
+        names: Iterable[str],
+        device: torch.device,
+        *,
+        function: Callable[..., Any] | None = None,
+        in_place: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.seconds, self.nbytes = 0.0, 0
+        self.notes: tuple[str, ...] = ()
+        self.function = function
+        self.globals = namespace
+        self._namespace = namespace
+        history = [namespace[name] for name in _HISTORY if name in namespace]
+        known = (n for n in names if n in namespace and n != "__builtins__")
+        self._names = [n for n in known if not any(namespace[n] is h for h in history)]
+        self._origins: list[tuple[torch.device, list[Tensor]]] = []
+        self._blocks: Blocks | None = None
+        self._module: types.ModuleType | None = None
+        self._finalised = False
+        start = clock()
+        try:
+            if in_place:
+                self._bring(device)
+            else:
+                self._copy(device)
+            wait_for(device)
+            self.seconds = clock() - start
+        except BaseException:
+            self.close()  # in place, the variables go back, whenever an interrupt came
+            raise
+
+    def close(self) -> None:
+        """Let go of everything, so that the memory is free at once; in place, move back."""
+        self._take_back()
+        blocks, self._blocks = self._blocks, None
+        space, self.globals, self._module = self.globals, {}, None
+        self.function = None
+        if blocks is None:
+            return
+        made = blocks.made()
+        blocks.clear()
+        if not self._finalised and not any(_has_del(item) for item in list(space.values())):
+            # A `__del__` of the notebook's must find its globals; torch.compile clears its own.
+            for name in [n for n in space if not n.startswith("__")]:
+                del space[name]
+        del space
+        if any(reference() is not None for reference in made):
+            # Functions, classes and hooks are cycles, which only the collector ends.
+            gc.collect()
+
+    # -- copies
+    def _copy(self, device: torch.device) -> None:
+        self._module = types.ModuleType(self._namespace.get("__name__") or "__main__")
+        self.globals = vars(self._module)
+        self.globals.clear()
+        self.globals.update(self._namespace)
+        self._blocks = Blocks()
+        copier = Copier(self._namespace, self.globals, self._blocks)
+        failure: str | None = None
+        try:
+            self._make(copier, device)
+        except torch.OutOfMemoryError as error:
+            failure = str(error)
+        except BaseException:
+            self._drop(copier)
+            raise
+        else:
+            copier.clear()
+        if failure is not None:  # raised out here: a chained exception would keep the copies alive
+            self._drop(copier)
+            raise torch.OutOfMemoryError(failure)
+
+    def _drop(self, copier: Copier) -> None:
+        copier.clear()
+        self.close()
+
+    def _make(self, copier: Copier, device: torch.device) -> None:
+        values = {name: self._namespace[name] for name in self._names}
+        if self.function is not None:
+            values[_FUNCTION] = self.function
+        assert self._blocks is not None
+        try:
+            copier.write(values)
+        except Exception as error:  # noqa: BLE001  what pickling the user's own objects may raise
+            raise self._refusal(values, error) from None
+        walk = Walk(self._namespace.get("__name__") or "__main__")
+        walk.variables({**values, **copier.met}.items())
+        homes = {id(f.tensor): f.home or device for f in walk.found}
+        self._blocks.copy(home_by(homes))
+        try:
+            made = copier.read()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            line = (str(error).strip().splitlines() or [""])[0]
+            raise GpuError(
+                f"copying {', '.join(values)} raised {type(error).__name__}: {line}; make them in "
+                "the cell, or type --in-place"
+            ) from None
+        self._finalised = copier.finalised
+        self.function = made.pop(_FUNCTION, None)
+        self.globals.update(made)
+        tracked = (f.path for f in walk.found if f.tensor.grad_fn is not None)
+        notes = {f"{path}: copied without its autograd graph": None for path in tracked}
+        self.notes = (*notes, *copier.notes)
+        self.nbytes = self._blocks.nbytes
+
+    def _refusal(self, values: dict[str, Any], error: Exception) -> GpuError:
+        """The line that names the variable that has no copy."""
+        for name, value in values.items():
+            copier = Copier(self._namespace, {}, Blocks())
+            try:
+                copier.write({name: value})
+            except Exception as failed:  # noqa: BLE001
+                kind = _kind(failed)
+                own = name if name != _FUNCTION else getattr(value, "__name__", "the function")
+                what = kind if _is_about(failed, value) else f"it holds {kind}"
+                return GpuError(
+                    f"{own} ({what}) cannot be copied, so each run would change it; make it in "
+                    "the cell, or type --in-place"
+                )
+            finally:
+                copier.clear()
+        return GpuError(f"the variables cannot be copied: {_kind(error)}")
+
+    # -- in place
+    def _bring(self, device: torch.device) -> None:
+        space = dict(self._namespace)
+        names = list(self._names)
+        if self.function is not None:
+            space[_FUNCTION] = self.function
+            names.append(_FUNCTION)
+        variables = list(variables_read(names, space))
+        walk = Walk()
+        walk.variables(variables)
+        origins: dict[torch.device, list[Tensor]] = {}
+        for found in walk.found:
+            if must_move(found, device):
+                origins.setdefault(found.tensor.device, []).append(found.tensor)
+        self._origins = list(origins.items())
+        try:
+            moves = move_all(variables, device, followers=self._optimizers())
+        except GpuError as error:
+            self._origins = []
+            raise torch.OutOfMemoryError(str(error)) from None
+        except BaseException:
+            self._take_back()
+            raise
+        self.nbytes = moves.nbytes
+
+    def _take_back(self) -> None:
+        origins, self._origins = self._origins, []
+        for device, tensors in origins:
+            move_all([("", tensors)], device, followers=self._optimizers())
+
+    def _optimizers(self) -> list[tuple[str, Optimizer]]:
+        return [(n, v) for n, v in self._namespace.items() if issubclass(type(v), Optimizer)]
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, shared_objects.Uncopied):
+        return str(error)
+    if isinstance(error, RecursionError) or "recursion" in str(error):
+        return "a structure nested too deeply"
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    quoted = text.split("'")
+    if "pickle" in text and len(quoted) > 2:
+        name = quoted[1].rsplit(".", 1)[-1]
+        return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    return f"something that refuses: {text}"
+
+
+def _is_about(error: Exception, value: Any) -> bool:
+    if isinstance(error, shared_objects.Uncopied):
+        return error.value is value
+    return f"{type(value).__name__}'" in str(error)
+
+
+def _has_del(value: Any) -> bool:
+    return isinstance(value, type) and shared_objects.defines(value, "__del__")

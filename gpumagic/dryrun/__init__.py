@@ -1,0 +1,23 @@
+"""A dry run: what a cell or a function would do, without computing and without touching anything.
+
+Every tensor is replaced by one without data (torch's fake tensors), everything else that can change
+by a copy, and the code runs on those: shapes, dtypes, devices, transfers and memory are what they
+would be. What depends on data ends the dry run, with the result up to there.
+"""
+
+from gpumagic.dryrun.dry_cell import dry_run_cell, dry_run_in_shell
+from gpumagic.dryrun.dry_function import dry_run
+from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown
+from gpumagic.dryrun.transfers import Transfer
+
+__all__ = [
+    "Assigned",
+    "DryRun",
+    "Mismatch",
+    "Peak",
+    "Transfer",
+    "Unknown",
+    "dry_run",
+    "dry_run_cell",
+    "dry_run_in_shell",
+]

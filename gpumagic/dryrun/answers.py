@@ -1,0 +1,227 @@
+"""What a tensor without data answers to the user: the outer mode of a dry run.
+
+It brings stand-ins for real tensors that are reached some other way, and says of what only data
+could tell that it is not known.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from gpumagic.dryrun.transfers import Transfers
+from gpumagic.dryrun.unknown import NotKnown, Stopped
+
+_HOSTS: tuple[tuple[str, float | None], ...] = (
+    ("torch.optim.lbfgs", None),  # how often it goes on, the data decide
+    ("torch.optim", 1.0),
+    ("torch.nn.modules.transformer", 1.0),  # whether a mask is the causal one
+    ("torch.amp", 0.0),
+    ("torch.cuda.amp", 0.0),
+    ("torch.utils.data", 0),
+)
+
+
+def _host_value(frame: Any) -> float | None:
+    """For library code on the host, whose numbers only count or scale: any will do."""
+    name = str(frame.f_globals.get("__name__"))
+    return next((value for start, value in _HOSTS if name.startswith(start)), None)
+
+
+class Calls(TorchFunctionMode):
+    """Answers what the user asks of tensors.
+
+    Parameters
+    ----------
+    double : callable
+        Gives the stand-in of a real tensor, always the same one.
+    transfers : Transfers
+    """
+
+    def __init__(self, double: Callable[[Tensor], Any], transfers: Transfers) -> None:
+        super().__init__()
+        self._double, self._transfers = double, transfers
+        self.off = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.off:
+            return func(*args, **kwargs)
+        args, kwargs = self._stand_in(args, func), self._stand_in(kwargs, func)
+        answer = _ANSWERS.get(func)
+        if answer is not None and args and isinstance(args[0], FakeTensor):
+            return answer(self, func, args, kwargs, sys._getframe(1))
+        out = func(*args, **kwargs)
+        if isinstance(out, Tensor) and _is_real(out):
+            return self._double(out)
+        return out
+
+    def _stand_in(self, values: Any, func: Any) -> Any:
+        items = values.values() if type(values) is dict else values
+        if any(_needs(item) for item in items):
+            if getattr(func, "__name__", "") == "full" and type(values) is tuple:
+                # The number that fills is no size.
+                fills = (self._one(item, torch.fill) for item in values[1:])
+                return (tree_map(lambda item: self._one(item, func), values[0]), *fills)
+            return tree_map(lambda item: self._one(item, func), values)
+        return values
+
+    def _one(self, item: Any, func: Any) -> Any:
+        if isinstance(item, Tensor) and _is_real(item):
+            return self._double(item)
+        if type(item) is NotKnown:
+            name = getattr(func, "__name__", str(func))
+            if name.strip("_") not in _SCALES:
+                raise Stopped(f"{name} with {item.what} depends on data")
+            return 1 if item.whole else float("nan")
+        return item
+
+    # -- answers
+    def waits(self, tensor: Any, operator: str, nbytes: int) -> None:
+        self._transfers.note("wait", operator, str(tensor.device), "cpu", nbytes)
+
+    def item(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
+        tensor, name = args[0], _NAMES[func]
+        self.waits(tensor, "item", tensor.element_size())
+        constant = tensor.constant
+        if constant is not None:
+            with torch._C.DisableTorchFunction():
+                return func(constant, *args[1:])
+        value = _host_value(frame)
+        if value is not None:
+            return {"int": int, "index": int, "bool": bool, "float": float}.get(name, _as_it_is)(
+                value
+            )
+        if name == "item":
+            if tensor.numel() != 1:
+                with torch._C.DisableTorchFunction():
+                    return func(*args, **kwargs)  # torch's own error
+            return NotKnown(
+                ".item()", whole=not (tensor.is_floating_point() or tensor.is_complex())
+            )
+        words = {"bool": "a condition on a tensor", "index": "a tensor as a size or an index"}
+        raise Stopped(f"{words.get(name, f'{name}() of a tensor')} depends on data")
+
+    def tolist(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
+        return self.list_of(args[0], frame)
+
+    def list_of(self, tensor: Any, frame: Any) -> Any:
+        """The nested list of a tensor's elements."""
+        if tensor.device.type != "cpu":
+            self._transfers.note("copy", "tolist", str(tensor.device), "cpu", tensor.nbytes)
+        if tensor.constant is not None:
+            with torch._C.DisableTorchFunction():
+                return tensor.constant.tolist()
+        if _host_value(frame) is not None:  # a sampler's order: any is as good
+            return list(range(tensor.numel()))
+        return _nested(tensor.shape)
+
+    def shown(self, func: Any, args: Any, kwargs: Any, frame: Any) -> str:
+        tensor = args[0]
+        if tensor.device.type != "cpu":
+            self.waits(tensor, "print", 0)
+        if _NAMES[func] == "format" and tensor.dim() == 0:
+            return "?"
+        where = "" if tensor.device.type == "cpu" else f", device='{tensor.device}'"
+        return f"tensor(?, shape={tuple(tensor.shape)}{where}, dtype={tensor.dtype})"
+
+    def numpy(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
+        tensor = args[0]
+        if tensor.device.type != "cpu" and not kwargs.get("force"):
+            raise TypeError(
+                f"can't convert {tensor.device} device type tensor to numpy. Use Tensor.cpu() to "
+                "copy the tensor to host memory first."
+            )
+        if tensor.requires_grad and not kwargs.get("force"):
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
+                "instead."
+            )
+        raise Stopped("an array of a tensor's values depends on data")
+
+    def set_data(self, func: Any, args: Any, kwargs: Any, frame: Any) -> None:
+        set_data(args[0], args[1])
+
+    def pinned(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
+        return args[0].clone()
+
+    def not_pinned(self, func: Any, args: Any, kwargs: Any, frame: Any) -> bool:
+        return False
+
+    def itself(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
+        return args[0]
+
+    def contents(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
+        raise Stopped(f"{_NAMES[func]}() of a tensor depends on data")
+
+
+# Functions for which a number only scales or fills; for others it may be a size or an index.
+_SCALES = frozenset(
+    (
+        *("add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod"),
+        *("pow", "radd", "iadd", "isub", "rmul", "imul", "truediv", "rtruediv", "idiv", "itruediv"),
+        *("floordiv", "rdiv", "mod", "rpow", "ipow", "lt", "le", "gt", "ge", "eq", "ne", "fill"),
+        *("clamp", "clip", "clamp_min", "clamp_max", "where", "masked_fill", "lerp", "addcmul"),
+        *("addcdiv", "tensor", "as_tensor", "full_like", "maximum", "minimum", "setitem"),
+        *("multiply", "divide", "subtract", "add_scalar", "atan2", "copysign", "xlogy"),
+    )
+)
+
+
+def set_data(tensor: Any, new: Any) -> None:
+    """`tensor.data = new` of stand-ins, which torch leaves on the old device."""
+    with torch._C.DisableTorchFunction():
+        torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
+        tensor.fake_device = new.fake_device
+        tensor.constant = None
+
+
+def _is_real(tensor: Tensor) -> bool:
+    # What `vmap` and `grad` wrap is a stand-in already.
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not isinstance(tensor, FakeTensor) and not wrapped
+
+
+def _needs(item: Any) -> bool:
+    if isinstance(item, Tensor):
+        return _is_real(item)
+    if isinstance(item, (list, tuple)):
+        return any(_needs(part) for part in item)
+    if isinstance(item, dict):
+        return any(_needs(part) for part in item.values())
+    return type(item) is NotKnown
+
+
+def _as_it_is(value: float) -> float:
+    return value
+
+
+def _nested(shape: Any) -> Any:
+    if not shape:
+        return NotKnown("an element of a list")
+    return [_nested(shape[1:]) for _ in range(shape[0])]
+
+
+_BY_NAME: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("item", "__bool__", "__float__", "__int__", "__index__"), Calls.item),
+    **dict.fromkeys(("__complex__", "is_nonzero"), Calls.item),
+    **dict.fromkeys(("__repr__", "__str__", "__format__"), Calls.shown),
+    **dict.fromkeys(("numpy", "__array__"), Calls.numpy),
+    **dict.fromkeys(("__reduce_ex__", "__dlpack__", "__contains__", "data_ptr"), Calls.contents),
+    "tolist": Calls.tolist,
+    "pin_memory": Calls.pinned,
+    "is_pinned": Calls.not_pinned,
+    "share_memory_": Calls.itself,
+}
+_ANSWERS = {
+    getattr(Tensor, name): answer for name, answer in _BY_NAME.items() if hasattr(Tensor, name)
+}
+_NAMES = {getattr(Tensor, n): n.strip("_") for n in _BY_NAME if hasattr(Tensor, n)}
+_ANSWERS[Tensor.data.__set__] = Calls.set_data  # type: ignore[attr-defined]

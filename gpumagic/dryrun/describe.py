@@ -1,0 +1,55 @@
+"""Variables in words: what a dry run says of what the code assigns."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gpumagic.dryrun.result import Assigned
+from gpumagic.dryrun.unknown import NotKnown, Refused
+from gpumagic.moving.find_tensors import Walk
+
+
+def describe(name: str, value: Any) -> Assigned:
+    """A variable's kind, device and bytes."""
+    if isinstance(value, Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        shape = tuple(int(n) for n in value.shape)
+        return Assigned(
+            name, f"{dtype}{list(shape)}", str(value.device), value.nbytes, shape, value.dtype
+        )
+    if isinstance(value, (NotKnown, Refused)):
+        return Assigned(name, "a value that depends on data")
+    walk = Walk()
+    walk.variables([(name, value)])
+    tensors = [found.tensor for found in walk.found]
+    devices = dict.fromkeys(str(t.device) for t in tensors)
+    nbytes = sum(t.nbytes for t in tensors)
+    return Assigned(name, _words(value, tensors), ", ".join(devices), nbytes)
+
+
+def _words(value: Any, tensors: list[Tensor]) -> str:
+    kind = type(value).__name__
+    if isinstance(value, nn.Module):
+        count = sum(1 for _ in value.parameters())
+        return f"{kind}, {_many(count, 'parameter')}"
+    if isinstance(value, Optimizer):
+        return f"{kind} of {_many(len(list(_parameters(value))), 'parameter')}"
+    if isinstance(value, (list, tuple, dict, set)):
+        return f"{kind} of {len(value)}" + (f", {_many(len(tensors), 'tensor')}" * bool(tensors))
+    if isinstance(value, (bool, int, float, str)) and len(repr(value)) <= 40:
+        return f"{kind} {value!r}"
+    if dataclasses.is_dataclass(value) and tensors:
+        return f"{kind}, {_many(len(tensors), 'tensor')}"
+    return kind
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[Any]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"

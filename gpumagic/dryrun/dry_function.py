@@ -1,0 +1,105 @@
+"""`gpumagic.dry_run(function, ...)`."""
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from gpumagic.dryrun.doubles import Doubles
+from gpumagic.dryrun.result import DryRun
+from gpumagic.dryrun.session import Session, Subject
+from gpumagic.errors import GpuError
+from gpumagic.placement.torch_devices import find
+from gpumagic.usercode.variables import variables_read
+
+
+def dry_run(
+    function: Callable[..., Any],
+    *args: Any,
+    on: object = None,
+    move: bool = True,
+    limit: float = 30.0,
+    **kwargs: Any,
+) -> DryRun:
+    """What ``function(*args, **kwargs)`` would do, without computing or touching anything.
+
+    Every tensor that it reaches is replaced by one without data; lists, dicts and objects by
+    copies. Nothing is allocated on a GPU.
+
+    Parameters
+    ----------
+    function : callable
+        A function, a method or a module.
+    *args, **kwargs
+        What it is called with.
+    on : str, int or torch.device, optional
+        Place it as ``%%ongpu`` does: ``1``, ``"cuda:1"``, ``"free"`` … By default it runs where it
+        is.
+    move : bool
+        With `on`: whether its arguments, and the variables that it reads, are brought there first.
+    limit : float
+        Seconds after which it stops, with the result up to there.
+
+    Returns
+    -------
+    DryRun
+        Shapes, dtypes and devices, mismatches, transfers, peak memory, and what is not known.
+
+    Raises
+    ------
+    GpuError
+        `function` is not callable, there is no such device, or another dry run is under way.
+
+    Examples
+    --------
+    >>> result = gpumagic.dry_run(train_step, net, optimizer, X, y, on=1)
+    >>> result.peak["cuda:1"].needed
+    15246295040
+    """
+    _check(function)
+    device = None if on is None else find(on)
+    space, module = _home(function)
+    arguments = [("function", function), *zip(_names(function, args), args, strict=True)]
+    arguments += kwargs.items()
+    read = variables_read(["function"], {**space, "function": function}, module)
+    known = {name for name, _ in arguments}
+    roots = arguments + [(name, value) for name, value in read if name not in known]
+
+    def prepare(doubles: Doubles) -> Callable[[], dict[str, Any]]:
+        call = doubles.of(function)
+        items, words = [doubles.of(a) for a in args], {k: doubles.of(v) for k, v in kwargs.items()}
+        return lambda: {"return": call(*items, **words)}
+
+    return Session(device, move=move, limit=limit).run(Subject(space, roots, prepare))
+
+
+def _check(function: Any) -> None:
+    if not callable(function):
+        raise GpuError(
+            f"dry_run takes a function to call, not {type(function).__name__}; type "
+            "gpumagic.dry_run(lambda: ...)"
+        )
+    if inspect.iscoroutinefunction(function):
+        raise GpuError("dry_run cannot follow an async function; give it one that awaits nothing")
+
+
+def _home(function: Any) -> tuple[dict[str, Any], str]:
+    inner = inspect.unwrap(function) if isinstance(function, FunctionType) else function
+    inner = getattr(inner, "__func__", inner)
+    if not isinstance(inner, FunctionType):
+        inner = getattr(type(inner), "forward", vars(type(inner)).get("__call__"))
+    if isinstance(inner, FunctionType):
+        return inner.__globals__, str(inner.__module__)
+    return {}, "__main__"
+
+
+def _names(function: Any, args: tuple[Any, ...]) -> list[str]:
+    """The names of the parameters, for the report; a number where they have none."""
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        found = list(inspect.signature(called).bind_partial(*args).arguments)
+    except (TypeError, ValueError):
+        found = []
+    return found if len(found) == len(args) else [f"argument {n + 1}" for n in range(len(args))]

@@ -1,0 +1,149 @@
+"""What a dry run found: plain records, shown as text or HTML."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpumagic.dryrun import dry_run_view as view
+from gpumagic.dryrun.running_line import Place
+from gpumagic.dryrun.transfers import Transfer
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A variable that the code assigns.
+
+    Attributes
+    ----------
+    name : str
+    kind : str
+        ``"float32[128, 10]"`` for a tensor, else in words: ``"Sequential, 4 parameters"``.
+    device : str
+        ``"cuda:1"``; several are joined by a comma, and what is on none has none.
+    nbytes : int
+        Of its tensors.
+    shape : tuple of int or None
+        Of a tensor.
+    dtype : torch.dtype or None
+        Of a tensor.
+    """
+
+    name: str
+    kind: str
+    device: str = ""
+    nbytes: int = 0
+    shape: tuple[int, ...] | None = None
+    dtype: Any = None
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The memory of one device.
+
+    Attributes
+    ----------
+    device : str
+    peak : int
+        The most bytes allocated at once while the code runs, what is there already included: what
+        ``torch.cuda.max_memory_allocated`` would say. At least: kernels' workspaces and the
+        allocator's fragmentation are not in it.
+    needed : int
+        Of these, bytes that are not allocated yet, what `%%ongpu` brings included.
+    free : int or None
+        Bytes that there are for them now; None where it is not known.
+    at : Place or None
+        The line of the peak.
+    """
+
+    device: str
+    peak: int
+    needed: int
+    free: int | None
+    at: Place | None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether there is room for it now; None where that is not known."""
+        return None if self.free is None else self.needed <= self.free
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Where the dry run met what only data can tell, or what it does not do, and whether it ended
+    there."""
+
+    where: Place | None
+    reason: str
+    ended: bool
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}" if self.where else self.reason
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """An operation between devices that would fail: torch's words, and the explanation of them."""
+
+    where: Place | None
+    error: str
+    explanation: str | None = None
+    html: str | None = None
+
+    def __str__(self) -> str:
+        return self.error if self.explanation is None else self.explanation
+
+
+@dataclass(frozen=True, repr=False)
+class DryRun:
+    """What a cell or a function would do.
+
+    Attributes
+    ----------
+    device : str
+        Where it would be placed; nothing for where it is.
+    assigned : tuple of Assigned
+        Variables that it assigns, and ``return`` for what a function returns.
+    peak : dict of str to Peak
+        By device.
+    transfers : tuple of Transfer
+        Copies between devices and waits of the host, by line.
+    unknown : tuple of Unknown
+        What could not be known or was left out; the last one may be where the dry run ended.
+    mismatches : tuple of Mismatch
+        The operation between devices at which the code would fail.
+    error : str or None
+        Another error at which it would fail.
+    error_at : Place or None
+    printed : str
+        What it printed; a ``?`` is a value that depends on data.
+    operators : int
+        How many operators were followed.
+    seconds : float
+        What the dry run took.
+    virtual : bool
+        Whether the device is a virtual GPU.
+    """
+
+    device: str
+    assigned: tuple[Assigned, ...]
+    peak: dict[str, Peak]
+    transfers: tuple[Transfer, ...]
+    unknown: tuple[Unknown, ...]
+    mismatches: tuple[Mismatch, ...]
+    error: str | None
+    error_at: Place | None
+    printed: str
+    operators: int
+    seconds: float
+    virtual: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether it followed the code to its end."""
+        ended = any(unknown.ended for unknown in self.unknown)
+        return not (ended or self.mismatches or self.error)
+
+    def __repr__(self) -> str:
+        return view.text(self)
+
+    def _repr_html_(self) -> str:
+        return view.html(self)

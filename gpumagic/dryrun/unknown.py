@@ -1,0 +1,130 @@
+"""What a dry run cannot know: values that stand for data, and the end where one would decide.
+
+Guarantees: a value that is not known never turns into a number by itself; it can be stored, shown
+and computed with, and ends the dry run where something would depend on it.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from gpumagic.dryrun.running_line import Place, place
+
+raised: list["Stopped"] = []
+"""Of the dry run that is under way: a bare `except:` must not hide them."""
+
+
+class Stopped(BaseException):
+    """The end of a dry run; no `except Exception` of the user's may take it for an error.
+
+    Parameters
+    ----------
+    reason : str
+        Why it cannot go on, as a phrase.
+    where : Place or None
+        The user's line.
+    """
+
+    def __init__(self, reason: str, where: Place | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.where = where or place(sys._getframe(1))
+        raised.append(self)
+
+
+class NotKnown:
+    """A number that only the data could tell, such as ``loss.item()``.
+
+    Arithmetic with it gives another; `torch` takes it wherever a number only scales values. A
+    comparison, a conversion or a use as a size ends the dry run.
+    """
+
+    __slots__ = ("what", "whole")
+
+    def __init__(self, what: str = "a value of a tensor", *, whole: bool = False) -> None:
+        self.what = what
+        self.whole = whole  # an integer: torch's type promotion asks
+
+    def __repr__(self) -> str:
+        return "?"
+
+    def __format__(self, spec: str) -> str:
+        return "?"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # protocols that ask first: numpy, copy, pickle
+            raise AttributeError(name)
+        raise Stopped(f".{name} of {self.what} depends on data")
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        raise Stopped(f"{getattr(func, '__name__', func)} needs a number that depends on data")
+
+
+def _computes(name: str) -> Callable[..., Any]:
+    def compute(self: NotKnown, *others: Any) -> Any:
+        if any(isinstance(other, Tensor) for other in others):
+            return NotImplemented  # a tensor knows what its result looks like
+        parts = (getattr(other, "whole", isinstance(other, int)) for other in others)
+        return NotKnown(self.what, whole=self.whole and "truediv" not in name and all(parts))
+
+    compute.__name__ = name
+    return compute
+
+
+def _decides(name: str, does: str) -> Callable[..., Any]:
+    def decide(self: NotKnown, *others: Any) -> Any:
+        raise Stopped(f"{does} {self.what} depends on data")
+
+    decide.__name__ = name
+    return decide
+
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+for _name in (*_BINARY, *(f"r{name}" for name in _BINARY), "neg", "pos", "abs", "round"):
+    setattr(NotKnown, f"__{_name}__", _computes(f"__{_name}__"))
+for _name, _does in {
+    **dict.fromkeys(("bool", "lt", "le", "gt", "ge", "eq", "ne"), "a condition on"),
+    **dict.fromkeys(("int", "float", "index", "complex", "trunc", "floor", "ceil"), "the value of"),
+    "hash": "a key that is",
+    **dict.fromkeys(("iter", "len", "getitem", "contains", "call"), "the contents of"),
+}.items():
+    setattr(NotKnown, f"__{_name}__", _decides(f"__{_name}__", _does))
+
+
+class Refused:
+    """Stands for an object that cannot be copied and that using would change: ends the dry run."""
+
+    def __init__(self, reason: str) -> None:
+        object.__setattr__(self, "_reason", reason)
+
+    def __getattr__(self, name: str) -> Any:
+        raise Stopped(object.__getattribute__(self, "_reason"))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise Stopped(object.__getattribute__(self, "_reason"))
+
+    def __iter__(self) -> Any:
+        raise Stopped(object.__getattribute__(self, "_reason"))
+
+    __next__ = __call__ = __enter__ = __len__ = __iter__
+
+    def __getitem__(self, key: object) -> Any:
+        raise Stopped(object.__getattribute__(self, "_reason"))
+
+    def __exit__(self, *exc: object) -> None:
+        """Never entered."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        for item in tree_leaves((args, kwargs)):
+            if type(item) is Refused:
+                raise Stopped(object.__getattribute__(item, "_reason"))
+        return NotImplemented

@@ -1,0 +1,1 @@
+"""Show the GPUs and who holds them: the table of `%gpus`."""

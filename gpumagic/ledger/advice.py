@@ -1,0 +1,135 @@
+"""What to do about a copy or a wait that is made again and again, and what that would save."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpumagic.display.units import duration
+
+if TYPE_CHECKING:
+    from gpumagic.ledger.entry import Entry
+
+_BY_SIZE = {
+    "bincount": "the size of its result depends on the data; do it once, before the loop",
+    "equal": "compare on the device, (a == b).all(), and read that later",
+    "repeat_interleave": "give it output_size=, and it need not wait",
+}
+_UNIQUE = "the size of its result depends on the data; do it once, before the loop"
+_MASK = (
+    "the size of its result depends on the data; torch.where(mask, x, 0) keeps the size and "
+    "does not wait"
+)
+_LOG = (
+    "keep the log on the device, log.append(x.detach()), and read it once after the loop: "
+    "torch.stack(log).cpu()"
+)
+_STACK = "torch.stack([...]) puts them together on the device"
+_NEW_TENSOR = ("torch.tensor(", "torch.as_tensor(")
+_CHECKS = "it checks its arguments; validate_args=False leaves that out"
+_SCALAR = 16  # bytes of a number
+_MADE_ON_HOST = re.compile(
+    r"\b(arange|empty|eye|full|linspace|ones|rand|randint|randn|randperm|tensor|zeros)\("
+    r".*\)\.(to|cuda)\([^()]*\)$"
+)
+_PIN = "pin its memory, x.pin_memory() or DataLoader(..., pin_memory=True)"
+_SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
+_OVERLAP = "at most: all of it, if it runs beside the computation"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do, how many calls that saves, and seconds with how they were estimated."""
+
+    text: str
+    saved: int
+    of: int
+    seconds: float
+    how: str
+
+
+def advise(entry: Entry) -> Advice | None:
+    """Advice for one entry; None where it is as it should be."""
+    many = entry.calls > 1
+    if entry.via in ("display", "backward"):
+        return None
+    if entry.within:
+        checks = many and entry.within.startswith("torch.distributions")
+        return _all(entry, _CHECKS) if checks else None
+    if entry.operator == "index" and entry.kind == "copy":
+        text = f"the index lies on the CPU; bring it once: index = index.to('{entry.destination}')"
+        return _all_but_one(entry, text)
+    if entry.kind == "wait":
+        return _of_wait(entry) if many else None
+    return _of_copy(entry) if many else None
+
+
+def _of_wait(entry: Entry) -> Advice | None:
+    if "output_size=" in entry.code:
+        return None
+    if entry.via == "print":
+        text = "print after the loop; x.shape and x.device print without waiting"
+    elif entry.operator == "item":
+        text = _STACK if entry.code.startswith(_NEW_TENSOR) else _LOG
+    elif entry.operator == "synchronize":
+        text = "wait once, after the loop"
+    else:
+        text = _BY_SIZE.get(entry.operator, _UNIQUE if "unique" in entry.operator else _MASK)
+        return _all(entry, text)
+    return _all_but_one(entry, text)
+
+
+def _of_copy(entry: Entry) -> Advice | None:
+    if entry.repeats:
+        share = entry.repeats / entry.count
+        return Advice(
+            f"the same tensor each time; move it to {entry.destination} once, before the loop",
+            entry.repeats,
+            entry.count,
+            entry.seconds * share,
+            "the time of all but the first",
+        )
+    if entry.via == "loader":
+        return (
+            _overlap(entry, "pin its batches: DataLoader(..., pin_memory=True)")
+            if not entry.pinned
+            else None
+        )
+    if entry.destination == "cpu":
+        text = "keep the results on the device and copy them once: torch.stack(results).cpu()"
+        return _all_but_one(entry, _LOG if entry.implicit else text)
+    if entry.source == "cpu" and entry.implicit and entry.nbytes > entry.count * _SCALAR:
+        text = f"what is indexed or assigned with lies on the CPU; bring it to {entry.destination}"
+        return _all_but_one(entry, f"{text} once")
+    if entry.source == "cpu" and _MADE_ON_HOST.search(entry.code):
+        text = f"make it there: device='{entry.destination}' instead of .to"
+        return _all(entry, text)
+    if entry.source == "cpu" and entry.nbytes < entry.count * _SMALL:
+        return _all_but_one(entry, "many small copies: put them into one tensor and copy that")
+    if entry.source == "cpu" and entry.blocking:
+        pinned = "" if entry.pinned else f"{_PIN}, and "
+        return _overlap(entry, f"{pinned}.to('{entry.destination}', non_blocking=True)")
+    return None
+
+
+def _all(entry: Entry, text: str) -> Advice:
+    return Advice(text, entry.count, entry.count, entry.seconds, "the time of all of them")
+
+
+def _all_but_one(entry: Entry, text: str) -> Advice:
+    calls = max(entry.calls, 1)
+    saved = entry.count - round(entry.count / calls)
+    seconds = entry.seconds * (1 - 1 / calls)
+    return Advice(text, saved, entry.count, seconds, f"the time of all but one of {calls:,}")
+
+
+def _overlap(entry: Entry, text: str) -> Advice:
+    return Advice(text, 0, entry.count, entry.seconds, _OVERLAP)
+
+
+def saving(advice: Advice, *, virtual: bool) -> str:
+    """``"≈ 12 ms (the time of all but one of 1,000)"``; on virtual GPUs, calls and no time."""
+    if not virtual:
+        return f"≈ {duration(advice.seconds)} ({advice.how})"
+    return f"{advice.saved:,} of {advice.of:,}" if advice.saved else ""

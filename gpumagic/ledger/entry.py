@@ -1,0 +1,168 @@
+"""What the ledger holds: one entry for each line, operator and pair of devices."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from gpumagic.ledger import ledger_view as view
+
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = DIRECTIONS = (
+    "host_to_device",
+    "device_to_host",
+    "device_to_device",
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one operator did at one line, all its calls together.
+
+    Attributes
+    ----------
+    kind : str
+        ``"copy"``: bytes went from one device to another. ``"wait"``: the host waited for a result
+        that decides a value or a shape.
+    operator : str
+        torch's own name: ``"copy_"``, ``"item"``, ``"nonzero"``, ``"index"`` …
+    source, destination : str
+        Devices, such as ``"cuda:1"`` and ``"cpu"``.
+    count, nbytes : int
+        Calls, and bytes in all of them. A wait reads few: an element, or the size of a result.
+    seconds : float
+        Of copies: on a real GPU, device time between two events of the stream, else the time of the
+        call. Of waits: the time for which the host stood still.
+    implicit : bool
+        No device was named: `.item()`, `print`, a mask, an index of the CPU. `.to`, `.cpu`,
+        `copy_`, `device=` and `synchronize()` are explicit.
+    file, line, code, text
+        Where the user's own code called it, the expression there and its whole line; None and empty
+        if no code of the user's did. A file is ``"In [3]"`` for a cell.
+    via : str
+        ``"print"``, ``"display"`` (the notebook showed a value), ``"loader"`` (a batch that
+        `%%ongpu` brought), ``"fix"`` (`--fix` did), ``"backward"``, or nothing.
+    within : str
+        The library's module that did it by itself, such as ``"torch.optim.lbfgs"``, or nothing.
+    calls : int
+        How often a tensor was printed, at the first operator of each printing; else `count`.
+    repeats : int
+        Copies of the very tensor that the copy before had copied, unchanged.
+    blocking : int
+        Copies that the host waited for.
+    pinned : bool or None
+        Whether the host's side lay in pinned memory; None where there is no host's side, or it
+        differed. Looked at now and then, for looking costs more than counting.
+    """
+
+    kind: str
+    operator: str
+    source: str
+    destination: str
+    count: int
+    nbytes: int
+    seconds: float
+    implicit: bool
+    file: str | None = None
+    line: int | None = None
+    code: str = ""
+    text: str = ""
+    via: str = ""
+    within: str = ""
+    calls: int = 0
+    repeats: int = 0
+    blocking: int = 0
+    pinned: bool | None = None
+
+    @property
+    def direction(self) -> str:
+        """``"host_to_device"``, ``"device_to_host"`` or ``"device_to_device"``."""
+        if self.source == "cpu":
+            return HOST_TO_DEVICE
+        return DEVICE_TO_HOST if self.destination == "cpu" else DEVICE_TO_DEVICE
+
+
+@dataclass(frozen=True, repr=False)
+class Ledger:
+    """Every copy between devices and every wait of a stretch of code; displays as a table.
+
+    Attributes
+    ----------
+    entries : tuple of Entry
+        By line, operator and devices; those in a file together, in the order of their lines.
+    virtual : bool
+        On virtual GPUs, whose times say nothing about a GPU.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    virtual: bool = False
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def copies(self) -> tuple[Entry, ...]:
+        """The entries that are copies."""
+        return tuple(e for e in self.entries if e.kind == "copy")
+
+    @property
+    def transfers(self) -> int:
+        """How many copies between devices there were."""
+        return sum(e.count for e in self.copies)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all copies between devices."""
+        return sum(e.nbytes for e in self.copies)
+
+    @property
+    def waits(self) -> int:
+        """How often the host waited for a result, copies apart."""
+        return sum(e.count for e in self.entries if e.kind == "wait")
+
+    @property
+    def implicit(self) -> int:
+        """How many of the copies and waits were implicit."""
+        return sum(e.count for e in self.entries if e.implicit)
+
+    def bytes_by_direction(self, *, waits: bool = False) -> dict[str, int]:
+        """Bytes by ``"host_to_device"``, ``"device_to_host"``, ``"device_to_device"``.
+
+        Parameters
+        ----------
+        waits : bool
+            Count the few bytes that a wait reads too, as a profiler does.
+        """
+        found = dict.fromkeys(DIRECTIONS, 0)
+        for entry in self.entries:
+            if entry.kind == "copy" or waits:
+                found[entry.direction] += entry.nbytes
+        return found
+
+    def __repr__(self) -> str:
+        return view.table_text(self)
+
+    def _repr_html_(self) -> str:
+        return view.table_html(self)
+
+
+def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """One entry for each line, operator and pair of devices, in the order of the lines."""
+    found: dict[tuple[object, ...], Entry] = {}
+    for e in entries:
+        key = (e.file, e.line, e.kind, e.operator, e.source, e.destination, e.implicit, e.via)
+        found[key] = _sum(found[key], e) if key in found else e
+    return tuple(sorted(found.values(), key=lambda e: (e.file or "~", e.line or 0)))
+
+
+def _sum(a: Entry, b: Entry) -> Entry:
+    return replace(
+        a if a.count >= b.count else b,
+        count=a.count + b.count,
+        nbytes=a.nbytes + b.nbytes,
+        seconds=a.seconds + b.seconds,
+        calls=a.calls + b.calls,
+        repeats=a.repeats + b.repeats,
+        blocking=a.blocking + b.blocking,
+        pinned=a.pinned if a.pinned == b.pinned else None,
+    )

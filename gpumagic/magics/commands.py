@@ -1,0 +1,290 @@
+"""The magics: parse a line, call the library, show what it returns."""
+
+import os
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from IPython.core.error import UsageError
+from IPython.core.magic import (
+    Magics,
+    line_cell_magic,
+    line_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+)
+from IPython.display import display
+
+from gpumagic.errors import GpuError
+from gpumagic.magics.arguments import gpus_parser, gpuwatch_parser, parse, request, timing_request
+from gpumagic.magics.completion import complete_where
+from gpumagic.magics.gpuwatch import Watched
+from gpumagic.magics.mismatches import Explaining
+from gpumagic.magics.ongpu import Cells
+from gpumagic.magics.shown_once import Once
+
+
+@magics_class
+class GpuMagics(Magics):
+    """`%gpus`, `%ongpu`, `%gpuwatch` and `%%gputime`."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.cells = Cells(shell, request, display)
+        self.once = Once(shell, self.cells.current)
+        self.explaining = Explaining(shell)
+        self.watched = Watched(shell, display)
+
+    @no_var_expand
+    @line_magic
+    def gpus(self, line: str) -> Any:
+        """Show the GPUs: who holds their memory, how busy, hot and hungry they are.
+
+        Usage::
+
+            %gpus                      all GPUs; the value is a gpumagic.telemetry.Snapshot
+            %gpus 1                    one of them, by any of its names
+            %gpus --processes          with a line for each process
+            %gpus --live               keeps drawing, also while a cell runs
+            %gpus --doctor             what cannot be seen, why, and how to mend it
+            %gpus --virtual 2          two virtual GPUs in this process (16 GiB each)
+            %gpus --virtual 2 --memory 2GiB
+            %gpus --virtual off        take them away again
+
+        Virtual GPUs are for trying things out where there is no GPU: tensors' devices, errors and
+        memory limits are real, the numbers are the CPU's, and so is the speed.
+
+        Examples::
+
+            In [1]: %gpus --virtual 2
+            In [2]: snapshot = %gpus
+            In [3]: snapshot.gpus[0].memory_used
+        """
+        from gpumagic.magics import gpus
+
+        args = parse(gpus_parser(), line)
+        try:
+            if args.virtual is not None and args.virtual.lower() == "off":
+                self.cells.end_all()
+                return gpus.virtual_off()
+            if args.virtual is not None:
+                gpus.virtual_on(args.virtual, args.memory, force=args.force)
+                return self.once.show(gpus.gpus())
+            if args.memory or args.force:
+                raise GpuError("--memory and --force go with --virtual N; type %gpus --virtual 2")
+            if args.doctor:
+                return display(gpus.doctor())
+            if args.live:
+                monitor = gpus.live(args.where)
+                return None if monitor is None else self.once.show(monitor)
+            return self.once.show(gpus.gpus(args.where, processes=args.processes))
+        except GpuError as error:
+            raise UsageError(f"%gpus: {error}") from None
+
+    @no_var_expand
+    @line_magic
+    def ongpu(self, line: str) -> None:
+        """Run all cells from now on on one device.
+
+        Usage::
+
+            %ongpu 1        cells run there from now on, this one included
+            %ongpu off      no longer
+            %ongpu          say what holds
+
+        For one cell, see `%%ongpu?`.
+        """
+        cells, words = self.cells, line.partition("#")[0].split()
+        if not words:
+            holds = f"cells run on {cells.standing_on}; %ongpu off ends it"
+            print(holds if cells.standing else "no placement holds; %ongpu 1 starts one")
+        elif [word.lower() for word in words] == ["off"]:
+            held = cells.standing is not None
+            cells.end_standing()
+            print(f"cells no longer run on {cells.standing_on}" if held else "nothing to end")
+        else:
+            try:
+                cells.stand(request(line, "%ongpu"))
+            except GpuError as error:
+                raise UsageError(f"%ongpu: {error}") from None
+            print(f"cells run on {cells.standing_on} from now on; %ongpu off ends it")
+
+    @no_var_expand
+    @line_magic
+    def gpuwatch(self, line: str) -> None:
+        """Say under every cell what it copied between devices, and where it waited for one.
+
+        Usage::
+
+            %gpuwatch on               a line under each cell that did, this one included
+            %gpuwatch on --report      a table by line, with advice
+            %gpuwatch on --strict      the first copy or wait that is implicit is an error
+            %gpuwatch off              no longer
+            %gpuwatch                  say whether it is on
+
+        `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`.
+        """
+        args, watched = parse(gpuwatch_parser(), line), self.watched
+        if args.what == "on":
+            try:
+                watched.start(report=args.report, strict=args.strict)
+            except GpuError as error:
+                raise UsageError(f"%gpuwatch: {error}") from None
+            print("copies and waits are counted from now on; %gpuwatch off ends it")
+        elif args.what == "off":
+            print("copies and waits are no longer counted" if watched.on else "nothing to end")
+            watched.stop()
+        else:
+            print(f"%gpuwatch is {'on' if watched.on else 'off; %gpuwatch on starts it'}")
+
+    @no_var_expand
+    @needs_local_scope
+    @line_cell_magic
+    def gputime(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
+        """Time code on several devices, fairly, and compare them.
+
+        On each device the variables that the code reads are copied there once, which is timed
+        apart; then it warms up until it is steady and repeats until the median is certain or the
+        time is over. Every device that it touches is waited for. The results of the devices are
+        compared. Your variables and the random state are afterwards what they were before; what
+        the code assigns is gone with the copies, as after %%timeit.
+
+        Usage::
+
+            %%gputime WHERE WHERE … [options]
+            %gputime WHERE WHERE … [options] -- expression
+
+            WHERE            cpu  0  cuda:1  free …  as of %%ongpu; none: the CPU and every GPU
+                             0+1  both at the same time, a thread each
+            --sweep n=64,256,1024
+                             again with each value of that variable; n=pow2:64..8192 too;
+                             how=mean,sum are words; given twice, with each pair of values
+            --setup CODE     run before on each device, untimed
+            --items N        what one run works through, for the throughput: 1000, or
+                             'len(x)', or 'n * n' under a sweep
+            --max-time S     seconds for each device and value (5); a slow run is timed once more
+                             after its first, however long it takes
+            --in-place       work on the variables themselves: they change
+            -o NAME          keep the result in that variable, a gpumagic.Comparison
+            --against last   what changed since the last one; or since NAME, or a saved FILE
+            --quiet          show nothing
+
+        Examples::
+
+            %gputime cpu 0 -- torch.mm(a, a)
+
+            %%gputime cpu 0 --sweep n=pow2:64..4096 -o result
+            a = torch.randn(n, n)
+            a @ a
+
+            %%gputime 0 1 0+1
+            run(x)                     # near 2 × of one after the other
+
+            result.speedup("cuda:0", "cpu", n=4096)
+            result.save("products.json")
+
+        Ctrl-C keeps what is finished. In a program: `gpumagic.compare(code, ["cpu", 0])`.
+        """
+        from gpumagic.magics.gputime import Timed
+
+        request, code = timing_request(line, cell)
+        magic = "%gputime" if cell is None else "%%gputime"
+        try:
+            above = "" if cell is None else f"%%gputime {line}"
+            self.cells.set_aside()
+            with self.watched.paused():
+                Timed(self.shell).run(request, above, code, local_ns)
+        except GpuError as error:
+            raise UsageError(f"{magic}: {error}") from None
+
+
+def _cell_magic(cells: Cells) -> Any:
+    @no_var_expand
+    def ongpu(line: str, cell: str) -> Any:
+        """Run this cell on one device.
+
+        New tensors and modules are made there, a bare "cuda" means that GPU, batches of a
+        DataLoader land there, and the tensors, modules and optimizers that the cell reads are
+        brought there first, each staying the object it is. An explicit `device=` wins. A line
+        under the cell says what moved, how long it took and the peak memory.
+
+        Usage::
+
+            %%ongpu WHERE [--no-move] [--quiet] [--report] [--strict] [--fix] [--dry-run]
+
+            WHERE        1   cuda:1   gpu:1   /gpu:1   cuda   cpu   mps   GPU-4f2a…
+                         free   the GPU with the most free memory
+                         1?     GPU 1, or else the CPU, and say so
+            --no-move    leave variables and batches where they are
+            --quiet      no report; gpumagic.last_report() has it
+            --report     with a table of the copies between devices and the waits, by line, with
+                         advice
+            --strict     the first copy or wait that is implicit (no device is named: .item(),
+                         print, a mask, an index on the CPU) is an error at its line
+            --fix        bring operands on several devices to where most bytes are, and say so
+            --dry-run    compute nothing and change nothing: say what the cell would assign, copy
+                         and need in memory, and where it would fail
+
+        Examples::
+
+            %%ongpu 1
+            net = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 10))
+            loss = F.cross_entropy(net(X), y)      # X and y are brought to cuda:1
+
+            %%ongpu free
+            %%time
+            train(net, loader)
+
+        Peak memory is counted from the start of the cell, as after
+        `torch.cuda.reset_peak_memory_stats()`. For all cells from now on: `%ongpu 1`. In a
+        program: `with gpumagic.on(1):`.
+        """
+        return cells.run_magic(line, cell)
+
+    return ongpu
+
+
+_loaded: WeakKeyDictionary[Any, GpuMagics] = WeakKeyDictionary()
+
+
+def load(shell: Any) -> None:
+    """Turn the magics on in `shell`; to call it twice does no harm."""
+    if shell in _loaded:
+        return
+    magics = _loaded[shell] = GpuMagics(shell)
+    shell.register_magics(magics)
+    shell.register_magic_function(_cell_magic(magics.cells), "cell", "ongpu")
+    magics.explaining.install()  # before the cells: what a device's name means, it means until then
+    magics.cells.install()
+    magics.once.install()
+    shell.Completer.custom_matchers.append(complete_where)
+    if wanted := os.environ.get("GPUMAGIC_VIRTUAL"):
+        from gpumagic.magics import gpus
+
+        try:
+            gpus.virtual_on(wanted, os.environ.get("GPUMAGIC_VIRTUAL_MEMORY"))
+        except GpuError as error:
+            print(f"GPUMAGIC_VIRTUAL={wanted}: {error}")
+
+
+def unload(shell: Any) -> None:
+    """Take them away, and what they hold."""
+    magics = _loaded.pop(shell, None)
+    if magics is None:
+        return
+    magics.cells.uninstall()
+    magics.explaining.uninstall()
+    magics.once.uninstall()
+    magics.watched.stop()
+    shell.Completer.custom_matchers.remove(complete_where)
+    manager = shell.magics_manager
+    for kind, name in (
+        ("line", "gpus"),
+        ("line", "ongpu"),
+        ("line", "gpuwatch"),
+        ("line", "gputime"),
+        ("cell", "ongpu"),
+        ("cell", "gputime"),
+    ):
+        manager.magics[kind].pop(name, None)
+    manager.registry.pop(type(magics).__name__, None)

@@ -1,0 +1,107 @@
+"""What `%gpus` shows: a Snapshot as a table, the live monitor, the doctor, virtual GPUs."""
+
+import sys
+from dataclasses import fields, replace
+from typing import Any
+
+from gpumagic import device, telemetry
+from gpumagic.errors import GpuError
+from gpumagic.gputable.gpus_text import GpuTable
+from gpumagic.telemetry.snapshot import Snapshot
+
+
+class ByProcess(Snapshot):
+    """A Snapshot whose table has a line for each process."""
+
+
+def gpus(where: str | None = None, *, processes: bool = False) -> Snapshot:
+    """The machine now, or the GPUs that `where` names.
+
+    Raises
+    ------
+    GpuError
+        `where` names no GPU of this process.
+    """
+    _tell_cuda_order()
+    wanted = _uuids(where) if where else None
+    snapshot = telemetry.take()
+    if wanted is not None:
+        snapshot = replace(
+            snapshot,
+            gpus=tuple(g for g in snapshot.gpus if g.uuid in wanted),
+            processes=tuple(p for p in snapshot.processes if p.uuid in wanted),
+        )
+    if processes:
+        snapshot = ByProcess(**{f.name: getattr(snapshot, f.name) for f in fields(snapshot)})
+    return snapshot
+
+
+def _uuids(where: str) -> set[str]:
+    found = device.resolve(where)
+    if any(d.kind != "cuda" or d.uuid is None for d in found):
+        raise GpuError(f"{where} is not a GPU; type %gpus 0, or %gpus for all of them")
+    return {d.uuid for d in found if d.uuid}
+
+
+def _tell_cuda_order() -> None:
+    # The order of ordinals is CUDA's secret until CUDA has started here; then torch knows it.
+    if "torch" in sys.modules:
+        from gpumagic.placement.torch_devices import tell_cuda_order
+
+        tell_cuda_order()
+
+
+def doctor() -> Any:
+    """The doctor's checks, as a table."""
+    from gpumagic.gputable.doctor_table import DoctorTable
+    from gpumagic.telemetry.doctor import Doctor
+
+    return DoctorTable(Doctor().checks())
+
+
+def live(where: str | None = None) -> Any:
+    """The monitor; None in a terminal, where the table was printed instead.
+
+    Raises
+    ------
+    GpuError
+        One GPU was named, or the front end is not built.
+    """
+    from gpumagic.widget import monitor
+
+    if where:
+        raise GpuError(f"--live {where}: the monitor shows all GPUs; type %gpus --live")
+    return monitor()
+
+
+def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -> None:
+    """Turn `number` virtual GPUs on.
+
+    Raises
+    ------
+    GpuError
+        They cannot be had here, or so many cannot.
+    """
+    from gpumagic import virtual
+
+    if not number.isdecimal():
+        raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
+    virtual.enable(int(number), memory or "16GiB", force=force)
+
+
+def virtual_off() -> None:
+    """Take them away, and say so."""
+    from gpumagic import virtual
+
+    if not virtual.enabled():
+        print("there were no virtual GPUs")
+        return
+    alive = virtual.live_tensors()
+    virtual.disable()
+    lost = f"; {alive} tensor{'s' * (alive > 1)} that lived there can no longer be used"
+    print("virtual GPUs are off" + (lost if alive else ""))
+
+
+def table(snapshot: Snapshot) -> GpuTable:
+    """A Snapshot as its table."""
+    return GpuTable(snapshot, processes=isinstance(snapshot, ByProcess))

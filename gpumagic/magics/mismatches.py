@@ -1,0 +1,67 @@
+"""Under the traceback of an error between devices, its explanation.
+
+The traceback, the exception and what IPython keeps of it are left as they are: the explanation is
+an output of its own, shown after them. It is shown wherever the shell shows a traceback, so for
+`%%time`, `%run` and callbacks of widgets too.
+"""
+
+import sys
+from typing import Any
+
+from IPython.display import display
+
+
+class Explaining:
+    """The hooks in one IPython shell.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self._shown = 0  # the id of an error, until its cell has ended
+        self._active = False
+
+    def install(self) -> None:
+        self._original = self.shell.showtraceback
+        self._active = True
+        self.shell.showtraceback = self._showtraceback
+        self.shell.events.register("post_run_cell", self._post_run_cell)
+
+    def uninstall(self) -> None:
+        self._active = False  # another tool may have kept our method, and call it
+        if vars(self.shell).get("showtraceback") == self._showtraceback:
+            del self.shell.showtraceback
+            if self.shell.showtraceback != self._original:
+                self.shell.showtraceback = self._original
+        self.shell.events.unregister("post_run_cell", self._post_run_cell)
+
+    def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> Any:
+        error = exc_tuple[1] if isinstance(exc_tuple, tuple) and len(exc_tuple) > 1 else None
+        error = error or sys.exc_info()[1] or getattr(sys, "last_value", None)
+        try:
+            return self._original(exc_tuple, *args, **kwargs)
+        finally:
+            self._explain(error)
+
+    def _post_run_cell(self, result: Any = None) -> None:
+        # A tool that shows tracebacks its own way does not come through here.
+        error = getattr(result, "error_in_exec", None)
+        if error is not None and id(error) != self._shown:
+            self._explain(error)
+        self._shown = 0
+
+    def _explain(self, error: BaseException | None) -> None:
+        if not self._active or error is None or "torch" not in sys.modules:
+            return
+        self._shown = id(error)
+        try:
+            from gpumagic.mismatch import explain
+
+            explanation = explain(error)
+            if explanation is not None:
+                display(explanation)
+        except Exception:  # noqa: BLE001  whatever fails here, the user's error has been shown
+            return

@@ -1,0 +1,67 @@
+"""What `%gpus` returns, in IPython: shown at once, and then not again as the cell's value."""
+
+from collections.abc import Callable
+from typing import Any
+
+from IPython.display import display
+
+# By name, so that loading us does not import it.
+_SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
+
+
+class Once:
+    """Displays Snapshots and live monitors in one shell.
+
+    `%gpus` shows what it returns wherever in the cell it stands; when IPython then displays the
+    value of that same cell, it is not repeated.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+    cell : callable
+        The cell that runs now, as an object that is the same throughout it.
+    """
+
+    def __init__(self, shell: Any, cell: Callable[[], object]) -> None:
+        self._formatter = shell.display_formatter.ipython_display_formatter
+        # A terminal writes "Out[1]:" before it knows whether anything follows.
+        self._must_say_something = not hasattr(shell, "kernel")
+        self._cell = cell
+        self._shown: object = None
+        self._shown_in: object = None
+
+    def install(self) -> None:
+        self._formatter.for_type_by_name(*_SNAPSHOT, self._display)
+
+    def uninstall(self) -> None:
+        self._formatter.deferred_printers.pop(_SNAPSHOT, None)
+        for kind, printer in list(self._formatter.type_printers.items()):
+            if printer == self._display:
+                self._formatter.type_printers.pop(kind)
+
+    def show(self, value: Any) -> Any:
+        """Show it now; returns it."""
+        # The class that is ours and common to all: of widgets each has one of its own below it.
+        ours = [kind for kind in type(value).__mro__ if kind.__module__.startswith("gpumagic.")]
+        self._formatter.for_type(ours[-1], self._display)
+        _publish(value)
+        self._shown, self._shown_in = value, self._cell()
+        return value
+
+    def _display(self, value: Any) -> None:
+        again = value is self._shown and self._shown_in is self._cell()
+        self._shown = self._shown_in = None
+        if not again:
+            _publish(value)
+        elif self._must_say_something:
+            print(f"<Snapshot of {len(value.gpus)} GPUs>")
+
+
+def _publish(value: Any) -> None:
+    if hasattr(value, "_ipython_display_"):
+        value._ipython_display_()
+        return
+    from gpumagic.magics.gpus import table
+
+    shown = table(value)
+    display({"text/plain": shown.text(), "text/html": shown._repr_html_()}, raw=True)

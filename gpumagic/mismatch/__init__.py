@@ -1,0 +1,6 @@
+"""Errors between devices, in the user's own names: `explain(error)`."""
+
+from gpumagic.mismatch.explainer import explain
+from gpumagic.mismatch.explanation import Explanation, Fix, Operand
+
+__all__ = ["Explanation", "Fix", "Operand", "explain"]

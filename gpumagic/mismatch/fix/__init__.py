@@ -1,0 +1,1 @@
+"""Choose what to move, and write the fix as code."""

@@ -1,0 +1,1 @@
+"""Read an error between devices: its message, its operation and its operands."""

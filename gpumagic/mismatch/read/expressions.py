@@ -1,0 +1,294 @@
+"""What an expression stands for, and on which device it is or must have been.
+
+A name, an attribute, an item is read. What a call or an operator made has gone; but since it was
+made without an error, it is where its own operands are. What neither way tells is unknown.
+"""
+
+import ast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpumagic.mismatch.read.operand import Part, bytes_of, canonical, describe, described, flat
+from gpumagic.mismatch.read.shapes import meta
+from gpumagic.usercode.values import MISSING, Scope, device_of, full, of_function
+
+
+def words(text: str) -> frozenset[str]:
+    """A set of words."""
+    return frozenset(text.split())
+
+
+FACTORIES = words(
+    "arange as_tensor empty eye full linspace logspace ones rand randint randn randperm tensor "
+    "zeros hann_window hamming_window tril_indices triu_indices"
+)
+# Methods and attributes of a tensor that are no tensor: they meet no other tensor's device.
+_NO_TENSOR = words(
+    "item tolist numpy size dim numel nelement stride shape device dtype ndim data_ptr is_cuda "
+    "element_size get_device is_contiguous requires_grad backward type layout nbytes "
+    "itemsize __len__"
+)
+_PART_OF = words("T mT H mH real imag data grad values indices")
+_NO_OPERANDS = words("len int float bool str repr range print isinstance type id hash format round")
+
+
+class Reader:
+    """Turns expressions into parts.
+
+    Parameters
+    ----------
+    scope : Scope
+    text : callable
+        The user's text of a node.
+    moved : mapping, optional
+        Names whose device is taken for another than it is: the device, or None for unknown.
+    default : str
+        Where a call makes a tensor that is not told where; empty if that is not known.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        text: Any,
+        moved: Mapping[str, str | None] | None = None,
+        default: str = "",
+    ) -> None:
+        self.scope = scope
+        self.text = text
+        self.moved = moved if moved is not None else {}
+        self.default = default
+
+    def part(self, node: ast.expr) -> Part | None:
+        """A node as an operand; None where it is no tensor, module or the like."""
+        part = self._part(node)
+        if part is None or part.kind not in ("made", "unknown") or part.nbytes is not None:
+            return part
+        if part.kind == "made":
+            part = replace(part, source=self._source(part.node, part.device))
+        like = None if self.moved else meta(part.node, self.scope)
+        if like is None:
+            return part
+        dtype = str(like.dtype).removeprefix("torch.")
+        shape = tuple(like.shape)
+        return replace(
+            part,
+            nbytes=bytes_of(like),
+            dtype=dtype,
+            shape=shape,
+            about=described(dtype, shape),
+            scalar=part.scalar or (not shape and part.device == "cpu"),
+        )
+
+    def _source(self, node: ast.expr, device: str | None) -> Part | None:
+        inner: ast.expr = node
+        while True:
+            if isinstance(inner, (ast.Attribute, ast.Subscript)):
+                inner = inner.value
+            elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute):
+                inner = inner.func.value
+            else:
+                return None
+            part = self._part(inner)
+            if part is not None and part.kind == "tensor":
+                return part if part.device == device else None
+
+    def _part(self, node: ast.expr) -> Part | None:
+        while isinstance(node, (ast.Starred, ast.NamedExpr, ast.Await)):
+            node = node.value
+        text = self.text(node)
+        if self.moved and canonical(text) in self.moved:
+            device = self.moved[canonical(text)]
+            return Part(node, text, "made" if device else "unknown", (device,) if device else ())
+        if isinstance(node, (ast.Constant, ast.Lambda, ast.JoinedStr)):
+            return None
+        if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            value = self.renamed(node)
+            if value is not MISSING:
+                return describe(value, node, text)
+            return self._unread(node, text)
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+            return self._group(node, text, node.elts)
+        if isinstance(node, ast.Dict):
+            return self._group(node, text, node.values)
+        if isinstance(node, ast.BinOp):
+            return self._together(node, text, [node.left, node.right])
+        if isinstance(node, ast.Compare):
+            return self._together(node, text, [node.left, *node.comparators])
+        if isinstance(node, ast.UnaryOp):
+            return self._together(node, text, [node.operand])
+        if isinstance(node, ast.IfExp):
+            return self._either(node, text)
+        if isinstance(node, ast.Call):
+            return self._call(node, text)
+        return Part(node, text, "unknown")
+
+    def renamed(self, node: ast.expr) -> Any:
+        """What an expression stands for, if nothing of it is taken to be elsewhere."""
+        # Whatever hangs on a name that is taken to be elsewhere cannot be read either.
+        inner: ast.AST = node
+        while isinstance(inner, (ast.Attribute, ast.Subscript)):
+            inner = inner.value
+            if self.moved and canonical(self.text(inner)) in self.moved:
+                return MISSING
+        return self.scope.value(node)
+
+    def _unread(self, node: ast.expr, text: str) -> Part | None:
+        if isinstance(node, ast.Attribute) and node.attr in _NO_TENSOR:
+            return None
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            inner = self.part(node.value)
+            if inner is None:
+                return None if self._holds_no_tensor(node) else Part(node, text, "unknown")
+            of_result = isinstance(node, ast.Subscript) or node.attr in _PART_OF
+            if of_result and inner.device and inner.kind in ("tensor", "made", "group"):
+                return Part(node, text, "made", inner.devices)
+        return Part(node, text, "unknown")
+
+    def _holds_no_tensor(self, node: ast.Attribute | ast.Subscript) -> bool:
+        """Whether an item is of a container that is known to have no tensor, such as an array."""
+        owner = self.scope.value(node.value)
+        if isinstance(node, ast.Attribute) or owner is MISSING:
+            return False
+        kind = type(owner)
+        known = issubclass(kind, (list, tuple, dict, str, bytes, range))
+        return known or kind.__module__.split(".")[0] in ("numpy", "pandas")
+
+    def _group(self, node: ast.expr, text: str, elements: list[Any]) -> Part | None:
+        items = [part for e in elements if e is not None and (part := self.part(e)) is not None]
+        if not items:
+            return None
+        devices = dict.fromkeys(d for part in items for d in part.devices)
+        return Part(node, text, "group", tuple(devices), items=tuple(items))
+
+    def _together(self, node: ast.expr, text: str, operands: list[ast.expr]) -> Part | None:
+        """The result of operands that agreed: it is where any one of them is known to be."""
+        parts = [part for operand in operands if (part := self.part(operand)) is not None]
+        if not parts:
+            return None
+        loose = [part for part in flat(parts) if not part.scalar]
+        known = dict.fromkeys(part.device for part in loose if part.device)
+        if len(known) == 1:
+            return Part(node, text, "made", tuple(d for d in known if d))
+        if not loose:
+            return Part(node, text, "made", ("cpu",), scalar=True)
+        return Part(node, text, "unknown")
+
+    def _either(self, node: ast.IfExp, text: str) -> Part | None:
+        parts = [p for p in (self.part(node.body), self.part(node.orelse)) if p is not None]
+        if len(parts) == 1:
+            return parts[0] if parts[0].kind == "tensor" else replace(parts[0], text=text)
+        same = len(parts) == 2 and parts[0].device and parts[0].device == parts[1].device
+        if same:
+            return Part(node, text, "made", parts[0].devices)
+        return Part(node, text, "unknown") if parts else None
+
+    # -- calls
+    def _call(self, node: ast.Call, text: str) -> Part | None:
+        function = self.scope.value(node.func)
+        if isinstance(node.func, ast.Name) and node.func.id in _NO_OPERANDS:
+            return None
+        if isinstance(node.func, ast.Attribute):
+            result: Part | None = self._method(node, node.func, text)
+            if result is not MISSING:
+                return result
+        if is_torch(function):
+            return self._torch_call(node, function, text)
+        if issubclass(type(function), type) and issubclass(function, nn.Module):
+            return Part(node, text, "module", (), about=function.__name__)
+        if issubclass(type(function), type) and issubclass(function, torch.Generator):
+            given = self._device(_argument(node, "device", 0), "cpu")
+            return Part(node, text, "generator", (given,) if given else (), about="generator")
+        called = self.part(node.func)
+        if called is not None and called.kind == "module":
+            if called.device:
+                return Part(node, text, "made", called.devices)
+            if called.devices or called.value is None:
+                return Part(node, text, "unknown")
+            # A module without weights: its result is where its arguments are.
+            return self._together(node, text, arguments(node))
+        return Part(node, text, "unknown")
+
+    def _method(self, node: ast.Call, func: ast.Attribute, text: str) -> Any:
+        """The result of a method of a tensor or module; `MISSING` if it is of neither."""
+        owner = self.part(func.value)
+        if owner is None or owner.kind not in ("tensor", "made", "module", "generator", "unknown"):
+            return MISSING
+        if owner.kind == "unknown" and func.attr not in ("to", "cuda", "cpu"):
+            return MISSING
+        if func.attr == "cpu":
+            return replace(_result(owner, node, text), devices=("cpu",))
+        if func.attr in ("cuda", "to"):
+            given = _argument(node, "device", 0)
+            target = self._device(given, full(torch.device("cuda")) if func.attr == "cuda" else "")
+            if target == "":  # .to(dtype=…), .to(torch.float16)
+                return _result(owner, node, text)
+            return replace(_result(owner, node, text), devices=(target,) if target else ())
+        if owner.kind == "generator":
+            return replace(owner, node=node, text=text, value=None)
+        if owner.kind == "module":
+            return MISSING if func.attr not in ("eval", "train", "half", "float") else owner
+        if func.attr in _NO_TENSOR:
+            return None
+        if func.attr.startswith("new_"):
+            target = self._device(_argument(node, "device", None), owner.device or "")
+            return Part(node, text, "made", (target,) if target else (), factory=True)
+        return Part(node, text, "made", owner.devices, scalar=owner.scalar)
+
+    def _device(self, node: ast.expr | None, without: str) -> str | None:
+        """A device that an argument names; `without` if there is none; None if it is unknown."""
+        if node is None:
+            return without
+        value = self.scope.value(node)
+        if issubclass(type(value), torch.dtype):
+            return without
+        if issubclass(type(value), Tensor):
+            return full(value.device)
+        if isinstance(node, ast.Attribute) and node.attr == "device":
+            part = self.part(node.value)
+            return part.device if part else None
+        device = device_of(value)
+        return full(device) if device is not None else None
+
+    def _torch_call(self, node: ast.Call, function: Any, text: str) -> Part | None:
+        name = str(of_function(function, "__name__"))
+        if name == "device":
+            return None
+        if name in FACTORIES or name == "from_numpy":
+            given = _argument(node, "device", None)
+            device = self._device(given, "cpu" if name == "from_numpy" else self.default)
+            forgot = name in FACTORIES and given is None
+            return Part(node, text, "made", (device,) if device else (), factory=forgot)
+        if name.endswith("_like") and _argument(node, "device", None) is not None:
+            device = self._device(_argument(node, "device", None), "")
+            return Part(node, text, "made", (device,) if device else (), factory=True)
+        if name == "load":
+            return Part(node, text, "unknown")
+        return self._together(node, text, arguments(node)) or Part(node, text, "unknown")
+
+
+def arguments(node: ast.Call) -> list[ast.expr]:
+    """The arguments of a call, keywords and unpacked ones included."""
+    return [*node.args, *(keyword.value for keyword in node.keywords)]
+
+
+def _argument(node: ast.Call, name: str, at: int | None) -> ast.expr | None:
+    for keyword in node.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    return node.args[at] if at is not None and len(node.args) > at else None
+
+
+def _result(owner: Part, node: ast.expr, text: str) -> Part:
+    if owner.kind == "module":
+        return replace(owner, node=node, text=text)
+    return Part(node, text, "made", owner.devices)
+
+
+def is_torch(function: Any) -> bool:
+    """Whether a function is torch's own."""
+    module = of_function(function, "__module__")
+    return isinstance(module, str) and module.split(".")[0] in ("torch", "torchvision")

@@ -1,0 +1,191 @@
+"""Bring what exists to a device, keeping every object the object it is.
+
+Guarantees: a tensor keeps its identity, so aliases, containers, modules and optimizers still
+agree; tensors that share memory still share it; a leaf that requires a gradient stays a leaf; what
+is there already is not touched; and either all of it moves or, when memory runs out or the user
+interrupts, none of it.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gpumagic.display.units import size
+from gpumagic.errors import GpuError
+from gpumagic.moving.find_tensors import Found, Left, Walk
+from gpumagic.moving.plan import (
+    Plan,
+    bytes_of,
+    families,
+    has_plain_storage,
+    immovable,
+    must_move,
+    shares_with,
+)
+from gpumagic.placement.torch_devices import torch_device
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one variable brought along.
+
+    Attributes
+    ----------
+    name : str
+        The variable, as the user calls it.
+    nbytes : int
+        Bytes copied. Memory that two variables share counts once, for the first.
+    sources : tuple of str
+        The devices it came from, such as ``("cpu",)``.
+    """
+
+    name: str
+    nbytes: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Moves:
+    """The outcome of `move`: what moved, what did not and why, and the seconds it took."""
+
+    moved: tuple[Moved, ...] = ()
+    left: tuple[Left, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes copied in all."""
+        return sum(m.nbytes for m in self.moved)
+
+
+def move_all(
+    variables: Iterable[tuple[str, object]],
+    device: torch.device,
+    *,
+    followers: Iterable[tuple[str, Optimizer]] = (),
+    bystanders: Iterable[tuple[str, Tensor]] = (),
+    clock: Callable[[], float] = time.perf_counter,
+) -> Moves:
+    """Bring tensors, modules, optimizers, and containers of them, to `device`.
+
+    Parameters
+    ----------
+    variables : iterable of (name, value)
+    device : torch.device
+        With an index where its kind has several.
+    followers : iterable of (name, torch.optim.Optimizer)
+        Optimizers that were not named: their state follows those parameters that move.
+    bystanders : iterable of (name, torch.Tensor)
+        Tensors that were not named: if one shares memory with another that moves, it is told.
+    clock : callable
+        Seconds.
+
+    Returns
+    -------
+    Moves
+
+    Raises
+    ------
+    GpuError
+        The device has not enough free memory. Nothing was moved.
+    """
+    start = clock()
+    plan = Plan(device)
+    walk = Walk()
+    walk.variables(variables)
+    moving = {id(f.tensor) for f in walk.found if must_move(f, device)}
+    for name, optimizer in followers:
+        walk.state(optimizer, (name,), only=moving)
+    wanted = [found for found in walk.found if must_move(found, device)]
+    alone: list[Found] = []
+    shared: dict[int, list[Found]] = {}
+    for found in wanted:
+        if reason := immovable(found.tensor):
+            plan.left.append(Left(found.path, reason))
+        elif has_plain_storage(found.tensor):
+            shared.setdefault(found.tensor.untyped_storage()._cdata, []).append(found)
+        else:
+            alone.append(found)
+    for name, tensor in bystanders:
+        sharing = shares_with(tensor, shared)
+        if sharing and all(f.tensor is not tensor for f in wanted):
+            reason = f"it shared memory with {sharing}, which moved: they are two from now on"
+            plan.left.append(Left(name, reason))
+    out_of_memory = False
+    try:
+        for group in shared.values():
+            for family in families(group):
+                plan.copy_family(family)
+        for found in alone:
+            plan.copy_alone(found)
+    except torch.OutOfMemoryError:
+        out_of_memory = True
+    if out_of_memory:  # raised out here: a chained exception would keep the copies alive
+        raise GpuError(_no_room(plan, wanted))
+    if plan.assignments:
+        plan.carry_out()
+        for module in walk.recurrent:
+            # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
+            module.flatten_parameters()
+        wait_for(device)
+    moved = tuple(
+        Moved(name, nbytes, tuple(plan.sources[name])) for name, nbytes in plan.nbytes.items()
+    )
+    return Moves(moved, (*walk.left, *plan.left), clock() - start if moved else 0.0)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until `device` has finished what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def _no_room(plan: Plan, wanted: list[Found]) -> str:
+    # The copies made so far would count as used.
+    plan.assignments.clear()
+    needed: dict[str, int] = {}
+    for found in wanted:
+        needed[found.root] = needed.get(found.root, 0) + bytes_of(found.tensor)
+    largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
+    names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in largest)
+    device = plan.device
+    free = size(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else "too little"
+    return (
+        f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
+        f"({names}); nothing was moved; free some (%gpus shows who holds it) or type --no-move"
+    )
+
+
+def move(value: object, where: object) -> Moves:
+    """Bring `value` to a device in place: every object keeps its identity.
+
+    Parameters
+    ----------
+    value : torch.Tensor, torch.nn.Module, torch.optim.Optimizer, or a container of them
+        Lists, tuples, named tuples, dicts and dataclasses are followed to any depth.
+    where : str, int or torch.device
+        Any spelling of one device: ``1``, ``"cuda:1"``, ``"cpu"``, ``"free"`` …
+
+    Returns
+    -------
+    Moves
+        What moved, in bytes, what did not and why, and the seconds it took.
+
+    Raises
+    ------
+    GpuError
+        There is no such device, or it has not enough free memory. Nothing was moved.
+
+    Examples
+    --------
+    >>> moves = gpumagic.move((net, optimizer, batch), 1)
+    >>> moves.nbytes
+    1234944
+    """
+    return move_all([("value", value)], torch_device(where))

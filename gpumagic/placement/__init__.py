@@ -1,0 +1,1 @@
+"""Make new tensors on one device while it holds."""

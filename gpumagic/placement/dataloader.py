@@ -1,0 +1,77 @@
+"""DataLoader under a placement: the loader works on the host, its batches land on the device."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from gpumagic.placement.scope import placement, suspended
+
+
+def host_only(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a method without placement: seeds, samplers and shared memory are the host's."""
+
+    @functools.wraps(method)
+    def on_host(*args: Any, **kwargs: Any) -> Any:
+        with suspended():
+            return method(*args, **kwargs)
+
+    return on_host
+
+
+def delivered(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a loader's `__next__`: the batch is made on the host and brought to the device."""
+
+    @functools.wraps(method)
+    def deliver(*args: Any, **kwargs: Any) -> Any:
+        place = placement()
+        with suspended():
+            batch = method(*args, **kwargs)
+        if place is None or not place.batches or place.device is None:
+            return batch
+        bringing = _Bringing(place.device)
+        batch = tree_map(bringing.bring, batch)
+        if bringing.copied:
+            place.delivered.append(bringing.copied)
+        return batch
+
+    return deliver
+
+
+def pin_what_can_be(pin: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a loader's `pin_memory`: a dataset that was made on the device has nothing to pin."""
+
+    @functools.wraps(pin)
+    def pinned(data: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(data, torch.Tensor) and data.device.type != "cpu":
+            return data
+        return pin(data, *args, **kwargs)
+
+    return pinned
+
+
+class _Bringing:
+    """Copies the leaves of one batch to a device, and counts the bytes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.copied = 0
+
+    def bring(self, item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            if item.device != self.device:
+                self.copied += item.nbytes
+            return item.to(self.device, non_blocking=item.is_pinned())
+        if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
+            # A batch of tokens or a batch of graphs: pytree does not know them, but they have a
+            # `to` of their own.
+            values = item.values() if isinstance(item, Mapping) else vars(item).values()
+            self.copied += sum(v.nbytes for v in values if isinstance(v, torch.Tensor))
+            return item.to(self.device)
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            parts = {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if f.init}
+            return dataclasses.replace(item, **tree_map(self.bring, parts))
+        return item

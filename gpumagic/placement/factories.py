@@ -1,0 +1,265 @@
+"""Placed twins of the functions of torch that make tensors.
+
+A twin asks for the placement of its own context and calls the original with that device; without a
+placement it is the original. An explicit `device=`, `out=` or `pin_memory=` is left alone.
+"""
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch import Tensor
+from torch.jit import _builtins
+from torch.utils._device import DeviceContext, _device_constructors
+from torch.utils.data._utils import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from gpumagic.placement import dataloader
+from gpumagic.placement.scope import Placement, current_placement, placement
+
+Wrapper = Callable[..., Any]
+
+# Code whose small tensors are meant for the host: optimizers count their steps there, samplers draw
+# their seeds, printing formats its digits; a default device must not reach into it.
+_HOST_CODE = (
+    "torch.optim",
+    "torch.utils.",
+    "torch.distributed.",
+    "torch.nn.utils.rnn",
+    "torch._tensor",
+    "torch._utils",
+    "gpumagic.",
+)
+# Called by the user, it makes batches; called by a loader, it runs without placement anyway.
+_COLLATE = "torch.utils.data._utils.collate"
+
+
+class _Verdicts(dict[str | None, bool]):
+    def __missing__(self, module: str | None) -> bool:
+        name = str(module)
+        verdict = self[module] = name.startswith(_HOST_CODE) and name != _COLLATE
+        return verdict
+
+
+_is_host_code = _Verdicts()
+
+
+def _for_host(caller: types.FrameType) -> bool:
+    return _is_host_code[caller.f_globals.get("__name__")]
+
+
+def _made_elsewhere(kwargs: dict[str, Any]) -> bool:
+    return kwargs.get("out") is not None or bool(kwargs.get("pin_memory"))
+
+
+def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
+    # The one hot path of a placement: its first test stands for all those below it.
+    current, frame, is_host_code = current_placement, sys._getframe, _is_host_code
+
+    @functools.wraps(make)
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        place = current()
+        if (
+            place is not None
+            and place.direct is not None
+            and not kwargs
+            and not is_host_code[frame(caller).f_globals.get("__name__")]
+        ):
+            return make(*args, **place.keywords)
+        place = placement()
+        if (
+            place is None
+            or kwargs.get("device") is not None
+            or place.overruled()
+            or _for_host(frame(caller))
+            or _made_elsewhere(kwargs)
+        ):
+            return make(*args, **kwargs)
+        generator = kwargs.get("generator")
+        if generator is not None and generator.device != place.device:
+            return _by_generator(make, place, args, kwargs)
+        kwargs["device"] = place.device
+        return make(*args, **kwargs)
+
+    return placed
+
+
+def _by_generator(
+    make: Wrapper, place: Placement, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    # A generator draws on its own device only; the numbers are brought over.
+    needs_grad = kwargs.pop("requires_grad", False)
+    kwargs["device"] = kwargs["generator"].device
+    return make(*args, **kwargs).to(place.device).requires_grad_(needs_grad)
+
+
+def _converter(make: Wrapper) -> Wrapper:
+    """`as_tensor` and `asarray`: what is a tensor already stays where it is."""
+
+    @functools.wraps(make)
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        place = placement()
+        data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+        if (
+            place is not None
+            and kwargs.get("device") is None
+            and not isinstance(data, Tensor)
+            and not place.overruled()
+            and not _for_host(sys._getframe(1))
+        ):
+            kwargs["device"] = place.device
+        return make(*args, **kwargs)
+
+    return placed
+
+
+def _host_maker(make: Wrapper) -> Wrapper:
+    """`from_numpy` and its like make host tensors only: they are brought over."""
+
+    @functools.wraps(make)
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        place = placement()
+        if place is None or place.overruled() or _for_host(sys._getframe(1)):
+            return made
+        return made.to(place.device)
+
+    return placed
+
+
+def _normal(make: Wrapper) -> Wrapper:
+    """`normal` of two numbers and a size makes a new tensor; of tensors, it follows them."""
+    plain = _factory(make, caller=2)
+
+    @functools.wraps(make)
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        follows = any(isinstance(a, Tensor) for a in (*args, *kwargs.values()))
+        return (make if follows else plain)(*args, **kwargs)
+
+    return placed
+
+
+def _load(make: Wrapper) -> Wrapper:
+    @functools.wraps(make)
+    def placed(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        place = placement()
+        if place is not None and map_location is None and not place.overruled():
+            map_location = place.device
+        return make(f, map_location, *args, **kwargs)
+
+    return placed
+
+
+def _default_device(make: Wrapper) -> Wrapper:
+    @functools.wraps(make)
+    def placed() -> torch.device:
+        place = placement()
+        return make() if place is None or place.overruled() else place.device  # type: ignore[return-value]
+
+    return placed
+
+
+def tensor_new(make: Wrapper) -> Wrapper:
+    def placed(cls: type, *args: Any, **kwargs: Any) -> Any:
+        made = make(cls, *args, **kwargs)
+        place = placement()
+        alias = bool(args) and isinstance(args[0], (Tensor, torch.UntypedStorage))
+        if place is None or cls is not Tensor or kwargs or alias or place.overruled():
+            return made
+        return made.to(place.device)
+
+    return placed
+
+
+class _LegacyType(type):
+    """Stands for `torch.FloatTensor` and its like, which are types and makers at once."""
+
+    real: Any
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = cls.real(*args, **kwargs)
+        place = placement()
+        alias = bool(args) and isinstance(args[0], Tensor)
+        if place is None or kwargs or alias or place.overruled():
+            return made
+        return made.to(place.device)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.real)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(type.__getattribute__(cls, "real"), name)
+
+
+_TENSOR_TYPE = type(torch.FloatTensor)
+
+
+def _legacy(real: Any) -> Wrapper:
+    # Tensor.type(cls) reads the name that C gives the class: "torch.FloatTensor".
+    name = f"torch.{real.__name__.rsplit('.', 1)[-1]}"
+    return _LegacyType(name, (), {"real": real})
+
+
+_SPECIAL: dict[str, Callable[[Wrapper], Wrapper]] = {
+    "as_tensor": _converter,
+    "asarray": _converter,
+    "from_file": _host_maker,
+    "from_numpy": _host_maker,
+    "frombuffer": _host_maker,
+    "get_default_device": _default_device,
+    "load": _load,
+    "normal": _normal,
+}
+
+
+def _doubt(method: Wrapper) -> Wrapper:
+    """For what begins a `with torch.device(...)`: from then on the hot path must look closer."""
+
+    @functools.wraps(method)
+    def doubting(self: DeviceContext, *args: Any) -> Any:
+        if place := placement():
+            place.direct = None
+        return method(self, *args)
+
+    return doubting
+
+
+def twins() -> Iterator[tuple[Any, str, Any, Wrapper]]:
+    """Yield (owner, name, original, twin) of everything that is swapped."""
+    made: dict[Any, Wrapper] = {}
+    constructors = _device_constructors()
+    for owner in (torch, torch.fft, torch.nested):
+        for name, value in list(vars(owner).items()):
+            if not isinstance(value, (types.BuiltinFunctionType, types.FunctionType)):
+                continue
+            special = _SPECIAL.get(name) if owner is torch else None
+            if special is None and value not in constructors:
+                continue
+            if value not in made:
+                made[value] = (special or _factory)(value)
+                operator = _builtins._find_builtin(value)
+                if operator:  # torch.jit.script looks functions up by identity
+                    _builtins._register_builtin(made[value], operator)
+            yield owner, name, value, made[value]
+    for name, value in list(vars(torch).items()):
+        if type(value) is _TENSOR_TYPE:
+            yield torch, name, value, _legacy(value)
+    yield from (
+        (owner, name, vars(owner)[name], wrap(vars(owner)[name]))
+        for owner, name, wrap in (
+            (torch.utils.data.DataLoader, "__iter__", dataloader.host_only),
+            (_BaseDataLoaderIter, "__next__", dataloader.delivered),
+            (pin_memory, "pin_memory", dataloader.pin_what_can_be),
+            # C++ makes a DeviceContext for each `with` and pushes it without calling __enter__.
+            (DeviceContext, "__init__", _doubt),
+            (DeviceContext, "__enter__", _doubt),
+        )
+    )
+
+
+# The types that originals and twins are of: what a namespace is searched for.
+TWIN_KINDS = (types.BuiltinFunctionType, types.FunctionType, _TENSOR_TYPE, _LegacyType)

@@ -1,0 +1,156 @@
+"""Placement: while it holds, new tensors and modules are made on one device.
+
+Guarantees: operators that make nothing new cost what they cost without it; an explicit `device=`
+wins, so does a `with torch.device(...)` inside; other threads and other asyncio tasks do not see
+it; leaving it restores every name and the current CUDA device, whatever happened in between.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+
+from gpumagic.placement import swap
+from gpumagic.placement.scope import Placement, enclosing
+from gpumagic.placement.torch_devices import torch_device
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def enter(
+    device: torch.device, *, batches: bool = True, namespace: dict[str, Any] | None = None
+) -> Placement:
+    """Begin a placement. `leave` must be called with what this returns.
+
+    Parameters
+    ----------
+    device : torch.device
+        With an index where its kind has several.
+    batches : bool
+        Bring the batches of a `DataLoader` there too.
+    namespace : dict, optional
+        Global variables of the code that will run: names that it imported from torch earlier
+        (``from torch import zeros``) are placed too.
+    """
+    place = Placement(device, batches)
+    if device.type == "cuda":
+        # Bare "cuda", torch.cuda.current_device() and libraries that use them mean this GPU.
+        previous = torch.cuda.current_device()
+        torch.cuda.set_device(device)
+        place.previous_index = previous
+    try:
+        swap.install(namespace)
+    except BaseException:
+        _restore_current_device(place)
+        raise
+    place.hold()
+    return place
+
+
+def leave(place: Placement) -> None:
+    """End a placement, from any context; to call it twice does no harm."""
+    if place.device is None:
+        return
+    place.end()
+    try:
+        swap.remove()
+    finally:
+        _restore_current_device(place)
+
+
+def _restore_current_device(place: Placement) -> None:
+    if place.previous_index is not None:
+        # A device that failed or was taken away meanwhile must not keep the rest from being undone.
+        with suppress(RuntimeError, AssertionError, AttributeError):
+            torch.cuda.set_device(place.previous_index)
+
+
+class on:
+    """Make new tensors and modules on a device: ``with gpumagic.on(1):`` or ``@gpumagic.on(1)``.
+
+    Factories (``torch.zeros``, ``torch.tensor`` …), ``torch.Tensor(...)``, ``torch.from_numpy``,
+    ``torch.load``, new modules, and the batches of a `DataLoader` land there; a bare ``"cuda"``
+    means that GPU. An explicit ``device=`` wins. What exists is not moved: see `gpumagic.move`.
+
+    Parameters
+    ----------
+    where : str, int or torch.device
+        Any spelling of one device: ``1``, ``"cuda:1"``, ``"cpu"``, ``"free"``, ``"1?"`` …
+    batches : bool, default True
+        Whether batches of a `DataLoader` are brought there.
+
+    Raises
+    ------
+    GpuError
+        There is no such device.
+
+    Examples
+    --------
+    >>> with gpumagic.on(1) as device:
+    ...     X = torch.ones(2, 3)
+    >>> X.device
+    device(type='cuda', index=1)
+
+    >>> @gpumagic.on("free")
+    ... def train(): ...
+    """
+
+    def __init__(self, where: object, *, batches: bool = True) -> None:
+        self.device = torch_device(where)
+        self.batches = batches
+        self._entered: list[Placement] = []
+
+    def __enter__(self) -> torch.device:
+        caller = inspect.currentframe()
+        space = caller.f_back.f_globals if caller and caller.f_back else None
+        place = self._enter(space)
+        place.owner = self
+        self._entered.append(place)
+        return self.device
+
+    def _enter(self, namespace: dict[str, Any] | None) -> Placement:
+        return enter(self.device, batches=self.batches, namespace=namespace)
+
+    def __exit__(self, *exc: object) -> None:
+        # One object may be entered again, by several threads and tasks: end this context's own.
+        if not self._entered:
+            raise RuntimeError("this placement was not entered")
+        place = next((p for p in enclosing() if p.owner is self), self._entered[-1])
+        self._entered.remove(place)
+        leave(place)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        if isinstance(function, (type, classmethod, staticmethod)):
+            kind = "a class" if isinstance(function, type) else type(function).__name__
+            raise TypeError(f"@gpumagic.on wraps functions and methods, not {kind}; put it below")
+        space = getattr(inspect.unwrap(function), "__globals__", None)
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(*args: Any, **kwargs: Any) -> Any:
+                place = self._enter(space)
+                try:
+                    return await function(*args, **kwargs)
+                finally:
+                    leave(place)
+
+            return cast(Callable[P, R], run_async)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"@gpumagic.on cannot wrap the generator {function.__name__}(): its caller would "
+                "be placed too; use `with gpumagic.on(...)` between its yields"
+            )
+
+        @functools.wraps(function)
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            place = self._enter(space)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                leave(place)
+
+        return run

@@ -1,1 +1,0 @@
-"""The torch half of gpumagic: the kernel runs it. Each of its modules imports torch."""

@@ -1,0 +1,12 @@
+"""Timing on several devices: the same code, on copies of its variables, every device waited for.
+
+Guarantees: what is timed runs inline, without a call of ours in between; nothing that was queued on
+a device is taken to be done; the user's variables, random state, current device and garbage
+collector are afterwards as they were before; Ctrl-C keeps what is finished.
+"""
+
+from gpumagic.timing.compare import compare
+from gpumagic.timing.comparison import Comparison
+from gpumagic.timing.progress import Progress
+
+__all__ = ["Comparison", "Progress", "compare"]

@@ -1,0 +1,1 @@
+"""Read what is to be timed: devices, sweeps, items."""

@@ -1,0 +1,94 @@
+"""The devices that a comparison is over: each alone, or several at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from gpumagic.device import Device
+from gpumagic.errors import GpuError
+from gpumagic.placement.torch_devices import as_torch, devices, find
+
+
+@dataclass(frozen=True)
+class Target:
+    """One device, or several at the same time.
+
+    Attributes
+    ----------
+    parts : tuple of Device
+    note : str or None
+        Why it is not what was asked for.
+    """
+
+    parts: tuple[Device, ...]
+    note: str | None = None
+
+    @property
+    def where(self) -> str:
+        """``"cuda:1"``, or ``"cuda:0+cuda:1"``."""
+        return "+".join(str(device) for device in self.parts)
+
+    @property
+    def name(self) -> str | None:
+        """The devices' names, each once."""
+        return " + ".join(dict.fromkeys(d.name for d in self.parts if d.name)) or None
+
+    @property
+    def torch_devices(self) -> tuple[torch.device, ...]:
+        """As torch has them."""
+        return tuple(as_torch(device) for device in self.parts)
+
+
+def targets(given: Iterable[object] | str | None) -> tuple[Target, ...]:
+    """The targets that are named, in that order.
+
+    Parameters
+    ----------
+    given : iterable, str or None
+        Spellings of devices; ``"0+1"`` for two at the same time; ``"all"``; several with commas or
+        blanks. The CPU and every GPU if None.
+
+    Raises
+    ------
+    GpuError
+        No such device, none at all, or one twice.
+    """
+    if given is None:
+        return tuple(Target((d,)) for d in [find("cpu"), *devices(memory=False)])
+    if isinstance(given, (str, int, torch.device, Device)) or not isinstance(given, Iterable):
+        given = [given]
+    found: dict[str, Target] = {}
+    for one in given:
+        for target in _named(one):
+            if target.where in found:
+                said = target.note or found[target.where].note
+                raise GpuError(
+                    f"{target.where} is named twice{f' ({said})' if said else ''}; type it once"
+                )
+            found[target.where] = target
+    if not found:
+        raise GpuError("no device is named; type some, such as cpu 0, or none for all of them")
+    return tuple(found.values())
+
+
+def _named(one: object) -> list[Target]:
+    if not isinstance(one, str):
+        device = find(one)
+        return [Target((device,), device.note)]
+    made = []
+    # A blank after a comma or around a plus is none between two devices.
+    words = ",".join(part.strip() for part in one.split(",")).replace(" +", "+").replace("+ ", "+")
+    for part in (p for word in words.split() or [""] for p in word.split(",")):
+        if part.lower() == "all" and (every := devices(memory=False)):
+            made += [Target((device,)) for device in every]
+        else:
+            if "+" in part and not all(part.split("+")):
+                raise GpuError(f"a device is missing in {part}; type two or more, such as 0+1")
+            parts = tuple(find(name) for name in part.split("+"))
+            if len({str(device) for device in parts}) < len(parts):
+                raise GpuError(f"{part} names a device twice; type different ones, such as 0+1")
+            made.append(Target(parts, next((d.note for d in parts if d.note), None)))
+    return made

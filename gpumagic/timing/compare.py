@@ -1,0 +1,270 @@
+"""`gpumagic.compare`: the same code timed on several devices, and at several values."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gpumagic.errors import GpuError
+from gpumagic.isolation.interrupts import deferred
+from gpumagic.isolation.random_state import Randomness
+from gpumagic.isolation.settings import kept
+from gpumagic.timing.ask import sweep as sweeping
+from gpumagic.timing.ask.items import worked_through
+from gpumagic.timing.ask.targets import Target, targets
+from gpumagic.timing.comparison import Comparison
+from gpumagic.timing.measure.failures import is_out_of_memory, say_where, short
+from gpumagic.timing.measure.measurement import Found, Measuring, Task
+from gpumagic.timing.measure.program import Program, program
+from gpumagic.timing.measure.stopwatch import Stopwatch
+from gpumagic.timing.progress import Progress, Reporter
+from gpumagic.timing.result import machine
+from gpumagic.timing.result.agreements import Agreeing
+from gpumagic.timing.result.timing import Timing
+
+OUT_OF_MEMORY, INTERRUPTED = "out of memory", "interrupted"
+PRINTED = "what the code prints or displays is shown of its first run only"
+
+
+def compare(
+    code: str | Callable[[], Any],
+    devices: Iterable[object] | str | None = None,
+    *,
+    setup: str = "",
+    sweep: Mapping[str, Iterable[Any]] | None = None,
+    items: float | str | None = None,
+    max_time: float = 5.0,
+    in_place: bool = False,
+    namespace: dict[str, Any] | None = None,
+    against: Comparison | None = None,
+    progress: Callable[[Progress], object] | None = None,
+    filename: str | None = None,
+    text: str | None = None,
+    stopwatch: Stopwatch | None = None,
+) -> Comparison:
+    """Time `code` on each device, on copies of the variables that it reads.
+
+    On each device, and at each value of a sweep: its inputs are copied there, `setup` runs, the
+    code runs once (its results are compared between the devices, and its copies counted), then
+    again until it is steady, then in repeats until the 95 % interval of the median is narrower
+    than 1 % of it, or `max_time` is over. A run that takes longer than a fifth of `max_time` needs
+    no warm-up but the first run; it is repeated once at least, however long it takes.
+
+    Parameters
+    ----------
+    code : str or callable
+        What one run is.
+    devices : iterable or str, optional
+        ``"cpu"``, ``"cuda:1"``, ``0``, ``"0+1"`` for two at the same time; the CPU and every GPU
+        if None.
+    setup : str
+        Python that runs before, on each device and at each value, untimed.
+    sweep : mapping, optional
+        Of one or two variables, the values that each takes: ``{"n": [64, 256]}``.
+    items : float or str, optional
+        What one run works through, for the throughput; or an expression for it, with the sweep's
+        variables.
+    max_time : float
+        Seconds for each device and value, copying and the first run apart.
+    in_place : bool
+        Run on the variables themselves, which are brought to each device in turn.
+    namespace : dict, optional
+        Where the code finds its names; if None, those of a function, or the caller's.
+    against : Comparison, optional
+        An earlier one, to say what changed.
+    progress : callable, optional
+        Called with a `Progress`, ten times a second at most, never while something is timed.
+    filename : str, optional
+        Where `code` is from, for tracebacks.
+    text : str, optional
+        How `code` is shown, where it was made of other text.
+    stopwatch : Stopwatch, optional
+        Another clock, or other devices, to measure with.
+
+    Returns
+    -------
+    Comparison
+        After Ctrl-C with what is finished, and ``interrupted``.
+
+    Raises
+    ------
+    GpuError
+        No such device, the same one twice, no code, a sweep that is none.
+    Exception
+        What the code raises, with a note that says on which device and at which line. At later
+        values of a sweep it is noted in the timing instead; so is a device that is out of memory.
+    """
+    wanted = targets(devices)
+    _check(max_time, in_place, wanted)
+    values = sweeping.check(sweep) if sweep else {}
+    if namespace is None:
+        own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
+        caller = inspect.currentframe()
+        outer = caller.f_back.f_globals if caller and caller.f_back else {}
+        namespace = own if own is not None else outer
+    made = program(code, namespace, setup=setup, filename=filename, text=text)
+    points = sweeping.points(values)
+    each = worked_through(items, namespace, points)
+    stopwatch = stopwatch or Stopwatch()
+    comparing = _Comparing(made, wanted, points, namespace, in_place, max_time, stopwatch, progress)
+    comparing.run()
+    of_point = {sweeping.key(point): count for point, count in zip(points, each, strict=True)}
+    result = Comparison(
+        code=made.text.strip("\n"),
+        timings=tuple(
+            replace(t, items=of_point[sweeping.key(t.values)]) for t in comparing.timings
+        ),
+        agreements=comparing.agreeing.agreements(),
+        machine=machine.here(),
+        time=time.time(),
+        sweep=values,
+        items=each[0] if len(set(each)) == 1 else None,
+        setup=setup,
+        notes=(*sweeping.unread(values, made, namespace), *comparing.notes),
+        interrupted=comparing.interrupted,
+    )
+    return result if against is None else result.against(against)
+
+
+def _check(max_time: float, in_place: bool, wanted: tuple[Target, ...]) -> None:
+    if not (max_time > 0 and math.isfinite(max_time)):
+        raise GpuError(f"max_time={max_time} is not a number above 0; type one, such as max_time=5")
+    together = next((target for target in wanted if len(target.parts) > 1), None)
+    if in_place and together is not None:
+        raise GpuError(
+            f"{together.where} cannot run in place: a variable is on one device at a time; leave "
+            "in_place (--in-place) out"
+        )
+
+
+class _Comparing:
+    """All measurements, one after the other: each value on every device before the next."""
+
+    def __init__(
+        self,
+        made: Program,
+        wanted: tuple[Target, ...],
+        points: list[dict[str, Any]],
+        namespace: dict[str, Any],
+        in_place: bool,
+        max_time: float,
+        stopwatch: Stopwatch,
+        progress: Callable[[Progress], object] | None,
+    ) -> None:
+        self.timings: list[Timing] = []
+        self.notes: dict[str, None] = dict.fromkeys(t.note for t in wanted if t.note)
+        self.interrupted = False
+        self._added: Measuring | None = None
+        self.agreeing = Agreeing(in_place)
+        self._wanted, self._points = wanted, points
+        self._ended: dict[str, list[Mapping[str, Any]]] = {}
+        total = len(self._points) * len(wanted)
+        title = next((line.strip() for line in made.text.splitlines() if line.strip()), "")
+        reporter = Reporter(
+            progress, title, [t.where for t in wanted], total, clock=stopwatch.clock
+        )
+        randomness = Randomness.capture()
+        every = tuple(dict.fromkeys(device for t in wanted for device in t.torch_devices))
+        self._task = Task(
+            made, namespace, in_place, max_time, stopwatch, randomness, every, reporter
+        )
+
+    def run(self) -> None:
+        """Measure; Ctrl-C ends it, with what there is by then."""
+        try:
+            try:
+                with kept():
+                    for values in self._points:
+                        for target in self._wanted:
+                            if not self._is_beyond(target.where, values):
+                                self._measure(target, values)
+                self._task.reporter.close()
+            finally:
+                with deferred():
+                    self.agreeing.forget()
+                    self._task.randomness.restore()
+                    _give_back()
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self._leave_out()
+        if self.interrupted:  # only now: the exception's traceback kept what it met
+            _give_back()
+
+    def _leave_out(self) -> None:
+        """Say of the devices whose turn did not come that there is nothing of them."""
+        known = {timing.where for timing in self.timings}
+        at = self.timings[-1].values if self.timings else self._points[0]
+        for target in self._wanted:
+            if target.where not in known:
+                virtual = any(device.virtual for device in target.parts)
+                left_out = Timing(target.where, values=at, virtual=virtual, error=INTERRUPTED)
+                self.timings.append(replace(left_out, name=target.name))
+
+    def _measure(self, target: Target, values: Mapping[str, Any]) -> None:
+
+        def compared(found: Found) -> None:
+            self.agreeing.add(target.where, values, found.numbers, found.drawn)
+
+        alone = len(self._wanted) == len(target.parts) == 1
+        prints = target is self._wanted[0]
+        one = Measuring(self._task, target, values, None if alone else compared, prints=prints)
+        failure: str | None = None
+        try:
+            self._task.reporter.begin(target.where, values)
+            with kept():
+                one.run()
+            self._add(one, None)
+        except KeyboardInterrupt:
+            self._add(one, None if one.measured else INTERRUPTED)
+            raise
+        except Exception as error:
+            if is_out_of_memory(error) and len(self._wanted) * len(self._points) > 1:
+                failure = OUT_OF_MEMORY
+                self._ended.setdefault(target.where, []).append(values)
+            elif any(t.where == target.where and t.seconds for t in self.timings):
+                failure = short(error, self._task.program.filename)
+            else:
+                say_where(error, self._task.program.filename, one.failed, values)
+                raise
+        # Out here: the exception's traceback would keep what was allocated.
+        if failure is not None:
+            self._add(one, failure)
+            _give_back()
+
+    def _add(self, one: Measuring, error: str | None) -> None:
+        if self._added is one:  # an interrupt came just after
+            return
+        timing = one.timing(error)
+        if error is not None:
+            timing = replace(timing, seconds=(), host=(), device=None, alone=(), energy=None)
+        self.timings.append(timing)
+        self._added = one
+        self.notes |= dict.fromkeys((*one.notes, *([PRINTED] if one.dropped else [])))
+        self._task.reporter.end(timing.median, error or "done")
+
+    def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
+        """Whether the device had no memory for a value that is no larger."""
+        for ended in self._ended.get(where, []):
+            with suppress(TypeError):
+                if all(values[name] >= value for name, value in ended.items()):
+                    return True
+        return False
+
+
+def _give_back() -> None:
+    """Free what torch keeps for tensors to come, which there were only here."""
+    gc.collect()
+    # A GPU that has failed says so here too, and the cell's own error tells more.
+    with suppress(RuntimeError, AssertionError):
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        elif torch.backends.mps.is_available():
+            torch.mps.empty_cache()

@@ -1,0 +1,300 @@
+"""`Comparison`: what `%%gputime` and `compare` give; it shows itself, and can be kept in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpumagic.errors import GpuError
+from gpumagic.timing.ask import sweep as sweeping
+from gpumagic.timing.result import change as changing
+from gpumagic.timing.result import crossover, device_named
+from gpumagic.timing.result.timing import Agreement, Machine, Timing
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_TITLE = 60
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """The same code, timed on several devices.
+
+    Attributes
+    ----------
+    code : str
+    timings : tuple of Timing
+        In the order in which they were measured.
+    agreements : tuple of Agreement
+        Of every device but the first, against the first.
+    machine : Machine
+    time : float
+        Unix time of the end.
+    sweep : dict
+        Of each variable the values asked for, measured or not: ``{"n": (64, 256)}``.
+    items : float or None
+        What one run works through, for the throughput.
+    setup : str
+    notes : tuple of str
+        What the user should know of how it was measured, a line each.
+    interrupted : bool
+        Whether Ctrl-C ended it: what was finished by then is here.
+    change : tuple of Change
+        Against an earlier comparison, of each timing; empty if none was asked for.
+    differences : tuple of str
+        What is another machine, version or device in that earlier one, a line each.
+    """
+
+    code: str
+    timings: tuple[Timing, ...]
+    agreements: tuple[Agreement, ...]
+    machine: Machine
+    time: float
+    sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    items: float | None = None
+    setup: str = ""
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+    change: tuple[changing.Change, ...] = ()
+    differences: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The first line of the code, cut if it is long."""
+        lines = [line.strip() for line in self.code.splitlines()]
+        told = [line for line in lines if line and not line.startswith("#")]
+        if not told:
+            return "no code"
+        first = told[0] if len(told[0]) < _TITLE else told[0][: _TITLE - 2] + " …"
+        return first if len(told) == 1 or first.endswith("…") else f"{first} …"
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Every WHERE once, in their order."""
+        return tuple(dict.fromkeys(t.where for t in self.timings))
+
+    @cached_property
+    def _by_point(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], Timing]:
+        return {(t.where, sweeping.key(t.values)): t for t in self.timings}
+
+    def at(self, where: str, values: Mapping[str, Any]) -> Timing | None:
+        """The timing of one of `devices` at one point; None where it was not measured."""
+        return self._by_point.get((where, sweeping.key(values)))
+
+    def timing(self, where: object, **values: Any) -> Timing:
+        """One device's timing, at one point of the sweep.
+
+        Parameters
+        ----------
+        where : object
+            As anywhere: ``"cuda:0"``, ``0``, ``"cpu"``; ``"0+1"``.
+        **values
+            The sweep's variables: ``n=256``.
+
+        Raises
+        ------
+        GpuError
+            It is not in this comparison.
+        """
+        name = device_named.among(where, self.devices)
+        if set(values) != set(self.sweep):
+            wanted = ", ".join(f"{v}={sweeping.label(x[0])}" for v, x in self.sweep.items())
+            raise GpuError(
+                f"the sweep is over {', '.join(self.sweep)}; say at which value: {wanted}"
+                if self.sweep
+                else f"there is no sweep over {', '.join(values)}; leave it out"
+            )
+        found = self.at(name, values)
+        if found is None:
+            asked = ", ".join(f"{v} = {sweeping.label(x)}" for v, x in values.items())
+            raise GpuError(f"{name} was not timed at {asked}; see .sweep for its values")
+        return found
+
+    def median(self, where: object, **values: Any) -> float:
+        """Seconds of one run. Raises `GpuError` like `timing`, and where there is no time."""
+        found = self.timing(where, **values)
+        if found.median is None:
+            raise GpuError(f"{found.where} has no time: {found.error or 'it was not measured'}")
+        return found.median
+
+    def speedup(self, where: object, reference: object, **values: Any) -> float:
+        """How many times faster `where` is than `reference`; less than 1 if it is slower.
+
+        Raises
+        ------
+        GpuError
+            Like `median`.
+        """
+        return self.median(reference, **values) / self.median(where, **values)
+
+    @property
+    def best(self) -> str:
+        """The fastest device; of a sweep the one that is fastest at the most points.
+
+        One that gave other numbers than the first is not it, nor is several at the same time, which
+        do more work.
+
+        Raises
+        ------
+        GpuError
+            Nothing was measured.
+        """
+        wins: dict[str, int] = {}
+        for point in sweeping.points(self.sweep):
+            if (fastest := self.fastest(point)) is not None:
+                wins[fastest.where] = wins.get(fastest.where, 0) + 1
+        if not wins:
+            raise GpuError("nothing was measured, so that no device is the fastest")
+        return max(wins, key=lambda where: wins[where])
+
+    def fastest(self, values: Mapping[str, Any]) -> Timing | None:
+        """The one with the least median at a point, among those that count for `best`."""
+        timed = [self.at(where, values) for where in self.alone if not self.wrong(where)]
+        known = [t for t in timed if t is not None and t.median is not None]
+        return min(known, key=lambda t: t.median or 0.0, default=None)
+
+    @cached_property
+    def alone(self) -> tuple[str, ...]:
+        """The devices without those that ran together, unless there are no others."""
+        single = tuple(where for where in self.devices if "+" not in where)
+        return single or self.devices
+
+    def wrong(self, where: str) -> bool:
+        """Whether a device gave other numbers than the first."""
+        return any(a.where == where and a.same is False for a in self.agreements)
+
+    @cached_property
+    def axis(self) -> str | None:
+        """The variable to draw along: the first with the most numbers; None without a sweep."""
+        if not self.sweep:
+            return None
+
+        def numbers(name: str) -> int:
+            values = self.sweep[name]
+            return len(values) if all(sweeping.number(v) is not None for v in values) else 0
+
+        return max(self.sweep, key=numbers)
+
+    @cached_property
+    def panels(self) -> list[dict[str, Any]]:
+        """The other variable at each of its values: a plot each; ``[{}]`` where there is none."""
+        others = {name: values for name, values in self.sweep.items() if name != self.axis}
+        return sweeping.points(others)
+
+    @cached_property
+    def crossovers(self) -> tuple[crossover.Crossover, ...]:
+        """Where the order of two devices flips; empty where `axis` has no numbers."""
+        return crossover.find(self)
+
+    def crossover(self, a: object, b: object, **values: Any) -> float | None:
+        """The value from which on the order of two devices stays as it is at the end.
+
+        Parameters
+        ----------
+        a, b : object
+            Two devices, in either order.
+        **values
+            The other variable of a sweep over two.
+
+        Returns
+        -------
+        float or None
+            Between two measured values, by a line in log-log; None where no order flips beyond the
+            spreads.
+
+        Raises
+        ------
+        GpuError
+            One of them is not in this comparison.
+        """
+        pair = {device_named.among(a, self.devices), device_named.among(b, self.devices)}
+        at = sweeping.key(values)
+        found = [
+            c.at
+            for c in self.crossovers
+            if {c.faster, c.slower} == pair and (not values or sweeping.key(c.values) == at)
+        ]
+        return max(found, default=None)
+
+    def against(self, earlier: Comparison) -> Comparison:
+        """This comparison with its `change` and `differences` against an earlier one."""
+        return replace(
+            self,
+            change=changing.changes(self, earlier),
+            differences=changing.differences(self, earlier),
+        )
+
+    def to_json(self) -> str:
+        """Everything, as JSON of one line; a sweep's value that is no number or word, as words."""
+        from gpumagic.timing.result import stored
+
+        return stored.dumps(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write `to_json` into a file."""
+        Path(path).expanduser().write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, source: str | Path) -> Comparison:
+        """Read what `to_json` or `save` gave.
+
+        Parameters
+        ----------
+        source : str or Path
+            The JSON, or the file that it is in.
+
+        Raises
+        ------
+        GpuError
+            There is no such file, or it is no comparison of a version that is known here.
+        """
+        from gpumagic.timing.result import stored
+
+        return stored.load(source)
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each timing: its variables, seconds, bytes and joules.
+
+        Raises
+        ------
+        GpuError
+            pandas is not installed.
+        """
+        from gpumagic.timing.result import data_frame
+
+        return data_frame.to_pandas(self)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw it with matplotlib: bars, or curves of a sweep.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to; a new figure's if None.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        GpuError
+            matplotlib is not installed, or the sweep has two variables with a value each.
+        """
+        from gpumagic.timing.view import figure
+
+        return figure.plot(self, ax)
+
+    def __repr__(self) -> str:
+        from gpumagic.timing.view import comparison_text
+
+        return comparison_text.text(self)
+
+    def _repr_html_(self) -> str:
+        from gpumagic.timing.view import comparison_html
+
+        return comparison_html.html(self)

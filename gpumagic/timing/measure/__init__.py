@@ -1,0 +1,1 @@
+"""Measure one target at one value."""

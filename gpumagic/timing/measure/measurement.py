@@ -1,0 +1,268 @@
+"""One measurement: one target at one value, from the copying of its inputs to its `Timing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gpumagic.cell.peak_memory import MemoryMeter
+from gpumagic.isolation.interrupts import deferred
+from gpumagic.isolation.output import Quiet
+from gpumagic.isolation.random_state import Randomness
+from gpumagic.ledger import ledger_view as view
+from gpumagic.ledger.watch import watch
+from gpumagic.timing.ask.targets import Target
+from gpumagic.timing.measure.at_once import Together
+from gpumagic.timing.measure.energy import LEAST_S, EnergyMeter
+from gpumagic.timing.measure.one_device import Alone
+from gpumagic.timing.measure.program import Program
+from gpumagic.timing.measure.repeats import Repeats
+from gpumagic.timing.measure.stopwatch import Stopwatch
+from gpumagic.timing.measure.trial import Trial
+from gpumagic.timing.progress import Reporter, Stage
+from gpumagic.timing.result.timing import Timing
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all measurements of a comparison have in common.
+
+    Attributes
+    ----------
+    program : Program
+    namespace : dict
+        The user's variables.
+    in_place : bool
+    max_time : float
+        Seconds of each measurement, its first run apart.
+    stopwatch : Stopwatch
+    randomness : Randomness
+        As it was before.
+    devices : tuple of torch.device
+        Of all targets: each draws the same random numbers.
+    reporter : Reporter
+    """
+
+    program: Program
+    namespace: dict[str, Any]
+    in_place: bool
+    max_time: float
+    stopwatch: Stopwatch
+    randomness: Randomness
+    devices: tuple[torch.device, ...]
+    reporter: Reporter
+
+
+@dataclass
+class Found:
+    """What the first runs of a target gave."""
+
+    numbers: dict[str, Any] = field(default_factory=dict)
+    drawn: frozenset[str] = frozenset()
+
+
+class Measuring:
+    """A measurement; `run` it, and whatever happened, `timing` is what it has by then.
+
+    Parameters
+    ----------
+    task : Task
+    target : Target
+    values : mapping
+        The sweep's variables.
+    compared : callable, optional
+        Given what the first run of each device gave, before the timing begins.
+    prints : bool
+        Whether what the first run prints is shown.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        target: Target,
+        values: Mapping[str, Any],
+        compared: Callable[[Found], object] | None = None,
+        *,
+        prints: bool = True,
+    ) -> None:
+        self._task, self._target, self._values = task, target, values
+        self._compared, self._prints = compared, prints
+        self._quiet = Quiet()
+        self._runner: Alone | Together | None = None
+        self._repeats: Repeats | None = None
+        self._alone: Repeats | None = None
+        self._energy: float | None = None
+        self._peak: dict[str, int] = {}
+        self._transfers = ""
+        self._copied, self._copy_seconds = 0, 0.0
+        self.notes: tuple[str, ...] = ()
+
+    @property
+    def dropped(self) -> bool:
+        """Whether some of what the code printed was not shown."""
+        return self._quiet.dropped
+
+    @property
+    def measured(self) -> bool:
+        """Whether a repeat was timed."""
+        return self._repeats is not None and bool(self._repeats.laps)
+
+    @property
+    def median(self) -> float | None:
+        """Seconds of one run; None before one was timed."""
+        return self._repeats.median() if self._repeats is not None and self.measured else None
+
+    @property
+    def failed(self) -> str:
+        """The device that an exception was raised on."""
+        return (self._runner and self._runner.failed) or self._target.where
+
+    def run(self) -> None:
+        """Copy, set up, run once, warm up, repeat. Everything is let go of at the end."""
+        task = self._task
+        self._randomly()
+        trials: list[Trial] = []
+        # The stack closes itself only if a second interrupt came in our way.
+        with ExitStack() as stack, _closing(stack):
+            task.stopwatch.wait()  # what earlier cells have queued is no part of the copying
+            for device in self._target.torch_devices:
+                trial = Trial(
+                    task.program,
+                    device,
+                    task.namespace,
+                    self._values,
+                    in_place=task.in_place,
+                    clock=task.stopwatch.clock,
+                )
+                stack.callback(trial.close)
+                trials.append(trial)
+            self._copied = sum(trial.copied for trial in trials)
+            self._copy_seconds = sum(trial.copy_seconds for trial in trials)
+            self.notes = tuple(note for trial in trials for note in trial.notes)
+            kind = Alone if len(trials) == 1 else Together
+            with deferred():  # its threads are to be ended by somebody
+                self._runner = runner = kind(trials, task.stopwatch, self._quiet)
+                stack.callback(runner.close)
+            meter = MemoryMeter()
+            stack.callback(self._measure_memory, meter)
+            meter.start()
+            self._first(runner, self._set_up(runner))
+            self._repeat(runner)
+
+    def timing(self, error: str | None = None) -> Timing:
+        """What was measured."""
+        laps = self._repeats.laps if self._repeats is not None else []
+        number = self._repeats.number if self._repeats is not None else 1
+        devices = [lap.device / number for lap in laps if lap.device is not None]
+        return Timing(
+            where=self._target.where,
+            seconds=self._repeats.seconds if self._repeats is not None else (),
+            host=tuple(lap.host / number for lap in laps),
+            device=tuple(devices) if devices and len(devices) == len(laps) else None,
+            number=number,
+            values=dict(self._values),
+            name=self._target.name,
+            uuid=self._target.parts[0].uuid if len(self._target.parts) == 1 else None,
+            virtual=any(device.virtual for device in self._target.parts),
+            copied=self._copied,
+            copy_seconds=self._copy_seconds,
+            peak=self._peak,
+            transfers=self._transfers,
+            energy=self._energy,
+            alone=self._alone.seconds if self._alone is not None else (),
+            error=error,
+            steady=self._repeats is not None and self._repeats.steady,
+        )
+
+    def _randomly(self) -> None:
+        self._task.randomness.restore()
+        if any(device.type == "cuda" for device in self._task.devices):
+            self._task.randomness.same_start(self._task.devices)
+
+    def _set_up(self, runner: Alone | Together) -> list[Randomness]:
+        """Set each device up with the same random numbers; the state that each goes on from."""
+        after = []
+        for n in range(len(runner.trials)):
+            if n:
+                self._randomly()
+            runner.set_up(n)
+            after.append(Randomness.capture())
+        return after
+
+    def _first(self, runner: Alone | Together, randomness: list[Randomness]) -> None:
+        watched: watch | None = None
+        if self._task.stopwatch.devices.started():
+            # A ledger that cannot be kept is no reason not to measure.
+            with suppress(Exception):
+                watched = watch(warn=False).start()
+        gave: list[tuple[Any, frozenset[str]]] = []
+        try:
+            for n in range(len(runner.trials)):
+                if len(randomness) > 1:
+                    randomness[n].restore()
+                with nullcontext() if self._prints and not n else self._quiet:
+                    value = runner.first(n)
+                drawn = frozenset(_drawing(d) for d in self._task.randomness.drawn())
+                self._task.stopwatch.wait()
+                gave.append((value, drawn))
+        finally:
+            if watched is not None:
+                with suppress(Exception):
+                    watched.stop()
+                    self._transfers = view.line(watched.ledger) or ""
+        if self._compared is None:
+            return
+        for trial, (value, drawn) in zip(runner.trials, gave, strict=True):
+            self._compared(Found(trial.numbers(value), drawn))
+
+    def _repeat(self, runner: Alone | Together) -> None:
+        task = self._task
+        energy = EnergyMeter(self._target.parts)
+        several = isinstance(runner, Together)
+        max_time = task.max_time / 2 if several else task.max_time
+        least = {"least": LEAST_S} if energy.supported else {}
+        clock = task.stopwatch.clock
+
+        def told(stage: Stage) -> None:
+            task.reporter.at(stage, len(repeats.laps), repeats.median if repeats.laps else None)
+
+        repeats = self._repeats = Repeats(runner.lap, max_time, clock=clock, told=told, **least)
+        energy.start()
+        began = clock()
+        repeats.run()
+        if clock() - began >= LEAST_S and (joules := energy.joules()) is not None:
+            self._energy = joules / repeats.runs
+        if isinstance(runner, Together):
+            self._alone = Repeats(runner.alone, max_time, clock=clock)
+            self._alone.run()
+
+    def _measure_memory(self, meter: MemoryMeter) -> None:
+        found = {f"cuda:{index}": memory.peak for index, memory in meter.stop().items()}
+        for device in self._target.torch_devices:
+            if device.type == "cuda" and str(device) not in found and torch.cuda.is_initialized():
+                # It needed no more than its inputs.
+                with suppress(RuntimeError, AssertionError):
+                    found[str(device)] = torch.cuda.memory_allocated(device)
+        self._peak = dict(sorted(found.items()))
+
+
+@contextmanager
+def _closing(stack: ExitStack) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with deferred():
+            stack.close()
+
+
+def _drawing(device: str) -> str:
+    """What decides which numbers a generator gives: their order is the model's of a GPU."""
+    if not device.startswith("cuda"):
+        return device
+    with suppress(RuntimeError, AssertionError):
+        return f"cuda {torch.cuda.get_device_name(device)}"
+    return "cuda"

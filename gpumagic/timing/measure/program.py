@@ -1,0 +1,296 @@
+"""The code to be timed, as a function that runs it again and again inline.
+
+As `timeit` does, the loop stands in the compiled code. Guarantees: the names that the code assigns
+are global variables, as at the top of a cell; lines and file are those of the user; what Python
+refuses at the top of a cell (`return`, `yield`) it refuses here.
+"""
+
+from __future__ import annotations
+import __future__ as future_features
+
+import ast
+import functools
+import hashlib
+import inspect
+import linecache
+import symtable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+from gpumagic.copies.functions import own_code
+from gpumagic.errors import GpuError
+from gpumagic.usercode.names import names_read
+from gpumagic.usercode.variables import variables_read
+
+# No names that code can say, so that none of the user's is hidden.
+_RUNS, _RUN, _FUNCTION = ".runs", ".run", ".function"
+# IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
+_NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Code that can be run many times.
+
+    Attributes
+    ----------
+    text : str
+        As the user knows it.
+    filename : str
+        As tracebacks name it.
+    reads : tuple of str
+        The variables that it reads, those of its set-up included.
+    assigned : tuple of str
+        The variables that it assigns.
+    function : callable or None
+        Where a function was given and no text.
+    """
+
+    text: str
+    filename: str
+    reads: tuple[str, ...]
+    assigned: tuple[str, ...]
+    function: Callable[[], Any] | None
+    _loop: CodeType
+    _once: CodeType
+    _setup: CodeType | None
+
+    def looped(
+        self, space: dict[str, Any], function: Callable[[], Any] | None = None
+    ) -> Callable[[Iterable[None]], None]:
+        """What runs the code once for each item that it is given, in the variables `space`."""
+        defaults = None if self.function is None else (function,)
+        return FunctionType(own_code(self._loop), space, argdefs=defaults)
+
+    def once(self, space: dict[str, Any], function: Callable[[], Any] | None = None) -> Any:
+        """Run the code once; its value is that of its last expression, or None."""
+        if self.function is not None and function is not None:
+            return function()
+        return FunctionType(own_code(self._once), space)()
+
+    def set_up(self, space: dict[str, Any]) -> None:
+        """Run what stands before the code."""
+        if self._setup is not None:
+            exec(own_code(self._setup), space)
+
+
+def program(
+    code: str | Callable[[], Any],
+    namespace: dict[str, Any],
+    *,
+    setup: str = "",
+    filename: str | None = None,
+    text: str | None = None,
+) -> Program:
+    """Compile `code`.
+
+    Parameters
+    ----------
+    code : str or callable
+        Python, or a function without arguments.
+    namespace : dict
+        The user's variables: to tell which a function reads.
+    setup : str
+        Python that runs before, once.
+    filename : str, optional
+        Where `code` is from; a name of its own if None.
+    text : str, optional
+        As the user knows it, where `code` was made of other text.
+
+    Raises
+    ------
+    GpuError
+        There is no code; it awaits, or imports ``*``, at its top; `code` is no function.
+    SyntaxError
+        As of a cell.
+    """
+    set_up, read = _set_up(setup)
+    if not isinstance(code, str):
+        return _of_function(code, namespace, set_up, read)
+    name = filename or _remember(code)
+    tree = ast.parse(code, name)
+    if not tree.body:
+        raise GpuError("there is no code to time; give some, such as compare('a @ a')")
+    _refuse(tree)
+    # As a cell first: a function would take what a cell may not say.
+    compile(code, name, "exec", dont_inherit=True)
+    table = symtable.symtable(code, name, "exec").get_symbols()
+    bound = sorted(s.get_name() for s in table if _is_bound(s))
+    body, flags = _without_futures(tree.body)
+    body = [_Plain().visit(node) for node in body] or [ast.Pass()]
+    names: list[ast.stmt] = [ast.Global(bound)] if bound else []
+    last = body[-1]
+    once = [*body[:-1], ast.Return(last.value) if isinstance(last, ast.Expr) else last]
+    loop = ast.For(ast.Name(_RUN, ast.Store()), ast.Name(_RUNS, ast.Load()), body, [])
+    setting = ast.parse(setup).body
+    return Program(
+        text=code if text is None else text,
+        filename=name,
+        reads=_variables(names_read(ast.Module([*setting, *tree.body], []))),
+        assigned=tuple(s.get_name() for s in table if s.is_assigned() or s.is_declared_global()),
+        function=None,
+        _loop=_function([*names, loop], name, flags, body[0], _RUNS),
+        _once=_function([*names, *once], name, flags, body[0]),
+        _setup=set_up,
+    )
+
+
+def _set_up(setup: str) -> tuple[CodeType | None, list[str]]:
+    if not setup.strip():
+        return None, []
+    name = _remember(setup)
+    tree = ast.parse(setup, name)
+    if _awaits(tree):
+        raise GpuError("the set-up awaits at its top; put what it waits for into a cell before")
+    return compile(tree, name, "exec", dont_inherit=True), names_read(tree)
+
+
+def _of_function(
+    function: Any, namespace: dict[str, Any], setup: CodeType | None, read: list[str]
+) -> Program:
+    if not callable(function):
+        raise GpuError(
+            f"compare times code or a function, not {type(function).__name__}; type "
+            "compare('a @ a') or compare(lambda: a @ a)"
+        )
+    if inspect.iscoroutinefunction(function):
+        raise GpuError("compare cannot time an async function; give it one that awaits nothing")
+    module = str(getattr(inspect.unwrap(function), "__module__", "__main__"))
+    found = variables_read([_FUNCTION], {**namespace, _FUNCTION: function}, module)
+    reads = [name for name, _ in found if name in namespace]
+    tree = ast.parse("for a in b: c()")
+    renamed = {"a": _RUN, "b": _RUNS, "c": _FUNCTION}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = renamed[node.id]
+    filename = "<gpumagic.compare>"
+    return Program(
+        text=_text_of(function),
+        filename=_file_of(function) or filename,
+        reads=_variables([*reads, *read]),
+        assigned=(),
+        function=function,
+        _loop=_function(tree.body, filename, 0, tree.body[0], _RUNS, _FUNCTION),
+        _once=_function([ast.Pass()], filename, 0, tree.body[0]),
+        _setup=setup,
+    )
+
+
+def _function(
+    body: list[Any], filename: str, flags: int, first: ast.AST, *arguments: str
+) -> CodeType:
+    module = ast.parse("def f(): pass")
+    made = module.body[0]
+    assert isinstance(made, ast.FunctionDef)
+    # Tracebacks show it as the cell that it is.
+    made.name, made.body = "<module>", body
+    made.args.args = [ast.arg(name) for name in arguments]
+    for node in [made, *body]:
+        ast.copy_location(node, first)
+    # A module's code begins at its file's first line, from where IPython counts.
+    made.lineno = 1
+    ast.fix_missing_locations(module)
+    code = compile(module, filename, "exec", flags=flags, dont_inherit=True)
+    return next(c for c in code.co_consts if isinstance(c, CodeType))
+
+
+class _Plain(ast.NodeTransformer):
+    """Says for a function what the top of a cell says of its variables, which are global.
+
+    A function may not annotate those, and `exec`, `eval`, `locals` and `vars` would not find them.
+    """
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name = node.func.id if isinstance(node.func, ast.Name) else None
+        space = ast.copy_location(ast.Name("globals", ast.Load()), node)
+        if name in ("locals", "vars") and not node.args:
+            node.func = space
+        elif name in ("exec", "eval") and len(node.args) == 1 and not node.keywords:
+            node.args.append(ast.copy_location(ast.Call(space, [], []), node))
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if not isinstance(node.target, ast.Name):
+            return node
+        plain = ast.Pass() if node.value is None else ast.Assign([node.target], node.value)
+        return ast.copy_location(plain, node)
+
+    def _leave(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave
+
+
+def _is_bound(symbol: symtable.Symbol) -> bool:
+    return (
+        symbol.is_assigned()
+        or symbol.is_imported()
+        or symbol.is_namespace()
+        or symbol.is_declared_global()
+    )
+
+
+def _without_futures(body: list[ast.stmt]) -> tuple[list[ast.stmt], int]:
+    flags, kept = 0, []
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            features = (getattr(future_features, alias.name) for alias in node.names)
+            flags |= functools.reduce(lambda a, b: a | b.compiler_flag, features, 0)
+        else:
+            kept.append(node)
+    return kept, flags
+
+
+def _refuse(tree: ast.Module) -> None:
+    if line := _awaits(tree):
+        raise GpuError(f"line {line} awaits, which cannot be timed; await it in a cell before")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            raise GpuError(
+                f"line {node.lineno} imports * from {node.module}, which cannot be run again and "
+                "again; put it into --setup, or into a cell before"
+            )
+
+
+def _awaits(node: ast.AST) -> int:
+    """The line of an `await` outside functions; 0 where there is none."""
+    if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
+        return node.lineno
+    if isinstance(node, _FUNCTIONS):
+        return 0
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp)) and any(
+        generator.is_async for generator in node.generators
+    ):
+        return node.lineno
+    return next(filter(None, (_awaits(child) for child in ast.iter_child_nodes(node))), 0)
+
+
+def _variables(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in dict.fromkeys(names) if name not in _NOT_VARIABLES)
+
+
+def _remember(code: str) -> str:
+    """A file's name for text that came from none, by which tracebacks find its lines."""
+    name = f"<timed {hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:8]}>"
+    lines = [f"{line}\n" for line in code.splitlines()]
+    linecache.cache[name] = (len(code), None, lines, name)
+    return name
+
+
+def _text_of(function: Any) -> str:
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    if "<lambda>" not in name:
+        return f"{name.rpartition('<locals>.')[2]}()"
+    try:
+        return inspect.getsource(function).strip()
+    except (OSError, TypeError, SyntaxError):
+        return "lambda"
+
+
+def _file_of(function: Any) -> str | None:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else str(code.co_filename)

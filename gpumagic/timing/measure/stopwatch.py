@@ -1,0 +1,163 @@
+"""A block of runs, timed: until Python goes on, by the devices' own events, and until all is done.
+
+A device works on after the call that gave it the work has returned. So every device that torch has
+started in this process is waited for before a block and after it, with all its streams, whichever
+is the current one.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, Protocol
+
+import torch
+
+from gpumagic.moving.move import wait_for
+
+
+class Devices(Protocol):
+    """What a stopwatch asks of devices."""
+
+    def started(self) -> Sequence[torch.device]:
+        """Those that may have work to do."""
+
+    def wait(self, device: torch.device) -> None:
+        """Return when it has done all that it was given."""
+
+    def record(self, device: torch.device) -> Any:
+        """An event after what it was given so far, in its current stream."""
+
+    def elapsed(self, device: torch.device, start: Any, end: Any) -> float:
+        """Seconds between two events that have passed."""
+
+
+class TorchDevices:
+    """The GPUs of this process, as torch has them; virtual ones too."""
+
+    def started(self) -> Sequence[torch.device]:
+        """The GPUs that have a context: to wait for another would make one, of 0.5 GiB."""
+        if torch.cuda.is_initialized():
+            # torch's own test for it; a CPU build with virtual GPUs has none, and all are there.
+            has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+            count = torch.cuda.device_count()
+            return [
+                torch.device("cuda", index)
+                for index in range(count)
+                if has_context is None or has_context(index)
+            ]
+        return [torch.device("mps", 0)] if torch.backends.mps.is_available() else []
+
+    def wait(self, device: torch.device) -> None:
+        """Of all its streams."""
+        wait_for(device)
+
+    def record(self, device: torch.device) -> Any:
+        """An event for timing; None where the device has no events."""
+        if device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(device))
+            return event
+        if device.type == "mps":
+            mark = torch.mps.event.Event(enable_timing=True)
+            mark.record()
+            return mark
+        return None
+
+    def elapsed(self, device: torch.device, start: Any, end: Any) -> float:
+        """Torch gives milliseconds."""
+        return float(start.elapsed_time(end)) * 1e-3
+
+
+@dataclass(frozen=True)
+class Lap:
+    """A block of runs, all together.
+
+    Attributes
+    ----------
+    total : float
+        Seconds until every device was done.
+    host : float
+        Until Python went on.
+    device : float or None
+        Between the events of the device, of the slowest if there are several.
+    """
+
+    total: float
+    host: float
+    device: float | None = None
+
+
+class Stopwatch:
+    """Times blocks of runs.
+
+    Parameters
+    ----------
+    devices : Devices, optional
+    clock : callable
+        Seconds that only grow.
+    """
+
+    def __init__(
+        self, devices: Devices | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.devices: Devices = devices or TorchDevices()
+        self.clock = clock
+
+    def wait(self) -> Sequence[torch.device]:
+        """Wait for every device that was started, and say which these are."""
+        started = self.devices.started()
+        for device in started:
+            self.devices.wait(device)
+        return started
+
+    def lap(
+        self,
+        run: Callable[[Iterable[None]], object],
+        number: int,
+        on: Iterable[torch.device] = (),
+    ) -> Lap:
+        """Run `number` times, without garbage collection as `timeit` does.
+
+        Parameters
+        ----------
+        run : callable
+            Runs once for each item of what it is given.
+        number : int
+        on : iterable of torch.device
+            The GPUs whose own time is wanted.
+        """
+        clock, devices = self.clock, self.devices
+        timed = [device for device in on if device.type != "cpu"]
+        runs = repeat(None, number)
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            started = self.wait()
+            starts = [devices.record(device) for device in timed]
+            began = clock()
+            run(runs)
+            went_on = ended = clock()
+            ends = [devices.record(device) for device in timed]
+            if started:
+                for device in started:
+                    devices.wait(device)
+                ended = clock()
+            # What the code itself started was not to be seen before.
+            late = [device for device in devices.started() if device not in started]
+            if late:
+                for device in late:
+                    devices.wait(device)
+                ended = clock()
+        finally:
+            if collects:
+                gc.enable()
+        passed = [
+            devices.elapsed(device, start, end)
+            for device, start, end in zip(timed, starts, ends, strict=True)
+            if start is not None and end is not None
+        ]
+        return Lap(ended - began, went_on - began, max(passed, default=None))

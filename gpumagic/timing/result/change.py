@@ -1,0 +1,124 @@
+"""What changed since an earlier comparison, in words that respect both spreads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from gpumagic.display.units import times
+from gpumagic.timing.ask import sweep
+from gpumagic.timing.result.timing import Timing
+
+if TYPE_CHECKING:
+    from gpumagic.timing.comparison import Comparison
+
+Verdict = Literal["faster", "slower", "same", "unsure", "new", "failed"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One device at one value, now against then.
+
+    Attributes
+    ----------
+    where : str
+    values : dict
+    verdict : str
+        ``"faster"``, ``"slower"``, ``"same"`` (no change beyond the spread), ``"unsure"`` (one run
+        only, so that there is no spread), ``"new"`` (not in the earlier one) or ``"failed"`` (no
+        time now).
+    ratio : float or None
+        The earlier median out of the present one: 2.0 is twice as fast.
+    low, high : float or None
+        What the ratio may be by the 95 % intervals of both medians.
+    """
+
+    where: str
+    verdict: Verdict
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if self.verdict in ("new", "failed"):
+            return "not in the earlier run" if self.verdict == "new" else "no time in this run"
+        assert self.ratio is not None
+        if self.verdict == "same":
+            return "no change beyond the spread"
+        if self.verdict == "unsure":
+            return f"{times(self.ratio)} as fast, of one run: the spread is not known"
+        if self.verdict == "faster":
+            return f"{times(self.ratio)} faster"
+        return f"{times(1 / self.ratio)} slower"
+
+
+def changes(now: Comparison, earlier: Comparison) -> tuple[Change, ...]:
+    """Each timing against that of the same device and values before.
+
+    Two medians differ where `Timing.differs` says so: by more than the 95 % intervals of both, and
+    than the quartiles of both.
+    """
+    before = {(t.where, sweep.key(t.values)): t for t in earlier.timings if t.median}
+    return tuple(_change(t, before.get((t.where, sweep.key(t.values)))) for t in now.timings)
+
+
+def _change(now: Timing, before: Timing | None) -> Change:
+    if not now.median or now.interval is None:
+        return Change(now.where, "failed", values=now.values)
+    if before is None or not before.median or before.interval is None:
+        return Change(now.where, "new", values=now.values)
+    verdict: Verdict = "same"
+    if min(len(now.seconds), len(before.seconds)) < 2:
+        verdict = "unsure"
+    elif now.differs(before):
+        verdict = "faster" if now.median < before.median else "slower"
+    (low, high), (then_low, then_high) = now.interval, before.interval
+    return Change(
+        now.where,
+        verdict,
+        ratio=before.median / now.median,
+        low=then_low / high if high else None,
+        high=then_high / low if low else None,
+        values=now.values,
+    )
+
+
+def differences(now: Comparison, earlier: Comparison) -> tuple[str, ...]:
+    """What else is different, so that the code need not be the reason: a line each."""
+    found = []
+    facts = (
+        ("machine", "host"),
+        ("CPU", "cpu"),
+        ("CPU count", "cpu_count"),
+        ("threads of torch", "threads"),
+        ("Python", "python"),
+        ("torch", "torch"),
+        ("CUDA", "cuda"),
+        ("driver", "driver"),
+    )
+    for name, attribute in facts:
+        was, is_ = getattr(earlier.machine, attribute), getattr(now.machine, attribute)
+        if was != is_:
+            found.append(f"{name} {_or(was)} then, {_or(is_)} now")
+    then = {t.where: t for t in earlier.timings}
+    for where, timing in {t.where: t for t in now.timings}.items():
+        before = then.get(where)
+        if before is None:
+            continue
+        if before.virtual != timing.virtual:
+            kind = "a virtual GPU then, a GPU now" if before.virtual else "a GPU then, virtual now"
+            found.append(f"{where}: {kind}")
+        elif before.name != timing.name:
+            found.append(f"{where}: {_or(before.name)} then, {_or(timing.name)} now")
+        elif before.uuid != timing.uuid:
+            found.append(f"{where}: another {_or(timing.name)} of the same name")
+    for name in ("code", "setup"):
+        if getattr(now, name).strip() != getattr(earlier, name).strip():
+            found.append(f"another {name}")
+    return tuple(found)
+
+
+def _or(value: object) -> str:
+    return "not known" if value is None else str(value)

@@ -1,0 +1,113 @@
+"""Where two curves of a sweep cross: the value from which on another device is the faster one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING, Any
+
+from gpumagic.timing.ask import sweep
+from gpumagic.timing.result.timing import Timing
+
+if TYPE_CHECKING:
+    from gpumagic.timing.comparison import Comparison
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """From here on another device is the faster one.
+
+    Attributes
+    ----------
+    faster, slower : str
+        As they are beyond it.
+    variable : str
+    at : float
+    seconds : float
+        What both take there.
+    values : dict
+        The other variable of the sweep.
+    """
+
+    faster: str
+    slower: str
+    variable: str
+    at: float
+    seconds: float
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find(comparison: Comparison) -> tuple[Crossover, ...]:
+    """Of every two devices, for each value of the sweep's other variable."""
+    name = comparison.axis
+    if name is None:
+        return ()
+    numbered = [(sweep.number(value), value) for value in comparison.sweep[name]]
+    known = [(x, value) for x, value in numbered if x is not None]
+    if len(known) < len(numbered):
+        return ()
+    known.sort(key=lambda pair: pair[0])
+    xs = [x for x, _ in known]
+    found = []
+    for fixed in comparison.panels:
+        curves = {
+            where: [comparison.at(where, {**fixed, name: value}) for _, value in known]
+            for where in comparison.alone
+        }
+        for a, b in combinations(curves, 2):
+            for x, seconds, now in flips(xs, curves[a], curves[b]):
+                faster, slower = (a, b) if now == 0 else (b, a)
+                found.append(Crossover(faster, slower, name, x, seconds, fixed))
+    return tuple(found)
+
+
+def flips(
+    xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
+) -> list[tuple[float, float, int]]:
+    """Where the order of two curves flips beyond both spreads.
+
+    Parameters
+    ----------
+    xs : sequence of float
+        Ascending.
+    a, b : sequence of Timing or None
+        Of each x; None, and one without `seconds`, is a gap.
+
+    Returns
+    -------
+    list of tuple
+        x, seconds, and which is faster beyond: 0 for `a`, 1 for `b`. A line in log-log between two
+        x, or a straight one where some x is not positive.
+    """
+    known = [
+        (x, first, second)
+        for x, first, second in zip(xs, a, b, strict=True)
+        if first is not None and second is not None and first.median and second.median
+    ]
+    decided = [
+        (n, 0 if first.median < second.median else 1)  # type: ignore[operator]
+        for n, (_, first, second) in enumerate(known)
+        if first.differs(second)
+    ]
+    log = all(x > 0 for x in xs)
+    found = []
+    for (before, then), (after, now) in pairwise(decided):
+        if then != now:
+            medians = [(x, f.median, s.median) for x, f, s in known[before : after + 1]]
+            found.append((*_cross(medians, now, log), now))  # type: ignore[arg-type]
+    return found
+
+
+def _cross(known: list[tuple[float, float, float]], now: int, log: bool) -> tuple[float, float]:
+    """The last meeting of two lines through points, of which the ends are ordered differently."""
+    for (x0, a0, b0), (x1, a1, b1) in reversed(list(pairwise(known))):
+        was, is_ = math.log(a0 / b0), math.log(a1 / b1)
+        # Beyond it `a` is the faster for now == 0.
+        if (was >= 0 > is_) if now == 0 else (was <= 0 < is_):
+            part = was / (was - is_)
+            x = x0 * (x1 / x0) ** part if log else x0 + (x1 - x0) * part
+            return x, a0 * (a1 / a0) ** part
+    x, a, b = known[-1]
+    return x, math.sqrt(a * b)

@@ -1,0 +1,49 @@
+"""The machine that this process runs on, for what was measured on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+from pathlib import Path
+
+import torch
+
+from gpumagic import nvml
+from gpumagic.timing.result.timing import Machine
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def here(cpuinfo: Path = _CPUINFO) -> Machine:
+    """What this machine is, without starting CUDA; the driver is asked where torch is built for it.
+
+    Parameters
+    ----------
+    cpuinfo : Path
+        Where Linux says what the CPU is.
+    """
+    cuda = torch.version.cuda
+    driver = nvml.door().system("nvmlSystemGetDriverVersion") if cuda else None
+    return Machine(
+        host=socket.gethostname() or None,
+        cpu=_cpu(cpuinfo),
+        cpu_count=os.cpu_count(),
+        threads=torch.get_num_threads(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        cuda=cuda,
+        driver=driver.decode() if isinstance(driver, bytes) else driver,
+    )
+
+
+def _cpu(cpuinfo: Path) -> str | None:
+    """The model's name; ARM's kernels give none there, and `platform` the architecture at most."""
+    try:
+        text = cpuinfo.read_text(errors="replace")
+    except OSError:
+        text = ""
+    named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    words = named[1] if named else platform.processor() or platform.machine()
+    return " ".join(words.split()) or None

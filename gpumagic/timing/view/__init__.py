@@ -1,0 +1,1 @@
+"""Show a comparison as text, HTML, SVG or a figure."""

@@ -1,0 +1,254 @@
+"""A sweep as a line plot in SVG: time over a variable, a curve for each device, no JavaScript.
+
+Curves differ by colour, by mark and, if there are many, by dashes; each bears its device's name.
+The crossover is marked, and where a device ran out of memory its curve ends in a ✕. Text takes the
+page's colour, and the curves' colours stand out from white and from black alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpumagic.display import axes, svg
+from gpumagic.display.axes import Scale
+from gpumagic.display.units import fine
+from gpumagic.timing.view import verdict
+from gpumagic.timing.view.remarks import percent
+
+if TYPE_CHECKING:
+    from gpumagic.timing.comparison import Comparison
+    from gpumagic.timing.result.timing import Timing
+
+# More points than these would be a row of beads.
+_FEW = 24
+_LINE_HEIGHT = 15.0
+# A plot shrinks to this part of its size where there is little room; then one scrolls.
+_LEAST = 0.6
+
+
+class Frame(NamedTuple):
+    """The plot's size in pixels, and its margins; on the right the names come on top."""
+
+    width: float = 680.0
+    height: float = 320.0
+    left: float = 58.0
+    right: float = 26.0
+    top: float = 26.0
+    bottom: float = 42.0
+
+
+SMALL = Frame(width=300.0, height=230.0)
+
+
+def plot(comparison: Comparison, fixed: Mapping[str, Any], frame: Frame | None = None) -> str:
+    """One panel: the curves along `Comparison.axis`, at one value of the other variable.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        With a sweep.
+    fixed : dict
+        The other variable; empty where there is none.
+    frame : Frame, optional
+
+    Returns
+    -------
+    str
+        An SVG element; ``""`` where nothing was measured here.
+    """
+    return _Plot(comparison, fixed, frame or Frame()).svg()
+
+
+class _Plot:
+    def __init__(self, comparison: Comparison, fixed: Mapping[str, Any], frame: Frame) -> None:
+        self._comparison, self._fixed, self._frame = comparison, fixed, frame
+        self._name = comparison.axis or ""
+        values = comparison.sweep[self._name]
+        # Values that are no numbers have places, and no line leads from one to the next.
+        self._ordinal = not all(type(v) in (int, float) for v in values)
+        if self._ordinal:
+            self._points = [(float(n), value) for n, value in enumerate(values)]
+        else:
+            self._points = sorted(((float(v), v) for v in values), key=lambda point: point[0])
+        self._curves = {
+            where: [
+                (x, comparison.at(where, {**fixed, self._name: value})) for x, value in self._points
+            ]
+            for where in comparison.devices
+        }
+        self._looks = svg.looks(comparison.devices)
+        self._foot = frame.height - frame.bottom
+        names = svg.LETTER * max(map(len, comparison.devices), default=0)
+        self._end = frame.width - frame.right - names
+        # The words that stand in the plot already: (x from, x to, y).
+        self._taken: list[tuple[float, float, float]] = []
+
+    def svg(self) -> str:
+        if not any(t and t.median for curve in self._curves.values() for _, t in curve):
+            return ""
+        self._x, self._y = self._scales()
+        # The names come before the words that give way to them.
+        parts = [self._grid(), self._below(), self._names(), self._crossings()]
+        parts += [self._curve(where) for where in self._curves]
+        f = self._frame
+        return (
+            f'<svg class="gm-plot" viewBox="0 0 {f.width:g} {f.height:g}" width="{f.width:g}"'
+            f' style="min-width:{_LEAST * f.width:.0f}px"'
+            f' role="img" aria-label="{escape(self._said())}">'
+            f"{''.join(parts)}</svg>"
+        )
+
+    def _said(self) -> str:
+        """For those who do not see it."""
+        ends = [
+            f"{where} from {fine(known[0].median)} to {fine(known[-1].median)}"
+            for where, curve in self._curves.items()
+            if (known := [t for _, t in curve if t is not None and t.median])
+        ]
+        at = f" at {verdict.point(self._fixed)}" if self._fixed else ""
+        return f"median time over {self._name}{at}: {'; '.join(ends)}"
+
+    def _scales(self) -> tuple[Scale, Scale]:
+        f = self._frame
+        xs = [x for x, _ in self._points]
+        # Of all panels, so that they can be compared.
+        timings = self._comparison.timings
+        edges = [edge for t in timings for edge in (*(t.quartiles or ()), t.median) if edge]
+        low, high = min(edges), max(edges)
+        # Air above and below, and around a flat curve.
+        air = max((high / low) ** 0.06, 1.08)
+        y = Scale(low / air, high * air, self._foot, f.top)
+        start, end = f.left + 12, self._end - 12
+        if self._ordinal:
+            half = (end - start) / len(xs) / 2
+            return Scale(xs[0], xs[-1], start + half, end - half, log=False), y
+        return Scale(xs[0], xs[-1], start, end, log=xs[0] > 0), y
+
+    def _grid(self) -> str:
+        f = self._frame
+        lines = [svg.text(f.left - 8, f.top - 11, "time", "end", "gm-dim")]
+        self._free(0.0, f.left - 8, 0.0)
+        for tick in axes.ticks(self._y.low, self._y.high):
+            y = self._y(tick)
+            lines.append(svg.line(f.left, y, self._end, y, "gm-grid"))
+            lines.append(svg.text(f.left - 8, y + 4, _tick(tick), "end"))
+        return "".join(lines)
+
+    def _below(self) -> str:
+        """The axis of the variable."""
+        f = self._frame
+        words = {x: verdict.shown(value) for x, value in self._points}
+        xs = [x for x, _ in self._points]
+        shown = axes.apart(xs, self._x, lambda x: svg.LETTER * len(words[x]))
+        if self._x.log and len(shown) < len(xs) and not axes.geometric(xs):
+            # They are crowded at one end: round ones instead.
+            shown = axes.ticks(self._x.low, self._x.high)
+            words = {x: verdict.number(x) for x in shown}
+        parts = [svg.line(f.left, self._foot, self._end, self._foot, "gm-axis")]
+        for x in shown:
+            at = self._x(x)
+            parts.append(svg.line(at, self._foot, at, self._foot + 4, "gm-axis"))
+            parts.append(svg.text(at, self._foot + 17, words[x], "middle"))
+        middle = (f.left + self._end) / 2
+        return "".join(parts) + svg.text(middle, f.height - 6, self._name, "middle", "gm-place")
+
+    def _crossings(self) -> str:
+        """A line down from each crossover, and its value above, where there is room."""
+        parts = []
+        for c in verdict.crossovers(self._comparison, self._fixed):
+            x, y = self._x(c.at), self._y(c.seconds)
+            tip = f"{c.faster} is faster than {c.slower} from {verdict.at(c)}"
+            parts.append(
+                f'<circle class="gm-ring" cx="{x:.1f}" cy="{y:.1f}" r="6.5">'
+                f"<title>{escape(tip)}</title></circle>"
+            )
+            words = verdict.at(c)
+            half = svg.LETTER * len(words) / 2
+            # Beside the word above the axis.
+            middle = max(x, self._frame.left + half)
+            if self._free(middle - half, middle + half, 0.0):
+                parts.append(svg.line(x, self._frame.top - 6, x, self._foot, "gm-crossing"))
+                parts.append(svg.text(middle, self._frame.top - 11, words, "middle", "gm-this"))
+        return "".join(parts)
+
+    def _free(self, start: float, end: float, y: float) -> bool:
+        """Whether nothing is written there, and it is taken from now on."""
+        for other_start, other_end, other_y in self._taken:
+            if start < other_end + 6 and other_start < end + 6 and abs(y - other_y) < _LINE_HEIGHT:
+                return False
+        self._taken.append((start, end, y))
+        return True
+
+    def _curve(self, where: str) -> str:
+        look = self._looks[where]
+        known = [(self._x(x), t) for x, t in self._curves[where] if t is not None and t.median]
+        middle = [(x, self._y(t.median or 1.0)) for x, t in known]
+        parts = []
+        if len(known) > 1 and not self._ordinal:
+            upper = [(x, self._edge(t, 1)) for x, t in known]
+            lower = [(x, self._edge(t, 0)) for x, t in known]
+            band = svg.path([*upper, *lower[::-1]])
+            dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
+            parts = [
+                f'<polygon points="{band}" fill="{look.colour}" opacity=".18"/>',
+                f'<polyline points="{svg.path(middle)}" stroke="{look.colour}"{dash}/>',
+            ]
+        size = 3.6 if len(known) <= _FEW else 1.8
+        for (x, y), (_, t) in zip(middle, known, strict=True):
+            spread = f" · IQR {percent(t.iqr)}" if t.iqr is not None else ""
+            tip = f"{where} · {verdict.point(t.values)} · {fine(t.median)}{spread}"
+            parts.append(svg.mark(look, x, y, size, tip))
+        return "".join([*parts, self._ending(where, middle)])
+
+    def _edge(self, timing: Timing, n: int) -> float:
+        edges = timing.quartiles or (0.0, 0.0)
+        return self._y(max(edges[n], self._y.low))
+
+    def _ending(self, where: str, known: list[tuple[float, float]]) -> str:
+        """Where a device failed: a ✕ beside its last time, since there is none to place it by."""
+        colour = self._looks[where].colour
+        failed = [(self._x(x), t) for x, t in self._curves[where] if t is not None and t.error]
+        failed = [(x, t) for x, t in failed if t.error != "interrupted"]
+        parts = []
+        for x, t in failed:
+            before = [point for point in known if point[0] < x]
+            y = before[-1][1] if before else self._frame.top + 8
+            if before:
+                parts.append(
+                    f'<path d="M{before[-1][0]:.1f} {y:.1f}H{x - 6:.1f}" stroke="{colour}"'
+                    ' stroke-dasharray="1 4" stroke-linecap="round" fill="none"/>'
+                )
+            words = verdict.shown(t.error)
+            parts.append(svg.cross(x, y, colour, f"{where} · {verdict.point(t.values)} · {words}"))
+            length = svg.LETTER * len(words)
+            # Below: time grows with the size, as a rule, and the curve rises from the left.
+            start = max(x - length / 2, before[-1][0] - 4 if before else self._frame.left)
+            if start + length < self._frame.width and self._free(start, start + length, y + 17):
+                parts.append(svg.text(start, y + 17, words))
+        return "".join(parts)
+
+    def _names(self) -> str:
+        """Each curve's device, beside its end."""
+        ends = {}
+        for where, curve in self._curves.items():
+            known = [self._y(t.median) for _, t in curve if t is not None and t.median]
+            if known:
+                ends[where] = known[-1]
+        top, low = self._frame.top + 4, self._foot
+        places = axes.spread(list(ends.values()), _LINE_HEIGHT, top, low)
+        parts = []
+        for where, y in zip(ends, places, strict=True):
+            parts.append(svg.mark(self._looks[where], self._end + 10, y, 3.6))
+            parts.append(svg.text(self._end + 19, y + 4, where))
+            self._free(self._end + 5, self._frame.width, y + 4)
+        return "".join(parts)
+
+
+def _tick(seconds: float) -> str:
+    """``"10 µs"``, ``"2.5 ms"``, ``"100 s"``."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= 0.9995 * scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"

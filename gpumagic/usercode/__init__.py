@@ -1,0 +1,1 @@
+"""Read the user's code: its files, lines, names and values."""

@@ -1,0 +1,202 @@
+"""What lies on one virtual GPU: bytes, blocks, peaks, and the capacity that they must fit in.
+
+Guarantees: the numbers are right whichever threads allocate and free, and when a garbage collection
+frees in the midst of an allocation; the published row of counters follows every change.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from time import perf_counter_ns, time_ns
+from typing import Protocol
+
+import torch
+
+from gpumagic.telemetry.virtual_state import (
+    ALLOCATED,
+    BUSY_NS,
+    COUNTERS,
+    RESERVED,
+    WINDOW_END_NS,
+    WINDOW_NS,
+)
+
+BLOCK = 512
+"""Bytes: CUDA's caching allocator rounds every request up to a multiple of this."""
+SEGMENT = 2 * 2**20
+"""Bytes: it asks the driver for at least as much at a time."""
+
+
+class Row(Protocol):
+    """Counters that can be written one by one."""
+
+    def __setitem__(self, place: int, value: int, /) -> None: ...
+
+
+class Tally:
+    """Something counted the way ``torch.cuda.memory_stats`` reports it."""
+
+    __slots__ = ("allocated", "current", "freed", "peak")
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.allocated = self.freed = 0
+
+    def add(self, n: int) -> None:
+        self.current += n
+        self.allocated += n
+        if self.current > self.peak:
+            self.peak = self.current
+
+    def take(self, n: int) -> None:
+        self.current -= n
+        self.freed += n
+
+    def reset_peak(self) -> None:
+        self.peak = self.current
+
+    def reset_accumulated(self) -> None:
+        self.allocated = self.freed = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("current", "peak", "allocated", "freed")}
+
+
+class Ledger:
+    """The memory of one virtual GPU.
+
+    Parameters
+    ----------
+    ordinal : int
+        Its number in ``cuda:N``, for messages.
+    capacity : int
+        Bytes. ``limit`` is how many of them may be allocated: all, until it is set.
+    row : Row
+        Where the numbers are published (see :mod:`gpumagic.telemetry.virtual_state`).
+    """
+
+    def __init__(self, ordinal: int, capacity: int, row: Row) -> None:
+        self.ordinal = ordinal
+        self.capacity = capacity
+        self.limit = capacity
+        self.bytes, self.blocks, self.reserved = Tally(), Tally(), Tally()
+        self.ooms = self.retries = 0
+        self._row: Row = row
+        self._lock = threading.Lock()
+        # A tensor may die on any thread, and in a garbage collection that starts while this very
+        # thread holds the lock: so freeing only queues, and whoever can take the lock settles.
+        self._freed: deque[int] = deque()
+        self._busy = 0
+        self._window = perf_counter_ns()
+
+    def charge(self, nbytes: int) -> int:
+        """Allocate; the size of the block in bytes.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            In CUDA's words.
+        """
+        size = -(-nbytes // BLOCK) * BLOCK
+        if self._freed:
+            self._settle()
+        with self._lock:
+            fits = self.bytes.current + size <= self.limit
+            if fits:
+                self.bytes.add(size)
+                self.blocks.add(1)
+                grown = self.bytes.current - self.reserved.current
+                if grown > 0:
+                    self.reserved.add(-(-grown // SEGMENT) * SEGMENT)
+                self._publish()
+        if not fits:
+            raise self._out_of_memory(size)
+        if self._freed:
+            self._settle()
+        return size
+
+    def release(self, size: int) -> None:
+        """Free a block of `size` bytes; safe in a finalizer."""
+        self._freed.append(size)
+        self._settle()
+
+    def _settle(self) -> None:
+        # Looked at again after the lock is free: a block may have been queued meanwhile by one
+        # who found it taken.
+        while self._freed and self._lock.acquire(blocking=False):
+            try:
+                while self._freed:
+                    self.bytes.take(self._freed.popleft())
+                    self.blocks.take(1)
+                self._publish()
+            finally:
+                self._lock.release()
+
+    def empty_cache(self) -> None:
+        """Give back to the "driver" what is reserved but not allocated."""
+        with self._lock:
+            unused = self.reserved.current - -(-self.bytes.current // SEGMENT) * SEGMENT
+            if unused > 0:
+                self.reserved.take(unused)
+            self._publish()
+
+    def reset_peak(self) -> None:
+        with self._lock:
+            for tally in (self.bytes, self.blocks, self.reserved):
+                tally.reset_peak()
+
+    def reset_accumulated(self) -> None:
+        with self._lock:
+            for tally in (self.bytes, self.blocks, self.reserved):
+                tally.reset_accumulated()
+            self.ooms = self.retries = 0
+
+    @property
+    def free(self) -> int:
+        """Bytes that the "driver" has left."""
+        return max(self.capacity - self.reserved.current, 0)
+
+    def worked(self, since: int) -> None:
+        """An operator ran from `since` (``perf_counter_ns``) until now."""
+        now = perf_counter_ns()
+        with self._lock:
+            self._busy += now - since
+            elapsed = now - self._window
+            if elapsed >= WINDOW_NS:
+                self._row[BUSY_NS] = min(self._busy * WINDOW_NS // elapsed, WINDOW_NS)
+                self._row[WINDOW_END_NS] = time_ns()
+                self._busy, self._window = 0, now
+
+    def unpublish(self) -> None:
+        """Count on, but for this process alone (and with a lock that no other thread holds)."""
+        self._row = [0] * COUNTERS
+        self._lock = threading.Lock()
+
+    def _publish(self) -> None:
+        self._row[ALLOCATED] = self.bytes.current
+        self._row[RESERVED] = self.reserved.current
+
+    def _out_of_memory(self, size: int) -> torch.OutOfMemoryError:
+        self.empty_cache()  # as CUDA's allocator does before it gives up
+        self.retries += 1
+        self.ooms += 1
+        allowed = f"{readable(self.limit)} allowed; " if self.limit < self.capacity else ""
+        return torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {readable(size)}. GPU {self.ordinal} has a "
+            f"total capacity of {readable(self.capacity)} of which {readable(self.free)} is free. "
+            f"Including non-PyTorch memory, this process has {readable(self.reserved.current)} "
+            f"memory in use. {allowed}Of the allocated memory {readable(self.bytes.current)} is "
+            f"allocated by PyTorch, and {readable(self.reserved.current - self.bytes.current)} is "
+            "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
+            "setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+            "documentation for Memory Management  "
+            "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+        )
+
+
+def readable(nbytes: int) -> str:
+    """A size as CUDA's allocator writes it."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"

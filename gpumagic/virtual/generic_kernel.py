@@ -1,0 +1,238 @@
+"""The kernel that serves every operator on a virtual GPU.
+
+It hands the CPU's kernel the CPU tensors that share the arguments' bytes, and takes the results
+over onto the GPU. It stands at the dispatch key CUDA, so autograd, autocast, vmap and views, which
+come before that key, work on their own and no mode has to be on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpumagic.virtual import events
+from gpumagic.virtual.checks import INDEXING, Found, mixed, one_gpu
+from gpumagic.virtual.flip import adopt, flip
+from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
+from gpumagic.virtual.sparse import adopt_sparse, flip_sparse, replace_sparse
+from gpumagic.virtual.virtual_gpus import Gpu, gpu_of
+
+C: Any = torch._C
+CPU = C.DispatchKeySet(C.DispatchKey.CPU)
+HOST = torch.device("cpu")
+
+WAITS = frozenset(
+    {
+        "bincount",
+        "equal",
+        "masked_select",
+        "nonzero",
+        "repeat_interleave",
+        "_unique2",
+        "unique_consecutive",
+        "unique_dim",
+    }
+)
+"""Operators for which the host waits, because a value or a shape depends on the data."""
+DRAWS = frozenset(
+    ["native_dropout", "rrelu_with_noise", "_scaled_dot_product_flash_attention_for_cpu"]
+)
+"""Operators that draw random numbers and take no generator."""
+NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide", "fmod"})
+"""The only operators for which ``torch.ops`` takes a number where the schema says Tensor."""
+
+_as_it_is = contextlib.nullcontext()
+
+
+class Plan:
+    """What the kernel must know of an operator, read from its schema once."""
+
+    __slots__ = (
+        "arguments",
+        "draws",
+        "foreach",
+        "generator_at",
+        "name",
+        "number_ok",
+        "outs",
+        "results",
+        "tensors",
+        "view",
+        "waits",
+    )
+
+    def __init__(self, op: Any) -> None:
+        schema = op._schema
+        self.name: str = schema.name.split("::")[1]
+        self.arguments: list[str] = [a.name for a in schema.arguments]
+        self.outs = frozenset(a.name for a in schema.arguments if a.kwarg_only and _writes(a))
+        self.tensors = {
+            a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")
+        }
+        self.view = any(r.alias_info is not None and not _writes(r) for r in schema.returns)
+        self.results = len(schema.returns)
+        self.generator_at = (
+            self.arguments.index("generator") if "generator" in self.arguments else None
+        )
+        self.foreach = self.name.startswith("_foreach_")
+        self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
+        self.draws = self.name in DRAWS
+        self.waits = self.name in WAITS
+
+
+def _writes(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+_plans: dict[Any, Plan] = {}
+
+
+def kernel_of(op: Any) -> Callable[..., Any]:
+    """`run` for one operator, as a function to register."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # CUDA's errors have no such frame, so IPython shall show none
+        return run(op, *args, **kwargs)
+
+    return kernel
+
+
+def run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """`op` on the GPU that its tensors are on."""
+    __tracebackhide__ = True
+    plan = _plans.get(op) or _plans.setdefault(op, Plan(op))
+    if plan.view:  # metadata only: the CPU's kernel serves any device
+        return op.redispatch(CPU, *args, **kwargs)
+    found: Found = []
+    numbers: list[str] = []
+    low = [
+        _lower(plan, name, x, found, numbers)
+        for name, x in zip(plan.arguments, args)  # noqa: B905 (defaults may be left out)
+    ]
+    low_kwargs = {name: _lower(plan, name, x, found, numbers) for name, x in kwargs.items()}
+    gpu = one_gpu(found) if found else gpu_of(kwargs.get("device"))
+    if gpu is None:
+        if plan.foreach:  # CUDA too goes tensor by tensor then
+            return op.redispatch(CPU, *args, **kwargs)
+        gpu = mixed(op, plan.name, plan.outs, found)
+    if "device" in kwargs:
+        low_kwargs["device"] = HOST
+    if plan.generator_at is not None:
+        low = _with_generator(plan.generator_at, low, low_kwargs, gpu)
+    if events.listeners and kwargs.get("output_size") is None:  # by which a shape is known
+        _tell(plan, found, gpu)
+    started = perf_counter_ns()
+    with cpu_draws_from(gpu.generator) if plan.draws else _as_it_is:
+        result = _compute(op, plan, low, low_kwargs, found, numbers)
+    gpu.ledger.worked(started)
+    if plan.results > 1 and type(result) is tuple:
+        return tuple([_lift(plan, r, found, gpu) for r in result])
+    return _lift(plan, result, found, gpu)
+
+
+def _lower(plan: Plan, name: str, x: Any, found: Found, numbers: list[str]) -> Any:
+    """An argument as the CPU's kernel takes it."""
+    if isinstance(x, Tensor):
+        low = x
+        if x.is_cuda:
+            if x.layout is not torch.strided:
+                low = flip_sparse(x)
+            elif name in plan.outs and not x.numel():
+                low = torch.empty(0, dtype=x.dtype)
+            else:
+                low = flip(x)
+        found.append((name, x, low))
+        return low
+    if isinstance(x, (list, tuple)):
+        if x and not isinstance(x[0], int):
+            return [_lower(plan, name, y, found, numbers) for y in x]
+    elif name in plan.tensors and isinstance(x, (int, float, complex)):
+        numbers.append(name)  # C++ hands a "wrapped number" tensor to Python as a number
+    return x
+
+
+def _with_generator(at: int, low: list[Any], low_kwargs: dict[str, Any], gpu: Gpu) -> list[Any]:
+    given = low[at] if at < len(low) else low_kwargs.get("generator")
+    if given is None:
+        low_kwargs["generator"] = gpu.generator
+        return low[:at]
+    if not belongs_to_cuda(given):
+        raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+    return low
+
+
+def _tell(plan: Plan, found: Found, gpu: Gpu) -> None:
+    mask = plan.name in INDEXING and any(
+        name == "indices" and tensor.dtype is torch.bool for name, tensor, _ in found
+    )
+    if plan.waits or mask:
+        events.emit("sync", plan.name, gpu.device, HOST, 8)
+
+
+def _compute(
+    op: Any,
+    plan: Plan,
+    low: list[Any],
+    low_kwargs: dict[str, Any],
+    found: Found,
+    numbers: list[str],
+) -> Any:
+    __tracebackhide__ = True
+    if any(t.layout is not torch.strided for _, t, _ in found):
+        return op(*low, **low_kwargs)  # another dispatch key than CPU, which the arguments decide
+    if numbers and plan.number_ok:
+        return op(*low, **low_kwargs)
+    if numbers:
+        low = [
+            torch.tensor(x, dtype=torch.result_type(found[0][1], x)) if name in numbers else x
+            for name, x in zip(plan.arguments, low)  # noqa: B905 (defaults may be left out)
+        ]
+        return op(*low, **low_kwargs)
+    try:
+        return op.redispatch(CPU, *low, **low_kwargs)
+    except RuntimeError as error:
+        if not plan.outs or "not resizable" not in str(error):
+            raise
+    # An out= that is too small for its result: the CPU computes into new bytes instead.
+    for n, (name, tensor, _) in enumerate(found):
+        if name in plan.outs:
+            low_kwargs[name] = torch.empty(0, dtype=tensor.dtype)
+            found[n] = (name, tensor, low_kwargs[name])
+    return op.redispatch(CPU, *low, **low_kwargs)
+
+
+def _lift(plan: Plan, result: Any, found: Found, gpu: Gpu) -> Any:
+    """A result of the CPU's kernel on `gpu`: the argument that it is, or a fresh tensor."""
+    if isinstance(result, (list, tuple)):
+        return type(result)([_lift(plan, r, found, gpu) for r in result])
+    if not isinstance(result, Tensor):
+        return result
+    for name, tensor, low in found:
+        if low is result and result.layout is not torch.strided:
+            return replace_sparse(tensor, adopt_sparse(result.clone(), gpu))
+        if low is result:
+            if name in plan.outs and low.shape != tensor.shape:
+                _resize_out(tensor, low, gpu)
+            return tensor
+    for _, _, low in found:  # an out= may have the bytes of an argument before it
+        if (
+            low.layout is torch.strided is result.layout
+            and low.data_ptr() == result.data_ptr()
+            and result.numel()
+        ):
+            return adopt(result.clone(), gpu)  # an alias that the schema does not tell of
+    return adopt(result, gpu) if result.layout is torch.strided else adopt_sparse(result, gpu)
+
+
+def _resize_out(out: Tensor, low: Tensor, gpu: Gpu) -> None:
+    """The operator gave an ``out=`` its shape: within the bytes that it has, or in new ones."""
+    if out.numel() and low.data_ptr() == out.data_ptr():
+        out.set_(out.untyped_storage(), out.storage_offset(), low.shape, low.stride())
+    else:
+        new = adopt(low, gpu)
+        out.set_(new.untyped_storage(), 0, low.shape, low.stride())

@@ -1,0 +1,86 @@
+"""The virtual GPUs that this process has, in the order of their ordinals."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gpumagic.virtual.accounts import Ledger
+
+C: Any = torch._C
+NAME = "Virtual GPU"
+GPUS: list[Gpu] = []
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What ``torch.cuda.get_device_properties`` answers: an A100's limits, and one processor."""
+
+    name: str
+    total_memory: int
+    uuid: uuid.UUID
+    major: int = 8
+    minor: int = 0
+    multi_processor_count: int = 1
+    warp_size: int = 32
+    regs_per_multiprocessor: int = 65536
+    max_threads_per_multi_processor: int = 2048
+    max_threads_per_block: int = 1024
+    shared_memory_per_block: int = 49152
+    shared_memory_per_block_optin: int = 166912
+    shared_memory_per_multiprocessor: int = 167936
+    L2_cache_size: int = 0
+    pci_bus_id: int = 0
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    gcnArchName: str = ""
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // 2**20}MB, uuid={self.uuid}, virtual=True)"
+        )
+
+
+@dataclass
+class Gpu:
+    """One device: its ledger, its random generator, and the stream that is current on it."""
+
+    index: int
+    ledger: Ledger
+    properties: Properties
+    generator: Any = None
+    stream: Any = None
+    device: torch.device = field(init=False)
+    code: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.device = torch.device("cuda", self.index)
+        self.code = 2 | self.index << 32  # DLDevice {kDLCUDA, index}, read as one int64
+
+
+def gpu_of(device: torch.device | str | int | None = None) -> Gpu:
+    """The GPU of a device, of its number, or of None (the current one)."""
+    if device is not None and not isinstance(device, int):
+        device = torch.device(device).index
+    if device is None or device < 0:
+        device = int(C._accelerator_getDeviceIndex())
+    if device >= len(GPUS):
+        raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+    return GPUS[device]
+
+
+def _leave_to_parent() -> None:
+    # The child of a fork has copies of these tensors; what it does with them is not its parent's.
+    for gpu in GPUS:
+        gpu.ledger.unpublish()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,0 +1,292 @@
+"""The widget: an anywidget whose snapshots come from this kernel's sampler.
+
+In the notebook it is two outputs. The table, as text and HTML, is what a file keeps for who opens
+it without a kernel, and is brought up to date when a cell has run; the view hides it while it
+lives.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from concurrent.futures import TimeoutError as NotYet
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import anywidget
+from IPython import get_ipython
+from IPython.display import display, update_display
+from traitlets import Dict, Float, List, Unicode
+
+from gpumagic.errors import GpuError
+from gpumagic.gputable.gpus_text import GpuTable
+from gpumagic.telemetry.measurements import Board, board
+from gpumagic.telemetry.sampler import PERIODS_S, Sampler, sampler
+from gpumagic.telemetry.snapshot import Snapshot
+from gpumagic.widget.audience import Audience
+from gpumagic.widget.shell_cells import CellLog
+
+SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
+RESULTS = 50
+# How long the first table may be waited for.
+_FIRST_S = 3.0
+_TOLD = 20
+# JupyterLab's complaint, below our table, that there is no kernel for the view.
+_NO_MODEL = (
+    ".jp-OutputArea-child:has(.{}) + .jp-OutputArea-child:has(.jupyter-widgets)"
+    ":not(:has(.gpumagic-monitor)) {{ display: none }}"
+)
+
+
+def script(path: Path = SCRIPT) -> str:
+    """The built front end.
+
+    Raises
+    ------
+    GpuError
+        It has not been built.
+    """
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        raise GpuError(
+            f"the monitor's front end is not built: there is no {path.name} in {path.parent.name}/;"
+            " type npm install && npm run build in the folder of gpumagic, or pip install gpumagic"
+        ) from None
+
+
+class MonitorWidget(anywidget.AnyWidget):
+    """The live monitor in a notebook; made by :func:`gpumagic.monitor`.
+
+    Parameters
+    ----------
+    period : float
+        Seconds between two readings.
+    sampler : Sampler, optional
+        Whom to ask; this process's if None.
+    shell : InteractiveShell, optional
+        Whose cells are told; the running one if None.
+    audience : Audience, optional
+    board : Board
+        Where this kernel's measurements are told.
+
+    Raises
+    ------
+    GpuError
+        The period is out of bounds, or the front end is not built.
+    """
+
+    period = Float(1.0).tag(sync=True)
+    snapshot = Dict().tag(sync=True)
+    history = Dict().tag(sync=True)
+    cells: List[Any] = List().tag(sync=True)
+    results: List[Any] = List().tag(sync=True)
+    # What this kernel measures now, and what it has measured.
+    timing = Dict().tag(sync=True)
+    timings: List[Any] = List().tag(sync=True)
+    # The class of the table that the view stands for.
+    table = Unicode().tag(sync=True)
+
+    # ipywidgets closes also what was never made.
+    _closed = True
+
+    def __init__(
+        self,
+        period: float = 1.0,
+        *,
+        sampler: Sampler | None = None,
+        shell: Any = None,
+        audience: Audience | None = None,
+        board: Board = board,
+    ) -> None:
+        _check(period)
+        self._sampler = sampler or _own()
+        self._audience = audience or Audience()
+        # Of each time it was displayed: what its table and its view are called.
+        self._shown: list[tuple[str, str]] = []
+        self._due = False
+        self._guard = threading.RLock()
+        self._awake = False
+        self._subscription: Any = None
+        self._board = board
+        self._last: Snapshot = self._first()
+        # Not a Path: anywidget would watch the file, and hold this widget for that for ever.
+        self._esm = script()
+        super().__init__(
+            period=period, snapshot=self._last.to_dict(), table=f"gpumagic-table-{uuid4().hex}"
+        )
+        self._closed = False
+        shell = shell or get_ipython()
+        self._log = None if shell is None else CellLog(shell, self._ran)
+        self.on_msg(self._heard)
+        self._wake()
+
+    def show(self, result: Any, title: str | None = None) -> None:
+        """Put an object that carries text, and perhaps HTML, below the GPUs."""
+        html = getattr(result, "_repr_html_", None)
+        name = title or getattr(result, "title", None) or type(result).__name__
+        self.add_result(str(name), str(result), html() if callable(html) else None)
+
+    def add_result(self, title: str, text: str, html: str | None = None) -> None:
+        """Put a result below the GPUs, the newest first; at most 50 are kept."""
+        made = {"id": uuid4().hex, "title": title, "time": time.time(), "text": text, "html": html}
+        self.results = [made, *self.results][:RESULTS]
+
+    def close(self) -> None:
+        """End it. Its last state stays in the notebook as a table."""
+        if self._closed:
+            return
+        self._rest()
+        self._closed = True
+        self._keep()
+        for _, view in self._shown:
+            update_display({"text/plain": "", "text/html": ""}, raw=True, display_id=view)
+        layout = self.layout
+        super().close()
+        layout.close()
+
+    def _ipython_display_(self, **kwargs: Any) -> None:
+        table, view = uuid4().hex, uuid4().hex
+        display(self._table(), raw=True, display_id=table)
+        if self._closed:
+            return
+        data, metadata = self._repr_mimebundle_() or ({}, {})
+        display({**data, "text/plain": ""}, metadata=metadata, raw=True, display_id=view)
+        self._shown.append((table, view))
+
+    def _table(self) -> dict[str, str]:
+        shown = GpuTable(self._last)
+        hide = f"<style>{_NO_MODEL.format(self.table)}</style>"
+        html = f'<div class="{self.table}">{hide}{shown._repr_html_()}</div>'
+        return {"text/plain": shown.text(), "text/html": html}
+
+    def _keep(self) -> None:
+        """Bring the table in the notebook up to date."""
+        self._due = False
+        for table, _ in self._shown:
+            update_display(self._table(), raw=True, display_id=table)
+
+    def _exit(self) -> None:
+        """The kernel ends, and its comms with it: a front end would wonder at a message."""
+        self._closed = True
+        self._subscription.close()
+        self._keep()
+
+    def _first(self) -> Snapshot:
+        try:
+            # Not one from before what this cell did.
+            taken: Snapshot = self._sampler.fresh(processes=True, max_age_s=0).result(_FIRST_S)
+        except NotYet:
+            return self._sampler.latest() or Snapshot(time=time.time())
+        return taken
+
+    def _wake(self) -> None:
+        with self._guard:
+            if self._awake or self._closed:
+                return
+            self._awake = True
+        if self._log is not None:
+            self._log.install()
+            self._audience.hears(not self._log.busy)
+        atexit.register(self._exit)
+        self.history = self._sampler.history.since(None)
+        self._subscription = self._sampler.subscribe(
+            self._tick, period_s=self.period, processes=True
+        )
+        self._forget = self._board.subscribe(self._measured)
+        self._measured()
+
+    def _rest(self) -> None:
+        """Ask nothing any more and hold nothing, until a view looks again."""
+        with self._guard:
+            if not self._awake:
+                return
+            self._awake = False
+        self._subscription.close()
+        self._forget()
+        atexit.unregister(self._exit)
+        if self._log is not None:
+            self._log.uninstall()
+        self.history = {}
+        self.timing, self.timings = {}, []
+
+    def _measured(self) -> None:
+        """On the thread that measures."""
+        if self._closed or not self._awake:
+            return
+        self.timing = self._board.now or {}
+        if [entry.id for entry in self._board.entries] != [told["id"] for told in self.timings]:
+            self.timings = [entry.to_dict() for entry in self._board.entries]
+
+    def _tick(self, snapshot: Snapshot) -> None:
+        """On the sampler's thread."""
+        if self._closed or not self._awake:
+            return
+        if not self._audience.anyone():
+            self._rest()
+            return
+        self._last = snapshot
+        self.snapshot = snapshot.to_dict()
+        if self._log is not None and self._log.busy:
+            self._log.holds({process.uuid for process in snapshot.processes if process.mine})
+        elif self._due:
+            self._keep()
+
+    def _ran(self) -> None:
+        """A cell began or ended, on the kernel's own thread."""
+        log = self._log
+        if log is None or self._closed:
+            return
+        mine = {process.uuid for process in self._last.processes if process.mine}
+        log.holds(mine)
+        self._audience.hears(not log.busy)
+        # A notebook in which a cell ran is to be saved anyway.
+        self._due = True
+        # The view has the others; a new one gets all.
+        self.cells = log.runs()[-_TOLD:]
+        if not log.busy:
+            # What it left behind: the next cell may begin before the next tick.
+            wish = self._sampler.fresh(processes=True, max_age_s=0)
+            wish.add_done_callback(lambda told: self._left(told.result()))
+
+    def _left(self, snapshot: Snapshot) -> None:
+        """A cell has run. On the sampler's thread."""
+        if self._closed or not self._awake:
+            return
+        self._last = snapshot
+        self.snapshot = snapshot.to_dict()
+        self._keep()
+
+    def _heard(self, _: Any, content: Any, buffers: Any) -> None:
+        """What a view says."""
+        said = content if isinstance(content, dict) else {}
+        view, kind = str(said.get("id"))[:64], said.get("type")
+        if kind == "look":
+            new = self._audience.look(view)
+            rested = not self._awake
+            self._wake()
+            if new and not rested:
+                self.history = self._sampler.history.since(None)
+            if new and self._log is not None:
+                self.cells = self._log.runs()
+        elif kind == "gone" and self._audience.leave(view):
+            self._rest()
+            self._keep()
+
+
+def _own() -> Sampler:
+    return sampler()
+
+
+def _check(period: Any) -> None:
+    low, high = PERIODS_S
+    number = isinstance(period, int | float) and period == period
+    if number and low <= period <= high:
+        return
+    fitting = min(max(period, low), high) if number else 1
+    raise GpuError(
+        f"a period of {period!r}: it must be from {low} to {high:g} s;"
+        f" type gpumagic.monitor({fitting:g})"
+    )

@@ -1,0 +1,62 @@
+"""Peak memory of a stretch of code, nested stretches included, on devices that it touched."""
+
+import pytest
+import torch
+
+from gpumagic.cell.peak_memory import MemoryMeter, _running
+
+pytestmark = pytest.mark.usefixtures("gpus")
+MIB = 2**20
+
+
+def on(device, mebibytes):
+    return torch.empty(mebibytes * MIB, dtype=torch.uint8, device=device)
+
+
+def test_the_peak_counts_what_was_there_and_only_touched_devices_are_told():
+    kept = on("cuda:1", 2)
+    meter = MemoryMeter()
+    meter.start()
+    on("cuda:1", 5)  # freed at once
+    late = on("cuda:1", 1)
+    memory = meter.stop()
+    assert set(memory) == {1}
+    assert memory[1].peak == 7 * MIB
+    assert memory[1].before == 2 * MIB
+    assert memory[1].allocated == 3 * MIB
+    assert kept.is_cuda
+    assert late.is_cuda
+
+
+def test_an_inner_stretch_does_not_lose_the_outer_ones_peak():
+    outer, inner = MemoryMeter(), MemoryMeter()
+    outer.start()
+    on("cuda:0", 8)
+    inner.start()
+    on("cuda:0", 3)
+    assert inner.stop()[0].peak == 3 * MIB
+    assert outer.stop()[0].peak == 8 * MIB
+
+    outer.start()
+    on("cuda:0", 2)
+    inner.start()
+    on("cuda:0", 9)
+    assert inner.stop()[0].peak == 9 * MIB
+    assert outer.stop()[0].peak == 9 * MIB
+    assert _running == []
+
+
+def test_nothing_touched_and_stopping_twice():
+    meter = MemoryMeter()
+    meter.start()
+    assert meter.touched() == []
+    assert meter.stop() == {}
+    assert meter.stop() == {}
+
+
+def test_without_cuda_nothing_is_initialised(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    meter = MemoryMeter()
+    meter.start()
+    on("cuda:0", 1)
+    assert meter.stop() == {}

@@ -1,0 +1,79 @@
+"""One cell on one device: what its report says, also when things go wrong."""
+
+import itertools
+
+import pytest
+import torch
+
+from gpumagic.cell import run as running
+from gpumagic.cell.run import Run, last_report
+from gpumagic.device import Device
+from gpumagic.placement.scope import placement
+
+pytestmark = pytest.mark.usefixtures("gpus")
+GPU1 = Device("cuda", ordinal=1, virtual=True)
+
+
+def made(namespace=None, names=(), **options):
+    ticks = itertools.count()
+    return Run(GPU1, namespace or {}, names, clock=lambda: float(next(ticks)), **options)
+
+
+def test_the_report_of_a_cell():
+    space = {"X": torch.ones(10), "Out": {1: torch.ones(1)}}
+    run = made(space, ["X", "Out"])
+    run.start()
+    assert placement().device == torch.device("cuda:1")
+    report = run.finish()
+    assert placement() is None
+    assert (report.device, report.waited, report.error, report.fault) == (GPU1, True, None, None)
+    assert [m.name for m in report.moved] == ["X"]
+    assert report.moved_bytes == 40
+    assert report.touched
+    assert report.seconds > 0
+    assert last_report() is report
+    assert space["Out"][1].device.type == "cpu"
+    assert run.finish() is None  # once
+
+
+def test_a_run_that_did_not_start_has_no_report():
+    assert made().finish() is None
+
+
+def test_an_interrupted_cell_is_not_waited_for(monkeypatch):
+    waits = []
+    monkeypatch.setattr(running, "wait_for", waits.append)
+    run = made()
+    run.start()
+    report = run.finish(KeyboardInterrupt())
+    assert (report.waited, report.error, waits) == (False, "KeyboardInterrupt", [])
+
+
+def test_an_error_of_the_device_surfaces_in_the_report_and_the_placement_is_undone(monkeypatch):
+    def fail(device):
+        raise RuntimeError("CUDA error: device-side assert triggered\nmore lines")
+
+    run = made()
+    run.start()
+    monkeypatch.setattr(running, "wait_for", fail)
+    report = run.finish()
+    assert report.fault == "CUDA error: device-side assert triggered"
+    assert not report.waited
+    assert placement() is None
+
+
+def test_every_touched_device_is_waited_for(monkeypatch):
+    waits = []
+    run = made()
+    run.start()
+    keep = torch.ones(1, device="cuda:0")
+    monkeypatch.setattr(running, "wait_for", lambda device: waits.append(str(device)))
+    run.finish()
+    assert waits == ["cuda:1", "cuda:0"]
+    assert keep.is_cuda
+
+
+def test_a_cell_that_touches_nothing():
+    run = made()
+    run.start()
+    assert not run.finish().touched

@@ -1,0 +1,189 @@
+"""`gpumagic.dry_run`: functions, and what is refused."""
+
+import functools
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from gpumagic import GpuError, dry_run
+
+pytestmark = pytest.mark.usefixtures("gpus")
+
+TABLE = torch.ones(3)  # the module's own
+SEEN = []
+
+
+def returned(result):
+    (found,) = (a for a in result.assigned if a.name == "return")
+    return found
+
+
+def test_a_function_where_it_is():
+    X = torch.ones(2, 3, device="cuda:1")
+    result = dry_run(lambda x, power=1: x**power, X, power=2)
+    assert (returned(result).shape, returned(result).device) == ((2, 3), "cuda:1")
+    assert returned(result).dtype is torch.float32
+    assert result.device == ""
+    assert result.transfers == ()
+    assert X._version == 0
+
+
+def test_a_function_that_is_placed_brings_its_arguments():
+    X = torch.ones(2, 3)
+    result = dry_run(lambda x: x + torch.ones(3), X, on=1)
+    assert returned(result).device == "cuda:1"
+    assert [(t.operator, t.where.source, t.nbytes) for t in result.transfers] == [("move", "x", 24)]
+    result = dry_run(lambda x: x, X, on=1, move=False)
+    assert (returned(result).device, result.transfers) == ("cpu", ())
+
+
+def test_methods_modules_and_partials():
+    net = nn.Linear(3, 2)
+    X = torch.ones(4, 3)
+    for call in (net, net.forward, functools.partial(net)):
+        assert returned(dry_run(call, X, on=1)).kind == "float32[4, 2]"
+    assert net.weight.device.type == "cpu"
+
+
+def test_module_level_state_is_kept():
+    def change():
+        SEEN.append(1)
+        TABLE.add_(1)
+        globals()["NEW"] = 1
+        return TABLE
+
+    assert returned(dry_run(change)).shape == (3,)
+    assert SEEN == []
+    assert TABLE.tolist() == [1, 1, 1]
+    assert "NEW" not in globals()
+
+
+def test_what_it_refuses():
+    async def wait(): ...
+
+    for bad, words in (
+        (lambda: dry_run(3), "takes a function to call, not int"),
+        (lambda: dry_run(wait), "cannot follow an async function"),
+        (lambda: dry_run(str, on=5), "no GPU 5"),
+    ):
+        with pytest.raises(GpuError, match=words) as error:
+            bad()
+        assert "\n" not in str(error.value)
+
+
+def test_one_at_a_time():
+    result = dry_run(lambda: dry_run(lambda: 1))
+    assert "a dry run is under way" in result.error
+
+
+def test_not_while_another_thread_runs_the_notebooks_code():
+    go, started = threading.Event(), threading.Event()
+
+    def busy():
+        started.set()
+        go.wait(10)
+
+    thread = threading.Thread(target=busy, name="trainer")
+    thread.start()
+    started.wait(10)
+    try:
+        with pytest.raises(GpuError, match="the thread trainer runs code"):
+            dry_run(lambda: 1)
+    finally:
+        go.set()
+        thread.join()
+    assert dry_run(lambda: 1).complete
+
+
+def test_the_time_limit():
+    def forever():
+        x = torch.ones(2)
+        while True:
+            x = x + 1
+
+    result = dry_run(forever, limit=0.05)
+    (end,) = (unknown for unknown in result.unknown if unknown.ended)
+    assert end.reason.startswith("the time limit of 0.05 s, after")
+    assert end.where.function == "forever"
+
+
+def test_a_bare_except_does_not_hide_what_is_not_known():
+    X = torch.ones(3)
+
+    def swallow():
+        try:
+            return 1 if X.sum() > 0 else 2
+        except:  # noqa: E722
+            return 3
+
+    result = dry_run(swallow)
+    (unknown,) = result.unknown
+    assert "a condition on a tensor depends on data; the code went on" in unknown.reason
+
+
+def test_backward_into_what_an_earlier_cell_computed():
+    w = torch.ones(3, requires_grad=True)
+    loss = (w * 2).sum()
+    result = dry_run(lambda: loss.backward())
+    assert any("an earlier cell computed" in u.reason for u in result.unknown)
+    assert w.grad is None
+    loss.backward()  # the graph is whole
+    assert w.grad.tolist() == [2, 2, 2]
+
+
+def test_hooks_run_on_stand_ins():
+    seen = []
+    w = nn.Parameter(torch.ones(3))
+    w.register_hook(lambda grad: seen.append(grad))
+    result = dry_run(lambda: (w * 2).sum().backward())
+    assert result.complete
+    assert seen == []
+    assert w.grad is None
+
+
+def test_optimizers_in_the_backward_pass():
+    w = nn.Parameter(torch.ones(1000, device="cuda:1"))
+    opt = torch.optim.SGD([w], lr=0.1)
+
+    def step(parameter):
+        opt.step()
+        opt.zero_grad()
+
+    w.register_post_accumulate_grad_hook(step)
+    result = dry_run(lambda: (w * 2).sum().backward())
+    assert result.complete, result
+    assert w.tolist() == [1.0] * 1000
+
+
+def test_memory_that_other_variables_keep():
+    big = torch.ones(1000, 1000, device="cuda:1")
+    space = {"a": big, "b": big, "torch": torch}
+    import ast
+
+    from gpumagic.dryrun import dry_run_cell
+
+    def peak(names):
+        code = "a = a + 1\na = a + 1"
+        variables = {name: space[name] for name in names}
+        result = dry_run_cell(ast.parse(code), "<cell>", variables, ["a"], device=None)
+        return result.peak["cuda:1"].needed
+
+    size = -(-4_000_000 // 512) * 512
+    assert peak(["a", "torch"]) == size
+    assert peak(["a", "b", "torch"]) == 2 * size
+
+
+def test_no_peak_for_what_is_there_but_met_late():
+    class Holder:
+        __slots__ = ("tensor",)
+
+        def __del__(self):
+            """Makes it an object that is not copied."""
+
+    holder = Holder()
+    holder.tensor = torch.ones(100_000, device="cuda:1")
+    result = dry_run(lambda: holder.tensor.sum())
+    assert result.peak["cuda:1"].needed == 512
+    assert result.peak["cuda:1"].peak == torch.cuda.memory_allocated(1) + 512

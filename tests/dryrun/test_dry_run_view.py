@@ -1,0 +1,98 @@
+"""A dry run in words and in HTML."""
+
+import pytest
+
+from gpumagic.dryrun.dry_run_view import html, text
+from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown
+from gpumagic.dryrun.running_line import Place
+from gpumagic.dryrun.transfers import Transfer
+
+GIB = 2**30
+LINE = Place(4, "log.append(x.item())")
+
+
+def run(**changes):
+    values = {
+        "device": "cuda:1",
+        "assigned": (Assigned("Y", "float32[2]", "cuda:1", 8),),
+        "peak": {
+            "cpu": Peak("cpu", 100, 100, None, None),
+            "cuda:1": Peak("cuda:1", 15 * GIB, 14 * GIB, 16 * GIB, Place(7, "loss.backward()")),
+        },
+        "transfers": (
+            Transfer("wait", "item", "cuda:1", "cpu", 4000, 1000, LINE),
+            Transfer("copy", "move", "cpu", "cuda:1", 2048, 1, Place(0, "X")),
+        ),
+        "unknown": (),
+        "mismatches": (),
+        "error": None,
+        "error_at": None,
+        "printed": "",
+        "operators": 3,
+        "seconds": 0.085,
+        "virtual": True,
+    }
+    return DryRun(**(values | changes))
+
+
+def test_the_text():
+    assert text(run(printed="a\nb\n")).splitlines() == [
+        "dry run on cuda:1 (virtual): nothing was computed · 2 lines printed, not shown · 85 ms",
+        "  cuda:1: at least 14.0 GiB of 16.0 GiB free; peak 15.0 GiB in all, at line 7: "
+        "loss.backward()",
+        "  assigns",
+        "    Y  float32[2]  cuda:1",
+        "  transfers",
+        "    line 4  1,000 × item: the host waits for cuda:1  log.append(x.item())",
+        "    before  move: 2.0 KiB cpu → cuda:1               X",
+    ]
+
+
+def test_what_went_wrong_comes_before_the_details():
+    ended = Unknown(Place(9, "if x > 0:"), "a condition on a tensor depends on data", True)
+    left = Unknown(Place(2, "get_ipython().system('ls')"), "!ls was left out", False)
+    lines = text(run(unknown=(ended, left), error="KeyError: 'k'", error_at=Place(3, "d['k']")))
+    assert lines.splitlines()[2:5] == [
+        "  would fail at line 3: d['k']: KeyError: 'k'",
+        "  line 2: !ls was left out",
+        "  ended at line 9: a condition on a tensor depends on data · if x > 0:",
+    ]
+
+
+def test_a_mismatch_without_an_explanation_has_torchs_words():
+    mismatch = Mismatch(Place(3, "a + b"), "RuntimeError: found at least two devices")
+    shown = run(mismatches=(mismatch,))
+    assert "    RuntimeError: found at least two devices" in text(shown)
+    assert "<pre>RuntimeError: found" in html(shown)
+
+
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        (None, "at least 14.0 GiB more; peak"),
+        (10 * GIB, "at least 14.0 GiB of 10.0 GiB free: does not fit; peak"),
+    ],
+)
+def test_room(free, words):
+    peak = {"cuda:1": Peak("cuda:1", 15 * GIB, 14 * GIB, free, None)}
+    assert words in text(run(peak=peak))
+    assert ("gm-bad" in html(run(peak=peak)).split("</style>")[1]) == (free is not None)
+
+
+def test_long_lists_are_folded():
+    many = tuple(Assigned(f"v{n}", "int") for n in range(30))
+    assert "    and 18 more" in text(run(assigned=many))
+    assert "<summary>assigns: 30</summary>" in html(run(assigned=many))
+
+
+def test_the_cpu_is_shown_where_the_code_runs_there():
+    peak = {"cpu": Peak("cpu", 512, 512, GIB, None)}
+    assert "cpu: at least 512 B of 1.0 GiB free" in text(run(device="cpu", peak=peak))
+    assert "cpu:" not in text(run(peak=peak))
+
+
+def test_html_is_escaped():
+    place = Place(1, "<script>")
+    shown = html(run(unknown=(Unknown(place, "<b>", True),), assigned=(Assigned("<i>", "<u>"),)))
+    for word in ("<script>", "<b>&", "<i>", "<u>"):
+        assert word not in shown.split("</style>")[1]

@@ -1,0 +1,69 @@
+"""The sums behind the table: who holds how much of which GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpumagic.gputable.holders import Split, by_notebook, by_process, split
+from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
+
+GIB = 2**30
+
+
+def gpu(memory_used: int | None = 30 * GIB) -> GpuSample:
+    return GpuSample(
+        "GPU-0",
+        ordinal=0,
+        memory_total=80 * GIB,
+        memory_used=memory_used,
+        memory_reserved=GIB,
+    )
+
+
+def process(**facts: Any) -> ProcessSample:
+    return ProcessSample(
+        "GPU-0", **{"pid": 7, "memory": GIB, "name": "python3", "user": "ada", **facts}
+    )
+
+
+def test_memory_is_split_between_this_kernel_others_and_the_driver() -> None:
+    both = (process(memory=10 * GIB, mine=True), process(pid=8, memory=5 * GIB))
+    assert split(gpu(), both) == Split(10 * GIB, 20 * GIB, GIB, 49 * GIB)
+    assert split(gpu(memory_used=None), both) == Split(known=False)
+    assert split(gpu(), (process(mine=True, memory=99 * GIB),)).others == 0
+
+
+def test_holders_are_this_kernel_then_the_greediest_then_the_unseen() -> None:
+    some = (
+        process(pid=1, memory=2 * GIB, notebook="work/small.ipynb"),
+        process(pid=2, memory=9 * GIB, notebook="work/big.ipynb"),
+        process(pid=3, memory=GIB, notebook="work/mine.ipynb", mine=True),
+    )
+    holders = by_notebook([gpu()], some)
+    assert [holder.name for holder in holders] == [
+        "this kernel (mine.ipynb)",
+        "big.ipynb",
+        "small.ipynb",
+        "processes not visible from here",
+    ]
+    assert holders[-1].memory == {"GPU-0": 18 * GIB}
+
+
+def test_processes_of_one_notebook_are_summed_or_told_apart() -> None:
+    workers = tuple(process(pid=pid, memory=GIB, notebook="a.ipynb") for pid in (1, 2))
+    gpus = [gpu(memory_used=2 * GIB)]
+    (together,) = by_notebook(gpus, workers)
+    assert (together.pids, together.memory) == ((1, 2), {"GPU-0": 2 * GIB})
+    assert [holder.pids for holder in by_process(gpus, workers)] == [(1,), (2,)]
+
+
+def test_equal_names_of_different_users_are_not_summed() -> None:
+    gpus = [gpu(memory_used=2 * GIB)]
+    two = (process(pid=1, user="ada"), process(pid=2, user="grace"))
+    assert [holder.user for holder in by_notebook(gpus, two)] == ["ada", "grace"]
+
+
+def test_strangers_are_told_apart_by_their_pid() -> None:
+    gpus = [gpu(memory_used=2 * GIB)]
+    two = tuple(process(pid=pid, name=None, user="grace") for pid in (1, 2))
+    assert [holder.name for holder in by_notebook(gpus, two)] == ["process 1", "process 2"]

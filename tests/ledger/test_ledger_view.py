@@ -1,0 +1,144 @@
+"""The ledger as a line, as text and as a table; the advice and what it would save."""
+
+from html.parser import HTMLParser
+
+import pytest
+
+from gpumagic.ledger.advice import advise
+from gpumagic.ledger.entry import Entry, Ledger
+from gpumagic.ledger.ledger_view import line
+
+COPY = Entry(
+    "copy", "copy_", "cpu", "cuda:1", 1, 4096, 1e-3, False, "In [2]", 3, "x.to(d)", "y = x.to(d)"
+)
+WAIT = Entry("wait", "item", "cuda:1", "cpu", 1000, 4000, 0.02, True, "In [2]", 4, "loss.item()")
+
+
+def entry(of, **changes):
+    from dataclasses import replace
+
+    return replace(of, **{"calls": changes.get("count", of.count)} | changes)
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ((), ""),
+        ((COPY,), "1 transfer: 4.0 KiB to cuda:1"),
+        ((WAIT,), "1,000 waits at line 4: `loss.item()`"),
+        ((COPY, WAIT), "1 transfer: 4.0 KiB to cuda:1; 1,000 waits at line 4: `loss.item()`"),
+        (
+            (entry(COPY, count=9), entry(COPY, line=8, destination="cpu", source="cuda:1")),
+            "10 transfers: 4.0 KiB to cuda:1, 4.0 KiB to cpu, 9 of them at line 3: `x.to(d)`",
+        ),
+        (
+            (WAIT, entry(WAIT, line=9, count=1)),
+            "1,001 waits, 1,000 of them at line 4: `loss.item()`",
+        ),
+        ((entry(WAIT, line=None, code="", file=None),), "1,000 waits"),
+        ((entry(COPY, via="loader"),), ""),
+        (
+            (entry(WAIT, via="print", count=7, calls=1, line=9, code="print(loss)"),),
+            "1 tensor printed in 7 reads at line 9: `print(loss)`",
+        ),
+        (
+            tuple(
+                entry(of, via="print", count=8, calls=calls, code="print(x)", line=2)
+                for of, calls in ((WAIT, 4), (COPY, 0))
+            ),
+            "4 tensors printed in 16 reads at line 2: `print(x)`",
+        ),
+    ],
+)
+def test_the_line(entries, expected):
+    assert line(Ledger(entries), without=("loader",)) == expected
+
+
+@pytest.mark.parametrize(
+    ("of", "says", "saved"),
+    [
+        (entry(WAIT, count=1000), "keep the log on the device", 999),
+        (entry(WAIT, count=1), None, None),
+        (entry(WAIT, count=60, via="print", calls=3), "print after the loop", 40),
+        (entry(WAIT, count=5, operator="nonzero"), "torch.where", 5),
+        (entry(WAIT, count=1, operator="nonzero"), None, None),
+        (entry(WAIT, count=5, operator="repeat_interleave"), "output_size=", 5),
+        (
+            entry(WAIT, count=5, operator="repeat_interleave", code="f(x, output_size=9)"),
+            None,
+            None,
+        ),
+        (entry(WAIT, count=9, within="torch.optim.lbfgs"), None, None),
+        (entry(WAIT, count=9, within="torch.distributions.normal"), "validate_args=False", 9),
+        (entry(WAIT, count=9, code="torch.tensor([a, b])"), "torch.stack([...])", 8),
+        (entry(COPY, count=9, nbytes=9000, implicit=True), "bring it to cuda:1 once", 8),
+        (entry(WAIT, count=5, operator="_unique2"), "before the loop", 5),
+        (entry(WAIT, count=5, operator="synchronize"), "wait once", 4),
+        (entry(COPY), None, None),
+        (entry(COPY, count=10, repeats=9), "move it to cuda:1 once", 9),
+        (entry(COPY, count=10, nbytes=10 * 2**20, blocking=10), "pin_memory", 0),
+        (entry(COPY, count=10, nbytes=10 * 2**20, blocking=10, pinned=True), "non_blocking", 0),
+        (entry(COPY, count=10, nbytes=10 * 2**20, blocking=0, pinned=True), None, None),
+        (entry(COPY, count=10, nbytes=100), "many small copies", 9),
+        (entry(COPY, count=10, code="torch.ones(3).to('cuda:1')"), "device='cuda:1'", 10),
+        (entry(COPY, count=10, source="cuda:1", destination="cpu"), "copy them once", 9),
+        (entry(COPY, operator="index", implicit=True), "index.to('cuda:1')", 0),
+        (entry(COPY, count=10, via="loader", pinned=False), "pin_memory=True", 0),
+        (entry(COPY, count=10, via="loader", pinned=True), None, None),
+        (entry(WAIT, count=90, via="display"), None, None),
+    ],
+)
+def test_advice(of, says, saved):
+    advice = advise(of)
+    assert (advice is None) == (says is None)
+    if advice is not None:
+        assert says in advice.text
+        assert advice.saved == saved
+
+
+def test_savings_are_estimated_in_time_only_on_a_real_gpu():
+    real, virtual = (str(Ledger((entry(WAIT, count=1000),), v)) for v in (False, True))
+    real, virtual = (" ".join(text.split()) for text in (real, virtual))
+    assert "saves ≈ 20 ms (the time of all but one of 1,000)" in real
+    assert "estimated from the measured times" in real
+    assert "saves 999 of 1,000" in virtual
+    assert "≈" not in virtual
+    assert "say nothing about a GPU" in virtual
+
+
+def test_the_text_is_at_most_100_columns_wide():
+    long = entry(WAIT, code="x" * 90, text="x" * 90, within="torch.distributions.distribution")
+    for ledger in (Ledger((long, WAIT)), Ledger((WAIT, entry(COPY, count=10, repeats=9)), True)):
+        assert max(map(len, str(ledger).splitlines())) <= 100
+
+
+def test_the_table_names_files_where_there_are_several():
+    text = str(Ledger((COPY, entry(WAIT, file="train.py"))))
+    assert "In [2]:3" in text
+    assert "train.py:4" in text
+    assert "y = x.to(d)" in text
+    assert "elsewhere" in str(Ledger((entry(COPY, line=None, file=None),)))
+    assert str(Ledger()) == "no copies between devices, and no waits for one"
+
+
+class Tags(HTMLParser):
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.said = [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_data(self, data):
+        self.said.append(data)
+
+
+def test_html_says_the_same_and_is_escaped():
+    evil = entry(COPY, code="<script>", text="<script>alert(1)</script>", count=10, nbytes=100)
+    page = Tags(Ledger((evil, entry(WAIT, count=1000)), True)._repr_html_())
+    assert "script" not in page.tags
+    assert "<script>alert(1)</script>" in page.said
+    assert any("torch.stack(log).cpu(); saves 999 of 1,000" in text for text in page.said)
+    assert page.tags.count("tr") == 5
+    assert "no copies" in Ledger()._repr_html_()

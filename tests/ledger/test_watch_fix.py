@@ -1,0 +1,88 @@
+"""`--fix`: operands on several devices are brought together, and that is said once."""
+
+import pytest
+import torch
+from torch import nn
+
+from gpumagic.cell.autofix import Fix
+
+pytestmark = pytest.mark.usefixtures("gpus")
+
+
+@pytest.fixture
+def fix():
+    made = Fix()
+    made.start()
+    yield made
+    made.stop()
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_the_smaller_goes_to_the_larger_and_stays(fix):
+    big, small = torch.ones(100, 100, device="cuda:1"), torch.ones(100)
+    alias = small
+    for _ in range(3):
+        result = big + small
+    assert result.device == alias.device == big.device
+    assert small is alias
+    (done,) = fix.done
+    assert (done.name, done.nbytes, done.source, done.destination, done.count) == (
+        "small",
+        400,
+        "cpu",
+        "cuda:1",
+        1,
+    )
+
+
+def test_the_other_way_too(fix):
+    big, small = torch.ones(100, 100), torch.ones(100, device="cuda:1")
+    assert (big * small).device.type == "cpu"
+    assert small.device.type == "cpu"
+
+
+def test_what_autograd_tracks_is_copied_for_the_call(fix):
+    w = torch.ones(3, requires_grad=True)
+    x = torch.ones(3, 3, device="cuda:0")
+    tracked = w * 2
+    loss = (x @ tracked).sum()
+    assert tracked.device.type == "cpu"
+    loss.backward()
+    assert torch.equal(w.grad, torch.full((3,), 6.0))
+
+
+def test_a_module_on_the_other_side(fix):
+    net, x = nn.Sequential(nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1)), torch.ones(2, 50)
+    net.to("cuda:0")
+    loss = nn.functional.mse_loss(net(x), torch.zeros(2, 1))
+    loss.backward()
+    assert x.device.type == "cuda"
+    assert {p.device.type for p in net.parameters()} == {"cuda"}
+
+
+def test_indices_convolutions_and_in_place(fix):
+    x, index = torch.arange(100.0), torch.tensor([1], device="cuda:0")
+    assert x[index].item() == 1.0
+    image, kernel = torch.ones(1, 1, 9, 9, device="cuda:1"), torch.ones(1, 1, 3, 3)
+    assert nn.functional.conv2d(image, kernel).device.index == 1
+    view = torch.zeros(4, device="cuda:0")[:2]
+    view += torch.ones(2)
+    assert view.tolist() == [1.0, 1.0]
+
+
+def test_other_errors_are_left_alone(fix):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        torch.ones(2, device="cuda") + torch.ones(3)
+    assert len(fix.done) == 1
+
+
+def test_modes_entered_since_survive():
+    fix = Fix()
+    fix.start()
+    with torch.device("cuda:1"):
+        fix.stop()
+        fix.stop()
+        assert torch.zeros(1).device.index == 1
+    assert torch._C._len_torch_function_stack() == 0

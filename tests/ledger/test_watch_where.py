@@ -1,0 +1,179 @@
+"""The ledger: the line, thread, task and watch that a copy or a wait is counted at."""
+
+import asyncio
+import threading
+
+import pytest
+import torch
+from torch import nn
+from watched import matrix, seen
+
+from gpumagic.ledger import attribute, dispatch
+from gpumagic.ledger.watch import watch
+
+pytestmark = pytest.mark.usefixtures("gpus")
+
+
+def test_the_line_is_the_users_through_library_frames():
+    net = nn.Linear(4, 4)
+
+    def bring():
+        net.to("cuda:0")
+
+    ledger = seen(bring)
+    (entry,) = ledger.entries
+    assert (entry.code, entry.count, entry.nbytes) == ('net.to("cuda:0")', 2, 80)
+    assert entry.file == "test_watch_where.py"
+    assert entry.line == bring.__code__.co_firstlineno + 1
+
+
+def test_an_expression_over_lines():
+    x = matrix()
+
+    def read():
+        return (
+            x.sum()
+            .item()
+        )  # fmt: skip
+
+    (entry,) = seen(read).entries
+    assert entry.code.replace(" ", "") == "x.sum().item()"
+
+
+def test_backward_and_its_copies_are_explicit():
+    w = torch.ones(5, device="cuda:0", requires_grad=True)
+
+    def train():
+        loss = (w.to("cuda:1") * 2).sum()
+        loss.backward()
+
+    ledger = seen(train)
+    assert [(e.via, e.implicit, e.nbytes) for e in ledger] == [
+        ("", False, 20),
+        ("backward", False, 20),
+    ]
+    assert [e.code for e in ledger] == ['w.to("cuda:1")', "loss.backward()"]
+
+
+def test_threads_of_the_watched_code():
+    x = matrix()
+
+    def work():
+        for _ in range(50):
+            x.sum().item()
+            x.cpu()
+
+    def start():
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    ledger = seen(start)
+    assert [(e.count, e.code) for e in ledger] == [(200, "x.sum().item()"), (200, "x.cpu()")]
+
+
+def test_each_thread_has_its_own_watch():
+    x, ledgers = matrix(), {}
+    both = threading.Barrier(2)
+
+    def work(name, count):
+        with watch(warn=False) as w:
+            both.wait()
+            for _ in range(count):
+                x.sum().item()
+            both.wait()
+        ledgers[name] = w.ledger.waits
+
+    threads = [
+        threading.Thread(target=work, args=("a", 3)),
+        threading.Thread(target=work, args=("b", 7)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ledgers == {"a": 3, "b": 7}
+    assert not dispatch.installed()
+
+
+def test_another_task_is_not_counted():
+    x = matrix()
+
+    async def other(stop):
+        while not stop.is_set():
+            x.sum().item()
+            await asyncio.sleep(0)
+
+    async def main():
+        stop = asyncio.Event()
+        task = asyncio.create_task(other(stop))
+        await asyncio.sleep(0)
+        with watch(warn=False) as w:
+            x.cpu()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        stop.set()
+        await task
+        return w.ledger
+
+    ledger = asyncio.run(main())
+    assert (ledger.transfers, ledger.waits) == (1, 0)
+
+
+def test_nested_watches():
+    x = matrix()
+    with watch(warn=False) as outer:
+        x.cpu()
+        with watch(warn=False) as inner:
+            x.sum().item()
+        x.cpu()
+    assert (outer.ledger.transfers, outer.ledger.waits) == (2, 1)
+    assert (inner.ledger.transfers, inner.ledger.waits) == (0, 1)
+
+
+def test_a_watch_is_read_while_it_runs_and_used_again():
+    x, w = matrix(), watch(warn=False)
+    with w:
+        x.cpu()
+        assert w.ledger.transfers == 1
+        with pytest.raises(RuntimeError, match="runs already"):
+            w.start()
+    with w:
+        pass
+    assert w.ledger.transfers == 0
+    assert repr(w) == "no copies between devices, and no waits for one"
+    w.stop()  # twice does no harm
+
+
+def test_watches_of_generators_that_end_in_any_order_do_not_chain():
+    x = matrix()
+
+    def counting():
+        with watch(warn=False) as w:
+            yield x.cpu()
+            yield w.ledger.transfers
+
+    for _ in range(5):
+        first, second = counting(), counting()
+        next(first), next(second), first.close(), second.close()
+    with watch(warn=False) as w:
+        x.cpu()
+    assert w.ledger.transfers == 1
+    target, chain = attribute.current.get(), 0
+    while target is not None:
+        target, chain = target.outer, chain + 1
+    attribute.current.set(None)
+    assert chain <= 1
+
+
+def test_a_loop_of_many_lines_does_not_grow():
+    x = matrix()
+    space = {"x": x}
+    with watch(warn=False) as w:
+        for n in range(6000):
+            exec(compile("x.cpu()", f"made/{n % 50}.py", "exec"), space)
+    assert w.ledger.transfers == 6000
+    assert len(w._tally._counts) <= 4096
+    assert len(w.ledger) == 50

@@ -1,0 +1,58 @@
+"""What the tests of the ledger share."""
+
+import warnings
+from collections import Counter
+from contextlib import contextmanager
+
+import torch
+
+from gpumagic.ledger.watch import watch
+from gpumagic.virtual import events
+
+
+@contextmanager
+def truth():
+    """What the virtual devices themselves do, told by their own kernels."""
+    told = []
+
+    def listen(kind, operator, source, destination, nbytes):
+        # A CPU index that is brought is a copy, whichever operator wants it.
+        operator = "index" if kind == "index" else operator
+        kind = "wait" if kind == "sync" else "copy"
+        told.append((kind, operator, str(source), str(destination), nbytes))
+
+    events.listeners.append(listen)
+    try:
+        yield told
+    finally:
+        events.listeners.remove(listen)
+
+
+def sums(told):
+    """Calls and bytes by kind, operator and devices: what an entry of the ledger holds."""
+    calls, nbytes = Counter(), Counter()
+    for *key, count in told:
+        calls[tuple(key)] += 1
+        nbytes[tuple(key)] += count
+    return {key: (calls[key], nbytes[key]) for key in calls}
+
+
+def sums_of(ledger):
+    calls, nbytes = Counter(), Counter()
+    for e in ledger:
+        key = e.kind, e.operator, e.source, e.destination
+        calls[key] += e.count
+        nbytes[key] += e.nbytes
+    return {key: (calls[key], nbytes[key]) for key in calls}
+
+
+def seen(function, **options):
+    """The ledger of one call, which must agree with the devices."""
+    with warnings.catch_warnings(), truth() as told, watch(**{"warn": False} | options) as w:
+        function()
+    assert sums_of(w.ledger) == sums(told)
+    return w.ledger
+
+
+def matrix():
+    return torch.arange(12.0, device="cuda:1").view(3, 4)

@@ -1,0 +1,279 @@
+"""`%%gputime` over an engine of the test's: what reaches it, and what is shown and kept."""
+
+import io
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from gpumagic.magics import gputime
+from gpumagic.magics.gputime import compare, last_comparison, posted
+from gpumagic.magics.progress_line import ProgressLine, caption
+from gpumagic.telemetry import measurements as board_module
+
+
+@dataclass
+class Progress:
+    """As `gpumagic.timing.progress.Progress`."""
+
+    title: str = "a @ a"
+    where: str = "cuda:0"
+    values: dict = field(default_factory=dict)
+    stage: str = "timing"
+    repeat: int = 12
+    done: int = 1
+    total: int = 3
+    elapsed: float = 3.0
+    remaining: float | None = 4.2
+    bars: tuple = (("cpu", 4e-3, "done"), ("cuda:0", 1e-3, "timing"), ("cuda:1", None, "waiting"))
+
+
+@dataclass
+class Made:
+    """What a comparison shows."""
+
+    title: str = "a @ a"
+    time: float = 1.0
+    interrupted: bool = False
+
+    def __repr__(self):
+        return "cuda:0 is 4 × faster than cpu"
+
+    def _repr_html_(self):
+        return "<b>4 ×</b>"
+
+
+class Engine:
+    """Notes what it is asked; `does` is called meanwhile with the progress callable."""
+
+    def __init__(self):
+        self.asked = []
+        self.made = Made()
+        self.does = lambda tell: None
+
+    def compare(self, code, devices, **options):
+        self.asked.append(SimpleNamespace(code=code, devices=devices, **options))
+        self.does(options["progress"])
+        return self.made
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    made = Engine()
+    monkeypatch.setattr(gputime, "_engine", lambda asked: made)
+    monkeypatch.setattr(gputime, "_last", [])
+    monkeypatch.setattr(gputime, "board", board_module.Board())
+    return made
+
+
+def test_the_cell_reaches_the_engine_with_its_lines_where_they_are(shell, engine):
+    done = shell.run("%%gputime cpu 0 --items 8 --max-time 2 --in-place\nx = 1\nx + 1")
+    assert done.error is None
+    asked = engine.asked[0]
+    assert asked.code.split("\n")[1:3] == ["x = 1", "x + 1"]
+    assert (asked.devices, asked.items, asked.max_time) == (("cpu", "0"), 8.0, 2.0)
+    assert asked.in_place
+    assert asked.namespace is shell.ns
+
+
+def test_without_devices_the_engine_chooses(shell, engine):
+    shell.run("%gputime -- 1 + 1")
+    assert engine.asked[0].devices is None
+    assert engine.asked[0].code.strip() == "1 + 1"
+
+
+def test_magics_in_the_cell_are_python_by_then(shell, engine):
+    shell.run("%%gputime cpu --setup '%pwd'\n%pwd")
+    assert "run_line_magic('pwd'" in engine.asked[0].code
+    assert "run_line_magic('pwd'" in engine.asked[0].setup
+
+
+def test_braces_and_dollars_are_the_codes_own(shell, engine):
+    shell.ns["x"] = 5
+    shell.run("%gputime cpu -- f'{x}'")
+    assert engine.asked[0].code.strip() == "f'{x}'"
+
+
+def test_in_a_function_its_names_are_there(shell, engine):
+    shell.run("def f():\n    local = 3\n    %gputime cpu -- local\nf()")
+    assert engine.asked[0].namespace["local"] == 3
+    assert "local" not in shell.ns
+
+
+def test_the_result_is_shown_and_kept_and_not_in_out(shell, engine):
+    before = dict(shell.ns["Out"])
+    done = shell.run("%%gputime cpu -o result\n1 + 1")
+    assert "4 × faster" in done.text
+    assert done.result is None
+    assert shell.ns["Out"] == before
+    assert shell.ns["result"] is engine.made is last_comparison()
+    (entry,) = gputime.board.entries
+    assert (entry.title, entry.text, entry.html) == ("a @ a", repr(Made()), "<b>4 ×</b>")
+    assert gputime.board.now is None
+
+
+def test_a_result_that_cannot_be_drawn_is_not_lost(shell, engine):
+    class Broken(Made):
+        def __repr__(self):
+            raise RuntimeError("cannot be drawn")
+
+    engine.made = Broken()
+    shell.run("%%gputime cpu -o result\n1")
+    assert shell.ns["result"] is engine.made is last_comparison()
+
+
+def test_quiet_shows_nothing_and_keeps_all_the_same(shell, engine):
+    assert shell.run("%%gputime cpu --quiet\n1").text == ""
+    assert last_comparison() is engine.made
+
+
+def test_interrupted_the_half_is_shown_and_bound_and_the_cell_ends(shell, engine):
+    engine.made.interrupted = True
+    done = shell.run("%%gputime cpu -o half\n1\n")
+    assert isinstance(done.error, KeyboardInterrupt)
+    assert shell.ns["half"] is engine.made
+    assert "4 × faster" in done.text
+    assert done.text.rstrip().endswith("KeyboardInterrupt: what was finished is shown above")
+
+
+def test_an_error_is_the_users_with_its_line_and_none_of_ours(shell, engine):
+    def fail(tell):
+        asked = engine.asked[0]
+        exec(compile(asked.code, asked.filename, "exec"), {})
+
+    engine.does = fail
+    done = shell.run("%%gputime cpu\nx = 1\n\n1 / 0")
+    assert isinstance(done.error, ZeroDivisionError)
+    assert "line 4" in done.text.replace(":4", " line 4")
+    assert "1 / 0" in done.text
+    assert "gpumagic" not in done.text
+    assert "run_cell_magic" not in done.text
+    assert gputime.board.now is None
+    assert gputime.board.entries == ()
+
+
+def test_against_the_last_a_name_or_a_file(shell, engine, monkeypatch):
+    earlier = Made(title="earlier")
+    monkeypatch.setattr(gputime, "_earlier", lambda named, names: (named, earlier))
+    shell.run("%%gputime cpu --against old.json\n1")
+    assert engine.asked[0].against == ("old.json", earlier)
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ("%%gputime cpu\n\n", "there is no code"),
+        ("%gputime cpu --", "there is no code"),
+        ("%gputime cpu 0", "put it after --"),
+        ("%%gputime cpu --items 0\n1", "0 is not a number above 0"),
+        ("%%gputime cpu --max-time inf\n1", "inf is not a number above 0"),
+        ("%%gputime cpu -o 3x\n1", "3x cannot be the name of a variable"),
+        ("%%gputime cpu -o for\n1", "for cannot be the name of a variable"),
+        ("%%gputime cpu --nope\n1", "--nope"),
+        ("%%gputime cpu --setup 'x\n1", "No closing quotation"),
+        ("%%gputime cpu\n%%ongpu 1\n1", "says %%ongpu too"),
+        ("%%gputime cpu --against last\n1", "nothing was timed before"),
+        ("%%gputime cpu --against nowhere.json\n1", "nor a file"),
+        ("%%gputime cpu --sweep n\n1", "n"),
+        ("%%gputime cpu --sweep a=1 --sweep b=1 --sweep c=1\n1", "sweep"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_timed(shell, engine, cell, says):
+    done = shell.run(cell)
+    assert done.text.startswith("UsageError: %"), done.text
+    assert done.text.count("\n") == 1
+    assert says in done.text
+    assert engine.asked == []
+
+
+def test_a_placement_and_the_counting_of_copies_end_for_what_is_timed(gpus, shell, engine):
+    import torch
+
+    from gpumagic.ledger import attribute
+
+    seen = []
+    engine.does = lambda tell: seen.append((torch.zeros(1).device.type, attribute.running))
+    shell.run("import torch")
+    shell.run("%gpuwatch on\n%ongpu 1")
+    assert shell.run("%%gputime cpu\n1").error is None
+    assert seen == [("cpu", ())]
+    assert "cuda:1" in shell.run("torch.zeros(1)").text
+    done = shell.run("%ongpu off\n%gpuwatch off")
+    assert done.error is None
+    assert "says %%ongpu 1 too" in shell.run("%%ongpu 1\n%gputime cpu -- 1").text
+    assert len(seen) == 1
+
+
+def test_compare_takes_the_callers_names_and_tells_the_board(engine):
+    seen = []
+    engine.does = lambda tell: tell(Progress())
+    gputime.board.subscribe(lambda: seen.append(gputime.board.now))
+    told = []
+    assert compare("x", ["cpu"], progress=told.append) is engine.made
+    assert engine.asked[0].namespace is globals()
+    assert seen[0] == posted(Progress())
+    assert seen[1] is None
+    assert told == [Progress()]
+
+
+# -- how far it is
+def test_what_is_posted_is_bars_out_of_the_slowest():
+    told = posted(Progress())
+    assert told["line"] == "a @ a · cuda:0 · repeat 12 · 2 of 3 devices · about 4 s left"
+    assert told["bars"] == [
+        {"where": "cpu", "share": 1.0, "text": "4.0 ms"},
+        {"where": "cuda:0", "share": 0.25, "text": "1.0 ms"},
+        {"where": "cuda:1", "share": 0.0, "text": "waiting"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"values": {"n": 256}, "total": 36}, "cuda:0 · n = 256 · repeat 12 · 2 of 36"),
+        ({"stage": "copy"}, "cuda:0 · inputs and first run · 2 of 3 devices"),
+        ({"stage": "warm up", "remaining": None}, "cuda:0 · warm up · 2 of 3 devices"),
+        ({"total": 1, "remaining": 300}, "cuda:0 · repeat 12 · about 5 min left"),
+        ({"repeat": 0}, "cuda:0 · first run"),
+        ({"remaining": 0.1}, "about 1 s left"),
+    ],
+)
+def test_the_line(changes, says):
+    assert says in caption(Progress(**changes))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_has_one_line_and_in_the_end_none(capsys):
+    clock, terminal = Clock(), Terminal()
+    line = ProgressLine(SimpleNamespace(), clock, terminal=terminal)
+    line.update(Progress())
+    assert terminal.getvalue() == ""  # over sooner, it needs no line
+    clock.now = 2.0
+    line.update(Progress())
+    line.update(Progress(repeat=13))
+    line.close(None)
+    shown = terminal.getvalue().split("\r\x1b[2K")
+    assert shown[1].startswith("cuda:0 · repeat 12")
+    assert shown[2].startswith("cuda:0 · repeat 13")
+    assert shown[3] == ""
+    assert "\n" not in terminal.getvalue()
+
+
+def test_what_is_no_terminal_is_left_alone():
+    clock, log = Clock(), io.StringIO()
+    line = ProgressLine(SimpleNamespace(), clock, terminal=log)
+    clock.now = 9.0
+    line.update(Progress())
+    line.close(None)
+    assert log.getvalue() == ""

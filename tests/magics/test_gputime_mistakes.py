@@ -1,0 +1,207 @@
+"""`%%gputime` as people type it: what is mended, what is refused, and in which words."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from gpumagic.magics.arguments import timing_request
+from gpumagic.magics.gputime import last_comparison
+from gpumagic.magics.progress_line import ProgressLine
+
+SHORT = "--max-time 0.02"
+
+
+@pytest.mark.parametrize(
+    ("line", "where", "sweep"),
+    [
+        ("0 + 1", ("0+1",), ()),
+        ("cpu, 0", ("cpu,0",), ()),
+        ("cpu 0 +1", ("cpu", "0+1"), ()),
+        ("cpu --sweep n=1, 2, 3", ("cpu",), ("n=1,2,3",)),
+        ("--sweep n = 1,2 cpu", ("cpu",), ("n=1,2",)),
+        ("cpu, --quiet", ("cpu,",), ()),
+        ("--setup 'x,' cpu", ("cpu",), ()),
+        ("--against a= cpu", ("cpu",), ()),
+    ],
+)
+def test_blanks_within_a_word_are_none(line, where, sweep):
+    found, code = timing_request(line, "1")
+    assert (found.where, found.sweep, code) == (where, sweep, "1")
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ("%%gputime cpu\n# nothing", "there is no code; put what to time below the line"),
+        ("%%gputime cpu\nx = 1\nfor i in\n x", "line 3: invalid syntax: for i in"),
+        ("%%gputime cpu\nreturn 3", "line 2: 'return' outside function"),
+        ("%gputime cpu -- a @", "%gputime: invalid syntax: a @"),
+        ("%%gputime cpu --setup 'a ='\n1", "--setup: invalid syntax: a ="),
+        ("%%gputime cpu\n%%gputime cpu\n1", "the cell says %%gputime too"),
+        ("%%gputime cpu\n1\n%ongpu 0\n1", "the cell says %ongpu too"),
+        ("%%gputime cpu --max-time\n1", "--max-time: nothing after it; type --max-time 5"),
+        ("%%gputime cpu -o 1x\n1", "-o: 1x cannot be the name of a variable; type -o result"),
+        ("%%gputime cpu --help\n1", "--help is no option; there are --sweep"),
+        ("%%gputime 0+\n1", "a device is missing in 0+; type two or more, such as 0+1"),
+        ("%%gputime cpu --items nope\n1", "items nope: NameError: name 'nope' is not defined"),
+        ("%%gputime cpu --items (1\n1", "(1 is no number and no expression"),
+        ("%%gputime cpu --items -3\n1", "--items: -3 is not a number above 0"),
+        ("%%gputime cpu --items n-2 --sweep n=5,1\nn", "items n-2, n = 1: -1 is not a number"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_type(gpus, shell, cell, says):
+    before = last_comparison()
+    done = shell.run(cell)
+    assert done.text.startswith("UsageError: %"), done.text
+    assert done.text.count("\n") == 1
+    assert says in done.text
+    assert last_comparison() is before
+
+
+def test_items_are_an_expression_in_the_users_names(shell):
+    shell.run("sentences = ['a'] * 50")
+    assert shell.run(f"%%gputime cpu {SHORT} --items len(sentences) -o r\n1").error is None
+    assert shell.ns["r"].items == 50
+    assert shell.run(f"%%gputime cpu {SHORT} --items n*n --sweep n=2,3 -o r\nn").error is None
+    assert (shell.ns["r"].items, [t.items for t in shell.ns["r"].timings]) == (None, [4, 9])
+    assert "/s" in repr(shell.ns["r"])
+    assert "n" not in shell.ns
+
+
+def test_a_value_with_a_dot_is_what_it_names(shell):
+    import torch
+
+    shell.run("import torch")
+    done = shell.run(f"%%gputime cpu {SHORT} --sweep d=torch.int8,v1.5,torch.no -o r\nd")
+    assert done.error is None
+    assert shell.ns["r"].sweep == {"d": (torch.int8, "v1.5", "torch.no")}
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "notes"),
+    [
+        ("--sweep zz=1,2", "k", ("zz makes no difference: the code does not read it",)),
+        ("--sweep n=1,2", "n = 5\nn", ("n makes no difference: the code sets it itself",)),
+        ("--sweep n=1,2", "f()", ()),
+        ("--sweep n=1,2 --setup 'm = n'", "m", ()),
+        ("--sweep n=1,2", "n += 1", ()),
+        ("--sweep n=1,2", "eval('n')", ()),
+    ],
+)
+def test_a_sweep_that_makes_no_difference_is_said_to(shell, line, code, notes):
+    shell.run("k = 1\ndef g():\n    return n\ndef f():\n    return g()")
+    done = shell.run(f"%%gputime cpu {SHORT} {line} -o r\n{code}")
+    assert done.error is None, done.text
+    assert shell.ns["r"].notes == notes
+
+
+def test_the_title_is_what_was_typed(shell):
+    shell.run(f"%%gputime cpu {SHORT} -o r\n%pwd\n")
+    assert (shell.ns["r"].code, shell.ns["r"].title) == ("%pwd", "%pwd")
+
+
+def test_an_error_in_the_setup_is_shown_with_its_line_only(shell):
+    done = shell.run(f"%%gputime cpu {SHORT} --setup 'x = zz + 1'\n1")
+    assert isinstance(done.error, NameError)
+    assert "x = zz + 1" in done.text
+    assert "gpumagic" not in done.text
+
+
+def test_a_device_without_room_for_the_inputs_is_said_in_a_line(gpus, shell):
+    shell.run("import torch\nbig = torch.empty(2**29)")
+    done = shell.run(f"%%gputime 0 {SHORT}\nbig")
+    assert done.text.startswith("OutOfMemoryError: CUDA out of memory")
+    assert "gpumagic" not in done.text
+
+
+def test_what_it_displays_is_shown_once(shell):
+    done = shell.run(
+        f"%%gputime cpu {SHORT} -o r\nfrom IPython.display import display\ndisplay('shown')"
+    )
+    assert done.text.count("'shown'") == 1
+    assert "displays is shown of its first run only" in shell.ns["r"].notes[0]
+    assert "'again'" in shell.run("display('again')").text
+
+
+def test_under_a_standing_placement_the_variables_stay_where_they_are(gpus, shell):
+    shell.run("import torch\na = torch.ones(4)\n%ongpu 1")
+    done = shell.run(f"%%gputime cpu {SHORT}\na + 1")
+    assert "moved" not in done.text
+    assert shell.ns["a"].device.type == "cpu"
+    assert "cuda:1" in shell.run("torch.zeros(1).device").text
+    shell.run("%ongpu off")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("", "KeyboardInterrupt: what was finished is shown above"),
+        ("--quiet -o half", "KeyboardInterrupt: what was finished is in half"),
+        ("--quiet", "KeyboardInterrupt"),
+    ],
+)
+def test_an_interrupt_says_where_the_rest_is(gpus, shell, options, says):
+    done = shell.run(f"%%gputime cpu 0 {options}\nraise KeyboardInterrupt")
+    assert done.text.rstrip().endswith(says)
+    assert last_comparison().devices == ("cpu", "cuda:0")
+    assert "0 of 2 timings have a median" in repr(last_comparison())
+
+
+class Timer:
+    """One whose time comes when the test says so."""
+
+    def __init__(self, seconds, call):
+        self.seconds, self.call, self.started = seconds, call, False
+
+    def start(self):
+        self.started = True
+
+    def cancel(self):
+        self.started = False
+
+
+def line_with_timer(terminal, **options):
+    timers = []
+
+    def timer(*args):
+        timers.append(Timer(*args))
+        return timers[-1]
+
+    now = SimpleNamespace(
+        where="cpu", values={}, stage="copy", repeat=0, total=1, done=0, remaining=None
+    )
+    line = ProgressLine(SimpleNamespace(), lambda: 0.0, terminal=terminal, timer=timer, **options)
+    return line, timers[0], now
+
+
+def test_a_long_first_run_has_its_line_meanwhile():
+    terminal = _Terminal()
+    line, timer, now = line_with_timer(terminal)
+    timer.call()
+    assert terminal.written == ""  # nothing is known yet
+    line.update(now)
+    timer.call()
+    assert "cpu · inputs and first run" in terminal.written
+    line.close()
+    assert not timer.started
+    before = terminal.written
+    timer.call()
+    assert terminal.written == before
+
+
+def test_a_quiet_one_has_no_timer():
+    _, timer, _ = line_with_timer(_Terminal(), silent=True)
+    assert not timer.started
+
+
+class _Terminal:
+    written = ""
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.written += text
+
+    def flush(self):
+        pass

@@ -1,0 +1,93 @@
+"""Loading, unloading, and a thousand cells: nothing is left behind or doubled."""
+
+import contextlib
+import gc
+import io
+import threading
+
+import pytest
+import torch
+
+from gpumagic.cell import peak_memory
+
+
+def test_unload_and_reload_leave_nothing_doubled(gpus, shell):
+    ip = shell.ip
+
+    def state():
+        return (
+            list(ip.input_transformers_cleanup),
+            list(ip.ast_transformers),
+            {k: list(v) for k, v in ip.events.callbacks.items()},
+            {k: sorted(v) for k, v in ip.magics_manager.magics.items()},
+            sorted(ip.magics_manager.registry),
+            list(ip.Completer.custom_matchers),
+            {m: len(f.type_printers) for m, f in ip.display_formatter.formatters.items()},
+            {m: len(f.deferred_printers) for m, f in ip.display_formatter.formatters.items()},
+        )
+
+    ip.run_line_magic("unload_ext", "gpumagic")
+    without = state()
+    ip.run_line_magic("load_ext", "gpumagic")
+    sizes = [len(part) for part in state()]
+    ip.run_line_magic("reload_ext", "gpumagic")
+    ip.run_line_magic("reload_ext", "gpumagic")
+    assert [len(part) for part in state()] == sizes
+    assert shell.run("%%ongpu 1\nimport torch; torch.zeros(1)").text.count("cuda:1 (virtual") == 1
+    shell.run("%gpus")  # fills the deferred printers
+    shell.run("%ongpu 1")
+    ip.run_line_magic("unload_ext", "gpumagic")
+    assert state() == without
+    assert shell.run("torch.zeros(1)").result.device.type == "cpu"
+    ip.run_line_magic("load_ext", "gpumagic")
+
+
+def test_two_shells(ip):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    second = InteractiveShell(config=ip.ip.config)
+    second.run_line_magic("load_ext", "gpumagic")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        done = second.run_cell("%%ongpu 1\nimport torch; where = torch.zeros(1).device.index")
+    assert done.success
+    assert out.getvalue().count("cuda:1 (virtual") == 1
+    assert second.user_ns["where"] == 1
+    second.run_line_magic("unload_ext", "gpumagic")
+    assert ip.run("%%ongpu 1\nzeros(1)").result.device.index == 1
+    second.history_manager.end_session()
+
+
+def test_unload_inside_a_placed_cell(ip):
+    done = ip.run("%%ongpu 1\n%unload_ext gpumagic\nx = torch.zeros(1)")
+    assert done.success, done.text
+    assert ip.ns["x"].device.type == "cpu"
+    ip.run("%load_ext gpumagic")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_thousand_cells_leave_nothing_behind(ip):
+    ip.run("X = torch.ones(10)")
+    names = dict(vars(torch))
+    threads = threading.active_count()
+
+    def count_objects():
+        gc.collect()
+        # IPython's own history keeps one for everything that is displayed, by whomever.
+        return sum(type(o).__name__ != "HistoryOutput" for o in gc.get_objects())
+
+    def cells(count):
+        for n in range(count):
+            end = "1 / 0" if n % 2 else "None"
+            ip.run(f"%%ongpu {n % 3 % 2}\nY = X + zeros(10)\n{end}", store_history=False)
+
+    cells(100)
+    gc.collect()
+    objects, modes = count_objects(), len(torch.overrides._get_current_function_mode_stack())
+    cells(1000)
+    # Less than one object for ten cells: nothing that a cell makes survives it.
+    assert count_objects() - objects < 100
+    assert dict(vars(torch)) == names
+    assert threading.active_count() == threads
+    assert len(torch.overrides._get_current_function_mode_stack()) == modes
+    assert not peak_memory._running
+    assert torch.cuda.memory_allocated(0) + torch.cuda.memory_allocated(1) <= 4 * 512

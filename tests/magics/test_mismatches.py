@@ -1,0 +1,116 @@
+"""Explanations in a shell: under the traceback, once, and nothing else is changed."""
+
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+TWO = "a, b = torch.ones(9, device='cuda'), torch.ones(3)\na = a[:3]\n"
+HEAD = "between devices · "
+
+
+def test_it_comes_under_torchs_own_text(ip):
+    ran = ip.run(f"{TWO}c = a + b")
+    assert isinstance(ran.error, RuntimeError)
+    assert ran.text.index("RuntimeError: Expected all") < ran.text.index(HEAD)
+    assert f"{HEAD}In[2], line 3: a + b" in ran.text
+    assert ran.text.count(HEAD) == 1
+    assert "c = a + b.to(a.device)" in ran.text
+
+
+def test_the_exception_is_left_as_it_is(ip):
+    ran = ip.run(f"{TWO}a + b")
+    assert sys.last_value is ran.error
+    assert ran.error.__traceback__ is not None
+    assert not getattr(ran.error, "__notes__", None)
+
+
+@pytest.mark.parametrize("mode", ["Plain", "Context", "Verbose", "Minimal"])
+def test_every_mode_of_tracebacks(ip, mode):
+    ip.run(f"%xmode {mode}")
+    ran = ip.run(f"{TWO}a + b")
+    assert "RuntimeError" in ran.text
+    assert ran.text.count(HEAD) == 1
+    ip.run("%xmode Plain")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%%time\nz = 1\na + b",
+        "%time a + b",
+        "%%ongpu 1 --no-move\na + b",
+        "%%ongpu 1 --no-move\n%%time\na + b",
+        "import asyncio\nawait asyncio.sleep(0)\na + b",
+        "def f(t):\n    return [t + b for _ in range(1)]\nf(a)",
+        "get_ipython().run_cell('a + b')",
+    ],
+)
+def test_wherever_a_traceback_is_shown(ip, cell):
+    ip.run(TWO)
+    ran = ip.run(cell)
+    assert ran.text.count(HEAD) == 1, ran.text
+    assert "b.to(" in ran.text
+
+
+def test_a_script(ip, tmp_path):
+    (tmp_path / "train.py").write_text(f"import torch\n{TWO}print(a + b)\n")
+    ran = ip.run(f"%run {tmp_path / 'train.py'}")
+    assert f"{HEAD}train.py, line 4: a + b" in ran.text
+
+
+def test_it_comes_before_the_report_of_the_cell(ip):
+    ran = ip.run("%%ongpu 1\nx = torch.ones(5)\nx.numpy()")
+    assert ran.text.index(HEAD) < ran.text.index("cuda:1 (virtual")
+    assert "x.cpu().numpy()" in ran.text
+
+
+def test_a_tensor_made_in_an_ongpu_cell_is_where_that_put_it(ip):
+    ip.run("w = torch.ones(3)")
+    ran = ip.run("%%ongpu 1 --no-move\ny = torch.ones(3) + w")
+    assert "cuda:1" in ran.text.split(HEAD)[1]
+    mended = ip.run('%%ongpu 1 --no-move\ny = torch.ones(3) + w.to("cuda:1")')
+    assert mended.error is None
+
+
+def test_other_errors_get_nothing(ip):
+    for cell in ("1 / 0", "torch.ones(2) @ torch.ones(3)", "%nonsense", "def", "raise SystemExit"):
+        assert HEAD not in ip.run(cell).text
+
+
+def test_a_function_of_an_earlier_cell_is_told_by_its_cell(ip):
+    ip.run("def add(p, q):\n    return p + q\n")
+    ip.run(TWO)
+    ran = ip.run("for _ in range(2):\n    add(a, b)")
+    assert f"{HEAD}In[2], line 2: p + q" in ran.text
+    assert "In[4], line 2, write" in ran.text
+    assert "add(a, b.to(a.device))" in ran.text
+
+
+def test_our_own_failure_leaves_the_users_error(ip, monkeypatch):
+    import gpumagic.mismatch as room
+
+    def broken(error):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(room, "explain", broken)
+    ran = ip.run(f"{TWO}a + b")
+    assert isinstance(ran.error, RuntimeError)
+    assert "ours" not in ran.text
+
+
+def test_a_tool_that_shows_tracebacks_its_own_way(ip, monkeypatch):
+    monkeypatch.setattr(ip.ip, "showtraceback", lambda *args, **kwargs: print("mine"))
+    ran = ip.run(f"{TWO}a + b")
+    assert ran.text.startswith("mine\n")
+    assert ran.text.count(HEAD) == 1
+
+
+def test_unloading_takes_it_away(ip):
+    shown = ip.ip.showtraceback
+    ip.run("%unload_ext gpumagic")
+    assert "showtraceback" not in vars(ip.ip)
+    assert HEAD not in ip.run(f"{TWO}a + b").text
+    shown((RuntimeError, RuntimeError("x"), None))  # one that was kept still works
+    ip.run("%load_ext gpumagic")
+    assert ip.run("a + b").text.count(HEAD) == 1

@@ -1,0 +1,272 @@
+"""`%%ongpu` in an IPython shell: the user's cell runs as if the line were not there."""
+
+import pytest
+import torch
+
+import gpumagic
+from gpumagic.magics.ongpu import transform
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("%%ongpu 1\nx\n", "'%%ongpu 1'\nx\n"),
+        ("\n\n%%ongpu 1\nx\n", "\n\n'%%ongpu 1'\nx\n"),
+        ("%%ongpu\nx\n", "'%%ongpu'\nx\n"),
+        ("%%ongpu  cuda?  \nx\n", "'%%ongpu  cuda?'\nx\n"),
+        ("%%ongpu 'a b'\nx\n", "\"%%ongpu 'a b'\"\nx\n"),
+        ("%%ongpu?\n", None),
+        ("%%ongpu ?\n", None),
+        ("%%ongpu??\n", None),
+        ("%%ongpu 1\n", None),
+        ("%%ongpu 1\n\n  \n", None),
+        ("%%ongpus 1\nx\n", None),
+        ("x\n%%ongpu 1\n", None),
+        ("%ongpu 1\nx\n", None),
+        ("%ongpu cuda?\n", "get_ipython().run_line_magic('ongpu', 'cuda?')\n"),
+        ("%ongpu?\n", None),
+        (
+            "%%ongpu 1\n%%time\nx\n",
+            "'%%ongpu 1'; get_ipython().run_cell_magic('time', '', 'x\\n')\n",
+        ),
+        ("", ""),
+    ],
+)
+def test_transform(cell, expected):
+    lines = cell.splitlines(keepends=True)
+    before = list(lines)
+    assert "".join(transform(lines)) == (cell if expected is None else expected)
+    assert lines == before  # pure
+
+
+# ---------------------------------------------------------------- what the cell sees
+def test_variables_come_new_ones_land_and_the_report_says_so(ip):
+    ip.run("X = torch.ones(1000); alias = X; unread = torch.ones(3)")
+    done = ip.run("%%ongpu 1\nY = X * 2 + zeros(1000)")
+    ns = ip.ns
+    assert ns["X"] is ns["alias"]
+    assert ns["X"].device == ns["Y"].device == torch.device("cuda:1")
+    assert ns["unread"].device.type == "cpu"
+    report = gpumagic.last_report()
+    assert done.text.strip() == str(report)
+    assert "cuda:1 (virtual" in done.text
+    assert "moved X: 3.9 KiB from cpu in" in done.text
+    assert "peak" in done.text
+    assert report.moved_bytes == 4000
+    assert {m.device for m in report.memory} == {"cuda:1"}
+    assert report.memory[0].peak >= 12 * 1024
+
+
+def test_functions_of_the_notebook_are_followed(ip):
+    ip.run("net = nn.Linear(2, 2); data = torch.ones(3, 2)\ndef evaluate():\n    return net(data)")
+    ip.run("%%ongpu 1\nout = evaluate()")
+    assert ip.ns["out"].device.index == 1
+
+
+def test_an_unnamed_optimizer_follows(ip):
+    ip.run(
+        "net = nn.Linear(2, 2); opt = torch.optim.Adam(net.parameters())\n"
+        "net(torch.ones(1, 2)).sum().backward(); opt.step()"
+    )
+    ip.run("%%ongpu 1\nnet(torch.ones(1, 2)).sum().backward()")
+    assert ip.run("opt.step()").success
+
+
+def test_no_move_and_quiet(ip):
+    ip.run("X = torch.ones(2)")
+    assert ip.run("%%ongpu 1 --no-move\nY = X + 1").success
+    assert ip.ns["Y"].device.type == "cpu"
+    assert (
+        ip.run("%%ongpu 1 --quiet\nX").text.strip() == "Out[4]: tensor([1., 1.], device='cuda:1')"
+    )
+    assert gpumagic.last_report().moved_bytes == 8
+
+
+@pytest.mark.filterwarnings("ignore:The argument 'device' of Tensor.pin_memory")
+def test_batches_of_a_loader_land_and_are_counted(ip):
+    ip.run(
+        "from torch.utils.data import DataLoader, TensorDataset, random_split\n"
+        "data = TensorDataset(torch.arange(10.0), torch.arange(10))\n"
+        "def places(loader): return {t.device.type for batch in loader for t in batch}"
+    )
+    body = "\nseen = places(DataLoader(data, batch_size=4, shuffle=True, {}))"
+    for options in ("", "generator=torch.Generator()", "pin_memory=True", "drop_last=True"):
+        done = ip.run("%%ongpu 1" + body.format(options))
+        assert done.success, done.text
+        assert ip.ns["seen"] == {"cuda"}
+    assert "2 batches: 96 B copied" in done.text
+    assert ip.run("%%ongpu 1 --no-move" + body.format("")).success
+    assert ip.ns["seen"] == {"cpu"}
+    ip.run(
+        "%%ongpu 1\nparts = random_split(data, [4, 6])\n"
+        "r = torch.randperm(5, generator=torch.Generator())"
+    )
+    assert [len(p) for p in ip.ns["parts"]] == [4, 6]
+    assert sorted(ip.ns["r"].tolist()) == list(range(5))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_loaders_with_workers_and_a_dataset_that_makes_tensors(ip):
+    ip.run(
+        "class Squares(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 6\n"
+        "    def __getitem__(self, n): return {'x': torch.tensor(float(n)), 'y': n * n}\n"
+    )
+    for workers in (0, 2):
+        done = ip.run(
+            "%%ongpu 1\n"
+            f"loader = torch.utils.data.DataLoader(Squares(), batch_size=3, num_workers={workers},"
+            " multiprocessing_context='fork' if " + str(workers) + " else None)\n"
+            "batches = list(loader)"
+        )
+        assert done.success, done.text
+        assert [b["y"].tolist() for b in ip.ns["batches"]] == [[0, 1, 4], [9, 16, 25]]
+        assert {b["x"].device.index for b in ip.ns["batches"]} == {1}
+
+
+def test_out_underscore_and_semicolon(ip):
+    done = ip.run("%%ongpu 1\nzeros(2)")
+    n = done.execution_count
+    assert done.result.device.index == 1
+    assert ip.ns["Out"][n] is done.result is ip.ns["_"]
+    assert ip.run("%%ongpu 1\nzeros(2);").text.count("tensor") == 0
+    assert ip.ns["In"][n] == "'%%ongpu 1'\nzeros(2)"
+    assert ip.ns["_ih"] is ip.ns["In"]
+
+
+def test_tracebacks_have_the_users_line_numbers(ip):
+    done = ip.run("%%ongpu 1\nx = 1\n\n1 / 0")
+    assert isinstance(done.error, ZeroDivisionError)
+    assert done.error.__traceback__.tb_next.tb_lineno == 4
+    assert "line 4" in done.text
+    assert "gpumagic/" not in done.text
+    assert "ZeroDivisionError after" in done.text
+    assert gpumagic.last_report().error == "ZeroDivisionError"
+
+
+def test_await(ip):
+    done = ip.run("%%ongpu 1\nimport asyncio\nawait asyncio.sleep(0)\nzeros(1)")
+    assert done.result.device.index == 1
+
+
+def test_future_imports_docstrings_and_syntax_errors(ip):
+    assert ip.run("%%ongpu 1\nfrom __future__ import annotations\nzeros(1)").result.is_cuda
+    done = ip.run("X = torch.ones(2)")
+    done = ip.run("%%ongpu 1\nX + (")
+    assert isinstance(done.error, SyntaxError)
+    assert done.error.lineno == 2
+    assert ip.ns["X"].device.type == "cpu"
+
+
+def test_other_magics_beneath_and_above(ip):
+    ip.run("X = torch.ones(2)")
+    for cell in (
+        "%%ongpu 1\n%%time\nseen = X.device, zeros(1).device",
+        "%%time\n%%ongpu 1\nseen = X.device, zeros(1).device",
+        "%%ongpu 1\n\n%%capture out\nseen = X.device, zeros(1).device",
+        "%%ongpu 1\n%time seen = X.device, zeros(1).device",
+        "%%ongpu 1\nx = 1\n%timeit -n 1 -r 1 seen.append(X.device) or seen.append(zeros(1).device)",
+    ):
+        ip.run("X = X.cpu(); seen = []")
+        done = ip.run(cell)
+        assert done.success, done.text
+        assert {d.index for d in ip.ns["seen"]} == {1}, cell
+    assert ip.run("%%ongpu 1\n%%time\n1 / 0").error.__class__ is ZeroDivisionError
+
+
+def test_nested_on_and_nested_cells(ip):
+    ip.run(
+        "%%ongpu 1\nimport gpumagic\n"
+        "with gpumagic.on(0):\n    inner = zeros(1)\n"
+        "get_ipython().run_cell('%%ongpu 0\\ncell = zeros(1)')\n"
+        "outer = zeros(1)"
+    )
+    assert [ip.ns[n].device.index for n in ("inner", "cell", "outer")] == [0, 0, 1]
+
+
+def test_run_cell_magic_returns_the_last_value_and_raises(ip):
+    done = ip.run("get_ipython().run_cell_magic('ongpu', '1', 'x = 1\\nzeros(x)')")
+    assert done.result.device.index == 1
+    assert ip.run("get_ipython().run_cell_magic('ongpu', '1', 'y = zeros(3)')").result is None
+    done = ip.run("get_ipython().run_cell_magic('ongpu', '1', '1 / 0')")
+    assert isinstance(done.error, ZeroDivisionError)
+
+
+def test_keyboard_interrupt(ip):
+    done = ip.run("%%ongpu 1\nraise KeyboardInterrupt")
+    assert isinstance(done.error, KeyboardInterrupt)
+    assert "KeyboardInterrupt after" in done.text
+
+
+def test_explicit_devices_and_bare_cuda(ip):
+    ip.run("%%ongpu 1\na = zeros(1, device='cpu')\nb = zeros(1, device='cuda')\nc = a.cuda()")
+    assert [str(ip.ns[n].device) for n in "abc"] == ["cpu", "cuda:1", "cuda:1"]
+
+
+def test_a_thread_of_the_user_is_not_placed(ip):
+    ip.run(
+        "%%ongpu 1\nimport threading\nseen = []\n"
+        "t = threading.Thread(target=lambda: seen.append(torch.zeros(1).device.type))\n"
+        "t.start(); t.join()"
+    )
+    assert ip.ns["seen"] == ["cpu"]
+
+
+def test_other_devices_that_the_cell_touches_are_in_the_report(ip):
+    ip.run("%%ongpu 1\nx = torch.ones(10, device='cuda:0')")
+    assert [m.device for m in gpumagic.last_report().memory] == ["cuda:0"]
+    ip.run("%%ongpu cpu\nx = torch.ones(10)")
+    assert gpumagic.last_report().memory == ()
+
+
+def test_the_notebooks_own_objects_come_along(ip):
+    ip.run(
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "class Trainer:\n"
+        "    def __init__(self):\n"
+        "        self.net = nn.Linear(2, 1)\n"
+        "        self.opt = torch.optim.Adam(self.net.parameters())\n"
+        "        self.loader = DataLoader(TensorDataset(torch.ones(4, 2)), batch_size=2)\n"
+        "    def fit(self):\n"
+        "        for (x,) in self.loader:\n"
+        "            self.opt.zero_grad(); self.net(x).sum().backward(); self.opt.step()\n"
+        "trainer = Trainer(); trainer.fit()"
+    )
+    done = ip.run("%%ongpu 1\ntrainer.fit()")
+    assert done.success, done.text
+    assert "moved trainer" in done.text
+    assert "2 batches" in done.text
+    assert ip.run("%%ongpu 0\ntrainer.net(torch.ones(1, 2))").success
+    assert ip.run("trainer.opt.step()").success  # its state followed
+
+
+def test_deepcopies_on_a_virtual_gpu(ip):
+    done = ip.run(
+        "%%ongpu 1\nimport copy\nnet = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))\n"
+        "best, twin = copy.deepcopy(net.state_dict()), copy.deepcopy(net)\n"
+        "net.load_state_dict(best)"
+    )
+    assert done.success, done.text
+    assert {t.device.index for t in ip.ns["best"].values()} == {1}
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "  %%ongpu 1\n  x = zeros(1)",
+        ">>> %%ongpu 1\n>>> x = zeros(1)",
+        "In [1]: %%ongpu 1\n   ...: x = zeros(1)",
+        "\n\n%%ongpu 1 # a note\nx = zeros(1)",
+    ],
+)
+def test_pasted_and_indented_cells(ip, cell):
+    done = ip.run(cell)
+    assert done.success, done.text
+    assert ip.ns["x"].device.index == 1
+    assert done.text.startswith("cuda:1 (virtual")
+
+
+def test_without_pretty_printing_the_report_is_the_line_too(ip):
+    ip.run("%pprint")
+    assert ip.run("%%ongpu 1\nzeros(1);").text.startswith("cuda:1 (virtual")
+    ip.run("%pprint")

@@ -1,0 +1,221 @@
+"""Moving: every object stays the object it is, shared memory stays shared, all or nothing."""
+
+import gc
+from collections import namedtuple
+
+import pytest
+import torch
+from moved_values import CPU, GPU0, GPU1, moved
+from torch import nn
+
+import gpumagic
+from gpumagic.errors import GpuError
+
+pytestmark = pytest.mark.usefixtures("gpus")
+
+
+def test_a_tensor_keeps_its_identity_and_its_aliases():
+    x = torch.arange(6.0).reshape(2, 3)
+    alias, container = x, [x]
+    moves = moved(x=x)
+    assert alias is x is container[0]
+    assert x.device == GPU1
+    assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert [(m.name, m.nbytes, m.sources) for m in moves.moved] == [("x", 24, ("cpu",))]
+    assert moves.nbytes == 24
+    assert moves.seconds > 0
+
+
+def test_what_is_there_is_not_touched():
+    x = torch.ones(3, device=GPU1)
+    pointer = x.data_ptr()
+    moves = moved(x=x)
+    assert (moves.moved, moves.left, moves.seconds) == ((), (), 0.0)
+    assert x.data_ptr() == pointer
+    assert x.cuda(1) is x
+
+
+def test_leaves_stay_leaves_with_their_gradients():
+    w = torch.ones(2, requires_grad=True)
+    (w * 2).sum().backward()
+    grad = w.grad
+    moved(w=w)
+    assert w.is_leaf
+    assert w.grad is grad
+    assert grad.device == GPU1
+    (w * 3).sum().backward()
+    assert w.grad.tolist() == [5, 5]
+
+
+def test_a_result_that_autograd_tracks_is_left_and_its_backward_still_works():
+    w = torch.ones(2, requires_grad=True)
+    loss = (w * 2).sum()
+    moves = moved(loss=loss)
+    assert loss.device == CPU
+    assert [part.name for part in moves.left] == ["loss"]
+    assert "detach" in moves.left[0].reason
+    loss.backward()
+    assert w.grad.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(3, 4).t(),
+        lambda: torch.ones(1, 4).expand(3, 4),
+        lambda: torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        lambda: torch.ones(3, dtype=torch.bool),
+        lambda: torch.tensor(3),
+        lambda: torch.empty(0, 5),
+        lambda: torch.ones(3, dtype=torch.complex64),
+        lambda: torch.arange(12.0)[::2],
+    ],
+)
+def test_shapes_and_strides_stay(make):
+    x = make()
+    before = x.clone(), x.shape, x.stride(), x.dtype
+    moved(x=x)
+    assert x.device == GPU1
+    assert (x.shape, x.stride(), x.dtype) == before[1:]
+    assert torch.equal(x.cpu(), before[0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(3, dtype=torch.complex64).mul(1j).conj(),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.ones(2).as_subclass(Marked),
+    ],
+)
+def test_other_kinds_of_tensors(make):
+    x = make()
+    before = x.clone().detach()
+    moved(x=x)
+    assert x.device == GPU1
+    assert torch.equal(x.detach().cpu().to_dense(), before.to_dense())
+
+
+class Marked(torch.Tensor):
+    """A tensor subclass."""
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+# ---------------------------------------------------------------- modules
+def test_a_module_comes_whole_and_keeps_its_parameters():
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    net.extra = torch.ones(4)  # neither parameter nor buffer: Module.to would leave it
+    net.more = {"mask": torch.ones(1)}
+    parameters = list(net.parameters())
+    moves = moved(net=net)
+    assert all(a is b for a, b in zip(parameters, net.parameters(), strict=True))
+    every = [*net.parameters(), *net.buffers(), net.extra, net.more["mask"]]
+    assert {t.device for t in every} == {GPU1}
+    assert [m.name for m in moves.moved] == ["net"]
+    assert net(torch.ones(4, 2, device=GPU1)).device == GPU1
+
+
+def test_tied_weights_stay_tied():
+    net = nn.ModuleDict({"embed": nn.Embedding(5, 3), "head": nn.Linear(3, 5, bias=False)})
+    net["head"].weight = net["embed"].weight
+    shares = torch.ones(6)
+    views = {"first": shares[:3], "all": shares}
+    moved(net=net, views=views)
+    assert net["head"].weight is net["embed"].weight
+    views["first"].zero_()
+    assert views["all"].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_lazy_and_recurrent_modules():
+    net = nn.Sequential(nn.LazyLinear(3), nn.LSTM(3, 2))
+    moved(net=net)
+    out, _ = net(torch.ones(5, 4, device=GPU1))
+    assert out.device == GPU1
+
+
+def test_data_parallel_and_spread_models_stay():
+    twin = nn.DataParallel(nn.Linear(2, 2).to(GPU0), device_ids=[0, 1])
+    spread = nn.Linear(2, 2)
+    spread.hf_device_map = {"a": 0, "b": "cpu"}
+    moves = moved(twin=twin, spread=spread)
+    assert not moves.moved
+    assert [part.name for part in moves.left] == ["twin", "spread"]
+    assert twin.module.weight.device == GPU0
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_traced_modules():
+    net = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    moved(net=net)
+    assert net(torch.ones(1, 2, device=GPU1)).device == GPU1
+
+
+# ---------------------------------------------------------------- optimizers
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}, {"capturable": True}])
+def test_optimizer_state_follows_named_or_not(options):
+    def train(device, name_it):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        start = GPU0 if options.get("capturable") else CPU
+        net.to(start)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, **options)
+        x = torch.ones(4, 3, device=start)
+        for where in (start, device):
+            if where != start:
+                named = {"net": net, "x": x} | ({"optimizer": optimizer} if name_it else {})
+                moved(where, followers=[("optimizer", optimizer)], **named)
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            optimizer.step()
+        state = optimizer.state[net.weight]
+        assert state["exp_avg"].device == device
+        on_device = options.get("fused") or options.get("capturable")
+        assert state["step"].device == (device if on_device else CPU)
+        return net.weight.detach().cpu()
+
+    reference = train(GPU0 if options.get("capturable") else CPU, False)
+    assert torch.equal(train(GPU1, True), reference)
+    assert torch.equal(train(GPU1, False), reference)
+
+
+def test_an_optimizer_alone_brings_its_parameters():
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    moves = moved(optimizer=optimizer)
+    assert net.weight.device == GPU1
+    assert [m.name for m in moves.moved] == ["optimizer"]
+
+
+def test_state_of_other_parameters_stays():
+    here, there = nn.Linear(2, 2), nn.Linear(2, 2)
+    both = torch.optim.Adam([*here.parameters(), *there.parameters()])
+    (here(torch.ones(1, 2)) + there(torch.ones(1, 2))).sum().backward()
+    both.step()
+    moved(followers=[("both", both)], here=here)
+    assert both.state[here.weight]["exp_avg"].device == GPU1
+    assert both.state[there.weight]["exp_avg"].device == CPU
+
+
+# ---------------------------------------------------------------- all or nothing
+def test_no_room_moves_nothing_and_leaves_nothing_there():
+    small, large = torch.ones(10), torch.empty(2**28 + 1)  # the GPU has 1 GiB
+    with pytest.raises(
+        GpuError, match=r"cuda:1 has [0-9.]+ [MG]iB free.*large 1.0 GiB.*nothing was moved"
+    ):
+        moved(small=small, large=large)
+    gc.collect()
+    assert small.device == large.device == CPU
+    assert torch.cuda.memory_allocated(1) == 0
+
+
+# ---------------------------------------------------------------- the public function
+def test_move():
+    net, batch = nn.Linear(2, 2), [torch.ones(1, 2)]
+    moves = gpumagic.move((net, batch), "gpu:1")
+    assert net(batch[0]).device == GPU1
+    assert moves.nbytes == 4 * (4 + 2 + 2)
+    assert gpumagic.move(net, 1).nbytes == 0
+    with pytest.raises(GpuError, match="no GPU 7"):
+        gpumagic.move(net, 7)

@@ -1,0 +1,107 @@
+"""What is copied where: memory that was shared is shared there too, and it is all or nothing."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from moved_values import CPU, GPU0, GPU1, moved
+
+from gpumagic.moving import plan as plans
+from gpumagic.moving.move import move_all
+
+pytestmark = pytest.mark.usefixtures("gpus")
+
+
+def test_views_share_memory_there_too():
+    base = torch.arange(10.0)
+    train, test = base[:6], base[6:]
+    every_other = base.view(5, 2)[:, 1]
+    moves = moved(train=train, test=test, every_other=every_other)
+    assert moves.nbytes == 40
+    test[0] = -1
+    assert every_other.tolist() == [1, 3, 5, 7, 9]
+    train[1] = 100
+    assert every_other[0] == 100
+    assert base.device == CPU  # it was not named
+    assert base[1] == 1
+
+
+def test_small_overlapping_views_of_something_large_share_memory_there_too():
+    big = torch.zeros(1000)
+    first, second = big[:10], big[5:15]
+    shaped, detached, apart = first.view(2, 5), first.detach(), big[900:]
+    moves = moved(first=first, second=second, shaped=shaped, detached=detached, apart=apart)
+    first.fill_(7)
+    assert shaped.sum() == 70
+    assert second.tolist() == [7] * 5 + [0] * 5
+    assert detached.sum() == 70
+    assert apart.sum() == 0
+    assert moves.nbytes <= 4 * (15 + 100) + 2 * 64  # and the rest of it stayed
+
+
+def test_a_bystander_that_shared_memory_is_told():
+    base = torch.zeros(10)
+    part, elsewhere = base[2:6], base[7:]
+    moves = move_all(
+        [("part", part)], GPU1, bystanders=[("base", base), ("part", part), ("e", elsewhere)]
+    )
+    assert [(x.name, "part" in x.reason) for x in moves.left] == [("base", True)]
+
+
+def test_a_small_view_does_not_bring_its_large_base():
+    base = torch.zeros(1000)
+    part = base[:10]
+    assert moved(part=part).nbytes == 40
+    assert part.untyped_storage().nbytes() <= 40 + 64
+
+
+class InterruptedAfterOne(list):
+    """A list whose second reading is interrupted: the one in which tensors are changed."""
+
+    readings = 0
+
+    def __iter__(self):
+        self.readings += 1
+        for n, item in enumerate(list.__getitem__(self, slice(None))):
+            if self.readings == 2 and n == 1:
+                raise KeyboardInterrupt
+            yield item
+
+
+def test_an_interrupt_moves_nothing():
+    first, second = torch.ones(3), torch.ones(4)
+    plan = plans.Plan(GPU1)
+    plan.assignments = InterruptedAfterOne([(first, first.cuda(1)), (second, second.cuda(1))])
+    with pytest.raises(KeyboardInterrupt):
+        plan.carry_out()
+    assert plan.assignments.readings == 2
+    assert first.device == second.device == CPU
+    assert first.tolist() == [1, 1, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(1, 4)), min_size=1),
+    st.sampled_from([GPU0, GPU1, CPU]),
+)
+def test_any_family_of_views_keeps_values_identity_and_sharing(slices, device):
+    bases = [torch.arange(10.0) + 10 * n for n in range(4)]
+    views = [bases[b][start : start + size] for b, start, size in slices]
+    named = {f"v{n}": view for n, view in enumerate(views)}
+    values = [view.tolist() for view in views]
+    pointers = [v.data_ptr() - b.data_ptr() for v in views for b in [v._base]]
+    moves = move_all(named.items(), device)
+    assert [v.tolist() for v in views] == values
+    assert {v.device for v in views} == {device}
+    assert moves.nbytes <= 40 * 4 + sum(v.nbytes for v in views)
+    by_base = {}
+    for (base, start, size), view, offset in zip(slices, views, pointers, strict=True):
+        assert offset == 4 * start
+        by_base.setdefault(base, []).append((start, size, view))
+    for family in by_base.values():
+        if 2 * sum(4 * size for _, size, _ in family) >= 40:  # they moved together
+            start, _, view = family[0]
+            view[0] = -7
+            for s, size, other in family:
+                if s <= start < s + size:
+                    assert other[start - s] == -7

@@ -1,0 +1,145 @@
+"""Swapped names: reached wherever the user has them, and all put back."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import gpumagic
+from gpumagic.placement import on, swap
+
+pytestmark = pytest.mark.usefixtures("gpus")
+GPU1 = torch.device("cuda:1")
+
+
+class Batch(torch.Tensor):
+    """A subclass, whose `__new__` must stay its own."""
+
+
+def test_names_imported_earlier_are_placed(tmp_path, monkeypatch):
+    (tmp_path / "users_module_of_gpumagic.py").write_text(
+        "from torch import ones, tensor as T\ndef make(): return ones(2), T([1])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import users_module_of_gpumagic as users
+
+    original = users.ones
+    space = {"__name__": "__main__"}
+    exec("from torch import zeros as z, FloatTensor", space)
+    exec(
+        "import gpumagic\nwith gpumagic.on(1):\n    made = z(2), FloatTensor(2)\n"
+        "    from torch import ones",
+        space,
+    )
+    assert {t.device for t in space["made"]} == {GPU1}
+    assert space["z"] is torch.zeros
+    assert space["ones"] is original  # imported inside: the real one afterwards
+    with gpumagic.on(1):
+        assert {t.device for t in users.make()} == {GPU1}
+    assert users.ones is original
+
+
+def test_modules_imported_inside_get_the_originals(tmp_path, monkeypatch):
+    (tmp_path / "imported_inside_gpumagic.py").write_text("from torch import zeros\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with gpumagic.on(1):
+        import imported_inside_gpumagic as imported
+    assert imported.zeros is torch.zeros
+
+
+def test_a_patch_of_the_users_own_made_inside_survives(monkeypatch):
+    mine = lambda *a: None  # noqa: E731
+    original = torch.zeros
+    with gpumagic.on(1):
+        torch.zeros = mine
+    assert torch.zeros is mine
+    torch.zeros = original
+
+
+def test_a_patch_of_the_users_own_made_before_survives(monkeypatch):
+    calls = []
+    original = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *a, **k: calls.append(a) or original(*a, **k))
+    mine = torch.zeros
+    with gpumagic.on(1):
+        torch.zeros(2)
+        assert torch.ones(1).device == GPU1
+    assert torch.zeros is mine
+    assert calls == [(2,)]
+
+
+def test_a_proxy_to_something_dead_in_the_namespace_does_no_harm():
+    import weakref
+
+    namespace = {"dead": weakref.proxy(Batch([1.0])), "zeros": torch.zeros}
+    entered = on.enter(GPU1, namespace=namespace)
+    assert namespace["zeros"](1).device == GPU1
+    on.leave(entered)
+    assert namespace["zeros"] is torch.zeros
+
+
+def test_a_failure_in_the_namespace_leaves_nothing_swapped():
+    class Failing(dict):
+        def items(self):
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        on.enter(GPU1, namespace=Failing())
+    assert not swap.installed()
+    assert torch.cuda.current_device() == 0
+
+
+def test_optimizers_count_on_the_host_and_printing_works():
+    with gpumagic.on(1):
+        net = nn.Linear(2, 2)
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        state = optimizer.state[net.weight]
+        assert state["step"].device.type == "cpu"
+        assert state["exp_avg"].device == GPU1
+        assert "cuda:1" in repr(torch.tensor([1.5, float("nan"), 3e9]))
+
+
+def scripted(n: int):
+    return torch.zeros(n) + torch.ones(n)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_jit_script_and_trace():
+    with gpumagic.on("cpu"):
+        inside = torch.jit.script(scripted) if sys.version_info < (3, 14) else scripted
+        traced = torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2))
+    assert inside(2).tolist() == [1, 1]
+    assert traced(torch.zeros(1, 2)).shape == (1, 2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compile_inside_leaves_dynamo_whole():
+    def make(x):
+        return x + torch.ones(2, device=x.device)
+
+    with gpumagic.on(1):
+        compiled = torch.compile(make, backend="eager")
+        assert compiled(torch.zeros(2)).device == GPU1
+    with gpumagic.on(1):  # again, now that dynamo knows the real ones
+
+        @torch.compile(backend="eager")
+        def add(x):
+            return x + torch.ones(2)
+
+        assert add(torch.zeros(2)).device == GPU1
+    whole = torch.compile(make, backend="eager", fullgraph=True)
+    assert whole(torch.zeros(2)).tolist() == [1, 1]
+
+
+def test_a_module_imported_anew_is_placed(tmp_path, monkeypatch):
+    (tmp_path / "imported_twice_by_gpumagic.py").write_text("from torch import ones\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(2):
+        sys.modules.pop("imported_twice_by_gpumagic", None)
+        import imported_twice_by_gpumagic as users
+
+        with gpumagic.on(1):
+            assert users.ones(1).device == GPU1

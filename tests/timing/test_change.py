@@ -1,0 +1,96 @@
+"""Against an earlier comparison: a verdict only beyond both spreads, and what else is different."""
+
+from dataclasses import replace
+
+import pytest
+from comparisons import MACHINE, comparison, cubes, timing, two
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumagic.timing.result.timing import Timing
+
+
+def verdicts(now, earlier):
+    return [c.verdict for c in now.against(earlier).change]
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "verdict", "words"),
+    [
+        (timing("cpu", 1.0), timing("cpu", 1.32), "faster", "1.32 × faster"),
+        (timing("cpu", 1.32), timing("cpu", 1.0), "slower", "1.32 × slower"),
+        (timing("cpu", 1.0), timing("cpu", 1.0), "same", "no change beyond the spread"),
+        (timing("cpu", 1.0, 0.4), timing("cpu", 1.1, 0.4), "same", "no change beyond the spread"),
+        (timing("cpu", 1.0), timing("cuda:0", 1.0), "new", "not in the earlier run"),
+        (timing("cpu", 1.0), Timing("cpu", error="out of memory"), "new", "not in the earlier run"),
+        (Timing("cpu", error="out of memory"), timing("cpu", 1.0), "failed", "no time in this run"),
+        (
+            Timing("cpu", (1.0,)),
+            timing("cpu", 2.0),
+            "unsure",
+            "2.00 × as fast, of one run: the spread is not known",
+        ),
+    ],
+)
+def test_the_verdict(now, then, verdict, words):
+    (found,) = comparison(now).against(comparison(then)).change
+    assert found.verdict == verdict
+    assert str(found) == words
+
+
+@given(st.floats(1e-6, 10), st.floats(1.1, 50), st.floats(0.001, 0.05))
+def test_the_ratio_lies_in_its_interval_and_is_the_other_way_round_backwards(median, by, spread):
+    slow, fast = timing("cpu", median * by, spread), timing("cpu", median, spread)
+    (faster,) = comparison(fast).against(comparison(slow)).change
+    (slower,) = comparison(slow).against(comparison(fast)).change
+    assert (faster.verdict, slower.verdict) == ("faster", "slower")
+    assert faster.low <= faster.ratio <= faster.high
+    assert faster.ratio == pytest.approx(by) == pytest.approx(1 / slower.ratio)
+    assert faster.low == pytest.approx(1 / slower.high)
+
+
+def test_a_sweep_is_compared_value_by_value():
+    now, earlier = cubes(), cubes((64, 128))
+    assert verdicts(now, earlier) == ["same"] * 4 + ["new"] * 6
+
+
+def test_the_same_run_shows_no_difference():
+    found = two().against(two())
+    assert found.differences == ()
+    assert {c.verdict for c in found.change} == {"same"}
+
+
+def test_what_else_is_different_is_told():
+    earlier = two(machine=replace(MACHINE, torch="2.8.0", driver=None), code="A @ A", setup="A = 1")
+    now = two()
+    named = replace(now.timings[1], name="H100")
+    earlier = replace(earlier, timings=(now.timings[0], named))
+    assert now.against(earlier).differences == (
+        "torch 2.8.0 then, 2.9.1 now",
+        "driver not known then, 580.65 now",
+        "cuda:0: H100 then, H200 now",
+        "another code",
+        "another setup",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"virtual": True}, "cuda:0: a virtual GPU then, a GPU now"),
+        ({"uuid": "GPU-2"}, "cuda:0: another H200 of the same name"),
+    ],
+)
+def test_another_device_of_the_same_place_is_told(changed, told):
+    now = two()
+    earlier = replace(now, timings=(now.timings[0], replace(now.timings[1], **changed)))
+    assert now.against(earlier).differences == (told,)
+
+
+def test_the_verdicts_travel_with_the_comparison():
+    from gpumagic.timing.comparison import Comparison
+
+    found = two().against(two(machine=replace(MACHINE, torch="2.8.0")))
+    again = Comparison.from_json(found.to_json())
+    assert again.change == found.change
+    assert again.differences == found.differences

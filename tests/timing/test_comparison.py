@@ -1,0 +1,146 @@
+"""The object: what it answers, and what it says to questions that it cannot answer."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+from comparisons import SIZES, comparison, cubes, timing, two
+
+from gpumagic.errors import GpuError
+from gpumagic.timing.result.timing import Agreement, Timing
+
+
+@pytest.mark.parametrize(
+    ("code", "title"),
+    [
+        ("A @ B", "A @ B"),
+        ("\n\n# the product\n  A @ B\nC", "A @ B …"),
+        ("x" * 80, "x" * 58 + " …"),
+        ("# nothing\n", "no code"),
+    ],
+)
+def test_the_title_is_the_first_line_that_does_something(code, title):
+    assert two(code=code).title == title
+
+
+def test_speedup_and_median_take_devices_in_any_spelling():
+    found = two()
+    assert found.speedup("cuda:0", "cpu") == found.speedup(0, "CPU") == pytest.approx(8)
+    assert found.speedup("cpu", "gpu:0") == pytest.approx(1 / 8)
+    assert found.median("cpu") == pytest.approx(8e-3)
+
+
+def test_several_at_the_same_time_have_a_name_too():
+    found = comparison(timing("cuda:0", 1.0), timing("cuda:1", 1.0), timing("cuda:0+cuda:1", 1.1))
+    assert found.median("0+1") == found.median("cuda:1+cuda:0") == pytest.approx(1.1)
+    assert found.best == "cuda:0"
+    assert comparison(timing("cuda:0+cuda:1", 1.1)).best == "cuda:0+cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda c: c.median(1, n=64), "1 is not in this comparison; it has cpu, cuda:0"),
+        (lambda c: c.median("mps", n=64), "mps is not in this comparison; it has cpu, cuda:0"),
+        (lambda c: c.median("cpu"), "over n; say at which value: n=64"),
+        (lambda c: c.median("cpu", n=65), "cpu was not timed at n = 65"),
+        (lambda c: c.median("cpu", m=64), "over n; say at which value"),
+        (lambda c: c.median(0, n=512), "cuda:0 has no time: out of memory"),
+        (lambda c: c.crossover("cpu", "no\nsense"), "no sense is not in this comparison"),
+        (lambda c: c.median("0+1", n=64), "0+1 is not in this comparison"),
+    ],
+)
+def test_a_question_that_has_no_answer_gets_a_line(ask, said):
+    with pytest.raises(GpuError) as caught:
+        ask(cubes(fails=512))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_sweep_there_is_no_value_to_ask_at():
+    with pytest.raises(GpuError, match="there is no sweep over n"):
+        two().median("cpu", n=3)
+
+
+def test_the_best_is_the_fastest_with_the_right_numbers():
+    assert two().best == "cuda:0"
+    wrong = Agreement("cuda:0", "cpu", False, 0.4, "y")
+    assert two(agreements=(wrong,)).best == "cpu"
+    assert cubes((64, 128, 256, 512, 1024)).best == "cuda:0"  # at three of five values
+    assert cubes((64, 128, 512)).best == "cpu"
+    with pytest.raises(GpuError, match="nothing was measured"):
+        _ = comparison(Timing("cpu", error="interrupted")).best
+
+
+def test_the_fastest_at_a_point_leaves_out_what_failed():
+    assert cubes(fails=512).fastest({"n": 512}).where == "cpu"
+    assert cubes().fastest({"n": 512}).where == "cuda:0"
+    assert cubes().fastest({"n": 3}) is None
+
+
+def test_the_axis_is_the_variable_with_most_numbers():
+    assert two().axis is None
+    assert two().panels == [{}]
+    found = comparison(sweep={"how": ("mean", "sum", "none"), "n": (1, 2)})
+    assert found.axis == "n"
+    assert found.panels == [{"how": "mean"}, {"how": "sum"}, {"how": "none"}]
+    assert comparison(sweep={"how": ("mean", "sum")}).axis == "how"
+
+
+def test_a_row_for_each_timing_in_pandas():
+    frame = cubes(fails=512, items=10).to_pandas()
+    assert list(frame["where"].unique()) == ["cpu", "cuda:0"]
+    assert len(frame) == len(SIZES) + 4
+    first = frame.iloc[0]
+    assert first["n"] == 64
+    assert first["median_s"] == pytest.approx(1e-6)
+    assert first["items_per_s"] == pytest.approx(1e7)
+    assert first["median_low_s"] < first["median_s"] < first["median_high_s"]
+    failed = frame[frame["error"].notna()]
+    assert list(failed["n"]) == [512]
+    assert failed["median_s"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("library", "ask"),
+    [("pandas", lambda c: c.to_pandas()), ("matplotlib", lambda c: c.plot())],
+)
+def test_a_library_that_is_missing_is_named(monkeypatch, library, ask):
+    for name in [name for name in sys.modules if name.split(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Missing(library), *sys.meta_path])
+    with pytest.raises(GpuError, match=f"needs {library}.*pip install {library}"):
+        ask(two())
+
+
+class Missing:
+    """An import system in which a library is not installed."""
+
+    def __init__(self, library):
+        self.library = library
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == self.library:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=self.library)
+
+
+def test_it_can_be_copied_to_another_process():
+    import pickle
+
+    found = cubes()
+    assert found.crossovers
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_values_of_any_kind_can_be_asked_for():
+    import torch
+
+    kinds = (torch.float16, torch.float32)
+    found = comparison(
+        *(timing("cpu", s, values={"kind": k}) for s, k in zip((1.0, 2.0), kinds, strict=True)),
+        sweep={"kind": kinds},
+    )
+    assert found.median("cpu", kind=torch.float32) == pytest.approx(2.0)
+    assert replace(found, sweep={"kind": kinds}).timing("cpu", kind=kinds[0]).values == {
+        "kind": torch.float16
+    }

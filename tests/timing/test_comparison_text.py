@@ -1,0 +1,230 @@
+"""A comparison as text: the answer first, then numbers that are never more than was measured."""
+
+from dataclasses import replace
+
+import pytest
+from comparisons import MACHINE, SIZES, comparison, cubes, timing, two
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumagic.timing.result.timing import Agreement, Timing
+
+
+def first(found):
+    return repr(found).splitlines()[0]
+
+
+def virtual(*wheres):
+    return [timing(where, 8e-3, virtual=True, name="Virtual GPU") for where in wheres]
+
+
+@pytest.mark.parametrize(
+    ("found", "answer"),
+    [
+        (two(), "cuda:0 is 8.00 × faster than cpu"),
+        (
+            comparison(timing("cpu", 8e-3), timing("cuda:0", 1e-3), timing("cuda:1", 1.001e-3)),
+            "cuda:0 and cuda:1 are 8.00 × faster than cpu",
+        ),
+        (
+            comparison(timing("cpu", 8e-3), timing("cuda:0", 1e-3), timing("cuda:1", 2e-3)),
+            "cuda:0 is 8.00 × faster than cpu and 2.00 × faster than cuda:1",
+        ),
+        (
+            comparison(timing("cpu", 1e-3), timing("cuda:0", 8e-3)),
+            "cpu is 8.00 × faster than cuda:0",
+        ),
+        (
+            comparison(timing("cpu", 1e-3, 0.3), timing("cuda:0", 1.05e-3, 0.3)),
+            "cpu and cuda:0 do not differ by more than the spread",
+        ),
+        (comparison(timing("cpu", 1.234e-3)), "cpu takes 1.23 ms"),
+        (comparison(Timing("cpu", error="interrupted")), "nothing was measured"),
+        (
+            comparison(timing("cpu", 8e-3), *virtual("cuda:0", "cuda:1")),
+            "cuda:0 and cuda:1 are virtual: their times are the CPU's and say nothing about a GPU",
+        ),
+        (
+            comparison(timing("cpu", 8e-3), *virtual("cuda:0")),
+            "cuda:0 is virtual: its times are the CPU's and say nothing about a GPU",
+        ),
+        (
+            two(agreements=(Agreement("cuda:0", "cpu", False, 0.4, "y", "more"),)),
+            "! cuda:0 gives other numbers than cpu: 0.4 apart in y (more)",
+        ),
+        (cubes(), "cuda:0 is faster than cpu from n ≈ 200, by up to 137 ×"),
+        (cubes((512, 1024)), "cuda:0 is faster than cpu at every n: 17.1 to 137 ×"),
+        (cubes((64, 128)), "cpu is faster than cuda:0 at every n: 3.75 to 30.0 ×"),
+    ],
+)
+def test_the_first_line_is_the_answer(found, answer):
+    assert first(found) == answer
+
+
+def test_an_order_that_flips_twice_is_said_so():
+    sizes = (1, 10, 100)
+    timings = [
+        timing(where, seconds, values={"n": n})
+        for n, cpu in zip(sizes, (1e-3, 4e-3, 1e-3), strict=True)
+        for where, seconds in (("cpu", cpu), ("cuda:0", 2e-3))
+    ]
+    found = comparison(*timings, sweep={"n": sizes})
+    assert first(found) == "cpu and cuda:0 change places at n ≈ 3.2 and 32"
+
+
+def test_each_value_of_the_other_variable_has_its_answer():
+    timings = [
+        timing(where, seconds, values={"batch": batch, "n": n})
+        for batch in (1, 4)
+        for n in SIZES
+        for where, seconds in (("cpu", n * batch * 1e-6), ("cuda:0", 5e-4))
+    ]
+    lines = repr(comparison(*timings, sweep={"batch": (1, 4), "n": SIZES})).splitlines()
+    assert lines[0] == "batch = 1: cuda:0 is faster than cpu from n ≈ 500, by up to 2.05 ×"
+    assert lines[1] == "batch = 4: cuda:0 is faster than cpu from n ≈ 120, by up to 8.19 ×"
+
+
+def test_the_table_of_one_point():
+    gpu = timing("cuda:0", 1e-3, energy=0.31, peak={"cuda:0": 3 * 2**20}, name="H200")
+    gpu = replace(gpu, host=(1e-4,) * 21, copied=2**20, copy_seconds=3e-3, transfers="1 transfer")
+    same = Agreement("cuda:0", "cpu", True, 3e-7, "_")
+    pair = timing("cuda:0+cuda:1", 1.1e-3, alone=(2e-3,) * 9)
+    text = repr(comparison(timing("cpu", 8e-3), gpu, pair, agreements=(same,), items=100))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "device median IQR speed-up host throughput energy peak numbers" in lines
+    assert "cpu 8.00 ms 1.0 % 1.00 × 12.5 k/s N/A N/A reference" in lines
+    assert "cuda:0 1.00 ms 1.0 % 8.00 × 100 µs 100 k/s 310 mJ 3.0 MiB same to 3e-07" in lines
+    # Two at the same time do twice the work.
+    assert "cuda:0+cuda:1 1.10 ms 1.0 % 182 k/s N/A N/A" in lines
+    assert lines[1] == "cuda:0 + cuda:1 at the same time: 1.82 × of one after the other"
+    assert "host: until Python went on, the device still at work" in lines
+    assert (
+        "inputs copied before it began, in none of the times: 1.0 MiB to cuda:0 in 3.0 ms" in lines
+    )
+    assert "inside each run, on cuda:0: 1 transfer" in lines
+    assert "repeats × runs in each: cpu 21 × 1, cuda:0 21 × 1, cuda:0+cuda:1 21 × 1" in lines
+
+
+def test_what_is_known_of_no_device_has_no_column():
+    heading = repr(two(agreements=())).splitlines()[3].split()
+    assert heading == ["device", "median", "IQR", "speed-up"]
+
+
+def test_the_time_of_a_wrong_answer_and_of_a_virtual_gpu_is_no_speed_up():
+    wrong = repr(two(agreements=(Agreement("cuda:0", "cpu", False, 0.4, "y"),)))
+    assert "×" not in wrong.replace("repeats ×", "").replace("21 × 1", "")
+    assert "DIFFERS: 0.4 in y" in wrong
+    text = repr(comparison(timing("cpu", 8e-3), *virtual("cuda:0")))
+    assert "faster" not in text
+    assert "speed-up" not in text
+    assert "cuda:0 (virtual)" in text
+
+
+def test_crossings_of_virtual_gpus_are_not_said():
+    found = cubes()
+    found = replace(
+        found, timings=tuple(replace(t, virtual=t.where != "cpu") for t in found.timings)
+    )
+    assert "faster" not in repr(found)
+    assert "fastest" not in repr(found)
+    assert "≈" not in found._repr_html_()
+
+
+def test_the_table_of_a_sweep():
+    lines = [" ".join(line.split()) for line in repr(cubes(fails=512)).splitlines()]
+    assert "n cpu cuda:0 fastest" in lines
+    assert "64 1.00 µs 30.0 µs cpu 30.0 ×" in lines
+    assert "256 64.0 µs 30.0 µs cuda:0 2.13 ×" in lines
+    assert "512 512 µs ✕ out of memory" in lines
+    assert "1,024 4.10 ms –" in lines
+    assert "! cuda:0: out of memory at n = 512" in lines
+
+
+def test_half_a_sweep_is_shown_and_said_to_be_half():
+    found = cubes((64, 128, 256), sweep={"n": SIZES}, interrupted=True)
+    text = repr(found)
+    assert "! interrupted: 6 of 10 timings have a median" in text
+    assert first(found) == "cuda:0 is faster than cpu from n ≈ 200, by up to 2.13 ×"
+    assert "512" not in text
+
+
+def test_a_long_sweep_is_cut_in_the_middle():
+    text = repr(cubes(tuple(range(100, 200))))
+    assert "… 64 more; to_pandas() has all" in text
+    assert " 100 " in text
+    assert " 199 " in text
+    assert " 150 " not in text
+
+
+def test_what_is_not_certain_is_said():
+    wide = comparison(timing("cpu", 1e-3, 0.5), timing("cuda:0", 1e-5, 0.09, steady=False))
+    text = " ".join(repr(wide).split())
+    assert "! cpu: the repeats are spread widely (IQR 50 % of the median)" in text
+    assert "! cuda:0: the time was over with the median known to within" in text
+    near = repr(comparison(timing("cpu", 1e-3, 0.02, steady=False)))
+    assert "!" not in near
+    once = " ".join(repr(comparison(Timing("cpu", (30.0,)), Timing("cuda:0", (2.0,)))).split())
+    assert "! cpu and cuda:0: one run only, so that the spread is not known" in once
+    assert "1 run" in once
+
+
+def test_numbers_that_were_not_compared_are_said_with_the_reason():
+    text = repr(two(agreements=(Agreement("cuda:0", "cpu", None, reason="it draws"),)))
+    assert "not compared" in text
+    assert "numbers not compared: it draws" in text
+
+
+def test_the_change_against_an_earlier_run():
+    earlier = comparison(timing("cpu", 8e-3), machine=replace(MACHINE, torch="2.8.0"))
+    lines = [" ".join(line.split()) for line in repr(two().against(earlier)).splitlines()]
+    at = lines.index("against the earlier run")
+    assert lines[at + 1 : at + 4] == [
+        "cpu no change beyond the spread",
+        "cuda:0 not in the earlier run",
+        "not the same then: torch 2.8.0 then, 2.9.1 now",
+    ]
+    slower = comparison(timing("cpu", 4e-3))
+    assert "cpu     2.00 × slower (1.98 to 2.02 ×)" in repr(two().against(slower))
+
+
+def test_the_change_of_a_sweep_is_counted():
+    earlier = cubes()
+    halved = tuple(
+        replace(t, seconds=tuple(s * 2 for s in t.seconds)) if t.values["n"] > 128 else t
+        for t in earlier.timings
+    )
+    text = repr(earlier.against(replace(earlier, timings=halved)))
+    wanted = "no change beyond the spread at 2 of 5 values; 2.00 × faster at 3 of 5 values"
+    assert f"cpu     {wanted}" in text
+    assert f"cuda:0  {wanted}" in text
+
+
+def test_machine_and_devices_are_named():
+    text = " ".join(repr(two()).split())
+    for part in ("cuda:0: H200", "EPYC 9654, 192 CPUs, torch on 96", "torch 2.9.1", "CUDA 12.8"):
+        assert part in text
+    assert "driver 580.65" in text
+
+
+@given(
+    st.lists(
+        st.builds(
+            timing,
+            st.sampled_from(["cpu", "cuda:0", "cuda:1", "cuda:0+cuda:1", "cuda:10"]),
+            st.floats(1e-9, 1e4),
+            st.floats(0, 1.5),
+            st.integers(3, 30).map(lambda n: 2 * n + 1),
+            energy=st.none() | st.floats(0, 1e6),
+            peak=st.just({}) | st.just({"cuda:0": 2**40 - 1}),
+            virtual=st.booleans(),
+            error=st.none() | st.text(max_size=90),
+            name=st.none() | st.text(max_size=200),
+        ),
+        max_size=5,
+        unique_by=lambda t: t.where,
+    ),
+    st.text(),
+)
+def test_any_comparison_fits_in_a_hundred_columns(timings, code):
+    text = repr(comparison(*timings, code=code, items=1e6))
+    assert all(len(line) <= 100 for line in text.split("\n"))

@@ -1,0 +1,80 @@
+"""What a cell reads: the value from before the cell must be able to reach an expression."""
+
+import ast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpumagic.usercode.names import names_read
+
+CASES = {
+    "print(x)": "print x",
+    "x = 1; print(x)": "print",
+    "x = x + 1": "x",
+    "x += 1": "x",
+    "y: int = x": "int x",
+    "x: int; x": "int x",
+    "if c:\n    x = 1\nx": "c x",
+    "if c:\n    x = 1\nelse:\n    x = 2\nx": "c",
+    "for i in xs:\n    y = i\ny": "xs y",
+    "while c:\n    x = 1\nx": "c x",
+    "try:\n    x = f()\nexcept ValueError as e:\n    e\nx": "f ValueError x",
+    "try:\n    x = 1\nfinally:\n    x": "",
+    "with open(p) as h:\n    h.read()": "open p",
+    "import torch as t; t.zeros(n)": "n",
+    "from a import b; b(c)": "c",
+    "[a * i for i in xs if i > k]": "xs k a",
+    "i = [i for i in i]": "i",
+    "{k: v for k, v in d.items()}": "d",
+    "def f(a, b=c):\n    d = a\n    return d + g": "c g",
+    "def f():\n    global d\n    d = d + 1": "d",
+    "lambda a: a + b": "b",
+    "class A(B):\n    x = y\n    def f(self): return z": "B y z",
+    "a.b.c = d[e]": "d e a",
+    "a[i] = v": "v a i",
+    "f'{x:{w}}'": "x w",
+    "(y := x) + y": "x",
+    "del x": "",
+    "async def f():\n    await g(x)": "g x",
+    "await g(x)": "g x",
+    "match p:\n    case [a, *b]: a + b + c": "p c",
+    "a and (b := c) or b": "a c b",
+    "get_ipython().run_line_magic('timeit', '-n 10 net(X)')": "get_ipython net X",
+    "get_ipython().run_cell_magic('time', '', 'y = net(X)\\n')": "get_ipython net X",
+    "get_ipython().run_cell_magic('timeit', '-n 1 z = W', 'z @ X\\n')": "get_ipython W X",
+    "get_ipython().run_cell_magic('bash', '', 'echo X')": "get_ipython",
+    "get_ipython().run_line_magic('timeit', 'not python')": "get_ipython python",
+    "get_ipython().run_line_magic('time', ')(')": "get_ipython",
+}
+
+
+@pytest.mark.parametrize(("code", "expected"), CASES.items())
+def test_names(code, expected):
+    assert names_read(ast.parse(code)) == expected.split()
+
+
+NAMES = st.sampled_from("abcde")
+STATEMENTS = st.recursive(
+    st.builds("{} = {}".format, NAMES, NAMES) | st.builds("{}".format, NAMES),
+    lambda inner: st.lists(inner, min_size=1, max_size=3).map(
+        lambda body: "if True:\n" + "\n".join("  " + ln for s in body for ln in s.splitlines())
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.lists(STATEMENTS, max_size=5))
+def test_every_name_that_running_needs_is_read(statements):
+    code = "\n".join(statements)
+    read = set(names_read(ast.parse(code)))
+    # With exactly those names given, the code runs: nothing that it needs was left out.
+    exec(compile(code, "cell", "exec"), dict.fromkeys(read, 0))
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [("exec('x.add_(1)')", True), ("globals()['x'] = y", True), ("print('x')", False)],
+)
+def test_a_name_in_a_text_counts_where_code_reads_by_name(code, found):
+    assert ("x" in names_read(ast.parse(code))) is found

@@ -1,0 +1,41 @@
+"""A sampler whose ticks the test makes, and a clock that stands still."""
+
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+
+from gpumagic.telemetry.history import History
+from gpumagic.telemetry.snapshot import Snapshot
+
+SNAPSHOT = Snapshot.from_json((Path(__file__).parents[1] / "data/snapshot.json").read_text())
+MINE = {process.uuid for process in SNAPSHOT.processes if process.mine}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Sampler:
+    """A sampler whose ticks the test makes."""
+
+    def __init__(self):
+        self.history = History()
+        self.listeners = []
+        self.now = SNAPSHOT
+
+    def fresh(self, **_):
+        future = Future()
+        future.set_result(self.now)
+        return future
+
+    def subscribe(self, listener, **asked):
+        self.asked = asked
+        self.listeners.append(listener)
+        return SimpleNamespace(close=lambda: self.listeners.remove(listener))
+
+    def tick(self, snapshot=SNAPSHOT):
+        for listener in list(self.listeners):
+            listener(snapshot)

@@ -1,0 +1,233 @@
+"""The widget: who looks, which cells ran, and in a real kernel all of it over the wire."""
+
+import gc
+import weakref
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from fake_sampler import MINE, SNAPSHOT, Clock, Sampler
+
+from gpumagic.errors import GpuError
+from gpumagic.widget import monitor
+from gpumagic.widget.audience import Audience
+from gpumagic.widget.shell_cells import KEPT, CellLog
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def made(shell):
+    """A monitor without a front end, and what it stands on."""
+    from gpumagic.widget.live_monitor import MonitorWidget
+
+    clock, sampler = Clock(), Sampler()
+    widget = MonitorWidget(sampler=sampler, shell=shell.ip, audience=Audience(clock, patience_s=90))
+    published = []
+    widget._keep = lambda: published.append(widget._last.time)
+    yield SimpleNamespace(
+        widget=widget, sampler=sampler, clock=clock, shell=shell, published=published
+    )
+    widget.close()
+    assert sampler.listeners == []
+
+
+def hooks(shell):
+    events = shell.ip.events.callbacks
+    return [c for name in events for c in events[name] if isinstance(c.__self__, CellLog)]
+
+
+# -- the cells
+def test_cells_are_told_with_their_numbers_and_times(shell):
+    clock, changes = Clock(), []
+    log = CellLog(shell.ip, lambda: changes.append(log.busy), clock)
+    log.install()
+    clock.now = 1.0
+    shell.ns["holds"] = lambda: (log.holds(["GPU-1"]), setattr(clock, "now", 3.5))
+    shell.run("holds()")
+    shell.run("1 / 0")
+    shell.run("silent = 1", store_history=False)
+    log.uninstall()
+    shell.run("unheard = 1")
+    first, second, third = log.runs()
+    assert (first["start"], first["end"], first["gpus"]) == (1.0, 3.5, ["GPU-1"])
+    assert second["count"] == first["count"] + 1
+    assert third["count"] is None
+    assert len({run["id"] for run in log.runs()}) == 3
+    assert changes == [True, False] * 3
+    assert hooks(shell) == []
+
+
+def test_a_cell_that_runs_already_is_seen_to_end(shell):
+    log = CellLog(shell.ip, lambda: None, Clock())
+    shell.ns["install"] = log.install
+    shell.run("install()")
+    log.uninstall()
+    assert [run["end"] for run in log.runs()] == [0.0]
+    assert not log.busy
+
+
+def test_a_cell_within_a_cell_ends_before_it(shell):
+    log = CellLog(shell.ip, lambda: None, Clock())
+    log.install()
+    shell.run("get_ipython().run_cell('inner = 1'); assert True")
+    log.uninstall()
+    assert len(log.runs()) == 2
+    assert not log.busy
+
+
+def test_an_async_cell_is_one_cell(shell):
+    log = CellLog(shell.ip, lambda: None, Clock())
+    log.install()
+    shell.run("import asyncio\nawait asyncio.sleep(0)")
+    log.uninstall()
+    assert len(log.runs()) == 1
+    assert not log.busy
+
+
+def test_old_cells_are_forgotten(shell):
+    log = CellLog(shell.ip, lambda: None, Clock())
+    info = SimpleNamespace(store_history=True)
+    log._began(info)
+    for _ in range(KEPT + 5):
+        other = SimpleNamespace(store_history=True)
+        log._began(other)
+        log._ended(SimpleNamespace(info=other))
+    log._ended(SimpleNamespace(info=info))
+    log.install()
+    log.uninstall()
+    assert len(log.runs()) == KEPT
+
+
+# -- the widget
+def test_it_sends_what_the_sampler_tells(made):
+    made.sampler.tick(replace(SNAPSHOT, time=5.0))
+    assert made.widget.snapshot["time"] == 5.0
+    assert made.sampler.asked == {"period_s": 1.0, "processes": True}
+
+
+def test_its_cells_hold_the_gpus_of_this_kernel(made):
+    made.shell.run("x = 1")
+    assert [set(run["gpus"]) for run in made.widget.cells] == [MINE]
+    assert made.widget.cells[0]["end"] is not None
+
+
+def test_what_a_cell_left_behind_is_told_at_its_end(made):
+    later = replace(SNAPSHOT, time=9.0)
+    made.sampler.now = later
+    made.shell.run("x = 1")
+    assert made.widget.snapshot["time"] == 9.0
+    assert made.published == [9.0]
+
+
+def test_it_rests_when_the_last_view_goes_and_wakes_when_one_comes(made):
+    hear = made.widget._heard
+    hear(None, {"type": "look", "id": "a"}, [])
+    hear(None, {"type": "gone", "id": "a"}, [])
+    assert made.sampler.listeners == hooks(made.shell) == []
+    assert made.widget.history == {}
+    assert made.published == [SNAPSHOT.time]
+    hear(None, {"type": "look", "id": "b"}, [])
+    assert len(made.sampler.listeners) == 1
+    assert "time" in made.widget.history
+    assert len(hooks(made.shell)) == 2
+
+
+def test_it_rests_when_nobody_is_heard_but_not_in_a_long_cell(made):
+    made.widget._heard(None, {"type": "look", "id": "a"}, [])
+    made.ns = made.shell.ns
+
+    def hours():
+        made.clock.now += 7200
+        made.sampler.tick()
+        assert len(made.sampler.listeners) == 1
+
+    made.shell.ns["hours"] = hours
+    assert made.shell.run("hours()").error is None
+    made.published.clear()
+    made.clock.now += 91
+    made.sampler.tick()
+    assert made.sampler.listeners == []
+    # A view may still be there that could not be heard: its output is left alone.
+    assert made.published == []
+
+
+@pytest.mark.parametrize(
+    "nonsense", [None, [], "look", {}, {"type": "gone"}, {"type": 7, "id": {}}]
+)
+def test_nonsense_from_a_view_is_ignored(made, nonsense):
+    made.widget._heard(None, nonsense, [])
+    assert len(made.sampler.listeners) == 1
+
+
+def test_closing_twice_and_ticks_after_it_do_nothing(made):
+    listener = made.sampler.listeners[0]
+    made.widget.close()
+    made.widget.close()
+    listener(SNAPSHOT)
+    made.widget._heard(None, {"type": "look", "id": "late"}, [])
+    assert made.sampler.listeners == hooks(made.shell) == []
+    assert made.published == [SNAPSHOT.time]
+
+
+def test_results_stand_newest_first(made):
+    class Timing:
+        title = "Timing"
+
+        def __str__(self):
+            return "1 ms"
+
+        def _repr_html_(self):
+            return "<b>1 ms</b>"
+
+    made.widget.show(Timing())
+    made.widget.show(SimpleNamespace(x=1), title="plain")
+    made.widget.add_result("t", "text")
+    titles = [(r["title"], r["html"]) for r in made.widget.results]
+    assert titles == [("t", None), ("plain", None), ("Timing", "<b>1 ms</b>")]
+    for n in range(60):
+        made.widget.add_result(str(n), "")
+    assert len(made.widget.results) == 50
+    assert made.widget.results[0]["title"] == "59"
+
+
+@pytest.mark.parametrize("period", [0.2, 61, float("nan"), float("inf"), "fast", None])
+def test_a_period_out_of_bounds_is_one_line(shell, period):
+    from gpumagic.widget.live_monitor import MonitorWidget
+
+    with pytest.raises(GpuError, match=r"from 0\.25 to 60 s; type gpumagic\.monitor\("):
+        MonitorWidget(period, sampler=Sampler())
+    gc.collect()
+
+
+def test_where_it_is_not_built_one_line_says_how(tmp_path):
+    from gpumagic.widget.live_monitor import script
+
+    with pytest.raises(GpuError, match="npm run build"):
+        script(tmp_path / "static" / "widget.js")
+
+
+def test_in_a_terminal_it_is_the_table(shell):
+    shell.ns["monitor"] = monitor
+    text = shell.run("monitor()").text
+    assert "type %gpus" in text
+    assert text.count("live monitor needs a notebook") == 1
+
+
+def test_two_hundred_opened_and_closed_leave_nothing(shell):
+    from ipywidgets.widgets import widget as ipywidgets
+
+    from gpumagic.widget.live_monitor import MonitorWidget
+
+    sampler, gone = Sampler(), []
+    before = len(ipywidgets._instances)
+    for _ in range(200):
+        widget = MonitorWidget(sampler=sampler, shell=shell.ip)
+        sampler.tick()
+        widget.close()
+        gone.append(weakref.ref(widget))
+    del widget
+    gc.collect()
+    assert [ref for ref in gone if ref() is not None] == []
+    assert len(ipywidgets._instances) == before
+    assert sampler.listeners == hooks(shell) == []

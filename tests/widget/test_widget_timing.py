@@ -1,0 +1,87 @@
+"""The widget and the board: what the kernel measures, live, and afterwards."""
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import pytest
+from fake_sampler import Clock, Sampler
+
+from gpumagic.telemetry.measurements import Board
+from gpumagic.widget.audience import Audience
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+NOW = {"line": "a @ a · cuda:0", "bars": [{"where": "cuda:0", "share": 1.0, "text": "1 ms"}]}
+
+
+@pytest.fixture
+def made(shell):
+    from gpumagic.widget.live_monitor import MonitorWidget
+
+    board = Board()
+    board.keep("before", "1 ms", "<b>1 ms</b>", 1.0)
+    clock, sampler = Clock(), Sampler()
+    widget = MonitorWidget(
+        sampler=sampler, shell=shell.ip, audience=Audience(clock, patience_s=90), board=board
+    )
+    widget._keep = lambda: None
+    yield SimpleNamespace(widget=widget, board=board, clock=clock, sampler=sampler)
+    widget.close()
+    assert board._listeners == {}
+
+
+def test_what_was_measured_before_it_was_opened_is_there(made):
+    assert [t["title"] for t in made.widget.timings] == ["before"]
+    assert made.widget.timing == {}
+
+
+def test_what_is_measured_is_told_as_it_goes(made):
+    made.board.post(NOW)
+    assert made.widget.timing == NOW
+    made.board.post(None)
+    made.board.keep("after", "2 ms", None, 2.0)
+    assert made.widget.timing == {}
+    assert [t["title"] for t in made.widget.timings] == ["after", "before"]
+
+
+def test_a_step_does_not_send_all_results_again(made):
+    sent = []
+    made.widget.observe(lambda change: sent.append(change["name"]), ["timing", "timings"])
+    for n in range(3):
+        made.board.post(NOW | {"line": str(n)})
+    assert sent == ["timing"] * 3
+
+
+def test_while_it_rests_it_hears_nothing_and_then_it_has_all(made):
+    hear = made.widget._heard
+    hear(None, {"type": "look", "id": "a"}, [])
+    hear(None, {"type": "gone", "id": "a"}, [])
+    assert made.board._listeners == {}
+    made.board.keep("meanwhile", "", None, 3.0)
+    made.board.post(NOW)
+    assert made.widget.timing == {}
+    hear(None, {"type": "look", "id": "b"}, [])
+    assert [t["title"] for t in made.widget.timings] == ["meanwhile", "before"]
+    assert made.widget.timing == NOW
+
+
+def test_its_own_results_stay_beside_them(made):
+    made.widget.add_result("mine", "text")
+    made.board.keep("measured", "", None, 3.0)
+    assert [r["title"] for r in made.widget.results] == ["mine"]
+    assert "mine" not in [t["title"] for t in made.widget.timings]
+
+
+def test_two_hundred_leave_nothing_on_the_board(shell):
+    from gpumagic.widget.live_monitor import MonitorWidget
+
+    board, gone = Board(), []
+    for _ in range(200):
+        widget = MonitorWidget(sampler=Sampler(), shell=shell.ip, board=board)
+        board.post(NOW)
+        widget.close()
+        gone.append(weakref.ref(widget))
+    del widget
+    gc.collect()
+    assert board._listeners == {}
+    assert [ref for ref in gone if ref() is not None] == []
