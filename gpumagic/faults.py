@@ -1,0 +1,91 @@
+"""Keep the faults of gpumagic itself: the first of each kind with its traceback, the rest counted.
+
+A fault of ours must not stop the user's cell, and must not be lost either: whoever catches one
+hands it to `keep`. `%gpus --doctor` shows them all; the cell that one spoiled says so in a line.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass
+class Fault:
+    """One kind of fault: what was being done, and which error ended it.
+
+    Attributes
+    ----------
+    doing : str
+        In plain words, as the end of "gpumagic failed while …".
+    error : str
+        Type and message.
+    traceback : str
+        Of the first time. Text: a traceback's frames would keep the user's tensors alive.
+    count : int
+        How often it came.
+    """
+
+    doing: str
+    error: str
+    traceback: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        times = f" ({self.count} times)" if self.count > 1 else ""
+        return f"gpumagic failed while {self.doing}: {self.error}{times}"
+
+
+_MOST = 64  # kinds; what fails in more ways than that is told by the first ones
+_lock = threading.Lock()
+_faults: dict[tuple[str, str, str], Fault] = {}
+
+
+def keep(doing: str, error: BaseException) -> None:
+    """Keep a fault of ours that was caught. Never raises."""
+    # A kind is told by where it was raised: messages hold addresses and sizes.
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    key = (doing, type(error).__name__, where)
+    with _lock:
+        known = _faults.get(key)
+        if known is not None:
+            known.count += 1
+            return
+        if len(_faults) >= _MOST:
+            return
+        text = "".join(traceback.format_list(frames))
+        _faults[key] = Fault(doing, _in_words(error), text)
+
+
+def _in_words(error: BaseException) -> str:
+    """The error in one line; its own __str__ may fail, as a user's class may do anything."""
+    try:
+        message = str(error).strip().partition("\n")[0]
+    except Exception:  # noqa: BLE001
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+@contextmanager
+def kept(doing: str) -> Iterator[None]:
+    """Run a piece of gpumagic whose failure must not reach the user: it is kept instead."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  kept, and shown by the doctor
+        keep(doing, error)
+
+
+def all_kept() -> list[Fault]:
+    """Every kind of fault since the process began, the oldest first."""
+    with _lock:
+        return list(_faults.values())
+
+
+def forget() -> None:
+    """Begin anew: for tests, and for `%unload_ext`."""
+    with _lock:
+        _faults.clear()
