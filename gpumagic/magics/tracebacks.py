@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from gpumagic.errors import GpuError
+from gpumagic.usercode.compile import check
 
 # The engine's name for a file of text that came from none, such as a set-up.
 _TEXT = "<timed "
@@ -36,7 +36,7 @@ def check_code(code: str, lines: int, what: str = "") -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # An `await` is refused later, in better words.
-            compile(code, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            check(code, "<cell>")
     except SyntaxError as error:
         at = f"line {error.lineno}: " if lines > 1 and error.lineno else ""
         text = (error.text or "").strip()

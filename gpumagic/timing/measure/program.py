@@ -21,6 +21,7 @@ from typing import Any
 
 from gpumagic.copies.functions import own_code
 from gpumagic.errors import GpuError
+from gpumagic.usercode.compile import awaits
 from gpumagic.usercode.names import names_read
 from gpumagic.usercode.variables import variables_read
 
@@ -28,7 +29,6 @@ from gpumagic.usercode.variables import variables_read
 _RUNS, _RUN, _FUNCTION = ".runs", ".run", ".function"
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 _NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _set_up(setup: str) -> tuple[CodeType | None, list[str]]:
         return None, []
     name = _remember(setup)
     tree = ast.parse(setup, name)
-    if _awaits(tree):
+    if awaits(tree):
         raise GpuError("the set-up awaits at its top; put what it waits for into a cell before")
     return compile(tree, name, "exec", dont_inherit=True), names_read(tree)
 
@@ -246,7 +246,7 @@ def _without_futures(body: list[ast.stmt]) -> tuple[list[ast.stmt], int]:
 
 
 def _refuse(tree: ast.Module) -> None:
-    if line := _awaits(tree):
+    if line := awaits(tree):
         raise GpuError(f"line {line} awaits, which cannot be timed; await it in a cell before")
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
@@ -254,19 +254,6 @@ def _refuse(tree: ast.Module) -> None:
                 f"line {node.lineno} imports * from {node.module}, which cannot be run again and "
                 "again; put it into --setup, or into a cell before"
             )
-
-
-def _awaits(node: ast.AST) -> int:
-    """The line of an `await` outside functions; 0 where there is none."""
-    if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
-        return node.lineno
-    if isinstance(node, _FUNCTIONS):
-        return 0
-    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp)) and any(
-        generator.is_async for generator in node.generators
-    ):
-        return node.lineno
-    return next(filter(None, (_awaits(child) for child in ast.iter_child_nodes(node))), 0)
 
 
 def _variables(names: Iterable[str]) -> tuple[str, ...]:
