@@ -1,6 +1,14 @@
-"""Fixtures for all tests: two virtual GPUs, and an IPython shell with the extension loaded."""
+"""Fixtures for all tests: two virtual GPUs, and an IPython shell with the extension loaded.
 
+They guarantee that Ctrl-C works in every test and what it starts, and that no test leaves anything
+of gpumagic in force.
+"""
+
+import gc
 import io
+import signal
+import sys
+import threading
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
@@ -8,10 +16,53 @@ from hypothesis import settings
 from traitlets.config import Config
 
 # How long an example takes says nothing on a busy machine.
-settings.register_profile("tests", deadline=None)
+settings.register_profile("tests", deadline=None, max_examples=25)
+# Minutes to hours: pytest --hypothesis-profile=thorough
+settings.register_profile("thorough", deadline=None, max_examples=3000)
 settings.load_profile("tests")
 
 GIB = 2**30
+SLOW_S = 3600
+
+
+def pytest_collection_modifyitems(items):
+    """A slow test may take longer than the limit of all others."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_interrupts():
+    """Set Python's own handler: in a shell's background SIGINT is ignored, by children too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    """After each test nothing is placed, patched, watched, measured or timed any more."""
+    collects = gc.isenabled()
+    yield
+    assert gc.isenabled() == collects
+    if "torch" not in sys.modules:
+        return
+    import torch
+
+    from gpumagic.cell import peak_memory
+    from gpumagic.ledger import attribute
+    from gpumagic.placement import scope, swap
+
+    assert torch.is_grad_enabled()
+    assert not swap.installed()
+    assert scope.placement() is None
+    assert not peak_memory.measuring()
+    assert attribute.running == ()
+    ours = [t for t in threading.enumerate() if t.name.startswith("gputime")]
+    for thread in ours:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in ours)
 
 
 @pytest.fixture(autouse=True)
@@ -71,15 +122,9 @@ def shell():
 
 @pytest.fixture
 def ip(gpus, shell):
-    """The shell with torch imported; afterwards nothing may be in force or patched."""
+    """The shell with torch imported; afterwards the first GPU must be the current one."""
     import torch
-
-    from gpumagic.cell import peak_memory
-    from gpumagic.placement import scope, swap
 
     shell.run("import torch\nfrom torch import nn, zeros")
     yield shell
-    assert not swap.installed()
-    assert scope.placement() is None
-    assert not peak_memory._running
     assert torch.cuda.current_device() == 0

@@ -67,6 +67,11 @@ class MemoryMeter:
 _running: list[MemoryMeter] = []
 
 
+def measuring() -> bool:
+    """Whether any meter has started and not stopped."""
+    return bool(_running)
+
+
 def _initialised() -> range:
     # Reading must not initialise CUDA: that costs seconds and hundreds of MiB on each device.
     return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
