@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from gpumagic.cell import report_view as view
 from gpumagic.cell.autofix import Fixed
 from gpumagic.device import Device
+from gpumagic.display.shown import Shown
 from gpumagic.ledger.entry import Ledger
 from gpumagic.moving.find_tensors import Left
 from gpumagic.moving.move import Moved
@@ -29,7 +29,7 @@ class Memory:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(Shown):
     """One cell on one device.
 
     Attributes
@@ -86,9 +86,3 @@ class Report:
         """Whether the cell had anything to do with a device: moved, copied, loaded or allocated."""
         copied = self.batches.count or self.ledger.entries
         return bool(self.moved or self.left or copied or self.memory)
-
-    def __repr__(self) -> str:
-        return view.text(self)
-
-    def _repr_html_(self) -> str:
-        return view.html(self)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
+from gpumagic.cell.autofix import Fixed
+from gpumagic.cell.report import Report
 from gpumagic.display.units import duration, size
 from gpumagic.ledger import ledger_view
-
-if TYPE_CHECKING:
-    from gpumagic.cell.autofix import Fixed
-    from gpumagic.cell.report import Report
 
 _NAMES_SHOWN = 4
 # The report says the first two by themselves; that a value is shown is no news.
@@ -33,7 +30,7 @@ _CSS = """
 def text(report: Report) -> str:
     """`cuda:1 (virtual) · 1.24 s · moved X, net: 1.2 MiB from cpu in 3.1 ms · peak 12.5 MiB`."""
     line = " · ".join(_parts(report))
-    return f"{line}\n{ledger_view.table_text(report.ledger)}" if report.table else line
+    return f"{line}\n{ledger_view.text(report.ledger)}" if report.table else line
 
 
 def html(report: Report) -> str:
@@ -46,7 +43,7 @@ def html(report: Report) -> str:
     details = _details(report)
     body = f"<details><summary>{line}</summary>{details}</details>" if details else line
     shown = f'<div class="gpumagic-report"><style>{_CSS}</style>{body}</div>'
-    return shown + ledger_view.table_html(report.ledger, line=False) if report.table else shown
+    return shown + ledger_view.html(report.ledger, line=False) if report.table else shown
 
 
 def _parts(report: Report) -> list[str]:

@@ -5,6 +5,7 @@ by a copy, and the code runs on those: shapes, dtypes, devices, transfers and me
 would be. What depends on data ends the dry run, with the result up to there.
 """
 
+from gpumagic.display import shown
 from gpumagic.dryrun.dry_cell import dry_run_cell, dry_run_in_shell
 from gpumagic.dryrun.dry_function import dry_run
 from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown
@@ -21,3 +22,5 @@ __all__ = [
     "dry_run_cell",
     "dry_run_in_shell",
 ]
+
+shown.register("gpumagic.dryrun.result.DryRun", "gpumagic.dryrun.dry_run_view")

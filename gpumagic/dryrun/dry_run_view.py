@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
-from typing import TYPE_CHECKING
 
 from gpumagic.display.style import block, tag
 from gpumagic.display.units import duration, size
-
-if TYPE_CHECKING:
-    from gpumagic.dryrun import DryRun, Peak, Transfer, Unknown
+from gpumagic.dryrun.result import DryRun, Peak, Unknown
+from gpumagic.dryrun.transfers import Transfer
 
 _SHOWN = 12
 _WIDTH = 100

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from gpumagic.dryrun import dry_run_view as view
+from gpumagic.display.shown import Shown
 from gpumagic.dryrun.running_line import Place
 from gpumagic.dryrun.transfers import Transfer
 
@@ -93,7 +93,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True, repr=False)
-class DryRun:
+class DryRun(Shown):
     """What a cell or a function would do.
 
     Attributes
@@ -141,9 +141,3 @@ class DryRun:
         """Whether it followed the code to its end."""
         ended = any(unknown.ended for unknown in self.unknown)
         return not (ended or self.mismatches or self.error)
-
-    def __repr__(self) -> str:
-        return view.text(self)
-
-    def _repr_html_(self) -> str:
-        return view.html(self)

@@ -6,3 +6,7 @@ what they cost without it. Guarantees: results, gradients and exceptions are tho
 failure of ours never reaches the user's code; when the last watch ends, torch's registry and
 attributes are as they were before the first.
 """
+
+from gpumagic.display import shown
+
+shown.register("gpumagic.ledger.entry.Ledger", "gpumagic.ledger.ledger_view")

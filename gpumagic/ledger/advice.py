@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpumagic.display.units import duration
-
-if TYPE_CHECKING:
-    from gpumagic.ledger.entry import Entry
+from gpumagic.ledger.entry import Entry
 
 _BY_SIZE = {
     "bincount": "the size of its result depends on the data; do it once, before the loop",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from gpumagic.ledger import ledger_view as view
+from gpumagic.display.shown import Shown
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = DIRECTIONS = (
     "host_to_device",
@@ -80,7 +80,7 @@ class Entry:
 
 
 @dataclass(frozen=True, repr=False)
-class Ledger:
+class Ledger(Shown):
     """Every copy between devices and every wait of a stretch of code; displays as a table.
 
     Attributes
@@ -138,12 +138,6 @@ class Ledger:
             if entry.kind == "copy" or waits:
                 found[entry.direction] += entry.nbytes
         return found
-
-    def __repr__(self) -> str:
-        return view.table_text(self)
-
-    def _repr_html_(self) -> str:
-        return view.table_html(self)
 
 
 def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:

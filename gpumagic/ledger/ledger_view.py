@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from html import escape
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
 from gpumagic.display.style import block, tag
 from gpumagic.display.units import NOT_KNOWN, duration, size
 from gpumagic.ledger.advice import Advice, advise, saving
-
-if TYPE_CHECKING:
-    from gpumagic.ledger.entry import Entry, Ledger
+from gpumagic.ledger.entry import Entry, Ledger
 
 NOTHING = "no copies between devices, and no waits for one"
 _VIRTUAL = "Times on virtual GPUs are the CPU's and say nothing about a GPU: savings are in calls."
@@ -138,7 +135,7 @@ def _inside(module: str) -> str:
     return "in " + ".".join(module.split(".")[:2])
 
 
-def table_text(ledger: Ledger) -> str:
+def text(ledger: Ledger) -> str:
     """Rows by line; advice under its row."""
     if not ledger.entries:
         return NOTHING
@@ -188,7 +185,7 @@ class LedgerLine:
         return block(tag("div", repr(self), "gm-note"))
 
 
-def table_html(ledger: Ledger, *, line: bool = True) -> str:
+def html(ledger: Ledger, *, line: bool = True) -> str:
     """The same as a table, below its `line`."""
     if not ledger.entries:
         return block(tag("div", NOTHING, "gm-caption"))

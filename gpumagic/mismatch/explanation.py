@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpumagic.mismatch import explanation_view as view
+from gpumagic.display.shown import Shown
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Fix:
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation:
+class Explanation(Shown):
     """An error between devices, explained. `str()` is text, and IPython shows HTML.
 
     Attributes
@@ -108,9 +108,3 @@ class Explanation:
     operands: tuple[Operand, ...]
     fix: Fix | None
     reason: str | None
-
-    def __repr__(self) -> str:
-        return view.text(self)
-
-    def _repr_html_(self) -> str:
-        return view.html(self)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from html import escape
-from typing import TYPE_CHECKING
 
 from gpumagic.display.units import size
-
-if TYPE_CHECKING:
-    from gpumagic.mismatch.explanation import Explanation, Fix, Operand
+from gpumagic.mismatch.explanation import Explanation, Fix, Operand
 
 _LONGEST = 100
 _CSS = """

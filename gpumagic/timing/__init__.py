@@ -5,8 +5,15 @@ a device is taken to be done; the user's variables, random state, current device
 collector are afterwards as they were before; Ctrl-C keeps what is finished.
 """
 
+from gpumagic.display import shown
 from gpumagic.timing.compare import compare
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.progress import Progress
 
 __all__ = ["Comparison", "Progress", "compare"]
+
+shown.register(
+    "gpumagic.timing.comparison.Comparison",
+    text="gpumagic.timing.view.comparison_text",
+    html="gpumagic.timing.view.comparison_html",
+)

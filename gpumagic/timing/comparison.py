@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpumagic.display.shown import Shown
 from gpumagic.errors import GpuError
 from gpumagic.timing.ask import sweep as sweeping
 from gpumagic.timing.result import change as changing
@@ -21,7 +22,7 @@ _TITLE = 60
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison:
+class Comparison(Shown):
     """The same code, timed on several devices.
 
     Attributes
@@ -288,13 +289,3 @@ class Comparison:
         from gpumagic.timing.view import figure
 
         return figure.plot(self, ax)
-
-    def __repr__(self) -> str:
-        from gpumagic.timing.view import comparison_text
-
-        return comparison_text.text(self)
-
-    def _repr_html_(self) -> str:
-        from gpumagic.timing.view import comparison_html
-
-        return comparison_html.html(self)
