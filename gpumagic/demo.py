@@ -1,4 +1,4 @@
-"""Run a notebook headless, showing what its cells show as they go."""
+"""Run a notebook headless and print what its cells show as they go."""
 
 import sys
 import time
@@ -28,53 +28,25 @@ def run(notebook: Path | None, output: Path) -> int:
     GpuError
         There is no such notebook, or the packages that run one are not installed.
     """
-    try:
-        import nbformat
-        from nbclient import NotebookClient
-        from nbclient.exceptions import CellExecutionError
-        from nbconvert import HTMLExporter
-    except ModuleNotFoundError as error:
-        raise GpuError(f'the demo needs {error.name}; type: pip install "gpumagic[demo]"') from None
     path = notebook or _quickstart()
     if not path.is_file():
         raise GpuError(f"there is no notebook {path}; type a path that ends in .ipynb")
+    try:
+        import nbformat
+        from nbclient.exceptions import CellExecutionError
+        from nbconvert import HTMLExporter
+
+        client_class = _live_client()
+    except ModuleNotFoundError as error:
+        raise GpuError(f'the demo needs {error.name}; type: pip install "gpumagic[demo]"') from None
     book = nbformat.read(path, as_version=4)
-    code = [n for n, cell in enumerate(book.cells) if cell.cell_type == "code"]
-    started: dict[int, float] = {}
-    # What a cell may still write over: a line that says how far it is.
-    changing: list[Any] = []
-
-    class Live(NotebookClient):
-        """Shows an output when it comes, not when its cell is done."""
-
-        def output(self, outs: Any, msg: Any, display_id: Any, cell_index: Any) -> Any:
-            shown = super().output(outs, msg, display_id, cell_index)
-            if shown is not None and display_id is not None:
-                changing.append(shown)
-            elif shown is not None:
-                _print(nbformat.v4.output_from_msg(msg))
-            return shown
-
-    def on_start(cell: Any, cell_index: int) -> None:
-        if cell_index in code:
-            first = cell.source.strip().splitlines()[0]
-            started[cell_index] = time.perf_counter()
-            print(f"\n[{code.index(cell_index) + 1}/{len(code)}] {first}", flush=True)
-
-    def on_done(cell: Any, cell_index: int, execute_reply: Any) -> None:
-        while changing:
-            _print(changing.pop(0))
-        print(f"    ({time.perf_counter() - started[cell_index]:.1f} s)", flush=True)
-
     print(f"running {path.name} in a kernel of {sys.executable}")
-    client = Live(
+    client = client_class(
         book,
         timeout=600,
         kernel_name="python3",
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(path.parent)}},
-        on_cell_start=on_start,
-        on_cell_executed=on_done,
     )
     status = 0
     try:
@@ -88,6 +60,42 @@ def run(notebook: Path | None, output: Path) -> int:
     written.write_text(html, encoding="utf-8")
     print(f"\nthe notebook with its outputs: {written.resolve()}")
     return status
+
+
+def _live_client() -> Any:
+    """nbclient's class that runs a notebook, made to print each output when it comes."""
+    from nbclient import NotebookClient
+    from nbformat.v4 import output_from_msg
+
+    # What a cell may still write over: a line that says how far it is.
+    changing: list[Any] = []
+
+    class LiveClient(NotebookClient):
+        def output(self, outs: Any, msg: Any, display_id: Any, cell_index: Any) -> Any:
+            shown = super().output(outs, msg, display_id, cell_index)
+            if shown is not None and display_id is not None:
+                changing.append(shown)
+            elif shown is not None:
+                _print(output_from_msg(msg))
+            return shown
+
+        async def async_execute_cell(
+            self, cell: Any, cell_index: int, *rest: Any, **kw: Any
+        ) -> Any:
+            if cell.cell_type != "code":
+                return cell
+            code = [n for n, other in enumerate(self.nb.cells) if other.cell_type == "code"]
+            first = cell.source.strip().partition("\n")[0]
+            print(f"\n[{code.index(cell_index) + 1}/{len(code)}] {first}", flush=True)
+            started = time.perf_counter()
+            try:
+                return await super().async_execute_cell(cell, cell_index, *rest, **kw)
+            finally:
+                while changing:
+                    _print(changing.pop(0))
+                print(f"    ({time.perf_counter() - started:.1f} s)", flush=True)
+
+    return LiveClient
 
 
 def _print(output: Any) -> None:

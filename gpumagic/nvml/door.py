@@ -2,8 +2,8 @@
 
 Guarantees: ``pynvml`` is imported and NVML initialised at the first question and once; a question
 has an answer or None (not supported, not permitted, not known); a driver that cannot be reached
-and a GPU that is lost are a :class:`Fault` with cause and cure, retried with growing pauses, so a
-later question can succeed. Any call may stall for seconds: never ask on an event loop.
+and a GPU that is lost are a :class:`DriverFault` with cause and cure, retried with growing pauses,
+so a later question can succeed. Any call may stall for seconds: never ask on an event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpumagic.nvml.faults import Fault, gpu_lost, gpu_silent
+from gpumagic.nvml.driver_faults import DriverFault, gpu_lost, gpu_silent
 from gpumagic.nvml.fields import Field, FieldId, parse
 from gpumagic.nvml.gpm import Gpm
 from gpumagic.nvml.gpu import Call, Gpu
@@ -44,10 +44,10 @@ class Nvml:
         self._clock = clock
         self._lock = threading.RLock()
         self._started = False
-        self._fault: Fault | None = None
-        self._lost: dict[str, Fault] = {}
+        self._fault: DriverFault | None = None
+        self._lost: dict[str, DriverFault] = {}
         self._gpus: tuple[Gpu, ...] = ()
-        self._silent: dict[str, Fault] = {}
+        self._silent: dict[str, DriverFault] = {}
         self._seen: dict[int, Gpu] = {}
         self._gpus_until = 0.0
         self._pause = _FIRST_PAUSE_S
@@ -56,17 +56,17 @@ class Nvml:
         self._unsupported: dict[str, set[Call | FieldId]] = {}
 
     @property
-    def fault(self) -> Fault | None:
+    def fault(self) -> DriverFault | None:
         """Why the driver cannot be asked, as of the last question."""
         return self._fault
 
     @property
-    def lost(self) -> dict[str, Fault]:
+    def lost(self) -> dict[str, DriverFault]:
         """GPUs that have fallen off the bus, by UUID, or by ``"index N"`` where it is not known."""
         return dict(self._lost)
 
     @property
-    def silent(self) -> dict[str, Fault]:
+    def silent(self) -> dict[str, DriverFault]:
         """GPUs that have a handle and answered nothing when last asked, by UUID."""
         return dict(self._silent)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from gpumagic.nvml.faults import Fault, no_pynvml, unreachable, wrong_pynvml
+from gpumagic.nvml.driver_faults import DriverFault, no_pynvml, unreachable, wrong_pynvml
 
 # What gpumagic needs and only the maintained nvidia-ml-py has.
 _NEEDED = ("nvmlInitWithFlags", "nvmlMemory_v2", "nvmlDeviceGetMigMode", "NVMLError")
@@ -62,7 +62,7 @@ class Library:
         code: object = getattr(error, "value", None)
         return bool(code == self.module.NVML_ERROR_GPU_IS_LOST)
 
-    def fault(self, error: Exception) -> Fault:
+    def fault(self, error: Exception) -> DriverFault:
         """Why NVML cannot be started, or asked for its GPUs."""
         if isinstance(error, ImportError):
             return no_pynvml()

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from gpumagic.telemetry.history import Row
+from gpumagic.telemetry.history import Reading
 
 HEADER = (
     "time (s since 1970, UTC)",
@@ -20,7 +20,7 @@ HEADER = (
 _ROWS = 2000
 
 
-def parts(rows: Sequence[Row]) -> Iterator[str]:
+def parts(rows: Sequence[Reading]) -> Iterator[str]:
     """The file, some thousand rows at a time; what is not known is an empty field."""
     left = iter(rows)
     part: list[Sequence[object]] = [HEADER]

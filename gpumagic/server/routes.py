@@ -15,7 +15,7 @@ from gpumagic.server import export, metrics, terminate
 from gpumagic.server.access import Guard
 from gpumagic.server.aside import aside
 from gpumagic.server.hub import Hub
-from gpumagic.server.stream import HUB, Stream
+from gpumagic.server.stream import HUB, StreamRoute
 
 _LONGEST_BODY = 4096
 _RENDERER = Path(__file__).parents[1] / "static" / "widget.js"
@@ -31,7 +31,7 @@ def routes() -> list[tuple[str, type[web.RequestHandler]]]:
         (r"/gpumagic/api/export.csv", ExportRoute),
         (r"/gpumagic/api/terminate", TerminateRoute),
         (r"/gpumagic/api/monitor.js", RendererRoute),
-        (r"/gpumagic/api/stream", Stream),
+        (r"/gpumagic/api/stream", StreamRoute),
     ]
 
 
@@ -149,7 +149,7 @@ class TerminateRoute(Route):
             snapshot = await self._hub.fresh(max_age_s=0.0)
             owner = await self._hub.owner(order.pid)
             answer = await terminate.terminate(order, snapshot, owner)
-        except terminate.Refused as refusal:
+        except terminate.NotEnded as refusal:
             raise web.HTTPError(refusal.status, str(refusal)) from None
         self.set_status(200 if answer.ended else 202)
         self.finish(json.dumps({"ended": answer.ended, "message": answer.message}))

@@ -27,7 +27,7 @@ _UNSENT = 16384
 _PING_S = 30.0
 
 
-class Stream(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
+class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Snapshots, at the pace that this client chose."""
 
     _outbox: Outbox | None = None

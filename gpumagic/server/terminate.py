@@ -24,7 +24,7 @@ _SAME_START_S = 1.0
 _PAUSE_S = 0.05
 
 
-class Refused(Exception):
+class NotEnded(Exception):
     """Why nothing was done; ``status`` is that of the HTTP answer."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -54,7 +54,7 @@ def parse_order(body: bytes) -> Order:
 
     Raises
     ------
-    Refused
+    NotEnded
         It is malformed.
     """
     try:
@@ -69,7 +69,7 @@ def parse_order(body: bytes) -> Order:
         made = Order(pid, started or 0.0, force)
         if 0 < made.pid < 2**31 and 0 < made.started < 2**53:
             return made
-    raise Refused(400, 'give {"pid": 4242, "started": 1700000000.0}, both as in the snapshot')
+    raise NotEnded(400, 'give {"pid": 4242, "started": 1700000000.0}, both as in the snapshot')
 
 
 async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> Answer:
@@ -85,7 +85,7 @@ async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> Answer:
 
     Raises
     ------
-    Refused
+    NotEnded
         It is no orphan of this user that holds GPU memory, or another process by now.
     """
     _check(order, snapshot, owner)
@@ -93,13 +93,13 @@ async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> Answer:
     try:
         process = psutil.Process(order.pid)
         if abs(process.create_time() - order.started) > _SAME_START_S:
-            raise Refused(409, _ANOTHER.format(order.pid))
+            raise NotEnded(409, _ANOTHER.format(order.pid))
         # psutil looks once more whether it still is that process.
         process.kill() if order.force else process.terminate()
     except psutil.NoSuchProcess:
         return Answer(True, f"{named} has ended by itself")
     except psutil.AccessDenied:
-        raise Refused(403, f"the system does not allow to end process {order.pid}") from None
+        raise NotEnded(403, f"the system does not allow to end process {order.pid}") from None
     if await _ends(order.pid):
         return Answer(True, f"{named} has ended")
     again = 'ask again with "force": true to kill it'
@@ -115,18 +115,18 @@ def _check(order: Order, snapshot: Snapshot, owner: Owner) -> None:
     if all(process.pid != order.pid for process in snapshot.processes):
         silent = [p.cause for p in snapshot.problems if p.code == "stalled"]
         if silent:
-            raise Refused(503, f"who holds memory is not known: {silent[0]}")
-        raise Refused(404, f"process {order.pid} holds no GPU memory; look again")
+            raise NotEnded(503, f"who holds memory is not known: {silent[0]}")
+        raise NotEnded(404, f"process {order.pid} holds no GPU memory; look again")
     if not is_alive(order.pid):
-        raise Refused(404, f"process {order.pid} has ended; look again")
+        raise NotEnded(404, f"process {order.pid} has ended; look again")
     if owner.started is None:
-        raise Refused(403, f"process {order.pid} is another user's")
+        raise NotEnded(403, f"process {order.pid} is another user's")
     if abs(owner.started - order.started) > _SAME_START_S:
-        raise Refused(409, _ANOTHER.format(order.pid))
+        raise NotEnded(409, _ANOTHER.format(order.pid))
     # By both: the snapshots saw it while its kernel lived; the owner is of this moment.
     told = any(process.orphan for process in snapshot.processes if process.pid == order.pid)
     if not owner.orphan or not told:
-        raise Refused(
+        raise NotEnded(
             403,
             f"process {order.pid} is no orphan: only what a dead kernel left behind is ended here; "
             "shut down its kernel, or use kill in a terminal",

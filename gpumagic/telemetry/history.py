@@ -21,7 +21,7 @@ INTERVAL_S = 1.0
 _TOLERANCE = 0.9
 
 
-class Row(NamedTuple):
+class Reading(NamedTuple):
     """One GPU at one moment: seconds of Unix time, percent, bytes, °C, watts; None: not known."""
 
     time: float
@@ -32,7 +32,7 @@ class Row(NamedTuple):
     power: float | None
 
 
-_READINGS = Row._fields[2:]
+_READINGS = Reading._fields[2:]
 _CHARTED = ("utilization", "memory_used")
 
 
@@ -116,7 +116,7 @@ class History:
             }
             return {"time": list(self._cut(self._times, begin)), "gpus": gpus}
 
-    def rows(self, time: float | None = None) -> list[Row]:
+    def rows(self, time: float | None = None) -> list[Reading]:
         """What was read after a moment, oldest first: a row per moment and GPU that was there."""
         with self._lock:
             begin = self._begin(time)
@@ -129,7 +129,7 @@ class History:
                 )
             ]
         rows = [
-            Row(at, uuid, *(_known(*pair) for pair in zip(_READINGS, values, strict=True)))
+            Reading(at, uuid, *(_known(*pair) for pair in zip(_READINGS, values, strict=True)))
             for at, uuid, values in found
             if not all(map(isnan, values))
         ]

@@ -15,7 +15,7 @@ KEPT = 50
 
 
 @dataclass(frozen=True)
-class Entry:
+class Measured:
     """A finished measurement, as what is to be shown of it.
 
     Attributes
@@ -45,7 +45,7 @@ class Board:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._now: dict[str, Any] | None = None
-        self._entries: tuple[Entry, ...] = ()
+        self._entries: tuple[Measured, ...] = ()
         self._listeners: dict[int, Callable[[], object]] = {}
         self._numbers = itertools.count()
 
@@ -55,7 +55,7 @@ class Board:
         return self._now
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[Measured, ...]:
         """What was measured, the newest first; at most 50."""
         return self._entries
 
@@ -68,7 +68,7 @@ class Board:
     def keep(self, title: str, text: str, html: str | None, time: float) -> None:
         """Add what a measurement gave; `time` is Unix time."""
         with self._lock:
-            made = Entry(title, text, html, time, str(next(self._numbers)))
+            made = Measured(title, text, html, time, str(next(self._numbers)))
             self._entries = (made, *self._entries)[:KEPT]
         self._tell()
 

@@ -167,7 +167,7 @@ def _uncut(gpus: tuple[nvml.Gpu, ...]) -> list[nvml.Gpu]:
     return [gpu for gpu in gpus if gpu.uuid not in cut]
 
 
-def _problem(fault: nvml.Fault, uuid: str | None = None) -> Problem:
+def _problem(fault: nvml.DriverFault, uuid: str | None = None) -> Problem:
     # A lost GPU whose UUID was never seen is known by its index only.
     known = uuid if uuid and not uuid.startswith("index ") else None
     return Problem(fault.code, fault.cause, fault.cure, known)

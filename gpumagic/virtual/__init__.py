@@ -73,7 +73,7 @@ def live_tensors() -> int:
     """How many pieces of memory tensors hold on the virtual GPUs now: one for all views of it."""
     if not enabled():
         return 0
-    return sum(gpu.ledger.blocks.current for gpu in sys.modules[f"{__name__}.virtual_gpus"].GPUS)
+    return sum(gpu.account.blocks.current for gpu in sys.modules[f"{__name__}.virtual_gpus"].GPUS)
 
 
 def _number(devices: object) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gpumagic.virtual.events import emit
-from gpumagic.virtual.virtual_gpus import GPUS, Gpu
+from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
 
 Found = list[tuple[str, Tensor, Tensor]]
 """An operator's tensors in order: the argument's name, the tensor, the CPU tensor that stands for
@@ -30,7 +30,7 @@ TAKEN_FROM_CPU = frozenset({"input_lengths", "target_lengths", "lengths", "lr"})
 _SAME = "Expected all tensors to be on the same device, but"
 
 
-def one_gpu(found: Found) -> Gpu | None:
+def one_gpu(found: Found) -> VirtualGpu | None:
     """The GPU that all the tensors are on, or None if they are not on one."""
     first = found[0][1].get_device()
     if first < 0:
@@ -41,7 +41,7 @@ def one_gpu(found: Found) -> Gpu | None:
     return GPUS[first]
 
 
-def mixed(op: Any, name: str, outs: frozenset[str], found: Found) -> Gpu:
+def mixed(op: Any, name: str, outs: frozenset[str], found: Found) -> VirtualGpu:
     """The GPU on which an operator with tensors on several devices runs.
 
     Raises

@@ -161,12 +161,12 @@ def _set_stream(stream: Any) -> None:
 
 
 def _memory_stats(index: int) -> dict[str, Any]:
-    ledger = gpu_of(index).ledger
+    account = gpu_of(index).account
     pools: dict[str, Any] = {}
     for names, tally in (
-        (("allocated_bytes", "active_bytes", "requested_bytes"), ledger.bytes),
-        (("allocation", "active"), ledger.blocks),
-        (("reserved_bytes",), ledger.reserved),
+        (("allocated_bytes", "active_bytes", "requested_bytes"), account.bytes),
+        (("allocation", "active"), account.blocks),
+        (("reserved_bytes",), account.reserved),
         (("segment", "inactive_split", "inactive_split_bytes"), None),
     ):
         none = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
@@ -176,8 +176,8 @@ def _memory_stats(index: int) -> dict[str, Any]:
     for name in ("oversize_allocations", "oversize_segments"):
         pools[name] = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
     return pools | {
-        "num_alloc_retries": ledger.retries,
-        "num_ooms": ledger.ooms,
+        "num_alloc_retries": account.retries,
+        "num_ooms": account.ooms,
         "num_sync_all_streams": 0,
         "num_device_alloc": 0,
         "num_device_free": 0,
@@ -186,31 +186,31 @@ def _memory_stats(index: int) -> dict[str, Any]:
 
 
 def _memory_info(index: int) -> tuple[int, int]:
-    ledger = gpu_of(index).ledger
-    return ledger.free, ledger.capacity
+    account = gpu_of(index).account
+    return account.free, account.capacity
 
 
 def _reset_peak(index: int) -> None:
-    gpu_of(index).ledger.reset_peak()
+    gpu_of(index).account.reset_peak()
 
 
 def _reset_accumulated(index: int) -> None:
-    gpu_of(index).ledger.reset_accumulated()
+    gpu_of(index).account.reset_accumulated()
 
 
 def _memory_fraction(index: int) -> float:
-    ledger = gpu_of(index).ledger
-    return ledger.limit / ledger.capacity
+    account = gpu_of(index).account
+    return account.limit / account.capacity
 
 
 def _set_memory_fraction(fraction: float, index: int) -> None:
-    ledger = gpu_of(index).ledger
-    ledger.limit = int(ledger.capacity * fraction)
+    account = gpu_of(index).account
+    account.limit = int(account.capacity * fraction)
 
 
 def _empty_cache() -> None:
     for gpu in GPUS:
-        gpu.ledger.empty_cache()
+        gpu.account.empty_cache()
 
 
 def _scatter(

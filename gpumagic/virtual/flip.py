@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.virtual.virtual_gpus import Gpu
+from gpumagic.virtual.virtual_gpus import VirtualGpu
 
 C: Any = torch._C
 ON_CPU = 1
@@ -49,7 +49,7 @@ class _Block(weakref.ref[Tensor]):
     """An allocation on a GPU. It dies with the CPU tensor that owns the bytes."""
 
     __slots__ = ("gpu", "size")
-    gpu: Gpu
+    gpu: VirtualGpu
     size: int
 
 
@@ -60,14 +60,14 @@ _blocks: set[weakref.ref[Tensor]] = set()
 def _freed(block: weakref.ref[Tensor]) -> None:
     _blocks.discard(block)
     assert isinstance(block, _Block)
-    block.gpu.ledger.release(block.size)
+    block.gpu.account.release(block.size)
 
 
-def adopt(tensor: Tensor, gpu: Gpu) -> Tensor:
+def adopt(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
     """A fresh CPU tensor becomes a tensor of `gpu`, charged to it until its bytes are freed."""
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
-        size = gpu.ledger.charge(nbytes)
+        size = gpu.account.charge(nbytes)
         block = _Block(tensor, _freed)
         block.gpu, block.size = gpu, size
         _blocks.add(block)

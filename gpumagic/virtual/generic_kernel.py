@@ -20,7 +20,7 @@ from gpumagic.virtual.checks import INDEXING, Found, mixed, one_gpu
 from gpumagic.virtual.flip import adopt, flip
 from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
 from gpumagic.virtual.sparse import adopt_sparse, flip_sparse, replace_sparse
-from gpumagic.virtual.virtual_gpus import Gpu, gpu_of
+from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
@@ -49,7 +49,7 @@ NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide", "fmod"
 _as_it_is = contextlib.nullcontext()
 
 
-class Plan:
+class KernelPlan:
     """What the kernel must know of an operator, read from its schema once."""
 
     __slots__ = (
@@ -89,7 +89,7 @@ def _writes(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-_plans: dict[Any, Plan] = {}
+_plans: dict[Any, KernelPlan] = {}
 
 
 def kernel_of(op: Any) -> Callable[..., Any]:
@@ -105,7 +105,7 @@ def kernel_of(op: Any) -> Callable[..., Any]:
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """`op` on the GPU that its tensors are on."""
     __tracebackhide__ = True
-    plan = _plans.get(op) or _plans.setdefault(op, Plan(op))
+    plan = _plans.get(op) or _plans.setdefault(op, KernelPlan(op))
     if plan.view:  # metadata only: the CPU's kernel serves any device
         return op.redispatch(CPU, *args, **kwargs)
     found: Found = []
@@ -129,13 +129,13 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     started = perf_counter_ns()
     with cpu_draws_from(gpu.generator) if plan.draws else _as_it_is:
         result = _compute(op, plan, low, low_kwargs, found, numbers)
-    gpu.ledger.worked(started)
+    gpu.account.worked(started)
     if plan.results > 1 and type(result) is tuple:
         return tuple([_lift(plan, r, found, gpu) for r in result])
     return _lift(plan, result, found, gpu)
 
 
-def _lower(plan: Plan, name: str, x: Any, found: Found, numbers: list[str]) -> Any:
+def _lower(plan: KernelPlan, name: str, x: Any, found: Found, numbers: list[str]) -> Any:
     """An argument as the CPU's kernel takes it."""
     if isinstance(x, Tensor):
         low = x
@@ -156,7 +156,9 @@ def _lower(plan: Plan, name: str, x: Any, found: Found, numbers: list[str]) -> A
     return x
 
 
-def _with_generator(at: int, low: list[Any], low_kwargs: dict[str, Any], gpu: Gpu) -> list[Any]:
+def _with_generator(
+    at: int, low: list[Any], low_kwargs: dict[str, Any], gpu: VirtualGpu
+) -> list[Any]:
     given = low[at] if at < len(low) else low_kwargs.get("generator")
     if given is None:
         low_kwargs["generator"] = gpu.generator
@@ -166,7 +168,7 @@ def _with_generator(at: int, low: list[Any], low_kwargs: dict[str, Any], gpu: Gp
     return low
 
 
-def _tell(plan: Plan, found: Found, gpu: Gpu) -> None:
+def _tell(plan: KernelPlan, found: Found, gpu: VirtualGpu) -> None:
     mask = plan.name in INDEXING and any(
         name == "indices" and tensor.dtype is torch.bool for name, tensor, _ in found
     )
@@ -176,7 +178,7 @@ def _tell(plan: Plan, found: Found, gpu: Gpu) -> None:
 
 def _compute(
     op: Any,
-    plan: Plan,
+    plan: KernelPlan,
     low: list[Any],
     low_kwargs: dict[str, Any],
     found: Found,
@@ -206,7 +208,7 @@ def _compute(
     return op.redispatch(CPU, *low, **low_kwargs)
 
 
-def _lift(plan: Plan, result: Any, found: Found, gpu: Gpu) -> Any:
+def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
     """A result of the CPU's kernel on `gpu`: the argument that it is, or a fresh tensor."""
     if isinstance(result, (list, tuple)):
         return type(result)([_lift(plan, r, found, gpu) for r in result])
@@ -229,7 +231,7 @@ def _lift(plan: Plan, result: Any, found: Found, gpu: Gpu) -> Any:
     return adopt(result, gpu) if result.layout is torch.strided else adopt_sparse(result, gpu)
 
 
-def _resize_out(out: Tensor, low: Tensor, gpu: Gpu) -> None:
+def _resize_out(out: Tensor, low: Tensor, gpu: VirtualGpu) -> None:
     """The operator gave an ``out=`` its shape: within the bytes that it has, or in new ones."""
     if out.numel() and low.data_ptr() == out.data_ptr():
         out.set_(out.untyped_storage(), out.storage_offset(), low.shape, low.stride())

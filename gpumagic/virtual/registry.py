@@ -30,19 +30,21 @@ def register(stack: ExitStack) -> None:
     """Register all kernels; closing `stack` puts back what was there."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "overriding a previously registered kernel": on purpose
-        _register_aten(stack)
+        aten = torch.library.Library("aten", "IMPL")
+        stack.callback(aten._destroy)
+        stack.callback(kernels.clear)
+        _register_dense(aten)
+        _register_above(aten)
+        _register_sparse(aten)
         _register_others(stack)
     rest = torch.library.Library("_", "IMPL", "CUDA")
     stack.callback(rest._destroy)
     rest.fallback(run)
 
 
-def _register_aten(stack: ExitStack) -> None:
-    aten = torch.library.Library("aten", "IMPL")
-    stack.callback(aten._destroy)
-    stack.callback(kernels.clear)
+def _register_dense(aten: Any) -> None:
+    """The dispatch key CUDA, and what C++ gives to the CPU's though it is meant for a GPU."""
     kernels.update(own_kernels())
-    cuda = _names("CUDA")
     # C++ would take these apart into operators of another name, or ask is_cuda within them.
     whole = {"convolution_backward", "native_dropout", "native_dropout_backward"}
     whole |= {
@@ -51,16 +53,26 @@ def _register_aten(stack: ExitStack) -> None:
         if n.startswith("aten::_foreach_") and not n.endswith("out")
     }
     # On a CUDA build all of its own too: no real kernel must ever see these bytes.
-    for name in (_names("CPU") | cuda | whole) - {"_fused_rms_norm"}:
+    for name in (_names("CPU") | _names("CUDA") | whole) - {"_fused_rms_norm"}:
         if name not in kernels:
             kernels[name] = kernel_of(overload(name)) if _can_run(name) else _refusal(name)
     for name, kernel in kernels.items():
         _put(aten, name, kernel, "CUDA")
     for name, kernel in (pinning_kernels() | host_kernels()).items():
         _put(aten, name, kernel, "CPU")
+
+
+def _register_above(aten: Any) -> None:
+    """Operators that stand above autograd, and those that virtual GPUs refuse."""
     for name, kernel in network_kernels(overload).items():
         _put(aten, name, kernel, "AutogradCUDA")
         _put(aten, name, kernel, "CUDA")  # inference mode goes past the first
+    for key in ("QuantizedCUDA", "NestedTensorCUDA"):
+        for name in _names(key):
+            _put(aten, name, _refusal(name), key)
+
+
+def _register_sparse(aten: Any) -> None:
     makers = sparse.makers()
     for key, of_cpu in sparse.KEYS.items():
         as_it_is = C.DispatchKeySet(getattr(C.DispatchKey, of_cpu))
@@ -70,9 +82,6 @@ def _register_aten(stack: ExitStack) -> None:
             else:
                 kernel = makers.get(name) or kernel_of(overload(name))
             _put(aten, name, kernel, key)
-    for key in ("QuantizedCUDA", "NestedTensorCUDA"):
-        for name in _names(key):
-            _put(aten, name, _refusal(name), key)
 
 
 def _register_others(stack: ExitStack) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gpumagic.virtual.flip import adopt, flip
-from gpumagic.virtual.virtual_gpus import Gpu, gpu_of
+from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
@@ -72,7 +72,7 @@ def flip_sparse(tensor: Tensor) -> Tensor:
     return _rebuild(tensor, flip, torch.device("cpu"))
 
 
-def adopt_sparse(tensor: Tensor, gpu: Gpu) -> Tensor:
+def adopt_sparse(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
     """A fresh sparse CPU tensor becomes a tensor of `gpu`, its parts charged to it."""
     return _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
 

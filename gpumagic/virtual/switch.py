@@ -13,8 +13,8 @@ from gpumagic.device import Device, set_virtual
 from gpumagic.errors import GpuError
 from gpumagic.telemetry.virtual_state import Publisher, VirtualFacts
 from gpumagic.virtual import abi, cuda_api, events, gate, registry
-from gpumagic.virtual.accounts import Ledger
-from gpumagic.virtual.virtual_gpus import GPUS, NAME, Gpu, Properties
+from gpumagic.virtual.memory_account import MemoryAccount
+from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu
 
 C: Any = torch._C
 _on = ExitStack()
@@ -70,9 +70,9 @@ def _make(stack: ExitStack, number: int, capacity: int) -> None:
     publisher = Publisher([VirtualFacts(f"GPU-{u}", NAME, capacity) for u in ids])
     stack.callback(publisher.close)
     for index, (u, row) in enumerate(zip(ids, publisher.counters, strict=True)):
-        ledger = Ledger(index, capacity, row)
-        stack.callback(ledger.unpublish)
-        GPUS.append(Gpu(index, ledger, Properties(NAME, capacity, u)))
+        account = MemoryAccount(index, capacity, row)
+        stack.callback(account.unpublish)
+        GPUS.append(VirtualGpu(index, account, Properties(NAME, capacity, u)))
     stack.callback(events.listeners.clear)
     stack.callback(set_virtual, None)
     set_virtual(_devices)
@@ -85,8 +85,8 @@ def _devices() -> list[Device]:
             ordinal=gpu.index,
             uuid=f"GPU-{gpu.properties.uuid}",
             name=NAME,
-            memory_total=gpu.ledger.capacity,
-            memory_free=gpu.ledger.free,
+            memory_total=gpu.account.capacity,
+            memory_free=gpu.account.free,
             virtual=True,
         )
         for gpu in GPUS

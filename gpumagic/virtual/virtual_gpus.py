@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from gpumagic.virtual.accounts import Ledger
+from gpumagic.virtual.memory_account import MemoryAccount
 
 C: Any = torch._C
 NAME = "Virtual GPU"
-GPUS: list[Gpu] = []
+GPUS: list[VirtualGpu] = []
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Properties:
 
 
 @dataclass
-class Gpu:
-    """One device: its ledger, its random generator, and the stream that is current on it."""
+class VirtualGpu:
+    """One device: its account, its random generator, and the stream that is current on it."""
 
     index: int
-    ledger: Ledger
+    account: MemoryAccount
     properties: Properties
     generator: Any = None
     stream: Any = None
@@ -65,7 +65,7 @@ class Gpu:
         self.code = 2 | self.index << 32  # DLDevice {kDLCUDA, index}, read as one int64
 
 
-def gpu_of(device: torch.device | str | int | None = None) -> Gpu:
+def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
     """The GPU of a device, of its number, or of None (the current one)."""
     if device is not None and not isinstance(device, int):
         device = torch.device(device).index
@@ -79,7 +79,7 @@ def gpu_of(device: torch.device | str | int | None = None) -> Gpu:
 def _leave_to_parent() -> None:
     # The child of a fork has copies of these tensors; what it does with them is not its parent's.
     for gpu in GPUS:
-        gpu.ledger.unpublish()
+        gpu.account.unpublish()
 
 
 if hasattr(os, "register_at_fork"):

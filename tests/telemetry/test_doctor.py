@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpumagic.nvml import Fault
+from gpumagic.nvml import DriverFault
 from gpumagic.telemetry.doctor import Check, Doctor
 
 GPU = SimpleNamespace(uuid="GPU-1", index=0, name="H100", parent=None)
@@ -20,7 +20,7 @@ def look(
     root: Path,
     *,
     gpus: tuple[object, ...] = (),
-    fault: Fault | None = None,
+    fault: DriverFault | None = None,
     installed: dict[str, str] | None = None,
     **env: str,
 ) -> dict[str, Check]:
@@ -46,7 +46,7 @@ def machine(root: Path, **files: str) -> Path:
 
 
 def test_a_machine_without_anything(tmp_path: Path) -> None:
-    found = look(tmp_path, fault=Fault("library-missing", "no driver", "install it"))
+    found = look(tmp_path, fault=DriverFault("library-missing", "no driver", "install it"))
     for name in ("NVIDIA card", "driver in the kernel", "device files", "nvidia-ml-py", "NVML"):
         assert found[name].ok is False, name
         assert found[name].cure, name

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumagic.telemetry import GpuSample, Snapshot
-from gpumagic.telemetry.history import History, Row
+from gpumagic.telemetry.history import History, Reading
 
 
 def at(time: float, **used: int | None) -> Snapshot:
@@ -61,7 +61,7 @@ def test_like_a_list_that_forgets_its_head(
         },
     }
     assert sorted(history.rows(since)) == sorted(
-        Row(time, uuid, value[0], value[1], None, None)
+        Reading(time, uuid, value[0], value[1], None, None)
         for time, gpus in told
         for uuid, value in gpus.items()
         if value is not None

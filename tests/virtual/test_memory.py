@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumagic.telemetry import virtual_state as published
-from gpumagic.virtual.accounts import BLOCK, SEGMENT, Ledger
+from gpumagic.virtual.memory_account import BLOCK, SEGMENT, MemoryAccount
 
 CAPACITY = 2 * 2**30
 
@@ -98,55 +98,55 @@ def test_the_state_file_follows(gpus, runtime):
 
 def test_busy_time_is_published():
     row = [0] * published.COUNTERS
-    ledger = Ledger(0, CAPACITY, row)
-    begin = ledger._window
-    ledger._window -= published.WINDOW_NS  # as if it had begun a second ago
-    ledger.worked(begin - published.WINDOW_NS // 2)
+    account = MemoryAccount(0, CAPACITY, row)
+    begin = account._window
+    account._window -= published.WINDOW_NS  # as if it had begun a second ago
+    account.worked(begin - published.WINDOW_NS // 2)
     assert 0.4 * published.WINDOW_NS < row[published.BUSY_NS] <= published.WINDOW_NS
     assert row[published.WINDOW_END_NS] > 0
 
 
 def test_threads_lose_no_byte():
-    ledger = Ledger(0, CAPACITY, [0] * published.COUNTERS)
+    account = MemoryAccount(0, CAPACITY, [0] * published.COUNTERS)
 
     def work():
         for _ in range(2000):
-            ledger.release(ledger.charge(1000))
+            account.release(account.charge(1000))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (ledger.bytes.current, ledger.blocks.current) == (0, 0)
-    assert (ledger.bytes.freed, ledger.blocks.freed) == (8000 * 1024, 8000)
+    assert (account.bytes.current, account.blocks.current) == (0, 0)
+    assert (account.bytes.freed, account.blocks.freed) == (8000 * 1024, 8000)
 
 
 def test_freeing_while_the_ledger_is_locked_waits():
-    ledger = Ledger(0, CAPACITY, [0] * published.COUNTERS)
-    size = ledger.charge(1)
-    with ledger._lock:  # as in a garbage collection amid an allocation
-        ledger.release(size)
-    ledger.charge(1)
-    assert ledger.blocks.current == 1
+    account = MemoryAccount(0, CAPACITY, [0] * published.COUNTERS)
+    size = account.charge(1)
+    with account._lock:  # as in a garbage collection amid an allocation
+        account.release(size)
+    account.charge(1)
+    assert account.blocks.current == 1
 
 
 @given(st.lists(st.integers(1, 3 * SEGMENT), max_size=30), st.randoms(use_true_random=False))
 def test_ledger_against_a_list(sizes, random):
     row = [0] * published.COUNTERS
-    ledger = Ledger(0, 20 * SEGMENT, row)
+    account = MemoryAccount(0, 20 * SEGMENT, row)
     live, peak = [], 0
     for size in sizes:
         try:
-            live.append(ledger.charge(size))
+            live.append(account.charge(size))
         except torch.OutOfMemoryError:
-            assert sum(live) + size > ledger.capacity - BLOCK
+            assert sum(live) + size > account.capacity - BLOCK
         peak = max(peak, sum(live))
         if live and random.random() < 0.4:
-            ledger.release(live.pop(random.randrange(len(live))))
+            account.release(live.pop(random.randrange(len(live))))
         if random.random() < 0.1:
-            ledger.empty_cache()
-        assert ledger.bytes.current == sum(live) == row[published.ALLOCATED]
-        assert sum(live) <= ledger.reserved.current == row[published.RESERVED] <= ledger.capacity
-        assert ledger.reserved.current % SEGMENT == 0
-    assert (ledger.bytes.peak, ledger.blocks.current) == (peak, len(live))
+            account.empty_cache()
+        assert account.bytes.current == sum(live) == row[published.ALLOCATED]
+        assert sum(live) <= account.reserved.current == row[published.RESERVED] <= account.capacity
+        assert account.reserved.current % SEGMENT == 0
+    assert (account.bytes.peak, account.blocks.current) == (peak, len(live))

@@ -28,13 +28,13 @@ SEGMENT = 2 * 2**20
 """Bytes: it asks the driver for at least as much at a time."""
 
 
-class Row(Protocol):
+class Counters(Protocol):
     """Counters that can be written one by one."""
 
     def __setitem__(self, place: int, value: int, /) -> None: ...
 
 
-class Tally:
+class MemoryStat:
     """Something counted the way ``torch.cuda.memory_stats`` reports it."""
 
     __slots__ = ("allocated", "current", "freed", "peak")
@@ -62,7 +62,7 @@ class Tally:
         return {name: getattr(self, name) for name in ("current", "peak", "allocated", "freed")}
 
 
-class Ledger:
+class MemoryAccount:
     """The memory of one virtual GPU.
 
     Parameters
@@ -71,17 +71,17 @@ class Ledger:
         Its number in ``cuda:N``, for messages.
     capacity : int
         Bytes. ``limit`` is how many of them may be allocated: all, until it is set.
-    row : Row
+    row : Counters
         Where the numbers are published (see :mod:`gpumagic.telemetry.virtual_state`).
     """
 
-    def __init__(self, ordinal: int, capacity: int, row: Row) -> None:
+    def __init__(self, ordinal: int, capacity: int, row: Counters) -> None:
         self.ordinal = ordinal
         self.capacity = capacity
         self.limit = capacity
-        self.bytes, self.blocks, self.reserved = Tally(), Tally(), Tally()
+        self.bytes, self.blocks, self.reserved = MemoryStat(), MemoryStat(), MemoryStat()
         self.ooms = self.retries = 0
-        self._row: Row = row
+        self._row: Counters = row
         self._lock = threading.Lock()
         # A tensor may die on any thread, and in a garbage collection that starts while this very
         # thread holds the lock: so freeing only queues, and whoever can take the lock settles.
