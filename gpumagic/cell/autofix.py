@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gpumagic.moving.move import move_all
 from gpumagic.moving.plan import has_plain_storage, immovable
-from gpumagic.usercode.lines import expression, line_of, locate
+from gpumagic.usercode.lines import expression, line_of, user_frame
 
 _MISMATCH = re.compile(
     r"same device|not at the same device|two devices|weight type .* should be the same", re.S
@@ -111,7 +111,7 @@ class Fix(TorchFunctionMode):
             return None
         writes = _writes(func) and tensors[0] is args[0]
         home = _home(tensors, tensors[0] if writes and not _moves(tensors[0]) else None)
-        user = locate(sys._getframe(2))[0]
+        user = user_frame(sys._getframe(2))
         known: dict[int, Tensor] = {}
         for tensor in tensors:
             if tensor.device != home and id(tensor) not in known:

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from gpumagic.errors import CrossDeviceWarning
 from gpumagic.ledger.counts import Count, Tally
-from gpumagic.usercode.lines import ENGINE, PRINT, USER, is_ours, kinds, locate, of_thread
+from gpumagic.ledger.via import ENGINE, PRINT, USER, kinds, locate, of_thread
+from gpumagic.usercode.files import is_ours
 from gpumagic.usercode.timed_code import in_cell
 
 _getframe, _ident = sys._getframe, threading.get_ident
@@ -134,7 +135,11 @@ def counts(
                     return known.alone
             user, how = inner, 0
         else:
-            if operator == "synchronize" and inner is not None and is_ours(inner.f_code):
+            if (
+                operator == "synchronize"
+                and inner is not None
+                and is_ours(inner.f_code.co_filename)
+            ):
                 return []
             user, how = locate(inner)
             if user is None:

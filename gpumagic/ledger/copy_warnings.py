@@ -11,7 +11,8 @@ from gpumagic.errors import CrossDeviceWarning
 from gpumagic.ledger.advice import advise
 from gpumagic.ledger.attribute import HOST, here
 from gpumagic.ledger.counts import Count, entry_of
-from gpumagic.usercode.lines import DISPLAY, ENGINE, FIX, LOADER, PRINT, line_of
+from gpumagic.ledger.via import DISPLAY, ENGINE, FIX, LOADER, PRINT
+from gpumagic.usercode.lines import line_of
 
 # Calls at one line. A value that is read once in each of a few epochs is no crawl.
 _OFTEN = 16

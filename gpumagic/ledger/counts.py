@@ -9,23 +9,15 @@ from typing import Any
 from gpumagic.ledger.copy_time import CLOCK
 from gpumagic.ledger.entry import Entry, Ledger, merged
 from gpumagic.ledger.implicit import is_implicit
-from gpumagic.usercode.lines import (
-    DISPLAY,
-    ENGINE,
-    FIX,
-    LOADER,
-    PRINT,
-    expression,
-    file_name,
-    library,
-    line_of,
-    source,
-)
+from gpumagic.ledger.via import PRINT, WORDS
+from gpumagic.usercode.files import label, module_of
+from gpumagic.usercode.lines import expression, line_of, source_of
 
-_VIA = {PRINT: "print", LOADER: "loader", DISPLAY: "display", ENGINE: "backward", FIX: "fix"}
 # Code that a loop compiles anew each time would make an entry each time: past this many, entries
 # are merged by what is shown of them.
 _MOST = 4096
+# A tensor's own methods, which are the user's doing.
+_METHODS = ("torch._tensor", "torch.functional")
 
 
 class Count:
@@ -75,7 +67,8 @@ class Count:
         self.kept = kept
         self.implicit = is_implicit(operator, how, *inner)
         by_itself = inner[0] if self.implicit and not how else None
-        self.within = "" if by_itself is None else library(by_itself.co_filename)
+        module = "" if by_itself is None else module_of(by_itself.co_filename)
+        self.within = "" if module in _METHODS else module
         self.count = self.nbytes = self.calls = self.repeats = self.looks = 0
         self.blocking = self.timed = 0
         self.seconds = 0.0
@@ -156,11 +149,11 @@ def entry_of(c: Count, at_least: int = 0) -> Entry:
         nbytes=c.nbytes,
         seconds=seconds,
         implicit=c.implicit,
-        file=None if code is None else file_name(code.co_filename),
+        file=None if code is None else label(code.co_filename),
         line=line,
         code="" if code is None else expression(code, c.at),
-        text="" if code is None else source(code, line or 0),
-        via=_VIA.get(c.how, ""),
+        text="" if code is None else source_of(code.co_filename, line or 0),
+        via=WORDS.get(c.how, ""),
         within=c.within,
         calls=max(c.calls if c.how == PRINT else c.count, at_least),
         repeats=round(c.repeats * c.count / c.looks) if c.looks else 0,

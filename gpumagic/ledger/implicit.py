@@ -6,7 +6,8 @@ Where it cannot be told, a copy counts as explicit: torch makes few others by it
 import dis
 from types import CodeType
 
-from gpumagic.usercode.lines import ENGINE, FIX, LOADER, PRINT, called
+from gpumagic.ledger.via import ENGINE, FIX, LOADER, PRINT
+from gpumagic.usercode.lines import called
 
 # Expressions that are no call: a subscript, an operator, a comparison.
 _NO_CALL = ("BINARY_", "INPLACE_", "COMPARE_", "STORE_SUBSCR", "STORE_SLICE", "UNARY_", "CONTAINS_")

@@ -6,7 +6,6 @@ every name as it was, in torch, in the user's namespace and in modules imported 
 """
 
 import sys
-import sysconfig
 import threading
 import types
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.utils._device import _device_constructors
 
 from gpumagic.placement.factories import TWIN_KINDS, Wrapper, tensor_new, twins
+from gpumagic.usercode.files import is_users
 
 # torch keeps tables keyed by these very functions. Built while names are swapped, they would miss
 # the real ones for ever: so build them now.
@@ -155,10 +155,6 @@ def _exchange(namespace: dict[str, Any], table: dict[Any, Any]) -> None:
             namespace[name] = other
 
 
-_LIBRARIES = tuple(
-    {sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")}
-    | {str(torch.__file__).rsplit("torch", 1)[0]}
-)
 _looked_at: set[str] = set()
 _user_modules: set[str] = set()
 
@@ -167,9 +163,7 @@ def _modules_of_the_user() -> list[types.ModuleType]:
     """Modules that lie outside the installed libraries: they may have names from torch too."""
     for name in sys.modules.keys() - _looked_at:
         _looked_at.add(name)
-        path = getattr(sys.modules[name], "__file__", None)
-        ours = name.split(".")[0] == "gpumagic"
-        if path and not ours and not path.startswith(_LIBRARIES):
+        if is_users(getattr(sys.modules[name], "__file__", None)):
             _user_modules.add(name)
     # By name: a module that was imported anew is another object.
     return [sys.modules[name] for name in _user_modules & sys.modules.keys()]

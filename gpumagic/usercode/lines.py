@@ -1,115 +1,104 @@
-"""Which line of the user's an operator was called from, and what stands there."""
+"""Find the line of the user's code that is running, and the expression there.
+
+`innermost(frame)` is that line of a stack, `innermost_of(traceback)` that of an error: a
+`UserLine`, plain data that keeps no frame, and so no tensor, alive. Where code objects are at hand
+instead, `line_at(code, at)`, `expression(code, at)` and `called(code, at)` say what stands there.
+"""
 
 import ast
 import linecache
-import os
 import re
-import site
 import sys
-import sysconfig
 import textwrap
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace, TracebackType
+from typing import Any
 
-import torch
+from executing import Source
 
-LIBRARY, USER, PRINT, LOADER, DISPLAY, ENGINE, FIX = range(7)
-"""What a frame is: of a library; of the user; or one that says how the user got there: by printing,
-by a `DataLoader` whose batches a placement brings, by the notebook's display of a value, by
-autograd's engine; by `--fix`."""
+from gpumagic.usercode.files import is_users, label
+from gpumagic.usercode.timed_code import in_cell
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_LIBRARIES = tuple(
-    {
-        os.path.join(path, "")
-        for path in (
-            *(sysconfig.get_path(p) for p in ("stdlib", "platstdlib", "purelib", "platlib")),
-            *site.getsitepackages(),
-            site.getusersitepackages(),
-            os.path.dirname(os.__file__),
-        )
-        if path
-    }
-    | {_OURS, _TORCH}
-)
-_SPECIAL = {
-    os.path.join("torch", "_tensor_str.py"): PRINT,
-    os.path.join("torch", "autograd", "graph.py"): ENGINE,
-    os.path.join("torch", "autograd", "__init__.py"): ENGINE,
-    os.path.join("gpumagic", "placement", "dataloader.py"): LOADER,
-    os.path.join("gpumagic", "cell", "autofix.py"): FIX,
-    os.path.join("IPython", "core", "displayhook.py"): DISPLAY,
-    os.path.join("IPython", "core", "formatters.py"): DISPLAY,
-}
-_TYPED = re.compile(r"<(ipython-input|stdin|doctest|python-input|timed |magic-timeit)")
-# A tensor's own methods, which are the user's doing.
-_METHODS = tuple(os.path.join("torch", name) for name in ("_tensor.py", "functional.py"))
-
-
+_LONG = 60  # characters of a line that are shown
 # What IPython makes of `%timeit x.sum()`.
 _MAGIC = re.compile(r"get_ipython\(\)\.run_line_magic\('(\w+)', '(.*)'\)")
 
 
-class _Kinds(dict[str, int]):
-    """By a file's name; looked at once each."""
+@dataclass(frozen=True)
+class UserLine:
+    """A line of the user's code.
 
-    def __missing__(self, name: str) -> int:
-        if len(self) > 4096:  # each cell is a file of its own
-            self.clear()
-        kind = self[name] = _kind_of(name)
-        return kind
+    Attributes
+    ----------
+    line : int
+        In its own cell or file, from 1; 0 for what comes before the cell's first line.
+    source : str
+        The line's text as the user typed it, or nothing.
+    function : str
+        The function that it is in; nothing at the top of a cell.
+    file : str
+        Of the code, as Python has it.
+    """
+
+    line: int
+    source: str = ""
+    function: str = ""
+    file: str = ""
+
+    @property
+    def label(self) -> str:
+        """The file as the user knows it: ``"In [3]"``, ``"train.py"``."""
+        return label(self.file)
+
+    def at(self, line: int) -> "UserLine":
+        """Another line of the same code."""
+        return replace(self, line=line, source=source_of(self.file, line))
+
+    def __str__(self) -> str:
+        if self.line == 0:
+            return "before the cell"
+        inside = f" of {self.function}()" if self.function else ""
+        source = self.source if len(self.source) <= _LONG else self.source[:_LONG] + "…"
+        return f"line {self.line}{inside}" + (f": {source}" if source else "")
 
 
-def _kind_of(name: str) -> int:
-    if name.startswith("<"):
-        return USER if _TYPED.match(name) else LIBRARY
-    path = os.path.abspath(name)
-    if path.startswith(_LIBRARIES) or f"{os.sep}site-packages{os.sep}" in path:
-        return next((k for end, k in _SPECIAL.items() if path.endswith(os.sep + end)), LIBRARY)
-    return USER
+BEFORE = UserLine(0, "before the cell")
 
 
-kinds = _Kinds()
-
-
-def library(name: str) -> str:
-    """The installed module that a file is, such as ``torch.optim.lbfgs``; nothing for others."""
-    _, _, inside = name.rpartition(f"{os.sep}site-packages{os.sep}")
-    if name.startswith(_TORCH):
-        inside = os.path.join("torch", name[len(_TORCH) :])
-    if inside == name or inside.startswith(_METHODS) or inside.endswith(tuple(_SPECIAL)):
-        return ""
-    return inside.removesuffix(".py").removesuffix(f"{os.sep}__init__").replace(os.sep, ".")
-
-
-def is_ours(code: CodeType) -> bool:
-    """Whether code belongs to gpumagic itself."""
-    return code.co_filename.startswith(_OURS)
-
-
-def locate(frame: FrameType | None) -> tuple[FrameType | None, int]:
-    """The innermost frame of the user's at or above `frame`, and how it got to `frame`."""
-    how, first = LIBRARY, frame
-    while frame is not None:
-        kind = kinds[frame.f_code.co_filename]
-        if kind:
-            if kind == USER:
-                return frame, how
-            if kind > how and (kind != ENGINE or frame is first):
-                how = kind
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's at or above `frame`."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return None, how
+    return frame
 
 
-def of_thread(ident: int | None) -> FrameType | None:
-    """The user's frame that another thread is in now."""
-    return None if ident is None else locate(sys._current_frames().get(ident))[0]
+def innermost(frame: FrameType | None = None) -> UserLine | None:
+    """The innermost line of the user's at or above `frame`, by default the caller's."""
+    found = user_frame(frame or sys._getframe(1))
+    return None if found is None else line_at(*in_cell(found))
+
+
+def innermost_of(traceback: TracebackType | None) -> UserLine | None:
+    """The innermost line of the user's that an error passed."""
+    found = None
+    while traceback is not None:
+        if is_users(traceback.tb_frame.f_code.co_filename):
+            found = traceback
+        traceback = traceback.tb_next
+    return None if found is None else line_at(*in_cell(found.tb_frame, found.tb_lasti))
+
+
+def line_at(code: CodeType, at: int) -> UserLine:
+    """The line of the instruction at `at` of the user's code."""
+    line, file = line_of(code, at), code.co_filename
+    function = "" if code.co_name.startswith("<") else code.co_name
+    return UserLine(line, source_of(file, line), function, file)
 
 
 def line_of(code: CodeType, at: int) -> int:
-    """The line of the instruction at `at`."""
+    """The number of the line of the instruction at `at`."""
     if hasattr(code, "co_positions"):
         line = next(islice(code.co_positions(), at // 2, None), (None,))[0]
         return line or code.co_firstlineno
@@ -120,55 +109,33 @@ def line_of(code: CodeType, at: int) -> int:
     return line
 
 
-def source(code: CodeType, line: int) -> str:
-    """A line of the file of some code, as the user typed it."""
-    return _MAGIC.sub(r"%\1 \2", linecache.getline(code.co_filename, line).strip())
+def source_of(file: str, line: int) -> str:
+    """A line of a file, as the user typed it."""
+    return _MAGIC.sub(r"%\1 \2", linecache.getline(file, line).strip())
 
 
 @lru_cache(maxsize=1024)
 def expression(code: CodeType, at: int) -> str:
-    """The source of the expression that the instruction at `at` computes, in one line.
+    """The source of the expression that the instruction at `at` of the user's code computes.
 
-    The whole line where Python does not know columns (3.10); empty where there is no source.
+    In one line; the whole line where the expression cannot be found, empty without a source.
     """
     line = line_of(code, at)
-    whole = linecache.getline(code.co_filename, line).strip()
-    if not hasattr(code, "co_positions"):
-        return whole
-    first, last, start, end = next(islice(code.co_positions(), at // 2, None))
-    if first is None or last is None or start is None or end is None:
-        return whole
-    # Columns count bytes of UTF-8.
-    before = linecache.getline(code.co_filename, first).encode()[:start].strip()
-    if before.endswith(b"."):  # of a call over several lines, Python notes where its method stands
-        first, start = _beginning(code.co_filename, last, end) or (first, start)
-    rows = [
-        linecache.getline(code.co_filename, n).rstrip("\n").encode() for n in range(first, last + 1)
-    ]
-    if not all(rows):
-        return whole
-    rows[-1] = rows[-1][:end]
-    rows[0] = rows[0][start:]
-    text = " ".join(row.decode(errors="replace").strip() for row in rows)
-    return _MAGIC.sub(r"%\1 \2", text.replace(" .", ".") or whole)
-
-
-def _beginning(file: str, line: int, column: int) -> tuple[int, int] | None:
-    """Where the call that ends at a line and column begins."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == (line, column):
-            return node.lineno, node.col_offset
-    return None
+    # A frame would keep all that the code sees alive; of a frame, these are what is looked at.
+    frame: Any = SimpleNamespace(f_code=code, f_lasti=at, f_lineno=line, f_globals={})
+    found = Source.executing(frame)
+    text = ast.get_source_segment(found.source.text, found.node) if found.node else None
+    if text is None:
+        return source_of(code.co_filename, line)
+    text = " ".join(row.strip() for row in text.splitlines())
+    return _MAGIC.sub(r"%\1 \2", text.replace(" .", "."))
 
 
 def called(code: CodeType, at: int) -> str:
     """The name of the function or method that the instruction at `at` calls, or nothing."""
+    text = expression(code, at) if is_users(code.co_filename) else _columns(code, at)
     try:
-        tree = ast.parse(textwrap.dedent(expression(code, at)).strip(), mode="eval").body
+        tree = ast.parse(textwrap.dedent(text).strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError):
         return ""
     if isinstance(tree, ast.Await):
@@ -179,15 +146,15 @@ def called(code: CodeType, at: int) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-_INPUT = re.compile(r"<(?:ipython|python)-input-(\d+)")
-
-
-def file_name(name: str) -> str:
-    """A file as the user knows it: ``In [3]`` for a cell, else its last part."""
-    if match := _INPUT.match(name):
-        return f"In [{match[1]}]"
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    numbers = getattr(getattr(shell, "compile", None), "_filename_map", None) or {}
-    number = numbers.get(name)
-    return f"In [{number}]" if number is not None else os.path.basename(name)
+def _columns(code: CodeType, at: int) -> str:
+    """The text of a library's instruction, without parsing its thousands of lines."""
+    if not hasattr(code, "co_positions"):
+        return ""
+    first, last, start, end = next(islice(code.co_positions(), at // 2, None), (None,) * 4)
+    if first is None or last is None:
+        return ""
+    # Columns count bytes of UTF-8.
+    rows = [linecache.getline(code.co_filename, n).encode() for n in range(first, last + 1)]
+    rows[-1] = rows[-1][:end]
+    rows[0] = rows[0][start:]
+    return b" ".join(row.strip() for row in rows).decode(errors="replace")

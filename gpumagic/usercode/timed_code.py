@@ -1,27 +1,27 @@
-"""Code that `%%time` or `%%timeit` runs, as the lines of its cell."""
+"""Find the cell's own lines of code that `%%time` or `%%timeit` runs under names of its own."""
 
 import linecache
 import sys
 from types import CodeType, FrameType
 from typing import Any
 
-from gpumagic.usercode.lines import USER, kinds
+from gpumagic.usercode.files import is_users
 
 _NAMES = ("<timed ", "<magic-timeit")
 _MAGICS = ("time", "timeit")
 
 
-def in_cell(frame: FrameType) -> tuple[CodeType, int]:
+def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     """The code of a frame and its instruction; of one that such a magic runs, as in the cell."""
-    code, at = frame.f_code, frame.f_lasti
+    code, at = frame.f_code, frame.f_lasti if at is None else at
     if not code.co_filename.startswith(_NAMES):
         return code, at
     body, outer = "", frame.f_back
     while outer is not None:
         name = outer.f_code.co_filename
-        if outer.f_code.co_name in _MAGICS and not kinds[name]:
+        if outer.f_code.co_name in _MAGICS and not is_users(name):
             body = outer.f_locals.get("cell") or ""
-        elif kinds[name] == USER and not name.startswith(_NAMES):
+        elif is_users(name) and not name.startswith(_NAMES):
             break
         outer = outer.f_back
     if outer is None:

@@ -1,0 +1,62 @@
+"""Find the user's frame that led to an operator, and by which way it did.
+
+`locate(frame)` is asked at each copy or wait, so files are looked at once each.
+"""
+
+import os
+import sys
+from types import FrameType
+
+from gpumagic.usercode.files import is_users
+
+LIBRARY, USER, PRINT, LOADER, DISPLAY, ENGINE, FIX = range(7)
+"""What a frame is: of a library; of the user; or one that says how the user got there: by printing,
+by a `DataLoader` whose batches a placement brings, by the notebook's display of a value, by
+autograd's engine; by `--fix`."""
+
+WORDS = {PRINT: "print", LOADER: "loader", DISPLAY: "display", ENGINE: "backward", FIX: "fix"}
+_SPECIAL = {
+    os.path.join("torch", "_tensor_str.py"): PRINT,
+    os.path.join("torch", "autograd", "graph.py"): ENGINE,
+    os.path.join("torch", "autograd", "__init__.py"): ENGINE,
+    os.path.join("gpumagic", "placement", "dataloader.py"): LOADER,
+    os.path.join("gpumagic", "cell", "autofix.py"): FIX,
+    os.path.join("IPython", "core", "displayhook.py"): DISPLAY,
+    os.path.join("IPython", "core", "formatters.py"): DISPLAY,
+}
+
+
+class _Kinds(dict[str, int]):
+    """By a file's name."""
+
+    def __missing__(self, file: str) -> int:
+        if len(self) > 4096:  # each cell is a file of its own
+            self.clear()
+        kind = USER
+        if not is_users(file):
+            ends = (k for end, k in _SPECIAL.items() if file.endswith(os.sep + end))
+            kind = next(ends, LIBRARY)
+        self[file] = kind
+        return kind
+
+
+kinds = _Kinds()
+
+
+def locate(frame: FrameType | None) -> tuple[FrameType | None, int]:
+    """The innermost frame of the user's at or above `frame`, and how it got to `frame`."""
+    how, first = LIBRARY, frame
+    while frame is not None:
+        kind = kinds[frame.f_code.co_filename]
+        if kind:
+            if kind == USER:
+                return frame, how
+            if kind > how and (kind != ENGINE or frame is first):
+                how = kind
+        frame = frame.f_back
+    return None, how
+
+
+def of_thread(ident: int | None) -> FrameType | None:
+    """The user's frame that another thread is in now."""
+    return None if ident is None else locate(sys._current_frames().get(ident))[0]

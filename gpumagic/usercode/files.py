@@ -1,0 +1,83 @@
+"""Tell whether a file is the user's, and name it as the user knows it.
+
+The one answer for every part of gpumagic: ask `is_users(code.co_filename)` or
+`is_users(module.__file__)`, and show `label(file)`. What lies in a directory ``site-packages`` or
+``dist-packages``, Python's own library, torch and gpumagic are libraries, wherever they were
+installed; cells, files typed at a prompt, scripts and editable installs are the user's.
+"""
+
+import os
+import re
+import sys
+import sysconfig
+from functools import lru_cache
+
+import torch
+
+_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
+_NAMED = re.compile(r"[\\/](site|dist)-packages[\\/]")
+_LIBRARIES = (
+    _OURS,
+    _TORCH,  # also where it was built from its source
+    *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")),
+    os.path.join(os.path.dirname(os.__file__), ""),
+)
+# What people type has no file, and so has what is generated: these are the former.
+_TYPED = re.compile(
+    r"<(ipython-input|python-input|input|stdin|doctest |timed |magic-timeit|command-|pyshell#)"
+)
+_NO_FILE = ("", "built-in", "frozen", "namespace")
+_CYTHON = (".pyx", ".pxd", ".pxi")
+_INPUT = re.compile(r"<(?:ipython|python)-input-(\d+)")
+
+
+@lru_cache(maxsize=8192)  # each cell is a file of its own
+def is_users(file: str | None) -> bool:
+    """Whether the code of a file is the user's: a cell, or a file that is no installed library.
+
+    Parameters
+    ----------
+    file : str or None
+        As Python has it: ``co_filename``, a module's ``__file__`` or ``__spec__.origin``.
+    """
+    if file is None or file in _NO_FILE:
+        return False
+    if file.startswith("<"):
+        return _TYPED.match(file) is not None
+    if _NAMED.search(file) or (file.endswith(_CYTHON) and not os.path.isabs(file)):
+        return False
+    # Paths as Python has them first: to make one absolute takes longer than all the rest.
+    return not file.startswith(_LIBRARIES) and not os.path.abspath(file).startswith(_LIBRARIES)
+
+
+def is_ours(file: str) -> bool:
+    """Whether a file belongs to gpumagic itself."""
+    return file.startswith(_OURS)
+
+
+def is_torchs(file: str) -> bool:
+    """Whether a file belongs to torch."""
+    return file.startswith(_TORCH)
+
+
+def module_of(file: str) -> str:
+    """The installed module that a file is, such as ``torch.optim.lbfgs``; of others nothing."""
+    if is_torchs(file):
+        inside = os.path.join("torch", file[len(_TORCH) :])
+    elif found := list(_NAMED.finditer(file)):
+        inside = file[found[-1].end() :]
+    else:
+        return ""
+    return inside.removesuffix(".py").removesuffix(f"{os.sep}__init__").replace(os.sep, ".")
+
+
+def label(file: str) -> str:
+    """A file as the user knows it: ``"In [3]"`` for a cell, ``"train.py"`` for others."""
+    if match := _INPUT.match(file):
+        return f"In [{match[1]}]"
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)(file)
+    if named is not None and (number := re.search(r"\d+", named[1])):
+        return f"In [{number[0]}]"
+    return os.path.basename(file)
