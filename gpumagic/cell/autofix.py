@@ -54,7 +54,7 @@ class Fixed:
     count: int = 1
 
 
-class Fix(TorchFunctionMode):
+class AutoFix(TorchFunctionMode):
     """Catches the error of mixed devices, brings the operands together, and tries again.
 
     All go to the device that holds the most bytes of them. A variable moves itself, keeping its

@@ -6,15 +6,14 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
-from gpumagic.cell.autofix import Fix
+from gpumagic.cell.autofix import AutoFix
 from gpumagic.cell.peak_memory import MemoryMeter
 from gpumagic.cell.report import Batches, Memory, Report
 from gpumagic.device import Device
 from gpumagic.ledger.entry import Ledger
 from gpumagic.ledger.watch import watch
-from gpumagic.moving.find_tensors import own_attributes
+from gpumagic.moving.find_tensors import optimizers_in
 from gpumagic.moving.move import Moves, move_all, wait_for
 from gpumagic.placement.on import enter, leave
 from gpumagic.placement.scope import Placement
@@ -67,7 +66,7 @@ class Run:
         self._moves = Moves()
         self._meter = MemoryMeter()
         self._watch = watch(strict=strict)
-        self._fix = Fix() if fix else None
+        self._fix = AutoFix() if fix else None
         self._table = table
         self._place: Placement | None = None
         self._started = 0.0
@@ -85,7 +84,7 @@ class Run:
             self._moves = move_all(
                 variables_read(self._names, self._namespace),
                 target,
-                followers=_optimizers(self._namespace),
+                followers=optimizers_in(self._namespace),
                 bystanders=_tensors(self._namespace),
                 clock=self._clock,
             )
@@ -162,30 +161,10 @@ def _ledger(watched: watch) -> Ledger:
         return Ledger()
 
 
-def _optimizers(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
-    # Their state follows parameters that move, named in this cell or not: else the next step()
-    # finds it on another device.
+def _tensors(namespace: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     for name, value in list(namespace.items()):
-        if issubclass(type(value), Optimizer):
+        if type(value) is torch.Tensor and not name.startswith("_"):
             yield name, value
-        elif type(value) in (list, tuple, dict) and len(value) <= 100:
-            items = value.values() if type(value) is dict else value
-            yield from ((name, item) for item in items if issubclass(type(item), Optimizer))
-        elif type(value).__module__ == "__main__":
-            held = own_attributes(value)
-            yield from (
-                (f"{name}.{attribute}", item)
-                for attribute, item in held.items()
-                if issubclass(type(item), Optimizer)
-            )
-
-
-def _tensors(namespace: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    return [
-        (name, value)
-        for name, value in namespace.items()
-        if type(value) is torch.Tensor and not name.startswith("_")
-    ]
 
 
 _last: Report | None = None

@@ -19,9 +19,8 @@ from gpumagic.copies import shared_objects
 from gpumagic.copies.copier import Copier
 from gpumagic.copies.storages import Blocks, home_by
 from gpumagic.errors import GpuError
-from gpumagic.moving.find_tensors import Walk
+from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import move_all, wait_for
-from gpumagic.moving.plan import must_move
 from gpumagic.usercode.variables import variables_read
 
 # IPython's own lists of what was typed and given: they stay the notebook's.
@@ -156,9 +155,9 @@ class World:
             copier.write(values)
         except Exception as error:  # noqa: BLE001  what pickling the user's own objects may raise
             raise self._refusal(values, error) from None
-        walk = Walk(self._namespace.get("__name__") or "__main__")
-        walk.variables({**values, **copier.met}.items())
-        homes = {id(f.tensor): f.home or device for f in walk.found}
+        finder = TensorFinder(self._namespace.get("__name__") or "__main__")
+        finder.variables({**values, **copier.met}.items())
+        homes = {id(f.tensor): f.home or device for f in finder.found}
         self._blocks.copy(home_by(homes))
         try:
             made = copier.read()
@@ -173,7 +172,7 @@ class World:
         self._finalised = copier.finalised
         self.function = made.pop(_FUNCTION, None)
         self.globals.update(made)
-        tracked = (f.path for f in walk.found if f.tensor.grad_fn is not None)
+        tracked = (f.path for f in finder.found if f.tensor.grad_fn is not None)
         notes = {f"{path}: copied without its autograd graph": None for path in tracked}
         self.notes = (*notes, *copier.notes)
         self.nbytes = self._blocks.nbytes
@@ -204,11 +203,11 @@ class World:
             space[_FUNCTION] = self.function
             names.append(_FUNCTION)
         variables = list(variables_read(names, space))
-        walk = Walk()
-        walk.variables(variables)
+        finder = TensorFinder()
+        finder.variables(variables)
         origins: dict[torch.device, list[Tensor]] = {}
-        for found in walk.found:
-            if must_move(found, device):
+        for found in finder.found:
+            if found.must_move(device):
                 origins.setdefault(found.tensor.device, []).append(found.tensor)
         self._origins = list(origins.items())
         try:

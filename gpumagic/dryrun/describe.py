@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from gpumagic.dryrun.result import Assigned
 from gpumagic.dryrun.unknown import NotKnown, Refused
-from gpumagic.moving.find_tensors import Walk
+from gpumagic.moving.find_tensors import TensorFinder
 
 
 def describe(name: str, value: Any) -> Assigned:
@@ -22,9 +22,9 @@ def describe(name: str, value: Any) -> Assigned:
         )
     if isinstance(value, (NotKnown, Refused)):
         return Assigned(name, "a value that depends on data")
-    walk = Walk()
-    walk.variables([(name, value)])
-    tensors = [found.tensor for found in walk.found]
+    finder = TensorFinder()
+    finder.variables([(name, value)])
+    tensors = [found.tensor for found in finder.found]
     devices = dict.fromkeys(str(t.device) for t in tensors)
     nbytes = sum(t.nbytes for t in tensors)
     return Assigned(name, _words(value, tensors), ", ".join(devices), nbytes)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from gpumagic.cell.run import _optimizers
 from gpumagic.device import Device
 from gpumagic.dryrun import patches, sandbox
 from gpumagic.dryrun.answers import Calls
@@ -26,7 +25,7 @@ from gpumagic.dryrun.stand_ins import StandingIn, check_threads
 from gpumagic.dryrun.transfers import Transfers
 from gpumagic.dryrun.unknown import Stopped, raised
 from gpumagic.errors import GpuError
-from gpumagic.moving.find_tensors import Walk
+from gpumagic.moving.find_tensors import TensorFinder, optimizers_in
 from gpumagic.moving.move import move_all
 from gpumagic.moving.plan import has_plain_storage
 from gpumagic.placement.on import enter, leave
@@ -174,7 +173,7 @@ class Session:
     def _followers(self, subject: Subject, doubles: Doubles) -> list[tuple[str, Any]]:
         return [
             (name, doubles.of(optimizer))
-            for name, optimizer in _optimizers(dict(subject.namespace))
+            for name, optimizer in optimizers_in(subject.namespace)
             if any(
                 doubles.known(parameter) is not None
                 for group in optimizer.param_groups
@@ -261,11 +260,11 @@ def _held(subject: Subject, doubles: Doubles) -> list[Any]:
     """Stand-ins of tensors whose memory other variables keep, whatever the code lets go."""
     names = {name for name, _ in subject.roots}
     mine = {t.untyped_storage()._cdata for t in doubles.tensors() if has_plain_storage(t)}
-    walk = Walk()
-    walk.variables((n, v) for n, v in list(subject.namespace.items()) if n not in names)
+    finder = TensorFinder()
+    finder.variables((n, v) for n, v in list(subject.namespace.items()) if n not in names)
     return [
         doubles.tensor(found.tensor)
-        for found in walk.found
+        for found in finder.found
         if has_plain_storage(found.tensor) and found.tensor.untyped_storage()._cdata in mine
     ]
 

@@ -8,7 +8,7 @@ read, and an object that answers every question with an error does no harm.
 import dataclasses
 import types
 from collections import ChainMap, UserDict, deque
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ Path = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundTensor:
     """A tensor, its path from a variable, and a device that it must be on whatever is asked for.
 
     An optimizer keeps its step counters on the CPU: those have a `home`.
@@ -47,6 +47,10 @@ class Found:
     def path(self) -> str:
         """How a person would write it: ``net.layer.weight``, ``batch['x']``."""
         return written(self.steps)
+
+    def must_move(self, device: torch.device) -> bool:
+        """Whether it is elsewhere, when `device` is asked for."""
+        return self.tensor.device != (self.home or device)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def written(steps: Path) -> str:
     return text
 
 
-class Walk:
+class TensorFinder:
     """Collects each tensor once, under the variable that it was first found through.
 
     Parameters
@@ -78,7 +82,7 @@ class Walk:
 
     Attributes
     ----------
-    found : list of Found
+    found : list of FoundTensor
     left : list of Left
         Objects that must stay as a whole, and variables that could not be looked into.
     recurrent : list of torch.nn.RNNBase
@@ -86,14 +90,14 @@ class Walk:
     """
 
     def __init__(self, module: str = "__main__") -> None:
-        self.found: list[Found] = []
+        self.found: list[FoundTensor] = []
         self.left: list[Left] = []
         self.recurrent: list[nn.RNNBase] = []
         self._module = module
         self._seen: dict[int, object] = {}  # keeps what it met alive, so that an id stays its own
 
     def variables(self, variables: Iterable[tuple[str, object]]) -> None:
-        """Walk named values: optimizers last, so that modules lend their names to parameters."""
+        """Look into named values: optimizers last, so that modules name the parameters."""
         later = []
         for name, value in variables:
             if issubclass(type(value), Optimizer):
@@ -116,40 +120,37 @@ class Walk:
         return True
 
     def value(self, value: Any, steps: Path) -> None:
-        """Walk one value, whatever it is."""
-        role = _role_of[type(value)]
-        if role == "plain":
-            return
-        if role == "tensor":
-            self.tensor(value, steps)
-        elif not self._first_time(value):
-            return
-        elif role == "sequence":
-            if _may_hold_tensors(value):
-                names = getattr(type(value), "_fields", None)
-                for n, item in enumerate(list(value)):
-                    self.value(item, (*steps, (".", names[n]) if names else ("[]", n)))
-        elif role == "mapping":
-            if _may_hold_tensors(value.values()):
-                for key, item in list(value.items()):
-                    self.value(item, (*steps, ("[]", key)))
-        elif role == "module":
-            self._network(value, steps)
-        elif role == "optimizer":
-            self._optimizer(value, steps)
-        elif role == "packed":
-            # batch_sizes stays: pack_padded_sequence's contract keeps it on the CPU.
-            for name in ("data", "sorted_indices", "unsorted_indices"):
-                self.value(getattr(value, name), (*steps, (".", name)))
-        elif role == "partial":
-            self.value([value.func, value.args, value.keywords], steps)
-        elif role == "method":
-            self.value(value.__self__, (*steps, (".", "__self__")))
-        elif role == "record" or self._is_the_notebooks(value):
-            self._attributes(value, steps)
+        """Look into one value, whatever it is."""
+        look = _look_into[type(value)]
+        if look is not None and (look is TensorFinder.tensor or self._first_time(value)):
+            look(self, value, steps)
 
-    def _is_the_notebooks(self, value: Any) -> bool:
-        return (value if _is_class(value) else type(value)).__module__ == self._module
+    def _sequence(self, items: Any, steps: Path) -> None:
+        if _may_hold_tensors(items):
+            names = getattr(type(items), "_fields", None)
+            for n, item in enumerate(list(items)):
+                self.value(item, (*steps, (".", names[n]) if names else ("[]", n)))
+
+    def _mapping(self, mapping: Any, steps: Path) -> None:
+        if _may_hold_tensors(mapping.values()):
+            for key, item in list(mapping.items()):
+                self.value(item, (*steps, ("[]", key)))
+
+    def _packed(self, packed: PackedSequence, steps: Path) -> None:
+        # batch_sizes stays: pack_padded_sequence's contract keeps it on the CPU.
+        for name in ("data", "sorted_indices", "unsorted_indices"):
+            self.value(getattr(packed, name), (*steps, (".", name)))
+
+    def _partial(self, call: Any, steps: Path) -> None:
+        self.value([call.func, call.args, call.keywords], steps)
+
+    def _method(self, method: types.MethodType, steps: Path) -> None:
+        self.value(method.__self__, (*steps, (".", "__self__")))
+
+    def _object(self, value: Any, steps: Path) -> None:
+        kind = value if _is_class(value) else type(value)
+        if kind.__module__ == self._module:
+            self._attributes(value, steps)
 
     def _attributes(self, value: Any, steps: Path) -> None:
         """Of a dataclass, or of an object or a class of the notebook itself."""
@@ -165,7 +166,7 @@ class Walk:
     def tensor(self, tensor: Tensor, steps: Path, home: torch.device | None = None) -> None:
         """Note a tensor, and its gradient."""
         if self._first_time(tensor):
-            self.found.append(Found(tensor, steps, home))
+            self.found.append(FoundTensor(tensor, steps, home))
             if tensor.is_leaf and tensor.grad is not None:
                 self.tensor(tensor.grad, (*steps, (".", "grad")), home)
 
@@ -194,7 +195,7 @@ class Walk:
         self.state(optimizer, steps)
 
     def state(self, optimizer: Optimizer, steps: Path, only: Container[int] | None = None) -> None:
-        """Walk an optimizer's state; with `only`, that of parameters with these ids."""
+        """Look into an optimizer's state; with `only`, that of parameters with these ids."""
         for group in optimizer.param_groups:
             on_device = group.get("capturable") or group.get("fused")
             for parameter in group["params"]:
@@ -209,32 +210,37 @@ class Walk:
                         self.value(item, path)
 
 
-_ROLES = (
-    ("tensor", Tensor),
-    ("packed", PackedSequence),
-    ("sequence", (list, tuple, set, frozenset, deque)),
+_Look = Callable[[TensorFinder, Any, Path], None]
+_LOOKS: tuple[tuple[_Look | None, Any], ...] = (
+    (TensorFinder.tensor, Tensor),
+    (TensorFinder._packed, PackedSequence),
+    (TensorFinder._sequence, (list, tuple, set, frozenset, deque)),
     # In memory, and no other: to ask a file or a database for its values would read it.
-    ("mapping", (dict, UserDict, ChainMap, types.MappingProxyType)),
-    ("module", nn.Module),
-    ("optimizer", Optimizer),
+    (TensorFinder._mapping, (dict, UserDict, ChainMap, types.MappingProxyType)),
+    (TensorFinder._network, nn.Module),
+    (TensorFinder._optimizer, Optimizer),
     # Data stays with its workers on the host; a loader's batches are delivered.
-    ("plain", (*_PLAIN, Dataset)),
-    ("partial", partial),
-    ("method", types.MethodType),
-    ("record", types.SimpleNamespace),
+    (None, (*_PLAIN, Dataset)),
+    (TensorFinder._partial, partial),
+    (TensorFinder._method, types.MethodType),
+    (TensorFinder._attributes, types.SimpleNamespace),
 )
 
 
-class _Roles(dict[type, str]):
-    def __missing__(self, kind: type) -> str:
-        fits = (role for role, kinds in _ROLES if issubclass(kind, kinds))
-        role = next(fits, "record" if dataclasses.is_dataclass(kind) else "object")
+class _LookInto(dict[type, _Look | None]):
+    """How each type is looked into; None where it holds no tensors to move."""
+
+    def __missing__(self, kind: type) -> _Look | None:
+        otherwise = TensorFinder._object
+        if dataclasses.is_dataclass(kind):
+            otherwise = TensorFinder._attributes
+        look = next((look for look, kinds in _LOOKS if issubclass(kind, kinds)), otherwise)
         if kind.__module__ != "__main__":  # a class that a cell defines anew must be free to go
-            self[kind] = role
-        return role
+            self[kind] = look
+        return look
 
 
-_role_of = _Roles()
+_look_into = _LookInto()
 
 
 def _is_class(value: object) -> bool:
@@ -248,6 +254,23 @@ def own_attributes(value: object) -> Mapping[str, Any]:
     except AttributeError:
         return {}
     return held
+
+
+def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
+    """The optimizers that a notebook holds, by name: also in small containers and own objects."""
+    for name, value in list(namespace.items()):
+        for path, item in _near(name, value):
+            if issubclass(type(item), Optimizer):
+                yield path, item
+
+
+def _near(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    yield name, value
+    if type(value) in (list, tuple, dict) and len(value) <= 100:
+        yield from ((name, item) for item in (value.values() if type(value) is dict else value))
+    elif type(value).__module__ == "__main__":
+        for attribute, item in own_attributes(value).items():
+            yield f"{name}.{attribute}", item
 
 
 def _may_hold_tensors(items: Iterable[object]) -> bool:

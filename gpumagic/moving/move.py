@@ -16,16 +16,8 @@ from torch.optim import Optimizer
 
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError
-from gpumagic.moving.find_tensors import Found, Left, Walk
-from gpumagic.moving.plan import (
-    Plan,
-    bytes_of,
-    families,
-    has_plain_storage,
-    immovable,
-    must_move,
-    shares_with,
-)
+from gpumagic.moving.find_tensors import FoundTensor, Left, TensorFinder
+from gpumagic.moving.plan import MovePlan, bytes_of
 from gpumagic.placement.torch_devices import torch_device
 
 
@@ -94,48 +86,29 @@ def move_all(
         The device has not enough free memory. Nothing was moved.
     """
     start = clock()
-    plan = Plan(device)
-    walk = Walk()
-    walk.variables(variables)
-    moving = {id(f.tensor) for f in walk.found if must_move(f, device)}
-    for name, optimizer in followers:
-        walk.state(optimizer, (name,), only=moving)
-    wanted = [found for found in walk.found if must_move(found, device)]
-    alone: list[Found] = []
-    shared: dict[int, list[Found]] = {}
-    for found in wanted:
-        if reason := immovable(found.tensor):
-            plan.left.append(Left(found.path, reason))
-        elif has_plain_storage(found.tensor):
-            shared.setdefault(found.tensor.untyped_storage()._cdata, []).append(found)
-        else:
-            alone.append(found)
-    for name, tensor in bystanders:
-        sharing = shares_with(tensor, shared)
-        if sharing and all(f.tensor is not tensor for f in wanted):
-            reason = f"it shared memory with {sharing}, which moved: they are two from now on"
-            plan.left.append(Left(name, reason))
-    out_of_memory = False
-    try:
-        for group in shared.values():
-            for family in families(group):
-                plan.copy_family(family)
-        for found in alone:
-            plan.copy_alone(found)
-    except torch.OutOfMemoryError:
-        out_of_memory = True
-    if out_of_memory:  # raised out here: a chained exception would keep the copies alive
-        raise GpuError(_no_room(plan, wanted))
-    if plan.assignments:
+    finder = TensorFinder()
+    finder.variables(variables)
+    moving = {id(found.tensor) for found in finder.found if found.must_move(device)}
+    if moving:
+        for name, optimizer in followers:
+            finder.state(optimizer, (name,), only=moving)
+    wanted = [found for found in finder.found if found.must_move(device)]
+    if not wanted:
+        return Moves(left=tuple(finder.left))
+    plan = MovePlan(device, wanted)
+    plan.note_bystanders(bystanders)
+    if not plan.copy():  # raised out here: a chained exception would keep the copies alive
+        raise GpuError(_no_room(device, wanted))
+    if plan.nbytes:
         plan.carry_out()
-        for module in walk.recurrent:
+        for module in finder.recurrent:
             # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
             module.flatten_parameters()
         wait_for(device)
     moved = tuple(
         Moved(name, nbytes, tuple(plan.sources[name])) for name, nbytes in plan.nbytes.items()
     )
-    return Moves(moved, (*walk.left, *plan.left), clock() - start if moved else 0.0)
+    return Moves(moved, (*finder.left, *plan.left), clock() - start if moved else 0.0)
 
 
 def wait_for(device: torch.device) -> None:
@@ -146,15 +119,12 @@ def wait_for(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def _no_room(plan: Plan, wanted: list[Found]) -> str:
-    # The copies made so far would count as used.
-    plan.assignments.clear()
+def _no_room(device: torch.device, wanted: list[FoundTensor]) -> str:
     needed: dict[str, int] = {}
     for found in wanted:
         needed[found.root] = needed.get(found.root, 0) + bytes_of(found.tensor)
     largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
     names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in largest)
-    device = plan.device
     free = size(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else "too little"
     return (
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "

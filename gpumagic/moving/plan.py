@@ -1,28 +1,92 @@
-"""What to copy where: new bytes for old tensors, made in full before the first tensor changes."""
+"""Plan what to copy where: new bytes for old tensors.
+
+All of them are made before the first tensor changes, so that either all move or none.
+"""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
-from gpumagic.moving.find_tensors import Found, Left
+from gpumagic.moving.find_tensors import FoundTensor, Left
+
+# A multiple of every element size: offsets stay whole when a copy begins in the middle.
+_ALIGNMENT = 64
 
 
-class Plan:
-    """New bytes for old tensors: made in full before the first tensor is changed."""
+class MovePlan:
+    """New bytes for old tensors, made in full before the first tensor is changed.
 
-    def __init__(self, device: torch.device) -> None:
+    Parameters
+    ----------
+    device : torch.device
+    wanted : list of FoundTensor
+        The tensors that are elsewhere.
+
+    Attributes
+    ----------
+    nbytes, sources : dict
+        By variable: the bytes copied, and the devices that they come from.
+    left : list of Left
+        What cannot move, and why.
+    """
+
+    def __init__(self, device: torch.device, wanted: list[FoundTensor]) -> None:
         self.device = device
-        self.assignments: list[tuple[Tensor, Tensor]] = []
         self.nbytes: dict[str, int] = {}
         self.sources: dict[str, dict[str, None]] = {}
         self.left: list[Left] = []
+        self._wanted = wanted
+        self._assignments: list[tuple[Tensor, Tensor]] = []
+        self._alone: list[FoundTensor] = []
+        self._shared: dict[int, list[FoundTensor]] = {}  # by storage
+        for found in wanted:
+            if reason := immovable(found.tensor):
+                self.left.append(Left(found.path, reason))
+            elif has_plain_storage(found.tensor):
+                self._shared.setdefault(found.tensor.untyped_storage()._cdata, []).append(found)
+            else:
+                self._alone.append(found)
 
-    def add(self, found: Found, new: Tensor, nbytes: int) -> None:
-        self.assignments.append((found.tensor, new))
+    def note_bystanders(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Note which tensors lose the memory that they share with one that moves."""
+        wanted = {id(found.tensor) for found in self._wanted}
+        for name, tensor in named:
+            if id(tensor) not in wanted and (sharing := self._shares_with(tensor)):
+                reason = f"it shared memory with {sharing}, which moved: they are two from now on"
+                self.left.append(Left(name, reason))
+
+    def _shares_with(self, tensor: Tensor) -> str:
+        """The name of a tensor that moves and overlaps with this one, or nothing."""
+        if not self._shared or not has_plain_storage(tensor):
+            return ""
+        start, stop = _span(tensor)
+        for found in self._shared.get(tensor.untyped_storage()._cdata, ()):
+            first, last = _span(found.tensor)
+            if first < stop and start < last:
+                return found.path
+        return ""
+
+    def copy(self) -> bool:
+        """Make the new bytes; False, and none are kept, where the device has no room for them."""
+        try:
+            for group in self._shared.values():
+                for family in _families(group):
+                    self._copy_family(family)
+            for found in self._alone:
+                self._copy_alone(found)
+        except torch.OutOfMemoryError:
+            self._assignments.clear()
+            return False
+        return True
+
+    def _add(self, found: FoundTensor, new: Tensor, nbytes: int) -> None:
+        self._assignments.append((found.tensor, new))
         self.nbytes[found.root] = self.nbytes.get(found.root, 0) + nbytes
         self.sources.setdefault(found.root, {}).setdefault(str(found.tensor.device))
 
-    def copy_alone(self, found: Found) -> None:
-        """Plan a tensor by its own `to`: the way of subclasses and of layouts without strides."""
+    def _copy_alone(self, found: FoundTensor) -> None:
+        """Copy a tensor by its own `to`: the way of subclasses and of layouts without strides."""
         try:
             new = found.tensor.data.to(found.home or self.device)
         except torch.OutOfMemoryError:
@@ -31,12 +95,12 @@ class Plan:
             self.left.append(Left(found.path, str(error).strip().splitlines()[0]))
         else:
             if torch._has_compatible_shallow_copy_type(found.tensor, new):
-                self.add(found, new, bytes_of(found.tensor))
+                self._add(found, new, bytes_of(found.tensor))
             else:
                 self.left.append(Left(found.path, "it cannot be moved in place; use .to()"))
 
-    def copy_family(self, family: list[Found]) -> None:
-        """Plan tensors that overlap in memory, so that they overlap there too."""
+    def _copy_family(self, family: list[FoundTensor]) -> None:
+        """Copy tensors that overlap in memory, so that they overlap there too."""
         storage = family[0].tensor.untyped_storage()
         start = min(_span(f.tensor)[0] for f in family) // _ALIGNMENT * _ALIGNMENT
         end = max(_span(f.tensor)[1] for f in family)
@@ -52,25 +116,18 @@ class Plan:
             new = torch.empty(0, dtype=old.dtype, device=home)
             offset = old.storage_offset() - start // old.element_size()
             new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
-            self.add(found, new, copied)
+            self._add(found, new, copied)
 
     def carry_out(self) -> None:
-        before = [(tensor, tensor.data) for tensor, _ in self.assignments]
+        """Give each tensor its new bytes: all of them, or after an interrupt none."""
+        before = [(tensor, tensor.data) for tensor, _ in self._assignments]
         try:
-            for tensor, new in self.assignments:
+            for tensor, new in self._assignments:
                 tensor.data = new
-        except BaseException:  # an interrupt between two tensors: all or none
+        except BaseException:
             for tensor, old in before:
                 tensor.data = old
             raise
-
-
-# A multiple of every element size: offsets stay whole when a copy begins in the middle.
-_ALIGNMENT = 64
-
-
-def must_move(found: Found, device: torch.device) -> bool:
-    return found.tensor.device != (found.home or device)
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
@@ -82,9 +139,9 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return int(first * size), int((first + last + 1) * size)
 
 
-def families(group: list[Found]) -> list[list[Found]]:
+def _families(group: list[FoundTensor]) -> list[list[FoundTensor]]:
     """Tensors of one storage, by whether they overlap: two apart need not move together."""
-    families: list[list[Found]] = []
+    families: list[list[FoundTensor]] = []
     end = -1
     for found in sorted(group, key=lambda f: _span(f.tensor)):
         start, stop = _span(found.tensor)
@@ -95,19 +152,8 @@ def families(group: list[Found]) -> list[list[Found]]:
     return families
 
 
-def shares_with(tensor: Tensor, shared: dict[int, list[Found]]) -> str:
-    """The name of a tensor that moves and overlaps with this one, or nothing."""
-    if not shared or not has_plain_storage(tensor):
-        return ""
-    start, stop = _span(tensor)
-    for found in shared.get(tensor.untyped_storage()._cdata, ()):
-        first, last = _span(found.tensor)
-        if first < stop and start < last:
-            return found.path
-    return ""
-
-
 def immovable(tensor: Tensor) -> str:
+    """Why a tensor cannot be moved in place, or nothing."""
     if tensor.grad_fn is not None:
         # Its graph expects a gradient on the device where it was computed.
         return "autograd tracks how it was computed; x = x.detach() in a cell before frees it"
@@ -117,6 +163,7 @@ def immovable(tensor: Tensor) -> str:
 
 
 def has_plain_storage(tensor: Tensor) -> bool:
+    """Whether its bytes lie in one storage, at strides."""
     return (
         type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
         and tensor.layout is torch.strided
@@ -125,7 +172,8 @@ def has_plain_storage(tensor: Tensor) -> bool:
 
 
 def bytes_of(tensor: Tensor) -> int:
+    """Its bytes; 0 where it has no shape yet, or no strides."""
     try:
         return tensor.nbytes
-    except (RuntimeError, NotImplementedError, ValueError):  # no shape yet, or no strides
+    except (RuntimeError, NotImplementedError, ValueError):
         return 0

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from gpumagic.cell.autofix import Fix
+from gpumagic.cell.autofix import AutoFix
 
 pytestmark = pytest.mark.usefixtures("gpus")
 
 
 @pytest.fixture
 def fix():
-    made = Fix()
+    made = AutoFix()
     made.start()
     yield made
     made.stop()
@@ -79,7 +79,7 @@ def test_other_errors_are_left_alone(fix):
 
 
 def test_modes_entered_since_survive():
-    fix = Fix()
+    fix = AutoFix()
     fix.start()
     with torch.device("cuda:1"):
         fix.stop()

@@ -138,9 +138,9 @@ def test_slots_that_were_never_set_are_passed_over():
 
     slotted = Slotted()
     slotted.full = torch.ones(1)
-    walk = walked(slotted=slotted)
-    assert [found.path for found in walk.found] == ["slotted.full"]
-    assert walk.left == []
+    finder = walked(slotted=slotted)
+    assert [found.path for found in finder.found] == ["slotted.full"]
+    assert finder.left == []
 
 
 def test_classes_of_the_notebook_are_not_kept():
@@ -182,11 +182,11 @@ class Config:
 
 
 def walked(**variables):
-    from gpumagic.moving.find_tensors import Walk
+    from gpumagic.moving.find_tensors import TensorFinder
 
-    walk = Walk(module=__name__)
-    walk.variables(variables.items())
-    return walk
+    finder = TensorFinder(module=__name__)
+    finder.variables(variables.items())
+    return finder
 
 
 def test_objects_of_the_notebook_are_looked_into_and_those_of_libraries_are_not():
