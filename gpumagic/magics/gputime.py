@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import duration
 from gpumagic.errors import NO_TORCH, GpuError
-from gpumagic.magics.progress_line import ProgressLine, caption
 from gpumagic.magics.tracebacks import begin_at, check_code, render
 from gpumagic.telemetry.measurements import board
 
@@ -169,7 +169,7 @@ def posted(now: Progress) -> dict[str, Any]:
         }
         for where, seconds, state in now.bars
     ]
-    return {"line": f"{now.title} · {caption(now)}", "bars": bars}
+    return {"line": f"{now.title} · {now}", "bars": bars}
 
 
 class Timed:

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gpumagic.display.units import age
+
 Stage = Literal["copy", "warm up", "timing", "done"]
 _PERIOD_S = 0.1
 
@@ -48,6 +50,21 @@ class Progress:
     elapsed: float = 0.0
     remaining: float | None = None
     bars: tuple[tuple[str, float | None, str], ...] = ()
+
+    def __str__(self) -> str:
+        """``"cuda:0 · n = 256 · repeat 12 · 2 of 3 devices · about 4 s left"``."""
+        parts = [self.where, *(f"{name} = {value}" for name, value in self.values.items())]
+        if self.stage == "timing":
+            parts.append(f"repeat {self.repeat}" if self.repeat else "first run")
+        else:
+            parts.append("inputs and first run" if self.stage == "copy" else self.stage)
+        if self.total > 1:
+            kind = "" if self.values else " devices"
+            parts.append(f"{min(self.done + 1, self.total)} of {self.total}{kind}")
+        # At 0 an estimate is over, and what it was of may not be.
+        if self.remaining:
+            parts.append(f"about {age(max(self.remaining, 1))} left")
+        return " · ".join(part for part in parts if part)
 
 
 class Reporter:

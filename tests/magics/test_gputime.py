@@ -1,31 +1,22 @@
 """`%%gputime` over an engine of the test's: what reaches it, and what is shown and kept."""
 
-import io
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 
 from gpumagic.magics import gputime
 from gpumagic.magics.gputime import compare, last_comparison, posted
-from gpumagic.magics.progress_line import ProgressLine, caption
 from gpumagic.telemetry import measurements as board_module
+from gpumagic.timing import progress
 
 
-@dataclass
-class Progress:
-    """As `gpumagic.timing.progress.Progress`."""
-
-    title: str = "a @ a"
-    where: str = "cuda:0"
-    values: dict = field(default_factory=dict)
-    stage: str = "timing"
-    repeat: int = 12
-    done: int = 1
-    total: int = 3
-    elapsed: float = 3.0
-    remaining: float | None = 4.2
-    bars: tuple = (("cpu", 4e-3, "done"), ("cuda:0", 1e-3, "timing"), ("cuda:1", None, "waiting"))
+def under_way(**changes):
+    """A measurement that is on its way."""
+    bars = (("cpu", 4e-3, "done"), ("cuda:0", 1e-3, "timing"), ("cuda:1", None, "waiting"))
+    known = {"repeat": 12, "done": 1, "total": 3, "elapsed": 3.0, "remaining": 4.2, "bars": bars}
+    given = {"title": "a @ a", "where": "cuda:0", "stage": "timing"} | known | changes
+    return progress.Progress(**given)
 
 
 @dataclass
@@ -206,19 +197,19 @@ def test_a_placement_and_the_counting_of_copies_end_for_what_is_timed(gpus, shel
 
 def test_compare_takes_the_callers_names_and_tells_the_board(engine):
     seen = []
-    engine.does = lambda tell: tell(Progress())
+    engine.does = lambda tell: tell(under_way())
     gputime.board.subscribe(lambda: seen.append(gputime.board.now))
     told = []
     assert compare("x", ["cpu"], progress=told.append) is engine.made
     assert engine.asked[0].namespace is globals()
-    assert seen[0] == posted(Progress())
+    assert seen[0] == posted(under_way())
     assert seen[1] is None
-    assert told == [Progress()]
+    assert told == [under_way()]
 
 
 # -- how far it is
 def test_what_is_posted_is_bars_out_of_the_slowest():
-    told = posted(Progress())
+    told = posted(under_way())
     assert told["line"] == "a @ a · cuda:0 · repeat 12 · 2 of 3 devices · about 4 s left"
     assert told["bars"] == [
         {"where": "cpu", "share": 1.0, "text": "4.0 ms"},
@@ -239,41 +230,4 @@ def test_what_is_posted_is_bars_out_of_the_slowest():
     ],
 )
 def test_the_line(changes, says):
-    assert says in caption(Progress(**changes))
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_a_terminal_has_one_line_and_in_the_end_none(capsys):
-    clock, terminal = Clock(), Terminal()
-    line = ProgressLine(SimpleNamespace(), clock, terminal=terminal)
-    line.update(Progress())
-    assert terminal.getvalue() == ""  # over sooner, it needs no line
-    clock.now = 2.0
-    line.update(Progress())
-    line.update(Progress(repeat=13))
-    line.close(None)
-    shown = terminal.getvalue().split("\r\x1b[2K")
-    assert shown[1].startswith("cuda:0 · repeat 12")
-    assert shown[2].startswith("cuda:0 · repeat 13")
-    assert shown[3] == ""
-    assert "\n" not in terminal.getvalue()
-
-
-def test_what_is_no_terminal_is_left_alone():
-    clock, log = Clock(), io.StringIO()
-    line = ProgressLine(SimpleNamespace(), clock, terminal=log)
-    clock.now = 9.0
-    line.update(Progress())
-    line.close(None)
-    assert log.getvalue() == ""
+    assert says in str(under_way(**changes))

@@ -1,12 +1,9 @@
 """`%%gputime` as people type it: what is mended, what is refused, and in which words."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from gpumagic.magics.arguments import timing_request
 from gpumagic.magics.gputime import last_comparison
-from gpumagic.magics.progress_line import ProgressLine
 
 SHORT = "--max-time 0.02"
 
@@ -145,63 +142,3 @@ def test_an_interrupt_says_where_the_rest_is(gpus, shell, options, says):
     assert done.text.rstrip().endswith(says)
     assert last_comparison().devices == ("cpu", "cuda:0")
     assert "0 of 2 timings have a median" in repr(last_comparison())
-
-
-class Timer:
-    """One whose time comes when the test says so."""
-
-    def __init__(self, seconds, call):
-        self.seconds, self.call, self.started = seconds, call, False
-
-    def start(self):
-        self.started = True
-
-    def cancel(self):
-        self.started = False
-
-
-def line_with_timer(terminal, **options):
-    timers = []
-
-    def timer(*args):
-        timers.append(Timer(*args))
-        return timers[-1]
-
-    now = SimpleNamespace(
-        where="cpu", values={}, stage="copy", repeat=0, total=1, done=0, remaining=None
-    )
-    line = ProgressLine(SimpleNamespace(), lambda: 0.0, terminal=terminal, timer=timer, **options)
-    return line, timers[0], now
-
-
-def test_a_long_first_run_has_its_line_meanwhile():
-    terminal = _Terminal()
-    line, timer, now = line_with_timer(terminal)
-    timer.call()
-    assert terminal.written == ""  # nothing is known yet
-    line.update(now)
-    timer.call()
-    assert "cpu · inputs and first run" in terminal.written
-    line.close()
-    assert not timer.started
-    before = terminal.written
-    timer.call()
-    assert terminal.written == before
-
-
-def test_a_quiet_one_has_no_timer():
-    _, timer, _ = line_with_timer(_Terminal(), silent=True)
-    assert not timer.started
-
-
-class _Terminal:
-    written = ""
-
-    def isatty(self):
-        return True
-
-    def write(self, text):
-        self.written += text
-
-    def flush(self):
-        pass

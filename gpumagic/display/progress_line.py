@@ -1,0 +1,114 @@
+"""Show how far long work is, in one line that is written over itself and gone at the end.
+
+Work that is over in 2 s has no line. A pipe or a file gets nothing, a terminal tqdm's line, and a
+notebook an output that is updated in place.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextvars import copy_context
+from shutil import get_terminal_size
+from typing import Any, TextIO
+
+PATIENCE_S = 2.0
+
+
+class ProgressLine:
+    """The line under a cell, or in a terminal.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+    clock : callable
+        Seconds that only grow.
+    silent : bool
+        Never write.
+    terminal : file, optional
+        Where a shell without a kernel writes; standard error if None.
+    timer : callable
+        As `threading.Timer`: one step may last long, and no update comes while it does.
+    """
+
+    def __init__(
+        self,
+        shell: Any,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        silent: bool = False,
+        terminal: TextIO | None = None,
+        timer: Callable[..., threading.Timer] = threading.Timer,
+    ) -> None:
+        self._notebook = hasattr(shell, "kernel")
+        self._clock = clock
+        self._terminal = terminal or sys.stderr
+        self._began = clock()
+        self._bar: Any = None
+        self._output: Any = None
+        self._latest: object = None
+        self._lock = threading.Lock()
+        self._over = silent
+        # The notebook knows by its context which cell it is that writes.
+        context = copy_context()
+        self._timer = timer(PATIENCE_S, lambda: context.run(self._write))
+        self._timer.daemon = True
+        if not silent:
+            self._timer.start()
+
+    def update(self, now: object) -> None:
+        """Write ``str(now)``, if it is time."""
+        self._latest = now
+        if self._clock() - self._began >= PATIENCE_S:
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            if self._over or self._latest is None:
+                return
+            if self._notebook:
+                self._publish(str(self._latest))
+            else:
+                self._draw(str(self._latest))
+
+    def _publish(self, words: str) -> None:
+        from IPython.display import display
+
+        if self._output is None:
+            self._output = display({"text/plain": words}, raw=True, display_id=True)
+        else:
+            self._output.update({"text/plain": words}, raw=True)
+
+    def _draw(self, words: str) -> None:
+        from tqdm import tqdm
+
+        # A line that wraps would not be erased whole.
+        words = words[: get_terminal_size().columns - 1]
+        if self._bar is None:
+            # By None it is off where there is no terminal.
+            self._bar = tqdm(
+                desc=words, bar_format="{desc}", leave=False, disable=None, file=self._terminal
+            )
+        else:
+            self._bar.set_description_str(words)
+
+    def close(self, result: Any = None) -> None:
+        """Take it away; in its place `result` is shown, unless it is None."""
+        from IPython.display import display
+
+        self._timer.cancel()
+        with self._lock:
+            self._over = True
+        if self._bar is not None:
+            self._bar.close()
+        if self._output is None:
+            if result is not None:
+                display(result)
+        elif result is None:
+            # A front end draws the HTML, and of an empty one nothing.
+            self._output.update({"text/plain": "", "text/html": ""}, raw=True)
+        else:
+            # One output of the cell, not an empty one above the result.
+            self._output.update(result)

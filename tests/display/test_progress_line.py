@@ -1,0 +1,153 @@
+"""One line that says how far work is: late, in place, gone at the end, and never in a file."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from gpumagic.display.progress_line import ProgressLine
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Timer:
+    """One whose time comes when the test says so."""
+
+    def __init__(self, seconds, call):
+        self.call, self.started = call, False
+
+    def start(self):
+        self.started = True
+
+    def cancel(self):
+        self.started = False
+
+
+class Line:
+    """A progress line with a clock and a timer of its own."""
+
+    def __init__(self, terminal=None, shell=None, **options):
+        self.now, self.timer, self.terminal = 0.0, None, terminal or Terminal()
+        self.line = ProgressLine(
+            shell or SimpleNamespace(),
+            lambda: self.now,
+            terminal=self.terminal,
+            timer=self.timed,
+            **options,
+        )
+
+    def timed(self, seconds, call):
+        self.timer = Timer(seconds, call)
+        return self.timer
+
+    @property
+    def written(self):
+        return self.terminal.getvalue()
+
+    @property
+    def seen(self):
+        """What a terminal shows in the end."""
+        return self.written.rpartition("\r")[2].strip()
+
+
+def test_a_terminal_has_one_line_and_in_the_end_none():
+    at = Line()
+    at.line.update("one of 3")
+    assert at.written == ""  # over sooner, it needs no line
+    at.now = 2.0
+    at.line.update("two of 3")
+    assert at.seen == "two of 3"
+    at.line.update("3")
+    assert at.seen == "3"
+    at.line.close()
+    assert at.seen == ""
+    assert "\n" not in at.written
+
+
+def test_a_line_is_no_wider_than_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    at = Line()
+    at.now = 2.0
+    at.line.update("x" * 50)
+    assert at.seen == "x" * 19
+    at.line.close()
+
+
+def test_what_is_no_terminal_is_left_alone():
+    at = Line(io.StringIO())
+    at.now = 9.0
+    at.line.update("one of 3")
+    at.line.update("two of 3")
+    at.line.close()
+    assert at.written == ""
+
+
+def test_a_long_first_step_has_its_line_meanwhile():
+    at = Line()
+    at.timer.call()
+    assert at.written == ""  # nothing is known yet
+    at.line.update("first run")
+    at.timer.call()
+    assert at.seen == "first run"
+    at.line.close()
+    assert not at.timer.started
+    before = at.written
+    at.timer.call()
+    assert at.written == before
+
+
+def test_a_silent_one_writes_nothing_and_has_no_timer():
+    at = Line(silent=True)
+    at.now = 9.0
+    at.line.update("one of 3")
+    assert at.written == ""
+    assert not at.timer.started
+
+
+@pytest.fixture
+def displayed(monkeypatch):
+    """What IPython was given to display, and to put in its place."""
+    seen = []
+
+    class Handle:
+        def update(self, data, **options):
+            seen.append(("update", data))
+
+    def display(data, **options):
+        seen.append(("display", data))
+        return Handle()
+
+    monkeypatch.setattr("IPython.display.display", display)
+    return seen
+
+
+def test_a_notebook_has_one_output_that_ends_as_the_result(displayed):
+    at = Line(shell=SimpleNamespace(kernel=None))
+    at.now = 2.0
+    at.line.update("one of 3")
+    at.line.update("two of 3")
+    at.line.close("the result")
+    assert displayed == [
+        ("display", {"text/plain": "one of 3"}),
+        ("update", {"text/plain": "two of 3"}),
+        ("update", "the result"),
+    ]
+    assert at.written == ""
+
+
+def test_a_notebook_without_a_result_keeps_no_line(displayed):
+    at = Line(shell=SimpleNamespace(kernel=None))
+    at.now = 2.0
+    at.line.update("one of 3")
+    at.line.close()
+    assert displayed[-1] == ("update", {"text/plain": "", "text/html": ""})
+
+
+def test_what_was_over_soon_displays_its_result_only(displayed):
+    at = Line(shell=SimpleNamespace(kernel=None))
+    at.line.update("one of 3")
+    at.line.close("the result")
+    assert displayed == [("display", "the result")]
