@@ -84,7 +84,7 @@ def _of_copy(entry: Entry) -> Advice | None:
             f"the same tensor each time; move it to {entry.destination} once, before the loop",
             entry.repeats,
             entry.count,
-            entry.seconds * share,
+            (entry.seconds or 0) * share,
             "the time of all but the first",
         )
     if entry.via == "loader":
@@ -111,22 +111,22 @@ def _of_copy(entry: Entry) -> Advice | None:
 
 
 def _all(entry: Entry, text: str) -> Advice:
-    return Advice(text, entry.count, entry.count, entry.seconds, "the time of all of them")
+    return Advice(text, entry.count, entry.count, entry.seconds or 0, "the time of all of them")
 
 
 def _all_but_one(entry: Entry, text: str) -> Advice:
     calls = max(entry.calls, 1)
     saved = entry.count - round(entry.count / calls)
-    seconds = entry.seconds * (1 - 1 / calls)
+    seconds = (entry.seconds or 0) * (1 - 1 / calls)
     return Advice(text, saved, entry.count, seconds, f"the time of all but one of {calls:,}")
 
 
 def _overlap(entry: Entry, text: str) -> Advice:
-    return Advice(text, 0, entry.count, entry.seconds, _OVERLAP)
+    return Advice(text, 0, entry.count, entry.seconds or 0, _OVERLAP)
 
 
-def saving(advice: Advice, *, virtual: bool) -> str:
-    """``"≈ 12 ms (the time of all but one of 1,000)"``; on virtual GPUs, calls and no time."""
-    if not virtual:
+def saving(advice: Advice, *, in_calls: bool) -> str:
+    """``"≈ 12 ms (the time of all but one of 1,000)"``; in calls where times say nothing."""
+    if not in_calls:
         return f"≈ {duration(advice.seconds)} ({advice.how})"
     return f"{advice.saved:,} of {advice.of:,}" if advice.saved else ""

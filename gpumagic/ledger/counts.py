@@ -10,8 +10,8 @@ from gpumagic.ledger.copy_time import CLOCK
 from gpumagic.ledger.entry import Entry, Ledger, merged
 from gpumagic.ledger.implicit import is_implicit
 from gpumagic.ledger.via import PRINT, WORDS
-from gpumagic.usercode.files import label, module_of
-from gpumagic.usercode.lines import expression, line_of, source_of
+from gpumagic.usercode.files import module_of
+from gpumagic.usercode.lines import expression, line_at
 
 # Code that a loop compiles anew each time would make an entry each time: past this many, entries
 # are merged by what is shown of them.
@@ -137,7 +137,6 @@ class Tally:
 
 def entry_of(c: Count, at_least: int = 0) -> Entry:
     """A count as the ledger shows it; of `at_least` so many calls, for what is yet to come."""
-    code, line = c.code, None if c.code is None else line_of(c.code, c.at)
     # Not every copy was timed on the device: the others are taken to be like those that were.
     seconds = c.seconds * c.count / c.timed if c.timed else c.seconds
     return Entry(
@@ -149,10 +148,8 @@ def entry_of(c: Count, at_least: int = 0) -> Entry:
         nbytes=c.nbytes,
         seconds=seconds,
         implicit=c.implicit,
-        file=None if code is None else label(code.co_filename),
-        line=line,
-        code="" if code is None else expression(code, c.at),
-        text="" if code is None else source_of(code.co_filename, line or 0),
+        where=None if c.code is None else line_at(c.code, c.at),
+        code="" if c.code is None else expression(c.code, c.at),
         via=WORDS.get(c.how, ""),
         within=c.within,
         calls=max(c.calls if c.how == PRINT else c.count, at_least),

@@ -1,9 +1,13 @@
-"""What the ledger holds: one entry for each line, operator and pair of devices."""
+"""Record each copy between devices and each wait of the host, by line, operator and devices.
+
+Plain data: what a watch has counted is told by it, and what a dry run has predicted, with no times.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gpumagic.display.shown import Shown
+from gpumagic.usercode.lines import UserLine
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = DIRECTIONS = (
     "host_to_device",
@@ -27,15 +31,16 @@ class Entry:
         Devices, such as ``"cuda:1"`` and ``"cpu"``.
     count, nbytes : int
         Calls, and bytes in all of them. A wait reads few: an element, or the size of a result.
-    seconds : float
+    seconds : float or None
         Of copies: on a real GPU, device time between two events of the stream, else the time of the
-        call. Of waits: the time for which the host stood still.
+        call. Of waits: the time for which the host stood still. None where it is only predicted.
     implicit : bool
         No device was named: `.item()`, `print`, a mask, an index of the CPU. `.to`, `.cpu`,
         `copy_`, `device=` and `synchronize()` are explicit.
-    file, line, code, text
-        Where the user's own code called it, the expression there and its whole line; None and empty
-        if no code of the user's did. A file is ``"In [3]"`` for a cell.
+    where : UserLine or None
+        Where the user's own code called it; None if no code of the user's did.
+    code : str
+        The expression there, or nothing.
     via : str
         ``"print"``, ``"display"`` (the notebook showed a value), ``"loader"`` (a batch that
         `%%ongpu` brought), ``"fix"`` (`--fix` did), ``"backward"``, or nothing.
@@ -58,18 +63,26 @@ class Entry:
     destination: str
     count: int
     nbytes: int
-    seconds: float
+    seconds: float | None
     implicit: bool
-    file: str | None = None
-    line: int | None = None
+    where: UserLine | None = None
     code: str = ""
-    text: str = ""
     via: str = ""
     within: str = ""
     calls: int = 0
     repeats: int = 0
     blocking: int = 0
     pinned: bool | None = None
+
+    @property
+    def file(self) -> str | None:
+        """``"In [3]"`` for a cell, ``"train.py"`` for a file; None if no code of the user's did."""
+        return None if self.where is None else self.where.label
+
+    @property
+    def line(self) -> int | None:
+        """The line's number in its cell or file."""
+        return None if self.where is None else self.where.line
 
     @property
     def direction(self) -> str:
@@ -125,6 +138,11 @@ class Ledger(Shown):
         """How many of the copies and waits were implicit."""
         return sum(e.count for e in self.entries if e.implicit)
 
+    @property
+    def predicted(self) -> bool:
+        """Whether any of it was only predicted, as by a dry run: then there are no times."""
+        return any(e.seconds is None for e in self.entries)
+
     def bytes_by_direction(self, *, waits: bool = False) -> dict[str, int]:
         """Bytes by ``"host_to_device"``, ``"device_to_host"``, ``"device_to_device"``.
 
@@ -144,7 +162,8 @@ def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """One entry for each line, operator and pair of devices, in the order of the lines."""
     found: dict[tuple[object, ...], Entry] = {}
     for e in entries:
-        key = (e.file, e.line, e.kind, e.operator, e.source, e.destination, e.implicit, e.via)
+        line = e.where and (e.where.file, e.where.line)
+        key = (line, e.kind, e.operator, e.source, e.destination, e.implicit, e.via)
         found[key] = _sum(found[key], e) if key in found else e
     return tuple(sorted(found.values(), key=lambda e: (e.file or "~", e.line or 0)))
 
@@ -154,7 +173,7 @@ def _sum(a: Entry, b: Entry) -> Entry:
         a if a.count >= b.count else b,
         count=a.count + b.count,
         nbytes=a.nbytes + b.nbytes,
-        seconds=a.seconds + b.seconds,
+        seconds=None if a.seconds is None or b.seconds is None else a.seconds + b.seconds,
         calls=a.calls + b.calls,
         repeats=a.repeats + b.repeats,
         blocking=a.blocking + b.blocking,

@@ -12,6 +12,7 @@ from gpumagic.ledger.entry import Entry, Ledger
 
 NOTHING = "no copies between devices, and no waits for one"
 _VIRTUAL = "Times on virtual GPUs are the CPU's and say nothing about a GPU: savings are in calls."
+_PREDICTED = "Predicted: nothing was copied, so there are no times. Savings are in calls."
 _REAL = (
     "Savings are estimated from the measured times; what a wait costs beside its own time, the GPU "
     "that stands idle, comes on top."
@@ -99,22 +100,22 @@ def _rows(ledger: Ledger) -> list[tuple[str, ...]]:
         rows.append(
             (
                 _place(e, several),
-                short(e.text or e.code),
+                short((e.where and e.where.source) or e.code),
                 _what(e),
                 f"{e.count:,}",
                 size(e.nbytes),
-                duration(e.seconds) if e.count else NOT_KNOWN,
+                duration(e.seconds) if e.count and e.seconds is not None else NOT_KNOWN,
                 advice.text if advice else "",
-                _saved(advice, e, ledger.virtual) if advice else "",
+                _saved(advice, e, ledger.virtual or ledger.predicted) if advice else "",
             )
         )
     return rows
 
 
-def _saved(advice: Advice, e: Entry, virtual: bool) -> str:
-    saved = saving(advice, virtual=virtual)
+def _saved(advice: Advice, e: Entry, in_calls: bool) -> str:
+    saved = saving(advice, in_calls=in_calls)
     calls = " waits" if e.kind == "wait" else " copies"
-    return saved + calls if saved and virtual else saved
+    return saved + calls if saved and in_calls else saved
 
 
 _HEAD = ("line", "source", "what", "count", "bytes", "time")
@@ -166,6 +167,8 @@ def _advice(text: str, saved: str) -> str:
 
 
 def _note(ledger: Ledger) -> str:
+    if ledger.predicted:
+        return _PREDICTED
     return _VIRTUAL if ledger.virtual else _REAL
 
 

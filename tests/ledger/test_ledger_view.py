@@ -7,11 +7,13 @@ import pytest
 from gpumagic.ledger.advice import advise
 from gpumagic.ledger.entry import Entry, Ledger
 from gpumagic.ledger.ledger_view import line
+from gpumagic.usercode.lines import UserLine
 
-COPY = Entry(
-    "copy", "copy_", "cpu", "cuda:1", 1, 4096, 1e-3, False, "In [2]", 3, "x.to(d)", "y = x.to(d)"
-)
-WAIT = Entry("wait", "item", "cuda:1", "cpu", 1000, 4000, 0.02, True, "In [2]", 4, "loss.item()")
+CELL = "<ipython-input-2-0a1b>"
+THERE = UserLine(3, "y = x.to(d)", file=CELL)
+COPY = Entry("copy", "copy_", "cpu", "cuda:1", 1, 4096, 1e-3, False, THERE, "x.to(d)")
+THERE = UserLine(4, "", file=CELL)
+WAIT = Entry("wait", "item", "cuda:1", "cpu", 1000, 4000, 0.02, True, THERE, "loss.item()")
 
 
 def entry(of, **changes):
@@ -28,22 +30,41 @@ def entry(of, **changes):
         ((WAIT,), "1,000 waits at line 4: `loss.item()`"),
         ((COPY, WAIT), "1 transfer: 4.0 KiB to cuda:1; 1,000 waits at line 4: `loss.item()`"),
         (
-            (entry(COPY, count=9), entry(COPY, line=8, destination="cpu", source="cuda:1")),
+            (
+                entry(COPY, count=9),
+                entry(COPY, where=UserLine(8, file=CELL), destination="cpu", source="cuda:1"),
+            ),
             "10 transfers: 4.0 KiB to cuda:1, 4.0 KiB to cpu, 9 of them at line 3: `x.to(d)`",
         ),
         (
-            (WAIT, entry(WAIT, line=9, count=1)),
+            (WAIT, entry(WAIT, where=UserLine(9, file=CELL), count=1)),
             "1,001 waits, 1,000 of them at line 4: `loss.item()`",
         ),
-        ((entry(WAIT, line=None, code="", file=None),), "1,000 waits"),
+        ((entry(WAIT, where=None, code=""),), "1,000 waits"),
         ((entry(COPY, via="loader"),), ""),
         (
-            (entry(WAIT, via="print", count=7, calls=1, line=9, code="print(loss)"),),
+            (
+                entry(
+                    WAIT,
+                    via="print",
+                    count=7,
+                    calls=1,
+                    where=UserLine(9, file=CELL),
+                    code="print(loss)",
+                ),
+            ),
             "1 tensor printed in 7 reads at line 9: `print(loss)`",
         ),
         (
             tuple(
-                entry(of, via="print", count=8, calls=calls, code="print(x)", line=2)
+                entry(
+                    of,
+                    via="print",
+                    count=8,
+                    calls=calls,
+                    code="print(x)",
+                    where=UserLine(2, file=CELL),
+                )
                 for of, calls in ((WAIT, 4), (COPY, 0))
             ),
             "4 tensors printed in 16 reads at line 2: `print(x)`",
@@ -106,18 +127,30 @@ def test_savings_are_estimated_in_time_only_on_a_real_gpu():
     assert "say nothing about a GPU" in virtual
 
 
+def test_what_is_only_predicted_has_no_times():
+    text = " ".join(str(Ledger((entry(WAIT, seconds=None, count=1000), COPY))).split())
+    assert "1,000 3.9 KiB N/A → keep the log" in text
+    assert "saves 999 of 1,000 waits" in text
+    assert "Predicted: nothing was copied" in text
+
+
 def test_the_text_is_at_most_100_columns_wide():
-    long = entry(WAIT, code="x" * 90, text="x" * 90, within="torch.distributions.distribution")
+    long = entry(
+        WAIT,
+        where=UserLine(4, "x" * 90, file=CELL),
+        code="x" * 90,
+        within="torch.distributions.distribution",
+    )
     for ledger in (Ledger((long, WAIT)), Ledger((WAIT, entry(COPY, count=10, repeats=9)), True)):
         assert max(map(len, str(ledger).splitlines())) <= 100
 
 
 def test_the_table_names_files_where_there_are_several():
-    text = str(Ledger((COPY, entry(WAIT, file="train.py"))))
+    text = str(Ledger((COPY, entry(WAIT, where=UserLine(4, file="/me/train.py")))))
     assert "In [2]:3" in text
     assert "train.py:4" in text
     assert "y = x.to(d)" in text
-    assert "elsewhere" in str(Ledger((entry(COPY, line=None, file=None),)))
+    assert "elsewhere" in str(Ledger((entry(COPY, where=None),)))
     assert str(Ledger()) == "no copies between devices, and no waits for one"
 
 
@@ -135,7 +168,9 @@ class Tags(HTMLParser):
 
 
 def test_html_says_the_same_and_is_escaped():
-    evil = entry(COPY, code="<script>", text="<script>alert(1)</script>", count=10, nbytes=100)
+    evil = entry(
+        COPY, code="<script>", where=UserLine(1, "<script>alert(1)</script>"), count=10, nbytes=100
+    )
     page = Tags(Ledger((evil, entry(WAIT, count=1000)), True)._repr_html_())
     assert "script" not in page.tags
     assert "<script>alert(1)</script>" in page.said
