@@ -1,24 +1,38 @@
-# Each target does all its set-up itself, in .venv, from a clean clone.
+# Each target does all its set-up itself, in .venv, from a clean clone. It needs Python, gcc, git and, for
+# the browser tests, a Chromium (which `make test` takes from apt where it is root).
 PYTHON ?= python3
+# What to install exactly. `CONSTRAINTS=` takes the newest of everything; constraints-oldest.txt the oldest.
+CONSTRAINTS ?= constraints.txt
 BIN := .venv/bin
-INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
+PIP_INSTALL = pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+INSTALL = $(BIN)/$(PIP_INSTALL) -e
 # .venv brings a Node.js of its own, for machines that have none.
 NPM = PATH="$(CURDIR)/$(BIN):$$PATH" npm
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
-.PHONY: demo test lab screenshots benchmark clean
+.PHONY: demo test check suite slow lab screenshots benchmark wheel test-wheel cuda-build clean
 
 demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
 	$(BIN)/gpumagic demo
 
-test: .venv/test  ## lint, types, tests of Python, TypeScript and the real thing in a browser
+test: check suite  ## everything: lint, types, tests of Python, TypeScript and the real thing in a browser
+
+check: .venv/test  ## lint and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(NPM) run --silent check
+
+suite: .venv/test  ## the tests
 	$(NPM) test --silent
 	$(BIN)/python tests/browser/chromium.py --install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal -m "not slow"
+	$(PYTEST) -n auto --dist worksteal -m "not slow"
+
+slow: .venv/test  ## the tests that take minutes, and thousands of examples for those of properties
+	$(PYTEST) -n auto --dist worksteal -m slow
+	$(PYTEST) -n auto --dist worksteal -m "not slow" --hypothesis-profile=thorough --timeout=3600 \
+		--ignore tests/browser
 
 lab: .venv/lab  ## JupyterLab on the quickstart
 	$(BIN)/jupyter lab examples/quickstart.ipynb
@@ -28,27 +42,41 @@ screenshots: .venv/lab .venv/test  ## the pictures in the README, from a real Ju
 	$(BIN)/python docs/monitor_screenshots.py
 	$(BIN)/python docs/timing_screenshots.py
 
-benchmark: .venv/test
+benchmark: .venv/test  ## what each feature costs
 	$(BIN)/python benchmarks/placement.py
 	$(BIN)/python benchmarks/monitor.py
 	$(BIN)/python benchmarks/watch.py
 	$(BIN)/python benchmarks/timing_vs_torch.py
 	$(BIN)/python benchmarks/opinfo_virtual.py
 
+wheel: .venv/bin/pip  ## dist/: the source and the wheel, with the JavaScript built
+	rm -rf dist
+	$(BIN)/$(PIP_INSTALL) build
+	$(BIN)/python -m build --outdir dist
+
+test-wheel: wheel  ## the wheel in an environment of its own, with neither Node.js nor this source
+	rm -rf .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/$(PIP_INSTALL) "$$(echo dist/*.whl)[lab]"
+	cd dist && env -i HOME="$$HOME" PATH="$(CURDIR)/.venv-wheel/bin" python ../tests/installed_wheel.py
+
+cuda-build: .venv/test  ## fail unless torch is built for CUDA and sees no GPU
+	$(BIN)/python -c "import torch; assert torch.version.cuda and not torch.cuda.is_available()"
+
 clean:
-	rm -rf .venv demo node_modules js/lib gpumagic/static gpumagic/labextension
+	rm -rf .venv .venv-wheel dist demo node_modules js/lib gpumagic/static gpumagic/labextension
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
 
-.venv/demo: .venv/bin/pip pyproject.toml constraints.txt $(FRONT)
+.venv/demo: .venv/bin/pip pyproject.toml $(CONSTRAINTS) $(FRONT)
 	$(INSTALL) ".[demo]"
 	@touch $@
 
-.venv/test: .venv/bin/pip pyproject.toml constraints.txt $(FRONT)
+.venv/test: .venv/bin/pip pyproject.toml $(CONSTRAINTS) $(FRONT)
 	$(INSTALL) ".[test]"
 	@touch $@
 
-.venv/lab: .venv/bin/pip pyproject.toml constraints.txt $(FRONT)
+.venv/lab: .venv/bin/pip pyproject.toml $(CONSTRAINTS) $(FRONT)
 	$(INSTALL) ".[demo,lab]"
 	@touch $@

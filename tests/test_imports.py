@@ -252,12 +252,10 @@ def test_every_public_name_is_there():
 
 
 def test_the_version_is_one():
-    import tomllib
-
     import gpumagic
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert gpumagic.__version__ == project["version"]
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'\nversion = "{gpumagic.__version__}"\n' in project
 
 
 def test_without_torch_one_line_says_how_to_get_it(monkeypatch):
