@@ -51,7 +51,7 @@ def report(browser: Browser) -> None:
             lab.write(name, cells)
             run_notebook(view, name, len(cells))
         page.wait_for_timeout(1500)
-        page.locator(".gpumagic-report summary").first.click()
+        page.locator(".gm-report summary").first.click()
         in_both_themes(page, "report", cell(page, REPORT))
         in_both_themes(page, "gpus", cell(page, GPUS))
 

@@ -42,7 +42,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 def _snapshot(args: argparse.Namespace) -> int:
     from gpumagic import telemetry
-    from gpumagic.gputable.gpus_text import GpuTable
+    from gpumagic.gputable.gpu_table import GpuTable
 
     snapshot = telemetry.take()
     print(snapshot.to_json() if args.json else GpuTable(snapshot))

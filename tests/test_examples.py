@@ -36,7 +36,7 @@ def test_the_quickstart_is_the_demo(tmp_path):
     written = tmp_path / "quickstart.html"
     assert str(written) in done.stdout
     html = written.read_text()
-    assert "gpumagic-report" in html
+    assert "gpumagic gm-report" in html
     assert "test accuracy" in html
 
 

@@ -6,25 +6,14 @@ from html import escape
 
 from gpumagic.cell.autofix import Fixed
 from gpumagic.cell.report import Report
+from gpumagic.display import table
+from gpumagic.display.style import block
 from gpumagic.display.units import duration, size
 from gpumagic.ledger import ledger_view
 
 _NAMES_SHOWN = 4
 # The report says the first two by themselves; that a value is shown is no news.
 _SAID = ("loader", "fix", "display")
-# Small, since each report in a saved notebook brings it along.
-_CSS = """
-.gpumagic-report { font: 12px/1.5 var(--jp-ui-font-family, system-ui, sans-serif);
-  color: var(--jp-content-font-color1, inherit); opacity: .85; padding: 2px 0; }
-.gpumagic-report .gm-where { color: var(--jp-brand-color1, #1e88e5); }
-.gpumagic-report .gm-bad { color: var(--jp-error-color1, #e53935); }
-.gpumagic-report .gm-dim { opacity: .5; }
-.gpumagic-report summary { cursor: pointer; }
-.gpumagic-report.gpumagic-report :is(table, tr:nth-child(n), tr:nth-child(n):hover, th, td) {
-  background: none; border: 0; color: inherit; font-size: 12px; font-weight: normal; margin: 0;
-  text-align: left; }
-.gpumagic-report.gpumagic-report :is(th, td) { padding: 0 18px 0 14px; }
-"""
 
 
 def text(report: Report) -> str:
@@ -41,9 +30,11 @@ def html(report: Report) -> str:
         f' <span class="gm-dim">·</span> {escape(part)}' for part in rest
     )
     details = _details(report)
-    body = f"<details><summary>{line}</summary>{details}</details>" if details else line
-    shown = f'<div class="gpumagic-report"><style>{_CSS}</style>{body}</div>'
-    return shown + ledger_view.html(report.ledger, line=False) if report.table else shown
+    body = line
+    if details:
+        body = f"<details><summary>{line}</summary>{table.html(details)}</details>"
+    shown = block(body, "report", css="gpumagic gm-report")
+    return shown + (ledger_view.html(report.ledger, with_line=False) if report.table else "")
 
 
 def _parts(report: Report) -> list[str]:
@@ -91,7 +82,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
-def _details(report: Report) -> str:
+def _details(report: Report) -> list[table.Column]:
     moved = [
         (m.name, size(m.nbytes), f"{', '.join(m.sources)} → {report.device}") for m in report.moved
     ]
@@ -100,8 +91,5 @@ def _details(report: Report) -> str:
         (m.device, f"peak {size(m.peak)}", f"{size(m.before)} before, {size(m.allocated)} after")
         for m in report.memory
     ]
-    rows = "".join(
-        f"<tr><th scope='row'>{escape(a)}</th><td>{escape(b)}</td><td>{escape(c)}</td></tr>"
-        for a, b, c in (*moved, *left, *memory)
-    )
-    return f"<table>{rows}</table>" if rows else ""
+    rows = zip(*moved, *left, *memory, strict=True)
+    return [table.Column("", cells) for cells in rows]

@@ -1,138 +1,26 @@
-"""The looks that everything gpumagic shows in HTML has in common.
+"""Wrap content in HTML that brings its own looks along and changes nothing outside itself.
 
-Text takes the colour of the page around it, and neutral greys are see-through, so that both stay
-legible wherever the HTML ends up: JupyterLab, VS Code, Colab, a saved page. Accents are
-JupyterLab's where it is there, else one of two sets, for light and for dark.
+The colors are those of palette.css, for light and for dark; text inside is always escaped.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from html import escape
-
-CSS = """
-.gpumagic {
-  --gm-mine: var(--jp-brand-color1, #1976d2);
-  --gm-others: var(--jp-warn-color1, #ef8a17);
-  --gm-good: var(--jp-success-color1, #388e3c);
-  --gm-bad: var(--jp-error-color1, #d32f2f);
-  --gm-line: rgba(128, 128, 128, .28);
-  --gm-track: rgba(128, 128, 128, .2);
-  --gm-reserved: rgba(128, 128, 128, .55);
-  color: var(--jp-content-font-color1, inherit);
-  font: 13px/1.45 var(--jp-ui-font-family, var(--vscode-font-family, system-ui, sans-serif));
-  font-variant-numeric: tabular-nums;
-  max-width: 100%;
-  overflow-x: auto;
-  text-align: left;
-}
-@media (prefers-color-scheme: dark) {
-  .gpumagic {
-    --gm-mine: var(--jp-brand-color1, #64b5f6);
-    --gm-others: var(--jp-warn-color1, #ffb74d);
-    --gm-good: var(--jp-success-color1, #66bb6a);
-    --gm-bad: var(--jp-error-color1, #ef5350);
-  }
-}
-.gpumagic.gpumagic table {
-  border-collapse: collapse;
-  color: inherit;
-  font-size: inherit;
-  margin: 0;
-  table-layout: auto;
-  width: auto;
-}
-.gpumagic.gpumagic thead { border: 0; }
-.gpumagic.gpumagic tbody tr:nth-child(n), .gpumagic.gpumagic tbody tr:nth-child(n):hover {
-  background: transparent;
-}
-.gpumagic.gpumagic th, .gpumagic.gpumagic td {
-  border: 0;
-  border-top: 1px solid var(--gm-line);
-  line-height: inherit;
-  padding: 4px 18px 4px 0;
-  text-align: left;
-  vertical-align: middle;
-  white-space: nowrap;
-}
-.gpumagic.gpumagic th {
-  border-top: 0;
-  font-size: 11px;
-  font-weight: 500;
-  opacity: .65;
-  padding-bottom: 2px;
-}
-.gpumagic.gpumagic td:last-child, .gpumagic.gpumagic th:last-child { padding-right: 2px; }
-.gpumagic.gpumagic .gm-number { text-align: right; }
-.gpumagic .gm-this { font-weight: 600; }
-.gpumagic .gm-dim { opacity: .65; }
-.gpumagic .gm-bad { color: var(--gm-bad); }
-.gpumagic .gm-ok { color: var(--gm-good); }
-.gpumagic.gpumagic .gm-tight { padding-right: 0; }
-.gpumagic .gm-caption { font-size: 12px; opacity: .65; padding: 2px 0 6px; }
-.gpumagic .gm-note { font-size: 12px; opacity: .8; padding: 6px 0 0; }
-.gpumagic .gm-place { font-family: var(--jp-code-font-family, ui-monospace, monospace); }
-.gpumagic b.gm-place { font-weight: 600; }
-.gpumagic .gm-badge {
-  border: 1px solid currentColor;
-  border-radius: 3px;
-  font-size: 10.5px;
-  letter-spacing: .02em;
-  margin-left: 6px;
-  opacity: .75;
-  padding: 0 4px;
-}
-.gpumagic .gm-bar {
-  background: var(--gm-track);
-  border-radius: 3px;
-  display: inline-flex;
-  height: 10px;
-  margin-right: 10px;
-  overflow: hidden;
-  vertical-align: -1px;
-  width: 150px;
-}
-.gpumagic .gm-bar.gm-short { margin-right: 8px; width: 44px; }
-.gpumagic .gm-bar > i { display: block; flex: none; height: 100%; }
-.gpumagic .gm-mine { background: var(--gm-mine); }
-.gpumagic .gm-others { background: var(--gm-others); }
-.gpumagic .gm-reserved { background: var(--gm-reserved); }
-.gpumagic .gm-busy { background: var(--gm-good); }
-.gpumagic .gm-legend { font-size: 11px; padding: 5px 0 2px; }
-.gpumagic .gm-legend i {
-  border-radius: 2px;
-  display: inline-block;
-  height: 8px;
-  margin: 0 5px 0 0;
-  width: 8px;
-}
-.gpumagic .gm-legend span { margin-right: 14px; opacity: .7; }
-.gpumagic.gpumagic .gm-section { margin-top: 10px; }
-.gpumagic.gpumagic .gm-wrap { white-space: normal; }
-.gpumagic .gm-wrap span { display: inline-block; margin-right: 14px; white-space: nowrap; }
-.gpumagic.gpumagic .gm-name {
-  max-width: 250px;
-  overflow: hidden;
-  text-overflow: ellipsis;
-}
-.gpumagic .gm-problem {
-  border-left: 3px solid var(--gm-others);
-  margin: 6px 0 2px;
-  padding: 1px 0 1px 10px;
-}
-.gpumagic .gm-problem code {
-  background: var(--gm-track);
-  border-radius: 3px;
-  color: inherit;
-  font-family: var(--jp-code-font-family, ui-monospace, monospace);
-  font-size: 12px;
-  padding: 0 4px;
-}
-"""
+from importlib.resources import files
 
 
-def block(content: str) -> str:
-    """HTML that brings its looks along and changes nothing outside itself."""
-    return f'<div class="gpumagic"><style>{CSS}</style>{content}</div>'
+@lru_cache
+def sheet(name: str) -> str:
+    """One of the style sheets beside this file, without its comments."""
+    css = files(__package__).joinpath(f"{name}.css").read_text(encoding="utf-8")
+    return css.partition("*/\n")[2]
+
+
+def block(content: str, *sheets: str, css: str = "gpumagic") -> str:
+    """HTML in the palette's colors and with the sheets named, those of tables if none is."""
+    rules = "".join(sheet(name) for name in ("palette", *(sheets or ("table",))))
+    return f'<div class="{css}"><style>{rules}</style>{content}</div>'
 
 
 def tag(name: str, text: object, css: str = "", title: str = "") -> str:
@@ -143,8 +31,13 @@ def tag(name: str, text: object, css: str = "", title: str = "") -> str:
     return f"<{name}{attributes}>{escape(str(text))}</{name}>"
 
 
+def folded(summary: str, content: str, *, unfolded: bool = False) -> str:
+    """HTML that is shown when one clicks its summary, which is text."""
+    return f"<details{' open' * unfolded}>{tag('summary', summary)}{content}</details>"
+
+
 def bar(parts: list[tuple[str, float]], label: str, *, short: bool = False) -> str:
-    """A bar of coloured parts, each a CSS class and its share from 0 to 1, with a label for those
+    """A bar of colored parts, each a CSS class and its share from 0 to 1, with a label for those
     who do not see it."""
     left = 1.0
     pieces = []

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from html import escape
+from textwrap import indent
 
-from gpumagic.display.style import block, tag
+from gpumagic.display import table
+from gpumagic.display.style import block, folded, tag
 from gpumagic.display.units import duration, size
 from gpumagic.dryrun.result import DryRun, Peak, Unknown
 from gpumagic.dryrun.transfers import Transfer
 
-_SHOWN = 12
-_WIDTH = 100
+_FOLD = table.Fold(12)
 
 
 def text(run: DryRun) -> str:
@@ -21,31 +21,48 @@ def text(run: DryRun) -> str:
     for peak in shown_peaks(run):
         lines.append(f"  {memory(peak)}{_at(peak)}")
     for mismatch in run.mismatches:
-        lines += [f"  would fail at {mismatch.where}", *_indented(str(mismatch))]
+        lines += [f"  would fail at {mismatch.where}", indent(str(mismatch), "    ")]
     if run.error:
         lines.append(f"  would fail at {run.error_at}: {run.error}")
     lines += [f"  {words}" for words in unknowns(run)]
-    lines += _table("assigns", [(a.name, a.kind, a.device) for a in run.assigned])
-    lines += _table("transfers", [transfer(t) for t in run.transfers])
-    return "\n".join(line[:_WIDTH] if line.startswith("    ") else line for line in lines)
+    for title, columns in _tables(run):
+        lines += [f"  {title}", *table.lines(columns, "    ", _FOLD)]
+    return "\n".join(lines)
 
 
 def html(run: DryRun) -> str:
     """For notebooks."""
-    parts = [f'<div class="gm-caption">{escape(head(run))}</div>']
+    parts = [tag("div", head(run), "gm-caption")]
     for peak in shown_peaks(run):
-        css = "gm-bad" if peak.fits is False else ""
-        place = f'<span class="gm-dim">{escape(_at(peak))}</span>'
-        parts.append(f"<div>{tag('b', memory(peak), css)}{place}</div>")
+        fits = tag("b", memory(peak), "gm-bad" if peak.fits is False else "")
+        parts.append(f"<div>{fits}{tag('span', _at(peak), 'gm-dim')}</div>")
     for mismatch in run.mismatches:
-        inside = mismatch.html or f"<pre>{escape(str(mismatch))}</pre>"
-        parts.append(_problem(f"would fail at {mismatch.where}") + inside)
+        parts.append(tag("div", f"would fail at {mismatch.where}", "gm-problem"))
+        parts.append(mismatch.html or tag("pre", mismatch))
     if run.error:
-        parts.append(_problem(f"would fail at {run.error_at}: {run.error}"))
-    parts += [f'<div class="gm-note">{escape(words)}</div>' for words in unknowns(run)]
-    parts.append(_rows("assigns", [(a.name, a.kind, a.device) for a in run.assigned]))
-    parts.append(_rows("transfers", [transfer(t) for t in run.transfers]))
+        parts.append(tag("div", f"would fail at {run.error_at}: {run.error}", "gm-problem"))
+    parts += [tag("div", words, "gm-note") for words in unknowns(run)]
+    for title, columns in _tables(run):
+        shown = table.html(columns, title=title, css="gm-section")
+        count = len(columns[0].cells)
+        parts.append(shown if count <= _FOLD.first else folded(f"{title}: {count}", shown))
     return block("".join(parts))
+
+
+def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
+    """What it assigns and what it copies, each under its title."""
+    assigned = [(a.name, a.kind, a.device) for a in run.assigned]
+    for title, rows in (("assigns", assigned), ("transfers", list(map(transfer, run.transfers)))):
+        if rows:
+            first, middle, last = zip(*rows, strict=True)
+            yield (
+                title,
+                [
+                    table.Column("", first, css="gm-code"),
+                    table.Column("", middle),
+                    table.Column("", last, fit="cut", css="gm-code gm-dim"),
+                ],
+            )
 
 
 def head(run: DryRun) -> str:
@@ -108,38 +125,3 @@ def transfer(entry: Transfer) -> tuple[str, str, str]:
     where = entry.where
     inside = f" of {where.function}()" if where.function else ""
     return (f"line {where.line}{inside}" if where.line else "before", words, where.source)
-
-
-def _indented(words: str) -> list[str]:
-    return [f"    {line}" for line in words.splitlines()]
-
-
-def _table(title: str, rows: list[tuple[str, str, str]]) -> list[str]:
-    if not rows:
-        return []
-    shown = rows[:_SHOWN]
-    first, second = (max(len(row[n]) for row in shown) for n in (0, 1))
-    lines = [f"    {a.ljust(first)}  {b.ljust(second)}  {c}".rstrip() for a, b, c in shown]
-    more = [f"    and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
-    return [f"  {title}", *lines, *more]
-
-
-def _rows(title: str, rows: list[tuple[str, str, str]]) -> str:
-    if not rows:
-        return ""
-    cells = "".join(
-        f"<tr>{tag('td', a, 'gm-place')}{tag('td', b)}{tag('td', c, 'gm-place gm-dim')}</tr>"
-        for a, b, c in rows
-    )
-    head = f'<tr><th colspan="3">{escape(title)}</th></tr>'
-    table = f"<table><thead>{head}</thead><tbody>{cells}</tbody></table>"
-    if len(rows) <= _SHOWN:
-        return f'<div class="gm-section">{table}</div>'
-    return (
-        f'<details class="gm-section"><summary>{escape(title)}: {len(rows)}</summary>{table}'
-        "</details>"
-    )
-
-
-def _problem(words: str) -> str:
-    return f'<div class="gm-problem">{escape(words)}</div>'

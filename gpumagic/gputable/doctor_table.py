@@ -1,17 +1,16 @@
-"""``%gpus --doctor``: what was checked, what was found, what to do."""
+"""Show what the doctor checked, what was found, and what to type: ``%gpus --doctor``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from textwrap import wrap
 from typing import Protocol
 
-from gpumagic.display.style import block, tag
+from gpumagic.display import table
+from gpumagic.display.style import block
 
 _MARKS = {True: "✓", False: "✗", None: "·"}
 _CSS = {True: "gm-ok", False: "gm-bad", None: "gm-dim"}
-_WIDTH = 100
 
 
 class Checked(Protocol):
@@ -39,34 +38,34 @@ class DoctorTable:
     def __init__(self, checks: Sequence[Checked]) -> None:
         self.checks = tuple(checks)
 
-    def __str__(self) -> str:
-        return self.text()
-
     def __repr__(self) -> str:
-        return self.text()
-
-    def text(self) -> str:
-        """For terminals; a cure stands below what it cures, after an arrow."""
-        width = max((len(check.name) for check in self.checks), default=0)
-        indent = " " * (width + 4)
-        lines = []
-        for check in self.checks:
-            found = wrap(check.found, _WIDTH - len(indent)) or [""]
-            lines.append(f"{_MARKS[check.ok]} {check.name.ljust(width)}  {found[0]}")
-            lines += [indent + line for line in found[1:]]
-            if check.cure:
-                cure = wrap(f"→ {check.cure}", _WIDTH - len(indent), subsequent_indent="  ")
-                lines += [indent + line for line in cure]
-        return "\n".join(lines)
+        return "\n".join(table.lines(self._columns()))
 
     def _repr_html_(self) -> str:
-        body = "".join(
-            f"<tr>{tag('td', _MARKS[check.ok], _CSS[check.ok])}{tag('td', check.name)}"
-            f'<td class="gm-wrap">{escape(check.found)}{_cure(check)}</td></tr>'
-            for check in self.checks
-        )
-        return block(f"<table><tbody>{body}</tbody></table>")
+        return block(table.html(self._columns()))
+
+    def _columns(self) -> list[table.Column]:
+        cures = [f"→ {check.cure}" if check.cure else "" for check in self.checks]
+        found = [escape(check.found) for check in self.checks]
+        return [
+            table.Column(
+                "",
+                [f"{_MARKS[check.ok]} {check.name}" for check in self.checks],
+                html=[_marked(check) for check in self.checks],
+            ),
+            table.Column(
+                "",
+                [check.found for check in self.checks],
+                fit="wrap",
+                css="gm-wrap",
+                notes=cures,
+                html=[
+                    f"{words}<br><b>{escape(cure)}</b>" if cure else words
+                    for words, cure in zip(found, cures, strict=True)
+                ],
+            ),
+        ]
 
 
-def _cure(check: Checked) -> str:
-    return f"<br><b>→ {escape(check.cure)}</b>" if check.cure else ""
+def _marked(check: Checked) -> str:
+    return f'<span class="gm-mark {_CSS[check.ok]}">{_MARKS[check.ok]}</span>{escape(check.name)}'

@@ -1,4 +1,4 @@
-"""What the table of GPUs says, before it is text or HTML: labels and readings as words."""
+"""Put a snapshot of GPUs into words: labels, readings, the caption, and notes to it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _CERTAIN_CURE = "set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts to be
 
 
 @dataclass(frozen=True)
-class Row:
-    """One GPU in words. ``nvml`` is empty where it says nothing that ``place`` does not."""
+class GpuRow:
+    """One GPU in words. ``nvml`` is empty where it says nothing that ``device`` does not."""
 
     gpu: GpuSample
-    place: str
+    device: str
     nvml: str
     name: str
     memory: str
@@ -29,7 +29,7 @@ class Row:
     power: str
 
 
-def rows(snapshot: Snapshot, only: Collection[str] | None) -> list[Row]:
+def rows(snapshot: Snapshot, only: Collection[str] | None) -> list[GpuRow]:
     """A row per GPU; of those whose UUID, or whose parent's, is in ``only`` if that is given."""
     cut = {gpu.mig for gpu in snapshot.gpus}
     return [
@@ -39,11 +39,11 @@ def rows(snapshot: Snapshot, only: Collection[str] | None) -> list[Row]:
     ]
 
 
-def _row(gpu: GpuSample, snapshot: Snapshot, is_cut: bool) -> Row:
+def _row(gpu: GpuSample, snapshot: Snapshot, is_cut: bool) -> GpuRow:
     differs = gpu.index is not None and gpu.index != gpu.ordinal and gpu.mig is None
-    return Row(
+    return GpuRow(
         gpu=gpu,
-        place="MIG mode" if is_cut else place(gpu),
+        device="MIG mode" if is_cut else device(gpu),
         nvml=str(gpu.index) if differs else "",
         name=_name(gpu),
         memory=share(gpu.memory_used, gpu.memory_total),
@@ -54,7 +54,7 @@ def _row(gpu: GpuSample, snapshot: Snapshot, is_cut: bool) -> Row:
     )
 
 
-def place(gpu: GpuSample) -> str:
+def device(gpu: GpuSample) -> str:
     """Where a tensor would have to be: ``"cuda:1"``, or why it cannot be."""
     if gpu.lost:
         return LOST
@@ -100,7 +100,7 @@ def _short(gpu: GpuSample) -> str:
     return f"NVML {gpu.index}" if gpu.mig is None else _name(gpu).removeprefix("└ ")
 
 
-def caption(snapshot: Snapshot, shown: Sequence[Row]) -> str:
+def caption(snapshot: Snapshot, shown: Sequence[GpuRow]) -> str:
     """The machine in one line."""
     host = snapshot.host
     whole = [row for row in shown if row.gpu.mig is None]
@@ -131,7 +131,7 @@ def _cpus(host: Host) -> str | None:
     return cpus if host.cpu_utilization is None else f"{cpus} {host.cpu_utilization:.0f} %"
 
 
-def notes(shown: Sequence[Row]) -> list[str]:
+def notes(shown: Sequence[GpuRow]) -> list[str]:
     """What a reader of these rows should be told, a sentence each."""
     found = []
     for row in shown:

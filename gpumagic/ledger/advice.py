@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpumagic.display.units import duration
 from gpumagic.ledger.entry import Entry
 
 _BY_SIZE = {
@@ -123,10 +122,3 @@ def _all_but_one(entry: Entry, text: str) -> Advice:
 
 def _overlap(entry: Entry, text: str) -> Advice:
     return Advice(text, 0, entry.count, entry.seconds or 0, _OVERLAP)
-
-
-def saving(advice: Advice, *, in_calls: bool) -> str:
-    """``"≈ 12 ms (the time of all but one of 1,000)"``; in calls where times say nothing."""
-    if not in_calls:
-        return f"≈ {duration(advice.seconds)} ({advice.how})"
-    return f"{advice.saved:,} of {advice.of:,}" if advice.saved else ""

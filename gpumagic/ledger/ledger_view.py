@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from html import escape
-from textwrap import wrap
-
+from gpumagic.display import table
 from gpumagic.display.style import block, tag
 from gpumagic.display.units import NOT_KNOWN, duration, size
-from gpumagic.ledger.advice import Advice, advise, saving
+from gpumagic.ledger.advice import advise
 from gpumagic.ledger.entry import Entry, Ledger
 
 NOTHING = "no copies between devices, and no waits for one"
@@ -17,8 +15,7 @@ _REAL = (
     "Savings are estimated from the measured times; what a wait costs beside its own time, the GPU "
     "that stands idle, comes on top."
 )
-_CODE = 60
-_WIDTH, _LEAST = 100, 20  # characters: of the text, and of the source in it
+_CODE = 60  # characters of the source, at most
 
 
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
@@ -78,49 +75,55 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
     if entries[0].kind == "copy" and (most < 2 or (len(lines) > 1 and most < total / 2)):
         return ""
     many = f", {most:,} of them" if most < total else ""
-    return f"{many} at line {number}: `{short(code)}`" if code else f"{many} at line {number}"
+    return (
+        f"{many} at line {number}: `{table.short(code, _CODE)}`"
+        if code
+        else f"{many} at line {number}"
+    )
 
 
-def short(code: str, most: int = _CODE) -> str:
-    """An expression, cut if it is long."""
-    return code if len(code) <= most else code[: most - 1] + "…"
+def text(ledger: Ledger) -> str:
+    """A row for each entry, advice below it."""
+    if not ledger.entries:
+        return NOTHING
+    return "\n".join([*table.lines(_columns(ledger)), *table.wrapped(_note(ledger), more="")])
 
 
-def _place(entry: Entry, several: bool) -> str:
+def html(ledger: Ledger, *, with_line: bool = True) -> str:
+    """The same as a table, below its `line`."""
+    if not ledger.entries:
+        return block(tag("div", NOTHING, "gm-caption"))
+    caption = tag("div", line(ledger), "gm-caption") if with_line else ""
+    note = tag("div", _note(ledger), "gm-note gm-dim")
+    return block(f"{caption}{table.html(_columns(ledger))}{note}")
+
+
+def _columns(ledger: Ledger) -> list[table.Column]:
+    entries = ledger.entries
+    several = len({e.file for e in entries if e.line is not None}) > 1
+    times = [
+        duration(e.seconds) if e.count and e.seconds is not None else NOT_KNOWN for e in entries
+    ]
+    return [
+        table.Column("line", [_location(e, several) for e in entries], number=True),
+        table.Column(
+            "source",
+            [table.short((e.where and e.where.source) or e.code, _CODE) for e in entries],
+            fit="cut",
+            notes=[_advice(e, ledger.virtual or ledger.predicted) for e in entries],
+            css="gm-code gm-long",
+        ),
+        table.Column("what", [_what(e) for e in entries], css="gm-long"),
+        table.Column("count", [f"{e.count:,}" for e in entries], number=True),
+        table.Column("bytes", [size(e.nbytes) for e in entries], number=True),
+        table.Column("time", times, number=True),
+    ]
+
+
+def _location(entry: Entry, several: bool) -> str:
     if entry.line is None:
         return "elsewhere"
     return f"{entry.file}:{entry.line}" if several else str(entry.line)
-
-
-def _rows(ledger: Ledger) -> list[tuple[str, ...]]:
-    several = len({e.file for e in ledger.entries if e.line is not None}) > 1
-    rows: list[tuple[str, ...]] = []
-    for e in ledger.entries:
-        advice = advise(e)
-        rows.append(
-            (
-                _place(e, several),
-                short((e.where and e.where.source) or e.code),
-                _what(e),
-                f"{e.count:,}",
-                size(e.nbytes),
-                duration(e.seconds) if e.count and e.seconds is not None else NOT_KNOWN,
-                advice.text if advice else "",
-                _saved(advice, e, ledger.virtual or ledger.predicted) if advice else "",
-            )
-        )
-    return rows
-
-
-def _saved(advice: Advice, e: Entry, in_calls: bool) -> str:
-    saved = saving(advice, in_calls=in_calls)
-    calls = " waits" if e.kind == "wait" else " copies"
-    return saved + calls if saved and in_calls else saved
-
-
-_HEAD = ("line", "source", "what", "count", "bytes", "time")
-_WRAPS = 'style="white-space:normal;overflow-wrap:anywhere;min-width:18ch"'
-_NO_LINE = 'style="border:0;padding-top:0;white-space:normal"'
 
 
 def _what(e: Entry) -> str:
@@ -136,43 +139,22 @@ def _inside(module: str) -> str:
     return "in " + ".".join(module.split(".")[:2])
 
 
-def text(ledger: Ledger) -> str:
-    """Rows by line; advice under its row."""
-    if not ledger.entries:
-        return NOTHING
-    rows = [(*_HEAD, "", ""), *_rows(ledger)]
-    widths = [max(len(r[n]) for r in rows) for n in range(6)]
-    room = _WIDTH - sum(widths) + widths[1] - 2 * 5
-    widths[1] = min(widths[1], max(room, _LEAST))
-    out = []
-    for *row, text, saved in rows:
-        row[1] = short(row[1], widths[1])
-        cells = [
-            c.rjust(w) if k in (0, 3, 4, 5) else c.ljust(w)
-            for k, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        out.append("  ".join(cells).rstrip())
-        if text:
-            out += _wrapped(_advice(text, saved), " " * (widths[0] + 2))
-    return "\n".join([*out, *_wrapped(_note(ledger), "")])
-
-
-def _wrapped(text: str, margin: str) -> list[str]:
-    more = f"{margin}  " if margin else ""
-    return wrap(text, _WIDTH, initial_indent=margin, subsequent_indent=more)
-
-
-def _advice(text: str, saved: str) -> str:
-    return f"→ {text}" + (f"; saves {saved}" if saved else "")
+def _advice(e: Entry, in_calls: bool) -> str:
+    """What to do, and what it saves: time, or calls where there are no times of a GPU."""
+    advice = advise(e)
+    if advice is None:
+        return ""
+    saved = f"≈ {duration(advice.seconds)} ({advice.how})"
+    if in_calls:
+        kind = "waits" if e.kind == "wait" else "copies"
+        saved = f"{advice.saved:,} of {advice.of:,} {kind}" if advice.saved else ""
+    return f"→ {advice.text}" + (f"; saves {saved}" if saved else "")
 
 
 def _note(ledger: Ledger) -> str:
     if ledger.predicted:
         return _PREDICTED
     return _VIRTUAL if ledger.virtual else _REAL
-
-
-_line = line
 
 
 class LedgerLine:
@@ -186,38 +168,3 @@ class LedgerLine:
 
     def _repr_html_(self) -> str:
         return block(tag("div", repr(self), "gm-note"))
-
-
-def html(ledger: Ledger, *, line: bool = True) -> str:
-    """The same as a table, below its `line`."""
-    if not ledger.entries:
-        return block(tag("div", NOTHING, "gm-caption"))
-    head = "".join(
-        f'<th scope="col"{_number(n)}>{escape(name)}</th>' for n, name in enumerate(_HEAD)
-    )
-    body = "".join(_cells(row) for row in _rows(ledger))
-    caption = tag("div", _line(ledger), "gm-caption") if line else ""
-    note = tag("div", _note(ledger), "gm-note gm-dim")
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return block(f"{caption}{table}{note}")
-
-
-def _cells(row: tuple[str, ...]) -> str:
-    """One entry's row, and below it, as wide as the table, the advice."""
-    *cells, advice, saved = row
-    html = "".join(f"<td{_class(n)}>{escape(text)}</td>" for n, text in enumerate(cells))
-    html = f"<tr>{html}</tr>"
-    if not advice:
-        return html
-    text = escape(_advice(advice, saved))
-    return f'{html}<tr><td {_NO_LINE}></td><td {_NO_LINE} colspan="5">{text}</td></tr>'
-
-
-def _number(n: int) -> str:
-    return ' class="gm-number"' if n in (0, 3, 4, 5) else ""
-
-
-def _class(n: int) -> str:
-    if n == 1:
-        return f' class="gm-place" {_WRAPS}'
-    return f" {_WRAPS}" if n == 2 else _number(n)

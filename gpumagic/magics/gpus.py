@@ -6,7 +6,7 @@ from typing import Any
 
 from gpumagic import device, telemetry
 from gpumagic.errors import GpuError
-from gpumagic.gputable.gpus_text import GpuTable
+from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.snapshot import Snapshot
 
 

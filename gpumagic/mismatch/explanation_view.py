@@ -1,77 +1,40 @@
-"""An explained error between devices: a few lines of text, or the same as a small table."""
+"""Show an explained error between devices: a few lines of text, or the same as a small table."""
 
 from __future__ import annotations
 
-import textwrap
 from html import escape
+from textwrap import dedent, indent
 
+from gpumagic.display import table
+from gpumagic.display.style import block, tag
 from gpumagic.display.units import size
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand
-
-_LONGEST = 100
-_CSS = """
-.gpumagic-why { border-left: 3px solid var(--jp-error-color1, #e53935); margin: 2px 0;
-  font: 12.5px/1.5 var(--jp-ui-font-family, system-ui, sans-serif);
-  color: var(--jp-content-font-color1, inherit); padding: 1px 0 2px 10px; overflow-x: auto; }
-.gpumagic-why.gpumagic-why :is(code, pre) { background: none; border: 0; color: inherit; margin: 0;
-  font: 12.5px/1.5 var(--jp-code-font-family, ui-monospace, monospace); padding: 0; }
-.gpumagic-why.gpumagic-why pre { background: rgba(128, 128, 128, .14); border-radius: 3px;
-  display: inline-block; margin: 2px 0 0; padding: 2px 8px; white-space: pre; }
-.gpumagic-why .gm-dim { opacity: .65; }
-.gpumagic-why.gpumagic-why table { border: 0; border-collapse: collapse; color: inherit;
-  font-size: inherit; margin: 1px 0; table-layout: auto; width: auto; }
-.gpumagic-why.gpumagic-why tr:nth-child(n), .gpumagic-why.gpumagic-why tr:nth-child(n):hover {
-  background: none; }
-.gpumagic-why.gpumagic-why td { border: 0; color: inherit; line-height: inherit;
-  padding: 0 16px 0 0; text-align: left; vertical-align: baseline; white-space: nowrap; }
-.gpumagic-why.gpumagic-why td.gm-number { text-align: right; }
-.gpumagic-why.gpumagic-why .gm-odd td { color: var(--jp-error-color1, #e53935); }
-"""
 
 
 def text(explanation: Explanation) -> str:
     """The expression, a line for each operand, the reason and the fix."""
-    lines = [f"{_head(explanation)}: {_short(explanation.expression)}"]
-    rows = [_row(operand) for operand in explanation.operands]
-    widths = [max((len(row[n]) for row in rows), default=0) for n in range(4)]
-    for name, device, nbytes, about, mark in rows:
-        cells = (name.ljust(widths[0]), device.ljust(widths[1]), nbytes.rjust(widths[2]))
-        lines.append(f"  {'  '.join(cells)}  {about.ljust(widths[3])}  {mark}".rstrip())
+    lines = [f"{_head(explanation)}: {table.short(explanation.expression, table.WIDTH)}"]
+    lines += table.lines(_columns(explanation.operands), "  ")
     if explanation.reason:
-        lines += textwrap.wrap(
-            f"why: {explanation.reason}",
-            _LONGEST,
-            initial_indent="  ",
-            subsequent_indent="       ",
-            break_long_words=False,
-        )
-    if explanation.fix:
-        lines.append(f"  fix: {_where(explanation.fix)}{_cost(explanation.fix)}")
-        lines.append(textwrap.indent(textwrap.dedent(explanation.fix.code), "      "))
+        lines += table.wrapped(f"why: {explanation.reason}", "  ", "       ")
+    if fix := explanation.fix:
+        lines += [f"  fix: {_where(fix)}{_cost(fix)}", indent(dedent(fix.code), "      ")]
     return "\n".join(lines)
 
 
 def html(explanation: Explanation) -> str:
-    """The same as HTML that changes nothing outside itself."""
-    head = f"{escape(_head(explanation))}: <code>{escape(_short(explanation.expression))}</code>"
-    rows = []
-    for operand in explanation.operands:
-        name, device, nbytes, about, mark = _row(operand)
-        css = ' class="gm-odd"' if operand.odd else ""
-        rows.append(
-            f"<tr{css}><td><code>{escape(name)}</code></td><td><code>{escape(device)}</code></td>"
-            f'<td class="gm-number">{escape(nbytes)}</td><td>{escape(about)}</td>'
-            f"<td>{escape(mark)}</td></tr>"
-        )
-    body = f"<div>{head}</div>" + (f"<table>{''.join(rows)}</table>" if rows else "")
+    """The same as HTML."""
+    code = tag("code", table.short(explanation.expression, table.WIDTH))
+    body = f"<div>{escape(_head(explanation))}: {code}</div>"
+    if explanation.operands:
+        body += table.html(_columns(explanation.operands))
     if explanation.reason:
-        body += f'<div><span class="gm-dim">why:</span> {escape(explanation.reason)}</div>'
+        body += f"<div>{tag('span', 'why:', 'gm-dim')} {escape(explanation.reason)}</div>"
     if fix := explanation.fix:
-        code = escape(textwrap.dedent(fix.code))
-        cost = f'<span class="gm-dim">{escape(_cost(fix))}</span>'
-        body += f'<div><span class="gm-dim">fix:</span> {escape(_where(fix))}{cost}</div>'
-        body += f"<pre>{code}</pre>"
-    return f'<div class="gpumagic-why"><style>{_CSS}</style>{body}</div>'
+        cost = tag("span", _cost(fix), "gm-dim")
+        body += f"<div>{tag('span', 'fix:', 'gm-dim')} {escape(_where(fix))}{cost}</div>"
+        body += tag("pre", dedent(fix.code))
+    return block(body, "explanation", css="gpumagic gm-why")
 
 
 def _head(explanation: Explanation) -> str:
@@ -79,29 +42,32 @@ def _head(explanation: Explanation) -> str:
     return f"between devices · {label}line {explanation.line}"
 
 
-def _short(expression: str) -> str:
-    return expression if len(expression) <= _LONGEST else f"{expression[: _LONGEST - 1]}…"
+def _columns(operands: tuple[Operand, ...]) -> list[table.Column]:
+    odd = ["gm-bad" if operand.odd else "" for operand in operands]
+    code = [f"gm-code {css}".strip() for css in odd]
+    return [
+        table.Column("", [_name(o) for o in operands], fit="cut", css=code),
+        table.Column("", [", ".join(o.devices) for o in operands], css=code),
+        table.Column("", [size(o.nbytes) for o in operands], number=True, css=odd),
+        table.Column("", [o.about for o in operands], css=odd),
+        table.Column("", [_mark(o) for o in operands], css=odd),
+    ]
 
 
-def _row(operand: Operand) -> tuple[str, str, str, str, str]:
-    name = operand.name if not operand.also else f"{operand.name} ({operand.also})"
-    mark = "← the odd one" if operand.odd else "← needed there next" if operand.along else ""
-    return (
-        _short(name),
-        ", ".join(operand.devices),
-        size(operand.nbytes),
-        operand.about,
-        mark,
-    )
+def _name(operand: Operand) -> str:
+    return f"{operand.name} ({operand.also})" if operand.also else operand.name
+
+
+def _mark(operand: Operand) -> str:
+    return "← the odd one" if operand.odd else "← needed there next" if operand.along else ""
 
 
 def _where(fix: Fix) -> str:
     label = f"{fix.label}, " if fix.label else ""
     if fix.where == "before":
         return f"{label}before line {fix.line}"
-    lines = f"line {fix.line}"
-    if fix.end_line > fix.line:
-        lines = f"lines {fix.line} to {fix.end_line}"
+    several = fix.end_line > fix.line
+    lines = f"lines {fix.line} to {fix.end_line}" if several else f"line {fix.line}"
     return f"{label}{lines}, write"
 
 

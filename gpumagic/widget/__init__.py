@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpumagic import telemetry
-from gpumagic.gputable.gpus_text import GpuTable
+from gpumagic.gputable.gpu_table import GpuTable
 
 if TYPE_CHECKING:
     from gpumagic.widget.live_monitor import MonitorWidget

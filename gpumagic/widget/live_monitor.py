@@ -21,7 +21,7 @@ from IPython.display import display, update_display
 from traitlets import Dict, Float, List, Unicode
 
 from gpumagic.errors import GpuError
-from gpumagic.gputable.gpus_text import GpuTable
+from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.measurements import Board, board
 from gpumagic.telemetry.sampler import PERIODS_S, Sampler, sampler
 from gpumagic.telemetry.snapshot import Snapshot

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumagic.display.style import CSS
-from gpumagic.gputable.gpus_text import GpuTable, text_bar
+from gpumagic.gputable.gpu_columns import text_bar
+from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.gputable.holders import Split
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
 
@@ -258,16 +257,6 @@ def test_the_sample_that_other_languages_read() -> None:
     assert line_of(text, "this kernel (train.ipynb)").split()[4:7] == ["31415", "2", "h"]
     assert "grace" in line_of(text, "process 5150")
     assert "has fallen off the bus" in text
-
-
-def test_every_colour_has_a_fallback_and_accents_one_for_the_dark() -> None:
-    light, dark = CSS.split("@media (prefers-color-scheme: dark)")
-    dark = dark.partition("}\n}")[0]
-    for accent in ("mine", "others", "good", "bad"):
-        (day,) = re.findall(rf"--gm-{accent}: var\(--jp-[\w-]+, (#\w+)\)", light)
-        (night,) = re.findall(rf"--gm-{accent}: var\(--jp-[\w-]+, (#\w+)\)", dark)
-        assert day != night
-    assert not re.findall(r"var\(--(?:jp|vscode)-[\w-]+\)", CSS)
 
 
 def test_a_lost_gpu_keeps_its_line_and_says_so() -> None:

@@ -130,11 +130,3 @@ def test_all_that_a_user_or_a_file_may_write_is_escaped():
         page = Page(each._repr_html_())
         assert not {"script", "img"} & {name for name, _ in page.tags}
         assert all(not key.startswith("on") for _, a in page.tags for key in a)
-
-
-def test_rules_reach_nothing_outside():
-    from gpumagic.timing.view.comparison_html import CSS
-
-    selectors = [rule.split("{")[0].strip() for rule in CSS.split("}") if "{" in rule]
-    assert selectors
-    assert all(part.strip().startswith(".gpumagic") for s in selectors for part in s.split(","))

@@ -18,43 +18,6 @@ if TYPE_CHECKING:
 
 # A saved notebook carries them all.
 _MOST_ROWS = 200
-CSS = """
-.gpumagic .gm-answer { font-size: 15px; font-weight: 600; }
-.gpumagic .gm-title { font-size: 12px; opacity: .75; padding: 1px 0 8px; }
-.gpumagic .gm-race {
-  background: var(--gm-track);
-  border-radius: 3px;
-  display: block;
-  height: 14px;
-  overflow: hidden;
-  position: relative;
-}
-.gpumagic.gpumagic .gm-lane { min-width: 60px; width: 200px; }
-.gpumagic.gpumagic th:last-child, .gpumagic.gpumagic td:last-child { padding-right: 2px; }
-.gpumagic .gm-race i { border-radius: 3px; display: block; height: 100%; min-width: 2px; }
-.gpumagic .gm-race u {
-  background: currentColor;
-  height: 2px;
-  opacity: .55;
-  position: absolute;
-  top: 6px;
-}
-.gpumagic.gpumagic .gm-plots { display: flex; flex-wrap: wrap; gap: 10px 22px; }
-.gpumagic .gm-plots figure { margin: 0; }
-.gpumagic .gm-plots figcaption { font-size: 12px; }
-.gpumagic.gpumagic table { max-width: 100%; }
-.gpumagic svg.gm-plot { display: block; height: auto; max-width: 100%; }
-.gpumagic svg.gm-plot text { fill: currentColor; font-size: 11px; opacity: .85; }
-.gpumagic svg.gm-plot polyline { fill: none; stroke-linejoin: round; stroke-width: 2; }
-.gpumagic svg .gm-grid { stroke: var(--gm-line); }
-.gpumagic svg .gm-axis { stroke: currentColor; stroke-opacity: .5; }
-.gpumagic svg .gm-crossing { stroke: currentColor; stroke-dasharray: 3 3; stroke-opacity: .5; }
-.gpumagic svg .gm-ring { fill: none; stroke: currentColor; stroke-width: 1.5; }
-.gpumagic .gm-where { padding-top: 8px; }
-.gpumagic .gm-win { font-weight: 600; }
-.gpumagic details { margin-top: 6px; }
-.gpumagic summary { cursor: pointer; font-size: 12px; opacity: .8; }
-"""
 
 
 def html(comparison: Comparison) -> str:
@@ -64,9 +27,9 @@ def html(comparison: Comparison) -> str:
     lines = [tag("div", line, "gm-answer" if not n else "") for n, line in enumerate(answers)]
     problems = [tag("div", line, "gm-problem") for line in remarks.problems(comparison)]
     body = _plots(comparison) if comparison.sweep else _bars(comparison)
-    head = [*wrong, *lines, tag("div", comparison.title, "gm-place gm-title"), *problems]
+    head = [*wrong, *lines, tag("div", comparison.title, "gm-code gm-title"), *problems]
     foot = [_change(comparison), _machine(comparison), _details(comparison)]
-    return block("".join([f"<style>{CSS}</style>", *head, body, *foot]))
+    return block("".join([*head, body, *foot]), "table", "comparison")
 
 
 def _bars(comparison: Comparison) -> str:
@@ -78,7 +41,7 @@ def _bars(comparison: Comparison) -> str:
     heads += '<th scope="col"></th>' + "".join(_th(name, right) for name, _, right in columns[1:])
     rows = []
     for n, timing in enumerate(comparison.timings):
-        cells = [tag("td", columns[0][1][n], "gm-place")]
+        cells = [tag("td", columns[0][1][n], "gm-code")]
         cells.append(
             f'<td class="gm-lane">{_race(timing, longest, looks[timing.where].colour)}</td>'
         )
@@ -123,7 +86,7 @@ def _plots(comparison: Comparison) -> str:
     figures = []
     for fixed in panels:
         drawn = curves.plot(comparison, fixed, curves.SMALL if len(panels) > 1 else None)
-        caption = tag("figcaption", verdict.point(fixed), "gm-place") if fixed else ""
+        caption = tag("figcaption", verdict.point(fixed), "gm-code") if fixed else ""
         if drawn:
             figures.append(f"<figure>{caption}{drawn}</figure>")
     table = words.sweep_table(comparison)
@@ -152,7 +115,7 @@ def _table(columns: Sequence[words.Column]) -> str:
 
 def _change(comparison: Comparison) -> str:
     rows = "".join(
-        f"<tr>{tag('td', where, 'gm-place')}{tag('td', by, 'gm-wrap')}</tr>"
+        f"<tr>{tag('td', where, 'gm-code')}{tag('td', by, 'gm-wrap')}</tr>"
         for where, by in remarks.change(comparison)
     )
     if not rows:
@@ -176,5 +139,5 @@ def _details(comparison: Comparison) -> str:
     setup = f"# set-up\n{escape(comparison.setup.strip())}\n\n" if comparison.setup else ""
     return (
         f"<details><summary>how it was measured</summary>{told}"
-        f'<pre class="gm-place">{setup}{code}</pre></details>'
+        f'<pre class="gm-code">{setup}{code}</pre></details>'
     )

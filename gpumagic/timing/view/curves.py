@@ -152,7 +152,7 @@ class _Plot:
             parts.append(svg.line(at, self._foot, at, self._foot + 4, "gm-axis"))
             parts.append(svg.text(at, self._foot + 17, words[x], "middle"))
         middle = (f.left + self._end) / 2
-        return "".join(parts) + svg.text(middle, f.height - 6, self._name, "middle", "gm-place")
+        return "".join(parts) + svg.text(middle, f.height - 6, self._name, "middle", "gm-code")
 
     def _crossings(self) -> str:
         """A line down from each crossover, and its value above, where there is room."""

@@ -1,0 +1,224 @@
+"""Set columns side by side, as lines of text and as an HTML table.
+
+Lines are at most 100 columns wide, numbers stand to the right, and a character that is drawn twice
+as wide counts as two.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
+from textwrap import wrap
+
+from gpumagic.display.style import tag
+
+WIDTH = 100
+GLUE = "\N{NO-BREAK SPACE}"
+"""Keeps words on one line, and is shown as a space."""
+_GAP = "  "
+# A column that gives way keeps as many characters.
+_LEAST = 20
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its head, and a cell for each row.
+
+    Attributes
+    ----------
+    head : str
+    cells : sequence of str
+    number : bool
+        Whether it stands to the right.
+    fit : {"", "cut", "wrap"}
+        What happens where the table is too wide for text: nothing, cells are cut, or they go on
+        below themselves.
+    notes : sequence of str
+        A line below each row, from this column to the end; ``""`` for none.
+    css : str or sequence of str
+        Classes in HTML: of all cells, or of each.
+    html : sequence of str
+        The cells in HTML with their notes, where these are more than text.
+    """
+
+    head: str
+    cells: Sequence[str]
+    number: bool = False
+    fit: str = ""
+    notes: Sequence[str] = ()
+    css: str | Sequence[str] = ""
+    html: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Fold:
+    """How many rows are shown at the beginning and at the end, and what is said of the others."""
+
+    first: int
+    last: int = 0
+    words: str = "and {} more"
+
+
+def width(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF")
+        for char in text
+    )
+
+
+def short(text: str, most: int) -> str:
+    """A text, cut to a width if it is longer."""
+    if width(text) <= most:
+        return text
+    while text and width(text) > most - 1:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def wrapped(text: str, margin: str = "", more: str | None = None) -> list[str]:
+    """A text as lines; all but the first are two characters further in, or after `more`."""
+    return wrap(
+        text,
+        WIDTH,
+        initial_indent=margin,
+        subsequent_indent=f"{margin}  " if more is None else more,
+        break_on_hyphens=False,
+    )
+
+
+def lines(columns: Sequence[Column], margin: str = "", fold: Fold | None = None) -> list[str]:
+    """A table as lines of text; what is too wide goes into a table of its own, below.
+
+    Parameters
+    ----------
+    columns : sequence of Column
+        All with as many cells.
+    margin : str
+        Before each line.
+    fold : Fold, optional
+        Rows in the middle are left out where there are more.
+    """
+    if not columns or not (columns[0].cells or columns[0].head):
+        return []
+    room = WIDTH - len(margin)
+    count = _fitting(columns, room)
+    beside = columns[:count]
+    widths = _widths(beside, room)
+    kept, left = _kept(len(columns[0].cells), fold)
+    rows = [_row(beside, widths, n, room) for n in kept]
+    if fold and left:
+        rows.insert(fold.first, [fold.words.format(f"{left:,}")])
+    if any(column.head for column in beside):
+        rows.insert(0, [_line([column.head for column in beside], beside, widths)])
+    found = [f"{margin}{line}".rstrip() for row in rows for line in row]
+    if count < len(columns):
+        found += ["", *lines([columns[0], *columns[count:]], margin, fold)]
+    return found
+
+
+def _kept(count: int, fold: Fold | None) -> tuple[list[int], int]:
+    """Which rows are shown, and how many are not."""
+    left = max(count - fold.first - fold.last, 0) if fold else 0
+    if not fold or not left:
+        return list(range(count)), 0
+    return [*range(fold.first), *range(count - fold.last, count)], left
+
+
+def _fitting(columns: Sequence[Column], room: int) -> int:
+    """How many columns have room side by side: two at least, for the first names the rows."""
+    used = 0
+    for n, column in enumerate(columns):
+        natural = max(map(width, (column.head, *column.cells)))
+        used += min(natural, _LEAST) if column.fit else natural
+        if used > room and n > 1:
+            return n
+        used += len(_GAP)
+    return len(columns)
+
+
+def _widths(columns: Sequence[Column], room: int) -> list[int]:
+    widths = [max(map(width, (column.head, *column.cells))) for column in columns]
+    for n, column in enumerate(columns):
+        if column.fit:
+            others = sum(widths) - widths[n] + len(_GAP) * (len(columns) - 1)
+            widths[n] = min(widths[n], max(room - others, _LEAST))
+    return widths
+
+
+def _row(columns: Sequence[Column], widths: Sequence[int], n: int, room: int) -> list[str]:
+    """A row's lines, with the notes below."""
+    cells = []
+    for column, most in zip(columns, widths, strict=True):
+        cell = column.cells[n]
+        cells.append(wrap(cell, most) if column.fit == "wrap" else [cell])
+        if column.fit == "cut":
+            cells[-1] = [short(cell, most)]
+    found = [_line(parts, columns, widths) for parts in zip_longest(*cells, fillvalue="")]
+    for k, column in enumerate(columns):
+        if column.notes and column.notes[n]:
+            indent = " " * sum(most + len(_GAP) for most in widths[:k])
+            note = wrap(column.notes[n], room - len(indent), subsequent_indent="  ")
+            found += [indent + line for line in note]
+    return found
+
+
+def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    padded = []
+    for cell, column, most in zip(cells, columns, widths, strict=True):
+        pad = " " * (most - width(cell))
+        padded.append(pad + cell if column.number else cell + pad)
+    return _GAP.join(padded).replace(GLUE, " ").rstrip()
+
+
+def html(
+    columns: Sequence[Column], *, title: str = "", css: str = "", fold: Fold | None = None
+) -> str:
+    """A table as HTML.
+
+    Parameters
+    ----------
+    columns : sequence of Column
+    title : str
+        One head over all columns, in place of theirs.
+    css : str
+        Classes of the table.
+    fold : Fold, optional
+        As of `lines`; what is left out is said below the table.
+    """
+    heads = ""
+    if title:
+        heads = f'<th scope="colgroup" colspan="{len(columns)}">{escape(title)}</th>'
+    elif any(column.head for column in columns):
+        heads = "".join(_head(column) for column in columns)
+    kept, left = _kept(len(columns[0].cells) if columns else 0, fold)
+    body = "".join(_html_row(columns, n) for n in kept)
+    head = f"<thead><tr>{heads}</tr></thead>" if heads else ""
+    attribute = f' class="{css}"' if css else ""
+    table = f"<table{attribute}>{head}<tbody>{body}</tbody></table>"
+    if fold and left:
+        table += tag("div", fold.words.format(f"{left:,}"), "gm-note")
+    return table
+
+
+def _head(column: Column) -> str:
+    css = ' class="gm-number"' if column.number else ""
+    return f'<th scope="col"{css}>{escape(column.head)}</th>'
+
+
+def _html_row(columns: Sequence[Column], n: int) -> str:
+    cells, notes = [], ""
+    for k, column in enumerate(columns):
+        css = column.css if isinstance(column.css, str) else column.css[n]
+        css = f"gm-number {css}".strip() if column.number else css
+        content = column.html[n] if column.html else escape(column.cells[n])
+        cells.append(f'<td class="{css}">{content}</td>' if css else f"<td>{content}</td>")
+        if column.notes and column.notes[n] and not column.html:
+            note = f'<td colspan="{len(columns) - k}">{escape(column.notes[n])}</td>'
+            notes += f'<tr class="gm-below">{"<td></td>" * k}{note}</tr>'
+    return f"<tr>{''.join(cells)}</tr>{notes}"
