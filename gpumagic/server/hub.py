@@ -22,8 +22,9 @@ from gpumagic.server.wants import Want
 from gpumagic.telemetry.cell_run import CellRun
 from gpumagic.telemetry.doctor import Check, Doctor
 from gpumagic.telemetry.owners import Owner, Owners
-from gpumagic.telemetry.sampler import Sampler, Subscription
+from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Problem, Snapshot
+from gpumagic.telemetry.subscription import Subscription
 
 ANSWER_S = 5.0
 """For how long a request waits for the driver, in seconds."""

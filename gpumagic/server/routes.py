@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import json
 import math
 from pathlib import Path
@@ -11,13 +12,22 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
 from tornado import web
 
-from gpumagic.server import export, metrics, terminate
+from gpumagic.server import metrics, terminate
 from gpumagic.server.access import Guard
 from gpumagic.server.aside import aside
 from gpumagic.server.hub import Hub
 from gpumagic.server.stream import HUB, StreamRoute
 
 _LONGEST_BODY = 4096
+_COLUMNS = (
+    "time (s since 1970, UTC)",
+    "uuid",
+    "utilization (%)",
+    "memory used (B)",
+    "temperature (°C)",
+    "power (W)",
+)
+_ROWS_AT_ONCE = 2000
 _RENDERER = Path(__file__).parents[1] / "static" / "widget.js"
 
 
@@ -109,14 +119,17 @@ class ExportRoute(Route):
     async def get(self) -> None:
         """The history as a file of comma-separated values."""
         since = self.since()
-        rows = await aside(lambda: self._hub.sampler.history.rows(since))
+        readings = await aside(lambda: self._hub.sampler.history.readings(since))
         self.set_header("Content-Type", "text/csv; charset=utf-8")
         self.set_header("Content-Disposition", 'attachment; filename="gpus.csv"')
-        for part in export.parts(rows):
-            self.write(part)
-            await self.flush()
-            # A client that reads fast must not keep all others waiting.
-            await asyncio.sleep(0)
+        table = csv.writer(self)
+        table.writerow(_COLUMNS)
+        for n, reading in enumerate(readings, 1):
+            table.writerow(reading)
+            if n % _ROWS_AT_ONCE == 0:
+                await self.flush()
+                # A client that reads fast must not keep all others waiting.
+                await asyncio.sleep(0)
         self.finish(set_content_type="text/csv; charset=utf-8")
 
 

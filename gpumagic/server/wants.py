@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 
-from gpumagic.telemetry.sampler import PERIODS_S
+from gpumagic.telemetry.subscription import PERIODS_S
 
 LONGEST_MESSAGE = 4096
 """Bytes; who sends more is cut off."""

@@ -1,12 +1,16 @@
-"""A thread that makes one call at a time, so that who waits for the answer can stop waiting."""
+"""Make one call at a time on a thread, so that who waits for the answer can stop waiting.
+
+Not an executor of the standard library: its thread is no daemon, and a driver that never answers
+would keep the process from ending.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-Start = Callable[[str, Callable[[], None]], object]
-"""Given a thread's name and what it runs; returns what is false where nothing will run it."""
+Start = Callable[[str, Callable[[], None]], bool]
+"""Starts a thread, given its name and what it runs; returns whether something will run it."""
 Call = Callable[[], Callable[[], None]]
 """Must not raise; what it returns is called with the lock held, when the thread is free again."""
 
@@ -30,8 +34,14 @@ class Asker:
         Held by whoever calls a method of this, but for ``make``; notified when a call has ended.
     wanted : callable
         Whether the thread is to stay when it has nothing to do.
-    start : callable
-        Starts a thread, given its name and what it runs.
+    start : Start
+
+    Attributes
+    ----------
+    alive : bool
+        Whether there is a thread.
+    began : float
+        When the last call was handed over.
     """
 
     def __init__(
@@ -42,21 +52,22 @@ class Asker:
         self._start = start
         self._call: Call | None = None
         self.alive = False
+        self.began = 0.0
 
     @property
     def busy(self) -> bool:
-        """Whether it has a call in hand."""
+        """Whether a call is under way."""
         return self._call is not None
 
-    def hand(self, call: Call) -> None:
+    def hand(self, call: Call, now: float) -> None:
         """Have a call made."""
-        self._call = call
+        self._call, self.began = call, now
         if not self.alive:
-            self.alive = bool(self._start("gpumagic-asker", self._run))
+            self.alive = self._start("gpumagic-asker", self._run)
         self._changed.notify_all()
 
     def make(self) -> bool:
-        """Make the call in hand, on this thread; False if there is none."""
+        """Make the call, on this thread; False if there is none."""
         with self._changed:
             call = self._call
         if call is None:

@@ -14,11 +14,10 @@ from gpumagic.telemetry import virtual_state
 from gpumagic.telemetry.host import CpuSource
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.owners import Owner, Owners
-from gpumagic.telemetry.pace import patience
 from gpumagic.telemetry.snapshot import GpuSample, Problem, ProcessSample, Snapshot
 
 # How often owners are looked up anew.
-_OWNERS_S = 3.0
+_OWNERS_S = 2.9
 _OFFER = "%gpus --virtual 2 makes virtual ones (why: %gpus --doctor)"
 # On a machine without GPUs there is nothing wrong in these; they only say why there is none.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
@@ -60,26 +59,24 @@ class Collector:
         self._lock = threading.Lock()
         self._known: dict[int, Owner] = {}
         self._known_at = float("-inf")
-        self._helped_at = float("-inf")
 
-    def take(self, *, processes: bool = True, paced: bool = False) -> Snapshot:
+    def take(self, *, processes: bool = True, patience: float = 0.0) -> Snapshot:
         """The machine now.
 
         Parameters
         ----------
         processes : bool
-            Ask who holds memory too: the dearest question, several milliseconds per GPU.
-        paced : bool
-            For who takes one every second: each reading is made as often as its kind needs, and
-            between that the one from before is told.
+            Ask who holds memory too, the most expensive thing: several milliseconds per GPU.
+        patience : float
+            How many times its interval a reading may be old, for who takes one every second.
         """
         with self._lock:
             host = self._cpu.host()
-            real = self._nvml.gpus(host, paced=paced)
+            real = self._nvml.gpus(host, patience)
             # This process's own first: they are the ones that a WHERE can name.
             states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
             gpus = self._with_ordinals([*real, *map(_virtual_sample, states)])
-            holders = self._nvml.processes(paced=paced) if processes and real else []
+            holders = self._nvml.processes(patience) if processes and real else []
             holders += [
                 ProcessSample(state.facts.uuid, state.pid, state.reserved, "compute")
                 for state in states
@@ -91,20 +88,16 @@ class Collector:
                 driver=self._nvml.driver() if real else None,
                 source="+".join(sources) or "none",
                 gpus=tuple(gpus),
-                processes=tuple(self._with_owners(holders, paced)) if processes else (),
+                processes=tuple(self._with_owners(holders, patience)) if processes else (),
                 problems=tuple(self._problems(gpus)),
             )
 
-    def chore(self, *, processes: bool) -> float:
-        """Between paced snapshots, read ahead what is dear; in how many seconds there is more."""
+    def chore(self, *, processes: bool, seconds: float) -> None:
+        """After a snapshot, read ahead what is expensive and due, for at most so long."""
         with self._lock:
-            pause = self._nvml.chore(processes=processes)
-            if not processes or not self._known:
-                return pause
-            self._helped_at = self._monotonic()
-            if self._helped_at - self._known_at >= _OWNERS_S:
+            self._nvml.chore(processes=processes, seconds=seconds)
+            if processes and self._known and self._monotonic() - self._known_at >= _OWNERS_S:
                 self._look_up(set(self._known))
-            return min(pause, self._known_at + _OWNERS_S - self._monotonic())
 
     def _with_ordinals(self, gpus: Iterable[GpuSample]) -> list[GpuSample]:
         known = {found.uuid: found for found in self._here()} if self._here else {}
@@ -119,10 +112,11 @@ class Collector:
         problems = self._nvml.problems()
         return _explain(gpus, problems, named=self._here is not None)
 
-    def _with_owners(self, holders: Sequence[ProcessSample], paced: bool) -> list[ProcessSample]:
+    def _with_owners(
+        self, holders: Sequence[ProcessSample], patience: float
+    ) -> list[ProcessSample]:
         pids = {holder.pid for holder in holders}
-        now = self._monotonic()
-        too_old = not paced or now - self._known_at >= patience(self._helped_at, now) * _OWNERS_S
+        too_old = self._monotonic() - self._known_at >= patience * _OWNERS_S
         if too_old or not pids <= self._known.keys():
             self._look_up(pids)
         return [_owned(holder, self._known[holder.pid]) for holder in holders]
@@ -138,7 +132,7 @@ def take(*, processes: bool = True) -> Snapshot:
     Parameters
     ----------
     processes : bool
-        Ask who holds memory too: the dearest question, several milliseconds per GPU.
+        Ask who holds memory too, the most expensive thing: several milliseconds per GPU.
 
     Returns
     -------

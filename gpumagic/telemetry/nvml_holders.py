@@ -1,78 +1,43 @@
-"""Who holds memory on which GPU. The dearest question: the driver walks all its clients."""
+"""List who holds memory on which GPU, from the driver's lists of compute, graphics and MPS.
+
+The most expensive thing to ask: the driver goes through all its clients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from gpumagic import nvml
+from gpumagic.telemetry.nvml_readings import Tier
 from gpumagic.telemetry.snapshot import ProcessSample
 
-EVERY_S = 3.0
 # Where nobody was in a list of graphics or MPS, there will hardly be anybody soon.
-_SELDOM_S = 15.0
-
-_KINDS = {
-    "compute": "nvmlDeviceGetComputeRunningProcesses",
-    "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
-    "mps": "nvmlDeviceGetMPSComputeRunningProcesses",
-}
+LISTS = (
+    Tier("compute", 3.0, {"list": ("nvmlDeviceGetComputeRunningProcesses",)}),
+    Tier("graphics", 3.0, {"list": ("nvmlDeviceGetGraphicsRunningProcesses",)}, empty_s=15.0),
+    Tier("mps", 3.0, {"list": ("nvmlDeviceGetMPSComputeRunningProcesses",)}, empty_s=15.0),
+)
 
 
-class Holders:
-    """The lists of processes, each with the moment at which it was read.
-
-    Parameters
-    ----------
-    clock : callable
-        Seconds, monotonic.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._lists: dict[tuple[str, str], tuple[float, tuple[Any, ...]]] = {}
-
-    def jobs(self, gpus: Iterable[nvml.Gpu]) -> list[tuple[float, nvml.Gpu, str]]:
-        """When which list is to be read: one of compute before the others."""
-        return [(self._due(gpu, kind, 1.0), gpu, kind) for kind in _KINDS for gpu in gpus]
-
-    def samples(
-        self, door: nvml.Nvml, gpus: Iterable[nvml.Gpu], patience: float
-    ) -> list[ProcessSample]:
-        """Who holds memory on these GPUs: as last read, where that is not longer ago than so many
-        times what is meant."""
-        gpus = list(gpus)
-        present = {gpu.uuid for gpu in gpus}
-        self._lists = {key: found for key, found in self._lists.items() if key[0] in present}
-        now = self._clock()
-        for gpu in gpus:
-            for kind in _KINDS:
-                if self._due(gpu, kind, patience) <= now:
-                    self.read(door, gpu, kind)
-        return [sample for gpu in gpus for sample in self._merged(gpu)]
-
-    def read(self, door: nvml.Nvml, gpu: nvml.Gpu, kind: str) -> None:
-        """Ask for one list."""
-        now = self._clock()
-        answer = None
+def read_list(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> tuple[Any, ...]:
+    """NVML's entries of one list."""
+    found = door.ask(gpu, tier.questions, alive=True)["list"]
+    if found is None:
         # The older question where the driver is older than 510, or says no to the newer one.
-        for function in (_KINDS[kind], f"{_KINDS[kind]}_v2"):
-            if answer is None:
-                answer = door.ask(gpu, {kind: (function,)}, alive=True)[kind]
-        self._lists[gpu.uuid, kind] = (now, tuple(answer or ()))
+        (function,) = tier.questions["list"]
+        found = door.ask(gpu, {"list": (f"{function}_v2",)}, alive=True)["list"]
+    return tuple(found or ())
 
-    def _due(self, gpu: nvml.Gpu, kind: str, patience: float) -> float:
-        at, found = self._lists.get((gpu.uuid, kind), (float("-inf"), ()))
-        return at + patience * (EVERY_S if found or kind == "compute" else _SELDOM_S)
 
-    def _merged(self, gpu: nvml.Gpu) -> list[ProcessSample]:
-        memory: dict[int, int | None] = {}
-        kinds: dict[int, list[str]] = {}
-        for kind in _KINDS:
-            for holder in self._lists[gpu.uuid, kind][1]:
-                pid = int(holder.pid)
-                kinds.setdefault(pid, []).append(kind)
-                # A process in two lists holds its memory once.
-                known = [m for m in (memory.get(pid), holder.usedGpuMemory) if m is not None]
-                memory[pid] = max(known, default=None)
-        return [ProcessSample(gpu.uuid, pid, memory[pid], "+".join(kinds[pid])) for pid in memory]
+def merge(gpu: nvml.Gpu, lists: Mapping[str, tuple[Any, ...]]) -> list[ProcessSample]:
+    """A GPU's processes; one that is in two lists holds its memory once."""
+    memory: dict[int, int | None] = {}
+    kinds: dict[int, list[str]] = {}
+    for kind, entries in lists.items():
+        for entry in entries:
+            pid = int(entry.pid)
+            kinds.setdefault(pid, []).append(kind)
+            known = [m for m in (memory.get(pid), entry.usedGpuMemory) if m is not None]
+            memory[pid] = max(known, default=None)
+    return [ProcessSample(gpu.uuid, pid, memory[pid], "+".join(kinds[pid])) for pid in memory]

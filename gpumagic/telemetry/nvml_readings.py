@@ -42,11 +42,12 @@ _MOST_FAN = 200
 
 @dataclass(frozen=True)
 class Tier:
-    """Questions that are asked together; ``every_s`` is None for what does not change."""
+    """Questions that are asked together, how often, and how often where the answer was empty."""
 
     name: str
-    every_s: float | None
+    every_s: float
     questions: Mapping[str, nvml.Call]
+    empty_s: float | None = None
 
 
 FAST: dict[str, nvml.Call] = {"utilization": ("nvmlDeviceGetUtilizationRates",)}
@@ -68,9 +69,10 @@ SLOW = Tier(
 )
 # Seen to take the driver 3 ms.
 RARE = Tier("rare", 10.0, {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)})
+# What does not change; a single look reads it anew.
 STILL = Tier(
     "still",
-    None,
+    1e9,
     {
         "temperature_limit": ("nvmlDeviceGetTemperatureThreshold", _THRESHOLD_SLOWDOWN),
         "power_limit": ("nvmlDeviceGetEnforcedPowerLimit",),

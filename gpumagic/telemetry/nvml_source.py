@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, as NVML sees them."""
+"""Sample NVIDIA's GPUs by NVML, each reading as often as its kind needs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumagic import nvml
-from gpumagic.telemetry.nvml_holders import Holders
-from gpumagic.telemetry.nvml_readings import SLOW, STILL, TIERS, Tier, fast, read
-from gpumagic.telemetry.pace import patience
+from gpumagic.telemetry.nvml_holders import LISTS, merge, read_list
+from gpumagic.telemetry.nvml_readings import STILL, TIERS, Tier, fast, read
 from gpumagic.telemetry.rates import Rates
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 from gpumagic.telemetry.xid import XidLog
 
-# How long chores are done in one go, and how much sooner than due, so that one wakes seldom.
-_CHORES_S = 0.002
+# A tick may come a little early.
 _EARLY_S = 0.05
 
 
@@ -40,15 +38,12 @@ class NvmlSource:
         self._clock = clock
         self._monotonic = monotonic
         self._rates = Rates(monotonic)
-        self._holders = Holders(monotonic)
         self._xids = XidLog()
         self._driver: str | None = None
-        # By UUID and tier: when it was read, by which handle, and what.
-        self._kept: dict[tuple[str, str], tuple[float, dict[str, Any]]] = {}
+        # By UUID and tier: when it was read, and what.
+        self._kept: dict[tuple[str, str], tuple[float, Any]] = {}
         self._present: tuple[nvml.Gpu, ...] = ()
         self._samples: list[GpuSample] = []
-        self._helped_at = float("-inf")
-        self._patience = 0.0
 
     def driver(self) -> str | None:
         """The driver's version."""
@@ -57,25 +52,24 @@ class NvmlSource:
             self._driver = None if version is None else str(version)
         return self._driver
 
-    def gpus(self, host: Host, *, paced: bool = False) -> list[GpuSample]:
+    def gpus(self, host: Host, patience: float = 0.0) -> list[GpuSample]:
         """All GPUs, those that are lost too.
 
         Parameters
         ----------
         host : Host
             Its memory stands for that of a GPU that shares it.
-        paced : bool
-            Read each thing as often as its tier says, and watch for Xid errors.
+        patience : float
+            How many times its interval a reading may be old; and unless 0, watch for Xid errors.
         """
         door = self._door()
         gpus = door.gpus()
         if not gpus:
             self._driver = None
-        if paced:
+        if patience:
             self._xids.add(door.xids(), self._clock())
-            self._patience = patience(self._helped_at, self._monotonic())
         self._present = ()
-        samples = [self._sample(door, gpu, host, paced) for gpu in gpus]
+        samples = [self._sample(door, gpu, host, patience) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
         samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
         self._kept = {key: kept for key, kept in self._kept.items() if key[0] in known}
@@ -83,10 +77,14 @@ class NvmlSource:
         self._samples = sorted(samples, key=lambda sample: sample.index or 0)
         return self._samples
 
-    def processes(self, *, paced: bool = False) -> list[ProcessSample]:
-        """Who holds memory where: pid and bytes. Walks the driver's clients: some ms per GPU."""
+    def processes(self, patience: float = 0.0) -> list[ProcessSample]:
+        """Who holds memory where; `patience` as in :meth:`gpus`. Takes some ms per GPU."""
         door = self._door()
-        return self._holders.samples(door, _uncut(door.gpus()), self._patience if paced else 0.0)
+        found: list[ProcessSample] = []
+        for gpu in _uncut(door.gpus()):
+            lists = {tier.name: self._reading(door, gpu, tier, patience) for tier in LISTS}
+            found += merge(gpu, lists)
+        return found
 
     def problems(self) -> list[Problem]:
         """The driver that cannot be asked; the GPUs that are lost or silent; late Xid errors."""
@@ -97,38 +95,27 @@ class NvmlSource:
         found += [_problem(f, uuid) for uuid, f in door.silent.items() if uuid not in lost]
         return found + self._xids.problems(self._samples, self._clock())
 
-    def chore(self, *, processes: bool) -> float:
-        """Read ahead what will soon be due; in how many seconds there is more to read."""
+    def chore(self, *, processes: bool, seconds: float) -> None:
+        """Read ahead what is due, the longest overdue first, for at most so long."""
         door = self._door()
-        began = self._helped_at = self._monotonic()
-        jobs: list[tuple[float, nvml.Gpu, Tier | str]] = []
-        for gpu in self._present:
-            jobs += [(self._due(gpu, tier, 1.0), gpu, tier) for tier in TIERS]
+        end = self._monotonic() + seconds
+        jobs = [(gpu, tier) for gpu in self._present for tier in TIERS]
         if processes:
-            jobs += self._holders.jobs(_uncut(self._present))
-        jobs.sort(key=lambda job: job[0])
-        for due, gpu, what in jobs:
+            jobs += [(gpu, tier) for tier in LISTS for gpu in _uncut(self._present)]
+        for gpu, tier in sorted(jobs, key=lambda job: self._due(job[0], job[1], 1.0)):
             now = self._monotonic()
-            if due > now + _EARLY_S:
-                return due - now
-            if now - began >= _CHORES_S:
-                return 0.0
-            if isinstance(what, Tier):
-                self._read(door, gpu, what)
-            else:
-                self._holders.read(door, gpu, what)
-        return SLOW.every_s or 0.0 if jobs else float("inf")
+            if now >= end or self._due(gpu, tier, 1.0) > now + _EARLY_S:
+                return
+            self._read(door, gpu, tier)
 
-    def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, paced: bool) -> GpuSample:
+    def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, patience: float) -> GpuSample:
         values, alive = fast(door, gpu)
         if gpu.uuid in door.lost:
             return self._lost(gpu)
         if alive:
             self._present = (*self._present, gpu)
             for tier in TIERS:
-                if not paced or self._due(gpu, tier, self._patience) <= self._monotonic():
-                    self._read(door, gpu, tier)
-                values.update(self._kept[gpu.uuid, tier.name][1])
+                values.update(self._reading(door, gpu, tier, patience))
         unified = (
             gpu.memory_total is None and gpu.parent is None and values["utilization"] is not None
         )
@@ -149,16 +136,28 @@ class NvmlSource:
     def _lost(self, gpu: nvml.Gpu) -> GpuSample:
         return GpuSample(gpu.uuid, gpu.name, gpu.index, lost=True)
 
+    def _reading(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, patience: float) -> Any:
+        """What a tier told of a GPU, read anew if that is too old."""
+        if self._due(gpu, tier, patience) <= self._monotonic():
+            self._read(door, gpu, tier)
+        return self._kept[gpu.uuid, tier.name][1]
+
     def _read(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> None:
         now = self._monotonic()
-        _, limits = self._kept.get((gpu.uuid, STILL.name), (now, {}))
-        self._kept[gpu.uuid, tier.name] = (now, read(door, gpu, tier, self._rates, limits))
+        found: Any
+        if tier in LISTS:
+            found = read_list(door, gpu, tier)
+        else:
+            _, limits = self._kept.get((gpu.uuid, STILL.name), (now, {}))
+            found = read(door, gpu, tier, self._rates, limits)
+        self._kept[gpu.uuid, tier.name] = (now, found)
 
     def _due(self, gpu: nvml.Gpu, tier: Tier, patience: float) -> float:
         kept = self._kept.get((gpu.uuid, tier.name))
         if kept is None:
             return float("-inf")
-        return float("inf") if tier.every_s is None else kept[0] + patience * tier.every_s
+        at, found = kept
+        return at + patience * ((not found and tier.empty_s) or tier.every_s)
 
 
 def _uncut(gpus: tuple[nvml.Gpu, ...]) -> list[nvml.Gpu]:

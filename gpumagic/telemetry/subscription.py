@@ -1,18 +1,16 @@
-"""One who watches: how often it wants to know, and whether it wants processes."""
+"""Hold what one subscriber asks of the sampler: how often, and whether it wants processes."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
-from types import TracebackType
 
+from gpumagic.telemetry.report_once import report_once
 from gpumagic.telemetry.snapshot import Snapshot
 
 PERIODS_S = (0.25, 60.0)
 """The least and the greatest period that can be asked for, in seconds."""
 
-_log = logging.getLogger(__name__)
 # A tick that comes so much of a period early is one's own.
 _TOLERANCE = 0.1
 
@@ -25,7 +23,7 @@ class Subscription:
     Parameters
     ----------
     follow : callable
-        Tells the sampler that this one has changed.
+        Called when this subscription has changed.
     listener : callable, optional
     period_s : float
         Seconds.
@@ -44,8 +42,7 @@ class Subscription:
         self.period_s = checked(period_s)
         self.processes = processes
         self.closed = False
-        self.told_at = -math.inf
-        self._failed = False
+        self._told_at = -math.inf
 
     def change(self, *, period_s: float | None = None, processes: bool | None = None) -> None:
         """Ask for another period, or for processes, from now on.
@@ -67,64 +64,27 @@ class Subscription:
             self.closed = True
             self._follow()
 
+    def has_turn(self, at: float, always: bool) -> bool:
+        """Whether its period is over at this moment, which then begins anew."""
+        turn = always or at - self._told_at >= self.period_s * (1 - _TOLERANCE)
+        if turn:
+            self._told_at = at
+        return turn
+
     def tell(self, snapshot: Snapshot) -> None:
-        """Call the listener. One that fails is logged once, for it would fill the log."""
+        """Call the listener; one that fails must not cost the others theirs."""
         if self.listener is None or self.closed:
             return
         try:
             self.listener(snapshot)
-        except Exception as error:  # noqa: BLE001  one who fails must not cost the others theirs
-            if not self._failed:
-                _log.warning("a listener of the GPU monitor failed: %r", error)
-            self._failed = True
+        except Exception as error:  # noqa: BLE001  kept, and logged once
+            report_once("calling a listener of the GPU monitor", error)
 
     def __enter__(self) -> Subscription:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-
-class Subscriptions:
-    """All who watch; whoever calls this holds the lock."""
-
-    def __init__(self) -> None:
-        self._all: list[Subscription] = []
-
-    def __bool__(self) -> bool:
-        return any(not one.closed for one in self._all)
-
-    def add(self, subscription: Subscription) -> None:
-        self._all.append(subscription)
-
-    def clear(self) -> None:
-        """Close them all."""
-        for subscription in self._all:
-            subscription.closed = True
-        self._all = []
-
-    def period_s(self) -> float:
-        """What the most impatient one asks for; infinite where there is none."""
-        self._all = [one for one in self._all if not one.closed]
-        return min((one.period_s for one in self._all), default=math.inf)
-
-    def processes(self) -> bool:
-        """Whether one of them wants to know who holds memory."""
-        return any(one.processes for one in self._all if not one.closed)
-
-    def turn(self, at: float, every: bool = False) -> list[Subscription]:
-        """Those whose period is over at this moment, which is noted; or every one of them."""
-        turn = [
-            one for one in self._all if every or at - one.told_at >= one.period_s * (1 - _TOLERANCE)
-        ]
-        for one in turn:
-            one.told_at = at
-        return turn
 
 
 def checked(period_s: float) -> float:

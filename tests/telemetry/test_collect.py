@@ -30,8 +30,8 @@ def collector(
     processes: tuple[ProcessSample, ...] = (),
 ) -> Collector:
     nvml: Any = SimpleNamespace(
-        gpus=lambda host, paced: list(gpus),
-        processes=lambda paced: list(processes),
+        gpus=lambda host, patience: list(gpus),
+        processes=lambda patience: list(processes),
         problems=lambda: list(problems),
         driver=lambda: "580",
     )
@@ -120,7 +120,7 @@ def test_an_uncertain_ordinal_is_marked() -> None:
 
 
 def test_processes_are_asked_for_only_if_wanted() -> None:
-    def never(paced: bool) -> list[ProcessSample]:
+    def never(patience: float) -> list[ProcessSample]:
         pytest.fail("asked for processes")
 
     made = collector((REAL,), states=(STATE,))
@@ -170,7 +170,7 @@ def test_a_known_process_is_not_looked_up_again(monkeypatch: pytest.MonkeyPatch)
     assert owners.look_up({os.getpid()}) == first
 
 
-def test_a_paced_look_at_the_owners_is_made_by_a_chore() -> None:
+def test_a_patient_look_at_the_owners_is_made_by_a_chore() -> None:
     now = [0.0]
     looked: list[tuple[float, set[int]]] = []
 
@@ -180,18 +180,18 @@ def test_a_paced_look_at_the_owners_is_made_by_a_chore() -> None:
 
     held = [ProcessSample("GPU-r", 7)]
     made = collector((REAL,))
-    made._nvml.processes = lambda paced: list(held)  # type: ignore[method-assign]
-    made._nvml.chore = lambda processes: 60.0  # type: ignore[method-assign]
+    made._nvml.processes = lambda patience: list(held)  # type: ignore[method-assign]
+    made._nvml.chore = lambda processes, seconds: None  # type: ignore[method-assign]
     made._owners.look_up = look_up  # type: ignore[method-assign]
     made._monotonic = lambda: now[0]
 
     def tick() -> None:
-        (*_, last) = made.take(paced=True).processes
+        (*_, last) = made.take(patience=2.0).processes
         assert last.user == "ada"
 
     for _ in range(7):
         tick()
-        assert made.chore(processes=True) <= 3.0
+        made.chore(processes=True, seconds=0.5)
         now[0] += 1.0
     assert [at for at, _ in looked] == [0, 3, 6]
     held.append(ProcessSample("GPU-r", 8))

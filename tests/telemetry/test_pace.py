@@ -1,4 +1,4 @@
-"""Ticks on a grid: no drift, no bursts, and chores only where there is room."""
+"""Ticks on a grid: no drift, no bursts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ def test_nobody_asks() -> None:
     pace = Pace()
     assert not pace.tick(5.0)
     assert pace.pause(5.0) is None
-    assert not pace.chore(5.0)
 
 
 def test_the_first_tick_is_at_once_and_the_others_do_not_drift() -> None:
@@ -33,7 +32,7 @@ def test_a_long_tick_makes_no_burst() -> None:
     assert pace.tick(7.3)
     assert pace.ticked == 7.0
     assert not pace.tick(7.4)
-    assert math.isclose(pace.pause(7.4) or 0, 0.0) or pace.chore(7.4)
+    assert math.isclose(pace.pause(7.4) or 0, 0.6)
     assert pace.tick(8.0)
 
 
@@ -57,39 +56,6 @@ def test_after_a_pause_the_tick_is_at_once() -> None:
     assert not pace.tick(100.0)
     pace.set_period(1.0, 100.2)
     assert pace.tick(100.2)
-
-
-def test_a_chore_is_done_when_it_is_due_and_fits() -> None:
-    pace = Pace()
-    pace.set_period(1.0, 0.0)
-    assert pace.tick(0.0)
-    assert pace.chore(0.1)
-    pace.chore_done(0.1, 0.15, next_s=0.5)
-    assert not pace.chore(0.2)
-    assert math.isclose(pace.pause(0.2) or 0, 0.45)
-    assert pace.chore(0.7)
-    assert not pace.chore(0.96), "the tick would be late"
-    assert math.isclose(pace.pause(0.96) or 0, 0.04)
-
-
-def test_a_chore_that_took_very_long_is_tried_again() -> None:
-    pace = Pace()
-    pace.set_period(1.0, 0.0)
-    assert pace.tick(0.0)
-    pace.chore_done(0.0, 20.0, next_s=0.0)
-    done = 0
-    for second in range(21, 40):
-        assert pace.tick(second)
-        done += pace.chore(second + 0.01)
-    assert done > 10
-
-
-def test_a_slow_pace_has_no_chores() -> None:
-    pace = Pace()
-    pace.set_period(10.0, 0.0)
-    assert pace.tick(0.0)
-    assert not pace.chore(1.0)
-    assert pace.pause(1.0) == 9.0
 
 
 @given(st.floats(0.25, 60), st.lists(st.floats(0, 100), max_size=30))

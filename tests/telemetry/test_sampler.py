@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from gpumagic import faults
 from gpumagic.telemetry import GpuSample, Snapshot
 from gpumagic.telemetry.asker import no_thread
-from gpumagic.telemetry.sampler import PERIODS_S, Sampler
+from gpumagic.telemetry.sampler import Sampler
+from gpumagic.telemetry.subscription import PERIODS_S
 
 
 class Machine:
@@ -19,23 +21,21 @@ class Machine:
         self.now = 0.0
         self.asked: list[tuple[float, bool]] = []
         self.chores: list[float] = []
-        self.next_chore = 1e9
         self.error: Exception | None = None
         self.sampler = Sampler(self, clock=self.clock, monotonic=lambda: self.now, start=no_thread)
 
     def clock(self) -> float:
         return 1000.0 + self.now
 
-    def take(self, *, processes: bool, paced: bool) -> Snapshot:
-        assert paced
+    def take(self, *, processes: bool, patience: float) -> Snapshot:
+        self.patience = patience
         self.asked.append((self.now, processes))
         if self.error:
             raise self.error
         return Snapshot(self.clock(), gpus=(GpuSample("GPU-1", memory_used=len(self.asked)),))
 
-    def chore(self, *, processes: bool) -> float:
+    def chore(self, *, processes: bool, seconds: float) -> None:
         self.chores.append(self.now)
-        return self.next_chore
 
     def run(self, seconds: float, step: float = 0.125) -> None:
         end = self.now + seconds
@@ -137,8 +137,10 @@ def test_a_listener_that_raises_costs_nobody_else_anything(
     with caplog.at_level(logging.WARNING):
         machine.run(5)
     assert len(told) == 6
+    (fault,) = [f for f in faults.all_kept() if "a listener" in f.doing]
+    assert "mine" in fault.traceback + fault.error
     assert [record.getMessage() for record in caplog.records] == [
-        "a listener of the GPU monitor failed: RuntimeError('mine')"
+        "gpumagic failed while calling a listener of the GPU monitor: RuntimeError('mine')"
     ]
     assert caplog.records[0].exc_info is None
 
@@ -178,12 +180,15 @@ def test_a_source_that_fails_is_a_problem_and_recovers(
     assert latest.problems == ()
 
 
-def test_chores_are_done_between_ticks(machine: Machine) -> None:
-    machine.next_chore = 0.4
-    machine.sampler.subscribe()
+def test_chores_are_done_after_each_tick_at_a_fast_pace(machine: Machine) -> None:
+    subscription = machine.sampler.subscribe()
     machine.run(1.9)
-    assert machine.chores == [0, 0.5, 1, 1.5]
-    assert machine.times == [0, 1]
+    assert machine.chores == machine.times == [0, 1]
+    assert machine.patience > 1
+    subscription.change(period_s=10)
+    machine.run(30)
+    assert machine.chores == [0, 1]
+    assert machine.patience < 1, "what is not read ahead is read in the tick"
 
 
 def test_fresh_with_nobody_watching_asks_once(machine: Machine) -> None:

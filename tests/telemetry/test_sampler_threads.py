@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from gpumagic.telemetry import GpuSample, Snapshot
-from gpumagic.telemetry.sampler import Sampler, sampler
+from gpumagic.telemetry.sampler import Sampler
+from gpumagic.telemetry.shared_sampler import sampler
 
 PATIENCE_S = 20
 
@@ -24,11 +25,14 @@ class Driver:
         self.inside = threading.Event()
         self.threads: set[threading.Thread] = set()
 
-    def take(self, *, processes: bool, paced: bool) -> Snapshot:
+    def take(self, *, processes: bool, patience: float) -> Snapshot:
         self.threads.add(threading.current_thread())
         self.inside.set()
         assert self.gate.wait(PATIENCE_S)
         return Snapshot(1.0, gpus=(GpuSample("GPU-1", memory_used=5),))
+
+    def chore(self, **options: float) -> None:
+        """Nothing is expensive here."""
 
     def stall(self) -> None:
         """Returns when a call hangs."""

@@ -93,7 +93,7 @@ def test_a_view_speaks_over_the_wire(kernel):
 
 def test_two_hundred_in_a_kernel_leave_no_thread_comm_or_hook(kernel):
     code = (
-        "import comm, gc\nfrom gpumagic.telemetry.sampler import sampler\n"
+        "import comm, gc\nfrom gpumagic.telemetry.shared_sampler import sampler\n"
         "def count():\n"
         "    gc.collect()\n"
         "    for thread in threading.enumerate():\n"
