@@ -1,6 +1,8 @@
 """The one error that gpumagic raises for bad input: a line that names what was given, what there
 is, and what to type. And the one warning."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +18,17 @@ class GpuError(Exception):
     def _render_traceback_(self) -> list[str]:
         # IPython asks an exception for its own rendering; a usage error needs no stack.
         return [f"{type(self).__name__}: {self}"]
+
+
+@contextmanager
+def torch_needed(what: str) -> Iterator[None]:
+    """Import what needs torch within; where there is none, one line says how to get it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise GpuError(NO_TORCH.format(what)) from None
 
 
 class CrossDeviceWarning(UserWarning):

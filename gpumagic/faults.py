@@ -41,6 +41,8 @@ class Fault:
 
 _MOST = 64  # kinds; what fails in more ways than that is told by the first ones
 _lock = threading.Lock()
+untold: list[Fault] = []
+"""Kinds that no cell has told yet: the next one that ends does."""
 _faults: dict[tuple[str, str, str], Fault] = {}
 
 
@@ -59,6 +61,7 @@ def keep(doing: str, error: BaseException) -> None:
             return
         text = "".join(traceback.format_list(frames))
         _faults[key] = Fault(doing, _in_words(error), text)
+        untold.append(_faults[key])
 
 
 def _in_words(error: BaseException) -> str:
@@ -89,3 +92,4 @@ def forget() -> None:
     """Begin anew: for tests, and for `%unload_ext`."""
     with _lock:
         _faults.clear()
+        untold.clear()

@@ -16,11 +16,12 @@ from IPython.core.magic import (
 from IPython.display import display
 
 from gpumagic.errors import GpuError
-from gpumagic.magics.arguments import gpus_parser, gpuwatch_parser, parse, request, timing_request
+from gpumagic.magics.arguments import gpus_parser, gpuwatch_parser, parse, timing_request
 from gpumagic.magics.completion import complete_where
 from gpumagic.magics.gpuwatch import Watched
 from gpumagic.magics.mismatches import Explaining
-from gpumagic.magics.ongpu import Cells
+from gpumagic.magics.ongpu import CellHooks
+from gpumagic.magics.ongpu_line import request
 from gpumagic.magics.shown_once import Once
 
 
@@ -30,7 +31,7 @@ class GpuMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.cells = Cells(shell, request, display)
+        self.cells = CellHooks(shell, display)
         self.once = Once(shell, self.cells.current)
         self.explaining = Explaining(shell)
         self.watched = Watched(shell, display)
@@ -198,7 +199,7 @@ class GpuMagics(Magics):
             raise UsageError(f"{magic}: {error}") from None
 
 
-def _cell_magic(cells: Cells) -> Any:
+def _cell_magic(cells: CellHooks) -> Any:
     @no_var_expand
     def ongpu(line: str, cell: str) -> Any:
         """Run this cell on one device.

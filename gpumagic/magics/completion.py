@@ -5,11 +5,13 @@ from typing import Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
 
+from gpumagic.magics.ongpu_line import OPTIONS
+
 _LINE = re.compile(
     r"^\s*%{1,2}(?P<magic>ongpu|gputime|gpus|gpuwatch)\s+(?P<words>.*?)(?P<last>\S*)$"
 )
 _OPTIONS: dict[str, list[str]] = {
-    "ongpu": ["--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix"],
+    "ongpu": list(OPTIONS),
     "gputime": [
         "--sweep",
         "--setup",

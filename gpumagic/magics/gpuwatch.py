@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gpumagic.errors import NO_TORCH, GpuError
+from gpumagic.errors import torch_needed
 
 
 class Watched:
@@ -38,12 +38,8 @@ class Watched:
         GpuError
             There is no torch.
         """
-        try:
+        with torch_needed("%gpuwatch"):
             import gpumagic.ledger.watch  # noqa: F401
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            raise GpuError(NO_TORCH.format("%gpuwatch")) from None
         self.stop()
         self._options = {"report": report, "strict": strict}
         self.on = True

@@ -1,8 +1,8 @@
-"""`%%ongpu` around the user's own cell, which IPython runs as if the line were not there.
+"""Run the user's own cell on a device, as if its `%%ongpu` line were not there.
 
 The line becomes a string on the cell's first line (so every line keeps its number, and `await`,
-`Out[n]` and other magics work); in the syntax tree that string becomes a call that places the cell;
-`post_run_cell` ends it. The text transformation is pure, since IPython runs it to look ahead too.
+`Out[n]` and other magics work); in the syntax tree that string becomes a call that begins the run;
+`post_run_cell` ends it.
 """
 
 import ast
@@ -14,25 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from gpumagic.errors import NO_TORCH, GpuError
-from gpumagic.magics.transform import after_future_imports, is_timed, marker, transform
+from gpumagic import faults
+from gpumagic.errors import GpuError, torch_needed
+from gpumagic.magics.ongpu_line import (
+    Request,
+    after_future_imports,
+    is_timed,
+    marker,
+    request,
+    transform,
+)
 
 if TYPE_CHECKING:
     from gpumagic.cell.run import Run
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a `%%ongpu` line, or a standing `%ongpu`, asks for."""
-
-    where: str
-    move: bool = True
-    quiet: bool = False
-    standing: bool = False
-    dry_run: bool = False
-    report: bool = False
-    strict: bool = False
-    fix: bool = False
 
 
 @dataclass
@@ -45,28 +39,20 @@ class _Cell:
     gone: bool = False  # the device was not to be found
 
 
-class Cells:
-    """The hooks in one IPython shell.
+class CellHooks:
+    """What IPython calls around each cell of one shell.
 
     Parameters
     ----------
     shell : InteractiveShell
-    parse : callable
-        Turns the text after `%%ongpu` into a `Request`, or raises `UsageError`.
     show : callable
         Shows a `Report`, or a dry run, under the cell.
     """
 
-    def __init__(
-        self,
-        shell: Any,
-        parse: Callable[[str], Request],
-        show: Callable[[Any], object],
-    ) -> None:
+    def __init__(self, shell: Any, show: Callable[[Any], object]) -> None:
         self.shell = shell
         self.standing: Request | None = None
         self.standing_on = ""
-        self._parse = parse
         self._show = show
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
 
@@ -80,9 +66,7 @@ class Cells:
         _installed[id(self)] = self
 
     def uninstall(self) -> None:
-        self.standing = None
-        for cell in self._stack:
-            self._finish(cell, None)
+        self.end_all()
         self.shell.input_transformers_cleanup.remove(transform)
         if self in self.shell.ast_transformers:
             self.shell.ast_transformers.remove(self)
@@ -95,34 +79,31 @@ class Cells:
         stack: list[_Cell] = self._threads.__dict__.setdefault("stack", [])
         return stack
 
+    def current(self) -> _Cell | None:
+        """The innermost cell that runs on this thread."""
+        return self._stack[-1] if self._stack else None
+
     # -- what IPython calls
     def _pre_run_cell(self, info: object) -> None:
         self._stack.append(_Cell())
 
     def visit(self, tree: ast.Module) -> ast.Module:
-        """As an AST transformer: put the call that begins a placement into the tree."""
-        cell = self._stack[-1] if self._stack else None
+        """As an AST transformer: put the call that begins the run into the tree."""
+        cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
-        for n, node in enumerate(body):
-            if (text := marker(node)) is not None:
-                body[n] = self._call(text, node)
-                if cell and self._asks_dry_run(text):
-                    # Nothing of the cell may run but that call, whose value is the result.
-                    cell.tree = ast.Module([*body[:n], *body[n + 1 :]], [])
-                    body[:] = [body[n]]
-                break
-        else:
-            if self.standing and cell and cell.tree is None and body and not is_timed(body):
-                body.insert(after_future_imports(body), self._call("", body[0]))
+        found = next(((n, text) for n, node in enumerate(body) if (text := marker(node))), None)
+        if found is not None:
+            n, text = found
+            body[n] = self._call(text, body[n])
+            if cell and _is_dry_run(text):
+                # Nothing of the cell may run but that call, whose value is the result.
+                cell.tree = ast.Module([*body[:n], *body[n + 1 :]], [])
+                body[:] = [body[n]]
+        elif self.standing and cell and cell.tree is None and body and not is_timed(body):
+            body.insert(after_future_imports(body), self._call("", body[0]))
         if cell and cell.tree is None:
             cell.tree = tree
         return tree
-
-    def _asks_dry_run(self, text: str) -> bool:
-        try:
-            return self._parse(text.removeprefix("%%ongpu")).dry_run
-        except UsageError:  # said when the cell begins
-            return False
 
     def _call(self, text: str, place: ast.AST) -> ast.stmt:
         code = f"__import__('gpumagic.magics.ongpu').magics.ongpu.begin({text!r}, {id(self)})"
@@ -138,6 +119,8 @@ class Cells:
         cell = self._stack.pop()
         error = getattr(result, "error_in_exec", None) or getattr(result, "error_before_exec", None)
         self._finish(cell, error)
+        while faults.untold:
+            print(f"{faults.untold.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 
     # -- beginning and ending
     def begin(self, text: str, file: str = "") -> Any:
@@ -150,36 +133,32 @@ class Cells:
         UsageError
             With one line, before anything has run or moved.
         """
-        if not self._stack:
+        cell = self.current()
+        if cell is None:
             raise UsageError("%%ongpu cannot place code that IPython runs silently")
-        cell = self._stack[-1]
-        request = self._parse(text.removeprefix("%%ongpu")) if text else self.standing
-        if request is None or (cell.run is not None and cell.request == request):
+        asked = request(text.removeprefix("%%ongpu")) if text else self.standing
+        if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:
-            if request.dry_run:
-                return self._dry_run(cell, request, file)
-            return self.place(cell, request)
+            if asked.dry_run:
+                return self._dry_run(cell, asked, file)
+            return self.place(cell, asked)
         except GpuError as error:
-            if request.standing and cell.gone:
+            if asked.standing and cell.gone:
                 # Else no cell could run any more, `%ongpu off` included.
                 self.standing = None
-                raise UsageError(f"{error}; %ongpu {request.where} has ended") from None
-            raise UsageError(f"{'%' if request.standing else '%%'}ongpu: {error}") from None
+                raise UsageError(f"{error}; %ongpu {asked.where} has ended") from None
+            raise UsageError(f"{'%' if asked.standing else '%%'}ongpu: {error}") from None
 
-    def place(self, cell: _Cell, request: Request) -> None:
+    def place(self, cell: _Cell, asked: Request) -> None:
         """Begin a run for `cell`, ending the one that it has. Raises `GpuError`."""
-        try:
+        with torch_needed("%%ongpu"):
             from gpumagic.cell.run import Run
             from gpumagic.placement.torch_devices import find
             from gpumagic.usercode.names import names_read
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            raise GpuError(NO_TORCH.format("%%ongpu")) from None
         self._finish(cell, None)
         cell.gone = True
-        device = find(request.where)
+        device = find(asked.where)
         cell.gone = False
         names = names_read(cell.tree, self.shell.transform_cell) if cell.tree else []
         # Known to the cell before it starts: an interrupt within must find what to undo.
@@ -187,37 +166,35 @@ class Cells:
             device,
             self.shell.user_ns,
             names,
-            move=request.move,
-            strict=request.strict,
-            fix=request.fix,
-            table=request.report,
+            move=asked.move,
+            strict=asked.strict,
+            fix=asked.fix,
+            table=asked.report,
         )
-        cell.request = request
+        cell.request = asked
         cell.run.start()
 
-    def _dry_run(self, cell: _Cell, request: Request, file: str) -> Any:
-        try:
+    def _dry_run(self, cell: _Cell, asked: Request, file: str) -> Any:
+        with torch_needed("%%ongpu"):
             from gpumagic.dryrun import dry_run_in_shell
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            raise GpuError(NO_TORCH.format("%%ongpu")) from None
-        result = dry_run_in_shell(self.shell, cell.tree, file, request.where, move=request.move)
+        result = dry_run_in_shell(self.shell, cell.tree, file, asked.where, move=asked.move)
         if self.shell.displayhook.quiet():  # a semicolon at the end is about the cell's own value
             self._show(result)
             return None
         return result
 
-    def stand(self, request: Request) -> None:
-        """Place the rest of the running cell and every cell after it."""
-        request = replace(request, standing=True)
-        cell = self.current() or _Cell()
-        self.place(cell, request)
-        self.standing, self.standing_on = request, cell.run.device.label if cell.run else ""
+    def _finish(self, cell: _Cell, error: BaseException | None) -> None:
+        run, asked, cell.run, cell.request = cell.run, cell.request, None, None
+        if run is None or asked is None:
+            return
+        report = run.finish(error)
+        if report and not asked.quiet and (not asked.standing or report.touched):
+            self._show(report)
 
+    # -- what the magics call
     def run_magic(self, line: str, text: str) -> Any:
         """`run_cell_magic("ongpu", line, text)`: the value is that of the last expression."""
-        request = self._parse(line)
+        asked = request(line)
         if not text.strip():
             raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
         code = self.shell.transform_cell(text)
@@ -227,15 +204,16 @@ class Cells:
         self._stack.append(cell)
         error: BaseException | None = None
         try:
-            if request.dry_run:
-                return self._dry_run(cell, request, name)
-            self.place(cell, request)
-            body, last = tree.body, tree.body[-1]
-            if not isinstance(last, ast.Expr):
-                exec(compile(ast.Module(body, []), name, "exec"), self.shell.user_ns)
-                return None
-            exec(compile(ast.Module(body[:-1], []), name, "exec"), self.shell.user_ns)
-            return eval(compile(ast.Expression(last.value), name, "eval"), self.shell.user_ns)
+            if asked.dry_run:
+                return self._dry_run(cell, asked, name)
+            self.place(cell, asked)
+            *body, last = tree.body
+            value = last.value if isinstance(last, ast.Expr) else None
+            if value is None:
+                body.append(last)
+            exec(compile(ast.Module(body, []), name, "exec"), self.shell.user_ns)
+            if value is not None:
+                return eval(compile(ast.Expression(value), name, "eval"), self.shell.user_ns)
         except GpuError as refused:
             raise UsageError(f"%%ongpu: {refused}") from None
         except BaseException as raised:
@@ -245,9 +223,12 @@ class Cells:
             self._stack.remove(cell)
             self._finish(cell, error)
 
-    def current(self) -> _Cell | None:
-        """The innermost cell that runs on this thread."""
-        return self._stack[-1] if self._stack else None
+    def stand(self, asked: Request) -> None:
+        """Place the rest of the running cell and every cell after it."""
+        standing = replace(asked, standing=True)
+        cell = self.current() or _Cell()
+        self.place(cell, standing)
+        self.standing, self.standing_on = standing, cell.run.device.label if cell.run else ""
 
     def set_aside(self) -> None:
         """End the placement of the running cell, whose code is to be timed elsewhere.
@@ -276,16 +257,15 @@ class Cells:
         for cell in reversed(self._stack):
             self._finish(cell, None)
 
-    def _finish(self, cell: _Cell, error: BaseException | None) -> None:
-        run, request, cell.run, cell.request = cell.run, cell.request, None, None
-        if run is None or request is None:
-            return
-        report = run.finish(error)
-        if report and not request.quiet and (report.touched or not request.standing):
-            self._show(report)
+
+def _is_dry_run(text: str) -> bool:
+    try:
+        return request(text.removeprefix("%%ongpu")).dry_run
+    except UsageError:  # said when the cell begins
+        return False
 
 
-_installed: dict[int, Cells] = {}
+_installed: dict[int, CellHooks] = {}
 
 
 def begin(text: str, shell: int) -> Any:
