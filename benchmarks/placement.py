@@ -17,7 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 from torch.utils.benchmark import Timer
 
-from gpumagic.placement.on import enter, leave
+from gpumagic.placement.swap import enter, leave
 
 CPU = torch.device("cpu")
 ROUNDS = 15

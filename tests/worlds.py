@@ -10,7 +10,7 @@ import torch
 
 from gpumagic.copies.namespace import World
 from gpumagic.isolation.random_state import Randomness
-from gpumagic.placement import on
+from gpumagic.placement import swap
 from gpumagic.usercode.names import names_read
 
 CPU, GPU0, GPU1 = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
@@ -95,12 +95,12 @@ def run(namespace, code, device=CPU):
     drawn = random_state()
     memory = allocated()
     world = World(namespace, names, device)
-    held = on.enter(device, namespace=world.globals) if device != CPU else None
+    held = swap.enter(device, namespace=world.globals) if device != CPU else None
     try:
         exec(compile(code, "<timed>", "exec"), world.globals)
     finally:
         if held is not None:
-            on.leave(held)
+            swap.leave(held)
         kept.restore()
         result = dict(world.globals)
         world.close()

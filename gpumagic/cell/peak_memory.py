@@ -1,4 +1,4 @@
-"""Peak memory of a stretch of code on each CUDA device, nested stretches included."""
+"""Measure the peak memory of a stretch of code on each CUDA device, nested stretches included."""
 
 from dataclasses import dataclass
 
@@ -36,31 +36,24 @@ class MemoryMeter:
         self._peaks: dict[int, int] = {}
 
     def start(self) -> None:
-        for index in _initialised():
-            allocated, peak, allocations = _read(index)
+        """Begin, on every device that CUDA has started."""
+        for index, (allocated, peak, allocations) in _read_all():
             for meter in _running:
                 meter._peaks[index] = max(meter._peaks.get(index, 0), peak)
             torch.cuda.reset_peak_memory_stats(index)
             self._before[index] = allocated, allocations
         _running.append(self)
 
-    def touched(self) -> list[int]:
-        """The ordinals of the devices that were allocated on since `start`."""
-        return [
-            index
-            for index in _initialised()
-            if _read(index)[2] != self._before.get(index, (0, 0))[1]
-        ]
-
     def stop(self) -> dict[int, DeviceMemory]:
         """The memory of every device that was allocated on since `start`, by CUDA ordinal."""
         found = {}
         if self in _running:
             _running.remove(self)
-        for index in self.touched():
-            allocated, peak, _ = _read(index)
-            peak = max(peak, self._peaks.get(index, 0))
-            found[index] = DeviceMemory(peak, allocated, self._before.get(index, (0, 0))[0])
+        for index, (allocated, peak, allocations) in _read_all():
+            before, allocations_before = self._before.get(index, (0, 0))
+            if allocations != allocations_before:
+                peak = max(peak, self._peaks.get(index, 0))
+                found[index] = DeviceMemory(peak, allocated, before)
         return found
 
 
@@ -72,14 +65,16 @@ def measuring() -> bool:
     return bool(_running)
 
 
-def _initialised() -> range:
+def _read_all() -> list[tuple[int, tuple[int, int, int]]]:
+    """By ordinal: bytes allocated, their peak, and how many allocations there ever were."""
     # Reading must not initialise CUDA: that costs seconds and hundreds of MiB on each device.
-    return range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
-
-
-def _read(index: int) -> tuple[int, int, int]:
-    stats = torch.cuda.memory_stats_as_nested_dict(index)
-    if not stats:
-        return 0, 0, 0
-    used = stats["allocated_bytes"]["all"]
-    return used["current"], used["peak"], stats["allocation"]["all"]["allocated"]
+    if not torch.cuda.is_initialized():
+        return []
+    read = []
+    for index in range(torch.cuda.device_count()):
+        stats = torch.cuda.memory_stats_as_nested_dict(index)
+        if stats:
+            used = stats["allocated_bytes"]["all"]
+            count = stats["allocation"]["all"]["allocated"]
+            read.append((index, (used["current"], used["peak"], count)))
+    return read

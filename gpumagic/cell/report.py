@@ -52,6 +52,8 @@ class Report(Shown):
     ledger : Ledger
         Every copy between devices and every wait while the cell ran. The batches are among them,
         what moved before it ran is not.
+    ledger_complete : bool
+        False where a fault of gpumagic itself kept copies or waits from being counted.
     fixed : tuple of Fixed
         The operands that `--fix` brought together.
     table : bool
@@ -71,6 +73,7 @@ class Report(Shown):
     batches: Batches = Batches()
     memory: tuple[Memory, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
+    ledger_complete: bool = True
     fixed: tuple[Fixed, ...] = ()
     table: bool = False
     error: str | None = None

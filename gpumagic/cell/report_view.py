@@ -63,6 +63,8 @@ def _parts(report: Report) -> list[str]:
     parts += [_fixed(f) for f in report.fixed]
     if said := ledger_view.line(report.ledger, without=_SAID):
         parts.append(said)
+    if not report.ledger_complete:
+        parts.append("its ledger is incomplete: %gpus --doctor shows why")
     if report.left:
         parts.append(f"left {_some([part.name for part in report.left])}: {report.left[0].reason}")
     for memory in report.memory:

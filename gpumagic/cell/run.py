@@ -2,21 +2,21 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
 
+from gpumagic import faults
 from gpumagic.cell.autofix import AutoFix
-from gpumagic.cell.peak_memory import MemoryMeter
+from gpumagic.cell.peak_memory import DeviceMemory, MemoryMeter
 from gpumagic.cell.report import Batches, Memory, Report
 from gpumagic.device import Device
 from gpumagic.ledger.entry import Ledger
 from gpumagic.ledger.watch import watch
 from gpumagic.moving.find_tensors import optimizers_in
 from gpumagic.moving.move import Moves, move_all, wait_for
-from gpumagic.placement.on import enter, leave
 from gpumagic.placement.scope import Placement
+from gpumagic.placement.swap import enter, leave
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.variables import variables_read
 
@@ -59,6 +59,7 @@ class Run:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device = device
+        self._target = as_torch(device)
         self._namespace = namespace
         self._names = [n for n in names if n not in _NOT_VARIABLES]
         self._move = move
@@ -68,8 +69,9 @@ class Run:
         self._watch = watch(strict=strict)
         self._fix = AutoFix() if fix else None
         self._table = table
-        self._place: Placement | None = None
+        self._placement: Placement | None = None
         self._started = 0.0
+        self._ledger_complete = True
 
     def start(self) -> None:
         """Move and place.
@@ -79,24 +81,29 @@ class Run:
         GpuError
             The device has not enough memory for what the cell reads. Nothing was moved.
         """
-        target = as_torch(self.device)
         if self._move:
             self._moves = move_all(
                 variables_read(self._names, self._namespace),
-                target,
+                self._target,
                 followers=optimizers_in(self._namespace),
                 bystanders=_tensors(self._namespace),
                 clock=self._clock,
             )
         self._started = self._clock()
-        self._place = enter(target, batches=self._move, namespace=self._namespace)
+        self._placement = enter(self._target, batches=self._move, namespace=self._namespace)
         self._meter.start()
         # A ledger that cannot be kept is no reason to stop the cell.
-        with suppress(Exception):
-            if self._fix is not None:
-                self._fix.start()
-            self._watch.start()
+        if self._fix is not None:
+            self._guarded("bringing operands together", self._fix.start)
+        self._guarded("starting the ledger of a cell", self._watch.start)
         self._started = self._clock()
+
+    def _guarded(self, doing: str, step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except Exception as error:  # noqa: BLE001  kept, and said under the cell
+            faults.keep(doing, error)
+            self._ledger_complete = False
 
     def finish(self, error: BaseException | None = None) -> Report | None:
         """Undo the placement and say what happened; None when `start` did not succeed.
@@ -106,46 +113,45 @@ class Run:
         error : BaseException, optional
             What the cell raised.
         """
-        if self._place is None:
+        if self._placement is None:
             return None
-        place, self._place = self._place, None
-        target = as_torch(self.device)
-        fault = None
+        placement, self._placement = self._placement, None
         # First: what follows is no doing of the cell.
-        with suppress(Exception):
-            self._watch.stop()
-            if self._fix is not None:
-                self._fix.stop()
+        self._guarded("ending the ledger of a cell", self._watch.stop)
+        if self._fix is not None:
+            self._guarded("bringing operands together", self._fix.stop)
+        memory: dict[int, DeviceMemory] = {}
+        interrupted, fault = isinstance(error, KeyboardInterrupt), None
         try:
+            memory = self._meter.stop()
             # After an interrupt the user wants the prompt back, not the end of the queue.
-            if not isinstance(error, KeyboardInterrupt):
-                wait_for(target)
-                for index in self._meter.touched():
-                    wait_for(torch.device("cuda", index))
+            if not interrupted:
+                self._wait_for_all(memory)
         except (RuntimeError, AssertionError, AttributeError) as failed:
             # An error of the device itself surfaces at the wait; so does a device that is gone.
             fault = str(failed).strip().splitlines()[0]
         finally:
             seconds = self._clock() - self._started
-            try:
-                memory = self._meter.stop()
-            finally:
-                leave(place)
+            leave(placement)
+        ledger = None
+        if fault is None:
+            ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)
         report = Report(
             device=self.device,
             seconds=seconds,
             moved=self._moves.moved,
             left=self._moves.left,
             move_seconds=self._moves.seconds,
-            batches=Batches(len(place.delivered), sum(place.delivered)),
+            batches=Batches(len(placement.delivered), sum(placement.delivered)),
             memory=tuple(
                 Memory(f"cuda:{index}", m.peak, m.allocated, m.before)
                 for index, m in sorted(memory.items())
             ),
-            ledger=_ledger(self._watch) if fault is None else Ledger(),
+            ledger=ledger or Ledger(),
+            ledger_complete=self._ledger_complete,
             fixed=self._fix.done if self._fix is not None else (),
             table=self._table,
-            waited=not isinstance(error, KeyboardInterrupt) and fault is None,
+            waited=not interrupted and fault is None,
             error=type(error).__name__ if error is not None else None,
             fault=fault,
         )
@@ -153,12 +159,11 @@ class Run:
         _last = report
         return report
 
-
-def _ledger(watched: watch) -> Ledger:
-    try:
-        return watched.ledger
-    except Exception:  # noqa: BLE001  the cell's own result matters more
-        return Ledger()
+    def _wait_for_all(self, touched: Iterable[int]) -> None:
+        wait_for(self._target)
+        for index in touched:
+            if index != self._target.index or self._target.type != "cuda":
+                wait_for(torch.device("cuda", index))
 
 
 def _tensors(namespace: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -28,7 +28,7 @@ from gpumagic.errors import GpuError
 from gpumagic.moving.find_tensors import TensorFinder, optimizers_in
 from gpumagic.moving.move import move_all
 from gpumagic.moving.plan import has_plain_storage
-from gpumagic.placement.on import enter, leave
+from gpumagic.placement.swap import enter, leave
 from gpumagic.placement.torch_devices import as_torch
 
 _busy = threading.Lock()

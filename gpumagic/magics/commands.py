@@ -15,6 +15,7 @@ from IPython.core.magic import (
 )
 from IPython.display import display
 
+from gpumagic import faults
 from gpumagic.errors import GpuError
 from gpumagic.magics.arguments import gpus_parser, gpuwatch_parser, parse, timing_request
 from gpumagic.magics.completion import complete_where
@@ -47,7 +48,7 @@ class GpuMagics(Magics):
             %gpus 1                    one of them, by any of its names
             %gpus --processes          with a line for each process
             %gpus --live               keeps drawing, also while a cell runs
-            %gpus --doctor             what cannot be seen, why, and how to mend it
+            %gpus --doctor             what cannot be seen, why, and how to fix it
             %gpus --virtual 2          two virtual GPUs in this process (16 GiB each)
             %gpus --virtual 2 --memory 2GiB
             %gpus --virtual off        take them away again
@@ -74,7 +75,8 @@ class GpuMagics(Magics):
             if args.memory or args.force:
                 raise GpuError("--memory and --force go with --virtual N; type %gpus --virtual 2")
             if args.doctor:
-                return display(gpus.doctor())
+                display(gpus.doctor())
+                return print(gpus.tracebacks()) if gpus.tracebacks() else None
             if args.live:
                 monitor = gpus.live(args.where)
                 return None if monitor is None else self.once.show(monitor)
@@ -277,6 +279,7 @@ def unload(shell: Any) -> None:
     magics.explaining.uninstall()
     magics.once.uninstall()
     magics.watched.stop()
+    faults.forget()
     shell.Completer.custom_matchers.remove(complete_where)
     manager = shell.magics_manager
     for kind, name in (

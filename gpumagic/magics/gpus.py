@@ -4,7 +4,7 @@ import sys
 from dataclasses import fields, replace
 from typing import Any
 
-from gpumagic import device, telemetry
+from gpumagic import device, faults, telemetry
 from gpumagic.errors import GpuError
 from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.snapshot import Snapshot
@@ -52,11 +52,21 @@ def _tell_cuda_order() -> None:
 
 
 def doctor() -> Any:
-    """The doctor's checks, as a table."""
+    """The doctor's checks and the faults of gpumagic itself in this kernel, as a table."""
     from gpumagic.gputable.doctor_table import DoctorTable
-    from gpumagic.telemetry.doctor import Doctor
+    from gpumagic.telemetry.doctor import Check, Doctor
 
-    return DoctorTable(Doctor().checks())
+    checks = Doctor().checks()
+    for fault in faults.all_kept():
+        checks.append(Check("gpumagic", False, str(fault), "its traceback is below; report it"))
+    if not faults.all_kept():
+        checks.append(Check("gpumagic", True, "nothing of its own has failed in this kernel"))
+    return DoctorTable(checks)
+
+
+def tracebacks() -> str:
+    """Of each kind of fault of gpumagic itself, the first one's traceback; or nothing."""
+    return "\n".join(f"{fault}\n{fault.traceback}" for fault in faults.all_kept())
 
 
 def live(where: str | None = None) -> Any:

@@ -8,65 +8,16 @@ it; leaving it restores every name and the current CUDA device, whatever happene
 import functools
 import inspect
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
-from gpumagic.placement import swap
 from gpumagic.placement.scope import Placement, enclosing
+from gpumagic.placement.swap import enter, leave
 from gpumagic.placement.torch_devices import torch_device
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def enter(
-    device: torch.device, *, batches: bool = True, namespace: dict[str, Any] | None = None
-) -> Placement:
-    """Begin a placement. `leave` must be called with what this returns.
-
-    Parameters
-    ----------
-    device : torch.device
-        With an index where its kind has several.
-    batches : bool
-        Bring the batches of a `DataLoader` there too.
-    namespace : dict, optional
-        Global variables of the code that will run: names that it imported from torch earlier
-        (``from torch import zeros``) are placed too.
-    """
-    place = Placement(device, batches)
-    if device.type == "cuda":
-        # Bare "cuda", torch.cuda.current_device() and libraries that use them mean this GPU.
-        previous = torch.cuda.current_device()
-        torch.cuda.set_device(device)
-        place.previous_index = previous
-    try:
-        swap.install(namespace)
-    except BaseException:
-        _restore_current_device(place)
-        raise
-    place.hold()
-    return place
-
-
-def leave(place: Placement) -> None:
-    """End a placement, from any context; to call it twice does no harm."""
-    if place.device is None:
-        return
-    place.end()
-    try:
-        swap.remove()
-    finally:
-        _restore_current_device(place)
-
-
-def _restore_current_device(place: Placement) -> None:
-    if place.previous_index is not None:
-        # A device that failed or was taken away meanwhile must not keep the rest from being undone.
-        with suppress(RuntimeError, AssertionError, AttributeError):
-            torch.cuda.set_device(place.previous_index)
 
 
 class on:

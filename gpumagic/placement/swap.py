@@ -1,7 +1,7 @@
 """Swap torch's factories for their placed twins while a placement is in force anywhere.
 
 A torch-function mode would place too, with less code, but doubles the cost of every operator; a
-swapped name costs 0.4 µs for each tensor made and nothing elsewhere. Guarantees: `remove` leaves
+swapped name costs 0.4 µs for each tensor made and nothing elsewhere. Guarantees: `leave` leaves
 every name as it was, in torch, in the user's namespace and in modules imported meanwhile.
 """
 
@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.utils._device import _device_constructors
 
 from gpumagic.placement.factories import TWIN_KINDS, Wrapper, tensor_new, twins
+from gpumagic.placement.scope import Placement
 from gpumagic.usercode.files import is_users
 
 # torch keeps tables keyed by these very functions. Built while names are swapped, they would miss
@@ -28,60 +30,101 @@ for _table in ("get_ignored_functions", "get_testing_overrides", "get_overridabl
 _device_constructors()
 
 
-_tensor_new = tensor_new(Tensor.__new__)
-_lock = threading.RLock()
-_swaps: list[tuple[Any, str, Any, Wrapper]] = []
-_twin_of: dict[Any, Wrapper] = {}
-_real_of: dict[Any, Any] = {}
-_holders = 0
-_namespaces: list[dict[str, Any]] = []
-_modules_before: set[str] = set()
-
-
-def install(namespace: dict[str, Any] | None = None) -> None:
-    """Swap the names in, once for all placements; `remove` undoes it when the last one ends.
+def enter(
+    device: torch.device, *, batches: bool = True, namespace: dict[str, Any] | None = None
+) -> Placement:
+    """Begin a placement. `leave` must be called with what this returns.
 
     Parameters
     ----------
+    device : torch.device
+        With an index where its kind has several.
+    batches : bool
+        Bring the batches of a `DataLoader` there too.
     namespace : dict, optional
-        Global variables in which names imported from torch earlier are swapped too.
+        Global variables of the code that will run: names that it imported from torch earlier
+        (``from torch import zeros``) are placed too.
     """
-    global _holders, _modules_before
+    place = Placement(device, batches)
+    if device.type == "cuda":
+        # Bare "cuda", torch.cuda.current_device() and libraries that use them mean this GPU.
+        previous = torch.cuda.current_device()
+        torch.cuda.set_device(device)
+        place.previous_index = previous
+    try:
+        _install(namespace)
+    except BaseException:
+        _restore_current_device(place)
+        raise
+    place.hold()
+    return place
+
+
+def leave(place: Placement) -> None:
+    """End a placement, from any context; to call it twice does no harm."""
+    if place.device is None:
+        return
+    place.end()
+    try:
+        _remove()
+    finally:
+        _restore_current_device(place)
+
+
+def _restore_current_device(place: Placement) -> None:
+    if place.previous_index is not None:
+        # A device that failed or was taken away meanwhile must not keep the rest from being undone.
+        with suppress(RuntimeError, AssertionError, AttributeError):
+            torch.cuda.set_device(place.previous_index)
+
+
+_tensor_new = tensor_new(Tensor.__new__)
+_lock = threading.RLock()
+_Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, what stands there, what shall
+_swap_in: list[_Swap] = []
+_swap_out: list[_Swap] = []
+_twin_of: dict[Any, Wrapper] = {}
+_real_of: dict[Any, Any] = {}
+_holders = 0
+_namespaces: dict[int, dict[str, Any]] = {}
+
+
+def _install(namespace: dict[str, Any] | None) -> None:
+    """Swap the names in, once for all placements; `_remove` undoes it when the last one ends."""
+    global _holders, _last_before
     with _lock:
-        if not _swaps:
-            _swaps.extend(twins())
-            _twin_of.update((real, twin) for *_, real, twin in _swaps)
-            _real_of.update((twin, real) for *_, real, twin in _swaps)
+        if not _swap_in:
+            _prepare()
         if _holders == 0:
-            _swap_torch()
+            _swap_torch(_swap_in)
             _forget_dynamos_tables()
             sys.meta_path.insert(0, _finder)
             for module in _modules_of_the_user():
-                _swap_in(vars(module))
-            _modules_before = set(sys.modules)
+                _swap_namespace(vars(module))
+            _last_before = _last_module()
         _holders += 1
         try:
             if namespace is not None:
-                _swap_in(namespace)
+                _swap_namespace(namespace)
         except BaseException:
-            remove()
+            _remove()
             raise
 
 
-def remove() -> None:
-    """Undo one `install`."""
-    global _holders
+def _remove() -> None:
+    global _holders, _last_before
     with _lock:
         _holders -= 1
         if _holders:
             return
         sys.meta_path.remove(_finder)
-        _unswap_torch()
+        _swap_torch(_swap_out)
         # What was imported from torch meanwhile holds twins: give those their originals too.
-        for name in set(sys.modules) - _modules_before:
-            _exchange(getattr(sys.modules.get(name), "__dict__", {}), _real_of)
+        for module in _imported_after(_last_before).values():
+            _exchange(getattr(module, "__dict__", {}), _real_of)
+        _last_before = None
         while _namespaces:
-            _exchange(_namespaces.pop(), _real_of)
+            _exchange(_namespaces.popitem()[1], _real_of)
         _forget_dynamos_tables()
 
 
@@ -90,20 +133,21 @@ def installed() -> bool:
     return _holders > 0
 
 
-def _swap_torch() -> None:
-    # A name that is neither the original nor its twin is a patch of the user's own: it stays.
-    for owner, name, real, twin in _swaps:
-        if vars(owner).get(name) is real:
-            setattr(owner, name, twin)
-    if "__new__" not in vars(Tensor):
+def _prepare() -> None:
+    for owner, name, real, twin in twins():
+        _swap_in.append((owner, name, real, twin))
+        _swap_out.append((owner, name, twin, real))
+        _twin_of[real], _real_of[twin] = twin, real
+
+
+def _swap_torch(swaps: list[_Swap]) -> None:
+    # What is neither the original nor its twin is a patch of the user's own: it stays.
+    for owner, name, old, new in swaps:
+        if owner.__dict__.get(name) is old:
+            setattr(owner, name, new)
+    if swaps is _swap_in and "__new__" not in vars(Tensor):
         Tensor.__new__ = _tensor_new  # type: ignore[method-assign]
-
-
-def _unswap_torch() -> None:
-    for owner, name, real, twin in _swaps:
-        if vars(owner).get(name) is twin:
-            setattr(owner, name, real)
-    if vars(Tensor).get("__new__") is _tensor_new:
+    elif swaps is _swap_out and vars(Tensor).get("__new__") is _tensor_new:
         del Tensor.__new__
 
 
@@ -131,21 +175,20 @@ class _TorchFinder(MetaPathFinder):
                 run(module)
                 return
             self._importing = True
-            _unswap_torch()
+            _swap_torch(_swap_out)
             try:
                 run(module)
             finally:
                 self._importing = False
-                _swap_torch()
+                _swap_torch(_swap_in)
 
 
 _finder = _TorchFinder()
 
 
-def _swap_in(namespace: dict[str, Any]) -> None:
+def _swap_namespace(namespace: dict[str, Any]) -> None:
     _exchange(namespace, _twin_of)
-    if not any(known is namespace for known in _namespaces):
-        _namespaces.append(namespace)
+    _namespaces[id(namespace)] = namespace
 
 
 def _exchange(namespace: dict[str, Any], table: dict[Any, Any]) -> None:
@@ -155,18 +198,41 @@ def _exchange(namespace: dict[str, Any], table: dict[Any, Any]) -> None:
             namespace[name] = other
 
 
-_looked_at: set[str] = set()
+# The module that was imported last, when it was last looked.
+_last_looked_at: tuple[str, Any] | None = None
+_last_before: tuple[str, Any] | None = None
 _user_modules: set[str] = set()
 
 
 def _modules_of_the_user() -> list[types.ModuleType]:
-    """Modules that lie outside the installed libraries: they may have names from torch too."""
-    for name in sys.modules.keys() - _looked_at:
-        _looked_at.add(name)
-        if is_users(getattr(sys.modules[name], "__file__", None)):
+    """Modules that are no installed libraries: they may have names from torch too."""
+    global _last_looked_at
+    for name, module in _imported_after(_last_looked_at).items():
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and is_users(file):
             _user_modules.add(name)
+    _last_looked_at = _last_module()
     # By name: a module that was imported anew is another object.
     return [sys.modules[name] for name in _user_modules & sys.modules.keys()]
+
+
+def _last_module() -> tuple[str, Any]:
+    name = next(reversed(sys.modules))
+    return name, sys.modules[name]
+
+
+def _imported_after(last: tuple[str, Any] | None) -> dict[str, Any]:
+    """The modules that come after `last`, in the order of imports that `sys.modules` keeps.
+
+    All of them if it is there no longer: what stands at its name now came later.
+    """
+    found: dict[str, Any] = {}
+    for name in reversed(list(sys.modules)):
+        module = sys.modules.get(name)
+        if last is not None and name == last[0] and module is last[1]:
+            break
+        found[name] = module
+    return found
 
 
 def _forget_dynamos_tables() -> None:

@@ -95,17 +95,6 @@ def test_any_nesting_with_any_failure_restores_everything(tree, data):
     assert torch.cuda.current_device() == 0
 
 
-def test_a_failure_to_install_leaves_the_current_device(monkeypatch):
-    def fail(namespace):
-        raise MemoryError
-
-    monkeypatch.setattr(swap, "install", fail)
-    with pytest.raises(MemoryError), gpumagic.on(1):
-        pass
-    assert torch.cuda.current_device() == 0
-    assert scope.placement() is None
-
-
 def test_what_on_cannot_wrap_is_said():
     with pytest.raises(TypeError, match="not a class"):
         gpumagic.on(1)(Batch)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gpumagic
-from gpumagic.placement import on, swap
+from gpumagic.placement import swap
 
 pytestmark = pytest.mark.usefixtures("gpus")
 GPU1 = torch.device("cuda:1")
@@ -38,6 +38,20 @@ def test_names_imported_earlier_are_placed(tmp_path, monkeypatch):
     with gpumagic.on(1):
         assert {t.device for t in users.make()} == {GPU1}
     assert users.ones is original
+
+
+def test_a_library_elsewhere_is_left_alone(tmp_path, monkeypatch):
+    # As after `pip install --user`: its globals are no names of the user's.
+    folder = tmp_path / "lib" / "python3" / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "library_of_gpumagic.py").write_text(
+        "from torch import ones\ndef make(): return ones(2)\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    import library_of_gpumagic as library
+
+    with gpumagic.on(1):
+        assert library.make().device.type == "cpu"
 
 
 def test_modules_imported_inside_get_the_originals(tmp_path, monkeypatch):
@@ -73,9 +87,9 @@ def test_a_proxy_to_something_dead_in_the_namespace_does_no_harm():
     import weakref
 
     namespace = {"dead": weakref.proxy(Batch([1.0])), "zeros": torch.zeros}
-    entered = on.enter(GPU1, namespace=namespace)
+    entered = swap.enter(GPU1, namespace=namespace)
     assert namespace["zeros"](1).device == GPU1
-    on.leave(entered)
+    swap.leave(entered)
     assert namespace["zeros"] is torch.zeros
 
 
@@ -85,7 +99,7 @@ def test_a_failure_in_the_namespace_leaves_nothing_swapped():
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        on.enter(GPU1, namespace=Failing())
+        swap.enter(GPU1, namespace=Failing())
     assert not swap.installed()
     assert torch.cuda.current_device() == 0
 

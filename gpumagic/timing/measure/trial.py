@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from gpumagic.copies.namespace import World
-from gpumagic.placement.on import enter, leave
 from gpumagic.placement.scope import suspended
+from gpumagic.placement.swap import enter, leave
 from gpumagic.timing.measure.program import Program
 from gpumagic.timing.result.agreement import outcome
 

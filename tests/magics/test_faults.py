@@ -1,0 +1,63 @@
+"""A fault of gpumagic itself: the cell has its result, a line says it, the doctor shows it."""
+
+import pytest
+
+import gpumagic
+from gpumagic import faults
+from gpumagic.ledger.watch import watch
+
+
+@pytest.fixture(autouse=True)
+def _none_before():
+    faults.forget()
+    yield
+    faults.forget()
+
+
+def broken(*args, **kwargs):
+    raise ValueError("a broken ledger")
+
+
+def stopped_and_broken(watched, stop=watch.stop):
+    stop(watched)
+    broken()
+
+
+BROKEN = {"start": broken, "stop": stopped_and_broken, "ledger": property(broken)}
+
+
+@pytest.mark.parametrize("step", BROKEN)
+def test_a_broken_ledger_is_said_and_the_cell_runs(ip, monkeypatch, step):
+    ip.run("X = torch.ones(3)")
+    monkeypatch.setattr(watch, step, BROKEN[step])
+    done = ip.run("%%ongpu 1\nX * 2")
+    monkeypatch.undo()
+    assert done.result.tolist() == [2, 2, 2]
+    assert done.result.device.index == 1
+    said = [line for line in done.text.splitlines() if line.startswith("gpumagic failed while")]
+    assert len(said) == 1
+    assert said[0].endswith("ValueError: a broken ledger; %gpus --doctor shows where")
+    assert "its ledger is incomplete" in str(gpumagic.last_report())
+    assert "incomplete" not in ip.run("%%ongpu 1\nX * 2").text
+
+
+def test_it_is_said_once_and_counted(ip, monkeypatch):
+    monkeypatch.setattr(watch, "start", broken)
+    told = [ip.run("%%ongpu 1\nzeros(1)").text.count("gpumagic failed while") for _ in range(3)]
+    monkeypatch.undo()
+    assert told == [1, 0, 0]
+    (fault,) = faults.all_kept()
+    assert fault.count == 3
+
+
+def test_the_doctor_shows_it_with_its_traceback(ip, monkeypatch):
+    assert "nothing of its own has failed" in ip.run("%gpus --doctor").text
+    monkeypatch.setattr(watch, "start", broken)
+    ip.run("%%ongpu 1 --quiet\nzeros(1)")
+    monkeypatch.undo()
+    shown = ip.run("%gpus --doctor").text
+    assert "✗ gpumagic" in shown
+    assert "a broken ledger" in shown
+    assert "in broken" in shown  # the traceback's last frame
+    ip.ip.run_line_magic("reload_ext", "gpumagic")
+    assert "nothing of its own has failed" in ip.run("%gpus --doctor").text
