@@ -163,8 +163,8 @@ describe('what is shown', () => {
     });
     monitor.update(fixture());
     monitor.draw();
-    expect(said).toContain('Utilisation');
-    expect(text(monitor, '.cap .dim')).toContain('«Utilisation»');
+    expect(said).toContain('Utilization');
+    expect(text(monitor, '.cap .dim')).toContain('«Utilization»');
     expect(one(monitor, '.legend').textContent).toContain('«this notebook»');
   });
 });

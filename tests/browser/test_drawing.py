@@ -172,11 +172,11 @@ def test_charts_follow_the_theme(opened):
 
 def test_in_forced_colors_bars_are_still_told_apart(opened):
     page = opened(SNAPSHOT, 300, forced_colors="active")
-    colours = page.evaluate(
+    colors = page.evaluate(
         """['mine', 'others', 'reserved'].map(name =>
             getComputedStyle(root.querySelector('.bar .' + name)).backgroundColor)"""
     )
-    assert len(set(colours)) == 3
+    assert len(set(colors)) == 3
 
 
 def test_the_keyboard_opens_a_card(opened):

@@ -54,44 +54,9 @@ def test_it_draws_while_a_cell_runs_and_its_last_state_stays(view):
     expect(view.page.locator(SAVED).last).to_contain_text("4.0 / 8.0 GiB")
 
 
-def test_restarted_the_kernel_answers_no_more_and_the_table_is_there(view):
+def test_what_stays_of_it_in_the_file_in_a_new_page_and_without_its_kernel(view):
     live = opened(view)
     expect(view.page.locator(SAVED).last).to_be_hidden()
-    # What the page says within ten seconds anyway.
-    view.page.evaluate(
-        """async () => {
-            await window.jupyterapp.shell.currentWidget.sessionContext.restartKernel();
-            document.dispatchEvent(new Event('visibilitychange'));
-        }"""
-    )
-    expect(live).to_contain_text("the kernel does not answer")
-
-
-def test_without_its_kernel_the_notebook_shows_the_table(view):
-    opened(view)
-    view.page.evaluate("window.jupyterapp.shell.currentWidget.context.save()")
-    view.lab.forget()
-    view.load()
-    view.open_notebook("widget.ipynb")
-    expect(view.page.locator(SAVED).last).to_be_visible()
-    expect(view.page.locator(SAVED).last).to_contain_text("cuda:0")
-    complaint = view.page.get_by_text("Error displaying widget")
-    expect(complaint).to_have_count(1)
-    expect(complaint).to_be_hidden()
-    # The same complaint, of ipywidgets, in the console.
-    view.errors[:] = [e for e in view.errors if "widget model not found" not in e]
-
-
-def test_loaded_again_the_page_shows_the_same_monitor(view):
-    live = opened(view)
-    view.page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
-    view.load()
-    view.open_notebook("widget.ipynb")
-    expect(live).to_contain_text("cuda:0")
-
-
-def test_the_file_has_the_table_for_who_opens_it_without_a_kernel(view):
-    opened(view)
     view.page.evaluate("window.jupyterapp.shell.currentWidget.context.save()")
     path = view.lab.home / "widget.ipynb"
 
@@ -103,3 +68,26 @@ def test_the_file_has_the_table_for_who_opens_it_without_a_kernel(view):
     data = outputs()[0]
     assert "<table>" in "".join(data["text/html"])
     assert "cuda:0" in "".join(data["text/plain"])
+    # Loaded again, the page shows the same monitor.
+    view.load()
+    view.open_notebook("widget.ipynb")
+    expect(live).to_contain_text("cuda:0")
+    # Restarted, the kernel does not answer, which the page says within ten seconds anyway.
+    view.page.evaluate(
+        """async () => {
+            await window.jupyterapp.shell.currentWidget.sessionContext.restartKernel();
+            document.dispatchEvent(new Event('visibilitychange'));
+        }"""
+    )
+    expect(live).to_contain_text("the kernel does not answer")
+    # Without its kernel, the notebook shows the table.
+    view.lab.forget()
+    view.load()
+    view.open_notebook("widget.ipynb")
+    expect(view.page.locator(SAVED).last).to_be_visible()
+    expect(view.page.locator(SAVED).last).to_contain_text("cuda:0")
+    complaint = view.page.get_by_text("Error displaying widget")
+    expect(complaint).to_have_count(1)
+    expect(complaint).to_be_hidden()
+    # The same complaint, of ipywidgets, in the console.
+    view.errors[:] = [e for e in view.errors if "widget model not found" not in e]

@@ -87,34 +87,34 @@ def test_commands_show_the_panel_and_the_doctor(view):
     view.hides("nvidia-ml-py")
 
 
-def test_settings_hold_at_once(lab, view):
+def test_settings_hold_at_once(lab, own_view):
     lab.machine({"gpu.0.util": 3, "gpu.1.util": 97})
-    view.shows("GPU 1")
-    expect(view.status).to_contain_text("GPU 1 97 %")
+    own_view.shows("GPU 1")
+    expect(own_view.status).to_contain_text("GPU 1 97 %")
     wants = []
-    view.on_message("want", wants.append)
-    view.set(period=7)
-    view.wait_until(lambda: wants and wants[-1]["period"] == 5)
-    view.set(memoryAlert=False, heatAlert=False, idleAlert=False, faultAlert=False)
-    view.wait_until(lambda: wants[-1]["period"] == 7)
-    view.set(compact=True)
-    expect(view.panel.locator("li.line")).to_have_count(2)
-    view.set(statusBar=False)
-    expect(view.status).to_be_hidden()
-    view.set(side="left")
-    expect(view.page.locator("#jp-left-stack #gpumagic-panel")).to_have_count(1)
+    own_view.on_message("want", wants.append)
+    own_view.set(period=7)
+    own_view.wait_until(lambda: wants and wants[-1]["period"] == 5)
+    own_view.set(memoryAlert=False, heatAlert=False, idleAlert=False, faultAlert=False)
+    own_view.wait_until(lambda: wants[-1]["period"] == 7)
+    own_view.set(compact=True)
+    expect(own_view.panel.locator("li.line")).to_have_count(2)
+    own_view.set(statusBar=False)
+    expect(own_view.status).to_be_hidden()
+    own_view.set(side="left")
+    expect(own_view.page.locator("#jp-left-stack #gpumagic-panel")).to_have_count(1)
 
 
-def test_an_alert_is_told_once(lab, view):
-    view.set(memorySeconds=1)
+def test_an_alert_is_told_once(lab, own_view):
+    own_view.set(memorySeconds=1)
     lab.machine({"gpu.0.total": 80 * GIB, "gpu.0.used": 79 * GIB})
-    toast = view.page.get_by_text("memory is nearly full")
+    toast = own_view.page.get_by_text("memory is nearly full")
     expect(toast).to_have_count(1)
-    view.load()
+    own_view.load()
     seen = []
-    view.on_message("snapshot", seen.append)
-    view.open_panel()
-    view.wait_until(lambda: len(seen) >= 4)
+    own_view.on_message("snapshot", seen.append)
+    own_view.open_panel()
+    own_view.wait_until(lambda: len(seen) >= 4)
     expect(toast).to_have_count(0)
 
 

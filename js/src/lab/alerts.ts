@@ -116,7 +116,7 @@ function read(text: string | null): Map<string, Event> {
       events.set(String(key), event);
     }
   } catch {
-    // What another program wrote there is not ours to mend.
+    // What another program wrote there is not ours to fix.
   }
   return events;
 }

@@ -17,7 +17,7 @@ export interface Listener {
 export interface Want {
   /** Seconds between snapshots. */
   period: number;
-  /** Who holds memory too: the dearest question. */
+  /** Who holds memory too: the most expensive question. */
   processes?: boolean;
   /** The past, and the cells that ran. */
   history?: boolean;

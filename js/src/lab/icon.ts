@@ -1,4 +1,4 @@
-/** A GPU: a chip on a card, in JupyterLab's own colours. */
+/** A GPU: a chip on a card, in JupyterLab's own colors. */
 
 import { LabIcon } from '@jupyterlab/ui-components';
 

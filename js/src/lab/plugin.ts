@@ -115,7 +115,7 @@ async function activate(
   commands.addCommand(SHOW, { label: t('Show GPUs'), icon: gpuIcon, execute: show });
   commands.addCommand(DOCTOR, {
     label: t('GPU Doctor'),
-    caption: t('What stands between this server and a GPU, and how to mend it'),
+    caption: t('What stands between this server and a GPU, and how to fix it'),
     icon: gpuIcon,
     execute: () => {
       const isSeen = panel.isVisible;

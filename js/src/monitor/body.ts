@@ -48,7 +48,7 @@ export class Body {
   constructor({ gpu }: View, shared: Shared) {
     const { t } = shared;
     this.#shared = shared;
-    this.#busy = new Chart('utilization', t('Utilisation'), gpu.uuid, shared);
+    this.#busy = new Chart('utilization', t('Utilization'), gpu.uuid, shared);
     this.#memory = new Chart('memory', t('Memory'), gpu.uuid, shared);
     this.#bar = new MemoryBar(shared, true);
     this.#memory.node.append(this.#bar.node);

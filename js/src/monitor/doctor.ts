@@ -1,4 +1,4 @@
-/** What is wrong and how to mend it: problems while there are GPUs, the doctor where there is none. */
+/** What is wrong and how to fix it: problems while there are GPUs, the doctor where there is none. */
 
 import type { Check, Problem } from '../snapshot.js';
 import { Field, h, Rows, sentence, show, typed } from './dom.js';

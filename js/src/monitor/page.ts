@@ -2,7 +2,7 @@
 
 import type { Inks, Spark } from './spark.js';
 
-/** The colours that CSS gives now; one hidden element has them all. */
+/** The colors that CSS gives now; one hidden element has them all. */
 export function inks(probe: HTMLElement): Inks {
   const style = getComputedStyle(probe);
   return {
@@ -15,7 +15,7 @@ export function inks(probe: HTMLElement): Inks {
 
 const ATTRIBUTES = ['class', 'style', 'data-jp-theme-name', 'data-jp-theme-light', 'data-theme'];
 
-/** Calls when the colours may have changed; the value ends it. */
+/** Calls when the colors may have changed; the value ends it. */
 export function onTheme(call: () => void): () => void {
   const observer = new MutationObserver(call);
   for (const node of [document.documentElement, document.body]) {

@@ -107,14 +107,14 @@ export class Series {
     return low;
   }
 
-  /** Peak memory and mean utilisation of one GPU over a time. */
+  /** Peak memory and mean utilization of one GPU over a time. */
   stats(uuid: string, start: number, end: number): Stats {
     const { utilization, memory } = this.column(uuid);
     const [first, past] = [this.from(start), this.from(end + 1e-6)];
     const peaks = memory.slice(first, past).filter((value) => !Number.isNaN(value));
     let [sum, seconds] = [0, 0];
     for (let n = first; n <= past && n < this.time.length; n++) {
-      // Utilisation is of the time before its sample, most of which must be the cell's.
+      // Utilization is of the time before its sample, most of which must be the cell's.
       const to = this.time[n] as number;
       const from = gap(this.time, n) ? to - 1 : (this.time[n - 1] as number);
       const common = Math.min(end, to) - Math.max(start, from);
@@ -138,7 +138,7 @@ export class Series {
     this.time = this.time.slice(first, past);
   }
 
-  /** Makes one sample of number n and the next: their mean utilisation, their peak memory. */
+  /** Makes one sample of number n and the next: their mean utilization, their peak memory. */
   #join(n: number): void {
     const [before, a, b] = this.time.slice(n - 1) as [number, number, number];
     const share = (b - a) / (b - before);
