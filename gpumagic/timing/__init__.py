@@ -16,4 +16,5 @@ shown.register(
     "gpumagic.timing.comparison.Comparison",
     text="gpumagic.timing.view.comparison_text",
     html="gpumagic.timing.view.comparison_html",
+    figure="gpumagic.timing.view.figure",
 )

@@ -1,4 +1,4 @@
-"""`Comparison`: what `%%gputime` and `compare` give; it shows itself, and can be kept in a file."""
+"""Keep what `%%gputime` and `compare` measured: it shows itself, and can be kept in a file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpumagic.display.shown import Shown
+from gpumagic.display import shown
 from gpumagic.errors import GpuError
 from gpumagic.timing.ask import sweep as sweeping
 from gpumagic.timing.result import change as changing
-from gpumagic.timing.result import crossover, device_named
+from gpumagic.timing.result import crossover, data_frame, stored
+from gpumagic.timing.result.lookup import Lookup
 from gpumagic.timing.result.timing import Agreement, Machine, Timing
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _TITLE = 60
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Shown):
+class Comparison(Lookup, shown.Shown):
     """The same code, timed on several devices.
 
     Attributes
@@ -73,55 +74,6 @@ class Comparison(Shown):
         first = told[0] if len(told[0]) < _TITLE else told[0][: _TITLE - 2] + " …"
         return first if len(told) == 1 or first.endswith("…") else f"{first} …"
 
-    @cached_property
-    def devices(self) -> tuple[str, ...]:
-        """Every WHERE once, in their order."""
-        return tuple(dict.fromkeys(t.where for t in self.timings))
-
-    @cached_property
-    def _by_point(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], Timing]:
-        return {(t.where, sweeping.key(t.values)): t for t in self.timings}
-
-    def at(self, where: str, values: Mapping[str, Any]) -> Timing | None:
-        """The timing of one of `devices` at one point; None where it was not measured."""
-        return self._by_point.get((where, sweeping.key(values)))
-
-    def timing(self, where: object, **values: Any) -> Timing:
-        """One device's timing, at one point of the sweep.
-
-        Parameters
-        ----------
-        where : object
-            As anywhere: ``"cuda:0"``, ``0``, ``"cpu"``; ``"0+1"``.
-        **values
-            The sweep's variables: ``n=256``.
-
-        Raises
-        ------
-        GpuError
-            It is not in this comparison.
-        """
-        name = device_named.among(where, self.devices)
-        if set(values) != set(self.sweep):
-            wanted = ", ".join(f"{v}={sweeping.label(x[0])}" for v, x in self.sweep.items())
-            raise GpuError(
-                f"the sweep is over {', '.join(self.sweep)}; say at which value: {wanted}"
-                if self.sweep
-                else f"there is no sweep over {', '.join(values)}; leave it out"
-            )
-        found = self.at(name, values)
-        if found is None:
-            asked = ", ".join(f"{v} = {sweeping.label(x)}" for v, x in values.items())
-            raise GpuError(f"{name} was not timed at {asked}; see .sweep for its values")
-        return found
-
-    def median(self, where: object, **values: Any) -> float:
-        """Seconds of one run. Raises `GpuError` like `timing`, and where there is no time."""
-        found = self.timing(where, **values)
-        if found.median is None:
-            raise GpuError(f"{found.where} has no time: {found.error or 'it was not measured'}")
-        return found.median
-
     def speedup(self, where: object, reference: object, **values: Any) -> float:
         """How many times faster `where` is than `reference`; less than 1 if it is slower.
 
@@ -159,34 +111,6 @@ class Comparison(Shown):
         return min(known, key=lambda t: t.median or 0.0, default=None)
 
     @cached_property
-    def alone(self) -> tuple[str, ...]:
-        """The devices without those that ran together, unless there are no others."""
-        single = tuple(where for where in self.devices if "+" not in where)
-        return single or self.devices
-
-    def wrong(self, where: str) -> bool:
-        """Whether a device gave other numbers than the first."""
-        return any(a.where == where and a.same is False for a in self.agreements)
-
-    @cached_property
-    def axis(self) -> str | None:
-        """The variable to draw along: the first with the most numbers; None without a sweep."""
-        if not self.sweep:
-            return None
-
-        def numbers(name: str) -> int:
-            values = self.sweep[name]
-            return len(values) if all(sweeping.number(v) is not None for v in values) else 0
-
-        return max(self.sweep, key=numbers)
-
-    @cached_property
-    def panels(self) -> list[dict[str, Any]]:
-        """The other variable at each of its values: a plot each; ``[{}]`` where there is none."""
-        others = {name: values for name, values in self.sweep.items() if name != self.axis}
-        return sweeping.points(others)
-
-    @cached_property
     def crossovers(self) -> tuple[crossover.Crossover, ...]:
         """Where the order of two devices flips; empty where `axis` has no numbers."""
         return crossover.find(self)
@@ -212,7 +136,7 @@ class Comparison(Shown):
         GpuError
             One of them is not in this comparison.
         """
-        pair = {device_named.among(a, self.devices), device_named.among(b, self.devices)}
+        pair = {self.among(a), self.among(b)}
         at = sweeping.key(values)
         found = [
             c.at
@@ -231,8 +155,6 @@ class Comparison(Shown):
 
     def to_json(self) -> str:
         """Everything, as JSON of one line; a sweep's value that is no number or word, as words."""
-        from gpumagic.timing.result import stored
-
         return stored.dumps(self)
 
     def save(self, path: str | Path) -> None:
@@ -253,9 +175,7 @@ class Comparison(Shown):
         GpuError
             There is no such file, or it is no comparison of a version that is known here.
         """
-        from gpumagic.timing.result import stored
-
-        return stored.load(source)
+        return stored.load(source, cls)
 
     def to_pandas(self) -> DataFrame:
         """A row for each timing: its variables, seconds, bytes and joules.
@@ -265,9 +185,7 @@ class Comparison(Shown):
         GpuError
             pandas is not installed.
         """
-        from gpumagic.timing.result import data_frame
-
-        return data_frame.to_pandas(self)
+        return data_frame.to_pandas(self.timings, self.items)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw it with matplotlib: bars, or curves of a sweep.
@@ -286,6 +204,4 @@ class Comparison(Shown):
         GpuError
             matplotlib is not installed, or the sweep has two variables with a value each.
         """
-        from gpumagic.timing.view import figure
-
-        return figure.plot(self, ax)
+        return shown.view(self, "figure").plot(self, ax)

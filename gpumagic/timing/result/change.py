@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from gpumagic.display.units import times
 from gpumagic.timing.ask import sweep
+from gpumagic.timing.result.lookup import Lookup
 from gpumagic.timing.result.timing import Timing
-
-if TYPE_CHECKING:
-    from gpumagic.timing.comparison import Comparison
 
 Verdict = Literal["faster", "slower", "same", "unsure", "new", "failed"]
 
@@ -54,7 +52,7 @@ class Change:
         return f"{times(1 / self.ratio)} slower"
 
 
-def changes(now: Comparison, earlier: Comparison) -> tuple[Change, ...]:
+def changes(now: Lookup, earlier: Lookup) -> tuple[Change, ...]:
     """Each timing against that of the same device and values before.
 
     Two medians differ where `Timing.differs` says so: by more than the 95 % intervals of both, and
@@ -85,7 +83,7 @@ def _change(now: Timing, before: Timing | None) -> Change:
     )
 
 
-def differences(now: Comparison, earlier: Comparison) -> tuple[str, ...]:
+def differences(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
     """What else is different, so that the code need not be the reason: a line each."""
     found = []
     facts = (

@@ -6,13 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpumagic.timing.ask import sweep
+from gpumagic.timing.result.lookup import Lookup
 from gpumagic.timing.result.timing import Timing
-
-if TYPE_CHECKING:
-    from gpumagic.timing.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -39,22 +37,22 @@ class Crossover:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find(comparison: Comparison) -> tuple[Crossover, ...]:
+def find(measured: Lookup) -> tuple[Crossover, ...]:
     """Of every two devices, for each value of the sweep's other variable."""
-    name = comparison.axis
+    name = measured.axis
     if name is None:
         return ()
-    numbered = [(sweep.number(value), value) for value in comparison.sweep[name]]
+    numbered = [(sweep.number(value), value) for value in measured.sweep[name]]
     known = [(x, value) for x, value in numbered if x is not None]
     if len(known) < len(numbered):
         return ()
     known.sort(key=lambda pair: pair[0])
     xs = [x for x, _ in known]
     found = []
-    for fixed in comparison.panels:
+    for fixed in measured.panels:
         curves = {
-            where: [comparison.at(where, {**fixed, name: value}) for _, value in known]
-            for where in comparison.alone
+            where: [measured.at(where, {**fixed, name: value}) for _, value in known]
+            for where in measured.alone
         }
         for a, b in combinations(curves, 2):
             for x, seconds, now in flips(xs, curves[a], curves[b]):

@@ -1,19 +1,18 @@
-"""A comparison as a pandas DataFrame."""
+"""Make a pandas DataFrame of timings."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gpumagic.errors import GpuError
+from gpumagic.timing.result.timing import Timing
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from gpumagic.timing.comparison import Comparison
-    from gpumagic.timing.result.timing import Timing
 
-
-def to_pandas(comparison: Comparison) -> DataFrame:
+def to_pandas(timings: Iterable[Timing], items: float | None) -> DataFrame:
     """A row for each timing; see `Comparison.to_pandas`."""
     try:
         import pandas
@@ -23,10 +22,10 @@ def to_pandas(comparison: Comparison) -> DataFrame:
         raise GpuError(
             "to_pandas() needs pandas, which is not installed here; type: pip install pandas"
         ) from None
-    return pandas.DataFrame([_row(comparison, timing) for timing in comparison.timings])
+    return pandas.DataFrame([_row(timing, items) for timing in timings])
 
 
-def _row(comparison: Comparison, timing: Timing) -> dict[str, Any]:
+def _row(timing: Timing, items: float | None) -> dict[str, Any]:
     first, third = timing.quartiles or (None, None)
     low, high = timing.interval or (None, None)
     return {
@@ -43,7 +42,7 @@ def _row(comparison: Comparison, timing: Timing) -> dict[str, Any]:
         "device_s": timing.device_median,
         "repeats": len(timing.seconds),
         "runs_per_repeat": timing.number,
-        "items_per_s": timing.rate(comparison.items),
+        "items_per_s": timing.rate(items),
         "energy_j": timing.energy,
         "peak_bytes": max(timing.peak.values(), default=None),
         "copied_bytes": timing.copied,

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from gpumagic.display import svg
 from gpumagic.display.style import block, tag
 from gpumagic.display.units import fine
+from gpumagic.timing.comparison import Comparison
+from gpumagic.timing.result.timing import Timing
 from gpumagic.timing.view import comparison_text as words
 from gpumagic.timing.view import curves, remarks, verdict
-
-if TYPE_CHECKING:
-    from gpumagic.timing.comparison import Comparison
-    from gpumagic.timing.result.timing import Timing
 
 # A saved notebook carries them all.
 _MOST_ROWS = 200

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpumagic.display.units import NOT_KNOWN, energy, fine, rate, size, times
+from gpumagic.timing.comparison import Comparison
+from gpumagic.timing.result.timing import Timing
 from gpumagic.timing.view import remarks, verdict
 from gpumagic.timing.view.verdict import shown
-
-if TYPE_CHECKING:
-    from gpumagic.timing.comparison import Comparison
-    from gpumagic.timing.result.timing import Timing
 
 Column = tuple[str, list[str], bool]
 """Its heading, a cell for each row, and whether they are numbers."""

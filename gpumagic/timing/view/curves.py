@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gpumagic.display import axes, svg
 from gpumagic.display.axes import Scale
 from gpumagic.display.units import fine
+from gpumagic.timing.comparison import Comparison
+from gpumagic.timing.result.timing import Timing
 from gpumagic.timing.view import verdict
 from gpumagic.timing.view.remarks import percent
-
-if TYPE_CHECKING:
-    from gpumagic.timing.comparison import Comparison
-    from gpumagic.timing.result.timing import Timing
 
 # More points than these would be a row of beads.
 _FEW = 24

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpumagic.display import svg
 from gpumagic.display.units import fine
 from gpumagic.errors import GpuError
+from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.view import verdict
-
-if TYPE_CHECKING:
-    from gpumagic.timing.comparison import Comparison
 
 _TITLE = 64  # characters
 _DASHES = {"": "-", "7 3": "--", "2 3": ":", "9 3 2 3": "-."}

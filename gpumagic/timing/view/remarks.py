@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from gpumagic.display.units import NOT_KNOWN, duration, size, times
+from gpumagic.timing.comparison import Comparison
+from gpumagic.timing.result.change import Change
+from gpumagic.timing.result.timing import Agreement, Timing
 from gpumagic.timing.view.verdict import both, point
-
-if TYPE_CHECKING:
-    from gpumagic.timing.comparison import Comparison
-    from gpumagic.timing.result.change import Change
-    from gpumagic.timing.result.timing import Agreement, Timing
 
 _TOLD_ELSEWHERE = ("", "reference", "not compared")
 # A median whose 95 % interval is wider than this part of it is said to be uncertain: two devices

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpumagic.display.units import fine, times
-
-if TYPE_CHECKING:
-    from gpumagic.timing.comparison import Comparison
-    from gpumagic.timing.result.crossover import Crossover
+from gpumagic.timing.comparison import Comparison
+from gpumagic.timing.result.crossover import Crossover
 
 # The median is measured to 1 %: less is no difference to speak of.
 _EVEN = 1.01
