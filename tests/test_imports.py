@@ -61,14 +61,9 @@ TWO_CLASSES = {
     "Ledger", "Place", "Plan", "Refused", "Row", "Stream", "Tally", "Target", "Walk", "World",
 }
 IN_CIRCLES = {
-    "ledger.advice", "ledger.entry", "ledger.ledger_view", "cell.report", "cell.report_view",
-    "mismatch.explanation", "mismatch.explanation_view", "dryrun", "dryrun.describe",
-    "dryrun.dry_cell", "dryrun.dry_function", "dryrun.dry_run_view", "dryrun.peaks",
-    "dryrun.result", "dryrun.session", "copies.copier", "copies.functions", "copies.instances",
-    "timing.comparison", "timing.result.change", "timing.result.crossover",
-    "timing.result.data_frame", "timing.result.stored", "timing.view.comparison_html",
-    "timing.view.comparison_text", "timing.view.curves", "timing.view.figure",
-    "timing.view.remarks", "timing.view.verdict",
+    "dryrun", "dryrun.describe", "dryrun.dry_cell", "dryrun.dry_function", "dryrun.dry_run_view",
+    "dryrun.peaks", "dryrun.result", "dryrun.session", "copies.copier", "copies.functions",
+    "copies.instances",
 }
 # fmt: on
 
