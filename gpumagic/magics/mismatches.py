@@ -1,4 +1,4 @@
-"""Under the traceback of an error between devices, its explanation.
+"""Show the explanation of an error between devices, under its traceback.
 
 The traceback, the exception and what IPython keeps of it are left as they are: the explanation is
 an output of its own, shown after them. It is shown wherever the shell shows a traceback, so for
@@ -9,6 +9,8 @@ import sys
 from typing import Any
 
 from IPython.display import display
+
+from gpumagic import faults
 
 
 class Explaining:
@@ -57,11 +59,9 @@ class Explaining:
         if not self._active or error is None or "torch" not in sys.modules:
             return
         self._shown = id(error)
-        try:
+        with faults.kept("explaining an error"):  # the user's own has been shown
             from gpumagic.mismatch import explain
 
             explanation = explain(error)
             if explanation is not None:
                 display(explanation)
-        except Exception:  # noqa: BLE001  whatever fails here, the user's error has been shown
-            return

@@ -1,4 +1,4 @@
-"""What is wrong between devices, as plain data that holds no tensor and no frame."""
+"""Record what is wrong between devices: plain data that holds no tensor and no frame."""
 
 from dataclasses import dataclass
 
@@ -48,7 +48,7 @@ class Fix:
     ----------
     code : str
         With ``where == "before"`` lines to put before line `line`; with ``"replace"`` what lines
-        `line` to `end_line` become. The indentation is that of the place.
+        `line` to `end_line` become. The indentation is that of its lines.
     where : str
         ``"before"`` or ``"replace"``.
     line, end_line : int
@@ -56,13 +56,13 @@ class Fix:
     filename : str
         The file or cell that the lines are of, as in the traceback.
     label : str
-        The same as people know it: ``"In[3]"``, ``"train.py"``.
+        The same as people know it: ``"In [3]"``, ``"train.py"``.
     nbytes : int or None
         Bytes that it moves; None where that is not known.
     other_nbytes : int or None
         Bytes that the other way would move, where there is one.
     once : bool
-        Whether it moves them for good, where the other way would move its own each time.
+        Whether it moves modules for good, where the other way would move data each time.
     """
 
     code: str

@@ -1,40 +1,33 @@
-"""From an exception to the user's frames, their source and the expression that failed."""
+"""Read a traceback: the user's frames, their source, and the expression that failed in each.
+
+The exception and its frames are left as they are; nothing of the user's code is run.
+"""
 
 import ast
 import builtins
 import inspect
 import linecache
-import os
-import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any
 
-import torch
+from executing import Source
 
+from gpumagic.usercode.files import is_ours, is_torchs, is_users
 from gpumagic.usercode.values import Scope
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_INSTALLED = tuple(
-    {
-        os.path.abspath(sysconfig.get_path(name)) + os.sep
-        for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    }
-)
-_SITE = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _FRAMES = 200
+_ERRORS = 20
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
-_TIMED = {"<timed exec>": "expr", "<timed eval>": "expr"}
+_TIMED = ("<timed exec>", "<timed eval>")
 
 
 def errors(error: BaseException) -> Iterator[BaseException]:
     """An exception and those that it was raised from, each once, the original last."""
     seen: list[BaseException] = []
     queue: list[BaseException | None] = [error]
-    while queue and len(seen) < 20:
+    while queue and len(seen) < _ERRORS:
         current = queue.pop(0)
         if current is None or any(current is e for e in seen):
             continue
@@ -47,16 +40,21 @@ def errors(error: BaseException) -> Iterator[BaseException]:
             queue.extend(current.exceptions)  # type: ignore[attr-defined]
 
 
-class Place:
+class FailedFrame:
     """One frame of a traceback: what failed in it, and the names that it sees.
 
     Attributes
     ----------
+    source, tree
+        The text of the file or cell, and its syntax tree, whose nodes know their `parent`; None
+        where there is no source.
     direct : bool
         Between this frame and the error lies no code but torch's.
+    at_top : bool
+        It is the code of a cell or file itself, not of a function.
     """
 
-    def __init__(self, tb: TracebackType, source: str | None, *, direct: bool) -> None:
+    def __init__(self, tb: TracebackType, *, direct: bool, timed: str | None = None) -> None:
         frame = tb.tb_frame
         self.scope = Scope(_names(frame), frame.f_globals)
         self.code = frame.f_code
@@ -64,17 +62,10 @@ class Place:
         self.line = tb.tb_lineno or frame.f_code.co_firstlineno
         self.direct = direct
         self.at_top = not frame.f_code.co_flags & inspect.CO_OPTIMIZED
-        self._span = position(tb)
-        self._source = source
-
-    @cached_property
-    def source(self) -> str:
-        """The text of the file or cell; empty where it cannot be had."""
-        return self._source or "".join(linecache.getlines(self.filename))
-
-    @cached_property
-    def tree(self) -> ast.Module | None:
-        return parse(self.source) if self.source else None
+        found = _executing(tb, timed)
+        self.source: str = found.source.text
+        self.tree: ast.Module | None = found.source.tree
+        self._node = found.node
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -82,35 +73,23 @@ class Place:
         code = self.code
         return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
-    def nodes(self) -> list[ast.AST]:
+    @property
+    def failed(self) -> ast.AST | None:
+        """The expression that failed, where it is certain."""
+        return self.candidates[0] if len(self.candidates) == 1 else None
+
+    @cached_property
+    def candidates(self) -> list[ast.AST]:
         """The expression that failed; where only the line is known, all that it may be."""
-        if self.tree is None:
-            return []
-        if self._span is None:
-            return [n for n in ast.walk(self.tree) if getattr(n, "lineno", 0) == self.line]
-        found = [n for n in ast.walk(self.tree) if _span(n) == self._span]
-        expressions = [n for n in found if not isinstance(n, ast.Expr)]
-        return expressions[-1:] or found[-1:]
+        if self._node is not None:
+            return [self._node]
+        every = ast.walk(self.tree) if self.tree is not None else ()
+        return [node for node in every if getattr(node, "lineno", 0) == self.line]
 
     def text(self, node: ast.AST) -> str:
         """An expression as the user wrote it, on one line."""
         found = ast.get_source_segment(self.source, node) or ast.unparse(node)
         return " ".join(line.strip() for line in found.splitlines())
-
-
-def parse(source: str) -> ast.Module | None:
-    """A syntax tree whose nodes know their parents; None of what is no Python."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
-            child.parent = node  # type: ignore[attr-defined]
-    return tree
-
-
-Span = tuple[int, int, int, int]
 
 
 def _names(frame: FrameType) -> Mapping[str, Any]:
@@ -127,92 +106,36 @@ def _names(frame: FrameType) -> Mapping[str, Any]:
     return names
 
 
-def position(tb: TracebackType) -> Span | None:
-    """Lines and columns (of UTF-8) of what a frame was doing; None where they cannot be had."""
-    code: Any = tb.tb_frame.f_code
-    if not hasattr(code, "co_positions"):
-        return _matched(tb)  # Python 3.10
-    lasti = tb.tb_lasti
-    for n, (line, end, column, end_column) in enumerate(code.co_positions()):
-        if n == lasti // 2:
-            if None in (line, end, column, end_column):
-                return None
-            return line, end, column, end_column
-    return None
-
-
-def _matched(tb: TracebackType) -> Span | None:
-    """The same by comparing the code with the source's, as IPython's own tracebacks do."""
+def _executing(tb: TracebackType, timed: str | None) -> Any:
+    """The source and the node that a frame is at; `timed` is a source that nobody keeps."""
+    name = tb.tb_frame.f_code.co_filename
+    if timed is None:
+        return Source.executing(tb)
+    linecache.cache[name] = (len(timed), None, timed.splitlines(keepends=True), name)
     try:
-        from executing import Source
-
-        node = Source.executing(tb).node
-    except Exception:  # noqa: BLE001  a source that is not that of the code
-        return None
-    return _span(node) if node is not None else None
+        return Source.executing(tb)
+    finally:
+        del linecache.cache[name]  # another cell's text will have the same name
 
 
-def _span(node: ast.AST) -> Span | None:
-    if not isinstance(node, (ast.expr, ast.stmt)):
-        return None
-    return node.lineno, node.end_lineno or 0, node.col_offset, node.end_col_offset or 0
-
-
-def parents(node: ast.AST) -> Iterator[ast.AST]:
-    """What encloses a node, from the inside."""
-    while (node := getattr(node, "parent", None)) is not None:  # type: ignore[assignment]
-        yield node
-
-
-def label(filename: str) -> str:
-    """A file as people know it: ``"In[3]"`` for a cell, ``"train.py"``."""
-    if "IPython" in sys.modules:
-        shell = sys.modules["IPython"].get_ipython()
-        try:
-            named = shell.compile.format_code_name(filename) if shell is not None else None
-        except Exception:  # noqa: BLE001  a shell of another make
-            named = None
-        if named is not None and named[0].startswith("Cell"):
-            return str(named[1])
-    return "" if filename.startswith("<") else os.path.basename(filename)
-
-
-def is_users(filename: str) -> bool:
-    """Whether a file is neither torch's, nor ours, nor of an installed library."""
-    if filename.startswith("<"):
-        return filename.startswith(("<ipython-input", "<timed", "<stdin")) or bool(
-            linecache.getlines(filename)
-        )
-    path = os.path.abspath(filename)
-    if path.startswith((_TORCH, _OURS)) or any(site in path for site in _SITE):
-        return False
-    return not path.startswith(_INSTALLED)
-
-
-def places(traceback: TracebackType | None) -> list[Place]:
+def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
     """The user's frames, from the deepest outwards."""
     chain: list[TracebackType] = []
+    timed: str | None = None
     while traceback is not None and len(chain) < 10 * _FRAMES:
         chain.append(traceback)
+        code = traceback.tb_frame.f_code
+        if code.co_name == "time" and not is_users(code.co_filename):
+            timed = traceback.tb_frame.f_locals.get("expr")  # what %%time compiles
         traceback = traceback.tb_next
-    timed: dict[str, str] = {}
-    for tb in chain:
-        _note_timed(tb.tb_frame, timed)
-    found: list[Place] = []
+    found: list[FailedFrame] = []
     direct = True
     for tb in reversed(chain[-_FRAMES:]):
         filename = tb.tb_frame.f_code.co_filename
         if is_users(filename):
-            found.append(Place(tb, timed.get(filename), direct=direct))
+            text = timed if filename in _TIMED and isinstance(timed, str) else None
+            found.append(FailedFrame(tb, direct=direct, timed=text))
             direct = True
-        elif not os.path.abspath(filename).startswith((_TORCH, _OURS)):
+        elif not is_torchs(filename) and not is_ours(filename):
             direct = False
     return found
-
-
-def _note_timed(frame: FrameType, timed: dict[str, str]) -> None:
-    # %%time compiles its text under a name of which no source is kept, but its frame has it.
-    if frame.f_code.co_name == "time" and "IPython" in frame.f_code.co_filename:
-        text = frame.f_locals.get("expr")
-        if isinstance(text, str):
-            timed.update(dict.fromkeys(_TIMED, text))

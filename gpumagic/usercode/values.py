@@ -1,17 +1,18 @@
-"""Read what a name stands for in a frame, without running any of the user's code.
+"""Read what an expression stands for in a frame, without running any of the user's code.
 
-Names, plain attributes and subscripts of builtin containers only: no property, no `__getattr__`, no
-`__getitem__`, no call.
+What pure_eval finds safe, and besides it what torch and its users keep things in: modules, named
+tuples, subclasses of dict and list. No property, no `__getattr__`, no `__getitem__`, no call.
 """
 
 import ast
 import builtins
 import types
-from collections import UserDict, deque
+from collections import ChainMap, UserDict, deque
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from pure_eval import CannotEval, Evaluator
 from torch import Tensor, nn
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
@@ -36,6 +37,7 @@ class Scope:
         self.outer = outer
 
     def name(self, name: str) -> Any:
+        """What a name stands for, or `MISSING`."""
         for names in (self.local, self.outer, vars(builtins)):
             if name in names:
                 return names[name]
@@ -43,57 +45,57 @@ class Scope:
 
     def value(self, node: ast.AST) -> Any:
         """What an expression stands for, or `MISSING`."""
+        names: Any = ChainMap(self.local, self.outer, vars(builtins))  # type: ignore[arg-type]
         try:
-            return self._value(node)
-        except Exception:  # noqa: BLE001  the user's own containers and keys
+            return _TorchEvaluator(names)[node]  # type: ignore[index]
+        except Exception:  # noqa: BLE001  not safe to read, or the user's own container or key
             return MISSING
 
-    def _value(self, node: ast.AST) -> Any:
-        if isinstance(node, ast.Name):
-            return self.name(node.id)
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.Attribute):
-            return attribute(self._value(node.value), node.attr)
-        if isinstance(node, ast.Subscript):
-            owner = self._value(node.value)
-            return MISSING if owner is MISSING else item(owner, self._key(node.slice))
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            number = self._value(node.operand)
-            return -number if type(number) in (int, float) else MISSING
-        return MISSING
 
-    def _key(self, node: ast.AST) -> Any:
-        key = self._value(node)
-        return key if type(key) in (int, str) else MISSING
+class _TorchEvaluator(Evaluator):
+    """Reads torch's modules and tensors, and classes made from containers, too."""
+
+    def _handle(self, node: ast.expr) -> Any:
+        try:
+            return super()._handle(node)
+        except CannotEval:
+            if isinstance(node, ast.Attribute):
+                return _attribute(self[node.value], node.attr)
+            if isinstance(node, ast.Subscript):
+                return _item(self[node.value], self[node.slice])
+            raise
 
 
-def attribute(owner: Any, name: str) -> Any:
-    """`owner.name` if that is stored, not computed."""
-    if owner is MISSING:
-        return MISSING
+def _attribute(owner: Any, name: str) -> Any:
+    """`owner.name` where torch or a named tuple stores it."""
     kind = type(owner)
-    if kind in _PLAIN_TENSORS:
-        return getattr(owner, name) if name in _OF_TENSORS else MISSING
-    if issubclass(kind, types.ModuleType):
-        return types.ModuleType.__getattribute__(owner, "__dict__").get(name, MISSING)
-    if issubclass(kind, type):
-        return _of_class(owner, name)
-    held = own(owner)
-    if name in held:
-        return held[name]
+    if kind in _PLAIN_TENSORS and name in _OF_TENSORS:
+        return getattr(owner, name)
     if issubclass(kind, nn.Module):
         for part in _MODULE_STATE:
-            if name in held.get(part, {}):
-                return held[part][name]
-    fields = getattr(kind, "_fields", None)
-    if issubclass(kind, tuple) and isinstance(fields, tuple) and name in fields:
-        return tuple.__getitem__(owner, fields.index(name))
-    for base in kind.__mro__:
-        slot = vars(base).get(name)
-        if type(slot) is types.MemberDescriptorType:
-            return slot.__get__(owner)
-    return _of_class(kind, name)
+            if name in own(owner).get(part, {}):
+                return own(owner)[part][name]
+    if issubclass(kind, tuple) and name in getattr(kind, "_fields", ()):
+        return tuple.__getitem__(owner, kind._fields.index(name))  # type: ignore[attr-defined]
+    raise CannotEval
+
+
+def _item(owner: Any, key: Any) -> Any:
+    """`owner[key]` of a class made from a container, or of torch's containers of modules."""
+    kind = type(owner)
+    if type(key) not in (int, str):
+        raise CannotEval
+    for base in (dict, list, tuple, deque):
+        if issubclass(kind, base):
+            return base.__getitem__(owner, key)
+    if issubclass(kind, UserDict):
+        return own(owner)["data"][key]
+    if issubclass(kind, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        modules = own(owner)["_modules"]
+        return list(modules.values())[key] if type(key) is int else modules[key]
+    if issubclass(kind, nn.ParameterList):
+        return own(owner)["_parameters"][str(key)]
+    raise CannotEval
 
 
 def own(value: Any) -> Mapping[str, Any]:
@@ -103,36 +105,6 @@ def own(value: Any) -> Mapping[str, Any]:
     except AttributeError:
         return {}
     return held
-
-
-def _of_class(kind: type, name: str) -> Any:
-    for base in kind.__mro__:
-        if name in vars(base):
-            found = vars(base)[name]
-            if isinstance(found, (staticmethod, classmethod)):
-                return found.__func__
-            # A property, or another descriptor: to ask it would run it.
-            computed = hasattr(type(found), "__get__") and not isinstance(found, types.FunctionType)
-            return MISSING if computed else found
-    return MISSING
-
-
-def item(owner: Any, key: Any) -> Any:
-    """`owner[key]` of a builtin container or of torch's containers of modules."""
-    if key is MISSING:
-        return MISSING
-    kind = type(owner)
-    for base in (dict, list, tuple, deque):
-        if issubclass(kind, base):
-            return base.__getitem__(owner, key)
-    if issubclass(kind, UserDict):
-        return item(own(owner).get("data", {}), key)
-    if issubclass(kind, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
-        modules = own(owner)["_modules"]
-        return list(modules.values())[key] if type(key) is int else modules[key]
-    if issubclass(kind, nn.ParameterList) and type(key) is int:
-        return own(owner)["_parameters"][str(key)]
-    return MISSING
 
 
 def device_of(value: Any) -> torch.device | None:
@@ -159,14 +131,10 @@ def of_function(function: Any, name: str) -> Any:
 
     Of torch's own functions also the module that C leaves empty.
     """
-    kind = type(function)
-    if issubclass(kind, (types.BuiltinFunctionType, types.FunctionType)):
-        found = getattr(function, name, None)
-        if (
-            found is None
-            and name == "__module__"
-            and isinstance(function, types.BuiltinFunctionType)
-        ):
-            return "torch" if "torch" in str(type(function.__self__)) else None
-        return found
-    return None
+    if type(function) is types.MethodType:
+        function = function.__func__
+    if not isinstance(function, (types.BuiltinFunctionType, types.FunctionType)):
+        return None
+    found = getattr(function, name, None)
+    owner = getattr(function, "__self__", None)
+    return "torch" if found is None and "torch" in str(type(owner)) else found

@@ -13,7 +13,7 @@ def test_it_comes_under_torchs_own_text(ip):
     ran = ip.run(f"{TWO}c = a + b")
     assert isinstance(ran.error, RuntimeError)
     assert ran.text.index("RuntimeError: Expected all") < ran.text.index(HEAD)
-    assert f"{HEAD}In[2], line 3: a + b" in ran.text
+    assert f"{HEAD}In [2], line 3: a + b" in ran.text
     assert ran.text.count(HEAD) == 1
     assert "c = a + b.to(a.device)" in ran.text
 
@@ -82,8 +82,8 @@ def test_a_function_of_an_earlier_cell_is_told_by_its_cell(ip):
     ip.run("def add(p, q):\n    return p + q\n")
     ip.run(TWO)
     ran = ip.run("for _ in range(2):\n    add(a, b)")
-    assert f"{HEAD}In[2], line 2: p + q" in ran.text
-    assert "In[4], line 2, write" in ran.text
+    assert f"{HEAD}In [2], line 2: p + q" in ran.text
+    assert "In [4], line 2, write" in ran.text
     assert "add(a, b.to(a.device))" in ran.text
 
 

@@ -47,7 +47,7 @@ def read(name):
     return [Snippet(part) for part in parts[1:]]
 
 
-def run(code, name="<snippet>", namespace=None):
+def run(code, name="snippet.py", namespace=None):
     """The error that running it raises, or None."""
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     torch.set_default_device(None)

@@ -41,13 +41,32 @@ def test_no_fix_is_proposed_that_surely_brings_the_next_error(other, sure):
     assert (explanation.fix is not None) is sure
 
 
-def test_what_fails_next_in_the_same_function_is_mended_too():
+def test_what_is_made_later_and_fails_next_is_explained_in_its_turn():
     code = (
         'a = torch.ones(2, device="cuda")\nm = torch.zeros(2).bool()\nb = a.masked_fill(m, 0)\n'
         "w = torch.arange(2)\nc = b * w\n"
     )
+    for _ in range(2):
+        code = gpumagic.explain(run(code)).fix.apply(code)
+    assert run(code) is None
+
+
+def test_what_exists_and_fails_next_moves_along():
+    code = (
+        'a, w = torch.ones(2, device="cuda"), torch.arange(2)\nm = torch.zeros(2).bool()\n'
+        "b = a.masked_fill(m, 0)\nc = b * w\n"
+    )
+    assert run(gpumagic.explain(run(code)).fix.apply(code)) is None
+
+
+def test_a_module_that_a_loop_needs_on_both_devices_is_not_moved():
+    code = (
+        "enc = nn.Linear(2, 2)\nfor step in range(2):\n    a = enc(torch.ones(1, 2)).sum()\n"
+        '    b = enc(torch.ones(1, 2, device="cuda"))\n'
+    )
     explanation = gpumagic.explain(run(code))
-    assert run(explanation.fix.apply(code)) is None
+    assert names_told(explanation)["enc"].odd
+    assert explanation.fix is None
 
 
 def test_functions_that_call_each_other_do_not_keep_it_busy():

@@ -4,38 +4,16 @@ import ast
 from dataclasses import dataclass, field
 
 from gpumagic.mismatch.explanation import Fix
-from gpumagic.usercode.frames import Place, label, parents
+from gpumagic.usercode.files import label
+from gpumagic.usercode.frames import FailedFrame
 
-SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Tuple, ast.Constant)
+_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Assert, ast.Delete)
 
 
-def statement(node: ast.AST) -> ast.stmt | None:
-    """The statement that a node belongs to."""
-    if isinstance(node, ast.stmt):
-        return node
-    return next((n for n in parents(node) if isinstance(n, ast.stmt)), None)
-
-
-def in_own_scope(node: ast.AST) -> bool:
-    """Whether a node is inside a comprehension, a generator expression or a lambda."""
-    for parent in parents(node):
-        if isinstance(parent, ast.stmt):
-            return False
-        if isinstance(parent, SCOPES):
-            return True
-    return False
-
-
-def function_of(node: ast.AST) -> ast.AST | None:
-    """The function, lambda or module whose code a node is."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
-    return next((n for n in parents(node) if isinstance(n, kinds)), None)
-
-
-def can_precede(place: Place, stmt: ast.stmt, node: ast.AST) -> bool:
-    """Whether a line put before `stmt` runs each time just before `node`."""
-    line = place.source.splitlines()[stmt.lineno - 1]
+def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
+    """Whether a line put before `stmt` runs each time just before what is in it."""
+    line = frame.source.splitlines()[stmt.lineno - 1]
     if line.encode()[: stmt.col_offset].strip():
         return False  # `if ready: y = net(x)`, `a; b`
     if line.lstrip().startswith("elif") or isinstance(stmt, (ast.While, ast.ClassDef)):
@@ -52,14 +30,16 @@ def bracketed(node: ast.AST, text: str) -> str:
 class Edit:
     """Changes around one statement."""
 
-    place: Place
+    frame: FailedFrame
     stmt: ast.stmt
     before: list[str] = field(default_factory=list)
     replaced: list[tuple[ast.AST, str]] = field(default_factory=list)
 
-    def fix(self, nbytes: int | None, other_nbytes: int | None, *, once: bool = False) -> Fix:
+    def fix(
+        self, nbytes: int | None, other_nbytes: int | None = None, *, once: bool = False
+    ) -> Fix:
         """The changes as a fix."""
-        lines = self.place.source.splitlines()
+        lines = self.frame.source.splitlines()
         start, end = self.stmt.lineno, self.stmt.end_lineno or self.stmt.lineno
         if not isinstance(self.stmt, _SIMPLE):
             end = start
@@ -67,26 +47,23 @@ class Edit:
         indent = lines[start - 1][: len(lines[start - 1]) - len(lines[start - 1].lstrip())]
         code = [f"{indent}{line}" for line in self.before]
         if self.replaced:
-            code += edited(lines[start - 1 : end], start, self.replaced)
+            code += _edited(lines[start - 1 : end], start, self.replaced)
         return Fix(
             "\n".join(code),
             "replace" if self.replaced else "before",
             start,
             end if self.replaced else start,
-            self.place.filename,
-            label(self.place.filename),
+            self.frame.filename,
+            label(self.frame.filename),
             nbytes,
             other_nbytes,
             once,
         )
 
 
-_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Assert, ast.Delete)
-
-
-def edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:
+def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:
     """Lines with expressions replaced; `first` is the number of the first."""
-    text = "\n".join(lines).encode()
+    text = "\n".join(lines).encode()  # columns count bytes of UTF-8
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line.encode()) + 1)

@@ -1,55 +1,58 @@
-"""Where a fix goes, and the device as its user would write it there."""
+"""Know where a fix goes, and write the device there as its user would."""
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 from torch import Tensor
 
-from gpumagic.mismatch.fix.edits import SCOPES, function_of, in_own_scope, statement
 from gpumagic.mismatch.read.expressions import Reader
 from gpumagic.mismatch.read.operand import Part
 from gpumagic.mismatch.read.operation import operation
-from gpumagic.usercode.frames import Place, parents
-from gpumagic.usercode.values import MISSING, device_of, full
+from gpumagic.mismatch.read.syntax import function_of, in_own_scope, root, statement
+from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.values import device_of, full
 
-_PLAIN = ("device", "dev", "DEVICE", "DEV", "dst", "self.device", "self.dev")
 _DEVICE_NAMES = (
-    *_PLAIN,
-    *(f"{c}.device" for c in ("self.cfg", "self.config", "cfg", "config", "args")),
+    *("device", "dev", "DEVICE", "DEV", "dst", "self.device", "self.dev"),
+    *("self.cfg.device", "self.config.device", "cfg.device", "config.device", "args.device"),
 )
 
 
 @dataclass
 class Site:
-    """A place, the failing node there, and the operands by their names there."""
+    """A frame, the failing node there, and the operands by their names there.
 
-    place: Place
+    Attributes
+    ----------
+    anchors : list of Part
+        All operands: one that stays may tell the device.
+    fixed : Part or None
+        What is written to, of which a copy would not do.
+    """
+
+    frame: FailedFrame
     node: ast.AST
     odd: list[Part]
     anchors: list[Part] = field(default_factory=list)
-    for_good: bool = False  # the names are moved, never where they stand
-    fixed: Part | None = None  # what is written to, of which a copy would not do
+    fixed: Part | None = None
+
+
+def parts_of(frame: FailedFrame, node: ast.AST) -> list[Part]:
+    """The operands of a node."""
+    done = operation(node, Reader(frame.scope, frame.text))
+    return list(done.parts) if done else []
 
 
 def written_device(site: Site, target: str, *, before: bool) -> str:
     """An expression for the device, as its user would write it there."""
     for name in _DEVICE_NAMES:
-        value = site.place.scope.value(ast.parse(name, mode="eval").body)
-        device = device_of(value) if value is not MISSING and type(value) is not int else None
+        value = site.frame.scope.value(ast.parse(name, mode="eval").body)
+        device = device_of(value) if type(value) is not int else None
         if device is not None and full(device) == target and _is_known(name, site):
             return name
-    for anchor in site.anchors:
-        part = anchor.source or anchor
-        plain = isinstance(part.node, (ast.Name, ast.Attribute)) and part.text.isidentifier()
-        plain = plain or (part.kind == "tensor" and isinstance(part.node, ast.Attribute))
-        hidden = before and in_own_scope(part.node)
-        known = _is_known(part.text, site)
-        if part.kind == "tensor" and part.device == target and plain and known and not hidden:
-            return f"{part.text}.device"
     for name in _at_hand(site, before):
-        value = site.place.scope.value(ast.parse(name, mode="eval").body)
+        value = site.frame.scope.value(ast.parse(name, mode="eval").body)
         there = issubclass(type(value), Tensor) and full(value.device) == target
         if there and _is_known(name, site):
             return f"{name}.device"
@@ -60,8 +63,7 @@ def _at_hand(site: Site, before: bool) -> Iterator[str]:
     """The names in the operands, and the arguments that the function is always called with."""
     for part in [*site.anchors, *site.odd]:
         for node in ast.walk(part.node):
-            nested = any(isinstance(p, SCOPES) for p in _between(node, part.node))
-            hidden = nested or (before and in_own_scope(node))
+            hidden = in_own_scope(node) and (before or not in_own_scope(part.node))
             if isinstance(node, (ast.Name, ast.Attribute)) and not hidden:
                 yield ast.unparse(node)
     function = function_of(site.node)
@@ -70,22 +72,16 @@ def _at_hand(site: Site, before: bool) -> Iterator[str]:
         yield from [a.arg for a in given[: len(given) - len(function.args.defaults)]]
 
 
-def _between(node: ast.AST, outer: ast.AST) -> Iterator[ast.AST]:
-    if node is not outer:
-        yield from takewhile(lambda parent: parent is not outer, parents(node))
-
-
 def _is_known(name: str, site: Site) -> bool:
     """Whether a name stands there for what it stood for where it failed."""
-    root = name.split(".")[0].split("[")[0]
     stmt, function = statement(site.node), function_of(site.node)
     if stmt is None or function is None:
         return False
-    first, last = sorted((stmt.lineno, site.place.line))
+    first, last = sorted((stmt.lineno, site.frame.line))
     return not any(
         isinstance(node, ast.Name)
         and isinstance(node.ctx, ast.Store)
-        and node.id == root
+        and node.id == root(name)
         and first <= node.lineno < last
         for node in ast.walk(function)
     )
@@ -94,8 +90,3 @@ def _is_known(name: str, site: Site) -> bool:
 def moving(text: str, device: str) -> str:
     """`text` with what brings it to a device put after it."""
     return f"{text}.cpu()" if device == '"cpu"' else f"{text}.to({device})"
-
-
-def parts_of(place: Place, node: ast.AST) -> list[Part]:
-    done = operation(node, Reader(place.scope, place.text))
-    return list(done.parts) if done else []

@@ -1,4 +1,4 @@
-"""What an expression stands for, and on which device it is or must have been.
+"""Read what an expression stands for, and on which device it is or must have been.
 
 A name, an attribute, an item is read. What a call or an operator made has gone; but since it was
 made without an error, it is where its own operands are. What neither way tells is unknown.
@@ -33,6 +33,7 @@ _NO_TENSOR = words(
     "itemsize __len__"
 )
 _PART_OF = words("T mT H mH real imag data grad values indices")
+_WITH_METHODS = ("tensor", "made", "module", "generator", "unknown")
 _NO_OPERANDS = words("len int float bool str repr range print isinstance type id hash format round")
 
 
@@ -45,30 +46,21 @@ class Reader:
     text : callable
         The user's text of a node.
     moved : mapping, optional
-        Names whose device is taken for another than it is: the device, or None for unknown.
-    default : str
-        Where a call makes a tensor that is not told where; empty if that is not known.
+        Expressions whose device is taken for another than it is: the device, or None for unknown.
     """
 
     def __init__(
-        self,
-        scope: Scope,
-        text: Any,
-        moved: Mapping[str, str | None] | None = None,
-        default: str = "",
+        self, scope: Scope, text: Any, moved: Mapping[str, str | None] | None = None
     ) -> None:
         self.scope = scope
         self.text = text
         self.moved = moved if moved is not None else {}
-        self.default = default
 
     def part(self, node: ast.expr) -> Part | None:
         """A node as an operand; None where it is no tensor, module or the like."""
         part = self._part(node)
         if part is None or part.kind not in ("made", "unknown") or part.nbytes is not None:
             return part
-        if part.kind == "made":
-            part = replace(part, source=self._source(part.node, part.device))
         like = None if self.moved else meta(part.node, self.scope)
         if like is None:
             return part
@@ -83,19 +75,6 @@ class Reader:
             scalar=part.scalar or (not shape and part.device == "cpu"),
         )
 
-    def _source(self, node: ast.expr, device: str | None) -> Part | None:
-        inner: ast.expr = node
-        while True:
-            if isinstance(inner, (ast.Attribute, ast.Subscript)):
-                inner = inner.value
-            elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute):
-                inner = inner.func.value
-            else:
-                return None
-            part = self._part(inner)
-            if part is not None and part.kind == "tensor":
-                return part if part.device == device else None
-
     def _part(self, node: ast.expr) -> Part | None:
         while isinstance(node, (ast.Starred, ast.NamedExpr, ast.Await)):
             node = node.value
@@ -106,56 +85,39 @@ class Reader:
         if isinstance(node, (ast.Constant, ast.Lambda, ast.JoinedStr)):
             return None
         if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
-            value = self.renamed(node)
-            if value is not MISSING:
-                return describe(value, node, text)
-            return self._unread(node, text)
-        if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-            return self._group(node, text, node.elts)
-        if isinstance(node, ast.Dict):
-            return self._group(node, text, node.values)
-        if isinstance(node, ast.BinOp):
-            return self._together(node, text, [node.left, node.right])
-        if isinstance(node, ast.Compare):
-            return self._together(node, text, [node.left, *node.comparators])
-        if isinstance(node, ast.UnaryOp):
-            return self._together(node, text, [node.operand])
+            value = MISSING if self._hangs_on_moved(node) else self.scope.value(node)
+            return self._unread(node, text) if value is MISSING else describe(value, node, text)
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)):
+            elements = node.values if isinstance(node, ast.Dict) else node.elts
+            return self._group(node, text, elements)
+        if isinstance(node, (ast.BinOp, ast.Compare, ast.UnaryOp)):
+            operands = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr)]
+            return self._together(node, text, operands)
         if isinstance(node, ast.IfExp):
             return self._either(node, text)
         if isinstance(node, ast.Call):
             return self._call(node, text)
         return Part(node, text, "unknown")
 
-    def renamed(self, node: ast.expr) -> Any:
-        """What an expression stands for, if nothing of it is taken to be elsewhere."""
-        # Whatever hangs on a name that is taken to be elsewhere cannot be read either.
-        inner: ast.AST = node
-        while isinstance(inner, (ast.Attribute, ast.Subscript)):
-            inner = inner.value
-            if self.moved and canonical(self.text(inner)) in self.moved:
-                return MISSING
-        return self.scope.value(node)
+    def _hangs_on_moved(self, node: ast.expr) -> bool:
+        """Whether it is an attribute or item of what is taken to be elsewhere."""
+        while self.moved and isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+            if canonical(self.text(node)) in self.moved:
+                return True
+        return False
 
     def _unread(self, node: ast.expr, text: str) -> Part | None:
         if isinstance(node, ast.Attribute) and node.attr in _NO_TENSOR:
             return None
         if isinstance(node, (ast.Attribute, ast.Subscript)):
             inner = self.part(node.value)
-            if inner is None:
-                return None if self._holds_no_tensor(node) else Part(node, text, "unknown")
             of_result = isinstance(node, ast.Subscript) or node.attr in _PART_OF
-            if of_result and inner.device and inner.kind in ("tensor", "made", "group"):
+            if inner is None or inner.kind not in ("tensor", "made", "group"):
+                return Part(node, text, "unknown")
+            if of_result and inner.device:
                 return Part(node, text, "made", inner.devices)
         return Part(node, text, "unknown")
-
-    def _holds_no_tensor(self, node: ast.Attribute | ast.Subscript) -> bool:
-        """Whether an item is of a container that is known to have no tensor, such as an array."""
-        owner = self.scope.value(node.value)
-        if isinstance(node, ast.Attribute) or owner is MISSING:
-            return False
-        kind = type(owner)
-        known = issubclass(kind, (list, tuple, dict, str, bytes, range))
-        return known or kind.__module__.split(".")[0] in ("numpy", "pandas")
 
     def _group(self, node: ast.expr, text: str, elements: list[Any]) -> Part | None:
         items = [part for e in elements if e is not None and (part := self.part(e)) is not None]
@@ -192,53 +154,58 @@ class Reader:
         if isinstance(node.func, ast.Name) and node.func.id in _NO_OPERANDS:
             return None
         if isinstance(node.func, ast.Attribute):
-            result: Part | None = self._method(node, node.func, text)
-            if result is not MISSING:
-                return result
+            owner = self.part(node.func.value)
+            if owner is not None and owner.kind in _WITH_METHODS:
+                result: Part | None = self._method(owner, node, node.func.attr, text)
+                if result is not MISSING:
+                    return result
         if is_torch(function):
             return self._torch_call(node, function, text)
-        if issubclass(type(function), type) and issubclass(function, nn.Module):
-            return Part(node, text, "module", (), about=function.__name__)
-        if issubclass(type(function), type) and issubclass(function, torch.Generator):
-            given = self._device(_argument(node, "device", 0), "cpu")
-            return Part(node, text, "generator", (given,) if given else (), about="generator")
+        if issubclass(type(function), type):
+            return self._made_by_class(node, function, text)
         called = self.part(node.func)
-        if called is not None and called.kind == "module":
-            if called.device:
-                return Part(node, text, "made", called.devices)
-            if called.devices or called.value is None:
-                return Part(node, text, "unknown")
-            # A module without weights: its result is where its arguments are.
-            return self._together(node, text, arguments(node))
+        if called is None or called.kind != "module" or called.value is None:
+            return Part(node, text, "unknown")
+        if called.devices:
+            return Part(node, text, "made", called.devices) if called.device else None
+        # A module without weights: its result is where its arguments are.
+        return self._together(node, text, arguments(node))
+
+    def _made_by_class(self, node: ast.Call, kind: type, text: str) -> Part:
+        if issubclass(kind, nn.Module):
+            return Part(node, text, "module", (), about=kind.__name__)
+        if issubclass(kind, torch.Generator):
+            given = self.device(_argument(node, "device", 0), "cpu")
+            return Part(node, text, "generator", (given,) if given else (), about="generator")
         return Part(node, text, "unknown")
 
-    def _method(self, node: ast.Call, func: ast.Attribute, text: str) -> Any:
-        """The result of a method of a tensor or module; `MISSING` if it is of neither."""
-        owner = self.part(func.value)
-        if owner is None or owner.kind not in ("tensor", "made", "module", "generator", "unknown"):
-            return MISSING
-        if owner.kind == "unknown" and func.attr not in ("to", "cuda", "cpu"):
-            return MISSING
-        if func.attr == "cpu":
-            return replace(_result(owner, node, text), devices=("cpu",))
-        if func.attr in ("cuda", "to"):
-            given = _argument(node, "device", 0)
-            target = self._device(given, full(torch.device("cuda")) if func.attr == "cuda" else "")
-            if target == "":  # .to(dtype=…), .to(torch.float16)
-                return _result(owner, node, text)
-            return replace(_result(owner, node, text), devices=(target,) if target else ())
+    def _method(self, owner: Part, node: ast.Call, name: str, text: str) -> Any:
+        """The result of a method; `MISSING` where it may be anything."""
+        if name in ("to", "cuda", "cpu"):
+            return self._moved(owner, node, name, text)
         if owner.kind == "generator":
             return replace(owner, node=node, text=text, value=None)
         if owner.kind == "module":
-            return MISSING if func.attr not in ("eval", "train", "half", "float") else owner
-        if func.attr in _NO_TENSOR:
+            return owner if name in ("eval", "train", "half", "float") else MISSING
+        if owner.kind == "unknown":
+            return MISSING
+        if name in _NO_TENSOR:
             return None
-        if func.attr.startswith("new_"):
-            target = self._device(_argument(node, "device", None), owner.device or "")
+        if name.startswith("new_"):
+            target = self.device(_argument(node, "device", None), owner.device or "")
             return Part(node, text, "made", (target,) if target else (), factory=True)
         return Part(node, text, "made", owner.devices, scalar=owner.scalar)
 
-    def _device(self, node: ast.expr | None, without: str) -> str | None:
+    def _moved(self, owner: Part, node: ast.Call, name: str, text: str) -> Part:
+        without = {"cpu": "cpu", "cuda": full(torch.device("cuda"))}.get(name, "")
+        given = None if name == "cpu" else _argument(node, "device", 0)
+        target = self.device(given, without)
+        devices = owner.devices if target == "" else (target,) if target else ()
+        if owner.kind == "module":
+            return replace(owner, node=node, text=text, devices=devices)
+        return Part(node, text, "made", devices)
+
+    def device(self, node: ast.expr | None, without: str) -> str | None:
         """A device that an argument names; `without` if there is none; None if it is unknown."""
         if node is None:
             return without
@@ -259,11 +226,11 @@ class Reader:
             return None
         if name in FACTORIES or name == "from_numpy":
             given = _argument(node, "device", None)
-            device = self._device(given, "cpu" if name == "from_numpy" else self.default)
+            device = self.device(given, "cpu" if name == "from_numpy" else "")
             forgot = name in FACTORIES and given is None
             return Part(node, text, "made", (device,) if device else (), factory=forgot)
         if name.endswith("_like") and _argument(node, "device", None) is not None:
-            device = self._device(_argument(node, "device", None), "")
+            device = self.device(_argument(node, "device", None), "")
             return Part(node, text, "made", (device,) if device else (), factory=True)
         if name == "load":
             return Part(node, text, "unknown")
@@ -280,12 +247,6 @@ def _argument(node: ast.Call, name: str, at: int | None) -> ast.expr | None:
         if keyword.arg == name:
             return keyword.value
     return node.args[at] if at is not None and len(node.args) > at else None
-
-
-def _result(owner: Part, node: ast.expr, text: str) -> Part:
-    if owner.kind == "module":
-        return replace(owner, node=node, text=text)
-    return Part(node, text, "made", owner.devices)
 
 
 def is_torch(function: Any) -> bool:

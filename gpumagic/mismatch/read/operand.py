@@ -42,8 +42,6 @@ class Part:
         A tensor of no dimensions on the CPU, which may meet any device.
     factory : bool
         Made by a call that takes `device=`.
-    source : Part or None
-        The named tensor that a result was made from by indexing and methods alone.
     """
 
     node: ast.expr
@@ -57,7 +55,6 @@ class Part:
     scalar: bool = False
     factory: bool = False
     items: tuple["Part", ...] = ()
-    source: "Part | None" = None
     value: Any = field(default=None, repr=False, compare=False)
 
     @property

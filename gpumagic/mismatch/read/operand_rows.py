@@ -1,20 +1,20 @@
-"""Parts as the rows of an explanation: words and numbers, no tensors."""
+"""Describe parts as the rows of an explanation: words and numbers, no tensors."""
 
 import ast
 
 from gpumagic.mismatch.explanation import Operand
 from gpumagic.mismatch.read.expressions import Reader
-from gpumagic.mismatch.read.operand import Part, bytes_of, tensors_of
-from gpumagic.usercode.frames import Place, label
-from gpumagic.usercode.values import full
+from gpumagic.mismatch.read.operand import Part, describe, tensors_of
+from gpumagic.usercode.files import label
+from gpumagic.usercode.frames import FailedFrame
 
 _SHOWN = 3
 
 
-def expression(place: Place, node: ast.AST) -> tuple[str, int, str, str]:
+def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
     """What an explanation begins with: the expression, its line and its file."""
-    filename = place.filename
-    return place.text(node), getattr(node, "lineno", place.line), filename, label(filename)
+    line, filename = getattr(node, "lineno", frame.line), frame.filename
+    return frame.text(node), line, filename, label(filename)
 
 
 def listed(parts: list[tuple[Part, bool]]) -> list[tuple[Part, bool]]:
@@ -33,6 +33,7 @@ def listed(parts: list[tuple[Part, bool]]) -> list[tuple[Part, bool]]:
 
 
 def row(part: Part, odd: bool) -> Operand:
+    """A part as an operand of the explanation."""
     return Operand(
         part.text, part.devices, part.nbytes, part.dtype, part.shape, part.about, odd=odd
     )
@@ -56,37 +57,23 @@ def named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
             known = inner is not None and inner.kind in ("tensor", "module")
             if inner is not None and known and inner.device == part.device and not inner.scalar:
                 found[inner.key] = inner
-    leaves = [p for p in found.values() if not _is_part_of_another(p, found)]
-    if plain and leaves:
-        return [(leaf, odd) for leaf in leaves]
-    return [(part, odd), *((leaf, False) for leaf in leaves)]
+    if plain and found:
+        return [(leaf, odd) for leaf in found.values()]
+    return [(part, odd), *((leaf, False) for leaf in found.values())]
 
 
 def _is_method(node: ast.Call, reader: Reader) -> bool:
-    if not isinstance(node.func, ast.Attribute):
+    """Whether it calls a tensor's method that leaves the tensor's data where it is."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr in ("to", "cuda", "cpu"):
         return False
     owner = reader.part(node.func.value)
-    moves = node.func.attr in ("to", "cuda", "cpu")
-    return owner is not None and owner.kind in ("tensor", "made") and not moves
-
-
-def _is_part_of_another(part: Part, found: dict[str, Part]) -> bool:
-    return any(
-        key != part.key and key.startswith((f"{part.key}.", f"{part.key}[")) for key in found
-    )
+    return owner is not None and owner.kind in ("tensor", "made")
 
 
 def inside(part: Part, target: str) -> list[Operand]:
-    """The tensors of a module that are not where the others are."""
+    """The first tensors of a module on several devices that are not where the others are."""
     if part.kind != "module" or part.value is None or len(part.devices) < 2:
         return []
-    rows = []
-    for path, tensor in tensors_of(part.value):
-        device = full(tensor.device)
-        if device != target:
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            shape = tuple(int(n) for n in tensor.shape)
-            about = f"{dtype}[{', '.join(map(str, shape))}]"
-            name = f"{part.text}.{path}"
-            rows.append(Operand(name, (device,), bytes_of(tensor), dtype, shape, about, odd=True))
-    return rows[:_SHOWN]
+    tensors = tensors_of(part.value)
+    parts = [describe(tensor, part.node, f"{part.text}.{path}") for path, tensor in tensors]
+    return [row(p, True) for p in parts if p is not None and p.device != target][:_SHOWN]

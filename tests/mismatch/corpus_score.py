@@ -1,0 +1,77 @@
+"""Score explanations over snippets: devices, the odd one, the reason, and fixes that run."""
+
+from collections import defaultdict
+
+from snippets import names_told, read, run
+
+from gpumagic.mismatch import explain
+
+WRITTEN_ALONG = "cross_device.txt"
+HELD_OUT = [
+    f"cross_device_{name}.txt" for name in ("held_out", "later", "blind", "blind_2", "more")
+]
+
+
+class Score:
+    """Whether each snippet is explained as it must be, by what is asked of the explanation."""
+
+    def __init__(self):
+        self.right = defaultdict(int)
+        self.missed = defaultdict(list)
+
+    def note(self, what, is_right, snippet):
+        self.right[what] += is_right
+        if not is_right:
+            self.missed[what].append(snippet.title)
+
+    def share(self, what):
+        return self.right[what] / (self.right[what] + len(self.missed[what]))
+
+    def __str__(self):
+        whats = dict.fromkeys([*self.right, *self.missed])
+        return "\n".join(
+            f"{what}: {self.right[what]} of {self.right[what] + len(self.missed[what])} "
+            f"{self.missed[what]}"
+            for what in whats
+        )
+
+
+def score(files):
+    """Run each snippet, explain its error, and run it with the fix in it."""
+    result = Score()
+    for snippet in [snippet for file in files for snippet in read(file)]:
+        error = run(snippet.code)
+        before = _state(error)
+        explanation = explain(error)
+        result.note("the error is left alone", _state(error) == before, snippet)
+        _note_words(result, explanation, snippet)
+        fix = explanation.fix if explanation is not None else None
+        if snippet.withheld:
+            result.note("rightly withheld", fix is None, snippet)
+        else:
+            mended = fix is not None and run(fix.apply(snippet.code)) is None
+            result.note("fix runs", mended, snippet)
+        if fix is not None and snippet.at:
+            result.note("fix is at the line", fix.line == snippet.at, snippet)
+    return result
+
+
+def _note_words(result, explanation, snippet):
+    told = names_told(explanation) if explanation is not None else {}
+    named = [n in told and device in told[n].devices for n, device in snippet.names.items()]
+    wrong = [n for n, d in snippet.names.items() if n in told and d not in told[n].devices]
+    result.note("devices", explanation is not None and all(named), snippet)
+    result.note("nothing wrong is said", not wrong, snippet)
+    if snippet.odd:
+        odd = [name for name, operand in told.items() if operand.odd]
+        starts = tuple(f"{snippet.odd}{end}" for end in (".", ""))
+        result.note(
+            "the odd one", any(n == starts[1] or n.startswith(starts[0]) for n in odd), snippet
+        )
+    if snippet.because:
+        reason = (explanation.reason or "") if explanation is not None else ""
+        result.note("the reason", snippet.because.lower() in reason.lower(), snippet)
+
+
+def _state(error):
+    return type(error), error.args, error.__traceback__, getattr(error, "__notes__", None)

@@ -1,0 +1,43 @@
+"""Snippets as people write them: how many are explained rightly, and made to run by their fix."""
+
+from types import SimpleNamespace
+
+import pytest
+from corpus_score import HELD_OUT, WRITTEN_ALONG, score
+
+from gpumagic import faults
+from gpumagic.usercode import frames
+
+pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.timeout(300)
+def test_the_score_of_all_snippets():
+    faults.forget()
+    result = score([WRITTEN_ALONG, *HELD_OUT])
+    print(result)
+    assert faults.all_kept() == []
+    assert result.share("devices") == 1
+    assert result.share("the error is left alone") == 1
+    assert result.share("fix runs") >= 0.97
+    assert result.right["rightly withheld"] >= 5
+    # Of the rules that choose what moves, and of the causes that are known; no promise.
+    assert result.share("the odd one") >= 0.9
+    assert result.share("the reason") >= 0.9
+    assert len(result.missed["fix is at the line"]) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_where_only_the_line_is_known_nothing_wrong_is_said(monkeypatch):
+    whole = frames.Source
+
+    class LineOnly(whole):
+        @classmethod
+        def executing(cls, traceback):
+            return SimpleNamespace(source=whole.executing(traceback).source, node=None)
+
+    monkeypatch.setattr(frames, "Source", LineOnly)
+    result = score(HELD_OUT)
+    assert result.missed["nothing wrong is said"] == []
+    assert result.share("devices") >= 0.5
