@@ -56,7 +56,7 @@ class Explaining:
         self._shown = 0
 
     def _explain(self, error: BaseException | None) -> None:
-        if not self._active or error is None or "torch" not in sys.modules:
+        if not self._active or error is None or sys.modules.get("torch") is None:
             return
         self._shown = id(error)
         with faults.kept("explaining an error"):  # the user's own has been shown
