@@ -1,22 +1,20 @@
-"""A dry run: what a cell or a function would do, without computing and without touching anything.
+"""Say what a cell or a function would do, without computing and without touching anything.
 
-Every tensor is replaced by one without data (torch's fake tensors), everything else that can change
-by a copy, and the code runs on those: shapes, dtypes, devices, transfers and memory are what they
-would be. What depends on data ends the dry run, with the result up to there.
+The code is followed in a forked copy of the process, where every tensor is one without data
+(torch's fake tensors): shapes, dtypes, devices, copies, waits and memory are what they would be.
+What depends on data ends the dry run, with the result up to there.
 """
 
 from gpumagic.display import shown
 from gpumagic.dryrun.dry_cell import dry_run_cell, dry_run_in_shell
 from gpumagic.dryrun.dry_function import dry_run
 from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown
-from gpumagic.dryrun.transfers import Transfer
 
 __all__ = [
     "Assigned",
     "DryRun",
     "Mismatch",
     "Peak",
-    "Transfer",
     "Unknown",
     "dry_run",
     "dry_run_cell",

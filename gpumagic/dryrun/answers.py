@@ -1,7 +1,7 @@
-"""What a tensor without data answers to the user: the outer mode of a dry run.
+"""Answer for tensors without data what the code wants to know: a dry run's outer mode.
 
-It brings stand-ins for real tensors that are reached some other way, and says of what only data
-could tell that it is not known.
+Real tensors that are reached some other way become fakes, and what only data could tell is said
+not to be known.
 """
 
 import sys
@@ -14,7 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from gpumagic.dryrun.transfers import Transfers
+from gpumagic.dryrun.crossings import Crossings
+from gpumagic.dryrun.fakes import set_data
+from gpumagic.dryrun.inherited import is_real
 from gpumagic.dryrun.unknown import NotKnown, Stopped
 
 _HOSTS: tuple[tuple[str, float | None], ...] = (
@@ -38,34 +40,31 @@ class Calls(TorchFunctionMode):
 
     Parameters
     ----------
-    double : callable
-        Gives the stand-in of a real tensor, always the same one.
-    transfers : Transfers
+    fake : callable
+        Makes a fake of a real tensor that is reached some other way, where it is.
+    crossings : Crossings
     """
 
-    def __init__(self, double: Callable[[Tensor], Any], transfers: Transfers) -> None:
+    def __init__(self, fake: Callable[[Tensor], object], crossings: Crossings) -> None:
         super().__init__()
-        self._double, self._transfers = double, transfers
-        self.off = False
+        self._fake, self._crossings = fake, crossings
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.off:
-            return func(*args, **kwargs)
-        args, kwargs = self._stand_in(args, func), self._stand_in(kwargs, func)
+        args, kwargs = self._ready(args, func), self._ready(kwargs, func)
         answer = _ANSWERS.get(func)
         if answer is not None and args and isinstance(args[0], FakeTensor):
             return answer(self, func, args, kwargs, sys._getframe(1))
         out = func(*args, **kwargs)
-        if isinstance(out, Tensor) and _is_real(out):
-            return self._double(out)
+        if isinstance(out, Tensor) and is_real(out):
+            self._fake(out)
         return out
 
-    def _stand_in(self, values: Any, func: Any) -> Any:
-        items = values.values() if type(values) is dict else values
-        if any(_needs(item) for item in items):
+    def _ready(self, values: Any, func: Any) -> Any:
+        """The arguments as fakes, and those that are not known as numbers that scale."""
+        if self._not_known(values):
             if getattr(func, "__name__", "") == "full" and type(values) is tuple:
                 # The number that fills is no size.
                 fills = (self._one(item, torch.fill) for item in values[1:])
@@ -74,8 +73,6 @@ class Calls(TorchFunctionMode):
         return values
 
     def _one(self, item: Any, func: Any) -> Any:
-        if isinstance(item, Tensor) and _is_real(item):
-            return self._double(item)
         if type(item) is NotKnown:
             name = getattr(func, "__name__", str(func))
             if name.strip("_") not in _SCALES:
@@ -83,9 +80,21 @@ class Calls(TorchFunctionMode):
             return 1 if item.whole else float("nan")
         return item
 
+    def _not_known(self, item: Any) -> bool:
+        """Whether something in it is not known; real tensors in it become fakes."""
+        if isinstance(item, Tensor):
+            if is_real(item):
+                self._fake(item)
+            return False
+        if isinstance(item, (list, tuple)):
+            return sum(map(self._not_known, item)) > 0  # every one: each may be real
+        if isinstance(item, dict):
+            return sum(map(self._not_known, item.values())) > 0
+        return type(item) is NotKnown
+
     # -- answers
     def waits(self, tensor: Any, operator: str, nbytes: int) -> None:
-        self._transfers.note("wait", operator, str(tensor.device), "cpu", nbytes)
+        self._crossings.note(False, operator, str(tensor.device), "cpu", nbytes)
 
     def item(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         tensor, name = args[0], _NAMES[func]
@@ -115,7 +124,7 @@ class Calls(TorchFunctionMode):
     def list_of(self, tensor: Any, frame: Any) -> Any:
         """The nested list of a tensor's elements."""
         if tensor.device.type != "cpu":
-            self._transfers.note("copy", "tolist", str(tensor.device), "cpu", tensor.nbytes)
+            self._crossings.note(True, "copy_", str(tensor.device), "cpu", tensor.nbytes)
         if tensor.constant is not None:
             with torch._C.DisableTorchFunction():
                 return tensor.constant.tolist()
@@ -173,30 +182,6 @@ _SCALES = frozenset(
         *("multiply", "divide", "subtract", "add_scalar", "atan2", "copysign", "xlogy"),
     )
 )
-
-
-def set_data(tensor: Any, new: Any) -> None:
-    """`tensor.data = new` of stand-ins, which torch leaves on the old device."""
-    with torch._C.DisableTorchFunction():
-        torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
-        tensor.fake_device = new.fake_device
-        tensor.constant = None
-
-
-def _is_real(tensor: Tensor) -> bool:
-    # What `vmap` and `grad` wrap is a stand-in already.
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return not isinstance(tensor, FakeTensor) and not wrapped
-
-
-def _needs(item: Any) -> bool:
-    if isinstance(item, Tensor):
-        return _is_real(item)
-    if isinstance(item, (list, tuple)):
-        return any(_needs(part) for part in item)
-    if isinstance(item, dict):
-        return any(_needs(part) for part in item.values())
-    return type(item) is NotKnown
 
 
 def _as_it_is(value: float) -> float:

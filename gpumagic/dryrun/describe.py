@@ -1,4 +1,4 @@
-"""Variables in words: what a dry run says of what the code assigns."""
+"""Describe in words the variables that the code assigns."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gpumagic.dryrun.result import Assigned
-from gpumagic.dryrun.unknown import NotKnown, Refused
+from gpumagic.dryrun.unknown import NotKnown
 from gpumagic.moving.find_tensors import TensorFinder
 
 
@@ -20,7 +20,7 @@ def describe(name: str, value: Any) -> Assigned:
         return Assigned(
             name, f"{dtype}{list(shape)}", str(value.device), value.nbytes, shape, value.dtype
         )
-    if isinstance(value, (NotKnown, Refused)):
+    if isinstance(value, NotKnown):
         return Assigned(name, "a value that depends on data")
     finder = TensorFinder()
     finder.variables([(name, value)])

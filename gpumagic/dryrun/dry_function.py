@@ -1,4 +1,4 @@
-"""`gpumagic.dry_run(function, ...)`."""
+"""Answer `gpumagic.dry_run(function, ...)`: what a call would do."""
 
 import inspect
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from gpumagic.dryrun.doubles import Doubles
+from gpumagic.dryrun.follow_code import Subject
 from gpumagic.dryrun.result import DryRun
-from gpumagic.dryrun.session import Session, Subject
+from gpumagic.dryrun.session import LIMIT_S, dry
 from gpumagic.errors import GpuError
 from gpumagic.placement.torch_devices import find
 from gpumagic.usercode.variables import variables_read
@@ -20,13 +20,13 @@ def dry_run(
     *args: Any,
     on: object = None,
     move: bool = True,
-    limit: float = 30.0,
+    limit: float = LIMIT_S,
     **kwargs: Any,
 ) -> DryRun:
     """What ``function(*args, **kwargs)`` would do, without computing or touching anything.
 
-    Every tensor that it reaches is replaced by one without data; lists, dicts and objects by
-    copies. Nothing is allocated on a GPU.
+    It is followed in a forked copy of this process, in which every tensor is replaced by one
+    without data. Nothing is allocated on a GPU.
 
     Parameters
     ----------
@@ -45,12 +45,13 @@ def dry_run(
     Returns
     -------
     DryRun
-        Shapes, dtypes and devices, mismatches, transfers, peak memory, and what is not known.
+        Shapes, dtypes and devices, mismatches, copies and waits, peak memory, and what is not
+        known.
 
     Raises
     ------
     GpuError
-        `function` is not callable, there is no such device, or another dry run is under way.
+        `function` is not callable, there is no such device, or this system has no fork.
 
     Examples
     --------
@@ -65,14 +66,12 @@ def dry_run(
     arguments += kwargs.items()
     read = variables_read(["function"], {**space, "function": function}, module)
     known = {name for name, _ in arguments}
-    roots = arguments + [(name, value) for name, value in read if name not in known]
+    reads = arguments + [(name, value) for name, value in read if name not in known]
 
-    def prepare(doubles: Doubles) -> Callable[[], dict[str, Any]]:
-        call = doubles.of(function)
-        items, words = [doubles.of(a) for a in args], {k: doubles.of(v) for k, v in kwargs.items()}
-        return lambda: {"return": call(*items, **words)}
+    def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
+        return lambda: {"return": function(*args, **kwargs)}
 
-    return Session(device, move=move, limit=limit).run(Subject(space, roots, prepare))
+    return dry(Subject(space, reads, prepare, device, move, limit))
 
 
 def _check(function: Any) -> None:
@@ -86,6 +85,7 @@ def _check(function: Any) -> None:
 
 
 def _home(function: Any) -> tuple[dict[str, Any], str]:
+    """The global variables of a callable, and the name of its module."""
     inner = inspect.unwrap(function) if isinstance(function, FunctionType) else function
     inner = getattr(inner, "__func__", inner)
     if not isinstance(inner, FunctionType):

@@ -10,7 +10,7 @@ from gpumagic.display import table
 from gpumagic.display.style import block, folded, tag
 from gpumagic.display.units import duration, size
 from gpumagic.dryrun.result import DryRun, Peak, Unknown
-from gpumagic.dryrun.transfers import Transfer
+from gpumagic.ledger import ledger_view
 
 _FOLD = table.Fold(12)
 
@@ -27,6 +27,8 @@ def text(run: DryRun) -> str:
     lines += [f"  {words}" for words in unknowns(run)]
     for title, columns in _tables(run):
         lines += [f"  {title}", *table.lines(columns, "    ", _FOLD)]
+    if run.ledger:
+        lines += ["  copies and waits", indent(ledger_view.text(run.ledger), "    ")]
     return "\n".join(lines)
 
 
@@ -46,13 +48,15 @@ def html(run: DryRun) -> str:
         shown = table.html(columns, title=title, css="gm-section")
         count = len(columns[0].cells)
         parts.append(shown if count <= _FOLD.first else folded(f"{title}: {count}", shown))
+    if run.ledger:
+        parts.append(ledger_view.html(run.ledger, with_line=False))
     return block("".join(parts))
 
 
 def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
-    """What it assigns and what it copies, each under its title."""
+    """What it assigns and what is brought before it, each under its title."""
     assigned = [(a.name, a.kind, a.device) for a in run.assigned]
-    for title, rows in (("assigns", assigned), ("transfers", list(map(transfer, run.transfers)))):
+    for title, rows in (("assigns", assigned), ("brings", _brought(run))):
         if rows:
             first, middle, last = zip(*rows, strict=True)
             yield (
@@ -114,14 +118,6 @@ def _said(unknown: Unknown) -> str:
     return f"{line}: {unknown.reason}" + (f" · {source}" if source else "")
 
 
-def transfer(entry: Transfer) -> tuple[str, str, str]:
-    """A transfer's line, its bytes and direction, and its code."""
-    count = f"{entry.count:,} × " if entry.count > 1 else ""
-    what = f"{count}{entry.operator}"
-    if entry.kind == "wait":
-        words = f"{what}: the host waits for {entry.source}"
-    else:
-        words = f"{what}: {size(entry.nbytes)} {entry.source} → {entry.destination}"
-    where = entry.where
-    inside = f" of {where.function}()" if where.function else ""
-    return (f"line {where.line}{inside}" if where.line else "before", words, where.source)
+def _brought(run: DryRun) -> list[tuple[str, str, str]]:
+    """What `%%ongpu` would bring: the variable, its bytes, and from where to where."""
+    return [(m.name, size(m.nbytes), f"{', '.join(m.sources)} → {run.device}") for m in run.moved]

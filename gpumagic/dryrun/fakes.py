@@ -1,7 +1,8 @@
-"""Tensors without data: torch's mode that makes and computes with them, on the CPU alone."""
+"""Make tensors without data: torch's mode that computes with them, on the CPU alone."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -24,3 +25,11 @@ def suspended() -> Iterator[None]:
     """Real tensors within: for what belongs to the process and not to the run."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
+
+
+def set_data(tensor: Any, new: Any) -> None:
+    """`tensor.data = new` of fakes, which torch leaves on the old device."""
+    with torch._C.DisableTorchFunction():
+        torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
+        tensor.fake_device = new.fake_device
+        tensor.constant = None

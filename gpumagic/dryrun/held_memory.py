@@ -1,8 +1,8 @@
-"""The memory that a dry run would hold on each device.
+"""Count the memory that a dry run would hold on each device.
 
 Every storage is counted once, as long as something refers to it, rounded up to 512 bytes as CUDA's
-caching allocator does. What it asks of the driver comes in segments of 2 MiB, and kernels have
-workspaces of their own; neither is simulated: a peak is "at least".
+caching allocator does. The allocator's segments of 2 MiB and the workspaces of kernels are not
+simulated: a peak is "at least".
 """
 
 import sys
@@ -10,7 +10,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from gpumagic.dryrun.running_line import Place, place
+from gpumagic.usercode.lines import UserLine, innermost
 
 BLOCK = 512
 
@@ -22,14 +22,14 @@ class _Storage:
     size: int  # bytes that count for it
 
 
-class Ledger:
+class HeldMemory:
     """Bytes now and at most on each device, by the device's name, and the line of the most."""
 
     def __init__(self) -> None:
         self.now: dict[str, int] = {}
         self.most: dict[str, int] = {}
         self.start: dict[str, int] = {}
-        self.at: dict[str, Place | None] = {}
+        self.at: dict[str, UserLine | None] = {}
         self.made = 0
         self._known: dict[int, _Storage] = {}
         self._begun = False
@@ -111,4 +111,4 @@ class Ledger:
         if self.now[device] > self.most.get(device, 0):
             self.most[device] = self.now[device]
             if self._begun:
-                self.at[device] = place(sys._getframe(1))
+                self.at[device] = innermost(sys._getframe(1))

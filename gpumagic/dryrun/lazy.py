@@ -1,4 +1,4 @@
-"""torch's lazy parameters in a dry run: they wait for their shape as the real ones do."""
+"""Fakes of torch's lazy parameters: they wait for their shape as the real ones do."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from gpumagic.dryrun.fakes import set_data
 from gpumagic.placement.scope import placement
 
 
@@ -18,8 +19,6 @@ class _Lazy(FakeTensor):
     shape = torch.Tensor.shape  # UninitializedParameter has none
 
     def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
-        from gpumagic.dryrun.answers import set_data
-
         new = torch.empty(shape, device=device or self.device, dtype=dtype or self.dtype)
         set_data(self, new)
         self.__class__ = FakeTensor  # type: ignore[assignment]
@@ -33,44 +32,35 @@ class LazyBuffer(_Lazy, UninitializedBuffer):
     """Is an `UninitializedBuffer`."""
 
 
-def lazy_double(mode: FakeTensorMode, tensor: Any) -> Any:
-    """The stand-in of an `UninitializedParameter` or `UninitializedBuffer`."""
-    kind = isinstance(tensor, UninitializedParameter)
-    return _lazy(mode, tensor.data.device, tensor.data.dtype, kind, tensor.requires_grad)
+def lazy_fake(mode: FakeTensorMode, tensor: Any) -> Any:
+    """The fake of an `UninitializedParameter` or `UninitializedBuffer`."""
+    kind = LazyParameter if isinstance(tensor, UninitializedParameter) else LazyBuffer
+    return _lazy(mode, kind, tensor.data.device, tensor.data.dtype, tensor.requires_grad)
 
 
-def new_parameter(mode: FakeTensorMode) -> Any:
-    """What replaces `UninitializedParameter.__new__` in a dry run."""
-
-    def new(cls: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
-        return _lazy(mode, device, dtype, True, requires_grad)
-
-    return new
-
-
-def new_buffer(mode: FakeTensorMode) -> Any:
-    """What replaces `UninitializedBuffer.__new__`."""
+def new_lazy(mode: FakeTensorMode, kind: type[_Lazy]) -> Any:
+    """What replaces `__new__` of the class that `kind` stands for."""
 
     def new(
         cls: Any,
-        requires_grad: bool = False,
+        requires_grad: bool = kind is LazyParameter,
         device: Any = None,
         dtype: Any = None,
         persistent: bool = True,
     ) -> Any:
-        return _lazy(mode, device, dtype, False, requires_grad)
+        return _lazy(mode, kind, device, dtype, requires_grad)
 
     return new
 
 
-def _lazy(mode: FakeTensorMode, device: Any, dtype: Any, parameter: bool, grad: bool) -> Any:
-    place = placement()
-    if device is None and place is not None and not place.overruled():
-        device = place.device
+def _lazy(mode: FakeTensorMode, kind: type[_Lazy], device: Any, dtype: Any, grad: bool) -> Any:
+    holds = placement()
+    if device is None and holds is not None and not holds.overruled():
+        device = holds.device
     with mode:
         made: Any = torch.empty(0, device=device, dtype=dtype)
-        if parameter:
+        if kind is LazyParameter:
             made = made.detach().requires_grad_(grad)
             made._is_param = True
-    made.__class__ = LazyParameter if parameter else LazyBuffer
+    made.__class__ = kind
     return made

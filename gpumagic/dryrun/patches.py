@@ -1,14 +1,12 @@
-"""What of torch is another while a dry run lasts, and only in the dry run's own objects and calls.
+"""Change what of torch fakes cannot go through, in a child that follows code.
 
-Each has a reason: fakes are no plain tensors to it, it would start processes or touch the device's
-memory, or it would write a file.
+Each has a reason: fakes are no plain tensors to it, it would start processes or use the device's
+memory, or it would write a file. Only for a child that will end by itself: nothing is undone.
 """
 
-import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,55 +21,50 @@ from torch.utils import _foreach_utils
 from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
 from gpumagic.device import here as devices_here
-from gpumagic.dryrun.answers import Calls, set_data
-from gpumagic.dryrun.fakes import Fakes
-from gpumagic.dryrun.lazy import new_buffer, new_parameter
-
-
-def patch(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Set an attribute of a module or a class; closing `stack` puts back what was there."""
-    if name not in vars(owner):
-        return
-    stack.callback(setattr, owner, name, vars(owner)[name])
-    setattr(owner, name, value)
+from gpumagic.dryrun.answers import Calls
+from gpumagic.dryrun.fakes import Fakes, set_data
+from gpumagic.dryrun.lazy import LazyBuffer, LazyParameter, new_lazy
 
 
 def install(
-    stack: ExitStack, mode: Fakes, calls: Calls, note: Callable[[str], None], wait: Any
+    mode: Fakes, calls: Calls, note: Callable[[str], object], wait: Callable[..., object]
 ) -> None:
-    """Put all of it in force until `stack` closes.
+    """Put all of it in force, for as long as this process lives.
 
     Parameters
     ----------
     mode : Fakes
     calls : Calls
     note : callable
-        Told what was left out, as a phrase.
+        Called with what was left out, as a phrase.
     wait : callable
-        Told of a wait for a device.
+        Called where the code waits for a device.
     """
-    patch(stack, fake_tensor, "init_gpu_context", _nothing)
-    patch(stack, FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1)))
-    patch(stack, nn.Module, "_apply", _apply(vars(nn.Module)["_apply"]))
-    patch(stack, UninitializedParameter, "__new__", staticmethod(new_parameter(mode)))
-    patch(stack, UninitializedBuffer, "__new__", staticmethod(new_buffer(mode)))
-    patch(stack, DataLoader, "_get_iterator", _one_process)
-    for module in (optimizers, _foreach_utils):
-        # By their types torch decides whether an optimizer works on all tensors at once.
-        kinds = module._foreach_supported_types
-        kinds.append(FakeTensor)
-        stack.callback(kinds.remove, FakeTensor)
-    patch(stack, torch, "save", _left_out("torch.save", note))
-    patch(stack, torch.jit, "save", _left_out("torch.jit.save", note))
-    patch(stack, torch, "compile", _eager(note))
-    for name in ("empty_cache", "reset_peak_memory_stats", "reset_accumulated_memory_stats"):
-        patch(stack, torch.cuda, name, _nothing)
-    patch(stack, torch.cuda, "synchronize", wait)
+    replaced: list[tuple[Any, str, Any]] = [
+        (fake_tensor, "init_gpu_context", _nothing),
+        (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),
+        (nn.Module, "_apply", _apply(nn.Module._apply)),
+        (UninitializedParameter, "__new__", new_lazy(mode, LazyParameter)),
+        (UninitializedBuffer, "__new__", new_lazy(mode, LazyBuffer)),
+        (DataLoader, "_get_iterator", _one_process),
+        (torch, "save", _left_out("torch.save", note)),
+        (torch.jit, "save", _left_out("torch.jit.save", note)),
+        (torch, "compile", _eager(note)),
+        (torch.cuda, "empty_cache", _nothing),
+        (torch.cuda, "reset_peak_memory_stats", _nothing),
+        (torch.cuda, "reset_accumulated_memory_stats", _nothing),
+        (torch.cuda, "synchronize", wait),
+        # A function mode is on: by that alone torch would leave its fused layers out.
+        (torch.overrides, "has_torch_function", _no),
+    ]
     if any(device.virtual for device in devices_here(memory=False)):
         # Their kernels are the CPU's, which make other tensors beside the result.
-        patch(stack, torch._meta_registrations, "device_hint", lambda tensor: "cpu")
-    # A function mode is on: by that alone torch would leave its fused layers out.
-    patch(stack, torch.overrides, "has_torch_function", _no)
+        replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
+    for owner, name, value in replaced:
+        setattr(owner, name, value)
+    for module in (optimizers, _foreach_utils):
+        # By their types torch decides whether an optimizer works on all tensors at once.
+        module._foreach_supported_types.append(FakeTensor)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -82,11 +75,11 @@ def _no(*args: Any) -> bool:
     return False
 
 
-def _left_out(name: str, note: Callable[[str], None]) -> Callable[..., None]:
+def _left_out(name: str, note: Callable[[str], object]) -> Callable[..., object]:
     return lambda *args, **kwargs: note(f"{name} was left out")
 
 
-def _eager(note: Callable[[str], None]) -> Callable[..., Any]:
+def _eager(note: Callable[[str], object]) -> Callable[..., Any]:
     def compiled(model: Any = None, **options: Any) -> Any:
         note("torch.compile was left out: what it saves in memory is not counted")
         return model if model is not None else (lambda function: function)
@@ -128,39 +121,3 @@ def _apply(real: Callable[..., Any]) -> Callable[..., Any]:
         return self
 
     return apply
-
-
-@contextlib.contextmanager
-def settings() -> Iterator[None]:
-    """torch's switches and random states, as they were."""
-    with ExitStack() as stack:
-        for read, write in (
-            (torch.is_grad_enabled, torch.set_grad_enabled),
-            (torch.get_default_dtype, torch.set_default_dtype),
-            (torch.get_num_threads, torch.set_num_threads),
-            (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-            (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-            (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-            (torch.get_rng_state, torch.set_rng_state),
-        ):
-            stack.callback(_write, read, write, read())
-        stack.callback(_default_device, torch.utils._device.CURRENT_DEVICE)
-        for name in ("benchmark", "deterministic", "enabled"):
-            stack.callback(setattr, torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
-        if torch.cuda.is_initialized():
-            stack.callback(torch.cuda.set_device, torch.cuda.current_device())
-            for index in range(torch.cuda.device_count()):
-                state = torch.cuda.get_rng_state(index)
-                stack.callback(torch.cuda.set_rng_state, state, index)
-        yield
-
-
-def _default_device(before: Any) -> None:
-    if before != torch.utils._device.CURRENT_DEVICE:
-        torch.set_default_device(before)
-
-
-def _write(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> None:
-    now = read()
-    if now is not value and (isinstance(value, torch.Tensor) or now != value):
-        write(value)

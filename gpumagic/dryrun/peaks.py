@@ -1,9 +1,9 @@
-"""What a dry run counted, against what each device has."""
+"""Compare what a dry run would hold with what each device has."""
 
 import psutil
 import torch
 
-from gpumagic.dryrun.held_memory import Ledger
+from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.dryrun.result import Peak
 
 Room = dict[str, tuple[int, int | None]]
@@ -23,17 +23,17 @@ def room(target: torch.device | None) -> Room:
     return found
 
 
-def peaks(ledger: Ledger, before: Room) -> dict[str, Peak]:
+def peaks(held: HeldMemory, before: Room) -> dict[str, Peak]:
     """The peak of every device on which the code had tensors."""
     found = {}
-    for device in sorted(ledger.most):
-        start = ledger.start.get(device, 0)
-        most = max(ledger.most[device], ledger.now.get(device, 0))
+    for device in sorted(held.most):
+        start = held.start.get(device, 0)
+        most = max(held.most[device], held.now.get(device, 0))
         allocated, free = before.get(device, (start, None))
         base = start if device == "cpu" else allocated
         if device == "meta" or (most == 0 and start == 0):
             continue
         found[device] = Peak(
-            device, base + most - start, max(most - start, 0), free, ledger.at.get(device)
+            device, base + most - start, max(most - start, 0), free, held.at.get(device)
         )
     return found

@@ -1,11 +1,12 @@
-"""What a dry run found: plain records, shown as text or HTML."""
+"""Keep what a dry run found: plain records, shown as text or HTML."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpumagic.display.shown import Shown
-from gpumagic.dryrun.running_line import Place
-from gpumagic.dryrun.transfers import Transfer
+from gpumagic.ledger.entry import Ledger
+from gpumagic.moving.move import Moved
+from gpumagic.usercode.lines import UserLine
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Peak:
         Of these, bytes that are not allocated yet, what `%%ongpu` brings included.
     free : int or None
         Bytes that there are for them now; None where it is not known.
-    at : Place or None
+    at : UserLine or None
         The line of the peak.
     """
 
@@ -58,7 +59,7 @@ class Peak:
     peak: int
     needed: int
     free: int | None
-    at: Place | None
+    at: UserLine | None
 
     @property
     def fits(self) -> bool | None:
@@ -71,7 +72,7 @@ class Unknown:
     """Where the dry run met what only data can tell, or what it does not do, and whether it ended
     there."""
 
-    where: Place | None
+    where: UserLine | None
     reason: str
     ended: bool
 
@@ -83,7 +84,7 @@ class Unknown:
 class Mismatch:
     """An operation between devices that would fail: torch's words, and the explanation of them."""
 
-    where: Place | None
+    where: UserLine | None
     error: str
     explanation: str | None = None
     html: str | None = None
@@ -104,15 +105,17 @@ class DryRun(Shown):
         Variables that it assigns, and ``return`` for what a function returns.
     peak : dict of str to Peak
         By device.
-    transfers : tuple of Transfer
-        Copies between devices and waits of the host, by line.
+    moved : tuple of Moved
+        What `%%ongpu` would bring there before the code.
+    ledger : Ledger
+        Copies between devices and waits of the host, by line. How long they take is not known.
     unknown : tuple of Unknown
         What could not be known or was left out; the last one may be where the dry run ended.
     mismatches : tuple of Mismatch
         The operation between devices at which the code would fail.
     error : str or None
         Another error at which it would fail.
-    error_at : Place or None
+    error_at : UserLine or None
     printed : str
         What it printed; a ``?`` is a value that depends on data.
     operators : int
@@ -124,16 +127,17 @@ class DryRun(Shown):
     """
 
     device: str
-    assigned: tuple[Assigned, ...]
-    peak: dict[str, Peak]
-    transfers: tuple[Transfer, ...]
-    unknown: tuple[Unknown, ...]
-    mismatches: tuple[Mismatch, ...]
-    error: str | None
-    error_at: Place | None
-    printed: str
-    operators: int
-    seconds: float
+    assigned: tuple[Assigned, ...] = ()
+    peak: dict[str, Peak] = field(default_factory=dict)
+    moved: tuple[Moved, ...] = ()
+    ledger: Ledger = field(default_factory=Ledger)
+    unknown: tuple[Unknown, ...] = ()
+    mismatches: tuple[Mismatch, ...] = ()
+    error: str | None = None
+    error_at: UserLine | None = None
+    printed: str = ""
+    operators: int = 0
+    seconds: float = 0.0
     virtual: bool = False
 
     @property

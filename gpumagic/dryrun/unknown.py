@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
-from gpumagic.dryrun.running_line import Place, place
+from gpumagic.usercode.lines import UserLine, innermost
 
 raised: list["Stopped"] = []
 """Of the dry run that is under way: a bare `except:` must not hide them."""
@@ -24,14 +23,14 @@ class Stopped(BaseException):
     ----------
     reason : str
         Why it cannot go on, as a phrase.
-    where : Place or None
+    where : UserLine or None
         The user's line.
     """
 
-    def __init__(self, reason: str, where: Place | None = None) -> None:
+    def __init__(self, reason: str, where: UserLine | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.where = where or place(sys._getframe(1))
+        self.where = where or innermost(sys._getframe(1))
         raised.append(self)
 
 
@@ -95,36 +94,3 @@ for _name, _does in {
     **dict.fromkeys(("iter", "len", "getitem", "contains", "call"), "the contents of"),
 }.items():
     setattr(NotKnown, f"__{_name}__", _decides(f"__{_name}__", _does))
-
-
-class Refused:
-    """Stands for an object that cannot be copied and that using would change: ends the dry run."""
-
-    def __init__(self, reason: str) -> None:
-        object.__setattr__(self, "_reason", reason)
-
-    def __getattr__(self, name: str) -> Any:
-        raise Stopped(object.__getattribute__(self, "_reason"))
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise Stopped(object.__getattribute__(self, "_reason"))
-
-    def __iter__(self) -> Any:
-        raise Stopped(object.__getattribute__(self, "_reason"))
-
-    __next__ = __call__ = __enter__ = __len__ = __iter__
-
-    def __getitem__(self, key: object) -> Any:
-        raise Stopped(object.__getattribute__(self, "_reason"))
-
-    def __exit__(self, *exc: object) -> None:
-        """Never entered."""
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        for item in tree_leaves((args, kwargs)):
-            if type(item) is Refused:
-                raise Stopped(object.__getattribute__(item, "_reason"))
-        return NotImplemented

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from gpumagic.dryrun import sandbox
-
 
 @pytest.fixture
 def notebook(ip, tmp_path, monkeypatch):
@@ -33,4 +31,3 @@ def notebook(ip, tmp_path, monkeypatch):
     assert not ip.ns["opt"].state
     assert ip.ns["X"].device.type == "cpu"
     assert list(tmp_path.iterdir()) == []
-    assert sandbox._thread is None

@@ -1,5 +1,6 @@
 """`gpumagic.dry_run`: functions, and what is refused."""
 
+import ast
 import functools
 import threading
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from gpumagic import GpuError, dry_run
+from gpumagic.dryrun import dry_run_cell
 
 pytestmark = pytest.mark.usefixtures("gpus")
 
@@ -26,7 +28,7 @@ def test_a_function_where_it_is():
     assert (returned(result).shape, returned(result).device) == ((2, 3), "cuda:1")
     assert returned(result).dtype is torch.float32
     assert result.device == ""
-    assert result.transfers == ()
+    assert (result.moved, result.ledger.entries) == ((), ())
     assert X._version == 0
 
 
@@ -34,9 +36,9 @@ def test_a_function_that_is_placed_brings_its_arguments():
     X = torch.ones(2, 3)
     result = dry_run(lambda x: x + torch.ones(3), X, on=1)
     assert returned(result).device == "cuda:1"
-    assert [(t.operator, t.where.source, t.nbytes) for t in result.transfers] == [("move", "x", 24)]
+    assert [(m.name, m.nbytes) for m in result.moved] == [("x", 24)]
     result = dry_run(lambda x: x, X, on=1, move=False)
-    assert (returned(result).device, result.transfers) == ("cpu", ())
+    assert (returned(result).device, result.moved) == ("cpu", ())
 
 
 def test_methods_modules_and_partials():
@@ -78,23 +80,29 @@ def test_one_at_a_time():
     assert "a dry run is under way" in result.error
 
 
-def test_not_while_another_thread_runs_the_notebooks_code():
-    go, started = threading.Event(), threading.Event()
+def test_while_another_thread_runs_the_notebooks_code():
+    go, started, counted = threading.Event(), threading.Event(), []
+    lock = threading.Lock()
 
     def busy():
-        started.set()
-        go.wait(10)
+        with lock:
+            started.set()
+            while not go.wait(0.001):
+                counted.append(1)
 
     thread = threading.Thread(target=busy, name="trainer")
     thread.start()
     started.wait(10)
     try:
-        with pytest.raises(GpuError, match="the thread trainer runs code"):
-            dry_run(lambda: 1)
+        assert dry_run(lambda: 1).complete
+        before = len(counted)
+        result = dry_run(lock.acquire, limit=0.5)  # which nobody in the copy will ever release
+        assert [u.ended for u in result.unknown] == [True]
+        assert result.unknown[0].reason.startswith("the time limit of 0.5 s")
+        assert len(counted) > before
     finally:
         go.set()
         thread.join()
-    assert dry_run(lambda: 1).complete
 
 
 def test_the_time_limit():
@@ -127,13 +135,13 @@ def test_backward_into_what_an_earlier_cell_computed():
     w = torch.ones(3, requires_grad=True)
     loss = (w * 2).sum()
     result = dry_run(lambda: loss.backward())
-    assert any("an earlier cell computed" in u.reason for u in result.unknown)
+    assert any("an earlier cell computed" in u.reason for u in result.unknown), result
     assert w.grad is None
     loss.backward()  # the graph is whole
     assert w.grad.tolist() == [2, 2, 2]
 
 
-def test_hooks_run_on_stand_ins():
+def test_hooks_run_on_the_copys_tensors():
     seen = []
     w = nn.Parameter(torch.ones(3))
     w.register_hook(lambda grad: seen.append(grad))
@@ -158,21 +166,17 @@ def test_optimizers_in_the_backward_pass():
 
 
 def test_memory_that_other_variables_keep():
-    big = torch.ones(1000, 1000, device="cuda:1")
-    space = {"a": big, "b": big, "torch": torch}
-    import ast
-
-    from gpumagic.dryrun import dry_run_cell
-
-    def peak(names):
-        code = "a = a + 1\na = a + 1"
-        variables = {name: space[name] for name in names}
-        result = dry_run_cell(ast.parse(code), "<cell>", variables, ["a"], device=None)
+    def peak(**others):
+        space = {"a": torch.ones(1000, 1000, device="cuda:1"), "torch": torch}
+        space |= {name: take(space["a"]) for name, take in others.items()}
+        tree = ast.parse("a = a + 1\na = a + 1")
+        result = dry_run_cell(tree, "<cell>", space, ["a"], device=None)
         return result.peak["cuda:1"].needed
 
     size = -(-4_000_000 // 512) * 512
-    assert peak(["a", "torch"]) == size
-    assert peak(["a", "b", "torch"]) == 2 * size
+    assert peak() == size
+    assert peak(b=lambda a: a) == 2 * size
+    assert peak(view=lambda a: a[:1]) == 2 * size
 
 
 def test_no_peak_for_what_is_there_but_met_late():
@@ -180,7 +184,7 @@ def test_no_peak_for_what_is_there_but_met_late():
         __slots__ = ("tensor",)
 
         def __del__(self):
-            """Makes it an object that is not copied."""
+            """Makes it no object of plain data."""
 
     holder = Holder()
     holder.tensor = torch.ones(100_000, device="cuda:1")

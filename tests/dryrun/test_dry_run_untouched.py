@@ -165,7 +165,7 @@ def snapshot(space):
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=6))
 def test_random_programs(gpus_once, statements):
     space = world()

@@ -4,11 +4,17 @@ import pytest
 
 from gpumagic.dryrun.dry_run_view import html, text
 from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown
-from gpumagic.dryrun.running_line import Place
-from gpumagic.dryrun.transfers import Transfer
+from gpumagic.ledger.entry import Entry, Ledger
+from gpumagic.moving.move import Moved
+from gpumagic.usercode.lines import UserLine
 
 GIB = 2**30
-LINE = Place(4, "log.append(x.item())")
+ITEM = Entry(
+    *("wait", "item", "cuda:1", "cpu", 1000, 4000, None, True),
+    where=UserLine(4, "log.append(x.item())"),
+    code="x.item()",
+    calls=1000,
+)
 
 
 def run(**changes):
@@ -17,12 +23,10 @@ def run(**changes):
         "assigned": (Assigned("Y", "float32[2]", "cuda:1", 8),),
         "peak": {
             "cpu": Peak("cpu", 100, 100, None, None),
-            "cuda:1": Peak("cuda:1", 15 * GIB, 14 * GIB, 16 * GIB, Place(7, "loss.backward()")),
+            "cuda:1": Peak("cuda:1", 15 * GIB, 14 * GIB, 16 * GIB, UserLine(7, "loss.backward()")),
         },
-        "transfers": (
-            Transfer("wait", "item", "cuda:1", "cpu", 4000, 1000, LINE),
-            Transfer("copy", "move", "cpu", "cuda:1", 2048, 1, Place(0, "X")),
-        ),
+        "moved": (Moved("X", 2048, ("cpu",)),),
+        "ledger": Ledger((ITEM,), virtual=True),
         "unknown": (),
         "mismatches": (),
         "error": None,
@@ -36,22 +40,23 @@ def run(**changes):
 
 
 def test_the_text():
-    assert text(run(printed="a\nb\n")).splitlines() == [
+    assert text(run(printed="a\nb\n")).splitlines()[:8] == [
         "dry run on cuda:1 (virtual): nothing was computed · 2 lines printed, not shown · 85 ms",
         "  cuda:1: at least 14.0 GiB of 16.0 GiB free; peak 15.0 GiB in all, at line 7: "
         "loss.backward()",
         "  assigns",
         "    Y  float32[2]  cuda:1",
-        "  transfers",
-        "    line 4  1,000 × item: the host waits for cuda:1  log.append(x.item())",
-        "    before  move: 2.0 KiB cpu → cuda:1               X",
+        "  brings",
+        "    X  2.0 KiB  cpu → cuda:1",
+        "  copies and waits",
+        "    line  source                what                               count    bytes  time",
     ]
 
 
 def test_what_went_wrong_comes_before_the_details():
-    ended = Unknown(Place(9, "if x > 0:"), "a condition on a tensor depends on data", True)
-    left = Unknown(Place(2, "get_ipython().system('ls')"), "!ls was left out", False)
-    lines = text(run(unknown=(ended, left), error="KeyError: 'k'", error_at=Place(3, "d['k']")))
+    ended = Unknown(UserLine(9, "if x > 0:"), "a condition on a tensor depends on data", True)
+    left = Unknown(UserLine(2, "get_ipython().system('ls')"), "!ls was left out", False)
+    lines = text(run(unknown=(ended, left), error="KeyError: 'k'", error_at=UserLine(3, "d['k']")))
     assert lines.splitlines()[2:5] == [
         "  would fail at line 3: d['k']: KeyError: 'k'",
         "  line 2: !ls was left out",
@@ -60,7 +65,7 @@ def test_what_went_wrong_comes_before_the_details():
 
 
 def test_a_mismatch_without_an_explanation_has_torchs_words():
-    mismatch = Mismatch(Place(3, "a + b"), "RuntimeError: found at least two devices")
+    mismatch = Mismatch(UserLine(3, "a + b"), "RuntimeError: found at least two devices")
     shown = run(mismatches=(mismatch,))
     assert "    RuntimeError: found at least two devices" in text(shown)
     assert "<pre>RuntimeError: found" in html(shown)
@@ -76,7 +81,9 @@ def test_a_mismatch_without_an_explanation_has_torchs_words():
 def test_room(free, words):
     peak = {"cuda:1": Peak("cuda:1", 15 * GIB, 14 * GIB, free, None)}
     assert words in text(run(peak=peak))
-    assert ("gm-bad" in html(run(peak=peak)).split("</style>")[1]) == (free is not None)
+    assert ("gm-bad" in html(run(peak=peak, ledger=Ledger())).split("</style>")[1]) == (
+        free is not None
+    )
 
 
 def test_long_lists_are_folded():
@@ -92,7 +99,7 @@ def test_the_cpu_is_shown_where_the_code_runs_there():
 
 
 def test_html_is_escaped():
-    place = Place(1, "<script>")
+    place = UserLine(1, "<script>")
     shown = html(run(unknown=(Unknown(place, "<b>", True),), assigned=(Assigned("<i>", "<u>"),)))
     for word in ("<script>", "<b>&", "<i>", "<u>"):
         assert word not in shown.split("</style>")[1]

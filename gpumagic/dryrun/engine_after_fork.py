@@ -1,0 +1,86 @@
+"""Let torch's autograd engine run in a forked child.
+
+Once a backward pass has run with a GPU there, torch's engine refuses every backward pass in a
+forked child, because the engine's threads are gone. A dry run needs none of them: it runs all of
+the pass on its own thread. The refusal is one flag in libtorch_cpu's memory, set in the child by
+fork itself; it is found by comparing that memory before and after, and cleared in the child alone.
+Guarantees: this process is only read; the flag is known by the backward pass that works without it.
+"""
+
+import ctypes
+import re
+from functools import lru_cache
+
+import torch
+
+_LIBRARY = "libtorch_cpu.so"
+_PAGE, _MOST = 4096, 16 * 2**20
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+)\s*(.*)")
+
+
+def flags() -> bytes:
+    """The zeroed variables of libtorch_cpu, as they are before the fork; empty where unknown."""
+    start, size = _variables()
+    return ctypes.string_at(start, size)
+
+
+def restore(before: bytes) -> None:
+    """In the child: let backward passes run here, if they do not."""
+    torch.autograd.set_multithreading_enabled(False)
+    if _works() or not before:
+        return
+    start, size = _variables()
+    after = ctypes.string_at(start, size)
+    for at in _newly_set(before, after):
+        flag = ctypes.c_ubyte.from_address(start + at)
+        flag.value = 0
+        if _works():
+            return
+        flag.value = 1
+
+
+def _works() -> bool:
+    try:
+        with torch.enable_grad():
+            torch.ones((), device="cpu", requires_grad=True).clone().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _newly_set(before: bytes, after: bytes) -> list[int]:
+    """Where a byte was 0 and is 1."""
+    pages = range(0, len(after), _PAGE)
+    differing = (n for n in pages if before[n : n + _PAGE] != after[n : n + _PAGE])
+    return [
+        at
+        for n in differing
+        for at in range(n, min(n + _PAGE, len(after)))
+        if before[at] == 0 and after[at] == 1
+    ]
+
+
+@lru_cache(maxsize=1)
+def _variables() -> tuple[int, int]:
+    """Where that library's variables without a first value lie, and how many bytes they are.
+
+    The anonymous memory right behind the last part of the library that is mapped from its file.
+    """
+    end = 0
+    try:
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                mapping = _MAPPING.match(line)
+                if mapping is None:
+                    continue
+                first, last = int(mapping[1], 16), int(mapping[2], 16)
+                if mapping[5].endswith(_LIBRARY):
+                    end = last
+                elif end and first == end and mapping[3].startswith("rw") and mapping[4] == "0":
+                    # They begin in the last page of what is mapped.
+                    return first - _PAGE, min(last - first, _MOST) + _PAGE
+                elif end and first > end:
+                    break
+    except OSError:  # not on Linux
+        pass
+    return 0, 0

@@ -1,0 +1,226 @@
+"""Follow code in this process, on fakes: what a forked child does for a dry run.
+
+Guarantees: the result is plain data, and holds what is known up to where the code ended, failed or
+came to what only data can tell. Nothing here is undone: the process must end when it has answered.
+"""
+
+import signal
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from gpumagic import faults
+from gpumagic.device import Device
+from gpumagic.dryrun import patches
+from gpumagic.dryrun.answers import Calls
+from gpumagic.dryrun.confined import Confinement
+from gpumagic.dryrun.crossings import Crossings
+from gpumagic.dryrun.describe import describe
+from gpumagic.dryrun.fake_operators import Operators
+from gpumagic.dryrun.fakes import Fakes
+from gpumagic.dryrun.held_memory import HeldMemory
+from gpumagic.dryrun.inherited import Inherited
+from gpumagic.dryrun.peaks import Room, peaks
+from gpumagic.dryrun.result import DryRun, Mismatch, Unknown
+from gpumagic.dryrun.unknown import Stopped, raised
+from gpumagic.mismatch import explain
+from gpumagic.moving.find_tensors import optimizers_in
+from gpumagic.moving.move import Moved, move_all
+from gpumagic.placement.swap import enter
+from gpumagic.placement.torch_devices import as_torch
+from gpumagic.usercode.lines import BEFORE, UserLine, innermost, innermost_of
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a dry run is of.
+
+    Attributes
+    ----------
+    namespace : dict
+        The variables of the code.
+    reads : list of (name, value)
+        What the code reads; names that are not in the namespace are arguments.
+    prepare : callable
+        Given the function that takes what was left out, as a phrase, returns what runs the code:
+        it gives values to describe by their names.
+    device : Device or None
+        Where new tensors are made, as `%%ongpu` does.
+    move : bool
+        Whether what the code reads is brought there.
+    limit : float
+        Seconds.
+    """
+
+    namespace: dict[str, Any]
+    reads: list[tuple[str, Any]]
+    prepare: Callable[[Callable[[str], object]], Callable[[], dict[str, Any]]]
+    device: Device | None
+    move: bool
+    limit: float
+
+
+def follow(subject: Subject, before: Room) -> DryRun:
+    """What the code of `subject` would do, with the memory that there is `before` it."""
+    return _Following(subject).run(before)
+
+
+class _Following:
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._target = None if subject.device is None else as_torch(subject.device)
+        self._held, self._crossings = HeldMemory(), Crossings()
+        self._operators = Operators(self._held, self._crossings)
+        self._unknown: dict[tuple[UserLine | None, str], Unknown] = {}
+        self._error: BaseException | None = None
+        self._error_at: UserLine | None = None
+        self._moved: tuple[Moved, ...] = ()
+        self._timed = False
+
+    def note(self, reason: str, where: UserLine | None = None, *, ended: bool = False) -> None:
+        """Something that is not known or was left out, at the user's line."""
+        where = where or innermost()
+        self._unknown.setdefault((where, reason), Unknown(where, reason, ended))
+
+    def run(self, before: Room) -> DryRun:
+        started = time.perf_counter()
+        subject, named, variables = self._subject, dict[str, Any](), _Variables({})
+        confinement = Confinement()
+        mode = Fakes(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        inherited = Inherited(mode, self._held.add_existing, self._tracked)
+        inherited.all_of([*subject.reads, *subject.namespace.items()])
+        self._held.begin()
+        go = subject.prepare(self.note)
+        with ExitStack() as stack:
+            calls = Calls(inherited.fake, self._crossings)
+            patches.install(mode, calls, self.note, self._waited)
+            for layer in (calls, mode):
+                stack.enter_context(layer)
+            self._operators.install(stack)
+            confinement.begin()
+            with self._caught():
+                if self._target is not None:
+                    self._bring(self._target)
+                subject.reads.clear()  # what the code lets go must be free
+                variables = _Variables(subject.namespace)
+                self._start_clock()
+                named = go()
+            confinement.end()
+            new = [*variables.assigned(), *((n, v) for n, v in named.items() if v is not None)]
+            assigned = tuple(describe(name, value) for name, value in new)
+        mismatches = self._mismatches()
+        virtual = subject.device is not None and subject.device.virtual
+        return DryRun(
+            device=str(subject.device) if subject.device is not None else "",
+            assigned=assigned,
+            peak=peaks(self._held, before),
+            moved=self._moved,
+            ledger=self._crossings.ledger(virtual),
+            unknown=tuple(self._unknown.values()),
+            mismatches=mismatches,
+            error=_one_line(self._error) if self._error and not mismatches else None,
+            error_at=self._error_at,
+            printed=confinement.printed.getvalue(),
+            operators=self._operators.count,
+            seconds=time.perf_counter() - started,
+            virtual=virtual,
+        )
+
+    def _bring(self, target: torch.device) -> None:
+        subject = self._subject
+        if subject.move:
+            self._crossings.silent = True
+            moves = move_all(subject.reads, target, followers=optimizers_in(subject.namespace))
+            self._crossings.silent = False
+            self._moved = moves.moved
+            for left in moves.left:
+                self.note(f"{left.name} stays: {left.reason}", BEFORE)
+            self._held.reset_peak()
+        enter(target, batches=subject.move, namespace=subject.namespace)
+
+    # -- while it runs
+    @contextmanager
+    def _caught(self) -> Iterator[None]:
+        try:
+            yield
+            for stopped in raised:
+                self.note(f"{stopped.reason}; the code went on as if it had failed", stopped.where)
+        except Stopped as stopped:
+            self._timed = False
+            self.note(stopped.reason, stopped.where, ended=True)
+        except KeyboardInterrupt as error:
+            self.note("interrupted", innermost_of(error.__traceback__), ended=True)
+        except PermissionError as error:  # the kernel's answer to a writer in C++
+            reason = f"{_one_line(error)}: a dry run writes no file"
+            self.note(reason, innermost_of(error.__traceback__), ended=True)
+        except BaseException as error:  # noqa: BLE001  what the user's code raises is the result
+            self._error, self._error_at = error, innermost_of(error.__traceback__)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _start_clock(self) -> None:
+        self._timed = True
+        signal.signal(signal.SIGALRM, self._time_is_up)
+        # Again and again: where Python cannot raise, in a finalizer, it is lost.
+        signal.setitimer(signal.ITIMER_REAL, self._subject.limit, 0.2)
+
+    def _time_is_up(self, number: int, frame: FrameType | None) -> None:
+        if self._timed:
+            count, limit = self._operators.count, self._subject.limit
+            reason = f"the time limit of {limit:g} s, after {count} operators"
+            raise Stopped(reason, innermost(frame))
+
+    def _tracked(self) -> None:
+        self.note("this backward pass goes on into what an earlier cell computed: not followed")
+
+    def _waited(self, device: Any = None) -> None:
+        name = str(torch.device("cuda", torch.cuda.current_device()) if device is None else device)
+        self._crossings.note(False, "synchronize", name, "cpu", 0)
+
+    # -- after it
+    def _mismatches(self) -> tuple[Mismatch, ...]:
+        error, explanation = self._error, None
+        if not isinstance(error, Exception):
+            return ()
+        with faults.kept("explaining the error of a dry run"):
+            explanation = explain(error, namespace=self._subject.namespace)
+        text = _one_line(error)
+        if explanation is None and "same device" not in text:
+            return ()
+        shown = str(explanation) if explanation is not None else None
+        html = explanation._repr_html_() if explanation is not None else None
+        return (Mismatch(self._error_at, text, shown, html),)
+
+
+class _Variables:
+    """What each name of a namespace refers to, without holding it: what is let go must be free."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self._namespace = namespace
+        self._before = {name: (id(v), _reference(v)) for name, v in namespace.items()}
+
+    def assigned(self) -> Iterator[tuple[str, Any]]:
+        """The names that refer to something else since, and to what."""
+        for name, value in self._namespace.items():
+            number, reference = self._before.get(name, (None, None))
+            same = number == id(value) and (reference is None or reference() is value)
+            if not same and not name.startswith("_"):
+                yield name, value
+
+
+def _reference(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -1,0 +1,116 @@
+"""Run a function in a forked copy of this process, and bring back what it returns.
+
+Guarantees: whatever the function does, this process, its files and its terminal are as before; the
+copy has ended when the call returns, also after Ctrl-C or when it takes too long. The function is
+not kept from anything else here: see `confined`.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from gpumagic import faults
+from gpumagic.dryrun import engine_after_fork
+from gpumagic.dryrun.shared_with_parent import detach
+from gpumagic.errors import GpuError
+
+_PATIENCE_S = 2.0  # what is over sooner needs no progress
+_DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
+
+
+class Overdue(Exception):
+    """The copy did not end in time and was killed."""
+
+
+def run_forked(
+    work: Callable[[], Any], limit: float, waiting: Callable[[float], object] | None = None
+) -> Any:
+    """Return what `work()` returns, called in a copy of this process.
+
+    Parameters
+    ----------
+    work : callable
+        Returns plain data, which can be pickled.
+    limit : float
+        Seconds after which the copy is killed.
+    waiting : callable, optional
+        Called with the seconds so far, about once a second, from the third second on.
+
+    Raises
+    ------
+    Overdue
+        It was killed.
+    GpuError
+        There is no fork on this system, or the copy has crashed.
+    KeyboardInterrupt
+        The user pressed Ctrl-C; the copy was killed.
+    """
+    if not hasattr(os, "fork"):
+        raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
+    receiver, sender = Pipe(duplex=False)
+    before = engine_after_fork.flags()
+    started = time.monotonic()
+    pid = _fork()
+    if pid == 0:
+        _work_in_child(work, sender, before)
+    try:
+        sender.close()
+        answer = _received(receiver, started, limit, waiting)
+    finally:
+        receiver.close()
+        os.kill(pid, signal.SIGKILL)  # it is not reaped yet: the number is still its own
+        _, status = os.waitpid(pid, 0)
+    if answer is None:
+        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an exit of its own"
+        raise GpuError(f"the dry run's process ended by {how}; nothing of yours has changed")
+    value, fault = answer
+    if fault is not None:
+        error = RuntimeError(fault.strip().splitlines()[-1])
+        error.add_note(fault) if hasattr(error, "add_note") else None
+        faults.keep("following the code of a dry run", error)
+        raise GpuError(f"the dry run failed, by a fault of gpumagic's: {error}")
+    return value
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # The copy computes nothing and waits for no lock that it could not be killed in.
+        warnings.filterwarnings("ignore", ".*multi-?threaded.*fork", DeprecationWarning)
+        return os.fork()
+
+
+def _received(
+    receiver: Connection, started: float, limit: float, waiting: Callable[[float], object] | None
+) -> Any:
+    """The child's answer; None if it ended without one."""
+    while not receiver.poll(1.0 if limit > 1 else limit):
+        seconds = time.monotonic() - started
+        if seconds > limit:
+            raise Overdue
+        if waiting is not None and seconds >= _PATIENCE_S:
+            waiting(seconds)
+    try:
+        return receiver.recv()
+    except EOFError:
+        return None
+
+
+def _work_in_child(work: Callable[[], Any], sender: Connection, before: Any) -> None:
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+        detach(keep=sender.fileno())
+        engine_after_fork.restore(before)
+        sender.send((work(), None))
+    except BaseException:  # noqa: BLE001  the parent raises it
+        sender.send((None, traceback.format_exc()))
+    finally:
+        os._exit(0)  # nothing that the parent has registered for its own end may run here
