@@ -22,11 +22,6 @@ class Randomness:
         self._numpy = numpy.random.get_state() if numpy is not None else None
         self._start = self._devices
 
-    @classmethod
-    def capture(cls) -> "Randomness":
-        """The state of now."""
-        return cls()
-
     def restore(self) -> None:
         """Put all of it back. A CUDA device that has started since gets the CPU's seed."""
         random.setstate(self._python)

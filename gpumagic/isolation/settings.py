@@ -1,46 +1,76 @@
-"""What code may set for the whole process or its thread, put back afterwards."""
+"""Put back what code has set for the whole process or its thread, from one list.
+
+The list is torch_settings.py and python_settings.py, and the random states. What cannot be read is
+not put back; what cannot be put back does not keep the rest from it, and is kept as a fault.
+"""
 
 from __future__ import annotations
 
-import gc
-import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 
+from gpumagic import faults
 from gpumagic.isolation.interrupts import deferred
+from gpumagic.isolation.python_settings import of_libraries, of_numpy, of_python, of_signals
+from gpumagic.isolation.random_state import Randomness
+from gpumagic.isolation.setting import Setting
+from gpumagic.isolation.torch_settings import of_a_thread, of_the_process
 
-_Setting = tuple[Callable[[], Any], Callable[[Any], object]]
+# These are imported bit by bit, and set nothing then.
+_KNOWN = {"torch", "gpumagic", *sys.stdlib_module_names}
+
+
+class Settings:
+    """All settings as they are now.
+
+    Parameters
+    ----------
+    growing : bool
+        Only those that grow with every run, which are soon read and put back.
+    """
+
+    def __init__(self, *, growing: bool = False) -> None:
+        every = chain(of_a_thread(), of_the_process(), of_python(), of_libraries())
+        self._signals = [] if growing else _now(of_signals())
+        self._others = _now(setting for setting in every if setting.grows or not growing)
+        self._randomness = None if growing else Randomness()
+        self._modules = set(sys.modules)
+
+    def put_back(self) -> None:
+        """Write all that has changed since."""
+        for setting, value in self._signals:
+            _write(setting, value)
+        with deferred():
+            self._adopt()
+            for setting, value in self._others:
+                _write(setting, value)
+            if self._randomness is not None:
+                self._randomness.restore()
+
+    def _adopt(self) -> None:
+        """Take over what a library has set for itself when it was imported."""
+        if len(sys.modules) == len(self._modules):
+            return
+        libraries = {name.partition(".")[0] for name in sys.modules.keys() - self._modules} - _KNOWN
+        self._modules = set(sys.modules)
+        for n, (setting, value) in enumerate(self._others):
+            if libraries and setting.adopt is not None:
+                self._others[n] = setting, setting.adopt(value, setting.read(), libraries)
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Put back what is set within, whatever happens there.
-
-    Whether gradients are recorded, autocast, the default dtype and device, the number of threads,
-    the precision of products, what is deterministic, the current GPU, whether garbage is collected,
-    the filters of warnings, numpy's handling of errors, and the working directory.
-    """
-    before = [(get, put, value) for get, put in _settings() for value in _value_of(get)]
-    modules = len(sys.modules)
-    filters = warnings.filters[:]
-    collects = gc.isenabled()
+    """Put back what is set within, whatever happens there."""
+    settings = Settings()
     try:
         yield
     finally:
-        with deferred(), ExitStack() as stack:  # each, also if another fails
-            stack.callback(gc.enable if collects else gc.disable)
-            # Those that a library has set when it was imported are its own.
-            if warnings.filters != filters and len(sys.modules) == modules:
-                warnings.filters[:] = filters  # type: ignore[index]
-                warnings._filters_mutated()  # type: ignore[attr-defined]
-            for get, put, value in before:
-                stack.callback(_put_back, get, put, value)
+        settings.put_back()
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
@@ -49,59 +79,35 @@ def thread_modes() -> Callable[[ExitStack], None]:
     Of torch and of numpy: each thread decides for itself whether gradients are recorded.
     """
     inference = torch.is_inference_mode_enabled()
-    here = [(put, value) for get, put in _of_a_thread() for value in _value_of(get)]
+    here = _now(chain(of_a_thread(), of_numpy()))
 
     def follow(stack: ExitStack) -> None:
         if inference:
             stack.enter_context(torch.inference_mode())
-        for put, value in here:
-            put(value)
+        for setting, value in here:
+            _write(setting, value)
 
     return follow
 
 
-def _of_a_thread() -> Iterator[_Setting]:
-    yield torch.is_grad_enabled, torch.set_grad_enabled
-    yield torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
-    for kind in ("cpu", "cuda"):
-        yield (
-            partial(torch.is_autocast_enabled, kind),
-            partial(torch.set_autocast_enabled, kind),
-        )
-        yield partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        yield numpy.geterr, lambda how: numpy.seterr(**how)
+def _now(settings: Iterator[Setting]) -> list[tuple[Setting, Any]]:
+    found = []
+    for setting in settings:
+        # torch does not tell what was set in its new way and in its old; a folder may be gone; an
+        # older version does not have all.
+        with suppress(Exception):
+            found.append((setting, setting.read()))
+    return found
 
 
-def _settings() -> Iterator[_Setting]:
-    yield from _of_a_thread()
-    yield torch.get_default_dtype, torch.set_default_dtype
-    yield torch.get_default_device, _set_device
-    yield torch.get_num_threads, torch.set_num_threads
-    yield torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
-    yield torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
-    cudnn = torch.backends.cudnn
-    for name in ("benchmark", "deterministic", "allow_tf32"):
-        yield partial(getattr, cudnn, name), partial(setattr, cudnn, name)
-    yield os.getcwd, os.chdir
-    if torch.cuda.is_initialized():
-        yield torch.cuda.current_device, torch.cuda.set_device
+def _write(setting: Setting, value: Any) -> None:
+    with faults.kept(f"putting back {setting.name}"):
+        if _is_changed(setting, value):
+            setting.write(value)
 
 
-def _value_of(get: Callable[[], Any]) -> list[Any]:
-    # torch refuses to say what was set in its new way and in its old; and a folder may be gone.
-    with suppress(RuntimeError, AssertionError, OSError):
-        return [get()]
-    return []
-
-
-def _put_back(get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> None:
-    # A GPU that failed must not keep the rest from being put back.
-    with suppress(RuntimeError, AssertionError, OSError):
-        if _value_of(get) != [value]:
-            put(value)
-
-
-def _set_device(device: torch.device) -> None:
-    torch.set_default_device(None if device.type == "cpu" else device)
+def _is_changed(setting: Setting, value: Any) -> bool:
+    try:
+        return bool(setting.read() != value)
+    except Exception:  # noqa: BLE001  a value may be the user's, and compare as it likes
+        return True

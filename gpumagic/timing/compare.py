@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import inspect
 import math
@@ -115,7 +116,7 @@ def compare(
     each = worked_through(items, namespace, points)
     stopwatch = stopwatch or Stopwatch()
     comparing = _Comparing(made, wanted, points, namespace, in_place, max_time, stopwatch, progress)
-    comparing.run()
+    contextvars.copy_context().run(comparing.run)  # what it sets of that ends with it
     of_point = {sweeping.key(point): count for point, count in zip(points, each, strict=True)}
     result = Comparison(
         code=made.text.strip("\n"),
@@ -171,7 +172,7 @@ class _Comparing:
         reporter = Reporter(
             progress, title, [t.where for t in wanted], total, clock=stopwatch.clock
         )
-        randomness = Randomness.capture()
+        randomness = Randomness()
         every = tuple(dict.fromkeys(device for t in wanted for device in t.torch_devices))
         self._task = Task(
             made, namespace, in_place, max_time, stopwatch, randomness, every, reporter

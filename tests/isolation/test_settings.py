@@ -1,44 +1,261 @@
-"""What code sets is put back; what a library sets when it is imported stays."""
+"""Whatever code sets for the process or its thread is put back, however the code ends."""
 
+import contextvars
+import decimal
+import faulthandler
+import gc
+import importlib.util
+import locale
+import logging
 import os
+import random
+import signal
 import sys
 import types
 import warnings
+from contextlib import suppress
 
 import numpy
 import pytest
+import sympy  # noqa: F401  torch imports it when it first needs it, and it sets a filter of warnings
 import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from gpumagic.isolation.settings import kept
+from gpumagic.timing import compare
+
+pytestmark = pytest.mark.usefixtures("gpus")
+VARIABLE = contextvars.ContextVar("variable")
+MATMUL = torch.backends.cuda.matmul
 
 
-def test_all_is_put_back_after_an_exception(tmp_path):
-    folder, how = os.getcwd(), numpy.geterr()
+def hooks():
+    return torch.nn.modules.module._global_forward_hooks
+
+
+# What code may do, and what tells that it was done.
+CHANGES = {
+    "torch.set_grad_enabled(False)": torch.is_grad_enabled,
+    "torch.set_autocast_enabled('cpu', True)": lambda: torch.is_autocast_enabled("cpu"),
+    "torch.set_autocast_enabled('cuda', True)": lambda: torch.is_autocast_enabled("cuda"),
+    "torch.set_autocast_dtype('cpu', torch.float16)": lambda: torch.get_autocast_dtype("cpu"),
+    "torch.set_autocast_dtype('cuda', torch.bfloat16)": lambda: torch.get_autocast_dtype("cuda"),
+    "torch.set_autocast_cache_enabled(False)": torch.is_autocast_cache_enabled,
+    "torch.autograd.set_detect_anomaly(True)": torch.is_anomaly_enabled,
+    "torch.set_default_dtype(torch.float64)": torch.get_default_dtype,
+    "torch.set_default_device('meta')": torch.get_default_device,
+    "torch.set_num_threads(3)": torch.get_num_threads,
+    "torch.use_deterministic_algorithms(True)": torch.get_deterministic_debug_mode,
+    "torch.set_float32_matmul_precision('high')": torch.get_float32_matmul_precision,
+    "torch.set_flush_denormal(True)": lambda: sys.float_info.min / 2 == 0.0,
+    "torch.set_printoptions(precision=2)": lambda: str(torch.tensor(0.12345, device="cpu")),
+    "torch.set_warn_always(True)": torch.is_warn_always_enabled,
+    "torch.backends.cudnn.benchmark = True": lambda: torch.backends.cudnn.benchmark,
+    "torch.backends.cudnn.enabled = False": lambda: torch.backends.cudnn.enabled,
+    "torch.backends.cuda.enable_flash_sdp(False)": torch.backends.cuda.flash_sdp_enabled,
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False": lambda: (
+        MATMUL.allow_bf16_reduced_precision_reduction
+    ),
+    "mode = torch.inference_mode(); mode.__enter__()": torch.is_inference_mode_enabled,
+    "torch.device('meta').__enter__()": lambda: str(torch.ones(1).device),
+    "torch.nn.modules.module.register_module_forward_hook(print)": lambda: list(hooks()),
+    "torch.cuda.set_device(1)": torch.cuda.current_device,
+    "torch.manual_seed(1)": lambda: torch.get_rng_state().tolist(),
+    "torch.rand(1, device='cuda:0')": lambda: torch.cuda.get_rng_state(0).tolist(),
+    "np.seterr(all='raise')": numpy.geterr,
+    "np.set_printoptions(precision=2)": lambda: str(numpy.array(0.12345) + numpy.zeros(1)),
+    "np.random.seed(1)": lambda: str(numpy.random.get_state()),
+    "random.seed(1)": random.getstate,
+    "variable.set(5)": lambda: VARIABLE.get(None),
+    "decimal.getcontext().prec = 5": lambda: decimal.getcontext().prec,
+    "decimal.getcontext().traps[decimal.Inexact] = True": lambda: dict(decimal.getcontext().traps),
+    "decimal.setcontext(decimal.Context(7))": lambda: id(decimal.getcontext()),
+    "sys.setrecursionlimit(sys.getrecursionlimit() + 1)": sys.getrecursionlimit,
+    "sys.setswitchinterval(0.5)": sys.getswitchinterval,
+    "sys.path.append('nowhere')": lambda: list(sys.path),
+    "sys.path = ['nowhere', *sys.path[-20:]]": lambda: list(sys.path),
+    "sys.argv[:] = []": lambda: list(sys.argv),
+    "sys.meta_path.append(None)": lambda: list(sys.meta_path),
+    "sys.excepthook = print": lambda: sys.excepthook,
+    "sys.displayhook = print": lambda: sys.displayhook,
+    "sys.stdout = io.StringIO()": lambda: sys.stdout,
+    "gc.disable()": gc.isenabled,
+    "gc.set_threshold(5, 5, 5)": gc.get_threshold,
+    "gc.callbacks.append(lambda *_: None)": lambda: list(gc.callbacks),
+    "warnings.simplefilter('ignore')": lambda: list(warnings.filters),
+    "warnings.showwarning = print": lambda: warnings.showwarning,
+    "logging.basicConfig(level=10, force=True)": lambda: logging.root.level,
+    "logging.getLogger().addHandler(logging.NullHandler())": lambda: list(logging.root.handlers),
+    "logging.getLogger('new').addHandler(logging.NullHandler())": lambda: list(
+        logging.getLogger("new").handlers
+    ),
+    "logging.getLogger('new').setLevel(10)": lambda: logging.getLogger("new").level,
+    "logging.getLogger('asyncio').propagate = False": lambda: (
+        logging.getLogger("asyncio").propagate
+    ),
+    "logging.disable(50)": lambda: logging.root.manager.disable,
+    "os.environ['NEW'] = '1'": lambda: dict(os.environ),
+    "os.environ.pop('PATH', None)": lambda: dict(os.environ),
+    "os.chdir('/')": os.getcwd,
+    "os.umask(0o01)": lambda: (os.umask(0o22), os.umask(0o22))[0],
+    "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])": lambda: os.sched_getaffinity(0),
+    "locale.setlocale(locale.LC_ALL, 'C')": lambda: locale.setlocale(locale.LC_ALL),
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)": lambda: signal.getsignal(signal.SIGTERM),
+    "signal.signal(signal.SIGINT, signal.SIG_IGN)": lambda: signal.getsignal(signal.SIGINT),
+    "signal.setitimer(signal.ITIMER_REAL, 3600)": lambda: (
+        signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    ),
+    "faulthandler.disable()": faulthandler.is_enabled,
+}
+ENDS = ("", "raise ValueError('at the end')", "raise KeyboardInterrupt")
+IMPORTS = "contextvars decimal faulthandler gc io locale logging os random signal sys warnings"
+
+
+def states():
+    return {change: read() for change, read in CHANGES.items()}
+
+
+def namespace():
+    space = {name: importlib.import_module(name) for name in IMPORTS.split()}
+    return {**space, "__name__": "__main__", "torch": torch, "np": numpy, "variable": VARIABLE}
+
+
+def timed(code, shell):
+    compare(code, ["cpu", 0], namespace=namespace(), max_time=0.004)
+
+
+def timed_in_a_cell(code, shell):
+    shell.ns.update(namespace())
+    done = shell.run(f"%%gputime cpu --max-time 0.004\n{code}")
+    if done.error is not None:
+        raise done.error
+
+
+@pytest.fixture
+def unprinted():
+    """A logger of the test, and nothing that a statement's own words would show."""
+    before = logging.root.level, logging.root.handlers[:]
+    with warnings.catch_warnings():
+        yield
+    logging.root.level, logging.root.handlers[:] = before
+
+
+@pytest.mark.parametrize("go", [timed, timed_in_a_cell])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changes=st.lists(st.sampled_from(sorted(CHANGES)), min_size=1, max_size=12),
+    end=st.sampled_from(ENDS),
+)
+@example(changes=sorted(CHANGES), end="")
+@example(changes=sorted(CHANGES), end="raise KeyboardInterrupt")
+@example(changes=sorted(CHANGES, reverse=True), end="raise ValueError('at the end')")
+def test_all_settings_are_as_before(go, changes, end, unprinted, shell):
+    before = states()
+    code = "\n".join(f"try: {change}\nexcept Exception: pass" for change in changes)
+    with suppress(ValueError, KeyboardInterrupt):
+        go(f"{code}\n{end}", shell)
+    after = states()
+    assert [change for change in before if after[change] != before[change]] == []
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_change_is_one(change, unprinted):
+    """Or the test above would hold for nothing."""
+    before = CHANGES[change]()
+    with kept():
+        space = namespace()
+        for _ in range(2):
+            exec(change, space)
+        others = "faulthandler", "LC_ALL", "sched_setaffinity", "PATH"
+        changed = CHANGES[change]() != before or any(name in change for name in others)
+        space.clear()
+    assert changed
+    if "variable" not in change:  # it ends with the context that a comparison runs in
+        assert CHANGES[change]() == before
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ("sys.path.append('nowhere'); counted.append(len(sys.path))", lambda: len(sys.path)),
+        (
+            "logging.root.addHandler(logging.NullHandler()); "
+            "counted.append(len(logging.root.handlers))",
+            lambda: len(logging.root.handlers),
+        ),
+        (
+            "sys.setrecursionlimit(sys.getrecursionlimit() + 1); "
+            "counted.append(sys.getrecursionlimit())",
+            sys.getrecursionlimit,
+        ),
+    ],
+)
+def test_nothing_grows_from_block_to_block(code, count, monkeypatch):
+    counted = []
+    made = types.ModuleType("counts")
+    made.counted = counted
+    code = code.replace("counted", "counts.counted")
+    space = {"sys": sys, "logging": logging, "counts": made}
+    before = count()
+    result = compare(code, ["cpu"], namespace=space, max_time=0.3)
+    assert count() == before
+    assert len(counted) > result.timings[0].number
+    assert max(counted) <= before + result.timings[0].number
+
+
+def test_what_the_setup_sets_holds_while_it_is_timed():
+    made = compare(
+        "assert 'mine' in sys.path",
+        ["cpu"],
+        setup="sys.path.append('mine')",
+        namespace={"sys": sys},
+        max_time=0.02,
+    )
+    assert made.timings[0].error is None
+    assert "mine" not in sys.path
+
+
+def test_what_a_library_sets_when_it_is_imported_stays(tmp_path, monkeypatch):
+    library = """
+import logging, sys, warnings
+class Finder:
+    @classmethod
+    def find_spec(cls, *args): pass
+sys.meta_path.append(Finder)
+logging.getLogger("library_of_a_test.part").setLevel(10)
+class Deprecated(UserWarning): pass
+warnings.simplefilter("ignore", Deprecated)
+"""
+    (tmp_path / "library_of_a_test.py").write_text(library)
+    monkeypatch.syspath_prepend(tmp_path)
+    with warnings.catch_warnings():
+        before = warnings.filters[:]
+        with kept():
+            import library_of_a_test
+
+            warnings.simplefilter("error", ResourceWarning)
+            logging.getLogger("another").setLevel(10)
+            sys.meta_path.append("mine")
+        assert warnings.filters == [warnings.filters[0], *before]
+        assert warnings.filters[0][2] is library_of_a_test.Deprecated
+        assert sys.meta_path.pop() is library_of_a_test.Finder
+        assert logging.getLogger("library_of_a_test.part").level == 10
+        assert logging.getLogger("another").level == logging.NOTSET
+
+
+def test_a_folder_that_is_gone_keeps_nothing_else_from_being_put_back(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     threads = torch.get_num_threads()
 
     def change():
         os.chdir(tmp_path)
-        numpy.seterr(all="raise")
-        torch.set_autocast_dtype("cpu", torch.float16)
-        torch.set_default_device("meta")
+        folder.rmdir()
         torch.set_num_threads(threads + 1)
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"), kept():
         change()
-    assert (os.getcwd(), numpy.geterr()) == (folder, how)
-    assert torch.get_autocast_dtype("cpu") == torch.bfloat16
-    assert torch.get_default_device() == torch.device("cpu")
     assert torch.get_num_threads() == threads
-
-
-def test_filters_of_warnings_are_put_back_but_not_those_of_an_import(monkeypatch):
-    with warnings.catch_warnings():
-        before = warnings.filters[:]
-        with kept():
-            warnings.simplefilter("error", ResourceWarning)
-        assert warnings.filters == before
-        with kept():
-            warnings.simplefilter("error", ResourceWarning)
-            monkeypatch.setitem(sys.modules, "made_here", types.ModuleType("made_here"))
-        assert warnings.filters != before

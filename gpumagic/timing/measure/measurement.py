@@ -13,6 +13,7 @@ from gpumagic.cell.peak_memory import MemoryMeter
 from gpumagic.isolation.interrupts import deferred
 from gpumagic.isolation.output import Quiet
 from gpumagic.isolation.random_state import Randomness
+from gpumagic.isolation.settings import Settings
 from gpumagic.ledger import ledger_view as view
 from gpumagic.ledger.watch import watch
 from gpumagic.timing.ask.targets import Target
@@ -150,8 +151,11 @@ class Measuring:
             meter = MemoryMeter()
             stack.callback(self._measure_memory, meter)
             meter.start()
-            self._first(runner, self._set_up(runner))
-            self._repeat(runner)
+            after = self._set_up(runner)
+            # What each run would add to: the search path, the handlers of a logger …
+            growing = Settings(growing=True)
+            self._first(runner, after)
+            self._repeat(runner, growing.put_back)
 
     def timing(self, error: str | None = None) -> Timing:
         """What was measured."""
@@ -190,7 +194,7 @@ class Measuring:
             if n:
                 self._randomly()
             runner.set_up(n)
-            after.append(Randomness.capture())
+            after.append(Randomness())
         return after
 
     def _first(self, runner: Alone | Together, randomness: list[Randomness]) -> None:
@@ -219,7 +223,7 @@ class Measuring:
         for trial, (value, drawn) in zip(runner.trials, gave, strict=True):
             self._compared(Found(trial.numbers(value), drawn))
 
-    def _repeat(self, runner: Alone | Together) -> None:
+    def _repeat(self, runner: Alone | Together, put_back: Callable[[], object]) -> None:
         task = self._task
         energy = EnergyMeter(self._target.parts)
         several = isinstance(runner, Together)
@@ -228,6 +232,7 @@ class Measuring:
         clock = task.stopwatch.clock
 
         def told(stage: Stage) -> None:
+            put_back()
             task.reporter.at(stage, len(repeats.laps), repeats.median if repeats.laps else None)
 
         repeats = self._repeats = Repeats(runner.lap, max_time, clock=clock, told=told, **least)
