@@ -62,8 +62,7 @@ TWO_CLASSES = {
 }
 IN_CIRCLES = {
     "dryrun", "dryrun.describe", "dryrun.dry_cell", "dryrun.dry_function", "dryrun.dry_run_view",
-    "dryrun.peaks", "dryrun.result", "dryrun.session", "copies.copier", "copies.functions",
-    "copies.instances",
+    "dryrun.peaks", "dryrun.result", "dryrun.session",
 }
 # fmt: on
 

@@ -8,7 +8,7 @@ from collections import deque
 import numpy
 import torch
 
-from gpumagic.copies.namespace import World
+from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.placement import swap
 from gpumagic.usercode.names import names_read
@@ -94,7 +94,7 @@ def run(namespace, code, device=CPU):
     before, kept = Seen(namespace), Randomness()
     drawn = random_state()
     memory = allocated()
-    world = World(namespace, names, device)
+    world = CopiedVariables(namespace, names, device)
     held = swap.enter(device, namespace=world.globals) if device != CPU else None
     try:
         exec(compile(code, "<timed>", "exec"), world.globals)

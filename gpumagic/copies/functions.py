@@ -11,31 +11,16 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
 from gpumagic.copies import shared_objects
+from gpumagic.copies.originals import Originals
 from gpumagic.usercode.variables import globals_of
-
-if TYPE_CHECKING:
-    from gpumagic.copies.copier import Copier
 
 # With one of these a function can reach any variable by its name in a text.
 _BY_NAME = {"eval", "exec", "globals", "vars", "locals", "get_ipython"}
-
-
-def is_notebook(space: dict[str, Any]) -> bool:
-    """Whether globals are a notebook's, or a script's that %run ran: those keep their own."""
-    return space.get("__name__") == "__main__"
-
-
-def is_importable(value: Any) -> bool:
-    """Whether a function or class is found by its name in its module."""
-    found: Any = sys.modules.get(value.__module__ or "")
-    for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value
 
 
 def own_code(code: types.CodeType) -> types.CodeType:
@@ -48,13 +33,13 @@ def own_code(code: types.CodeType) -> types.CodeType:
     return code.replace(co_consts=tuple(consts))
 
 
-def reduce_function(copier: "Copier", function: types.FunctionType) -> Any:
+def reduce_function(originals: Originals, function: types.FunctionType) -> Any:
     """How a pickle makes a function anew; the variables that it reads come along."""
-    read = _read_by(function) if copier.is_notebooks(function) else {}
-    if function.__globals__ is copier.namespace:
-        copier.met.update(read)
+    read = _read_by(function) if originals.is_notebooks(function) else {}
+    if function.__globals__ is originals.namespace:
+        originals.met.update(read)
     state = (function.__defaults__, function.__kwdefaults__, vars(function), read)
-    args = (copier, copier.keep(function), function.__closure__)
+    args = (originals, originals.number(function), function.__closure__)
     return _new_function, args, state, None, None, _set_function
 
 
@@ -75,11 +60,11 @@ def _words(code: types.CodeType) -> Iterator[str]:
             yield from _words(constant)
 
 
-def _new_function(copier: "Copier", index: int, cells: Any) -> Any:
-    old = copier.original(index)
+def _new_function(originals: Originals, number: int, cells: Any) -> Any:
+    old = originals[number]
 
     def make() -> types.FunctionType:
-        space = copier.space(old.__globals__)
+        space = originals.space(old.__globals__)
         code = old.__code__ if space is old.__globals__ else own_code(old.__code__)
         new = types.FunctionType(code, space, old.__name__, None, cells)
         new.__qualname__, new.__doc__ = old.__qualname__, old.__doc__
@@ -91,7 +76,7 @@ def _new_function(copier: "Copier", index: int, cells: Any) -> Any:
             new.__annotations__ = dict(old.__annotations__)
         return new
 
-    return copier.once(index, make)
+    return originals.once(number, make)
 
 
 def _set_function(function: types.FunctionType, state: Any) -> None:
@@ -101,49 +86,49 @@ def _set_function(function: types.FunctionType, state: Any) -> None:
         function.__globals__.update(read)
 
 
-def _reduce_cell(copier: "Copier", cell: types.CellType) -> Any:
-    args = (copier, copier.keep(cell))
+def _reduce_cell(originals: Originals, cell: types.CellType) -> Any:
+    args = (originals, originals.number(cell))
     try:
         contents = cell.cell_contents
     except ValueError:  # not bound yet
         return _new_cell, args
-    copier.met[f"(closure {len(copier.met)})"] = contents
+    originals.met[f"(closure {len(originals.met)})"] = contents
     return _new_cell, args, (contents,), None, None, _set_cell
 
 
-def _new_cell(copier: "Copier", index: int) -> Any:
-    return copier.once(index, types.CellType)
+def _new_cell(originals: Originals, number: int) -> Any:
+    return originals.once(number, types.CellType)
 
 
 def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
     (cell.cell_contents,) = state
 
 
-def _reduce_cached(copier: "Copier", cached: Any) -> Any:
+def _reduce_cached(originals: Originals, cached: Any) -> Any:
     held = dict(vars(cached))
     inner = held.pop("__wrapped__")
-    copier.notes[f"{cached.__name__}: copied with an empty cache"] = None
-    args = (copier, copier.keep(cached), inner)
+    originals.notes[f"{cached.__name__}: copied with an empty cache"] = None
+    args = (originals, originals.number(cached), inner)
     return _new_cached, args, held, None, None, _set_attributes
 
 
-def _new_cached(copier: "Copier", index: int, inner: Any) -> Any:
-    options = copier.original(index).cache_parameters()
-    return copier.once(index, lambda: functools.lru_cache(**options)(inner))
+def _new_cached(originals: Originals, number: int, inner: Any) -> Any:
+    options = originals[number].cache_parameters()
+    return originals.once(number, lambda: functools.lru_cache(**options)(inner))
 
 
 def _set_attributes(value: Any, held: dict[str, Any]) -> None:
     vars(value).update(held)
 
 
-def reduce_class(copier: "Copier", kind: type) -> Any:
+def reduce_class(originals: Originals, kind: type) -> Any:
     """How a pickle makes a class anew."""
     if issubclass(kind, enum.Enum):
         make, args, state, *rest, fill = cloudpickle._dynamic_class_reduce(kind)
         # cloudpickle hands back the original class to who passes its identity.
         identity = cloudpickle._get_or_create_tracker_id(kind)
         args = tuple(None if a == identity else a for a in args)
-        return _new_enum, (copier, copier.keep(kind), make, *args), state, *rest, fill
+        return _new_enum, (originals, originals.number(kind), make, *args), state, *rest, fill
     held = {
         name: item
         for name, item in vars(kind).items()
@@ -154,41 +139,43 @@ def reduce_class(copier: "Copier", kind: type) -> Any:
     if "_abc_impl" in vars(kind):
         references = abc._get_dump(kind)[0]  # type: ignore[attr-defined]
         registered = [r() for r in references if r() is not None]
-    args = (copier, copier.keep(kind), type(kind), kind.__bases__)
-    return _new_class, args, (copier, held, registered), None, None, _set_class
+    args = (originals, originals.number(kind), type(kind), kind.__bases__)
+    return _new_class, args, (originals, held, registered), None, None, _set_class
 
 
-def _new_enum(copier: "Copier", index: int, make: Callable[..., type], *args: Any) -> Any:
-    return copier.once(index, lambda: make(*args))
+def _new_enum(originals: Originals, number: int, make: Callable[..., type], *args: Any) -> Any:
+    return originals.once(number, lambda: make(*args))
 
 
-def _new_class(copier: "Copier", index: int, meta: Any, bases: tuple[type, ...]) -> Any:
-    old = copier.original(index)
+def _new_class(originals: Originals, number: int, meta: Any, bases: tuple[type, ...]) -> Any:
+    old = originals[number]
 
     def make() -> type:
         space = {"__module__": old.__module__, "__qualname__": old.__qualname__}
         for name in ("__slots__", "__orig_bases__"):  # what type.__new__ and Generic ask for
             if name in vars(old):
                 space[name] = vars(old)[name]
-        maker: Any = next(m for m in meta.__mro__ if not copier.is_ours(m) and "__new__" in vars(m))
+        maker: Any = next(
+            m for m in meta.__mro__ if not originals.is_ours(m) and "__new__" in vars(m)
+        )
         made: type = maker.__new__(meta, old.__name__, bases, space)
         return made
 
-    return copier.once(index, make)
+    return originals.once(number, make)
 
 
 def _set_class(kind: type, state: Any) -> None:
-    copier, held, registered = state
+    originals, held, registered = state
     for name, item in held.items():
         if name == "__init_subclass__":
-            copier.later.append(functools.partial(type.__setattr__, kind, name, item))
+            originals.later.append(functools.partial(type.__setattr__, kind, name, item))
         else:
             type.__setattr__(kind, name, item)
     for subclass in registered:
         abc.ABCMeta.register(kind, subclass)  # type: ignore[arg-type]
 
 
-REDUCERS: dict[type, Callable[["Copier", Any], Any]] = {
+REDUCERS: dict[type, Callable[[Originals, Any], Any]] = {
     types.FunctionType: reduce_function,
     types.CellType: _reduce_cell,
     shared_objects.CACHED: _reduce_cached,

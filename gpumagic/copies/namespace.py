@@ -1,4 +1,4 @@
-"""Copies of what a piece of code reads, so that timing it changes nothing of the user's.
+"""Copy what a piece of code reads, so that timing it changes nothing of the user's.
 
 Guarantees: the user's variables, every object in them, autograd's graphs and memory are the same
 before and after; functions and classes of the notebook see the copies; two worlds can be used at
@@ -28,7 +28,7 @@ _HISTORY = ("_ih", "_oh", "_dh")
 _FUNCTION = "(function)"
 
 
-class World:
+class CopiedVariables:
     """Copies, on one device, of the variables that a piece of code reads.
 
     Parameters
@@ -88,7 +88,7 @@ class World:
         self._origins: list[tuple[torch.device, list[Tensor]]] = []
         self._blocks: Blocks | None = None
         self._module: types.ModuleType | None = None
-        self._finalised = False
+        self._finalized = False
         start = clock()
         try:
             if in_place:
@@ -111,7 +111,7 @@ class World:
             return
         made = blocks.made()
         blocks.clear()
-        if not self._finalised and not any(_has_del(item) for item in list(space.values())):
+        if not self._finalized and not any(_has_del(item) for item in list(space.values())):
             # A `__del__` of the notebook's must find its globals; torch.compile clears its own.
             for name in [n for n in space if not n.startswith("__")]:
                 del space[name]
@@ -156,7 +156,7 @@ class World:
         except Exception as error:  # noqa: BLE001  what pickling the user's own objects may raise
             raise self._refusal(values, error) from None
         finder = TensorFinder(self._namespace.get("__name__") or "__main__")
-        finder.variables({**values, **copier.met}.items())
+        finder.variables({**values, **copier.originals.met}.items())
         homes = {id(f.tensor): f.home or device for f in finder.found}
         self._blocks.copy(home_by(homes))
         try:
@@ -169,12 +169,12 @@ class World:
                 f"copying {', '.join(values)} raised {type(error).__name__}: {line}; make them in "
                 "the cell, or type --in-place"
             ) from None
-        self._finalised = copier.finalised
+        self._finalized = copier.originals.finalized
         self.function = made.pop(_FUNCTION, None)
         self.globals.update(made)
         tracked = (f.path for f in finder.found if f.tensor.grad_fn is not None)
         notes = {f"{path}: copied without its autograd graph": None for path in tracked}
-        self.notes = (*notes, *copier.notes)
+        self.notes = (*notes, *copier.originals.notes)
         self.nbytes = self._blocks.nbytes
 
     def _refusal(self, values: dict[str, Any], error: Exception) -> GpuError:
@@ -237,8 +237,7 @@ def _kind(error: Exception) -> str:
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     quoted = text.split("'")
     if "pickle" in text and len(quoted) > 2:
-        name = quoted[1].rsplit(".", 1)[-1]
-        return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+        return shared_objects.with_article(quoted[1].rsplit(".", 1)[-1])
     return f"something that refuses: {text}"
 
 

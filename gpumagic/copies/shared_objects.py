@@ -1,4 +1,8 @@
-"""Which objects are shared, which are copied by their attributes, and which cannot be copied."""
+"""Tell which objects are shared, which are copied by their attributes, and which have no copy.
+
+What belongs to the process or cannot change is shared; what a pickle would copy into something else
+is refused. Anything else is copied, a plot as a list.
+"""
 
 import contextvars
 import functools
@@ -19,6 +23,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 CACHED = type(functools.lru_cache(str))
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
 WEAK_DICTS = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+
+MADE_IN_PYTHON = 1 << 9
+"""Py_TPFLAGS_HEAPTYPE, among a class's flags."""
 
 # What is looked at no further: saved as it is, at C speed.
 INLINE = frozenset({int, float, bool, complex, type(None), tuple, list, dict, set, frozenset})
@@ -143,8 +150,6 @@ def refuse(value: Any, kind: type) -> None:
             raise Uncopied("a lock that is held", value)
     elif issubclass(kind, io.IOBase) and kind not in (io.StringIO, io.BytesIO):
         raise Uncopied("an open file", value)
-    elif any(within(base, ("matplotlib.artist.Artist",)) for base in kind.__mro__):
-        raise Uncopied("a plot", value)
     elif within(kind, ("subprocess.Popen", "multiprocessing.process.BaseProcess")):
         raise Uncopied("a process", value)
     elif issubclass(kind, _BaseDataLoaderIter):
@@ -168,6 +173,14 @@ def is_held(lock: Any) -> bool:
         return True
     lock.release()
     return False
+
+
+def is_importable(value: Any) -> bool:
+    """Whether a function or class is found by its name in its module."""
+    found: Any = sys.modules.get(value.__module__ or "")
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
 
 
 def by_attributes(kind: type, ours: bool) -> bool:
@@ -199,7 +212,7 @@ def defines(kind: type, name: str) -> bool:
 def solid_base(kind: type) -> type:
     """The class in C that an object's memory begins with (found as `copyreg._reduce_ex` does)."""
     for base in kind.__mro__:
-        made_in_python = base.__flags__ & (1 << 9)  # Py_TPFLAGS_HEAPTYPE
+        made_in_python = base.__flags__ & MADE_IN_PYTHON
         new = vars(base).get("__new__")
         if not made_in_python or type(new) is types.BuiltinFunctionType:
             return base
@@ -221,6 +234,6 @@ def slots_of(value: Any) -> dict[tuple[type, str], Any]:
     return held
 
 
-def named(kind: type) -> str:
-    """A class with its article: ``"an IntSlider"``."""
-    return f"{'an' if kind.__name__[0] in 'aeiouAEIOU' else 'a'} {kind.__name__}"
+def with_article(name: str) -> str:
+    """``"an IntSlider"``."""
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -99,6 +99,11 @@ PROGRAMS = {
         "out = a.missing(), a.missing(NONE)",
         (True, True),
     ),
+    "a figure": (
+        "import matplotlib.figure\nfig = matplotlib.figure.Figure(); ax = fig.subplots()",
+        "line, = ax.plot([1, 2]); out = ax.figure is fig, line in ax.lines, len(ax.lines)",
+        (True, True, 1),
+    ),
     "torch's decorators": (
         "log = []\n@torch.no_grad()\ndef f(x): log.append(1); return x * 2\n"
         "x = torch.ones(1, requires_grad=True)",

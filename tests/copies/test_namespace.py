@@ -11,7 +11,7 @@ from worlds import CPU, GPU0, GPU1, Seen, allocated, notebook, run, runs_untouch
 
 from gpumagic.copies import namespace as module
 from gpumagic.copies import storages
-from gpumagic.copies.namespace import World
+from gpumagic.copies.namespace import CopiedVariables
 
 pytestmark = pytest.mark.usefixtures("gpus")
 
@@ -122,7 +122,7 @@ def test_a_copy_does_what_the_original_would(statements):
 def test_two_worlds_at_the_same_time_do_not_meet():
     namespace = notebook(_TRAINING)
     before = Seen(namespace)
-    worlds = [World(namespace, ["trainer", "net"], device) for device in (GPU0, GPU1)]
+    worlds = [CopiedVariables(namespace, ["trainer", "net"], device) for device in (GPU0, GPU1)]
     barrier = threading.Barrier(2)
 
     def work(world):
@@ -146,7 +146,7 @@ def test_functions_are_copied_with_what_they_see():
     namespace = notebook(_TRAINING)
     before = Seen(namespace)
     for function in (namespace["trainer"].train, lambda: namespace["trainer"].train()):
-        world = World(namespace, [], GPU1, function=function)
+        world = CopiedVariables(namespace, [], GPU1, function=function)
         assert world.function is not function
         world.function()
         world.close()
@@ -159,7 +159,7 @@ def test_memory_is_back_at_once():
     namespace = notebook(_TRAINING)
     gc.disable()
     try:
-        world = World(namespace, ["trainer", "net", "rows"], GPU1)
+        world = CopiedVariables(namespace, ["trainer", "net", "rows"], GPU1)
         assert allocated()[1] >= world.nbytes > 0
         world.close()
         assert allocated() == [0, 0]
@@ -170,7 +170,7 @@ def test_memory_is_back_at_once():
 def test_no_room_leaves_nothing_behind():
     namespace = notebook("a, b = torch.ones(4), torch.empty(2**28)")
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
-        World(namespace, ["a", "b"], GPU1)
+        CopiedVariables(namespace, ["a", "b"], GPU1)
     assert allocated() == [0, 0]
 
 
@@ -185,7 +185,7 @@ def test_an_interrupt_leaves_nothing_behind(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(storages.Blocks, place, interrupted)
             with pytest.raises(KeyboardInterrupt):
-                World(namespace, ["trainer", "net"], GPU1)
+                CopiedVariables(namespace, ["trainer", "net"], GPU1)
         gc.collect()
         assert allocated() == [0, 0]
     assert Seen(namespace) == before
@@ -194,7 +194,7 @@ def test_an_interrupt_leaves_nothing_behind(monkeypatch):
 def test_in_place_brings_and_takes_back():
     namespace = notebook(_TRAINING)
     tensors = [*namespace["net"].parameters(), namespace["X"]]
-    world = World(namespace, ["net", "adam", "X", "y", "step"], GPU1, in_place=True)
+    world = CopiedVariables(namespace, ["net", "adam", "X", "y", "step"], GPU1, in_place=True)
     assert world.globals is namespace
     assert {t.device for t in tensors} == {GPU1}
     assert world.nbytes > 0
@@ -214,13 +214,13 @@ def test_an_interrupt_while_it_is_brought_takes_it_back(monkeypatch):
     space = {"x": torch.ones(2)}
     monkeypatch.setattr(module, "wait_for", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        World(space, ["x"], GPU0, in_place=True)
+        CopiedVariables(space, ["x"], GPU0, in_place=True)
     assert space["x"].device == CPU
 
 
 def test_what_is_tracked_is_copied_without_its_graph_and_said():
     namespace = notebook("w = torch.ones(2, requires_grad=True)\ny = w * 2")
-    world = World(namespace, ["w", "y"], CPU)
+    world = CopiedVariables(namespace, ["w", "y"], CPU)
     assert world.notes == ("y: copied without its autograd graph",)
     exec("y.mul_(3); leaf = y.is_leaf; y.sum().backward()", world.globals)
     assert world.globals["y"].tolist() == [6.0, 6.0]
@@ -232,7 +232,7 @@ def test_what_is_tracked_is_copied_without_its_graph_and_said():
 def test_it_is_timed_and_counted():
     namespace = notebook("x = torch.ones(100); v = x[:50]; n = nn.Linear(2, 2)")
     times = iter((1.0, 4.0))
-    world = World(namespace, ["x", "v"], GPU1, clock=lambda: next(times))
+    world = CopiedVariables(namespace, ["x", "v"], GPU1, clock=lambda: next(times))
     assert (world.seconds, world.nbytes) == (3.0, 400)
     assert world.globals["n"] is namespace["n"]
     world.close()

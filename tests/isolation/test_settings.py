@@ -103,9 +103,6 @@ CHANGES = {
     "locale.setlocale(locale.LC_ALL, 'C')": lambda: locale.setlocale(locale.LC_ALL),
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)": lambda: signal.getsignal(signal.SIGTERM),
     "signal.signal(signal.SIGINT, signal.SIG_IGN)": lambda: signal.getsignal(signal.SIGINT),
-    "signal.setitimer(signal.ITIMER_REAL, 3600)": lambda: (
-        signal.getitimer(signal.ITIMER_REAL)[0] > 0
-    ),
     "faulthandler.disable()": faulthandler.is_enabled,
 }
 ENDS = ("", "raise ValueError('at the end')", "raise KeyboardInterrupt")

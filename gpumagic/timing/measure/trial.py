@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gpumagic.copies.namespace import World
+from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.placement.scope import suspended
 from gpumagic.placement.swap import enter, leave
 from gpumagic.timing.measure.program import Program
@@ -47,7 +47,7 @@ class Trial:
         self._before = {n: namespace[n] for n in values if n in namespace} if in_place else None
         self._run: Callable[[Iterable[None]], None] | None = None
         # Last: an interrupt after it would not be followed by `close`.
-        self._world: World | None = World(
+        self._world: CopiedVariables | None = CopiedVariables(
             namespace,
             [name for name in program.reads if name not in values],
             device,
@@ -59,7 +59,7 @@ class Trial:
         self.notes = self._world.notes
 
     @property
-    def world(self) -> World:
+    def world(self) -> CopiedVariables:
         """What the program sees."""
         if self._world is None:
             raise RuntimeError("this trial is over")

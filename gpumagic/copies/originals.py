@@ -1,0 +1,160 @@
+"""Know which of the originals stand for themselves in the copies, and which copy each other has.
+
+The copier writes a number for what is shared; what makes an object anew asks here for its original,
+and for the copy that a cycle has led to before.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from gpumagic.copies import shared_objects
+
+
+class Originals:
+    """The originals of one copying, by number.
+
+    Parameters
+    ----------
+    namespace : dict
+        The notebook's variables.
+    fresh : dict
+        What the copies of the notebook's functions have as their globals.
+
+    Attributes
+    ----------
+    met : dict
+        The variables that were met, by name: those asked for, and those that functions read.
+    notes : dict
+        Lines for the user, in order.
+    later : list of callable
+        What is done when all copies are there.
+    alive : list
+        What nothing but a weak reference holds.
+    marked : list of type
+        Classes that pickling leaves a mark in.
+    finalized : bool
+        An object with a `__del__` of the notebook was met.
+    """
+
+    def __init__(self, namespace: dict[str, Any], fresh: dict[str, Any]) -> None:
+        self.namespace = namespace
+        self.met: dict[str, Any] = {}
+        self.notes: dict[str, None] = {}
+        self.later: list[Callable[[], Any]] = []
+        self.alive: list[Any] = []
+        self.marked: list[type] = []
+        self.finalized = False
+        self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
+        self._spaces = {id(namespace): (namespace, fresh)}
+        self._table: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._made: dict[int, Any] = {}
+        self._ours: dict[type, bool] = {}
+        self._kinds: dict[type, tuple[bool, bool, frozenset[int]]] = {}
+
+    def __getitem__(self, number: int) -> Any:
+        return self._table[number]
+
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        for name, held in vars(self).items():
+            if name != "namespace" and isinstance(held, (dict, list)):
+                held.clear()
+
+    def number(self, value: Any) -> int:
+        """The number by which ``originals[number]`` gives the value back."""
+        number = self._numbers.setdefault(id(value), len(self._table))
+        if number == len(self._table):
+            self._table.append(value)
+        return number
+
+    def once(self, number: int, make: Callable[[], Any]) -> Any:
+        """What `make` gave the first time: a cycle makes a pickle build an object twice."""
+        if number not in self._made:
+            self._made[number] = make()
+        return self._made[number]
+
+    # -- what is the notebook's
+    def space(self, original: dict[str, Any]) -> dict[str, Any]:
+        """The globals of the copies of functions whose globals are `original`."""
+        if not self.is_space(original):
+            return original
+        return self._spaces.setdefault(id(original), (original, dict(original)))[1]
+
+    def is_known(self, space: dict[str, Any]) -> bool:
+        """Whether functions with these globals were met."""
+        return id(space) in self._spaces
+
+    def is_space(self, space: dict[str, Any]) -> bool:
+        """Whether globals are the notebook's, or a script's that %run ran: those keep their own."""
+        return self.is_known(space) or space.get("__name__") == "__main__"
+
+    def is_notebooks(self, function: Any) -> bool:
+        """Whether it is a function that was defined in the notebook."""
+        return type(function) is types.FunctionType and self.is_space(function.__globals__)
+
+    def is_ours(self, kind: type) -> bool:
+        """Whether a class, or one that it comes from, was defined in the notebook."""
+        if kind not in self._ours:
+            self._ours[kind] = any(self._is_from_here(base) for base in kind.__mro__)
+            self.finalized |= self._ours[kind] and shared_objects.defines(kind, "__del__")
+        return self._ours[kind]
+
+    def _is_from_here(self, kind: type) -> bool:
+        if not kind.__flags__ & shared_objects.MADE_IN_PYTHON:
+            return False
+        if kind.__module__ in self._modules:
+            return True
+        held = list(vars(kind).values())
+        if any(self.is_notebooks(item) for item in held):
+            return True
+        # As the backward class that torch makes for an autograd.Function of the notebook.
+        refers = any(
+            issubclass(type(item), type) and item.__module__ in self._modules for item in held
+        )
+        return refers and not shared_objects.is_importable(kind)
+
+    # -- what is shared
+    def shares(self, value: Any) -> bool:
+        """Whether an object stands for itself in the copies.
+
+        Raises
+        ------
+        Uncopied
+            It is the notebook's own module.
+        """
+        kind = type(value)
+        if kind is str or kind is bytes:
+            return len(value) >= shared_objects.LONG
+        if kind is types.FunctionType:
+            return not self.is_notebooks(value) and _is_library_function(value)
+        if kind is shared_objects.CACHED:
+            return not self.is_notebooks(vars(value).get("__wrapped__"))
+        if issubclass(kind, type):
+            return not self.is_ours(value)
+        if kind is types.ModuleType and vars(value) is self.namespace:
+            raise shared_objects.Uncopied("the notebook's own module", value)
+        return self._shares_instance(value, kind)
+
+    def _shares_instance(self, value: Any, kind: type) -> bool:
+        if kind not in self._kinds:
+            copied = issubclass(kind, Tensor) or self.is_ours(kind)
+            shared = not copied and shared_objects.is_shared_kind(kind)
+            self._kinds[kind] = copied, shared, shared_objects.of_its_module(kind)
+        copied, shared, of_modules = self._kinds[kind]
+        if copied or not (shared or shared_objects.is_shared(value, kind, of_modules)):
+            return False
+        if shared_objects.is_aloud(kind):
+            name = shared_objects.with_article(kind.__name__)
+            self.notes[f"{name} is shared with the notebook, not copied"] = None
+        return True
+
+
+def _is_library_function(function: types.FunctionType) -> bool:
+    held = function.__closure__ or function.__defaults__ or function.__kwdefaults__
+    return not (held or vars(function)) or shared_objects.is_importable(function)
