@@ -1,4 +1,4 @@
-"""`python -m gpumagic`."""
+"""Run ``python -m gpumagic``."""
 
 import sys
 

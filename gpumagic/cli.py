@@ -1,4 +1,4 @@
-"""`gpumagic demo`, `gpumagic snapshot`, `gpumagic doctor`: the same without a notebook."""
+"""Run ``gpumagic demo``, ``snapshot`` and ``doctor``: the same without a notebook."""
 
 import argparse
 import sys
@@ -29,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     snapshot = commands.add_parser("snapshot", help="what %%gpus shows")
     snapshot.add_argument("--json", action="store_true", help="as JSON")
     snapshot.set_defaults(run=_snapshot)
-    doctor = commands.add_parser("doctor", help="what cannot be seen, why, and how to mend it")
+    doctor = commands.add_parser("doctor", help="what cannot be seen, why, and how to fix it")
     doctor.set_defaults(run=_doctor)
     return parser
 

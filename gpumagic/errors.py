@@ -1,5 +1,5 @@
-"""The one error that gpumagic raises for bad input: a line that names what was given, what there
-is, and what to type. And the one warning."""
+"""Define the one error for bad input: what was given, what there is, what to type; and the one
+warning."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What people call a GPU, and which GPU that is.
+"""Resolve what people call a GPU to the GPU that it is.
 
 Guarantees: a WHERE in any of the usual spellings becomes a list of :class:`Device`, or a
 :class:`~gpumagic.errors.GpuError` of one line that says what was given, what there is and what to

@@ -1,4 +1,4 @@
-"""Which GPUs CUDA shows to a process, and in which order, read from its environment.
+"""Find which GPUs CUDA shows to a process, and in which order, from its environment.
 
 The rules are those of CUDA as torch reads them (``torch.cuda._parse_visible_devices``), so that
 ``cuda:1`` here is torch's ``cuda:1``: numbers and UUIDs are not mixed, the list ends at its first

@@ -1,4 +1,4 @@
-"""One place where tensors can be: the UUID is the key, ordinal and index are labels."""
+"""Describe one device: the UUID is the key, ordinal and index are labels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Kind = Literal["cpu", "cuda", "mps"]
 
 @dataclass(frozen=True)
 class Device:
-    """One place where tensors can be.
+    """A device that tensors can be on.
 
-    Two devices are equal when they are the same place: what changes with time (free memory) or
+    Two are equal when they are the same device: what changes with time (free memory) or
     with the asking (the note) is not compared.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Which CUDA devices this process has: its virtual ones, or those that CUDA would show it."""
+"""List the CUDA devices of this process: its virtual ones, or those that CUDA would show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A WHERE, in any of the spellings that people use, becomes devices or one line of error."""
+"""Resolve a WHERE, in any of the usual spellings, to devices or to one line of error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door to NVML: every question to NVIDIA's driver goes through here, and none raises."""
+"""Ask NVIDIA's driver by NVML: every question goes through here, and none raises."""
 
 from gpumagic.nvml.door import Nvml
 from gpumagic.nvml.driver_faults import DriverFault

@@ -1,4 +1,4 @@
-"""The one door to NVML: every question to the driver goes through here, and none raises.
+"""Ask the driver by NVML, so that every question goes through here and none raises.
 
 Guarantees: ``pynvml`` is imported and NVML initialised at the first question and once; a question
 has an answer or None (not supported, not permitted, not known); a driver that cannot be reached

@@ -1,4 +1,4 @@
-"""What can stand between a person and a GPU, in words: the cause, and how to mend it."""
+"""Explain what stands between a person and a GPU: the cause, and how to fix it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DriverFault:
-    """Something that is wrong, said so that it can be mended.
+    """Something that is wrong, said so that it can be fixed.
 
     Parameters
     ----------

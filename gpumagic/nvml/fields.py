@@ -1,4 +1,4 @@
-"""Counters that NVML has by number, many in one call; each has its own return code and time."""
+"""Parse counters that NVML has by number, many in one call; each has its own code and time."""
 
 from __future__ import annotations
 

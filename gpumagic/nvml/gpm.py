@@ -1,4 +1,4 @@
-"""GPM, the counters of Hopper and newer: what its multiprocessors did between two samples.
+"""Read GPM, the counters of Hopper and newer: what its multiprocessors did between two samples.
 
 The sample before is kept, so that nothing has to sleep; samples live until NVML is shut down.
 """

@@ -1,4 +1,4 @@
-"""A GPU as it is asked: its handle, and what does not change while that lives."""
+"""Identify a GPU as it is asked: its handle, and what does not change while that lives."""
 
 from __future__ import annotations
 

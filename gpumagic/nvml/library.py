@@ -1,4 +1,4 @@
-"""``pynvml`` itself: imported when first needed, known by its errors, asked without raising."""
+"""Load ``pynvml`` when it is first needed, know its errors, and call it without raising."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door that this process's parts share; a child of a fork makes its own."""
+"""Share one door to NVML in this process; a child of a fork makes its own."""
 
 from __future__ import annotations
 

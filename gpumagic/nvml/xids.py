@@ -1,4 +1,4 @@
-"""Critical Xid errors as they happen, by NVML's event set: asked each time, never waited for."""
+"""Poll critical Xid errors as they happen, by NVML's event set, without ever waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask: by the server's own rules, and by two of which it leaves the strictness open."""
+"""Refuse who may not ask: by the server's own rules, and two that it leaves open."""
 
 from __future__ import annotations
 

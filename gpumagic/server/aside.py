@@ -1,4 +1,4 @@
-"""Work that may block, kept away from the event loop."""
+"""Run work that may block on a thread of its own, away from the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Jupyter server loads, and stops."""
+"""Start and stop the monitor with the Jupyter server."""
 
 from __future__ import annotations
 

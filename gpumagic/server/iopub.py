@@ -1,4 +1,4 @@
-"""One kernel's iopub channel, of which only what begins and ends a cell is asked for."""
+"""Receive from one kernel's iopub channel only what begins and ends a cell."""
 
 from __future__ import annotations
 

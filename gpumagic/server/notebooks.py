@@ -1,4 +1,4 @@
-"""This server's kernels and their notebooks, for those who must not ask the event loop."""
+"""Map this server's kernels to their notebooks, for threads that must not ask the event loop."""
 
 from __future__ import annotations
 

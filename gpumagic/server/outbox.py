@@ -1,4 +1,4 @@
-"""What one client is still to be told: the newest of each kind, and never a queue.
+"""Send one client the newest of each kind of message, and never a queue of them.
 
 One message is under way at a time. What comes meanwhile replaces what waits, so that a client on a
 slow line gets fewer snapshots and not older ones.

@@ -1,4 +1,4 @@
-"""The REST routes, for proxies that cut websockets, for scripts, and for Prometheus."""
+"""Answer the REST routes, for proxies that cut websockets, for scripts, and for Prometheus."""
 
 from __future__ import annotations
 

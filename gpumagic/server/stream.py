@@ -1,4 +1,4 @@
-"""The websocket: one small message says what a client wants, and snapshots follow."""
+"""Stream snapshots over a websocket, at the pace that one small message asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ending an orphan: a process of this user whose kernel is gone and that still holds GPU memory.
+"""End an orphan: a process of this user whose kernel is gone and that still holds GPU memory.
 
 Nothing else can be ended here. Who asks names the process twice, by pid and by when it began, so
 that another one that has its pid by now is left alone.

@@ -1,4 +1,4 @@
-"""What a client of the stream may ask for, and the parsing of it: nothing that it sends raises."""
+"""Parse what a client of the stream asks for; nothing that it sends raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the GPUs of this machine are doing, and for whom. Never imports torch."""
+"""Sample what the GPUs of this machine do, and for whom. Never imports torch."""
 
 from gpumagic.telemetry.collect import take
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot

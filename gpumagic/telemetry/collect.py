@@ -1,4 +1,4 @@
-"""One snapshot from all sources. Whatever is wrong is in the snapshot; nothing is raised."""
+"""Collect one snapshot from all sources. Whatever is wrong is in the snapshot; nothing raises."""
 
 from __future__ import annotations
 

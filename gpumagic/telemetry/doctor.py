@@ -1,4 +1,4 @@
-"""What stands between this process and a GPU: each thing checked, what was found, how to mend it.
+"""Check what stands between this process and a GPU: what was found, and how to fix it.
 
 Looks only: opens nothing on the GPU, imports neither torch nor anything that is not needed anyway.
 """
@@ -20,6 +20,9 @@ from gpumagic.telemetry.virtual_state import state_folder
 _NVIDIA_VENDOR = "0x10de"
 # Of PCI devices, those that show pictures or compute.
 _GPU_CLASSES = ("0x0300", "0x0302")
+
+
+_Found = tuple[bool | None, str, str]
 
 
 @dataclass(frozen=True)
@@ -63,86 +66,69 @@ class Doctor:
         self._version = version
 
     def checks(self) -> list[Check]:
-        """From the hardware up to the notebook, so that the first that fails is to be mended."""
+        """From the hardware up to the notebook, so that the first that fails is to be fixed."""
         self._door.retry()
-        found = [
-            self._card(),
-            self._module(),
-            self._nodes(),
-            self._package(),
-            self._clash(),
-            self._driver(),
-            *self._lost(),
-            self._visible(),
-            self._torch(),
-            self._surroundings(),
-            self._state_files(),
-            Check("Python", None, f"{platform.python_version()} at {sys.executable}"),
-        ]
-        return [check for check in found if check is not None]
+        table: dict[str, Callable[[], _Found | None]] = {
+            "NVIDIA card": self._card,
+            "driver in the kernel": self._module,
+            "device files": self._nodes,
+            "nvidia-ml-py": self._package,
+            "module pynvml": self._clash,
+            "NVML": self._driver,
+            "CUDA_VISIBLE_DEVICES": self._visible,
+            "torch": self._torch,
+            "runs in": self._surroundings,
+            "state files": self._state_files,
+        }
+        found = [Check(name, *said) for name, look in table.items() if (said := look())]
+        found += [Check("GPU", False, f.cause, f.cure) for f in self._door.lost.values()]
+        version = f"{platform.python_version()} at {sys.executable}"
+        return [*found, Check("Python", None, version)]
 
-    def _card(self) -> Check:
+    def _card(self) -> _Found:
         cards = 0
         for device in self._root.glob("sys/bus/pci/devices/*"):
             vendor, kind = _read(device / "vendor"), _read(device / "class")
             cards += vendor == _NVIDIA_VENDOR and kind.startswith(_GPU_CLASSES)
         if cards:
-            return Check("NVIDIA card", True, f"{cards} on the PCI bus")
+            return True, f"{cards} on the PCI bus", ""
         if self._wsl():
-            return Check("NVIDIA card", None, "under WSL the PCI bus is not seen")
-        return Check(
-            "NVIDIA card",
-            False,
-            "none on the PCI bus",
-            "this machine has no NVIDIA GPU; %gpus --virtual 2 makes two virtual ones",
-        )
+            return None, "under WSL the PCI bus is not seen", ""
+        cure = "this machine has no NVIDIA GPU; %gpus --virtual 2 makes two virtual ones"
+        return False, "none on the PCI bus", cure
 
-    def _module(self) -> Check:
+    def _module(self) -> _Found:
         text = _read(self._root / "proc/driver/nvidia/version")
         if text:
             words = text.splitlines()[0].split()
             version = next((word for word in words if word[:1].isdigit() and "." in word), "")
-            return Check("driver in the kernel", True, version or text.splitlines()[0])
+            return True, version or text.splitlines()[0], ""
         if self._wsl():
-            return Check("driver in the kernel", None, "under WSL it is Windows that has it")
-        return Check(
-            "driver in the kernel", False, "not loaded", "install NVIDIA's driver; modprobe nvidia"
-        )
+            return None, "under WSL it is Windows that has it", ""
+        return False, "not loaded", "install NVIDIA's driver; modprobe nvidia"
 
-    def _nodes(self) -> Check:
-        name = "device files"
+    def _nodes(self) -> _Found:
         nodes = sorted(self._root.glob("dev/nvidia[0-9]*")) + sorted(self._root.glob("dev/dxg"))
+        if not nodes and self._container():
+            return False, "no /dev/nvidia0", "start the container with --gpus all"
         if not nodes:
-            cure = (
-                "start the container with --gpus all"
-                if self._container()
-                else ("load the driver; nvidia-modprobe makes them")
-            )
-            return Check(name, False, "no /dev/nvidia0", cure)
+            return False, "no /dev/nvidia0", "load the driver; nvidia-modprobe makes them"
         closed = [node.name for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
         if closed:
-            return Check(
-                name,
-                False,
-                f"this user may not open {', '.join(closed)}",
-                "add the user to the group that owns them (ls -l /dev/nvidia*)",
-            )
-        return Check(name, True, ", ".join(f"/dev/{node.name}" for node in nodes))
+            cure = "add the user to the group that owns them (ls -l /dev/nvidia*)"
+            return False, f"this user may not open {', '.join(closed)}", cure
+        return True, ", ".join(f"/dev/{node.name}" for node in nodes), ""
 
-    def _package(self) -> Check:
+    def _package(self) -> _Found:
         version = self._installed("nvidia-ml-py")
         if version is None:
-            return Check("nvidia-ml-py", False, "not installed", "pip install nvidia-ml-py")
+            return False, "not installed", "pip install nvidia-ml-py"
         if version == "12.535.77":
-            return Check(
-                "nvidia-ml-py",
-                False,
-                f"{version} misreads lists of processes",
-                "pip install --upgrade nvidia-ml-py",
-            )
-        return Check("nvidia-ml-py", True, version)
+            cure = "pip install --upgrade nvidia-ml-py"
+            return False, f"{version} misreads lists of processes", cure
+        return True, version, ""
 
-    def _clash(self) -> Check | None:
+    def _clash(self) -> _Found | None:
         others = []
         for name in ("pynvml", "nvidia-ml-py3"):
             version = self._installed(name)
@@ -151,71 +137,52 @@ class Doctor:
                 others.append(f"{name} {version}")
         if not others:
             return None
-        return Check(
-            "module pynvml",
-            False,
-            f"{' and '.join(others)} puts another module in its place",
-            "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py",
-        )
+        cure = "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py"
+        return False, f"{' and '.join(others)} puts another module in its place", cure
 
-    def _driver(self) -> Check:
+    def _driver(self) -> _Found:
         gpus = [gpu for gpu in self._door.gpus() if gpu.parent is None]
         fault = self._door.fault
         if fault is not None:
-            return Check("NVML", False, fault.cause, fault.cure)
+            return False, fault.cause, fault.cure
         version = self._door.system("nvmlSystemGetDriverVersion")
         names = ", ".join(gpu.name or "unknown model" for gpu in gpus) or "no GPU"
-        return Check("NVML", bool(gpus), f"driver {version or 'of unknown version'}: {names}")
+        return bool(gpus), f"driver {version or 'of unknown version'}: {names}", ""
 
-    def _lost(self) -> list[Check]:
-        return [Check("GPU", False, f.cause, f.cure) for f in self._door.lost.values()]
-
-    def _visible(self) -> Check:
+    def _visible(self) -> _Found:
         setting = self._env.get("CUDA_VISIBLE_DEVICES")
-        name = "CUDA_VISIBLE_DEVICES"
         if setting is None:
-            return Check(name, None, "not set: all GPUs are visible")
+            return None, "not set: all GPUs are visible", ""
         physical = [
             Device("cuda", None, gpu.uuid, gpu.index, gpu.name) for gpu in self._door.gpus()
         ]
         left = visible(physical, self._env)
         found = f"{setting!r} leaves {len(left)} of {len(physical)}"
         if left or not physical:
-            return Check(name, bool(left) or None, found)
-        return Check(name, False, found, "set it right before the kernel starts, or unset it")
+            return bool(left) or None, found, ""
+        return False, found, "set it right before the kernel starts, or unset it"
 
-    def _torch(self) -> Check:
+    def _torch(self) -> _Found:
         version = self._installed("torch")
         if version is None:
-            return Check("torch", None, 'not installed (pip install "gpumagic[torch]")')
+            return None, 'not installed (pip install "gpumagic[torch]")', ""
         if version.endswith("+cpu") and self._door.gpus():
-            return Check(
-                "torch",
-                False,
-                f"{version}, a build without CUDA",
-                "install a CUDA build: https://pytorch.org/get-started/locally",
-            )
-        return Check("torch", True, version)
+            cure = "install a CUDA build: https://pytorch.org/get-started/locally"
+            return False, f"{version}, a build without CUDA", cure
+        return True, version, ""
 
-    def _surroundings(self) -> Check | None:
-        found = [
-            name
-            for name, there in (("a container", self._container()), ("WSL", self._wsl()))
-            if there
-        ]
-        return Check("runs in", None, " in ".join(found)) if found else None
+    def _surroundings(self) -> _Found | None:
+        marks = (("a container", self._container()), ("WSL", self._wsl()))
+        found = [name for name, there in marks if there]
+        return (None, " in ".join(found), "") if found else None
 
-    def _state_files(self) -> Check:
+    def _state_files(self) -> _Found:
         folder = state_folder()
         there = next(path for path in (folder, *folder.parents) if path.exists())
         if os.access(there, os.W_OK):
-            return Check("state files", True, f"virtual GPUs are published in {folder}")
-        return Check(
-            "state files",
-            False,
-            f"{there} cannot be written: other kernels will not see virtual GPUs",
-            "set GPUMAGIC_RUNTIME_DIR to a folder of yours",
-        )
+            return True, f"virtual GPUs are published in {folder}", ""
+        found = f"{there} cannot be written: other kernels will not see virtual GPUs"
+        return False, found, "set GPUMAGIC_RUNTIME_DIR to a folder of yours"
 
     def _installed(self, distribution: str) -> str | None:
         try:

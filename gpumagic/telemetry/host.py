@@ -1,4 +1,4 @@
-"""The host: its cores and its memory."""
+"""Read the host's cores and memory."""
 
 from __future__ import annotations
 

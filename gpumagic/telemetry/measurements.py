@@ -1,4 +1,4 @@
-"""What this kernel measures now, and what it has measured: whoever is open may show it.
+"""Post what this kernel measures now and has measured, for whatever view is open.
 
 Nothing here knows of torch, IPython or a widget. Any thread may post and read; who listens is
 called on the thread that posts, and can neither fail it nor hold it up with a lock.
@@ -7,9 +7,10 @@ called on the thread that posts, and can neither fail it nor hold it up with a l
 import itertools
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from gpumagic import faults
 
 KEPT = 50
 
@@ -89,7 +90,7 @@ class Board:
             listeners = list(self._listeners.values())
         for call in listeners:
             # A view that fails must not end the measurement.
-            with suppress(Exception):
+            with faults.kept("showing a measurement"):
                 call()
 
 

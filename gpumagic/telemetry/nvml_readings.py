@@ -1,4 +1,4 @@
-"""What NVML is asked of a GPU, how often, and what its answers are in a sample's units.
+"""Read a GPU's values by NVML, each kind as often as it needs, in a sample's units.
 
 Never ``nvmlDeviceGetPcieThroughput``: it sleeps 20 ms a direction. Rates are those of counters.
 """

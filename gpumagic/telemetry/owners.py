@@ -1,4 +1,4 @@
-"""Who a process is: its user, and of this user's own also its program, its kernel and notebook.
+"""Find who a process is: its user, and of this user's own its program, kernel and notebook.
 
 Of another user's process nothing is told but the user's name. A process belongs to the kernel that
 it is or descends from. It is an orphan only where that can be shown: it was started from a kernel,

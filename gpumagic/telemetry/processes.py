@@ -1,4 +1,4 @@
-"""Processes as they are told apart here: by pid and by when they began.
+"""Look at processes, told apart by pid and by when they began.
 
 Of another user's process only the user's name is read, even where root may read more: a command
 line or an environment may hold secrets.

@@ -1,4 +1,4 @@
-"""Counters to rates, by the counters' own time: never negative, and never more than can be."""
+"""Turn counters into rates by their own time: never negative, never more than can be."""
 
 from __future__ import annotations
 

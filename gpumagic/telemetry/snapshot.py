@@ -1,4 +1,4 @@
-"""What is known of a machine's GPUs at one moment: the wire format between all parts.
+"""Record what is known of a machine's GPUs at one moment: the wire format between all parts.
 
 Bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None, in JSON null, is
 "not known" and never means zero. A reader takes what it knows and leaves what it does not, so that
@@ -187,7 +187,7 @@ class ProcessSample:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong and how to mend it; ``uuid`` where it is one GPU's."""
+    """What is wrong and how to fix it; ``uuid`` where it is one GPU's."""
 
     code: str
     cause: str

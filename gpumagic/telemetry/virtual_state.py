@@ -1,4 +1,4 @@
-"""Virtual GPUs, as the process that has them publishes them and as all others read them.
+"""Publish this process's virtual GPUs, and read those of all other processes of this user.
 
 One small file per process in the user's runtime directory: who it is, what GPUs it has, and a row
 of counters per GPU that it writes through shared memory: about 50 ns a write, no system call, no

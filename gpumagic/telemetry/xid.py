@@ -1,4 +1,4 @@
-"""What Xid numbers mean, in words, and which of them came lately.
+"""Explain Xid numbers in words, and remember which of them came lately.
 
 The meanings and cures are after NVIDIA's "XID Errors", https://docs.nvidia.com/deploy/xid-errors/.
 """

@@ -1,4 +1,4 @@
-"""Virtual GPUs: ``cuda:0`` … ``cuda:7`` in a process whose PyTorch sees no GPU.
+"""Make virtual GPUs: ``cuda:0`` … ``cuda:7`` in a process whose PyTorch sees no GPU.
 
 A tensor on ``cuda:1`` is then an ordinary ``torch.Tensor`` whose C++ device *is* ``cuda:1``; only
 its bytes lie in the CPU's memory. Results are the CPU's bit for bit, errors between devices have

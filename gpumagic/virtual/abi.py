@@ -1,4 +1,4 @@
-"""What torch's C++ autograd engine asks about a cuda device, answered through ctypes.
+"""Answer what torch's C++ autograd engine asks about a cuda device, through ctypes.
 
 Two C++ singletons must say that cuda exists, or the engine throws where it may not (the process
 ends). A wrong word here can crash the interpreter: :mod:`gpumagic.virtual.gate` decides where this

@@ -1,4 +1,4 @@
-"""The trial of a build of torch: run by :mod:`gpumagic.virtual.gate` in a process of its own."""
+"""Try virtual GPUs on a build of torch, in a process that :mod:`gpumagic.virtual.gate` starts."""
 
 from __future__ import annotations
 

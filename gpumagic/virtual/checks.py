@@ -1,4 +1,4 @@
-"""Which devices an operator's tensors may be on, and CUDA's own words where they are not.
+"""Check which devices an operator's tensors are on, and raise CUDA's own words where they differ.
 
 Two rules are alive in PyTorch: operators built on TensorIterator let CPU scalars in and say "found
 at least two devices"; most others check argument by argument in a generated wrapper, whose name is

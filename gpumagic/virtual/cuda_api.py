@@ -1,4 +1,4 @@
-"""What ``torch.cuda`` and its kin find in ``torch._C`` on a CUDA build with GPUs.
+"""Provide what ``torch.cuda`` and its kin find in ``torch._C`` on a CUDA build with GPUs.
 
 The stock ``torch.cuda`` module runs unchanged on top of it. Everything is set through
 :func:`patch`, which notes what was there.

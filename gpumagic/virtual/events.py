@@ -1,4 +1,4 @@
-"""Who wants to know of copies and waits between devices; an internal hook of gpumagic."""
+"""Report copies and waits between devices to whoever listens; internal to gpumagic."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ that decides a value or a shape) or ``"index"`` (a CPU index is copied to the in
 def emit(
     kind: str, operator: str, source: torch.device, destination: torch.device, nbytes: int
 ) -> None:
-    """Tell every listener."""
+    """Call every listener."""
     for listener in listeners:
         listener(kind, operator, source, destination, nbytes)

@@ -1,4 +1,4 @@
-"""The same bytes on another device.
+"""Move the same bytes to another device, without a copy.
 
 A tensor is exported as a DLPack capsule, the capsule's device field is rewritten, and the capsule
 is imported again: about 1.5 µs, nothing is copied, strides and every dtype are kept, and DLPack's

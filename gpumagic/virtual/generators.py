@@ -1,4 +1,4 @@
-"""Random numbers: one generator per virtual GPU, drawn from as the CPU would draw.
+"""Draw random numbers by one generator per virtual GPU, as the CPU would draw them.
 
 The same seed gives the same numbers as on the CPU, and drawing on a GPU leaves the CPU's own
 stream alone.

@@ -1,4 +1,4 @@
-"""The kernel that serves every operator on a virtual GPU.
+"""Run any operator on a virtual GPU by the CPU's kernel.
 
 It hands the CPU's kernel the CPU tensors that share the arguments' bytes, and takes the results
 over onto the GPU. It stands at the dispatch key CUDA, so autograd, autocast, vmap and views, which

@@ -1,4 +1,4 @@
-"""What lies on one virtual GPU: bytes, blocks, peaks, and the capacity that they must fit in.
+"""Count what lies on one virtual GPU: bytes, blocks, peaks, and the capacity they must fit in.
 
 Guarantees: the numbers are right whichever threads allocate and free, and when a garbage collection
 frees in the midst of an allocation; the published row of counters follows every change.

@@ -1,4 +1,4 @@
-"""Attention and recurrent networks, which C++ would hand to cuDNN or to fused CUDA kernels."""
+"""Decompose attention and recurrent networks, which C++ would give to cuDNN or fused kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that the generic kernel cannot serve: making, copying, reading, resizing, pinning."""
+"""Run what the generic kernel cannot: making, copying, reading, resizing, pinning."""
 
 from __future__ import annotations
 

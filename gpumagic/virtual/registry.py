@@ -1,4 +1,4 @@
-"""Which kernels stand at which of torch's dispatch keys while virtual GPUs are on."""
+"""Register the kernels at torch's dispatch keys while virtual GPUs are on."""
 
 from __future__ import annotations
 

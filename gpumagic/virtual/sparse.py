@@ -1,4 +1,4 @@
-"""Sparse tensors on a virtual GPU: indices and values that are virtual GPU tensors themselves.
+"""Build sparse tensors on a virtual GPU of indices and values that are virtual tensors too.
 
 A COO or compressed (CSR, CSC, BSR, BSC) tensor is rebuilt from its flipped parts for the CPU's
 kernel, and the result from its adopted ones. Operators that look at a sparse tensor's own metadata,

@@ -1,4 +1,4 @@
-"""Streams and events on which all work is already done, since virtual GPUs compute at once."""
+"""Imitate streams and events: all work on them is done, since virtual GPUs compute at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turning virtual GPUs on and off, whole or not at all."""
+"""Turn virtual GPUs on and off, whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The virtual GPUs that this process has, in the order of their ordinals."""
+"""Hold the virtual GPUs of this process, in the order of their ordinals."""
 
 from __future__ import annotations
 

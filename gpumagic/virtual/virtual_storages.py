@@ -1,4 +1,4 @@
-"""Storages on virtual GPUs: torch makes one by its constructor, which C++ refuses for them."""
+"""Make storages on virtual GPUs: torch calls a constructor that C++ refuses for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gpumagic.monitor()``: the live monitor in a notebook, with a sampler in the kernel.
+"""Show the live monitor in a notebook, with a sampler in the kernel: ``gpumagic.monitor()``.
 
 Importing this imports neither ipywidgets nor anywidget, which a plain terminal does without.
 """

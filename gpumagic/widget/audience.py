@@ -1,4 +1,4 @@
-"""Who looks at a monitor.
+"""Track which views of a monitor are open.
 
 Each view says again and again that it is there. A kernel that runs a cell hears nothing, so that
 time does not count: only what is not heard while the kernel could hear is gone.

@@ -1,4 +1,4 @@
-"""The widget: an anywidget whose snapshots come from this kernel's sampler.
+"""Show the monitor as an anywidget whose snapshots come from this kernel's sampler.
 
 In the notebook it is two outputs. The table, as text and HTML, is what a file keeps for who opens
 it without a kernel, and is brought up to date when a cell has run; the view hides it while it
