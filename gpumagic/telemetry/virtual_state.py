@@ -18,8 +18,8 @@ import time
 import warnings
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 from gpumagic.telemetry.processes import is_alive
@@ -167,11 +167,6 @@ def state_folder() -> Path:
     chosen = os.environ.get("GPUMAGIC_RUNTIME_DIR")
     if chosen:
         return Path(chosen) / "virtual"
-    return _user_folder()
-
-
-@cache
-def _user_folder() -> Path:
     from platformdirs import user_runtime_path
 
     with warnings.catch_warnings():
@@ -194,11 +189,12 @@ def read(folder: Path | None = None) -> list[VirtualState]:
         paths = []
     for path in paths:
         if path.stem != str(os.getpid()) or os.getpid() not in own:
-            found += _read_one(path)
+            found += read_file(path)
     return sorted(found, key=lambda state: (state.pid, state.ordinal))
 
 
-def _read_one(path: Path) -> list[VirtualState]:
+def read_file(path: Path) -> list[VirtualState]:
+    """What one state file tells of a living process; nothing where it cannot be trusted."""
     try:
         with path.open("rb") as file:
             content = file.read(_HEADER + _ROW * MAX_GPUS)
@@ -213,7 +209,8 @@ def _read_one(path: Path) -> list[VirtualState]:
         return []
     begun = started(pid) if is_alive(pid) else None
     if begun is None or abs(begun - start) > _SAME_START_S:
-        _remove(path)
+        with suppress(OSError):
+            path.unlink()
         return []
     return _states(pid, facts, rows)
 
@@ -258,10 +255,3 @@ def started(pid: int) -> float | None:
         return psutil.Process(pid).create_time()
     except (psutil.Error, ValueError, OverflowError):
         return None
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink()
-    except OSError:
-        return

@@ -120,11 +120,11 @@ def test_an_uncertain_ordinal_is_marked() -> None:
 
 
 def test_processes_are_asked_for_only_if_wanted() -> None:
-    def never(patience: float) -> list[ProcessSample]:
-        pytest.fail("asked for processes")
+    class Never(tuple[ProcessSample, ...]):
+        def __iter__(self) -> Any:
+            pytest.fail("asked for processes")
 
-    made = collector((REAL,), states=(STATE,))
-    made._nvml.processes = never  # type: ignore[method-assign]
+    made = collector((REAL,), states=(STATE,), processes=Never())
     assert made.take(processes=False).processes == ()
 
 
@@ -164,9 +164,7 @@ def test_of_another_user_only_the_name_is_told(monkeypatch: pytest.MonkeyPatch) 
 def test_a_known_process_is_not_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     owners = Owners()
     first = owners.look_up({os.getpid()})
-    monkeypatch.setattr(
-        "gpumagic.telemetry.processes._facts", lambda *_: pytest.fail("asked again")
-    )
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda _: pytest.fail("asked again"))
     assert owners.look_up({os.getpid()}) == first
 
 
@@ -179,11 +177,16 @@ def test_a_patient_look_at_the_owners_is_made_by_a_chore() -> None:
         return {pid: Owner("ada") for pid in pids}
 
     held = [ProcessSample("GPU-r", 7)]
-    made = collector((REAL,))
-    made._nvml.processes = lambda patience: list(held)  # type: ignore[method-assign]
-    made._nvml.chore = lambda processes, seconds: None  # type: ignore[method-assign]
-    made._owners.look_up = look_up  # type: ignore[method-assign]
-    made._monotonic = lambda: now[0]
+    nvml: Any = SimpleNamespace(
+        gpus=lambda host, patience: [REAL],
+        processes=lambda patience: list(held),
+        problems=list,
+        driver=lambda: "580",
+        chore=lambda processes, seconds: None,
+    )
+    cpu: Any = SimpleNamespace(host=lambda: Host("box"))
+    owners: Any = SimpleNamespace(look_up=look_up)
+    made = Collector(nvml, cpu, owners, tuple, None, monotonic=lambda: now[0])
 
     def tick() -> None:
         (*_, last) = made.take(patience=2.0).processes

@@ -45,7 +45,7 @@ def as_another_reads(content: bytes, folder: Path) -> list[virtual_state.Virtual
     """Without this process's own memory: from the file alone."""
     path = folder / f"{os.getpid()}.state"
     path.write_bytes(content)
-    return virtual_state._read_one(path)
+    return virtual_state.read_file(path)
 
 
 def test_counters_are_read_as_written(publisher: Publisher, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_recycled_pid_is_another_process(
 def test_a_file_under_another_name_is_not_its_process(publisher: Publisher, tmp_path: Path) -> None:
     path = tmp_path / "1.state"
     path.write_bytes(whole(publisher))
-    assert virtual_state._read_one(path) == []
+    assert virtual_state.read_file(path) == []
     assert path.exists()
 
 
@@ -243,5 +243,4 @@ def test_the_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert virtual_state.state_folder() == tmp_path / "virtual"
     monkeypatch.delenv("GPUMAGIC_RUNTIME_DIR")
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    virtual_state._user_folder.cache_clear()
     assert virtual_state.state_folder().name == "virtual"

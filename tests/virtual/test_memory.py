@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumagic.telemetry import virtual_state as published
+from gpumagic.virtual import memory_account
 from gpumagic.virtual.memory_account import BLOCK, SEGMENT, MemoryAccount
 
 CAPACITY = 2 * 2**30
@@ -96,12 +97,13 @@ def test_the_state_file_follows(gpus, runtime):
     assert (state.allocated, state.reserved) == (0, 4 * 2**20)
 
 
-def test_busy_time_is_published():
+def test_busy_time_is_published(monkeypatch):
+    now = [0]
+    monkeypatch.setattr(memory_account, "perf_counter_ns", lambda: now[0])
     row = [0] * published.COUNTERS
     account = MemoryAccount(0, CAPACITY, row)
-    begin = account._window
-    account._window -= published.WINDOW_NS  # as if it had begun a second ago
-    account.worked(begin - published.WINDOW_NS // 2)
+    now[0] += published.WINDOW_NS
+    account.worked(since=published.WINDOW_NS // 2)
     assert 0.4 * published.WINDOW_NS < row[published.BUSY_NS] <= published.WINDOW_NS
     assert row[published.WINDOW_END_NS] > 0
 
@@ -122,17 +124,25 @@ def test_threads_lose_no_byte():
     assert (account.bytes.freed, account.blocks.freed) == (8000 * 1024, 8000)
 
 
-def test_freeing_while_the_ledger_is_locked_waits():
-    account = MemoryAccount(0, CAPACITY, [0] * published.COUNTERS)
-    size = account.charge(1)
-    with account._lock:  # as in a garbage collection amid an allocation
-        account.release(size)
+def test_freeing_in_the_midst_of_an_allocation_waits():
+    dying = []
+
+    class Counters(list):
+        """Frees a block while it is written, as a garbage collection may."""
+
+        def __setitem__(self, place, value):
+            super().__setitem__(place, value)
+            while dying:
+                account.release(dying.pop())
+
+    account = MemoryAccount(0, CAPACITY, Counters([0] * published.COUNTERS))
+    dying.append(account.charge(1))
     account.charge(1)
     assert account.blocks.current == 1
 
 
 @given(st.lists(st.integers(1, 3 * SEGMENT), max_size=30), st.randoms(use_true_random=False))
-def test_ledger_against_a_list(sizes, random):
+def test_an_account_against_a_list(sizes, random):
     row = [0] * published.COUNTERS
     account = MemoryAccount(0, 20 * SEGMENT, row)
     live, peak = [], 0
