@@ -57,7 +57,7 @@ LARGEST_ROOM = 0.18
 TWO_FILES = {"faults"}
 # fmt: off
 TWO_CLASSES = {
-    "Alarm", "CellLog", "Cells", "Clock", "Doubles", "Entry", "Fault", "Fix", "Found", "Gpu",
+    "Alarm", "ShellCells", "Cells", "Clock", "Doubles", "Entry", "Fault", "Fix", "Found", "Gpu",
     "Ledger", "Place", "Plan", "Refused", "Row", "Stream", "Tally", "Target", "Walk", "World",
 }
 IN_CIRCLES = {

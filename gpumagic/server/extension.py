@@ -6,8 +6,8 @@ from pathlib import Path
 
 from jupyter_server.extension.application import ExtensionApp
 
-from gpumagic.server.cell_log import CellLog
 from gpumagic.server.hub import Hub
+from gpumagic.server.kernel_cells import KernelCells
 from gpumagic.server.notebooks import KernelTable
 from gpumagic.server.routes import routes
 from gpumagic.server.stream import HUB
@@ -27,7 +27,7 @@ class Extension(ExtensionApp):
         assert server is not None
         kernels = KernelTable(server.kernel_manager, server.session_manager)
         sampler = make_sampler(kernels, Path(server.root_dir))
-        self.hub = Hub(sampler, kernels, CellLog(kernels.notebook))
+        self.hub = Hub(sampler, kernels, KernelCells(kernels.notebook))
         self.settings[HUB] = self.hub
 
     def initialize_handlers(self) -> None:

@@ -1,4 +1,4 @@
-"""One sampler for all clients of the server, and the way from its thread to theirs.
+"""Serve all clients of the server from one sampler.
 
 Each snapshot is encoded once, on the sampler's thread, and handed to the clients in small groups,
 so that other requests are served in between.
@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from gpumagic import faults
 from gpumagic.server.aside import aside
-from gpumagic.server.cell_log import CellLog
+from gpumagic.server.kernel_cells import KernelCells
 from gpumagic.server.notebooks import KernelTable
 from gpumagic.server.outbox import Outbox
 from gpumagic.server.wants import Want
-from gpumagic.telemetry.cell_run import CellRun
+from gpumagic.telemetry.cell_runs import CellRun
 from gpumagic.telemetry.doctor import Check, Doctor
 from gpumagic.telemetry.owners import Owner, Owners
+from gpumagic.telemetry.report_once import report_once
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Problem, Snapshot
 from gpumagic.telemetry.subscription import Subscription
@@ -35,7 +36,6 @@ _REFRESH_S = 1.0
 _YOUNG_S = 2.0
 # For so long the kernels are listened to after the last client has gone, and may be reloading.
 _LINGER_S = 60.0
-_log = logging.getLogger(__name__)
 
 
 class Hub:
@@ -45,7 +45,7 @@ class Hub:
     ----------
     sampler : Sampler
     kernels : KernelTable
-    cells : CellLog
+    cells : KernelCells
     monotonic : callable
         Seconds that only grow.
     linger_s, refresh_s, answer_s : float
@@ -58,7 +58,7 @@ class Hub:
         self,
         sampler: Sampler,
         kernels: KernelTable,
-        cells: CellLog,
+        cells: KernelCells,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         linger_s: float = _LINGER_S,
@@ -85,7 +85,6 @@ class Hub:
         self._watch: asyncio.Task[None] | None = None
         self._asides: set[asyncio.Task[None]] = set()
         self._news: tuple[int, int, bytes] = (-1, -1, b"")
-        self._complaints: set[str] = set()
         self._closed = False
         cells.on_change = self._woken.set
 
@@ -97,12 +96,12 @@ class Hub:
     def news(self, revision: int) -> bytes:
         """The message with the cells that began, ended or changed after a revision."""
         if self._news[:2] != (revision, self.revision):
-            message = _message("cells", cells=_plain(self.cells.changed(revision)))
+            message = _message("cells", cells=_plain(self.cells.since(revision)))
             self._news = (revision, self.revision, message)
         return self._news[2]
 
     def join(self, write: Callable[[bytes], asyncio.Future[None]]) -> Outbox:
-        """A client came: it gets a snapshot at once, or as soon as there is one."""
+        """Add a client: it gets a snapshot at once, or as soon as there is one."""
         outbox = Outbox(write, self, self._monotonic)
         if self._closed:
             outbox.close()
@@ -163,10 +162,12 @@ class Hub:
         if self._checks is None or self._checks.done():
             self._checks = aside(self._doctor)
         done, _ = await asyncio.wait((self._checks,), timeout=self._answer_s)
-        if done:
-            return [asdict(check) for check in self._checks.result()]
         silent = self._silent()
-        return [asdict(Check("NVML", False, silent.cause, silent.cure))]
+        found = self._checks.result() if done else [Check("NVML", False, silent.cause, silent.cure)]
+        own = [
+            Check("the server", False, str(f), "report it to gpumagic") for f in faults.all_kept()
+        ]
+        return [asdict(check) for check in [*found, *own]]
 
     async def close(self) -> None:
         """The server stops."""
@@ -222,10 +223,7 @@ class Hub:
     async def _run(self) -> None:
         """Tell the clients what is new, until there is none."""
         while self._clients:
-            try:
-                await asyncio.wait_for(self._woken.wait(), self._patience())
-            except (TimeoutError, asyncio.TimeoutError):
-                self._take_latest()
+            await self._woken.wait()
             self._woken.clear()
             ticked, self._ticked = self._ticked, False
             if ticked and self._newest is not None:
@@ -238,31 +236,17 @@ class Hub:
                     await asyncio.sleep(0)
         self._pump = None
 
-    def _patience(self) -> float:
-        return 2 * self._subscription.period_s if self._subscription else 1.0
-
-    def _take_latest(self) -> None:
-        """No tick came in time; what is known by now is told all the same."""
-        snapshot = self.sampler.latest()
-        if snapshot is not None:
-            self._take((snapshot, _encode(snapshot)))
-
     async def _look_after(self) -> None:
         """Know the kernels and hear their cells, while there are clients and a while longer."""
         while self._clients or self._monotonic() - self._left_at < self._linger_s:
             try:
                 await self.kernels.refresh()
                 self.cells.follow(self.kernels.managers())
-            except Exception as error:  # noqa: BLE001  a kernel manager may be anybody's
-                self._complain(f"gpumagic cannot look at this server's kernels: {error!r}")
+            except Exception as error:  # noqa: BLE001  kept; a kernel manager may be anybody's
+                report_once("looking at this server's kernels", error)
             await asyncio.sleep(self._refresh_s)
         self.cells.stop()
         self._watch = None
-
-    def _complain(self, text: str) -> None:
-        if text not in self._complaints:
-            self._complaints.add(text)
-            _log.warning(text)
 
     async def _send_past(self, outbox: Outbox, since: float | None) -> None:
         outbox.history(b'{"type":"history",' + await self.past(since) + b"}")

@@ -1,9 +1,9 @@
-"""A snapshot in Prometheus's text format: base units, and no sample for what is not known."""
+"""Write a snapshot in Prometheus's text format: base units, no sample for what is not known."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -16,53 +16,39 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABELS = ("uuid", "name", "index")
 
 
-def _ratio(field: str) -> Callable[[GpuSample], float | None]:
-    def read(gpu: GpuSample) -> float | None:
-        percent = getattr(gpu, field)
-        return None if percent is None else percent / 100
-
-    return read
-
-
-def _times(field: str, factor: float = 1.0) -> Callable[[GpuSample], float | None]:
-    def read(gpu: GpuSample) -> float | None:
-        value = getattr(gpu, field)
-        return None if value is None else value * factor
-
-    return read
-
-
-_GAUGES: tuple[tuple[str, str, Callable[[GpuSample], float | None]], ...] = (
-    ("memory_total_bytes", "Memory of the GPU.", _times("memory_total")),
-    ("memory_used_bytes", "Memory in use, without what is reserved.", _times("memory_used")),
-    ("memory_reserved_bytes", "Memory that the driver keeps.", _times("memory_reserved")),
-    ("utilization_ratio", "Part of the time in which a kernel ran.", _ratio("utilization")),
+# Name, help, field of a GPU's sample, and the factor to base units.
+_GAUGES = (
+    ("memory_total_bytes", "Memory of the GPU.", "memory_total", 1),
+    ("memory_used_bytes", "Memory in use, without what is reserved.", "memory_used", 1),
+    ("memory_reserved_bytes", "Memory that the driver keeps.", "memory_reserved", 1),
+    ("utilization_ratio", "Part of the time in which a kernel ran.", "utilization", 0.01),
     (
         "memory_utilization_ratio",
         "Part of the time in which memory was read or written.",
-        _ratio("memory_utilization"),
+        "memory_utilization",
+        0.01,
     ),
-    ("temperature_celsius", "Temperature.", _times("temperature")),
-    ("power_watts", "Power drawn.", _times("power")),
-    ("power_limit_watts", "Power limit in force.", _times("power_limit")),
-    ("sm_clock_hertz", "Clock of the multiprocessors.", _times("sm_clock", 1e6)),
-    ("memory_clock_hertz", "Clock of the memory.", _times("memory_clock", 1e6)),
-    ("fan_ratio", "Fan speed.", _ratio("fan")),
-    ("pcie_received_bytes_per_second", "Received over PCIe.", _times("pcie_received")),
-    ("pcie_sent_bytes_per_second", "Sent over PCIe.", _times("pcie_sent")),
-    ("nvlink_received_bytes_per_second", "Received over NVLink.", _times("nvlink_received")),
-    ("nvlink_sent_bytes_per_second", "Sent over NVLink.", _times("nvlink_sent")),
-    ("sm_activity_ratio", "Part of the multiprocessors at work.", _ratio("sm_activity")),
-    ("sm_occupancy_ratio", "Part of the warps in use.", _ratio("sm_occupancy")),
-    ("tensor_activity_ratio", "Part of the tensor cores at work.", _ratio("tensor_activity")),
-    ("dram_activity_ratio", "Part of the memory bandwidth in use.", _ratio("dram_activity")),
-    ("lost", "1 where the GPU has fallen off the bus.", lambda gpu: float(gpu.lost)),
-    ("age_seconds", "How old the readings are.", lambda gpu: gpu.age),
+    ("temperature_celsius", "Temperature.", "temperature", 1),
+    ("power_watts", "Power drawn.", "power", 1),
+    ("power_limit_watts", "Power limit in force.", "power_limit", 1),
+    ("sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock", 1e6),
+    ("memory_clock_hertz", "Clock of the memory.", "memory_clock", 1e6),
+    ("fan_ratio", "Fan speed.", "fan", 0.01),
+    ("pcie_received_bytes_per_second", "Received over PCIe.", "pcie_received", 1),
+    ("pcie_sent_bytes_per_second", "Sent over PCIe.", "pcie_sent", 1),
+    ("nvlink_received_bytes_per_second", "Received over NVLink.", "nvlink_received", 1),
+    ("nvlink_sent_bytes_per_second", "Sent over NVLink.", "nvlink_sent", 1),
+    ("sm_activity_ratio", "Part of the multiprocessors at work.", "sm_activity", 0.01),
+    ("sm_occupancy_ratio", "Part of the warps in use.", "sm_occupancy", 0.01),
+    ("tensor_activity_ratio", "Part of the tensor cores at work.", "tensor_activity", 0.01),
+    ("dram_activity_ratio", "Part of the memory bandwidth in use.", "dram_activity", 0.01),
+    ("lost", "1 where the GPU has fallen off the bus.", "lost", 1),
+    ("age_seconds", "How old the readings are.", "age", 1),
 )
 _COUNTERS = (
-    ("energy_joules", "Energy used since the driver was loaded.", "energy"),
-    ("ecc_corrected_errors", "Memory errors that were corrected.", "ecc_corrected"),
-    ("ecc_uncorrected_errors", "Memory errors that were not.", "ecc_uncorrected"),
+    ("energy_joules", "Energy used since the driver was loaded.", "energy", 1),
+    ("ecc_corrected_errors", "Memory errors that were corrected.", "ecc_corrected", 1),
+    ("ecc_uncorrected_errors", "Memory errors that were not.", "ecc_uncorrected", 1),
 )
 
 
@@ -74,21 +60,15 @@ class _Families:
 
     def collect(self) -> Iterator[Metric]:
         """A family for each reading that some GPU has."""
-        gpus = self._snapshot.gpus
-        for name, text, read in _GAUGES:
-            gauge = GaugeMetricFamily(f"gpumagic_gpu_{name}", text, labels=_LABELS)
-            for gpu in gpus:
-                value = read(gpu)
-                if value is not None:
-                    gauge.add_metric(_labels(gpu), value)
-            yield gauge
-        for name, text, field in _COUNTERS:
-            counter = CounterMetricFamily(f"gpumagic_gpu_{name}", text, labels=_LABELS)
-            for gpu in gpus:
-                value = getattr(gpu, field)
-                if value is not None:
-                    counter.add_metric(_labels(gpu), value)
-            yield counter
+        for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, text, field, factor in table:
+                family = make(f"gpumagic_gpu_{name}", text, labels=_LABELS)
+                for gpu in self._snapshot.gpus:
+                    value = getattr(gpu, field)
+                    if value is not None:
+                        # Rounded, so that 57 % is 0.57.
+                        family.add_metric(_labels(gpu), round(value * factor, 9))
+                yield family
         yield self._notebooks()
         problems = GaugeMetricFamily(
             "gpumagic_problem", "1 for each thing that is wrong.", labels=("code", "uuid")

@@ -1,51 +1,24 @@
-"""May virtual GPUs be turned on in this process?
+"""Decide whether virtual GPUs may be turned on in this process.
 
 A wrong guess about torch's C++ side can crash an interpreter, so nothing is tried here first.
 Cheap static checks come before everything; a version of torch that this was not written against
 must then pass a trial in a child process, once per build: the verdict is kept.
 
-The private parts of torch that are touched, for whoever audits this package
-----------------------------------------------------------------------------
-Read or called: ``torch._C``: ``_to_dlpack``, ``_from_dlpack``, ``_ensureCUDADeviceGuardSet``,
-``_dispatch_get_registrations_for_dispatch_key``, ``_dispatch_get_all_op_names``,
-``_dispatch_has_kernel_for_dispatch_key``, ``_accelerator_getDeviceIndex``,
-``_accelerator_setDeviceIndex``, ``DispatchKey``, ``DispatchKeySet``, ``Generator._cdata``,
-``Stream``, ``Event``; ``OpOverload.redispatch``, ``.decompose``, ``._schema``; ``Library.impl``,
-``.fallback``, ``._destroy``; ``torch._decomp``; ``torch._utils._to``; ``Tensor._neg_view``,
-``._indices``, ``._values``; torchgen's ``native_functions.yaml``;
-``torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch`` (off meanwhile; torch cannot be
-asked what it was, so on afterwards). Through ctypes, in
-:mod:`gpumagic.virtual.abi`: ``c10::impl::registerDeviceGuard``,
-``c10::impl::device_guard_impl_registry``, ``at::detail::getCUDAHooks``, the virtual table of
-``at::CUDAHooksInterface``, ``c10::GetCPUAllocator``; in :mod:`gpumagic.virtual.flip` the device
-field of a DLPack capsule.
+For whoever audits which private parts of torch are touched, each stands in one place:
 
-Registered, until off: a kernel for each operator at the dispatch keys CUDA, AutogradCUDA,
-SparseCUDA, SparseCsrCUDA, QuantizedCUDA and NestedTensorCUDA, a fallback at CUDA, and
-``_pin_memory``, ``is_pinned`` and the factories that are given a generator at CPU.
+* through ctypes, in :mod:`gpumagic.virtual.abi`: ``c10::impl::registerDeviceGuard``,
+  ``c10::impl::device_guard_impl_registry``, ``at::detail::getCUDAHooks``, the virtual table of
+  ``at::CUDAHooksInterface``, ``c10::GetCPUAllocator``; in :mod:`gpumagic.virtual.flip` the device
+  field of a DLPack capsule;
+* added to or replaced in ``torch._C``, ``torch.cuda``, ``torch.autograd`` and ``torch`` itself
+  until off: what :func:`gpumagic.virtual.cuda_api.install` hands to ``patch``, and nothing else;
+* registered until off: what :mod:`gpumagic.virtual.registry` registers, at the dispatch keys CUDA,
+  AutogradCUDA, SparseCUDA, SparseCsrCUDA, QuantizedCUDA, NestedTensorCUDA and CPU;
+* only read or called: every other name after ``C.``, ``torch._`` or ``aten._`` in this package, and
+  torchgen's ``native_functions.yaml``.
 
-Added or replaced, until off, in ``torch._C``: ``_cuda_init``, ``_cuda_isInBadFork``,
-``_cuda_getArchFlags``, ``_cuda_getDeviceCount``, ``_cuda_getDevice``, ``_cuda_setDevice``,
-``_cuda_exchangeDevice``, ``_cuda_maybeExchangeDevice``, ``_cuda_canDeviceAccessPeer``,
-``_cuda_getCurrentRawStream``, ``_cuda_hasPrimaryContext``,
-``_cuda_isCurrentStreamCapturing``, ``_cuda_synchronize``,
-``_cuda_ipc_collect``, ``_cuda_set_sync_debug_mode``, ``_cuda_get_sync_debug_mode``,
-``_accelerator_synchronizeDevice``, ``_cuda_memoryStats``, ``_cuda_resetPeakMemoryStats``,
-``_cuda_resetAccumulatedMemoryStats``, ``_cuda_getMemoryFraction``, ``_cuda_setMemoryFraction``,
-``_cuda_emptyCache``, ``_host_emptyCache``, ``_accelerator_isAllocatorInitialized``,
-``_accelerator_getDeviceStats``, ``_accelerator_resetPeakStats``,
-``_accelerator_resetAccumulatedStats``, ``_accelerator_getMemoryInfo``,
-``_accelerator_emptyCache``, ``_accelerator_emptyHostCache``, ``_scatter``, ``_gather``,
-``_broadcast``, ``_broadcast_coalesced``, ``_has_cudnn``; in ``torch.cuda``: ``_cudart``,
-``_exchange_device``, ``_maybe_exchange_device``, ``_get_device_properties``,
-``_device_count_nvml``, ``_initialized``, ``_cached_device_count``, ``_is_in_bad_fork``,
-``_queued_calls``, ``default_generators``, ``Stream``, ``Event``, ``current_stream``,
-``default_stream``, ``set_stream``, ``is_current_stream_capturing``, ``nvtx._nvtx``,
-``nccl.is_available``, and on a CPU build ``FloatTensor`` and its kin; elsewhere
-``torch.Generator``, ``torch.Stream``, ``torch.Event``, ``torch.backends.cudnn.is_acceptable`` and
-``.version``,
-``torch.storage._to``, ``torch.storage._StorageBase.clone``,
-``_engine_run_backward`` in ``torch.autograd`` and ``torch.autograd.graph``.
+Off again, torch is as it was, but that warnings of accumulating gradients on another stream are on,
+which torch cannot be asked about.
 """
 
 from __future__ import annotations

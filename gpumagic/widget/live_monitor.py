@@ -28,7 +28,7 @@ from gpumagic.telemetry.shared_sampler import sampler
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.telemetry.subscription import PERIODS_S
 from gpumagic.widget.audience import Audience
-from gpumagic.widget.shell_cells import CellLog
+from gpumagic.widget.shell_cells import ShellCells
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
 RESULTS = 50
@@ -121,7 +121,7 @@ class MonitorWidget(anywidget.AnyWidget):
         )
         self._closed = False
         shell = shell or get_ipython()
-        self._log = None if shell is None else CellLog(shell, self._ran)
+        self._log = None if shell is None else ShellCells(shell, self._ran)
         self.on_msg(self._heard)
         self._wake()
 

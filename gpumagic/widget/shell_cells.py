@@ -1,22 +1,20 @@
-"""The cells that run in this shell, from IPython's own events, and the GPUs that they held."""
+"""Record the cells that run in this shell, from IPython's own events, and the GPUs they held."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
-from gpumagic.telemetry.cell_run import CellRun
+from gpumagic.telemetry.cell_runs import CellRun, CellRuns
 
 KEPT = 200
 _numbers = itertools.count()
 
 
-class CellLog:
+class ShellCells:
     """What ran when, while it is installed.
 
     Parameters
@@ -35,9 +33,7 @@ class CellLog:
         self._shell = shell
         self._changed = changed
         self._clock = clock
-        self._lock = threading.Lock()
-        # Oldest first, by id.
-        self._runs: dict[str, CellRun] = {}
+        self._runs = CellRuns(KEPT)
         # The ids, by the identity of IPython's own record of the cell: its start and end share it.
         self._running: dict[int, str] = {}
         self._notebook = os.environ.get("JPY_SESSION_NAME")
@@ -59,40 +55,28 @@ class CellLog:
         """Listen no more; what still runs is forgotten."""
         self._events.unregister("pre_run_cell", self._began)
         self._events.unregister("post_run_cell", self._ended)
-        with self._lock:
-            for run in self._running.values():
-                self._runs.pop(run, None)
-            self._running.clear()
+        running = set(self._running.values())
+        self._runs.forget(lambda run: run.id in running)
+        self._running.clear()
 
     def holds(self, uuids: Iterable[str]) -> None:
         """This kernel holds memory on these GPUs, and so do the cells that run."""
-        held = set(uuids)
-        with self._lock:
-            for name in self._running.values():
-                # One that is kept no longer may still run.
-                if run := self._runs.get(name):
-                    self._runs[name] = replace(run, gpus=tuple(sorted(held.union(run.gpus))))
+        for name in list(self._running.values()):
+            self._runs.hold(name, uuids)
 
     def runs(self) -> list[dict[str, Any]]:
         """Oldest first, as JSON."""
-        with self._lock:
-            return [run.to_dict() for run in self._runs.values()]
+        return [run.to_dict() for run in self._runs.since()]
 
     def _began(self, info: Any) -> None:
         count = self._shell.execution_count if info.store_history else None
         name = f"{os.getpid()}-{next(_numbers)}"
-        with self._lock:
-            if len(self._runs) == KEPT:
-                del self._runs[next(iter(self._runs))]
-            self._runs[name] = CellRun(name, None, self._notebook, count, self._clock())
-            self._running[id(info)] = name
+        self._runs.keep(CellRun(name, None, self._notebook, count, self._clock()))
+        self._running[id(info)] = name
         self._changed()
 
     def _ended(self, result: Any) -> None:
-        with self._lock:
-            name = self._running.pop(id(result.info), None)
-            if name is None:
-                return
-            if run := self._runs.get(name):
-                self._runs[name] = replace(run, end=self._clock())
-        self._changed()
+        name = self._running.pop(id(result.info), None)
+        if name is not None:
+            self._runs.end(name, self._clock())
+            self._changed()

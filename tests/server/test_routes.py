@@ -5,13 +5,14 @@ import csv
 import io
 import json
 import logging
+import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpumagic.server.routes import routes
 from gpumagic.telemetry import GpuSample, ProcessSample, Snapshot
-from gpumagic.telemetry.cell_run import CellRun
+from gpumagic.telemetry.cell_runs import CellRun
 
 GIB = 2**30
 GETS = ("snapshot", "history", "doctor", "metrics", "export.csv")
@@ -133,7 +134,7 @@ async def test_a_second_request_within_a_second_asks_no_second_time(machine, fet
 
 async def test_the_history_and_the_cells(machine, hub, fetch):
     await fetch("snapshot")
-    hub.cells._keep(CellRun("a", "k", "a.ipynb", 1, hub.cells._clock(), None, ("GPU-0",)))
+    hub.cells.keep(CellRun("a", "k", "a.ipynb", 1, time.time(), None, ("GPU-0",)))
     past = json.loads((await fetch("history")).body)
     assert past["history"] == {
         "time": [1001.0],

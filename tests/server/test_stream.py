@@ -5,6 +5,7 @@ import gc
 import logging
 import socket
 import threading
+import time
 import tracemalloc
 
 import psutil
@@ -12,7 +13,7 @@ import pytest
 from waiting import ANSWER_S, becomes
 
 from gpumagic.telemetry import GpuSample, ProcessSample
-from gpumagic.telemetry.cell_run import CellRun
+from gpumagic.telemetry.cell_runs import CellRun
 
 MIB = 2**20
 
@@ -49,7 +50,7 @@ async def test_a_period_out_of_bounds_is_clamped(machine, hub, connect, asked, g
 
 
 async def test_the_past_is_sent_when_it_is_asked_for(machine, hub, connect):
-    hub.cells._keep(CellRun("a", "k", "a.ipynb", 1, hub.cells._clock()))
+    hub.cells.keep(CellRun("a", "k", "a.ipynb", 1, time.time()))
     client = await connect()
     await client.hear()
     await client.want(since=None)
@@ -74,7 +75,7 @@ async def test_news_of_cells_comes_unasked(machine, hub, connect):
     client = await connect()
     await client.hear()
     run = CellRun("a", "k", "a.ipynb", 3, 5.0)
-    hub.cells._keep(run)
+    hub.cells.keep(run)
     assert (await client.hear("cells"))["cells"] == [
         {"id": "a", "kernel": "k", "notebook": "a.ipynb", "count": 3}
         | {"start": 5.0, "end": None, "gpus": []}

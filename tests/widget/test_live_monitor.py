@@ -11,7 +11,7 @@ from fake_sampler import MINE, SNAPSHOT, Clock, Sampler
 from gpumagic.errors import GpuError
 from gpumagic.widget import monitor
 from gpumagic.widget.audience import Audience
-from gpumagic.widget.shell_cells import KEPT, CellLog
+from gpumagic.widget.shell_cells import KEPT, ShellCells
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -34,13 +34,13 @@ def made(shell):
 
 def hooks(shell):
     events = shell.ip.events.callbacks
-    return [c for name in events for c in events[name] if isinstance(c.__self__, CellLog)]
+    return [c for name in events for c in events[name] if isinstance(c.__self__, ShellCells)]
 
 
 # -- the cells
 def test_cells_are_told_with_their_numbers_and_times(shell):
     clock, changes = Clock(), []
-    log = CellLog(shell.ip, lambda: changes.append(log.busy), clock)
+    log = ShellCells(shell.ip, lambda: changes.append(log.busy), clock)
     log.install()
     clock.now = 1.0
     shell.ns["holds"] = lambda: (log.holds(["GPU-1"]), setattr(clock, "now", 3.5))
@@ -59,7 +59,7 @@ def test_cells_are_told_with_their_numbers_and_times(shell):
 
 
 def test_a_cell_that_runs_already_is_seen_to_end(shell):
-    log = CellLog(shell.ip, lambda: None, Clock())
+    log = ShellCells(shell.ip, lambda: None, Clock())
     shell.ns["install"] = log.install
     shell.run("install()")
     log.uninstall()
@@ -68,7 +68,7 @@ def test_a_cell_that_runs_already_is_seen_to_end(shell):
 
 
 def test_a_cell_within_a_cell_ends_before_it(shell):
-    log = CellLog(shell.ip, lambda: None, Clock())
+    log = ShellCells(shell.ip, lambda: None, Clock())
     log.install()
     shell.run("get_ipython().run_cell('inner = 1'); assert True")
     log.uninstall()
@@ -77,7 +77,7 @@ def test_a_cell_within_a_cell_ends_before_it(shell):
 
 
 def test_an_async_cell_is_one_cell(shell):
-    log = CellLog(shell.ip, lambda: None, Clock())
+    log = ShellCells(shell.ip, lambda: None, Clock())
     log.install()
     shell.run("import asyncio\nawait asyncio.sleep(0)")
     log.uninstall()
@@ -86,7 +86,7 @@ def test_an_async_cell_is_one_cell(shell):
 
 
 def test_old_cells_are_forgotten(shell):
-    log = CellLog(shell.ip, lambda: None, Clock())
+    log = ShellCells(shell.ip, lambda: None, Clock())
     info = SimpleNamespace(store_history=True)
     log._began(info)
     for _ in range(KEPT + 5):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpumagic.server.cell_log import CellLog
+from gpumagic.server.kernel_cells import KernelCells
 from gpumagic.telemetry import ProcessSample, Snapshot
 
 
@@ -16,7 +16,7 @@ def message(kind, parent="run-1", date=None, **content):
 
 def test_a_silent_run_is_no_cell_and_an_old_one_is_forgotten():
     now = [1000.0]
-    log = CellLog(lambda kernel: None, lambda: now[0])
+    log = KernelCells(lambda kernel: None, lambda: now[0])
     log.hear("k", message("status", execution_state="busy"))
     log.hear("k", message("status", execution_state="idle"))
     assert log.runs() == []
@@ -34,14 +34,14 @@ def test_a_silent_run_is_no_cell_and_an_old_one_is_forgotten():
 
 @pytest.mark.parametrize("bad", [{}, {"header": None}, message("status"), message("x", None)])
 def test_a_message_that_is_none_is_ignored(bad):
-    log = CellLog(lambda kernel: None)
+    log = KernelCells(lambda kernel: None)
     log.hear("k", bad)
     assert log.runs() == []
 
 
 def test_a_run_takes_the_gpus_that_are_seen_while_and_just_after_it():
     now = [1000.0]
-    log = CellLog(lambda kernel: "a.ipynb", lambda: now[0])
+    log = KernelCells(lambda kernel: "a.ipynb", lambda: now[0])
     log.hear("k", message("execute_input", execution_count=1))
     log.see(Snapshot(1001.0, processes=(ProcessSample("GPU-0", 1, 5, kernel="k"),)))
     now[0] = 1002.0
@@ -49,4 +49,4 @@ def test_a_run_takes_the_gpus_that_are_seen_while_and_just_after_it():
     seen = log.revision
     log.see(Snapshot(1003.0, processes=(ProcessSample("GPU-1", 1, 5, kernel="k"),)))
     log.see(Snapshot(1010.0, processes=(ProcessSample("GPU-2", 1, 5, kernel="k"),)))
-    assert [run.gpus for run in log.changed(seen)] == [("GPU-0", "GPU-1")]
+    assert [run.gpus for run in log.since(seen)] == [("GPU-0", "GPU-1")]

@@ -1,21 +1,19 @@
-"""When cells ran, as the kernels tell it on their iopub channel: what marks the charts.
+"""Record when cells ran, from the kernels' iopub channels: what marks the charts.
 
-The log listens with sockets of its own, and only to what begins and ends a cell: a kernel's many
-lines of output are not sent here at all. Times are the kernels' own.
+The sockets are its own and receive only what begins and ends a cell: a kernel's many lines of
+output are not sent here at all. Times are the kernels' own.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from gpumagic.server.iopub import Iopub
-from gpumagic.telemetry.cell_run import CellRun
+from gpumagic.telemetry.cell_runs import CellRun, CellRuns
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.telemetry.virtual_state import started
 
@@ -27,8 +25,8 @@ MOST_RUNS = 2000
 _SETTLED_S = 4.0
 
 
-class CellLog:
-    """The runs of the last minutes. All on the event loop.
+class KernelCells(CellRuns):
+    """The runs of the last minutes in this server's kernels. All on the event loop.
 
     Parameters
     ----------
@@ -36,28 +34,19 @@ class CellLog:
         The notebook of a kernel, by its id.
     clock : callable
         Seconds of Unix time.
-
-    Attributes
-    ----------
-    revision : int
-        Grows whenever a run begins, ends, or is seen on another GPU.
-    on_change : callable
-        Called when it has grown.
     """
 
     def __init__(
         self, notebook: Callable[[str], str | None], clock: Callable[[], float] = time.time
     ) -> None:
+        super().__init__(MOST_RUNS)
         self._notebook = notebook
         self._clock = clock
-        self._runs: OrderedDict[str, tuple[int, CellRun]] = OrderedDict()
         self._busy: dict[str, tuple[str, float]] = {}
         self._open: dict[tuple[str, str], str] = {}
         self._channels: dict[str, Iopub] = {}
         self._pids: dict[str, int] = {}
         self._held: dict[str, tuple[str, ...]] = {}
-        self.revision = 0
-        self.on_change: Callable[[], None] = lambda: None
 
     def follow(self, managers: Mapping[str, Any]) -> None:
         """Listen to these kernels, and to no others any more."""
@@ -101,7 +90,7 @@ class CellLog:
                 # One per kernel: a silent run never becomes a cell.
                 self._busy[kernel] = (asked, when)
             elif kind == "status" and content["execution_state"] == "idle":
-                self._end(self._open.pop((kernel, asked), ""), when)
+                self.end(self._open.pop((kernel, asked), ""), when)
         except (KeyError, TypeError, AttributeError):
             return
 
@@ -115,58 +104,34 @@ class CellLog:
             self._held = {kernel: tuple(sorted(uuids)) for kernel, uuids in held.items()}
         elif not snapshot.problems:
             self._held = {}
-        for _, run in reversed(list(self._runs.values())):
-            if run.end is not None and run.end < snapshot.time - _SETTLED_S:
-                continue
-            here = self._held.get(run.kernel or "", ())
-            if not set(here) <= set(run.gpus):
-                self._keep(replace(run, gpus=tuple(sorted({*run.gpus, *here}))))
+        for run in self.since():
+            if run.end is None or run.end >= snapshot.time - _SETTLED_S:
+                self.hold(run.id, self._held.get(run.kernel or "", ()))
 
     def runs(self, since: float | None = None) -> list[CellRun]:
         """The runs that had not ended at a moment; all that are kept if None."""
         self._forget()
-        return [
-            run
-            for _, run in self._runs.values()
-            if since is None or run.end is None or run.end > since
-        ]
-
-    def changed(self, revision: int) -> list[CellRun]:
-        """The runs that are otherwise than they were at a revision."""
-        return [run for changed, run in self._runs.values() if changed > revision]
+        return [run for run in self.since() if since is None or run.end is None or run.end > since]
 
     def _begin(self, run: str, asked: str, kernel: str, count: Any, when: float) -> None:
         busy, since = self._busy.get(kernel, ("", when))
         number = count if isinstance(count, int) else None
         start = since if busy == asked else when
         gpus = self._held.get(kernel, ())
-        self._keep(CellRun(run, kernel, self._notebook(kernel), number, start, None, gpus))
+        self.keep(CellRun(run, kernel, self._notebook(kernel), number, start, None, gpus))
         self._forget()
-
-    def _end(self, run: str, when: float) -> None:
-        if run in self._runs and self._runs[run][1].end is None:
-            self._keep(replace(self._runs[run][1], end=when))
 
     def _abandon(self, kernel: str, when: float) -> None:
         """The kernel is gone, or another one since this moment."""
-        for place, run in list(self._open.items()):
-            known = self._runs.get(run)
-            if place[0] == kernel and (known is None or known[1].start <= when):
-                del self._open[place]
-                self._end(run, when)
-
-    def _keep(self, run: CellRun) -> None:
-        self.revision += 1
-        self._runs[run.id] = (self.revision, run)
-        self.on_change()
+        for asked, run in list(self._open.items()):
+            known = self.get(run)
+            if asked[0] == kernel and (known is None or known.start <= when):
+                del self._open[asked]
+                self.end(run, when)
 
     def _forget(self) -> None:
         oldest = self._clock() - KEPT_S
-        for _, run in list(self._runs.values()):
-            if run.end is not None and run.end < oldest:
-                del self._runs[run.id]
-        while len(self._runs) > MOST_RUNS:
-            self._runs.popitem(last=False)
+        self.forget(lambda run: run.end is not None and run.end < oldest)
 
 
 def _seconds(date: Any, clock: Callable[[], float]) -> float:
