@@ -74,25 +74,21 @@ def nothing_wrong(lab, view):
 
 
 @pytest.fixture
-def own_view(lab, browser, request):
-    """The panel in a page of the test's own, for those that change more than a module shares."""
+def view(lab, browser, request):
+    """The panel in a page of the test's own; at the end nothing may have gone wrong."""
     with open_view(lab, browser, request.node.name) as made, nothing_wrong(lab, made):
         yield made
 
 
 @pytest.fixture(scope="module")
-def page_of_module(lab, browser, request):
-    """A page for all tests of a module: to load one takes seconds."""
+def shared_page(lab, browser, request):
+    """A page for all tests of a module."""
     with open_view(lab, browser, request.node.name) as made:
         yield made
 
 
 @pytest.fixture
-def view(lab, page_of_module):
-    """The panel in the module's page, emptied; at the end nothing may have gone wrong."""
-    page_of_module.clear()
-    with nothing_wrong(lab, page_of_module):
-        yield page_of_module
-        page_of_module.clear()
-    lab.forget()
-    lab.machine()
+def shared_view(lab, shared_page):
+    """The module's page; at the end of each test nothing may have gone wrong."""
+    with nothing_wrong(lab, shared_page):
+        yield shared_page

@@ -37,12 +37,12 @@ FIELDS = (
 
 
 @pytest.fixture
-def watched(lab, view):
+def watched(lab, shared_view):
     """A panel that shows two GPUs."""
     lab.machine({"gpu.*.util": 41})
-    view.shows("41 %")
-    view.shows("GPU 1")
-    yield view
+    shared_view.shows("41 %")
+    shared_view.shows("GPU 1")
+    yield shared_view
     lab.machine()
 
 

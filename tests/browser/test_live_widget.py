@@ -66,7 +66,7 @@ def test_what_stays_of_it_in_the_file_in_a_new_page_and_without_its_kernel(view)
 
     view.wait_until(outputs)
     data = outputs()[0]
-    assert "<table>" in "".join(data["text/html"])
+    assert "</table>" in "".join(data["text/html"])
     assert "cuda:0" in "".join(data["text/plain"])
     # Loaded again, the page shows the same monitor.
     view.load()
@@ -80,6 +80,10 @@ def test_what_stays_of_it_in_the_file_in_a_new_page_and_without_its_kernel(view)
         }"""
     )
     expect(live).to_contain_text("the kernel does not answer")
+    # One that is ended while it starts says so in the server's log.
+    view.page.evaluate(
+        "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestKernelInfo()"
+    )
     # Without its kernel, the notebook shows the table.
     view.lab.forget()
     view.load()

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 STREAM = re.compile(r"/gpumagic/api/stream")
 
 
-def test_a_cut_socket_comes_back_and_asks_for_what_it_missed(own_view):
+def test_a_cut_socket_comes_back_and_asks_for_what_it_missed(view):
     routes, wants = [], []
 
     def connect(route):
@@ -15,37 +15,37 @@ def test_a_cut_socket_comes_back_and_asks_for_what_it_missed(own_view):
         routes.append(route)
         route.on_message(lambda text: (wants.append(text), server.send(text)))
 
-    own_view.page.route_web_socket(STREAM, connect)
-    own_view.load()
-    own_view.open_panel()
-    own_view.shows("GPU 1")
-    own_view.wait_until(lambda: len(routes) == 1 and any('"since":null' in want for want in wants))
+    view.page.route_web_socket(STREAM, connect)
+    view.load()
+    view.open_panel()
+    view.shows("GPU 1")
+    view.wait_until(lambda: len(routes) == 1 and any('"since":null' in want for want in wants))
     wants.clear()
     routes[0].close()
-    own_view.wait_until(lambda: len(routes) == 2 and wants)
+    view.wait_until(lambda: len(routes) == 2 and wants)
     assert re.search(r'"since":\d+', wants[0])
-    own_view.lab.machine({"gpu.1.util": 64})
-    own_view.shows("64 %")
+    view.lab.machine({"gpu.1.util": 64})
+    view.shows("64 %")
 
 
-def test_where_a_proxy_cuts_every_socket_it_asks_instead(own_view):
-    own_view.page.route_web_socket(STREAM, lambda route: route.close())
-    own_view.load()
-    own_view.open_panel()
-    own_view.shows("A proxy cuts the connection")
-    own_view.lab.machine({"gpu.1.util": 63})
-    own_view.shows("63 %")
-    own_view.page.unroute_all()
+def test_where_a_proxy_cuts_every_socket_it_asks_instead(view):
+    view.page.route_web_socket(STREAM, lambda route: route.close())
+    view.load()
+    view.open_panel()
+    view.shows("A proxy cuts the connection")
+    view.lab.machine({"gpu.1.util": 63})
+    view.shows("63 %")
+    view.page.unroute_all()
 
 
-def test_a_server_that_is_started_again_is_seen_again(lab, own_view):
-    own_view.shows("GPU 1")
+def test_a_server_that_is_started_again_is_seen_again(lab, view):
+    view.shows("GPU 1")
     lab.stop()
-    own_view.shows("No connection to the Jupyter server")
-    expect(own_view.status).to_have_attribute("title", re.compile("No connection"))
+    view.shows("No connection to the Jupyter server")
+    expect(view.status).to_have_attribute("title", re.compile("No connection"))
     lab.machine({"gpu.1.util": 62})
     lab.start()
-    own_view.shows("62 %")
-    own_view.hides("No connection")
+    view.shows("62 %")
+    view.hides("No connection")
     # JupyterLab's own word about its server may be there; it is not ours.
-    assert "GPU 0" in own_view.says()
+    assert "GPU 0" in view.says()

@@ -61,60 +61,60 @@ def test_a_page_that_is_loaded_again_has_the_past_and_the_panel(view):
     assert "train.ipynb" in {run["notebook"] for run in histories[0]["cells"]}
 
 
-def test_the_keyboard_is_enough(view):
-    view.shows("GPU 0")
-    view.page.evaluate("window.jupyterapp.shell.collapseRight()")
-    expect(view.panel).to_be_hidden()
-    view.status.focus()
-    view.page.keyboard.press("Enter")
-    expect(view.panel).to_be_visible()
-    view.page.keyboard.press("Tab")
-    card = view.panel.get_by_role("button", name="GPU 0")
+def test_the_keyboard_is_enough(shared_view):
+    shared_view.shows("GPU 0")
+    shared_view.page.evaluate("window.jupyterapp.shell.collapseRight()")
+    expect(shared_view.panel).to_be_hidden()
+    shared_view.status.focus()
+    shared_view.page.keyboard.press("Enter")
+    expect(shared_view.panel).to_be_visible()
+    shared_view.page.keyboard.press("Tab")
+    card = shared_view.panel.get_by_role("button", name="GPU 0")
     expect(card).to_be_focused()
     expect(card).to_have_attribute("aria-expanded", "false")
-    view.page.keyboard.press("Enter")
+    shared_view.page.keyboard.press("Enter")
     expect(card).to_have_attribute("aria-expanded", "true")
-    view.page.keyboard.press("Space")
+    shared_view.page.keyboard.press("Space")
     expect(card).to_have_attribute("aria-expanded", "false")
 
 
-def test_commands_show_the_panel_and_the_doctor(view):
-    view.shows("GPU 0")
-    assert "nvidia-ml-py" not in view.says()
-    view.page.evaluate("window.jupyterapp.commands.execute('gpumagic:doctor')")
-    view.shows("nvidia-ml-py")
-    view.page.evaluate("window.jupyterapp.commands.execute('gpumagic:doctor')")
-    view.hides("nvidia-ml-py")
+def test_commands_show_the_panel_and_the_doctor(shared_view):
+    shared_view.shows("GPU 0")
+    assert "nvidia-ml-py" not in shared_view.says()
+    shared_view.page.evaluate("window.jupyterapp.commands.execute('gpumagic:doctor')")
+    shared_view.shows("nvidia-ml-py")
+    shared_view.page.evaluate("window.jupyterapp.commands.execute('gpumagic:doctor')")
+    shared_view.hides("nvidia-ml-py")
 
 
-def test_settings_hold_at_once(lab, own_view):
+def test_settings_hold_at_once(lab, view):
     lab.machine({"gpu.0.util": 3, "gpu.1.util": 97})
-    own_view.shows("GPU 1")
-    expect(own_view.status).to_contain_text("GPU 1 97 %")
+    view.shows("GPU 1")
+    expect(view.status).to_contain_text("GPU 1 97 %")
     wants = []
-    own_view.on_message("want", wants.append)
-    own_view.set(period=7)
-    own_view.wait_until(lambda: wants and wants[-1]["period"] == 5)
-    own_view.set(memoryAlert=False, heatAlert=False, idleAlert=False, faultAlert=False)
-    own_view.wait_until(lambda: wants[-1]["period"] == 7)
-    own_view.set(compact=True)
-    expect(own_view.panel.locator("li.line")).to_have_count(2)
-    own_view.set(statusBar=False)
-    expect(own_view.status).to_be_hidden()
-    own_view.set(side="left")
-    expect(own_view.page.locator("#jp-left-stack #gpumagic-panel")).to_have_count(1)
+    view.on_message("want", wants.append)
+    view.set(period=7)
+    view.wait_until(lambda: wants and wants[-1]["period"] == 5)
+    view.set(memoryAlert=False, heatAlert=False, idleAlert=False, faultAlert=False)
+    view.wait_until(lambda: wants[-1]["period"] == 7)
+    view.set(compact=True)
+    expect(view.panel.locator("li.line")).to_have_count(2)
+    view.set(statusBar=False)
+    expect(view.status).to_be_hidden()
+    view.set(side="left")
+    expect(view.page.locator("#jp-left-stack #gpumagic-panel")).to_have_count(1)
 
 
-def test_an_alert_is_told_once(lab, own_view):
-    own_view.set(memorySeconds=1)
+def test_an_alert_is_told_once(lab, view):
+    view.set(memorySeconds=1)
     lab.machine({"gpu.0.total": 80 * GIB, "gpu.0.used": 79 * GIB})
-    toast = own_view.page.get_by_text("memory is nearly full")
+    toast = view.page.get_by_text("memory is nearly full")
     expect(toast).to_have_count(1)
-    own_view.load()
+    view.load()
     seen = []
-    own_view.on_message("snapshot", seen.append)
-    own_view.open_panel()
-    own_view.wait_until(lambda: len(seen) >= 4)
+    view.on_message("snapshot", seen.append)
+    view.open_panel()
+    view.wait_until(lambda: len(seen) >= 4)
     expect(toast).to_have_count(0)
 
 

@@ -87,16 +87,6 @@ class View:
         self.page.evaluate("window.jupyterapp.commands.execute('gpumagic:show')")
         self.panel.wait_for()
 
-    def clear(self) -> None:
-        """Closes every notebook, console and dialog, and opens the panel."""
-        self.page.evaluate(
-            """() => {
-                for (const widget of [...window.jupyterapp.shell.widgets('main')])
-                    widget.dispose();
-            }"""
-        )
-        self.open_panel()
-
     def save_layout(self) -> None:
         """Waits until JupyterLab has saved which panels are open."""
         with self.page.expect_response(lambda r: "/api/workspaces/" in r.url, timeout=10_000):
