@@ -1,4 +1,4 @@
-"""The pieces that plots in SVG are made of: marks, texts, and what a device looks like."""
+"""Draw the pieces of plots in SVG: marks, texts, and what tells one device from another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 # Contrast of 3 : 1 and more against both white and #111 (WCAG 2.1, 1.4.11).
-_COLOURS = ("#2f80ed", "#e0700d", "#1d9a59", "#a855f7", "#e5484d", "#0d9488", "#d6409f", "#94850f")
+_COLORS = ("#2f80ed", "#e0700d", "#1d9a59", "#a855f7", "#e5484d", "#0d9488", "#d6409f", "#94850f")
 _CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _MARKS = ("square", "triangle", "diamond", "circle")
@@ -18,7 +18,7 @@ LETTER = 6.3
 class Look(NamedTuple):
     """What a device looks like, in a plot and as a bar."""
 
-    colour: str
+    color: str
     dash: str
     mark: str
 
@@ -27,8 +27,8 @@ def looks(devices: Sequence[str]) -> dict[str, Look]:
     """Of each device: the CPU grey, by which the others are measured."""
     found = {}
     for n, where in enumerate(where for where in devices if where != "cpu"):
-        dash = _DASHES[n // len(_COLOURS) % len(_DASHES)]
-        found[where] = Look(_COLOURS[n % len(_COLOURS)], dash, _MARKS[n % len(_MARKS)])
+        dash = _DASHES[n // len(_COLORS) % len(_DASHES)]
+        found[where] = Look(_COLORS[n % len(_COLORS)], dash, _MARKS[n % len(_MARKS)])
     found["cpu"] = Look(_CPU, "", "circle")
     return {where: found[where] for where in devices}
 
@@ -45,17 +45,17 @@ def mark(look: Look, x: float, y: float, size: float, tip: str = "") -> str:
         f'{-1.35 * size:.1f} {1.35 * size:.1f}{-1.35 * size:.1f} {-1.35 * size:.1f}z"',
     }
     title = f"<title>{escape(tip)}</title>" if tip else ""
-    return f'{shapes[look.mark]} fill="{look.colour}">{title}{_close(look.mark)}'
+    return f'{shapes[look.mark]} fill="{look.color}">{title}{_close(look.mark)}'
 
 
 def _close(shape: str) -> str:
     return "</circle>" if shape == "circle" else "</path>"
 
 
-def cross(x: float, y: float, colour: str, tip: str) -> str:
+def cross(x: float, y: float, color: str, tip: str) -> str:
     """A ✕ where a curve ended for want of something."""
     return (
-        f'<path d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8" stroke="{colour}" stroke-width="2.2"'
+        f'<path d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8" stroke="{color}" stroke-width="2.2"'
         f' fill="none"><title>{escape(tip)}</title></path>'
     )
 

@@ -178,13 +178,13 @@ def contrast(a, b):
     return max(a, b) / min(a, b)
 
 
-def luminance(colour):
-    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+def luminance(color):
+    parts = [int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_colours_stand_out_in_light_and_in_dark():
+def test_colors_stand_out_in_light_and_in_dark():
     for look in svg.looks(["cpu", *(f"cuda:{n}" for n in range(8))]).values():
-        assert contrast(look.colour, "#ffffff") >= 3
-        assert contrast(look.colour, "#111111") >= 3
+        assert contrast(look.color, "#ffffff") >= 3
+        assert contrast(look.color, "#111111") >= 3

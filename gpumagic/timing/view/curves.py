@@ -1,13 +1,13 @@
-"""A sweep as a line plot in SVG: time over a variable, a curve for each device, no JavaScript.
+"""Draw a sweep as lines in SVG: time over a variable, a curve for each device, no JavaScript.
 
-Curves differ by colour, by mark and, if there are many, by dashes; each bears its device's name.
+Curves differ by color, by mark and, if there are many, by dashes; each bears its device's name.
 The crossover is marked, and where a device ran out of memory its curve ends in a ✕. Text takes the
-page's colour, and the curves' colours stand out from white and from black alike.
+page's color, and the curves' colors stand out from white and from black alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ from gpumagic.display.units import fine
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.result.timing import Timing
 from gpumagic.timing.view import verdict
-from gpumagic.timing.view.remarks import percent
+from gpumagic.timing.view.panel import Curve, Panel
+from gpumagic.timing.view.words import at_point, number, percent, point, shown
 
 # More points than these would be a row of beads.
 _FEW = 24
@@ -61,22 +62,9 @@ def plot(comparison: Comparison, fixed: Mapping[str, Any], frame: Frame | None =
 
 class _Plot:
     def __init__(self, comparison: Comparison, fixed: Mapping[str, Any], frame: Frame) -> None:
-        self._comparison, self._fixed, self._frame = comparison, fixed, frame
-        self._name = comparison.axis or ""
-        values = comparison.sweep[self._name]
-        # Values that are no numbers have places, and no line leads from one to the next.
-        self._ordinal = not all(type(v) in (int, float) for v in values)
-        if self._ordinal:
-            self._points = [(float(n), value) for n, value in enumerate(values)]
-        else:
-            self._points = sorted(((float(v), v) for v in values), key=lambda point: point[0])
-        self._curves = {
-            where: [
-                (x, comparison.at(where, {**fixed, self._name: value})) for x, value in self._points
-            ]
-            for where in comparison.devices
-        }
-        self._looks = svg.looks(comparison.devices)
+        self._comparison, self._frame = comparison, frame
+        self._panel = Panel(comparison, fixed)
+        self._curves = [curve for curve in self._panel.curves if curve.known]
         self._foot = frame.height - frame.bottom
         names = svg.LETTER * max(map(len, comparison.devices), default=0)
         self._end = frame.width - frame.right - names
@@ -84,12 +72,12 @@ class _Plot:
         self._taken: list[tuple[float, float, float]] = []
 
     def svg(self) -> str:
-        if not any(t and t.median for curve in self._curves.values() for _, t in curve):
+        if not self._curves:
             return ""
         self._x, self._y = self._scales()
         # The names come before the words that give way to them.
         parts = [self._grid(), self._below(), self._names(), self._crossings()]
-        parts += [self._curve(where) for where in self._curves]
+        parts += [self._curve(curve) for curve in self._panel.curves]
         f = self._frame
         return (
             f'<svg class="gm-plot" viewBox="0 0 {f.width:g} {f.height:g}" width="{f.width:g}"'
@@ -101,16 +89,15 @@ class _Plot:
     def _said(self) -> str:
         """For those who do not see it."""
         ends = [
-            f"{where} from {fine(known[0].median)} to {fine(known[-1].median)}"
-            for where, curve in self._curves.items()
-            if (known := [t for _, t in curve if t is not None and t.median])
+            f"{c.where} from {fine(c.known[0][1].median)} to {fine(c.known[-1][1].median)}"
+            for c in self._curves
         ]
-        at = f" at {verdict.point(self._fixed)}" if self._fixed else ""
-        return f"median time over {self._name}{at}: {'; '.join(ends)}"
+        at = at_point(self._panel.fixed)
+        return f"median time over {self._panel.name}{at}: {'; '.join(ends)}"
 
     def _scales(self) -> tuple[Scale, Scale]:
         f = self._frame
-        xs = [x for x, _ in self._points]
+        xs = [x for x, _ in self._panel.points]
         # Of all panels, so that they can be compared.
         timings = self._comparison.timings
         edges = [edge for t in timings for edge in (*(t.quartiles or ()), t.median) if edge]
@@ -119,7 +106,7 @@ class _Plot:
         air = max((high / low) ** 0.06, 1.08)
         y = Scale(low / air, high * air, self._foot, f.top)
         start, end = f.left + 12, self._end - 12
-        if self._ordinal:
+        if self._panel.ordinal:
             half = (end - start) / len(xs) / 2
             return Scale(xs[0], xs[-1], start + half, end - half, log=False), y
         return Scale(xs[0], xs[-1], start, end, log=xs[0] > 0), y
@@ -137,25 +124,26 @@ class _Plot:
     def _below(self) -> str:
         """The axis of the variable."""
         f = self._frame
-        words = {x: verdict.shown(value) for x, value in self._points}
-        xs = [x for x, _ in self._points]
-        shown = axes.apart(xs, self._x, lambda x: svg.LETTER * len(words[x]))
-        if self._x.log and len(shown) < len(xs) and not axes.geometric(xs):
+        words = {x: shown(value) for x, value in self._panel.points}
+        xs = [x for x, _ in self._panel.points]
+        labeled = axes.apart(xs, self._x, lambda x: svg.LETTER * len(words[x]))
+        if self._x.log and len(labeled) < len(xs) and not axes.geometric(xs):
             # They are crowded at one end: round ones instead.
-            shown = axes.ticks(self._x.low, self._x.high)
-            words = {x: verdict.number(x) for x in shown}
+            labeled = axes.ticks(self._x.low, self._x.high)
+            words = {x: number(x) for x in labeled}
         parts = [svg.line(f.left, self._foot, self._end, self._foot, "gm-axis")]
-        for x in shown:
+        for x in labeled:
             at = self._x(x)
             parts.append(svg.line(at, self._foot, at, self._foot + 4, "gm-axis"))
             parts.append(svg.text(at, self._foot + 17, words[x], "middle"))
         middle = (f.left + self._end) / 2
-        return "".join(parts) + svg.text(middle, f.height - 6, self._name, "middle", "gm-code")
+        parts.append(svg.text(middle, f.height - 6, self._panel.name, "middle", "gm-code"))
+        return "".join(parts)
 
     def _crossings(self) -> str:
         """A line down from each crossover, and its value above, where there is room."""
         parts = []
-        for c in verdict.crossovers(self._comparison, self._fixed):
+        for c in self._panel.crossovers:
             x, y = self._x(c.at), self._y(c.seconds)
             tip = f"{c.faster} is faster than {c.slower} from {verdict.at(c)}"
             parts.append(
@@ -179,67 +167,58 @@ class _Plot:
         self._taken.append((start, end, y))
         return True
 
-    def _curve(self, where: str) -> str:
-        look = self._looks[where]
-        known = [(self._x(x), t) for x, t in self._curves[where] if t is not None and t.median]
-        middle = [(x, self._y(t.median or 1.0)) for x, t in known]
+    def _curve(self, curve: Curve) -> str:
+        look = curve.look
+        middle = [(self._x(x), self._y(t.median or 1.0)) for x, t in curve.known]
         parts = []
-        if len(known) > 1 and not self._ordinal:
-            upper = [(x, self._edge(t, 1)) for x, t in known]
-            lower = [(x, self._edge(t, 0)) for x, t in known]
+        if len(middle) > 1 and not self._panel.ordinal:
+            upper = [(self._x(x), self._edge(t, 1)) for x, t in curve.known]
+            lower = [(self._x(x), self._edge(t, 0)) for x, t in curve.known]
             band = svg.path([*upper, *lower[::-1]])
             dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
             parts = [
-                f'<polygon points="{band}" fill="{look.colour}" opacity=".18"/>',
-                f'<polyline points="{svg.path(middle)}" stroke="{look.colour}"{dash}/>',
+                f'<polygon points="{band}" fill="{look.color}" opacity=".18"/>',
+                f'<polyline points="{svg.path(middle)}" stroke="{look.color}"{dash}/>',
             ]
-        size = 3.6 if len(known) <= _FEW else 1.8
-        for (x, y), (_, t) in zip(middle, known, strict=True):
+        size = 3.6 if len(middle) <= _FEW else 1.8
+        for (x, y), (_, t) in zip(middle, curve.known, strict=True):
             spread = f" · IQR {percent(t.iqr)}" if t.iqr is not None else ""
-            tip = f"{where} · {verdict.point(t.values)} · {fine(t.median)}{spread}"
+            tip = f"{curve.where} · {point(t.values)} · {fine(t.median)}{spread}"
             parts.append(svg.mark(look, x, y, size, tip))
-        return "".join([*parts, self._ending(where, middle)])
+        return "".join([*parts, *self._endings(curve)])
 
     def _edge(self, timing: Timing, n: int) -> float:
         edges = timing.quartiles or (0.0, 0.0)
         return self._y(max(edges[n], self._y.low))
 
-    def _ending(self, where: str, known: list[tuple[float, float]]) -> str:
-        """Where a device failed: a ✕ beside its last time, since there is none to place it by."""
-        colour = self._looks[where].colour
-        failed = [(self._x(x), t) for x, t in self._curves[where] if t is not None and t.error]
-        failed = [(x, t) for x, t in failed if t.error != "interrupted"]
-        parts = []
-        for x, t in failed:
-            before = [point for point in known if point[0] < x]
-            y = before[-1][1] if before else self._frame.top + 8
+    def _endings(self, curve: Curve) -> Iterator[str]:
+        """Where a device failed: a ✕ beside its last time, since there is none to put it at."""
+        color = curve.look.color
+        for value, t, before in curve.failed:
+            x, y, start = self._x(value), self._frame.top + 8, self._frame.left
             if before:
-                parts.append(
-                    f'<path d="M{before[-1][0]:.1f} {y:.1f}H{x - 6:.1f}" stroke="{colour}"'
+                last, y = self._x(before[0]), self._y(before[1].median or 1.0)
+                start = last - 4
+                yield (
+                    f'<path d="M{last:.1f} {y:.1f}H{x - 6:.1f}" stroke="{color}"'
                     ' stroke-dasharray="1 4" stroke-linecap="round" fill="none"/>'
                 )
-            words = verdict.shown(t.error)
-            parts.append(svg.cross(x, y, colour, f"{where} · {verdict.point(t.values)} · {words}"))
+            words = shown(t.error)
+            yield svg.cross(x, y, color, f"{curve.where} · {point(t.values)} · {words}")
             length = svg.LETTER * len(words)
             # Below: time grows with the size, as a rule, and the curve rises from the left.
-            start = max(x - length / 2, before[-1][0] - 4 if before else self._frame.left)
+            start = max(x - length / 2, start)
             if start + length < self._frame.width and self._free(start, start + length, y + 17):
-                parts.append(svg.text(start, y + 17, words))
-        return "".join(parts)
+                yield svg.text(start, y + 17, words)
 
     def _names(self) -> str:
         """Each curve's device, beside its end."""
-        ends = {}
-        for where, curve in self._curves.items():
-            known = [self._y(t.median) for _, t in curve if t is not None and t.median]
-            if known:
-                ends[where] = known[-1]
-        top, low = self._frame.top + 4, self._foot
-        places = axes.spread(list(ends.values()), _LINE_HEIGHT, top, low)
+        ends = [self._y(curve.known[-1][1].median or 1.0) for curve in self._curves]
+        places = axes.spread(ends, _LINE_HEIGHT, self._frame.top + 4, self._foot)
         parts = []
-        for where, y in zip(ends, places, strict=True):
-            parts.append(svg.mark(self._looks[where], self._end + 10, y, 3.6))
-            parts.append(svg.text(self._end + 19, y + 4, where))
+        for curve, y in zip(self._curves, places, strict=True):
+            parts.append(svg.mark(curve.look, self._end + 10, y, 3.6))
+            parts.append(svg.text(self._end + 19, y + 4, curve.where))
             self._free(self._end + 5, self._frame.width, y + 4)
         return "".join(parts)
 

@@ -1,15 +1,16 @@
-"""What a comparison says beside its answer: wrong numbers, doubts, changes, how it was measured."""
+"""Say what a comparison has beside its answer: doubts, changes, how and where it was measured."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpumagic.display.units import NOT_KNOWN, duration, size, times
+from gpumagic.display.units import NOT_KNOWN, duration, size
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.result.change import Change
 from gpumagic.timing.result.timing import Agreement, Timing
-from gpumagic.timing.view.verdict import both, point
+from gpumagic.timing.view.words import at_point, both, by_words, percent, span
 
 _TOLD_ELSEWHERE = ("", "reference", "not compared")
 # A median whose 95 % interval is wider than this part of it is said to be uncertain: two devices
@@ -22,12 +23,12 @@ def numbers(comparison: Comparison, where: str) -> str:
     found = [a for a in comparison.agreements if a.where == where]
     if not found:
         return "reference" if any(a.reference == where for a in comparison.agreements) else ""
-    wrong = [a for a in found if a.same is False]
-    if wrong:
+    if comparison.wrong(where):
+        wrong = (a for a in found if a.same is False)
         return _differs(max(wrong, key=lambda a: a.largest or 0.0))
     if any(a.same is None for a in found):
         return "not compared"
-    largest = max((a.largest or 0.0 for a in found), default=0.0)
+    largest = max(a.largest or 0.0 for a in found)
     return f"same to {largest:.0e}" if largest else "same"
 
 
@@ -42,45 +43,36 @@ def problems(comparison: Comparison) -> list[str]:
     said = []
     if comparison.interrupted:
         done = sum(t.median is not None for t in comparison.timings)
-        said.append(f"interrupted: {done} of {planned(comparison)} timings have a median")
-    failed: dict[str, list[str]] = {}
+        planned = math.prod(map(len, comparison.sweep.values())) * len(comparison.devices)
+        said.append(f"interrupted: {done} of {planned} timings have a median")
+    failed: dict[str, str] = {}
     for t in comparison.timings:
         if t.error and t.error != "interrupted":
-            failed.setdefault(f"{t.where}: {t.error}", []).append(point(t.values))
-    said += [f"{words} at {places[0]}" if places[0] else words for words, places in failed.items()]
-    said += _uncertain(comparison)
-    return list(dict.fromkeys(said))
+            # Of a sweep the first point is enough.
+            failed.setdefault(f"{t.where}: {t.error}", at_point(t.values))
+    said += [words + at for words, at in failed.items()]
+    return list(dict.fromkeys([*said, *_uncertain(comparison)]))
 
 
-def planned(comparison: Comparison) -> int:
-    """How many timings the whole would have."""
-    count = len(comparison.devices)
-    for values in comparison.sweep.values():
-        count *= len(values)
-    return count
-
-
-def _uncertain(comparison: Comparison) -> list[str]:
+def _uncertain(comparison: Comparison) -> Iterator[str]:
     """Of `Measurement`'s warning, and of medians that are not certain when the time was over."""
     wide = [t for t in comparison.timings if t.unsteady]
     single = [t for t in comparison.timings if len(t.seconds) == 1]
     several = [t for t in comparison.timings if len(t.seconds) > 1]
     loose = [t for t in several if not t.steady and not t.unsteady and _width(t) > _LOOSE]
-    said = []
     if wide:
-        worst = max(wide, key=lambda t: t.iqr or 0.0)
-        said.append(
-            f"{_places(wide)}: the repeats are spread widely (IQR {percent(worst.iqr)} of the"
+        worst = max(t.iqr or 0.0 for t in wide)
+        yield (
+            f"{_measured_at(wide)}: the repeats are spread widely (IQR {percent(worst)} of the"
             " median): the machine does other work, or changes its clock"
         )
     if single:
-        said.append(f"{_places(single)}: one run only, so that the spread is not known")
+        yield f"{_measured_at(single)}: one run only, so that the spread is not known"
     if loose:
-        said.append(
-            f"{_places(loose)}: the time was over with the median known to within"
+        yield (
+            f"{_measured_at(loose)}: the time was over with the median known to within"
             f" {percent(max(map(_width, loose)))}; give more with --max-time"
         )
-    return said
 
 
 def _width(timing: Timing) -> float:
@@ -89,18 +81,10 @@ def _width(timing: Timing) -> float:
     return (high - low) / timing.median if timing.median else 0.0
 
 
-def _places(timings: Sequence[Timing]) -> str:
+def _measured_at(timings: Sequence[Timing]) -> str:
     if len(timings) > 3 and timings[0].values:
-        names = list(dict.fromkeys(t.where for t in timings))
-        return f"{both(names)} at {len(timings)} points"
-    return both([f"{t.where} at {point(t.values)}" if t.values else t.where for t in timings])
-
-
-def percent(part: float | None) -> str:
-    """A share as people read it: ``"2.1 %"``, ``"34 %"``, ``""`` where it is not known."""
-    if part is None:
-        return ""
-    return f"{100 * part:.{1 if part < 0.0995 else 0}f} %"
+        return f"{both(t.where for t in timings)} at {len(timings)} points"
+    return both(f"{t.where}{at_point(t.values)}" for t in timings)
 
 
 def change(comparison: Comparison) -> list[tuple[str, str]]:
@@ -108,15 +92,10 @@ def change(comparison: Comparison) -> list[tuple[str, str]]:
     said = []
     for where in comparison.devices:
         found = [c for c in comparison.change if c.where == where]
-        if not found:
-            continue
-        words = f"{found[0]}{_between(found[0])}"
-        if comparison.sweep:
-            kinds: dict[str, list[float]] = {}
-            for c in found:
-                kinds.setdefault(c.verdict, []).append(c.ratio or 0.0)
-            words = "; ".join(_kinds(kinds, len(found)))
-        said.append((where, words))
+        if found and comparison.sweep:
+            said.append((where, "; ".join(_kinds(found))))
+        elif found:
+            said.append((where, f"{found[0]}{_between(found[0])}"))
     return said
 
 
@@ -129,28 +108,26 @@ def differences(comparison: Comparison) -> str:
 def _between(change: Change) -> str:
     if change.verdict not in ("faster", "slower") or change.low is None or change.high is None:
         return ""
-    low, high = change.low, change.high
-    if change.verdict == "slower":
-        low, high = 1 / high, 1 / low
-    return f" ({times(low).removesuffix(' ×')} to {times(high)})"
+    edges = [change.low, change.high]
+    return f" ({span(edges if change.verdict == 'faster' else [1 / e for e in edges])})"
 
 
-def _kinds(kinds: Mapping[str, Sequence[float]], count: int) -> Iterator[str]:
-    words = {
+def _kinds(changes: Sequence[Change]) -> Iterator[str]:
+    """Of a sweep: at how many values it is faster, slower, the same …"""
+    words: Mapping[str, str] = {
         "same": "no change beyond the spread",
         "unsure": "one run only, so that no change can be told",
         "new": "not in the earlier run",
         "failed": "no time in this run",
     }
-    for kind, ratios in kinds.items():
-        where = "at every value" if len(ratios) == count else f"at {len(ratios)} of {count} values"
+    for kind in dict.fromkeys(c.verdict for c in changes):
+        ratios = [c.ratio or 0.0 for c in changes if c.verdict == kind]
+        some = f"at {len(ratios)} of {len(changes)} values"
+        where = "at every value" if len(ratios) == len(changes) else some
         if kind in words:
             yield f"{words[kind]} {where}"
-            continue
-        ratios = ratios if kind == "faster" else [1 / r for r in ratios]
-        low, high = times(min(ratios)), times(max(ratios))
-        by = low if low == high else f"{low.removesuffix(' ×')} to {high}"
-        yield f"{by} {kind} {where}"
+        else:
+            yield f"{span(ratios if kind == 'faster' else [1 / r for r in ratios])} {kind} {where}"
 
 
 def measured(comparison: Comparison) -> list[str]:
@@ -166,13 +143,10 @@ def measured(comparison: Comparison) -> list[str]:
 
 
 def _repeats(comparison: Comparison) -> Iterator[str]:
-    if comparison.sweep:
-        return
-    found = [
-        f"{t.where} {len(t.seconds):,} × {t.number:,}" for t in comparison.timings if t.seconds
-    ]
-    if found:
-        yield f"repeats × runs in each: {', '.join(found)}"
+    timed = [t for t in comparison.timings if t.seconds]
+    if timed and not comparison.sweep:
+        counts = ", ".join(f"{t.where} {len(t.seconds):,} × {t.number:,}" for t in timed)
+        yield f"repeats × runs in each: {counts}"
 
 
 def _copies(comparison: Comparison) -> Iterator[str]:
@@ -190,19 +164,14 @@ def _copies(comparison: Comparison) -> Iterator[str]:
 
 
 def _inside(comparison: Comparison) -> Iterator[str]:
-    found: dict[str, list[str]] = {}
-    for t in comparison.timings:
-        if t.transfers:
-            found.setdefault(t.transfers, []).append(t.where)
+    said = [(t.where, t.transfers) for t in comparison.timings]
+    found, last = by_words(said), ""
     if comparison.sweep and len(found) > 2:
         # They differ in bytes from value to value: the last says it.
-        last = {t.where: t.transfers for t in comparison.timings if t.transfers}
-        found = {}
-        for where, transfers in last.items():
-            found.setdefault(transfers, []).append(where)
-        found = {f"{words} (at the last value)": places for words, places in found.items()}
-    for words, places in found.items():
-        yield f"inside each run, on {both(list(dict.fromkeys(places)))}: {words}"
+        found = by_words({where: words for where, words in said if words}.items())
+        last = " (at the last value)"
+    for words, wheres in found.items():
+        yield f"inside each run, on {both(wheres)}: {words}{last}"
 
 
 def machine(comparison: Comparison) -> str:
@@ -210,8 +179,11 @@ def machine(comparison: Comparison) -> str:
     it = comparison.machine
     threads = f", torch on {it.threads}" if it.threads and it.threads != it.cpu_count else ""
     cpus = f", {it.cpu_count} CPU{'s' * (it.cpu_count > 1)}{threads}" if it.cpu_count else ""
+    # Devices of one name together; the CPU has its own.
+    alone = [t for t in comparison.timings if t.where in comparison.alone and t.where != "cpu"]
+    named = by_words((t.where, t.name or "") for t in alone)
     parts = [
-        *_names(comparison),
+        *(f"{both(wheres)}: {name}" for name, wheres in named.items()),
         f"{it.cpu or NOT_KNOWN}{cpus}",
         f"torch {it.torch}",
         f"CUDA {it.cuda}" if it.cuda else "",
@@ -221,13 +193,3 @@ def machine(comparison: Comparison) -> str:
         time.strftime("%Y-%m-%d %H:%M", time.localtime(comparison.time)),
     ]
     return " · ".join(filter(None, parts))
-
-
-def _names(comparison: Comparison) -> Iterator[str]:
-    """Devices of one name together; the CPU has its own place."""
-    found: dict[str, list[str]] = {}
-    for t in comparison.timings:
-        if t.name and t.where in comparison.alone and t.where != "cpu":
-            found.setdefault(t.name, []).append(t.where)
-    for name, places in found.items():
-        yield f"{both(list(dict.fromkeys(places)))}: {name}"
