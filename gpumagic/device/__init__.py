@@ -8,13 +8,14 @@ loads NVML only when somebody asks what there is.
 
 from gpumagic.device.cuda_visible import visible
 from gpumagic.device.device import CPU, Device
-from gpumagic.device.discover import here, set_cuda_order, set_virtual
+from gpumagic.device.discover import devices_changed, here, set_cuda_order, set_virtual
 from gpumagic.device.where import complete, resolve, resolve_one
 
 __all__ = [
     "CPU",
     "Device",
     "complete",
+    "devices_changed",
     "here",
     "resolve",
     "resolve_one",

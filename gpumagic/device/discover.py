@@ -14,6 +14,8 @@ VirtualDevices = Sequence[Device] | Callable[[], Sequence[Device]]
 
 _virtual: VirtualDevices | None = None
 _cuda_order: tuple[str, ...] | None = None
+devices_changed: list[Callable[[], None]] = []
+"""Called when virtual GPUs come or go: what was made for the devices before is stale."""
 
 
 def set_virtual(devices: VirtualDevices | None) -> None:
@@ -27,6 +29,8 @@ def set_virtual(devices: VirtualDevices | None) -> None:
     global _virtual, _cuda_order
     _cuda_order = None  # of the devices that these replace, or that go now
     _virtual = devices if devices is None or callable(devices) else tuple(devices)
+    for forget in devices_changed:
+        forget()
 
 
 def set_cuda_order(uuids: Sequence[str] | None) -> None:

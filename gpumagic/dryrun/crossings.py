@@ -8,7 +8,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from gpumagic.ledger.counts import Count, entry_of
+from gpumagic.ledger.attribute import count_for
+from gpumagic.ledger.counts import Count
 from gpumagic.ledger.entry import Ledger, merged
 from gpumagic.ledger.via import locate
 from gpumagic.usercode.timed_code import in_cell
@@ -37,8 +38,7 @@ class Crossings:
         key = (copy, operator, source, destination, how, at)
         count = self._counts.get(key)
         if count is None:
-            called = (None, 0) if inner is None else (inner.f_code, inner.f_lasti)
-            count = Count(copy, operator, source, destination, how, at, called)
+            count = count_for(copy, operator, source, destination, how, user, inner)
             self._counts[key] = count
         count.count += 1
         count.calls += 1
@@ -46,7 +46,7 @@ class Crossings:
 
     def ledger(self, virtual: bool) -> Ledger:
         """What was counted."""
-        entries = (replace(entry_of(count), seconds=None) for count in self._counts.values())
+        entries = (replace(count.entry(), seconds=None) for count in self._counts.values())
         return Ledger(merged(entries), virtual)
 
 

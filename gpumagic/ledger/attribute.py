@@ -1,60 +1,62 @@
-"""Who counts a copy or a wait, and where: the watches that run, and the line it came from."""
+"""Attribute a copy or a wait to the watches that run and to the line that it came from.
 
+`counts(what, tensor)` is asked before each; `add` counts it once it has succeeded.
+"""
+
+import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-from gpumagic.errors import CrossDeviceWarning
 from gpumagic.ledger.counts import Count, Tally
+from gpumagic.ledger.implicit import is_implicit
 from gpumagic.ledger.via import ENGINE, PRINT, USER, kinds, locate, of_thread
-from gpumagic.usercode.files import is_ours
+from gpumagic.usercode.files import module_of
 from gpumagic.usercode.timed_code import in_cell
 
 _getframe, _ident = sys._getframe, threading.get_ident
 HOST = -1
 """What `Tensor.get_device` says of the CPU."""
+What = tuple[bool, str, int, int, bool]
+"""Whether it is a copy; the operator; from which GPU (or `HOST`), and to which; non_blocking."""
+# A tensor's own methods, which are the user's doing.
+_METHODS = ("torch._tensor", "torch.functional")
 
 
-class Alarm(Protocol):
-    """What is asked before a call: see `alarm`."""
-
-    strict: bool
-
-    def __call__(self, count: Count, tensor: Any) -> None: ...
-
-
-class Target:
+@dataclass(eq=False)
+class ActiveWatch:
     """What a running watch is to the operators: where to count, and what to do at an alarm.
 
     Attributes
     ----------
     tally : Tally
-    outer : Target or None
+    alarm : callable or None
+        Called with the count and the tensor before each call that may be worth a warning; may
+        raise `CrossDeviceWarning`.
+    strict : bool
+        Whether the alarm raises: then it is called in nested watches too.
+    outer : ActiveWatch or None
         The watch around this one, which counts the same.
     live : bool
         False once it ended; a task or a thread that outlives it must not count.
     thread : int
         The thread that began it.
-    alarm : Alarm or None
-        Called with the count before each call that is implicit, or that may be one of many; may
-        raise `CrossDeviceWarning`.
     """
 
-    __slots__ = ("alarm", "alone", "live", "outer", "tally", "thread")
+    tally: Tally
+    alarm: Callable[[Count, Any], None] | None = None
+    strict: bool = False
+    outer: "ActiveWatch | None" = None
+    live: bool = True
+    thread: int = field(default_factory=_ident)
 
-    def __init__(self, tally: Tally, alarm: "Alarm | None", outer: "Target | None") -> None:
-        self.tally, self.alarm, self.outer = tally, alarm, outer
-        self.live = True
-        self.alone = (self,)
-        self.thread = _ident()
 
-
-current: ContextVar[Target | None] = ContextVar("gpumagic_watch", default=None)
-_current = current.get
-running: tuple[Target, ...] = ()
+current: ContextVar[ActiveWatch | None] = ContextVar("gpumagic_watch", default=None)
+running: tuple[ActiveWatch, ...] = ()
 """All that run, in any thread. Replaced, never changed."""
 
 
@@ -66,140 +68,117 @@ class _Here(threading.local):
 
 
 here = _Here()
+# What stands in front of torch's own: its frames lie between those that called and `counts`.
+_IN_FRONT = frozenset(
+    os.path.join(os.path.dirname(__file__), name)
+    for name in ("copy_kernels.py", "synchronize.py", "torch_2_8.py")
+)
 
 
-def targets() -> "tuple[Target, ...]":
+def watches() -> tuple[ActiveWatch, ...]:
     """The watches that count what this thread does now."""
-    target, found = _current(), []
-    while target is not None:
-        if target.live:
-            found.append(target)
-        target = target.outer
+    watch, found = current.get(), []
+    while watch is not None:
+        if watch.live:
+            found.append(watch)
+        watch = watch.outer
     if not found and running:
         # A thread that the watched code started, or one of autograd's.
         me = _ident()
-        found = [t for t in running if t.thread != me]
+        found = [w for w in running if w.thread != me]
     return tuple(found)
 
 
-def counts(
-    copy: bool,
-    operator: str,
-    source: int,
-    destination: int,
-    option: bool,
-    tensor: Any,
-    above: int = 2,
-) -> Sequence[Count]:
+def counts(what: What, tensor: Any) -> Sequence[Count]:
     """Where one call is to be counted, after every alarm was given.
 
     Parameters
     ----------
-    source, destination : int
-        GPUs, or `HOST`.
-    option : bool
-        `non_blocking`.
+    what : What
     tensor : torch.Tensor or None
         What is copied or waited for.
-    above : int
-        How many frames of ours lie below the caller's.
 
     Raises
     ------
     CrossDeviceWarning
-        Where an alarm is an error; nothing else, whatever fails in here.
+        Where an alarm is an error.
     """
     __tracebackhide__ = True
-    try:
-        target = _current()
-        # The usual case first, spelled out: it is the cost of each copy and wait.
-        watching: tuple[Target, ...]
-        if target is not None and target.outer is None and target.live:
-            watching = target.alone
-        elif not (watching := targets()):
-            return []
-        inner: FrameType | None
-        user: FrameType | None
-        try:
-            inner = _getframe(above)
-        except ValueError:
-            inner = None
-        if inner is not None and kinds[inner.f_code.co_filename] == USER:
-            code, at = inner.f_code, inner.f_lasti
-            # Addresses and numbers only: hashing a code object costs more than all of this. The
-            # thread too: so nobody else adds to that count, and no lock is needed.
-            key: tuple[Any, ...] = (operator, source, destination, option, id(code), at, _ident())
-            if len(watching) == 1:
-                known = watching[0].tally.get(key)
-                if known is not None and known.warned:
-                    return known.alone
-            user, how = inner, 0
-        else:
-            if (
-                operator == "synchronize"
-                and inner is not None
-                and is_ours(inner.f_code.co_filename)
-            ):
-                return []
-            user, how = locate(inner)
-            if user is None:
-                user = next(filter(None, (of_thread(t.thread) for t in watching)), None)
-                how = ENGINE if inner is None else how
-            place = _at(inner), _at(user)
-            key = (operator, source, destination, option, how, copy, place, _ident())
-        found = []
-        for target in watching:
-            count = target.tally.get(key)
-            if count is None:
-                new = _new(copy, operator, source, destination, how, user, inner, tensor)
-                count = target.tally.add(key, new)
-            found.append(count)
-            alarm = target.alarm
-            if alarm is None or count.warned:
-                continue
-            if alarm.strict or target is watching[0]:  # one warning where watches are nested
-                alarm(count, tensor)
-        return found
-    except CrossDeviceWarning:
-        raise
-    except Exception:  # noqa: BLE001  a failure of ours is not the user's
-        return []
+    watching = watches()
+    if not watching:
+        return ()
+    inner: FrameType | None = _getframe(1)
+    while inner is not None and inner.f_code.co_filename in _IN_FRONT:
+        inner = inner.f_back
+    user, how = inner, 0
+    if inner is None or kinds[inner.f_code.co_filename] != USER:
+        user, how = _led_to(inner, watching)
+    # Addresses and numbers only: hashing a code object costs more than all of this. The thread
+    # too: so nobody else adds to that count, and no lock is needed.
+    key = (what, how, _at(inner), _at(user), _ident())
+    found = []
+    for watch in watching:
+        count = watch.tally.get(key)
+        if count is None:
+            names = _names(what, tensor)
+            new = count_for(what[0], what[1], *names, how, user, inner)
+            count = watch.tally.add(key, new)
+        found.append(count)
+        alarm = watch.alarm
+        # One warning where watches are nested.
+        if alarm is not None and not count.warned and (watch.strict or watch is watching[0]):
+            alarm(count, tensor)
+    return found
+
+
+def _led_to(
+    inner: FrameType | None, watching: Sequence[ActiveWatch]
+) -> tuple[FrameType | None, int]:
+    """The user's frame that led to a library's, or to a thread where no Python runs."""
+    user, how = locate(inner)
+    if user is None:
+        user = next(filter(None, (of_thread(watch.thread) for watch in watching)), None)
+        how = ENGINE if inner is None else how
+    return user, how
 
 
 def _at(frame: FrameType | None) -> tuple[int, int] | None:
     return None if frame is None else (id(frame.f_code), frame.f_lasti)
 
 
-def synchronising(index: int) -> Sequence[Count]:
-    """Where a call that only waits for GPU `index` is to be counted."""
-    return counts(False, "synchronize", index, HOST, False, None, above=4)
+def _names(what: What, tensor: Any) -> tuple[str, str]:
+    kind = "mps" if tensor is not None and tensor.device.type == "mps" else "cuda"
+    source, destination = ("cpu" if i == HOST else f"{kind}:{i}" for i in what[2:4])
+    return source, destination
 
 
-def _new(
+def count_for(
     copy: bool,
     operator: str,
-    source: int,
-    destination: int,
+    source: str,
+    destination: str,
     how: int,
-    user: Any,
-    inner: Any,
-    tensor: Any,
+    user: FrameType | None,
+    inner: FrameType | None,
 ) -> Count:
-    kind = "mps" if tensor is not None and tensor.device.type == "mps" else "cuda"
-    from_, to = ("cpu" if i == HOST else f"{kind}:{i}" for i in (source, destination))
-    codes = tuple(None if frame is None else frame.f_code for frame in (user, inner))
-    place = (None, 0) if user is None else in_cell(user)
+    """A count of nothing yet, for an operator that the innermost frame `inner` calls.
+
+    Parameters
+    ----------
+    source, destination : str
+        Devices, by name.
+    how : int
+        The way from the user's frame to `inner`: see `via`.
+    user, inner
+        The user's frame that led there, and the innermost of Python's; None where there is none.
+    """
+    code, at = (None, 0) if user is None else in_cell(user)
     called_in = (None, 0) if inner is None else (inner.f_code, inner.f_lasti)
-    return Count(
-        copy,
-        operator,
-        from_,
-        to,
-        how,
-        place,
-        place if inner is user else called_in,
-        kept=codes,
-    )
+    implicit = is_implicit(operator, how, *((code, at) if inner is user else called_in))
+    module = module_of(inner.f_code.co_filename) if inner and implicit and not how else ""
+    within = "" if module in _METHODS else module
+    codes = tuple(None if frame is None else frame.f_code for frame in (user, inner))
+    return Count(copy, operator, source, destination, how, code, at, implicit, within, codes)
 
 
 def add(found: Sequence[Count], nbytes: int, seconds: float, blocking: bool) -> None:

@@ -1,6 +1,7 @@
-"""The kernels that stand in front of torch's: run what was there, and count it.
+"""Put kernels in front of torch's that run what was there, and count it.
 
-Each calls the replaced kernel exactly once, with what it was given, and returns what that returns.
+Each calls the replaced kernel exactly once, with what it was given, and returns what that returns;
+while nothing watches it does nothing else.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,10 +10,18 @@ from typing import Any
 
 import torch
 
+from gpumagic.errors import CrossDeviceWarning
+from gpumagic.faults import keep, kept
+from gpumagic.ledger import attribute
 from gpumagic.ledger.attribute import HOST, add, counts, here
-from gpumagic.ledger.copy_time import CLOCK
+from gpumagic.ledger.copy_time import TIMER
 from gpumagic.ledger.counts import Count
 
+Kernel = Callable[..., Any]
+After = Callable[[float], None]
+"""Counts a call that has succeeded and took so many seconds."""
+
+_DOING = "counting a copy or a wait"
 _BOOL = torch.bool
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _modes = torch._C._len_torch_function_stack
@@ -22,190 +31,162 @@ SIZE = 8  # bytes of a result's size, which operators of unknown shape read
 _FIRST, _EVERY = 8, 64
 
 
-def _tensor(value: Any) -> Any:
-    """C++ hands a "wrapped number" tensor to Python as a number; the operators want a tensor."""
-    return value if isinstance(value, torch.Tensor) else torch.tensor(value, device="cpu")
+def counted(
+    base: Kernel, before: Callable[..., After | None], tensors: int = 0, *, waits: bool = False
+) -> Kernel:
+    """What stands in front of `base`: it runs that, and counts the call where something watches.
 
+    Parameters
+    ----------
+    base : callable
+    before : callable
+        Given the same arguments before each call: returns what is to be called after it, or None
+        where nothing is to be counted; may raise `CrossDeviceWarning`.
+    tensors : int
+        How many of the first arguments `before` looks at: if those are plain, nobody's overrides
+        can be asked by that.
+    waits : bool
+        `base` is one wait of the user's, whatever it waits for within.
+    """
 
-def copying(base: Callable[..., Any], virtual: bool) -> Callable[..., Any]:
-    """The kernel of `copy_` that stands in front of `base`."""
-
-    def copy_(self: Any, src: Any, non_blocking: bool = False, above: int = 2) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if above == 2 and (_modes() or type(self) not in _PLAIN or type(src) not in _PLAIN):
-            with _without_overrides():
-                return copy_(self, _tensor(src), non_blocking, 3)
+        if not attribute.running or (waits and here.waiting):
+            return base(*args, **kwargs)
         try:
-            destination, source = self.get_device(), src.get_device()
-            nbytes = 0 if source == destination else src.nbytes
-        except Exception:  # noqa: BLE001
-            return base(self, src, non_blocking)
-        if source == destination:
-            return base(self, src, non_blocking)
-        found = counts(True, "copy_", source, destination, non_blocking, src, above)
-        if not found:
-            return base(self, src, non_blocking)
-        if not virtual:
-            return _on_real(found, base, self, src, non_blocking)
-        start = perf_counter()
-        result = base(self, src, non_blocking)
-        seconds = perf_counter() - start
-        add(found, nbytes, seconds, not non_blocking and (source == HOST or destination == HOST))
-        if (first := found[0].count) <= _FIRST or not first % _EVERY:
-            _look(found, src, self if destination == HOST else src)
+            if tensors and not _modes() and _PLAIN.issuperset(map(type, args[:tensors])):
+                after = before(*args, **kwargs)
+            else:
+                with _without_overrides():
+                    after = before(*args, **kwargs)
+        except CrossDeviceWarning:
+            raise
+        except Exception as error:  # noqa: BLE001  a failure of ours is not the user's
+            keep(_DOING, error)
+            after = None
+        if after is None:
+            return base(*args, **kwargs)
+        here.waiting = waits or here.waiting
+        try:
+            start = perf_counter()
+            result = base(*args, **kwargs)
+            seconds = perf_counter() - start
+        finally:
+            here.waiting = here.waiting and not waits
+        try:
+            after(seconds)
+        except Exception as error:  # noqa: BLE001
+            keep(_DOING, error)
         return result
 
-    return copy_
+    return kernel
 
 
-def _on_real(
-    found: Sequence[Count],
-    base: Callable[..., Any],
-    self: Any,
-    src: Any,
-    non_blocking: bool,
-) -> Any:
-    __tracebackhide__ = True
-    destination, source, before = self.get_device(), src.get_device(), here.copies
-    begun = _begin(found, destination if source == HOST else source)
-    result = base(self, src, non_blocking)
-    # Where a dtype or strides change too, torch copies by way of a temporary: by `copy_` again,
-    # which has counted itself.
-    if here.copies == before and src.numel():
-        here.copies += 1
-        add(found, src.nbytes, 0.0, not non_blocking and HOST in (source, destination))
-        _look(found, src, self if destination == HOST else src)
-        if begun is not None:
-            _end(found, begun)
-    return result
+def as_tensor(value: Any) -> Any:
+    """C++ hands a "wrapped number" tensor to Python as a number: the same as a tensor again."""
+    if isinstance(value, torch.Tensor):
+        return value
+    dtype = torch.float64 if type(value) is float else None  # as a wrapped number is
+    with _without_overrides():
+        return torch.tensor(value, dtype=dtype, device="cpu")
+
+
+def copying(base: Kernel, virtual: bool) -> Kernel:
+    """The kernel of `copy_` that stands in front of `base`."""
+
+    def before(self: Any, src: Any, non_blocking: bool = False) -> After | None:
+        __tracebackhide__ = True
+        if type(src) not in _PLAIN:
+            src = as_tensor(src)
+        destination, source = self.get_device(), src.get_device()
+        if source == destination:
+            return None
+        found = counts((True, "copy_", source, destination, non_blocking), src)
+        if not found:
+            return None
+        nbytes, copies = src.nbytes, here.copies
+        begun = None if virtual else _begin(found, destination if source == HOST else source)
+
+        def after(seconds: float) -> None:
+            # Where a dtype or strides change too, a real GPU's copies by way of a temporary: by
+            # `copy_` again, which has counted itself.
+            if not virtual and (here.copies != copies or not nbytes):
+                return
+            here.copies += 1
+            add(found, nbytes, seconds if virtual else 0.0, not non_blocking and HOST in ends)
+            if not virtual or (first := found[0].count) <= _FIRST or not first % _EVERY:
+                _look(found, src, self if destination == HOST else src)
+            if begun is not None:
+                TIMER.end(begun, found)
+
+        ends = source, destination
+        return after
+
+    return counted(base, before, 2)
 
 
 def _begin(found: Sequence[Count], index: int) -> Any:
-    try:
-        return CLOCK.begin(index) if CLOCK.wants(found[0].count) else None
-    except Exception:  # noqa: BLE001  a time is not worth the user's copy
-        return None
-
-
-def _end(found: Sequence[Count], begun: Any) -> None:
-    try:
-        CLOCK.end(begun, found)
-    except Exception:  # noqa: BLE001
-        return
+    with kept("timing a copy"):  # a time is not worth the user's copy
+        return TIMER.begin(index) if TIMER.wants(found[0].count) else None
 
 
 def _look(found: Sequence[Count], src: Any, host: Any) -> None:
-    try:
+    with _without_overrides():
         for count in found:
             count.look_at(src, host)
-    except Exception:  # noqa: BLE001
-        return
 
 
-Settle = Callable[[int], None] | None
-"""Waits for a device without holding Python's lock, where that is needed."""
-
-
-def reading(base: Callable[..., Any], settle: Settle) -> Callable[..., Any]:
+def reading(base: Kernel) -> Kernel:
     """The kernel in front of the one by which `item` and its kin read an element."""
 
-    def read(self: Any, above: int = 2) -> Any:
+    def before(self: Any) -> After | None:
         __tracebackhide__ = True
-        # Some find the size of their result by `item` within: one wait of the user's.
-        if here.waiting:
-            return base(self)
-        if above == 2 and (_modes() or type(self) not in _PLAIN):
-            with _without_overrides():
-                return read(self, 3)
-        try:
-            device, nbytes = self.get_device(), self.element_size()
-        except Exception:  # noqa: BLE001
-            return base(self)
-        found = counts(False, "item", device, HOST, False, self, above)
-        start = perf_counter()
-        if settle is not None and found:
-            settle(device)
-        result = base(self)
-        add(found, nbytes, perf_counter() - start, True)
-        return result
+        found = counts((False, "item", self.get_device(), HOST, False), self)
+        nbytes = self.element_size()
+        return lambda seconds: add(found, nbytes, seconds, True)
 
-    return read
+    # Some operators find the size of their result by `item` within: one wait of the user's.
+    return counted(base, before, 1, waits=True)
 
 
-def waiting(base: Callable[..., Any], operator: str, settle: Settle) -> Callable[..., Any]:
+def waiting(base: Kernel, operator: str) -> Kernel:
     """The kernel in front of an operator that waits for the size of its result."""
 
-    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def before(self: Any, *args: Any, **kwargs: Any) -> After | None:
         __tracebackhide__ = True
-        if here.waiting or kwargs.get("output_size") is not None:  # by which the shape is known
-            return base(self, *args, **kwargs)
-        with _without_overrides():
-            return watched(self, *args, **kwargs)
+        if kwargs.get("output_size") is not None:  # by which the shape is known
+            return None
+        found = counts((False, operator, self.get_device(), HOST, False), self)
+        return lambda seconds: add(found, SIZE, seconds, True)
 
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        try:
-            device = self.get_device()
-        except Exception:  # noqa: BLE001
-            return base(self, *args, **kwargs)
-        found = counts(False, operator, device, HOST, False, self, 3)
-        here.waiting = True
-        try:
-            start = perf_counter()
-            if settle is not None and found:
-                settle(device)
-            result = base(self, *args, **kwargs)
-            seconds = perf_counter() - start
-        finally:
-            here.waiting = False
-        add(found, SIZE, seconds, True)
-        return result
-
-    return wait
+    return counted(base, before, waits=True)
 
 
-def indexing(base: Callable[..., Any], operator: str) -> Callable[..., Any]:
+def indexing(base: Kernel, operator: str) -> Kernel:
     """The kernel in front of a virtual GPU's indexing, which brings CPU indices by itself.
 
     A real GPU's calls `copy_` and `nonzero` for that, which are watched themselves.
     """
 
-    def index(self: Any, indices: Any, *rest: Any) -> Any:
+    def before(self: Any, indices: Any, *rest: Any) -> After | None:
         __tracebackhide__ = True
-        if rest and type(rest[0]) not in _PLAIN:  # the values of an assignment
-            rest = _tensor(rest[0]), *rest[1:]
-        if not _modes():
-            for t in indices:
-                if t is not None and (
-                    type(t) not in _PLAIN or t.get_device() == HOST or t.dtype is _BOOL
-                ):
-                    break
-            else:
-                return base(self, indices, *rest)
-        with _without_overrides():
-            return watched(self, indices, *rest)
-
-    def watched(self: Any, indices: Any, *rest: Any) -> Any:
-        __tracebackhide__ = True
-        mask, brought = False, []
-        for tensor in indices:
-            if tensor is not None:
-                if tensor.get_device() == HOST:
-                    brought.append(tensor)
-                mask = mask or tensor.dtype is _BOOL
-        if not brought and not mask:
-            return base(self, indices, *rest)
+        tensors = [t for t in indices if t is not None]
+        brought = [t for t in tensors if t.get_device() == HOST]
+        masked = any(t.dtype is _BOOL for t in tensors)
+        if not brought and not masked:
+            return None
         device = self.get_device()
-        copied = [counts(True, "index", HOST, device, False, t, 3) for t in brought]
-        waited = counts(False, operator, device, HOST, False, self, 3) if mask else []
-        start = perf_counter()
-        result = base(self, indices, *rest)
-        seconds = (perf_counter() - start) / (len(brought) + mask)
-        for found, tensor in zip(copied, brought, strict=True):
-            if found:
-                add(found, tensor.nbytes, seconds, True)
-                _look(found, tensor, tensor)
-        add(waited, SIZE, seconds, True)
-        return result
+        copied = [(t, counts((True, "index", HOST, device, False), t)) for t in brought]
+        wait = (False, operator, device, HOST, False)
+        waited = counts(wait, self) if masked else ()
 
-    return index
+        def after(seconds: float) -> None:
+            each = seconds / (len(brought) + masked)
+            for tensor, found in copied:
+                add(found, tensor.nbytes, each, True)
+                _look(found, tensor, tensor)
+            add(waited, SIZE, each, True)
+
+        return after
+
+    return counted(base, before)

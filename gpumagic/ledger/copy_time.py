@@ -1,4 +1,4 @@
-"""The time that copies take on a real GPU, by events of its own stream.
+"""Time the copies of a real GPU, by events of its own stream.
 
 On a GPU a copy may be under way long after the call returned, so its time is that between two
 events, which can be read only once both have passed: they wait here. Untested on a real GPU.
@@ -15,7 +15,7 @@ _FIRST, _EVERY = 64, 16
 _MOST = 256
 
 
-class Clock:
+class CopyTimer:
     """Pairs of events that are not read yet; never more than a few hundred."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Clock:
             if len(self._waiting) > _MOST:
                 self._waiting.popleft()  # it stays untimed
 
-    def settle(self) -> None:
+    def read_all(self) -> None:
         """Read every pair, waiting for those that have not passed."""
         with self._lock:
             while self._waiting:
@@ -67,4 +67,4 @@ class Clock:
         self._spare[index] += [start, end]
 
 
-CLOCK = Clock()
+TIMER = CopyTimer()

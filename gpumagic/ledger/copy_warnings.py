@@ -10,7 +10,7 @@ from typing import Any
 from gpumagic.errors import CrossDeviceWarning
 from gpumagic.ledger.advice import advise
 from gpumagic.ledger.attribute import HOST, here
-from gpumagic.ledger.counts import Count, entry_of
+from gpumagic.ledger.counts import Count
 from gpumagic.ledger.via import DISPLAY, ENGINE, FIX, LOADER, PRINT
 from gpumagic.usercode.lines import line_of
 
@@ -82,7 +82,7 @@ def _is_time(count: Count) -> bool:
 
 
 def _what(count: Count) -> str:
-    code = entry_of(count).code
+    code = count.entry().code
     where = f"`{code}` " if code else ""
     if count.copy:
         what = "its index" if count.operator == "index" else "data"
@@ -91,7 +91,7 @@ def _what(count: Count) -> str:
 
 
 def _words(count: Count) -> str:
-    entry = entry_of(count, at_least=2)
+    entry = count.entry(at_least=2)
     advice = advise(entry)
     again = " again and again" if count.count else ""
     return f"{_what(count)}{again}" + (f"; {advice.text}" if advice else "")

@@ -1,20 +1,24 @@
-"""Our kernels in front of torch's own, at the dispatch key of the devices, while anything watches.
+"""Register our kernels in front of torch's own, at the dispatch key of the devices.
 
-A kernel at the device's own key is asked only for tensors of that device: other operators, and all
-of the CPU's, cannot tell that it is there.
+Once in a process, at the first watch; `uninstall` puts everything back. A kernel at the device's
+own key is asked only for tensors of that device: other operators, and all of the CPU's, cannot tell
+that it is there.
 """
 
 import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from gpumagic.device import here as devices_here
-from gpumagic.ledger import copy_kernels, synchronize, torch_2_8
+from gpumagic.device import devices_changed
+from gpumagic.ledger import copy_kernels, torch_2_8
+from gpumagic.ledger.copy_kernels import Kernel
+from gpumagic.ledger.synchronize import Patches, settled
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
@@ -34,10 +38,12 @@ INDEXING = ("_index_put_impl_", "index")
 
 # Calling a kernel that was replaced needs torch 2.9.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
+# A thread may be within one of our kernels when they are removed: they live on for a while.
+_retired: deque[list[Any]] = deque(maxlen=8)
 
 
 class Hooks:
-    """Kernels of ours at one dispatch key, and around torch's functions that synchronise.
+    """Kernels of ours at one dispatch key, and around torch's functions that synchronize.
 
     Parameters
     ----------
@@ -52,9 +58,7 @@ class Hooks:
         self._library = torch.library.Library("aten", "IMPL")
         self._known = set(torch.library._impls)
         self._names: list[str] = []
-        self._patches = synchronize.Patches()
-        for gone in [k for k in _replaced if k[2] != virtual]:
-            del _replaced[gone]
+        self._patches = Patches()
         try:
             self._register()
         except BaseException:
@@ -62,85 +66,72 @@ class Hooks:
             raise
 
     def _register(self) -> None:
-        for name, kernel in self._kernels():
-            options = {"allow_override": True} if _CAN_CALL_REPLACED else {}
-            self._library.impl(name, kernel, self.key, **options)
-            self._names.append(name)
+        options = {"allow_override": True} if _CAN_CALL_REPLACED else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "overriding a previously registered kernel"
+            for name, kernel in [*self._kernels()]:
+                self._library.impl(name, kernel, self.key, **options)
+                self._names.append(name)
         self._patches.printing()
         if not self.virtual:
-            self._patches.synchronising()
+            self._patches.synchronizing()
 
-    def _kernels(self) -> list[tuple[str, Callable[..., Any]]]:
-        found = [("copy_", copy_kernels.copying(self._copy(), bool(self.virtual)))]
+    def _kernels(self) -> Iterator[tuple[str, Kernel]]:
+        yield "copy_", copy_kernels.copying(self._copy(), bool(self.virtual))
+        waits_apart = self.key == "CUDA" and not self.virtual
+        apart: Callable[[Kernel], Kernel] = settled if waits_apart else lambda base: base
         if not _CAN_CALL_REPLACED:
-            settle = synchronize.settle if self.key == "CUDA" else None
             every = [full for name in WAITS for full in _overloads(name)]
-            torch_2_8.register({full: _operator(full) for full in every}, settle)
-            return found
+            torch_2_8.register({full: _operator(full) for full in every}, apart)
+            return
         registered = set(C._dispatch_get_registrations_for_dispatch_key(self.key))
-        settle = None if self.virtual or self.key != "CUDA" else synchronize.settle
-        for operators in (WAITS, INDEXING if self.virtual else ()):
-            for name in operators:
-                for full in _overloads(name):
-                    if f"aten::{full}" not in registered:
-                        continue
-                    base = self._replaced(full)
-                    if operators is INDEXING:
-                        kernel = copy_kernels.indexing(base, name)
-                    elif name == "_local_scalar_dense":
-                        kernel = copy_kernels.reading(base, settle)
-                    else:
-                        kernel = copy_kernels.waiting(base, name, settle)
-                    found.append((full, kernel))
-        return found
+        for name in (*WAITS, *(INDEXING if self.virtual else ())):
+            for full in _overloads(name):
+                if f"aten::{full}" not in registered:
+                    continue
+                base = apart(self._replaced(full))
+                if name in INDEXING:
+                    yield full, copy_kernels.indexing(base, name)
+                elif name == "_local_scalar_dense":
+                    yield full, copy_kernels.reading(base)
+                else:
+                    yield full, copy_kernels.waiting(base, name)
 
-    def _copy(self) -> Callable[..., Any]:
+    def _copy(self) -> Kernel:
         if self.virtual:
             return self._replaced("copy_")
         # The same kernel serves every device, found here by way of one that nobody has. Unlike
         # `call_boxed`, `redispatch` lets other threads run while the host waits.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
         redispatch = aten.copy_.default.redispatch
-        return functools.partial(redispatch, anyones)
-
-    def _replaced(self, name: str) -> Callable[..., Any]:
-        stands = C._dispatch_dump(f"aten::{name}")
-        # A virtual GPU's is Python's: called as it is, it costs no second way through C++.
-        ours = sys.modules.get("gpumagic.virtual.registry") if self.virtual else None
-        if ours is not None and f"\nCUDA: registered at {ours.__file__}:" in stands:
-            kernel_of_virtual: Callable[..., Any] = ours.kernels[name]
-            return kernel_of_virtual
-        # Asked for once: torch notes each asking for as long as the kernel lives.
-        known, kernel = _replaced.get((name, self.key, self.virtual), ("", None))
-        if kernel is None or known != stands:
-            kernel = torch.library.get_kernel(f"aten::{name}", self.key)
-            _replaced[name, self.key, self.virtual] = stands, kernel
-        # Kernels of a device's own key look at no other.
-        return functools.partial(
-            kernel.call_boxed, C.DispatchKeySet(getattr(C.DispatchKey, self.key))
+        return lambda self, src, *rest: redispatch(
+            anyones, self, copy_kernels.as_tensor(src), *rest
         )
+
+    def _replaced(self, name: str) -> Kernel:
+        # A virtual GPU's is Python's: called as it is, it costs no second way through C++.
+        virtuals = sys.modules.get("gpumagic.virtual.registry") if self.virtual else None
+        stands = C._dispatch_dump(f"aten::{name}")
+        if virtuals is not None and f"\nCUDA: registered at {virtuals.__file__}:" in stands:
+            kernel_of_virtual: Kernel = virtuals.kernels[name]
+            return kernel_of_virtual
+        kernel = torch.library.get_kernel(f"aten::{name}", self.key)
+        # Kernels of a device's own key look at no other.
+        keys = C.DispatchKeySet(getattr(C.DispatchKey, self.key))
+        return functools.partial(kernel.call_boxed, keys)
 
     def remove(self) -> None:
         """Put everything back."""
         self._patches.remove()
-        # A thread may be within one of our kernels now: they outlive their place for a while.
         if _CAN_CALL_REPLACED:
-            _retired.append(
-                [torch.library.get_kernel(f"aten::{name}", self.key) for name in self._names]
-            )
-            del _retired[:-_KEPT]
+            kernels = [torch.library.get_kernel(f"aten::{n}", self.key) for n in self._names]
+            _retired.append(kernels)
         ours = set(self._library._op_impls)
         self._library._destroy()
         self._library._op_impls.clear()  # it is struck out once more when the library is collected
         if self.virtual == _virtual():
             # torch strikes out what it had noted of the virtual GPUs' kernels of the same name.
             torch.library._impls.update(ours & self._known)
-
-
-# By operator, key and virtual GPUs: all that stood there, in words, and the kernel.
-_replaced: dict[tuple[str, str, str], tuple[str, Any]] = {}
-_retired: list[Any] = []
-_KEPT = 8
 
 
 def _operator(full: str) -> Any:
@@ -154,55 +145,40 @@ def _overloads(name: str) -> list[str]:
 
 
 def _virtual() -> str:
-    found = devices_here(memory=False)
-    return str(found[0].uuid) if found and found[0].virtual else ""
+    module = sys.modules.get("gpumagic.virtual.virtual_gpus")
+    return str(module.GPUS[0].properties.uuid) if module is not None and module.GPUS else ""
 
 
 _lock = threading.RLock()
-_holders = 0
 _hooks: Hooks | None = None
-_warned_of_overriding = False
 
 
 def install() -> bool:
-    """Put them in place, once for all watches; `remove` undoes one call.
+    """Have the kernels stand in front of those of the devices that there are now.
 
     Returns
     -------
     bool
         Whether the devices are virtual.
     """
-    global _holders, _hooks
-    with _lock:
-        key = _key()
-        virtual = _virtual() if key == "CUDA" else ""
-        if _hooks is not None and (_hooks.key, _hooks.virtual) != (key, virtual):
-            _remove()
-        if _hooks is None and key is not None:
-            _hooks = _quietly(key, virtual)
-        _holders += 1
-        return bool(virtual)
-
-
-def remove() -> None:
-    """Undo one `install`."""
-    global _holders
-    with _lock:
-        _holders -= 1
-        if not _holders:
-            _remove()
-
-
-def installed() -> bool:
-    """Whether any kernel of ours is in place."""
-    return _hooks is not None
-
-
-def _remove() -> None:
     global _hooks
-    hooks, _hooks = _hooks, None
-    if hooks is not None:
-        hooks.remove()
+    with _lock:
+        if _hooks is None and (key := _key()) is not None:
+            _hooks = Hooks(key, _virtual() if key == "CUDA" else "")
+        return _hooks is not None and bool(_hooks.virtual)
+
+
+def uninstall() -> None:
+    """Put torch back as it was before the first `install`."""
+    global _hooks
+    with _lock:
+        hooks, _hooks = _hooks, None
+        if hooks is not None:
+            hooks.remove()
+
+
+# What stood in front of the kernels of GPUs that are gone is in front of nothing.
+devices_changed.append(uninstall)
 
 
 def _key() -> str | None:
@@ -210,16 +186,3 @@ def _key() -> str | None:
     if torch.cuda.device_count():
         return "CUDA"
     return "MPS" if torch.backends.mps.is_available() else None
-
-
-def _quietly(key: str, virtual: str) -> Hooks:
-    global _warned_of_overriding
-    if _warned_of_overriding:
-        return Hooks(key, virtual)
-    # torch says once that kernels are overridden. Silenced only then: to change the filters makes
-    # Python forget which warnings it has given.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        hooks = Hooks(key, virtual)
-    _warned_of_overriding = True
-    return hooks

@@ -1,15 +1,17 @@
-"""Waits that are no operators, and printing: functions of torch that are wrapped meanwhile."""
+"""Wrap the functions of torch that wait and are no operators, and the one that prints a tensor."""
 
 import functools
 import itertools
+import sys
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 import torch
 import torch._tensor_str
 
-from gpumagic.ledger import attribute
+from gpumagic.ledger.attribute import HOST, add, counts, here
+from gpumagic.ledger.copy_kernels import After, Kernel, counted
+from gpumagic.usercode.files import is_ours
 
 _missing = object()
 _serials = itertools.count(1)
@@ -25,18 +27,16 @@ class Patches:
         """Number each printing of a tensor: it makes many waits."""
         self._swap(torch._tensor_str, "_str", _numbered)
 
-    def synchronising(self) -> None:
+    def synchronizing(self) -> None:
         """Count the calls that do nothing but wait for a device."""
-        self._swap(torch.cuda, "synchronize", _counted)
-        self._swap(torch.cuda.Stream, "synchronize", _counted)
-        self._swap(torch.cuda.Event, "synchronize", _counted)
-        if hasattr(torch, "accelerator"):
-            self._swap(torch.accelerator, "synchronize", _counted)
+        owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
+        for owner in (*owners, getattr(torch, "accelerator", None)):
+            self._swap(owner, "synchronize", _synchronizing)
 
     def _swap(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        real = vars(owner).get(name, _missing)
+        real = getattr(owner, "__dict__", {}).get(name, _missing)
         if real is not _missing:
-            ours = wrap(real)
+            ours = functools.wraps(real)(wrap(real))
             setattr(owner, name, ours)
             self._swapped.append((owner, name, real, ours))
 
@@ -49,52 +49,48 @@ class Patches:
 
 
 def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:
-    @functools.wraps(print_tensor)
     def numbered(*args: Any, **kwargs: Any) -> str:
         __tracebackhide__ = True
-        before, attribute.here.serial = attribute.here.serial, next(_serials)
+        before, here.serial = here.serial, next(_serials)
         try:
             return print_tensor(*args, **kwargs)
         finally:
-            attribute.here.serial = before
+            here.serial = before
 
     return numbered
 
 
-def _counted(synchronize: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(synchronize)
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        if attribute.here.waiting:  # torch.accelerator's may call torch.cuda's
-            return synchronize(*args, **kwargs)
-        found = _where(*args, **kwargs)
-        attribute.here.waiting = True
-        start = perf_counter()
-        try:
-            return synchronize(*args, **kwargs)
-        finally:
-            attribute.here.waiting = False
-            attribute.add(found, 0, perf_counter() - start, True)
-
-    return counted
+def _synchronizing(synchronize: Kernel) -> Kernel:
+    # torch.accelerator's may call torch.cuda's: one wait of the user's.
+    return counted(synchronize, _before, waits=True)
 
 
-def _where(*args: Any, **kwargs: Any) -> Any:
+def _before(*args: Any, **kwargs: Any) -> After | None:
+    __tracebackhide__ = True
+    if is_ours(sys._getframe(2).f_code.co_filename):  # what `%%ongpu` itself waits for
+        return None
     thing = next(iter((*args, *kwargs.values())), None)
     device = getattr(thing, "device", thing)
     try:
         index = torch.cuda._utils._get_device_index(device, optional=True)
     except (ValueError, RuntimeError, AttributeError):
-        return []
-    return attribute.synchronising(index)
+        return None
+    found = counts((False, "synchronize", index, HOST, False), None)
+    return lambda seconds: add(found, 0, seconds, True)
 
 
-def settle(index: int) -> None:
-    """Wait for what GPU `index` was given, as the operator that follows will.
+def settled(base: Kernel) -> Kernel:
+    """The same kernel, but the wait for its GPU comes first, and lets other threads run.
 
-    It would hold Python's lock while it waits, because it is called from here; this does not.
-    Untested on a real GPU.
+    Called from Python, the kernel itself would hold Python's lock while it waits. Untested on a
+    real GPU.
     """
-    if torch.cuda.get_sync_debug_mode() or torch.cuda.is_current_stream_capturing():
-        return
-    torch._C._CudaStreamBase.synchronize(torch.cuda.current_stream(index))
+
+    def kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if not (torch.cuda.get_sync_debug_mode() or torch.cuda.is_current_stream_capturing()):
+            index = torch.Tensor.get_device(self)
+            torch._C._CudaStreamBase.synchronize(torch.cuda.current_stream(index))
+        return base(self, *args, **kwargs)
+
+    return kernel

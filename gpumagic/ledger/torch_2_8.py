@@ -1,4 +1,4 @@
-"""Waits on torch 2.6 to 2.8, where a kernel that was replaced cannot be called.
+"""Count waits on torch 2.6 to 2.8, where a kernel that was replaced cannot be called.
 
 A key above all others is free there: this thread's operators pass by it, and those that wait have a
 kernel of ours at it. Threads that the watched code starts itself are not seen this way, and reading
@@ -13,22 +13,24 @@ from typing import Any
 import torch
 
 from gpumagic.ledger import copy_kernels
+from gpumagic.ledger.copy_kernels import Kernel
 
 C: Any = torch._C
+Apart = Callable[[Kernel], Kernel]
 _KEY = "TESTING_ONLY_GenericMode"
 # Never taken back: to do so while a thread's operators pass by would end in an error of torch's.
 _kept: list[Any] = []
 
 
-def register(names: dict[str, Any], settle: copy_kernels.Settle, device: str = "cuda") -> None:
+def register(names: dict[str, Any], apart: Apart, device: str = "cuda") -> None:
     """Put kernels at the free key, once; they are asked only between `enter` and `leave`.
 
     Parameters
     ----------
     names : dict
         Operators, by their full names.
-    settle : callable, optional
-        See `kernels`.
+    apart : callable
+        Makes of a kernel one that waits for its device by itself, where that is needed.
     device : str
         The kind of device whose tensors are watched.
     """
@@ -38,11 +40,11 @@ def register(names: dict[str, Any], settle: copy_kernels.Settle, device: str = "
     others.fallback(torch.library.fallthrough_kernel)
     ours = torch.library.Library("aten", "IMPL")
     for name, operator in names.items():
-        ours.impl(name, _kernel(name, operator, settle, device), _KEY, with_keyset=True)
+        ours.impl(name, _kernel(name, operator, apart, device), _KEY, with_keyset=True)
     _kept.extend((others, ours))
 
 
-def _kernel(name: str, operator: Any, settle: copy_kernels.Settle, kind: str) -> Callable[..., Any]:
+def _kernel(name: str, operator: Any, apart: Apart, kind: str) -> Kernel:
     below = C._dispatch_keyset_full_after(C._parse_dispatch_key(_KEY))
 
     def kernel(keys: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,8 +55,8 @@ def _kernel(name: str, operator: Any, settle: copy_kernels.Settle, kind: str) ->
         if self.device.type != kind:
             return base(self, *args, **kwargs)
         if name == "_local_scalar_dense":
-            return copy_kernels.reading(base, settle)(self)
-        return copy_kernels.waiting(base, name.partition(".")[0], settle)(self, *args, **kwargs)
+            return copy_kernels.reading(apart(base))(self)
+        return copy_kernels.waiting(apart(base), name.partition(".")[0])(self, *args, **kwargs)
 
     return kernel
 

@@ -1,4 +1,7 @@
-"""`gpumagic.watch()`: the ledger of a stretch of code."""
+"""Watch a stretch of code: `gpumagic.watch()` keeps the ledger of what it does.
+
+Nothing is counted outside of a watch, and one thread's or task's code is not counted in another's.
+"""
 
 import os
 import threading
@@ -16,8 +19,8 @@ class watch:
     """Count every copy between devices and every wait for one: ``with gpumagic.watch() as w:``.
 
     Counts what the code within does, in threads that it starts too, and what a watch within that
-    one counts. Nothing of torch is replaced but a few operators at the devices' own dispatch key,
-    and all of it is put back at the end.
+    one counts. Nothing of torch is replaced but a few operators at the devices' own dispatch key:
+    at the first watch, and they pass calls on while nothing watches.
 
     Parameters
     ----------
@@ -38,51 +41,44 @@ class watch:
     """
 
     def __init__(self, *, strict: bool = False, warn: bool = True) -> None:
+        self._strict = strict
         self._alarm = Alarm(strict=strict) if strict or warn else None
-        self._target: attribute.Target | None = None
+        self._active: attribute.ActiveWatch | None = None
         self._tally = Tally()
         self._entered: tuple[int, object] | None = None
 
     def start(self) -> "watch":
         """Begin. `stop` must be called, by any thread."""
-        if self._target is not None:
+        if self._active is not None:
             raise RuntimeError("this watch runs already")
-        virtual = dispatch.install()
+        self._tally = Tally(virtual=dispatch.install())
+        outer = attribute.current.get()
+        while outer is not None and not outer.live:  # a suspended generator's may end in any order
+            outer = outer.outer
+        active = attribute.ActiveWatch(self._tally, self._alarm, self._strict, outer)
+        self._active = active
         try:
-            self._begin(virtual)
+            with _lock:
+                attribute.running = (*attribute.running, active)
+            attribute.current.set(active)
+            self._entered = torch_2_8.enter()
         except BaseException:  # an interrupt
-            if self._target is None:
-                dispatch.remove()
             self.stop()
             raise
         return self
 
-    def _begin(self, virtual: bool) -> None:
-        self._tally = Tally(virtual)
-        outer = attribute.current.get()
-        while outer is not None and not outer.live:  # a suspended generator's may end in any order
-            outer = outer.outer
-        self._target = target = attribute.Target(self._tally, self._alarm, outer)
-        with _lock:
-            attribute.running = (*attribute.running, target)
-        attribute.current.set(target)
-        self._entered = torch_2_8.enter()
-
     def stop(self) -> None:
         """End; to call it twice does no harm."""
-        target, self._target = self._target, None
-        if target is None:
+        active, self._active = self._active, None
+        if active is None:
             return
-        target.live = False
-        try:
-            torch_2_8.leave(self._entered)
-            self._entered = None
-            with _lock:
-                attribute.running = tuple(t for t in attribute.running if t is not target)
-            if attribute.current.get() is target:
-                attribute.current.set(target.outer)
-        finally:
-            dispatch.remove()
+        active.live = False
+        with _lock:
+            attribute.running = tuple(w for w in attribute.running if w is not active)
+        if attribute.current.get() is active:
+            attribute.current.set(active.outer)
+        torch_2_8.leave(self._entered)
+        self._entered = None
 
     def __enter__(self) -> "watch":
         return self.start()

@@ -1,6 +1,7 @@
 """The magics: parse a line, call the library, show what it returns."""
 
 import os
+import sys
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -279,6 +280,8 @@ def unload(shell: Any) -> None:
     magics.explaining.uninstall()
     magics.once.uninstall()
     magics.watched.stop()
+    if (dispatch := sys.modules.get("gpumagic.ledger.dispatch")) is not None:
+        dispatch.uninstall()
     faults.forget()
     shell.Completer.custom_matchers.remove(complete_where)
     manager = shell.magics_manager

@@ -125,7 +125,8 @@ def expression(code: CodeType, at: int) -> str:
     frame: Any = SimpleNamespace(f_code=code, f_lasti=at, f_lineno=line, f_globals={})
     found = Source.executing(frame)
     text = ast.get_source_segment(found.source.text, found.node) if found.node else None
-    if text is None:
+    # For a jump, such as that of an `if`, executing finds nothing.
+    if not (text := text or _columns(code, at)):
         return source_of(code.co_filename, line)
     text = " ".join(row.strip() for row in text.splitlines())
     return _MAGIC.sub(r"%\1 \2", text.replace(" .", "."))
@@ -147,7 +148,7 @@ def called(code: CodeType, at: int) -> str:
 
 
 def _columns(code: CodeType, at: int) -> str:
-    """The text of a library's instruction, without parsing its thousands of lines."""
+    """What stands between the columns of an instruction; no file is parsed for it."""
     if not hasattr(code, "co_positions"):
         return ""
     first, last, start, end = next(islice(code.co_positions(), at // 2, None), (None,) * 4)

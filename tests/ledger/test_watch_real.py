@@ -11,9 +11,11 @@ from gpumagic.ledger.counts import Tally
 
 @pytest.fixture
 def counting():
-    target = attribute.Target(Tally(), None, None)
+    target = attribute.ActiveWatch(Tally())
     token = attribute.current.set(target)
+    attribute.running = (target,)
     yield target.tally
+    attribute.running = ()
     attribute.current.reset(token)
 
 
@@ -34,7 +36,7 @@ def test_operators_at_a_device_s_own_key_give_the_same(counting, monkeypatch):
 
     bare = compute()
     before = torch._C._dispatch_dump("aten::copy_"), set(torch.library._impls)
-    placed = dispatch._quietly("CPU", "")
+    placed = dispatch.Hooks("CPU")
     try:
         found = compute()
     finally:
@@ -67,10 +69,10 @@ class Side:
 
 def test_a_copy_by_way_of_a_temporary_counts_once(counting, monkeypatch):
     monkeypatch.setattr(copy_kernels, "_PLAIN", {Side})
-    monkeypatch.setattr(copy_kernels.CLOCK, "wants", lambda count: False)
+    monkeypatch.setattr(copy_kernels.TIMER, "wants", lambda count: False)
     sides = Side("cuda:0", 32), Side("cpu", 16)
 
-    def base(target, source, non_blocking):
+    def base(target, source):
         return copy(Side("cuda:0", 32), Side("cpu", 32)) if source is sides[1] else target
 
     copy = copy_kernels.copying(base, virtual=False)
@@ -82,13 +84,11 @@ def test_a_copy_by_way_of_a_temporary_counts_once(counting, monkeypatch):
 
 def test_waits_within_a_wait_count_once(counting, monkeypatch):
     monkeypatch.setattr(copy_kernels, "_PLAIN", {torch.Tensor})
-    settled = []
-    inner = copy_kernels.reading(lambda x: 3, settled.append)
-    outer = copy_kernels.waiting(lambda x: inner(x), "bincount", settled.append)
+    inner = copy_kernels.reading(lambda x: 3)
+    outer = copy_kernels.waiting(lambda x: inner(x), "bincount")
     assert outer(torch.ones(1)) == 3
     assert inner(torch.ones(1)) == 3
     assert [(e.operator, e.count) for e in counting.ledger()] == [("bincount", 1), ("item", 1)]
-    assert settled == [-1, -1]
 
 
 def test_synchronising_is_counted_and_is_explicit(counting, monkeypatch):
@@ -97,7 +97,7 @@ def test_synchronising_is_counted_and_is_explicit(counting, monkeypatch):
     real = torch.cuda.synchronize
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     patches = synchronize.Patches()
-    patches.synchronising()
+    patches.synchronizing()
     monkeypatch.setattr(torch.cuda._utils, "_get_device_index", lambda device, optional: 1)
     torch.cuda.synchronize("cuda:1")
     patches.remove()
@@ -112,7 +112,7 @@ def test_the_way_of_older_versions(counting, monkeypatch):
     monkeypatch.setattr(torch_2_8, "_kept", [])
     names = ("_local_scalar_dense", "nonzero")
     operators = {name: getattr(torch.ops.aten, name).default for name in names}
-    torch_2_8.register(operators, None, device="cpu")
+    torch_2_8.register(operators, lambda base: base, device="cpu")
     kept = list(torch_2_8._kept)
     entered = torch_2_8.enter()
     x = torch.ones(3, requires_grad=True)

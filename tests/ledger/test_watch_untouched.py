@@ -7,7 +7,7 @@ import pytest
 import torch
 from watched import matrix
 
-from gpumagic import virtual
+from gpumagic import faults, virtual
 from gpumagic.ledger import attribute, dispatch
 from gpumagic.ledger.watch import watch
 
@@ -25,20 +25,42 @@ def registry():
     )
 
 
-def test_everything_is_put_back():
+def test_kernels_are_registered_once_and_everything_is_put_back():
     before = registry()
+    with watch():
+        during = registry()
+    assert during != before
     for _ in range(3):
         with watch():
-            assert registry() != before
-        gc.collect()
-    assert registry() == before
+            assert registry() == during
     with pytest.raises(ZeroDivisionError), watch():
         1 / 0  # noqa: B018
     with pytest.raises(KeyboardInterrupt), watch(), watch():
         raise KeyboardInterrupt
-    assert registry() == before
+    assert registry() == during
     assert attribute.running == ()
     assert attribute.current.get() is None
+    for _ in range(2):
+        dispatch.uninstall()
+        gc.collect()
+        assert registry() == before
+
+
+def test_while_nothing_watches_calls_are_passed_on():
+    x = matrix()
+
+    def use():
+        y = x.clone()
+        y[y > 3] = 0.5
+        y[0] = torch.ones(4)
+        return [y.cpu(), y.sum().item(), y.nonzero().cpu(), y.unique().cpu(), y.tolist(), repr(y)]
+
+    bare = use()
+    with watch() as w:
+        pass
+    passed = use()
+    assert len(w.ledger) == 0
+    assert str(bare) == str(passed)
 
 
 def test_where_there_is_no_device_nothing_is_touched():
@@ -59,20 +81,21 @@ def test_virtual_gpus_that_come_and_go():
             matrix().cpu()
     assert inner.ledger.transfers == 1
     assert outer.ledger.transfers == 2
-    assert not dispatch.installed()
 
 
-@pytest.mark.parametrize("broken", ["locate", "targets", "_new"])
+@pytest.mark.parametrize("broken", ["locate", "watches", "in_cell"])
 def test_a_failure_of_ours_is_not_the_users(monkeypatch, broken):
     def fail(*args):
         raise MemoryError
 
     x = matrix()
+    faults.forget()
     with watch(), watch():
         monkeypatch.setattr(attribute, broken, fail)
         exec("y = x.cpu(); z = x.sum().item(); x[torch.tensor([0])]", {"x": x, "torch": torch})
-    monkeypatch.undo()
-    assert not dispatch.installed()
+    fault, *_ = faults.all_kept()
+    assert "gpumagic failed while counting a copy or a wait: MemoryError" in str(fault)
+    faults.forget()
 
 
 def test_errors_of_the_operators_are_torchs_own():

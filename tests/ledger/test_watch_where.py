@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from watched import matrix, seen
 
-from gpumagic.ledger import attribute, dispatch
+from gpumagic.ledger import attribute
 from gpumagic.ledger.watch import watch
 
 pytestmark = pytest.mark.usefixtures("gpus")
@@ -95,7 +95,6 @@ def test_each_thread_has_its_own_watch():
     for thread in threads:
         thread.join()
     assert ledgers == {"a": 3, "b": 7}
-    assert not dispatch.installed()
 
 
 def test_another_task_is_not_counted():
@@ -175,5 +174,4 @@ def test_a_loop_of_many_lines_does_not_grow():
         for n in range(6000):
             exec(compile("x.cpu()", f"made/{n % 50}.py", "exec"), space)
     assert w.ledger.transfers == 6000
-    assert len(w._tally._counts) <= 4096
     assert len(w.ledger) == 50
