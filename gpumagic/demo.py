@@ -9,24 +9,9 @@ from gpumagic.errors import GpuError
 
 
 def run(notebook: Path | None, output: Path) -> int:
-    """Execute `notebook` in a real kernel and write it, with its outputs, as HTML.
+    """Execute `notebook` in a real kernel and write it, with its outputs, as HTML into `output`.
 
-    Parameters
-    ----------
-    notebook : Path, optional
-        The quickstart if None.
-    output : Path
-        The folder for the HTML.
-
-    Returns
-    -------
-    int
-        0, or 1 if a cell raised.
-
-    Raises
-    ------
-    GpuError
-        There is no such notebook, or the packages that run one are not installed.
+    Returns 0, or 1 if a cell raised; GpuError where the notebook, or what runs one, is missing.
     """
     path = notebook or _quickstart()
     if not path.is_file():

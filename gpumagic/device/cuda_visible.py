@@ -15,20 +15,11 @@ from gpumagic.device.device import Device
 
 
 def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:
-    """CUDA's devices by ordinal.
+    """CUDA's devices by ordinal, with ``ordinal`` and ``ordinal_certain`` set.
 
-    Parameters
-    ----------
-    physical : sequence of Device
-        All GPUs in NVML's order, each followed by its MIG devices (which have its ``index``).
-    env : mapping
-        Read: ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``.
-
-    Returns
-    -------
-    list of Device
-        With ``ordinal`` and ``ordinal_certain`` set. A process sees one MIG device at most, and
-        no other GPU beside it.
+    `physical` has all GPUs in NVML's order, each followed by its MIG devices (which have its
+    ``index``); `env` has ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``. A process sees one MIG
+    device at most, and no other GPU beside it.
     """
     gpus = [device for device in physical if not _is_mig(device)]
     text = env.get("CUDA_VISIBLE_DEVICES")

@@ -21,10 +21,7 @@ devices_changed: list[Callable[[], None]] = []
 def set_virtual(devices: VirtualDevices | None) -> None:
     """Register this process's virtual GPUs; None takes them back.
 
-    Parameters
-    ----------
-    devices : sequence of Device, or a function that returns one, optional
-        A function is asked at each use, so that ``memory_free`` is that of the moment.
+    A function is asked at each use, so that ``memory_free`` is that of the moment.
     """
     global _virtual, _cuda_order
     _cuda_order = None  # of the devices that these replace, or that go now
@@ -44,20 +41,10 @@ def set_cuda_order(uuids: Sequence[str] | None) -> None:
 
 
 def here(env: Mapping[str, str] | None = None, *, memory: bool = True) -> list[Device]:
-    """The CUDA devices of this process, by ordinal.
+    """The CUDA devices of this process, by ordinal: never an exception, empty without a driver.
 
-    Parameters
-    ----------
-    env : mapping, optional
-        Where ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` stand; ``os.environ`` if None.
-    memory : bool
-        Ask how much memory is free, which is a driver call per GPU.
-
-    Returns
-    -------
-    list of Device
-        The virtual ones where they are on; else those that NVML knows and CUDA would show. Empty
-        where there is no driver: never an exception.
+    The virtual ones where they are on; else those that NVML knows and CUDA would show by `env`.
+    With `memory`, how much is free too, which is a driver call per GPU.
     """
     if _virtual is not None:
         return list(_virtual() if callable(_virtual) else _virtual)

@@ -28,28 +28,15 @@ NO_GPU_CURE = "type cpu, or %gpus --virtual 2 for virtual ones"
 def resolve(
     where: object, devices: Sequence[Device] | None = None, *, current: int = 0
 ) -> list[Device]:
-    """The devices that a WHERE names, in the order in which it names them.
+    """The devices that a WHERE names, in the order in which it names them; at least one.
 
-    Parameters
-    ----------
-    where : str, int, Device, or anything with ``type`` and ``index`` as ``torch.device``
-        ``1``, ``gpu:1``, ``gpu``, ``cuda:1``, ``cuda``, ``/gpu:1``, ``/device:GPU:1``, ``cpu``,
-        ``/cpu:0``, ``mps``, ``GPU-<start of a UUID>``, ``MIG-<UUID>``, ``free`` (the GPU with the
-        most free memory), ``all``, or several with commas. ``?`` after one: or else the CPU.
-    devices : sequence of Device, optional
-        The CUDA devices there are; ``here()`` if None.
-    current : int
-        The ordinal that a bare ``cuda`` or ``gpu`` means.
+    ``1``, ``gpu:1``, ``gpu``, ``cuda:1``, ``cuda``, ``/gpu:1``, ``/device:GPU:1``, ``cpu``,
+    ``/cpu:0``, ``mps``, ``GPU-<start of a UUID>``, ``MIG-<UUID>``, ``free`` (the GPU with the most
+    free memory), ``all``, or several with commas; an integer, a Device, or a ``torch.device``.
+    ``?`` after one: or else the CPU, which then has a ``note``. A bare ``cuda`` or ``gpu`` means
+    `current`.
 
-    Returns
-    -------
-    list of Device
-        At least one. A CPU that stands in for something else has a ``note``.
-
-    Raises
-    ------
-    GpuError
-        Not a WHERE, not here, named twice, or ambiguous.
+    Raises GpuError: not a WHERE, not here, named twice, or ambiguous.
     """
     try:
         return _resolve(where, devices, current)
@@ -77,13 +64,7 @@ def _resolve(where: object, devices: Sequence[Device] | None, current: int) -> l
 def resolve_one(
     where: object, devices: Sequence[Device] | None = None, *, current: int = 0
 ) -> Device:
-    """As :func:`resolve`, for a WHERE that must name exactly one device.
-
-    Raises
-    ------
-    GpuError
-        As :func:`resolve`, and where several are named.
-    """
+    """As :func:`resolve`, for a WHERE that must name exactly one device, or GpuError."""
     try:
         found = _resolve(where, devices, current)
     except _NotADevice as error:
@@ -96,13 +77,7 @@ def resolve_one(
 def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
     """What a WHERE that starts like this can become, the likeliest first.
 
-    Parameters
-    ----------
-    prefix : str
-        What is typed so far. After a comma its last part is completed, and what stands before is
-        not offered again.
-    devices : sequence of Device, optional
-        The CUDA devices there are; ``here()`` if None.
+    After a comma its last part is completed, and what stands before is not offered again.
     """
     if devices is None:
         devices = here(memory=False)

@@ -27,15 +27,7 @@ _KEEP_GPUS_S = 10.0
 
 
 class Nvml:
-    """NVML, asked carefully.
-
-    Parameters
-    ----------
-    library : module, optional
-        What stands for ``pynvml``, which is imported when first needed if this is None.
-    clock : callable
-        Seconds, monotonic.
-    """
+    """NVML, asked carefully; ``library`` stands for ``pynvml``, ``clock`` is monotonic seconds."""
 
     def __init__(self, library: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._library = Library(library)
@@ -100,22 +92,12 @@ class Nvml:
     def ask(
         self, gpu: Gpu, questions: Mapping[str, Call], *, alive: bool = False
     ) -> dict[str, Any]:
-        """Ask a GPU several things at once.
+        """Ask a GPU several things at once: NVML functions, and their arguments after the handle.
 
-        Parameters
-        ----------
-        gpu : Gpu
-        questions : mapping of str to tuple
-            By a name of yours: an NVML function's name, then its arguments after the handle.
-        alive : bool
-            It has just answered something else.
-
-        Returns
-        -------
-        dict
-            By the same names; None where there is no answer. What a GPU does not support is not
-            asked of it again, unless it answered nothing at all, for then it is the GPU or the
-            driver that is in trouble, not the questions.
+        The answers have the same names; None where there is no answer. What a GPU does not support
+        is not asked of it again, unless it answered nothing at all, for then it is the GPU or the
+        driver that is in trouble, not the questions. ``alive``: it has just answered something
+        else.
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.get(gpu.uuid, ())

@@ -7,15 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DriverFault:
-    """Something that is wrong, said so that it can be fixed.
-
-    Parameters
-    ----------
-    code : str
-        A stable name for programs, such as ``"driver-not-loaded"``.
-    cause, cure : str
-        One sentence each, for people.
-    """
+    """Something that is wrong: a stable code for programs, a sentence each for cause and cure."""
 
     code: str
     cause: str

@@ -29,14 +29,7 @@ class _Pair:
 
 
 class Gpm:
-    """Metrics of GPUs by their number in ``nvmlGpmMetricId_t``.
-
-    Parameters
-    ----------
-    library : Library
-    clock : callable
-        Seconds, monotonic.
-    """
+    """Metrics of GPUs by their number in ``nvmlGpmMetricId_t``."""
 
     def __init__(self, library: Library, clock: Callable[[], float]) -> None:
         self._library = library

@@ -16,18 +16,7 @@ class WrongModule(Exception):
 
 
 class Library:
-    """NVML's functions, by pynvml.
-
-    Parameters
-    ----------
-    module : module, optional
-        What stands for ``pynvml``, which is imported by :meth:`load` if this is None.
-
-    Attributes
-    ----------
-    errors : tuple of exception types
-        What a call may raise.
-    """
+    """NVML's functions, by pynvml or what stands for it; ``errors`` is what a call may raise."""
 
     def __init__(self, module: Any = None) -> None:
         self.module = module

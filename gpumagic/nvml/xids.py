@@ -20,10 +20,6 @@ class Xids:
     """The errors of those GPUs that can tell.
 
     The set is made anew when the GPUs change, and let go before NVML is shut down.
-
-    Parameters
-    ----------
-    library : Library
     """
 
     def __init__(self, library: Library) -> None:
@@ -34,13 +30,7 @@ class Xids:
         self._lock = threading.RLock()
 
     def poll(self, handles: Mapping[str, Any]) -> list[tuple[str, int]]:
-        """UUID and Xid of each error since the question before, oldest first.
-
-        Parameters
-        ----------
-        handles : mapping
-            By UUID, those of the whole GPUs.
-        """
+        """UUID and Xid of each error since the question before, oldest first; of whole GPUs."""
         with self._lock:
             return self._poll(handles)
 

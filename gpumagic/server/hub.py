@@ -27,56 +27,26 @@ from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Problem, Snapshot
 from gpumagic.telemetry.subscription import Subscription
 
-ANSWER_S = 5.0
-"""For how long a request waits for the driver, in seconds."""
-
 # So many clients are told without a pause; each costs some 50 µs.
 _GROUP = 4
-_REFRESH_S = 1.0
 _YOUNG_S = 2.0
-# For so long the kernels are listened to after the last client has gone, and may be reloading.
-_LINGER_S = 60.0
 
 
 class Hub:
-    """Tells the clients. All but what is said otherwise on the event loop.
+    """Serves the clients. All but what is said otherwise on the event loop."""
 
-    Parameters
-    ----------
-    sampler : Sampler
-    kernels : KernelTable
-    cells : KernelCells
-    monotonic : callable
-        Seconds that only grow.
-    linger_s, refresh_s, answer_s : float
-        Seconds.
-    doctor : callable
-        Looks at the machine; may block.
-    """
+    answer_s = 5.0  # for how long a request waits for the driver
+    refresh_s = 1.0  # how often the kernels are looked at
+    linger_s = 60.0  # for how long after the last client has gone, and may be reloading
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        kernels: KernelTable,
-        cells: KernelCells,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-        linger_s: float = _LINGER_S,
-        refresh_s: float = _REFRESH_S,
-        answer_s: float = ANSWER_S,
-        doctor: Callable[[], list[Check]] = lambda: Doctor().checks(),
-    ) -> None:
+    def __init__(self, sampler: Sampler, kernels: KernelTable, cells: KernelCells) -> None:
         self.sampler = sampler
         self.kernels = kernels
         self.cells = cells
-        self._monotonic = monotonic
-        self._linger_s = linger_s
-        self._refresh_s = refresh_s
-        self._answer_s = answer_s
-        self._doctor = doctor
+        self.doctor: Callable[[], list[Check]] = lambda: Doctor().checks()
+        self.clients: dict[Outbox, None] = {}
+        self.subscription: Subscription | None = None
         self._checks: asyncio.Future[list[Check]] | None = None
-        self._clients: dict[Outbox, None] = {}
-        self._subscription: Subscription | None = None
         self._newest: tuple[Snapshot, bytes] | None = None
         self._woken = asyncio.Event()
         self._ticked = False
@@ -84,29 +54,21 @@ class Hub:
         self._pump: asyncio.Task[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._asides: set[asyncio.Task[None]] = set()
-        self._news: tuple[int, int, bytes] = (-1, -1, b"")
         self._closed = False
         cells.on_change = self._woken.set
 
     @property
-    def revision(self) -> int:
-        """Of the cells."""
-        return self.cells.revision
-
-    def news(self, revision: int) -> bytes:
-        """The message with the cells that began, ended or changed after a revision."""
-        if self._news[:2] != (revision, self.revision):
-            message = _message("cells", cells=_plain(self.cells.since(revision)))
-            self._news = (revision, self.revision, message)
-        return self._news[2]
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What runs now; nothing some time after the last client has gone."""
+        return [task for task in (self._pump, self._watch, *self._asides) if task]
 
     def join(self, write: Callable[[bytes], asyncio.Future[None]]) -> Outbox:
         """Add a client: it gets a snapshot at once, or as soon as there is one."""
-        outbox = Outbox(write, self, self._monotonic)
+        outbox = Outbox(write, self.cells, time.monotonic)
         if self._closed:
             outbox.close()
             return outbox
-        self._clients[outbox] = None
+        self.clients[outbox] = None
         self._loop = asyncio.get_running_loop()
         self._follow()
         if self._pump is None:
@@ -118,7 +80,7 @@ class Hub:
         else:
             # The page was reloaded, perhaps: what was read a moment ago need not be awaited.
             young = self.sampler.fresh(processes=False, max_age_s=_YOUNG_S)
-            young.add_done_callback(lambda future: self._hear(future.result()))
+            young.add_done_callback(lambda future: self._receive(future.result()))
         return outbox
 
     def ask(self, outbox: Outbox, want: Want) -> None:
@@ -133,14 +95,14 @@ class Hub:
     def leave(self, outbox: Outbox) -> None:
         """A client has gone."""
         outbox.close()
-        if self._clients.pop(outbox, self) is None:
+        if self.clients.pop(outbox, self) is None:
             self._follow()
 
     async def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Snapshot:
         """A snapshot for one request: where the driver stalls, the last one and why it is old."""
         await self.kernels.refresh()
         future = asyncio.wrap_future(self.sampler.fresh(processes=processes, max_age_s=max_age_s))
-        done, _ = await asyncio.wait((future,), timeout=self._answer_s)
+        done, _ = await asyncio.wait((future,), timeout=self.answer_s)
         if done:
             return future.result()
         return self.sampler.latest() or Snapshot(time.time(), problems=(self._silent(),))
@@ -160,8 +122,8 @@ class Hub:
     async def checks(self) -> list[dict[str, Any]]:
         """What the doctor finds; all who ask at once get the same answer."""
         if self._checks is None or self._checks.done():
-            self._checks = aside(self._doctor)
-        done, _ = await asyncio.wait((self._checks,), timeout=self._answer_s)
+            self._checks = aside(self.doctor)
+        done, _ = await asyncio.wait((self._checks,), timeout=self.answer_s)
         silent = self._silent()
         found = self._checks.result() if done else [Check("NVML", False, silent.cause, silent.cure)]
         own = [
@@ -172,9 +134,9 @@ class Hub:
     async def close(self) -> None:
         """The server stops."""
         self._closed = True
-        for outbox in list(self._clients):
+        for outbox in list(self.clients):
             self.leave(outbox)
-        tasks = [task for task in (self._pump, self._watch, *self._asides) if task]
+        tasks = self.tasks
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -183,30 +145,30 @@ class Hub:
         await aside(self.sampler.close)
 
     def _silent(self) -> Problem:
-        cause = f"NVIDIA's driver has not answered for {self._answer_s:.0f} s"
+        cause = f"NVIDIA's driver has not answered for {self.answer_s:.0f} s"
         return Problem("stalled", cause, "look at dmesg; if it stays so, restart the machine")
 
     def _follow(self) -> None:
         """Ask the sampler for what the clients want together."""
-        if not self._clients:
-            self._left_at = self._monotonic()
+        if not self.clients:
+            self._left_at = time.monotonic()
             self._newest = None
-            if self._subscription is not None:
-                self._subscription.close()
-                self._subscription = None
+            if self.subscription is not None:
+                self.subscription.close()
+                self.subscription = None
             self._woken.set()
             return
-        wants = [outbox.want for outbox in self._clients]
+        wants = [outbox.want for outbox in self.clients]
         period = min(want.period_s for want in wants)
         processes = any(want.processes for want in wants)
-        if self._subscription is None:
-            self._subscription = self.sampler.subscribe(
-                self._hear, period_s=period, processes=processes
+        if self.subscription is None:
+            self.subscription = self.sampler.subscribe(
+                self._receive, period_s=period, processes=processes
             )
-        elif (self._subscription.period_s, self._subscription.processes) != (period, processes):
-            self._subscription.change(period_s=period, processes=processes)
+        elif (self.subscription.period_s, self.subscription.processes) != (period, processes):
+            self.subscription.change(period_s=period, processes=processes)
 
-    def _hear(self, snapshot: Snapshot) -> None:
+    def _receive(self, snapshot: Snapshot) -> None:
         """On the sampler's thread."""
         newest = (snapshot, _encode(snapshot))
         try:
@@ -215,20 +177,20 @@ class Hub:
             return  # the loop was closed: the server stops
 
     def _take(self, newest: tuple[Snapshot, bytes]) -> None:
-        if self._clients:
+        if self.clients:
             self._newest = newest
             self._ticked = True
             self._woken.set()
 
     async def _run(self) -> None:
         """Tell the clients what is new, until there is none."""
-        while self._clients:
+        while self.clients:
             await self._woken.wait()
             self._woken.clear()
             ticked, self._ticked = self._ticked, False
             if ticked and self._newest is not None:
                 self.cells.see(self._newest[0])
-            for n, outbox in enumerate(list(self._clients), 1):
+            for n, outbox in enumerate(list(self.clients), 1):
                 if ticked and self._newest is not None:
                     outbox.snapshot(self._newest[1])
                 outbox.flush()
@@ -237,23 +199,19 @@ class Hub:
         self._pump = None
 
     async def _look_after(self) -> None:
-        """Know the kernels and hear their cells, while there are clients and a while longer."""
-        while self._clients or self._monotonic() - self._left_at < self._linger_s:
+        """Follow the kernels and their cells, while there are clients and a while longer."""
+        while self.clients or time.monotonic() - self._left_at < self.linger_s:
             try:
                 await self.kernels.refresh()
                 self.cells.follow(self.kernels.managers())
             except Exception as error:  # noqa: BLE001  kept; a kernel manager may be anybody's
                 report_once("looking at this server's kernels", error)
-            await asyncio.sleep(self._refresh_s)
+            await asyncio.sleep(self.refresh_s)
         self.cells.stop()
         self._watch = None
 
     async def _send_past(self, outbox: Outbox, since: float | None) -> None:
         outbox.history(b'{"type":"history",' + await self.past(since) + b"}")
-
-
-def _message(kind: str, **content: Any) -> bytes:
-    return json.dumps({"type": kind, **content}, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _encode(snapshot: Snapshot) -> bytes:

@@ -14,15 +14,7 @@ _TOPICS = (b"kernel", b"status", b"execute_input")
 
 
 class Iopub:
-    """Listens to a kernel until it is closed. On the event loop.
-
-    Parameters
-    ----------
-    manager
-        The kernel's manager, of a Jupyter server.
-    listener : callable
-        Called with each message whose signature is right.
-    """
+    """Hands each message that is signed rightly to a listener, until closed. On the event loop."""
 
     def __init__(self, manager: Any, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener

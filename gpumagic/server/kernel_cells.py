@@ -6,6 +6,7 @@ output are not sent here at all. Times are the kernels' own.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -26,20 +27,14 @@ _SETTLED_S = 4.0
 
 
 class KernelCells(CellRuns):
-    """The runs of the last minutes in this server's kernels. All on the event loop.
-
-    Parameters
-    ----------
-    notebook : callable
-        The notebook of a kernel, by its id.
-    clock : callable
-        Seconds of Unix time.
-    """
+    """The runs of the last minutes in this server's kernels. All on the event loop."""
 
     def __init__(
         self, notebook: Callable[[str], str | None], clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__(MOST_RUNS)
+        # The last news, which many clients get: between which revisions, and the message.
+        self._news = (-1, -1, b"")
         self._notebook = notebook
         self._clock = clock
         self._busy: dict[str, tuple[str, float]] = {}
@@ -49,7 +44,7 @@ class KernelCells(CellRuns):
         self._held: dict[str, tuple[str, ...]] = {}
 
     def follow(self, managers: Mapping[str, Any]) -> None:
-        """Listen to these kernels, and to no others any more."""
+        """Record the cells of these kernels, and of no others any more."""
         for kernel, channel in list(self._channels.items()):
             manager = managers.get(kernel)
             if manager is None or not channel.is_of(manager):
@@ -58,18 +53,23 @@ class KernelCells(CellRuns):
                 self._abandon(kernel, self._clock())
         for kernel, manager in managers.items():
             if kernel not in self._channels:
-                self._channels[kernel] = Iopub(manager, partial(self.hear, kernel))
+                self._channels[kernel] = Iopub(manager, partial(self.receive, kernel))
             pid = manager.provisioner.pid
             if self._pids.get(kernel, pid) != pid:
                 # It was started anew: nobody will report as ended what ran before.
                 self._abandon(kernel, started(pid) or self._clock())
         self._pids = {kernel: manager.provisioner.pid for kernel, manager in managers.items()}
 
+    @property
+    def followed(self) -> set[str]:
+        """The kernels whose cells are recorded."""
+        return set(self._channels)
+
     def stop(self) -> None:
-        """Listen to nobody."""
+        """Record no kernel any more."""
         self.follow({})
 
-    def hear(self, kernel: str, message: Mapping[str, Any]) -> None:
+    def receive(self, kernel: str, message: Mapping[str, Any]) -> None:
         """A message of a kernel."""
         try:
             parent = message["parent_header"]
@@ -112,6 +112,14 @@ class KernelCells(CellRuns):
         """The runs that had not ended at a moment; all that are kept if None."""
         self._forget()
         return [run for run in self.since() if since is None or run.end is None or run.end > since]
+
+    def news(self, revision: int) -> bytes:
+        """The message with the runs that began, ended or changed after a revision."""
+        if self._news[:2] != (revision, self.revision):
+            runs = [run.to_dict() for run in self.since(revision)]
+            message = json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False)
+            self._news = (revision, self.revision, message.encode())
+        return self._news[2]
 
     def _begin(self, run: str, asked: str, kernel: str, count: Any, when: float) -> None:
         busy, since = self._busy.get(kernel, ("", when))

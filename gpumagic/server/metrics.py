@@ -94,17 +94,7 @@ class _Families:
 
 
 def text(snapshot: Snapshot) -> bytes:
-    """The snapshot, in the text format.
-
-    Parameters
-    ----------
-    snapshot : Snapshot
-
-    Returns
-    -------
-    bytes
-        Of type ``CONTENT_TYPE``.
-    """
+    """The snapshot in the text format, of type ``CONTENT_TYPE``."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(snapshot))
     return generate_latest(registry)

@@ -13,13 +13,7 @@ from gpumagic.telemetry.owners import Kernel
 
 
 class KernelTable:
-    """A table that the event loop brings up to date and any thread may read.
-
-    Parameters
-    ----------
-    kernel_manager, session_manager
-        Those of the Jupyter server.
-    """
+    """A table that the event loop brings up to date and any thread may read."""
 
     def __init__(self, kernel_manager: Any, session_manager: Any) -> None:
         self._kernel_manager = kernel_manager

@@ -9,46 +9,24 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Protocol
 
+from gpumagic.server.kernel_cells import KernelCells
 from gpumagic.server.wants import Want
 
 # A tick that is this part of its period early is one's own.
 _TOLERANCE = 0.1
 
 
-class Cells(Protocol):
-    """Where news of cells comes from."""
-
-    @property
-    def revision(self) -> int:
-        """Grows with each news."""
-
-    def news(self, revision: int) -> bytes:
-        """The message with all that came after a revision."""
-
-
 class Outbox:
     """Sends to one client. On the event loop.
 
-    Parameters
-    ----------
-    write : callable
-        Begins to send a message; the future is done when it has left this process.
-    cells : Cells
-    monotonic : callable
-        Seconds that only grow.
-
-    Attributes
-    ----------
-    want : Want
-        What the client asked for last.
+    ``write`` begins to send a message; its future is done when the message has left this process.
     """
 
     def __init__(
         self,
         write: Callable[[bytes], asyncio.Future[None]],
-        cells: Cells,
+        cells: KernelCells,
         monotonic: Callable[[], float],
     ) -> None:
         self._write = write

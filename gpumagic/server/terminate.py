@@ -50,13 +50,7 @@ class Answer:
 
 
 def parse_order(body: bytes) -> Order:
-    """The order in a request.
-
-    Raises
-    ------
-    NotEnded
-        It is malformed.
-    """
+    """The order in a request; raises NotEnded where it is malformed."""
     try:
         order = json.loads(body)
     except (ValueError, RecursionError):
@@ -73,20 +67,9 @@ def parse_order(body: bytes) -> Order:
 
 
 async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> Answer:
-    """End an orphan.
+    """End an orphan; the owner is of this moment, the snapshot says who holds GPU memory.
 
-    Parameters
-    ----------
-    order : Order
-    snapshot : Snapshot
-        Who holds GPU memory.
-    owner : Owner
-        Whose the process is, of this moment.
-
-    Raises
-    ------
-    NotEnded
-        It is no orphan of this user that holds GPU memory, or another process by now.
+    Raises NotEnded where it is no orphan of this user that holds GPU memory, or another process.
     """
     _check(order, snapshot, owner)
     named = f"process {order.pid} ({owner.name or 'unknown'})"

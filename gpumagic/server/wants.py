@@ -16,15 +16,8 @@ LONGEST_MESSAGE = 4096
 class Want:
     """What one client wants.
 
-    Parameters
-    ----------
-    period_s : float
-        Seconds, within ``PERIODS_S``.
-    processes : bool
-    past : bool
-        The history is to be sent once.
-    since : float, optional
-        Only what came after this moment of it (seconds of Unix time); all that is kept if None.
+    ``past``: the history is to be sent once; ``since``: only what came after this moment of it
+    (Unix time), all that is kept if None.
     """
 
     period_s: float = 1.0
@@ -34,13 +27,7 @@ class Want:
 
 
 def parse_want(text: str | bytes, before: Want) -> Want | None:
-    """What a message asks for; what it does not mention stays as before.
-
-    Returns
-    -------
-    Want or None
-        None where the message is malformed in any way.
-    """
+    """What a message asks for, None if malformed; what it does not mention stays as before."""
     if isinstance(text, bytes):
         return None
     try:

@@ -26,22 +26,10 @@ def no_thread(name: str, run: Callable[[], None]) -> bool:
 
 
 class Asker:
-    """Makes one call at a time.
+    """Makes one call at a time; ``began`` is when the last one was handed over.
 
-    Parameters
-    ----------
-    changed : Condition
-        Held by whoever calls a method of this, but for ``make``; notified when a call has ended.
-    wanted : callable
-        Whether the thread is to stay when it has nothing to do.
-    start : Start
-
-    Attributes
-    ----------
-    alive : bool
-        Whether there is a thread.
-    began : float
-        When the last call was handed over.
+    ``changed`` is held by whoever calls a method of this, but for ``make``, and notified when a
+    call has ended. ``wanted`` says whether the thread is to stay when it has nothing to do.
     """
 
     def __init__(

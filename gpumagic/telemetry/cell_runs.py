@@ -10,19 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CellRun:
-    """A cell that ran, or runs (``end`` is None).
+    """A cell that ran, or runs (``end`` is None); what is told again of a run has the same id.
 
-    Parameters
-    ----------
-    id : str
-        The same run told again has the same id.
-    kernel, notebook : str, optional
-    count : int, optional
-        The number in brackets before the cell.
-    start, end : float
-        Seconds of Unix time.
-    gpus : tuple of str
-        UUIDs of the GPUs on which its kernel was seen to hold memory.
+    ``count`` is the number in brackets before the cell, ``start`` and ``end`` are Unix time,
+    ``gpus`` the UUIDs of the GPUs on which its kernel was seen to hold memory.
     """
 
     id: str
@@ -39,19 +30,10 @@ class CellRun:
 
 
 class CellRuns:
-    """The runs that are kept, the oldest first; any thread may read and write.
+    """The runs that are kept, the oldest first, at most ``most``; any thread may read and write.
 
-    Parameters
-    ----------
-    most : int
-        How many are kept.
-
-    Attributes
-    ----------
-    revision : int
-        Grows whenever a run begins, ends, or is seen on another GPU.
-    on_change : callable
-        Called when it has grown.
+    ``revision`` grows whenever a run begins, ends, or is seen on another GPU; then ``on_change`` is
+    called.
     """
 
     def __init__(self, most: int) -> None:

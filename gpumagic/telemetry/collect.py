@@ -24,19 +24,9 @@ _JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
 
 
 class Collector:
-    """Takes snapshots.
+    """Takes snapshots from its sources, by default those of this machine.
 
-    Parameters
-    ----------
-    nvml, cpu, owners : optional
-        The sources; the real ones if not given.
-    virtual_states : callable
-        The virtual GPUs on this host.
-    here : callable, optional
-        The CUDA devices of this process; None where that does not matter, as in a server, which
-        uses no GPU itself.
-    clock, monotonic : callable
-        Seconds of Unix time; seconds that only grow.
+    ``here`` lists the CUDA devices of this process; None in a server, which uses no GPU itself.
     """
 
     def __init__(
@@ -61,15 +51,7 @@ class Collector:
         self._known_at = float("-inf")
 
     def take(self, *, processes: bool = True, patience: float = 0.0) -> Snapshot:
-        """The machine now.
-
-        Parameters
-        ----------
-        processes : bool
-            Ask who holds memory too, the most expensive thing: several milliseconds per GPU.
-        patience : float
-            How many times its interval a reading may be old, for who takes one every second.
-        """
+        """The machine now; ``patience``: how many times its interval a reading may be old."""
         with self._lock:
             host = self._cpu.host()
             real = self._nvml.gpus(host, patience)

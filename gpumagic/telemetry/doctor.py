@@ -39,19 +39,7 @@ class Check:
 
 
 class Doctor:
-    """Looks at the machine, the driver, the packages and the environment.
-
-    Parameters
-    ----------
-    root : path
-        Where ``/proc``, ``/sys`` and ``/dev`` lie.
-    env : mapping, optional
-        ``os.environ`` if None.
-    door : Nvml, optional
-        The process's own if None.
-    version : callable
-        The version of an installed distribution; raises ``PackageNotFoundError``.
-    """
+    """Looks at the machine under ``root``, the driver, the packages and the environment."""
 
     def __init__(
         self,

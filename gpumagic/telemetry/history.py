@@ -33,15 +33,7 @@ _CHARTED = ("utilization", "memory_used")
 
 
 class History:
-    """A ring of readings.
-
-    Parameters
-    ----------
-    entries : int
-        How many moments are kept.
-    interval_s : float
-        Snapshots that follow the one before sooner than this are left out.
-    """
+    """A ring of readings; a snapshot that follows the one before too soon is left out."""
 
     def __init__(self, entries: int = ENTRIES, interval_s: float = INTERVAL_S) -> None:
         self._interval_s = interval_s
@@ -70,18 +62,10 @@ class History:
             return True
 
     def since(self, time: float | None = None) -> dict[str, Any]:
-        """What was read after a moment, ready for JSON.
+        """What was read after a moment (everything that is kept if None), ready for JSON.
 
-        Parameters
-        ----------
-        time : float, optional
-            Seconds of Unix time; everything that is kept if None.
-
-        Returns
-        -------
-        dict
-            ``{"time": […], "gpus": {uuid: {"utilization": […], "memory_used": […]}}}``: the n-th
-            value of each belongs to the n-th time; percent and bytes, None where not known.
+        ``{"time": […], "gpus": {uuid: {"utilization": […], "memory_used": […]}}}``: the n-th value
+        of each belongs to the n-th time; percent and bytes, None where not known.
         """
         with self._lock:
             kept = list(self._moments)

@@ -17,17 +17,7 @@ KEPT = 50
 
 @dataclass(frozen=True)
 class Measured:
-    """A finished measurement, as what is to be shown of it.
-
-    Attributes
-    ----------
-    title, text : str
-    html : str or None
-    time : float
-        Unix time of its end.
-    id : str
-        Of its own.
-    """
+    """A finished measurement, as what is to be shown of it; ``time`` is Unix time of its end."""
 
     title: str
     text: str

@@ -18,15 +18,7 @@ _EARLY_S = 0.05
 
 
 class NvmlSource:
-    """Samples of NVIDIA's GPUs.
-
-    Parameters
-    ----------
-    door : callable
-        Returns the door to NVML; asked anew each time, for a fork closes it.
-    clock, monotonic : callable
-        Seconds of Unix time; seconds that only grow.
-    """
+    """Samples of NVIDIA's GPUs; ``door`` is asked anew each time, for a fork closes it."""
 
     def __init__(
         self,
@@ -53,14 +45,10 @@ class NvmlSource:
         return self._driver
 
     def gpus(self, host: Host, patience: float = 0.0) -> list[GpuSample]:
-        """All GPUs, those that are lost too.
+        """All GPUs, also lost ones; the host's memory stands for that of one that shares it.
 
-        Parameters
-        ----------
-        host : Host
-            Its memory stands for that of a GPU that shares it.
-        patience : float
-            How many times its interval a reading may be old; and unless 0, watch for Xid errors.
+        ``patience``: how many times its interval a reading may be old; unless 0, Xid errors are
+        watched.
         """
         door = self._door()
         gpus = door.gpus()

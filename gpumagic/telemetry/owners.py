@@ -30,16 +30,8 @@ _LONGEST_INFO = 65536
 class Kernel:
     """A Jupyter kernel on this machine.
 
-    Parameters
-    ----------
-    pid : int
-    id : str
-    notebook : str, optional
-        The path of its notebook, as its server names it.
-    idle_since : float, optional
-        Seconds of Unix time; None while it is busy, or where that is not known.
-    server : str, optional
-        The address of its Jupyter server, where that is another one.
+    ``idle_since`` is Unix time, None while it is busy or where that is not known; ``server`` the
+    address of its Jupyter server, where that is another one.
     """
 
     pid: int
@@ -81,16 +73,8 @@ def physical_gpus() -> Sequence[Device]:
 class Owners:
     """Looks processes up, and remembers those that are still the same process.
 
-    Parameters
-    ----------
-    kernels : callable
-        The kernels that are known for certain, such as those of this Jupyter server.
-    gpus : callable
-        The GPUs of this machine, for their numbers in another process.
-    root : path, optional
-        Of the Jupyter server, which names notebooks from there.
-    clock : callable
-        Seconds of Unix time.
+    ``kernels`` are known for certain, such as those of this Jupyter server; ``gpus`` give CUDA's
+    numbers in another process; the server names notebooks from ``root``.
     """
 
     def __init__(

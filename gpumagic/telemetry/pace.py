@@ -6,15 +6,7 @@ import math
 
 
 class Pace:
-    """All moments in seconds of one monotonic clock.
-
-    Attributes
-    ----------
-    period_s : float
-        Of the ticks; infinite where nobody asks for any.
-    ticked : float
-        The moment on the grid of the last tick.
-    """
+    """All moments in seconds of one monotonic clock; ``ticked`` is the last tick's, on the grid."""
 
     def __init__(self) -> None:
         self.period_s = math.inf

@@ -25,26 +25,12 @@ _TICK_S = 0.02
 
 @dataclass(frozen=True)
 class Facts:
-    """What does not change while a process lives.
+    """What does not change while a process lives; nothing after ``ours`` is known unless it is.
 
-    Parameters
-    ----------
-    pid : int
-    started : float
-        Seconds of Unix time.
-    user : str, optional
-    ours : bool
-        It is this user's; otherwise nothing of what follows is known.
-    name : str, optional
-        The program.
-    notebook : str, optional
-        What the Jupyter server told the kernel, or its parent's kernel, that it runs.
-    server_pid : int, optional
-        The process that launched the kernel that this is, or that this descends from.
-    connection : Path, optional
-        The connection file in its command line: this is a kernel, or was forked from one.
-    cuda : mapping
-        What its environment said about CUDA's devices when it began.
+    ``notebook`` is what the Jupyter server told the kernel, or its parent's kernel, that it runs;
+    ``server_pid`` the process that launched that kernel; ``connection`` the connection file in its
+    command line (it is a kernel, or was forked from one); ``cuda`` what its environment said about
+    CUDA's devices when it began.
     """
 
     pid: int

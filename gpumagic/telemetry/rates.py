@@ -20,34 +20,16 @@ class _Before:
 
 
 class Rates:
-    """What each counter was before.
-
-    Parameters
-    ----------
-    clock : callable
-        Seconds, monotonic; for counters that do not tell when they were read.
-    """
+    """What each counter was before; the clock is for those that do not say when they were read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._before: dict[Hashable, _Before] = {}
 
     def per_second(self, key: Hashable, field: Field | None, most: float) -> float | None:
-        """How fast a counter grows.
+        """How fast a counter grows, where ``most`` is the greatest rate that can be.
 
-        Parameters
-        ----------
-        key : hashable
-            Which counter it is.
-        field : Field, optional
-            Its value now; None where it has none.
-        most : float
-            The greatest rate that can be.
-
-        Returns
-        -------
-        float or None
-            None at first, where it wrapped or was reset, and where it may have wrapped unseen.
+        None at first, where it wrapped or was reset, and where it may have wrapped unseen.
         """
         if field is None:
             self._before.pop(key, None)

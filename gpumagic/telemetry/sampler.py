@@ -44,23 +44,9 @@ class _Waiting:
 
 
 class Sampler:
-    """Takes snapshots as often as the most impatient subscriber asks.
+    """Takes snapshots as often as the most impatient subscriber asks; ``history`` keeps them.
 
-    Parameters
-    ----------
-    source : Source, optional
-        What is asked; this machine if None.
-    clock, monotonic : callable
-        Seconds of Unix time; seconds that only grow.
-    start : callable
-        Starts a thread, given its name and what it runs.
-    stalled_s : float
-        After how many seconds without an answer the subscribers are told.
-
-    Attributes
-    ----------
-    history : History
-        What was read in the last minutes, also before a pause.
+    After ``stalled_s`` seconds without an answer of the driver the subscribers are told.
     """
 
     def __init__(
@@ -99,20 +85,10 @@ class Sampler:
     ) -> Subscription:
         """Watch, until the subscription is closed.
 
-        Parameters
-        ----------
-        listener : callable, optional
-            Called with each snapshot, at most once per period, on a thread of the sampler: it must
-            return at once. :meth:`latest` has the same.
-        period_s : float
-            Seconds, within ``PERIODS_S``.
-        processes : bool
-            Ask who holds memory too, which costs the driver several milliseconds per GPU.
-
-        Raises
-        ------
-        ValueError
-            The period is out of bounds.
+        The listener is called with each snapshot, at most once per period, on a thread of the
+        sampler: it must return at once. With ``processes`` the driver is asked who holds memory
+        too, which costs it several milliseconds per GPU. Raises ValueError for a period that is out
+        of ``PERIODS_S``.
         """
         made = Subscription(self._follow, listener, period_s, processes)
         with self._changed:

@@ -227,13 +227,7 @@ class Snapshot:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Snapshot:
-        """The snapshot that ``to_dict`` made, of this version or another.
-
-        Raises
-        ------
-        ValueError
-            What cannot be missing is missing.
-        """
+        """What ``to_dict`` made, of any version; ValueError where what is needed is missing."""
         try:
             return cls(
                 **{
@@ -249,13 +243,7 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Snapshot:
-        """The snapshot that ``to_json`` wrote, of this version or another.
-
-        Raises
-        ------
-        ValueError
-            Not JSON, or what cannot be missing is missing.
-        """
+        """What ``to_json`` wrote, of any version; ValueError where it is no JSON or no snapshot."""
         return cls.from_dict(json.loads(text))
 
 

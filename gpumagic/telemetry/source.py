@@ -20,14 +20,7 @@ class Source(Protocol):
 
 
 class Guarded:
-    """A source that never raises.
-
-    Parameters
-    ----------
-    source : Source
-    clock : callable
-        Seconds of Unix time.
-    """
+    """A source that never raises."""
 
     def __init__(self, source: Source, clock: Callable[[], float]) -> None:
         self._source = source

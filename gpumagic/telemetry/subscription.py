@@ -20,14 +20,7 @@ Listener = Callable[[Snapshot], None]
 class Subscription:
     """What :meth:`Sampler.subscribe` returns; closed at the end of a ``with`` block.
 
-    Parameters
-    ----------
-    follow : callable
-        Called when this subscription has changed.
-    listener : callable, optional
-    period_s : float
-        Seconds.
-    processes : bool
+    ``follow`` is called when it has changed.
     """
 
     def __init__(
@@ -45,13 +38,7 @@ class Subscription:
         self._told_at = -math.inf
 
     def change(self, *, period_s: float | None = None, processes: bool | None = None) -> None:
-        """Ask for another period, or for processes, from now on.
-
-        Raises
-        ------
-        ValueError
-            The period is out of bounds.
-        """
+        """Ask for another period, or for processes, from now on; ValueError if out of bounds."""
         if period_s is not None:
             self.period_s = checked(period_s)
         if processes is not None:

@@ -71,20 +71,9 @@ class VirtualState:
 class Publisher:
     """The counters of this process's virtual GPUs, readable by every process of this user.
 
-    Parameters
-    ----------
-    gpus : sequence of VirtualFacts
-        In the order of their ordinals, at most ``MAX_GPUS``.
-    folder : path, optional
-        Where the state files of this user lie; by default ``state_folder()``.
-
-    Attributes
-    ----------
-    counters : list of memoryview
-        A writable row of int64 per GPU, to be indexed with ``ALLOCATED`` and its like. After a
-        fork the child finds private rows here, so that its writes do not change its parent's.
-    path : Path or None
-        None where no file could be written: this process still sees its own GPUs.
+    ``counters`` are writable rows of int64, one per GPU, to be indexed with ``ALLOCATED`` and its
+    like; after a fork the child finds private rows here. ``path`` is None where no file could be
+    written: this process still sees its own GPUs.
     """
 
     counters: list[memoryview]

@@ -47,13 +47,7 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
 def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """libc10 and libtorch_cpu, which torch has loaded.
-
-    Raises
-    ------
-    OSError
-        They do not lie where they do in torch's wheels.
-    """
+    """libc10 and libtorch_cpu; OSError where they do not lie as in torch's wheels."""
     folder = Path(torch.__file__).parent / "lib"
     suffix = "dylib" if sys.platform == "darwin" else "so"
     c10, cpu = (ctypes.CDLL(str(folder / f"lib{name}.{suffix}")) for name in ("c10", "torch_cpu"))

@@ -42,13 +42,7 @@ def one_gpu(found: Found) -> VirtualGpu | None:
 
 
 def mixed(op: Any, name: str, outs: frozenset[str], found: Found) -> VirtualGpu:
-    """The GPU on which an operator with tensors on several devices runs.
-
-    Raises
-    ------
-    RuntimeError
-        What CUDA would say, if it would.
-    """
+    """The GPU on which an operator with tensors on several devices runs, or CUDA's RuntimeError."""
     __tracebackhide__ = True
     gpu = GPUS[next(tensor for _, tensor, _ in found if tensor.is_cuda).get_device()]
     home = found[0][1].device

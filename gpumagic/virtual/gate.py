@@ -64,13 +64,7 @@ _INSTEAD = "the CPU works without them"
 
 
 def check(*, force: bool = False) -> None:
-    """Return if virtual GPUs may be turned on in this process.
-
-    Raises
-    ------
-    GpuError
-        In one sentence: why not.
-    """
+    """Return if virtual GPUs may be turned on in this process; else GpuError says why not."""
     problem = refusal(force=force) or static_problem()
     if problem is None and (_real_gpus() or not _tested()):
         verdict = trial()
@@ -122,12 +116,8 @@ def static_problem() -> str | None:
 def trial(cache: Path | None = None, command: list[str] | None = None) -> str | None:
     """What went wrong in a child process that turned them on and used them, or None.
 
-    Parameters
-    ----------
-    cache : path, optional
-        The file in which verdicts are kept, by build; in the user's cache folder if None.
-    command : list of str, optional
-        What to run instead; it must print ``verdict: works``.
+    Verdicts are kept in a file of the user's cache folder, by build. The command must print
+    ``verdict: works``.
     """
     if cache is None:
         from platformdirs import user_cache_path

@@ -63,16 +63,9 @@ class MemoryStat:
 
 
 class MemoryAccount:
-    """The memory of one virtual GPU.
+    """The memory of one virtual GPU; ``limit`` is how many bytes of its capacity may be allocated.
 
-    Parameters
-    ----------
-    ordinal : int
-        Its number in ``cuda:N``, for messages.
-    capacity : int
-        Bytes. ``limit`` is how many of them may be allocated: all, until it is set.
-    row : Counters
-        Where the numbers are published (see :mod:`gpumagic.telemetry.virtual_state`).
+    The numbers are published in ``row`` (see :mod:`gpumagic.telemetry.virtual_state`).
     """
 
     def __init__(self, ordinal: int, capacity: int, row: Counters) -> None:
@@ -90,13 +83,7 @@ class MemoryAccount:
         self._window = perf_counter_ns()
 
     def charge(self, nbytes: int) -> int:
-        """Allocate; the size of the block in bytes.
-
-        Raises
-        ------
-        torch.OutOfMemoryError
-            In CUDA's words.
-        """
+        """Allocate; returns the block's size in bytes, or raises ``torch.OutOfMemoryError``."""
         size = -(-nbytes // BLOCK) * BLOCK
         if self._freed:
             self._settle()

@@ -80,10 +80,7 @@ def adopt_sparse(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
 def replace_sparse(old: Tensor, new: Tensor) -> Tensor:
     """`old` takes over the parts of `new`: what an operator that writes in place needs.
 
-    Raises
-    ------
-    NotImplementedError
-        For layouts other than COO, whose parts cannot be replaced.
+    Only for COO: NotImplementedError for the other layouts, whose parts cannot be replaced.
     """
     if old.layout is not torch.sparse_coo:
         raise NotImplementedError(f"virtual GPUs cannot write into a {old.layout} tensor in place")

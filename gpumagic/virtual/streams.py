@@ -106,13 +106,7 @@ class Event:
         """Wait for the work before this point."""
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds of CPU time to a later event: they say nothing about a GPU.
-
-        Raises
-        ------
-        ValueError
-            In torch's words, for events that were not recorded or not made for timing.
-        """
+        """Milliseconds of CPU time to a later event: they say nothing about a GPU."""
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._at is None or end_event._at is None:

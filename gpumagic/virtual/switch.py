@@ -22,13 +22,7 @@ _lock = threading.RLock()
 
 
 def turn_on(number: int, capacity: int, *, force: bool = False) -> None:
-    """Give this process `number` virtual GPUs of `capacity` bytes, if the gate lets them in.
-
-    Raises
-    ------
-    GpuError
-        In one line: why they are refused.
-    """
+    """Give this process `number` virtual GPUs of `capacity` bytes, or GpuError where refused."""
     with _lock:
         if GPUS:
             _already_on(number)

@@ -43,13 +43,7 @@ _NO_MODEL = (
 
 
 def script(path: Path = SCRIPT) -> str:
-    """The built front end.
-
-    Raises
-    ------
-    GpuError
-        It has not been built.
-    """
+    """The built front end; GpuError where it has not been built."""
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:
@@ -62,22 +56,7 @@ def script(path: Path = SCRIPT) -> str:
 class MonitorWidget(anywidget.AnyWidget):
     """The live monitor in a notebook; made by :func:`gpumagic.monitor`.
 
-    Parameters
-    ----------
-    period : float
-        Seconds between two readings.
-    sampler : Sampler, optional
-        Whom to ask; this process's if None.
-    shell : InteractiveShell, optional
-        Whose cells are told; the running one if None.
-    audience : Audience, optional
-    board : Board
-        Where this kernel's measurements are told.
-
-    Raises
-    ------
-    GpuError
-        The period is out of bounds, or the front end is not built.
+    Sampler, shell, audience and board are this process's own unless they are given.
     """
 
     period = Float(1.0).tag(sync=True)
@@ -122,7 +101,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._closed = False
         shell = shell or get_ipython()
         self._log = None if shell is None else ShellCells(shell, self._ran)
-        self.on_msg(self._heard)
+        self.on_msg(self.receive)
         self._wake()
 
     def show(self, result: Any, title: str | None = None) -> None:
@@ -191,7 +170,7 @@ class MonitorWidget(anywidget.AnyWidget):
             self._awake = True
         if self._log is not None:
             self._log.install()
-            self._audience.hears(not self._log.busy)
+            self._audience.receives(not self._log.busy)
         atexit.register(self._exit)
         self.history = self._sampler.history.since(None)
         self._subscription = self._sampler.subscribe(
@@ -243,7 +222,7 @@ class MonitorWidget(anywidget.AnyWidget):
             return
         mine = {process.uuid for process in self._last.processes if process.mine}
         log.holds(mine)
-        self._audience.hears(not log.busy)
+        self._audience.receives(not log.busy)
         # A notebook in which a cell ran is to be saved anyway.
         self._due = True
         # The view has the others; a new one gets all.
@@ -261,8 +240,8 @@ class MonitorWidget(anywidget.AnyWidget):
         self.snapshot = snapshot.to_dict()
         self._keep()
 
-    def _heard(self, _: Any, content: Any, buffers: Any) -> None:
-        """What a view says."""
+    def receive(self, _: Any, content: Any, buffers: Any) -> None:
+        """Take a view's message: that it looks, or that it is gone."""
         said = content if isinstance(content, dict) else {}
         view, kind = str(said.get("id"))[:64], said.get("type")
         if kind == "look":

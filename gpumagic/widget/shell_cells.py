@@ -15,16 +15,7 @@ _numbers = itertools.count()
 
 
 class ShellCells:
-    """What ran when, while it is installed.
-
-    Parameters
-    ----------
-    shell : InteractiveShell
-    changed : callable
-        Called after a cell began or ended.
-    clock : callable
-        Seconds of Unix time.
-    """
+    """What ran when, while it is installed; ``changed`` is called after a cell began or ended."""
 
     def __init__(
         self, shell: Any, changed: Callable[[], None], clock: Callable[[], float] = time.time

@@ -17,14 +17,14 @@ def message(kind, parent="run-1", date=None, **content):
 def test_a_silent_run_is_no_cell_and_an_old_one_is_forgotten():
     now = [1000.0]
     log = KernelCells(lambda kernel: None, lambda: now[0])
-    log.hear("k", message("status", execution_state="busy"))
-    log.hear("k", message("status", execution_state="idle"))
+    log.receive("k", message("status", execution_state="busy"))
+    log.receive("k", message("status", execution_state="idle"))
     assert log.runs() == []
-    log.hear("k", message("status", "run-2", execution_state="busy"))
+    log.receive("k", message("status", "run-2", execution_state="busy"))
     now[0] += 5
-    log.hear("k", message("execute_input", "run-2", execution_count=2))
+    log.receive("k", message("execute_input", "run-2", execution_count=2))
     now[0] += 5
-    log.hear("k", message("status", "run-2", execution_state="idle"))
+    log.receive("k", message("status", "run-2", execution_state="idle"))
     (run,) = log.runs()
     assert (run.start, run.end, run.count) == (1000.0, 1010.0, 2)
     assert log.runs(since=1011.0) == []
@@ -35,17 +35,17 @@ def test_a_silent_run_is_no_cell_and_an_old_one_is_forgotten():
 @pytest.mark.parametrize("bad", [{}, {"header": None}, message("status"), message("x", None)])
 def test_a_message_that_is_none_is_ignored(bad):
     log = KernelCells(lambda kernel: None)
-    log.hear("k", bad)
+    log.receive("k", bad)
     assert log.runs() == []
 
 
 def test_a_run_takes_the_gpus_that_are_seen_while_and_just_after_it():
     now = [1000.0]
     log = KernelCells(lambda kernel: "a.ipynb", lambda: now[0])
-    log.hear("k", message("execute_input", execution_count=1))
+    log.receive("k", message("execute_input", execution_count=1))
     log.see(Snapshot(1001.0, processes=(ProcessSample("GPU-0", 1, 5, kernel="k"),)))
     now[0] = 1002.0
-    log.hear("k", message("status", execution_state="idle"))
+    log.receive("k", message("status", execution_state="idle"))
     seen = log.revision
     log.see(Snapshot(1003.0, processes=(ProcessSample("GPU-1", 1, 5, kernel="k"),)))
     log.see(Snapshot(1010.0, processes=(ProcessSample("GPU-2", 1, 5, kernel="k"),)))

@@ -90,7 +90,7 @@ async def test_cells_are_logged_with_their_times_and_gpus(hub, start, execute, c
     kernel = await start()
     client = await connect()
     await client.want(period=0.25, processes=True)
-    await becomes(lambda: kernel in hub.cells._channels)
+    await becomes(lambda: kernel in hub.cells.followed)
     await execute(kernel, _HOLD + "print('x' * 10_000)")
     await becomes(lambda: [r for r in hub.cells.runs() if r.end is not None and r.gpus])
     (run,) = hub.cells.runs()
@@ -108,8 +108,8 @@ async def test_a_cell_that_runs_ends_with_its_kernel(hub, start, execute, connec
     kernel = await start()
     client = await connect()
     await client.hear()
-    await becomes(lambda: kernel in hub.cells._channels)
-    hub._refresh_s = 0.05
+    await becomes(lambda: kernel in hub.cells.followed)
+    hub.refresh_s = 0.05
     running = asyncio.create_task(execute(kernel, "import time; time.sleep(300)"))
     await becomes(lambda: hub.cells.runs())
     assert hub.cells.runs()[0].end is None
@@ -123,12 +123,12 @@ async def test_a_cell_that_runs_ends_with_its_kernel(hub, start, execute, connec
 
 
 async def test_listening_ends_some_time_after_the_last_client(hub, start, connect):
-    hub._linger_s, hub._refresh_s = 0.0, 0.01
+    hub.linger_s, hub.refresh_s = 0.0, 0.01
     kernel = await start()
     client = await connect()
-    await becomes(lambda: kernel in hub.cells._channels)
+    await becomes(lambda: kernel in hub.cells.followed)
     client.close()
-    await becomes(lambda: not hub.cells._channels and hub._watch is None)
+    await becomes(lambda: not hub.cells.followed and not hub.tasks)
 
 
 @pytest.fixture

@@ -200,8 +200,8 @@ async def test_the_doctor_says_what_it_found(machine, fetch):
 
 
 async def test_a_stalled_driver_holds_nobody_up(machine, hub, fetch):
-    hub._answer_s = 0.05
-    hub._doctor = machine.answers.wait
+    hub.answer_s = 0.05
+    hub.doctor = machine.answers.wait
     machine.answers.clear()
     snapshot, checks, status = await asyncio.gather(
         fetch("snapshot"), fetch("doctor"), fetch("metrics")

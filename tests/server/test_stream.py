@@ -35,7 +35,7 @@ async def test_processes_are_asked_for_only_while_somebody_wants_them(machine, h
     machine.processes = (ProcessSample("GPU-0", 4242, 7),)
     client = await connect()
     assert (await client.hear())["snapshot"]["processes"] == []
-    assert hub._subscription.processes is False
+    assert hub.subscription.processes is False
     await client.want(period=0.25, processes=True)
     await client.hear(until=lambda message: message["snapshot"]["processes"])
     await client.want(processes=False)
@@ -46,7 +46,7 @@ async def test_processes_are_asked_for_only_while_somebody_wants_them(machine, h
 async def test_a_period_out_of_bounds_is_clamped(machine, hub, connect, asked, given):
     client = await connect()
     await client.want(period=asked)
-    await becomes(lambda: hub._subscription.period_s == given)
+    await becomes(lambda: hub.subscription.period_s == given)
 
 
 async def test_the_past_is_sent_when_it_is_asked_for(machine, hub, connect):
@@ -65,7 +65,7 @@ async def test_the_history_survives_when_nobody_watches(machine, hub, connect):
     client = await connect()
     await client.hear()
     client.close()
-    await becomes(lambda: hub._subscription is None)
+    await becomes(lambda: hub.subscription is None)
     again = await connect()
     await again.want(since=None)
     assert (await again.hear("history"))["history"]["time"][0] == 1001.0
@@ -105,13 +105,13 @@ async def test_what_is_malformed_is_ignored_and_nothing_is_lost(machine, hub, co
     await client.connection.write_message(b'{"type": "want", "period": 0.5}', binary=True)
     await client.want(period=0.25, since=None)
     await client.hear("history")
-    assert hub._subscription.period_s == 0.25
+    assert hub.subscription.period_s == 0.25
 
 
 async def test_who_sends_too_much_is_cut_off_and_no_other(machine, hub, connect):
     rude, polite = await connect(), await connect()
     await rude.connection.write_message("x" * 4097)
-    await becomes(lambda: len(hub._clients) == 1)
+    await becomes(lambda: len(hub.clients) == 1)
     await polite.hear()
 
 
@@ -120,7 +120,7 @@ async def test_many_clients_cost_the_driver_what_one_does(machine, hub, connect)
         for client in clients:
             await client.hear()
             await client.want(period=0.25)
-        await becomes(lambda: hub._subscription.period_s == 0.25)
+        await becomes(lambda: hub.subscription.period_s == 0.25)
         before = machine.takes
         for _ in range(4):
             await asyncio.gather(*(client.hear() for client in clients))
@@ -201,7 +201,7 @@ async def test_a_slow_client_gets_the_newest_and_no_queue(
 async def test_a_thousand_sockets_opened_and_cut_leave_nothing(
     machine, hub, connect, jp_serverapp, jp_http_port, jp_base_url
 ):
-    hub._linger_s, hub._refresh_s = 0.0, 0.05
+    hub.linger_s, hub.refresh_s = 0.0, 0.05
     # What a test has logged is kept in memory.
     jp_serverapp.log.setLevel(logging.WARNING)
     process = psutil.Process()
@@ -228,7 +228,7 @@ async def test_a_thousand_sockets_opened_and_cut_leave_nothing(
                 await asyncio.wait_for(reader.readuntil(b'"type":"snapshot"'), ANSWER_S)
             # Cut, without a word.
             writer.transport.abort()
-        await becomes(lambda: not hub._clients and hub._pump is None and hub._watch is None)
+        await becomes(lambda: not hub.clients and not hub.tasks)
         await becomes(
             lambda: not any("gpumagic" in thread.name for thread in threading.enumerate())
         )
@@ -257,7 +257,7 @@ async def test_when_the_server_stops_nothing_is_left(machine, hub, connect, jp_s
     await becomes(no_thread)
     assert not [t for t in asyncio.all_tasks() if "gpumagic" in repr(t.get_coro())]
     await connect()
-    assert hub._clients == {}
+    assert hub.clients == {}
 
 
 async def test_the_base_url_is_the_servers(machine, connect, jp_base_url):

@@ -31,10 +31,10 @@ def test_the_time_of_a_cell_does_not_count():
     clock = Clock()
     audience = Audience(clock, patience_s=90)
     audience.look("a")
-    audience.hears(False)
+    audience.receives(False)
     clock.now = 7200
     assert audience.anyone()
-    audience.hears(True)
+    audience.receives(True)
     clock.now += 89
     assert audience.anyone()
     clock.now += 2
@@ -63,7 +63,7 @@ def test_who_looked_a_moment_ago_is_there(steps):
         if step == "wait":
             clock.now += number
         elif step in ("busy", "free"):
-            audience.hears(step == "free")
+            audience.receives(step == "free")
         else:
             getattr(audience, step)(str(number % 3))
         if step == "look":

@@ -121,7 +121,7 @@ def test_what_a_cell_left_behind_is_told_at_its_end(made):
 
 
 def test_it_rests_when_the_last_view_goes_and_wakes_when_one_comes(made):
-    hear = made.widget._heard
+    hear = made.widget.receive
     hear(None, {"type": "look", "id": "a"}, [])
     hear(None, {"type": "gone", "id": "a"}, [])
     assert made.sampler.listeners == hooks(made.shell) == []
@@ -134,7 +134,7 @@ def test_it_rests_when_the_last_view_goes_and_wakes_when_one_comes(made):
 
 
 def test_it_rests_when_nobody_is_heard_but_not_in_a_long_cell(made):
-    made.widget._heard(None, {"type": "look", "id": "a"}, [])
+    made.widget.receive(None, {"type": "look", "id": "a"}, [])
     made.ns = made.shell.ns
 
     def hours():
@@ -156,7 +156,7 @@ def test_it_rests_when_nobody_is_heard_but_not_in_a_long_cell(made):
     "nonsense", [None, [], "look", {}, {"type": "gone"}, {"type": 7, "id": {}}]
 )
 def test_nonsense_from_a_view_is_ignored(made, nonsense):
-    made.widget._heard(None, nonsense, [])
+    made.widget.receive(None, nonsense, [])
     assert len(made.sampler.listeners) == 1
 
 
@@ -165,7 +165,7 @@ def test_closing_twice_and_ticks_after_it_do_nothing(made):
     made.widget.close()
     made.widget.close()
     listener(SNAPSHOT)
-    made.widget._heard(None, {"type": "look", "id": "late"}, [])
+    made.widget.receive(None, {"type": "look", "id": "late"}, [])
     assert made.sampler.listeners == hooks(made.shell) == []
     assert made.published == [SNAPSHOT.time]
 

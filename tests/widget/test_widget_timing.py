@@ -53,7 +53,7 @@ def test_a_step_does_not_send_all_results_again(made):
 
 
 def test_while_it_rests_it_hears_nothing_and_then_it_has_all(made):
-    hear = made.widget._heard
+    hear = made.widget.receive
     hear(None, {"type": "look", "id": "a"}, [])
     hear(None, {"type": "gone", "id": "a"}, [])
     assert made.board._listeners == {}
