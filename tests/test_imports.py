@@ -28,7 +28,7 @@ MAY = {
     | {"timing", "dryrun", "cell", "ledger", "mismatch", "placement"}
     | {"gputable", "telemetry", "widget", "virtual"},
     "timing": GROUND | {"cell", "copies", "isolation", "ledger", "moving", "placement", "nvml"},
-    "dryrun": GROUND | {"cell", "isolation", "ledger", "mismatch", "moving", "placement"},
+    "dryrun": GROUND | {"ledger", "mismatch", "moving", "placement", "virtual"},
     "cell": GROUND | {"ledger", "mismatch", "moving", "placement"},
     "copies": {"moving", "usercode", "errors", "faults"},
     "isolation": {"usercode", "errors", "faults"},

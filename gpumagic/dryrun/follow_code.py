@@ -26,7 +26,7 @@ from gpumagic.dryrun.fake_operators import Operators
 from gpumagic.dryrun.fakes import Fakes
 from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.dryrun.inherited import Inherited
-from gpumagic.dryrun.peaks import Room, peaks
+from gpumagic.dryrun.peaks import Before, peaks
 from gpumagic.dryrun.result import DryRun, Mismatch, Unknown
 from gpumagic.dryrun.unknown import Stopped, raised
 from gpumagic.mismatch import explain
@@ -66,7 +66,7 @@ class Subject:
     limit: float
 
 
-def follow(subject: Subject, before: Room) -> DryRun:
+def follow(subject: Subject, before: Before) -> DryRun:
     """What the code of `subject` would do, with the memory that there is `before` it."""
     return _Following(subject).run(before)
 
@@ -88,7 +88,7 @@ class _Following:
         where = where or innermost()
         self._unknown.setdefault((where, reason), Unknown(where, reason, ended))
 
-    def run(self, before: Room) -> DryRun:
+    def run(self, before: Before) -> DryRun:
         started = time.perf_counter()
         subject, named, variables = self._subject, dict[str, Any](), _Variables({})
         confinement = Confinement()
@@ -99,7 +99,7 @@ class _Following:
         go = subject.prepare(self.note)
         with ExitStack() as stack:
             calls = Calls(inherited.fake, self._crossings)
-            patches.install(mode, calls, self.note, self._waited)
+            patches.install(mode, calls, self.note, self._waited, before.virtual)
             for layer in (calls, mode):
                 stack.enter_context(layer)
             self._operators.install(stack)

@@ -17,7 +17,6 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from gpumagic import faults
-from gpumagic.dryrun import engine_after_fork
 from gpumagic.dryrun.shared_with_parent import detach
 from gpumagic.errors import GpuError
 
@@ -55,11 +54,10 @@ def run_forked(
     if not hasattr(os, "fork"):
         raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
     receiver, sender = Pipe(duplex=False)
-    before = engine_after_fork.flags()
     started = time.monotonic()
     pid = _fork()
     if pid == 0:
-        _work_in_child(work, sender, before)
+        _work_in_child(work, sender)
     try:
         sender.close()
         answer = _received(receiver, started, limit, waiting)
@@ -102,13 +100,12 @@ def _received(
         return None
 
 
-def _work_in_child(work: Callable[[], Any], sender: Connection, before: Any) -> None:
+def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         detach(keep=sender.fileno())
-        engine_after_fork.restore(before)
         sender.send((work(), None))
     except BaseException:  # noqa: BLE001  the parent raises it
         sender.send((None, traceback.format_exc()))

@@ -20,14 +20,17 @@ from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils
 from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
-from gpumagic.device import here as devices_here
 from gpumagic.dryrun.answers import Calls
 from gpumagic.dryrun.fakes import Fakes, set_data
 from gpumagic.dryrun.lazy import LazyBuffer, LazyParameter, new_lazy
 
 
 def install(
-    mode: Fakes, calls: Calls, note: Callable[[str], object], wait: Callable[..., object]
+    mode: Fakes,
+    calls: Calls,
+    note: Callable[[str], object],
+    wait: Callable[..., object],
+    virtual: bool,
 ) -> None:
     """Put all of it in force, for as long as this process lives.
 
@@ -39,6 +42,8 @@ def install(
         Called with what was left out, as a phrase.
     wait : callable
         Called where the code waits for a device.
+    virtual : bool
+        Whether the GPUs are virtual.
     """
     replaced: list[tuple[Any, str, Any]] = [
         (fake_tensor, "init_gpu_context", _nothing),
@@ -57,7 +62,7 @@ def install(
         # A function mode is on: by that alone torch would leave its fused layers out.
         (torch.overrides, "has_torch_function", _no),
     ]
-    if any(device.virtual for device in devices_here(memory=False)):
+    if virtual:
         # Their kernels are the CPU's, which make other tensors beside the result.
         replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
     for owner, name, value in replaced:

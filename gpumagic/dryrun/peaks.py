@@ -1,17 +1,40 @@
 """Compare what a dry run would hold with what each device has."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import psutil
 import torch
 
+from gpumagic.device import here as devices_here
 from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.dryrun.result import Peak
 
-Room = dict[str, tuple[int, int | None]]
+
+@dataclass(frozen=True)
+class Before:
+    """What there is before the code, measured where the devices may be used.
+
+    Attributes
+    ----------
+    memory : dict
+        Bytes allocated and bytes free, of each device that this process uses.
+    virtual : bool
+        Whether the GPUs are virtual.
+    real : list of (properties, int)
+        Of GPUs whose driver this process uses: what torch says of them, and the bytes allocated.
+    """
+
+    memory: dict[str, tuple[int, int | None]]
+    virtual: bool
+    real: list[tuple[Any, int]]
 
 
-def room(target: torch.device | None) -> Room:
-    """Bytes allocated now and bytes free, of each device that this process uses."""
-    found: Room = {"cpu": (0, int(psutil.virtual_memory().available))}
+def measure(target: torch.device | None) -> Before:
+    """Ask each device that this process uses, or will use for `target`."""
+    memory: dict[str, tuple[int, int | None]]
+    memory, real = {"cpu": (0, int(psutil.virtual_memory().available))}, []
+    virtual = any(device.virtual for device in devices_here(memory=False))
     if target is not None and target.type == "cuda":
         torch.cuda.init()
     if torch.cuda.is_initialized():
@@ -19,17 +42,19 @@ def room(target: torch.device | None) -> Room:
             allocated = torch.cuda.memory_allocated(index)
             # What torch keeps for later is free for torch, though not to the driver.
             unused = torch.cuda.memory_reserved(index) - allocated
-            found[f"cuda:{index}"] = allocated, torch.cuda.mem_get_info(index)[0] + unused
-    return found
+            memory[f"cuda:{index}"] = allocated, torch.cuda.mem_get_info(index)[0] + unused
+            if not virtual:
+                real.append((torch.cuda.get_device_properties(index), allocated))
+    return Before(memory, virtual, real)
 
 
-def peaks(held: HeldMemory, before: Room) -> dict[str, Peak]:
+def peaks(held: HeldMemory, before: Before) -> dict[str, Peak]:
     """The peak of every device on which the code had tensors."""
     found = {}
     for device in sorted(held.most):
         start = held.start.get(device, 0)
         most = max(held.most[device], held.now.get(device, 0))
-        allocated, free = before.get(device, (start, None))
+        allocated, free = before.memory.get(device, (start, None))
         base = start if device == "cpu" else allocated
         if device == "meta" or (most == 0 and start == 0):
             continue

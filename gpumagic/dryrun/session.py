@@ -4,16 +4,19 @@ Guarantees: one answer, also where the copy had to be killed; nothing of this pr
 """
 
 import importlib
+import os
 from collections.abc import Callable
 
 from gpumagic.device import Device
+from gpumagic.dryrun import engine_after_fork
 from gpumagic.dryrun.follow_code import Subject, follow
 from gpumagic.dryrun.forked import Overdue, run_forked
-from gpumagic.dryrun.peaks import room
+from gpumagic.dryrun.peaks import measure
 from gpumagic.dryrun.result import DryRun, Unknown
 from gpumagic.errors import GpuError
 from gpumagic.placement.scope import placement
 from gpumagic.placement.torch_devices import as_torch
+from gpumagic.virtual import switch
 
 LIMIT_S = 60.0
 _GRACE_S = 5.0  # past the limit, to end by itself with what it knows by then
@@ -36,14 +39,17 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
     """
     if _following:
         raise GpuError("a dry run is under way, and follows no other")
-    importlib.import_module("torch._dynamo")  # else each copy would load it anew
+    _load_torch()
     device = subject.device
-    before = room(None if device is None else as_torch(device))
-    outer = placement()
+    before = measure(None if device is None else as_torch(device))
+    outer, flags = placement(), engine_after_fork.flags()
 
     def work() -> DryRun:
         global _following
         _following = True
+        if before.real:
+            switch.stand_in(before.real)
+        engine_after_fork.restore(flags)
         if outer is not None:
             outer.hold()  # a fork leaves it
         return follow(subject, before)
@@ -53,6 +59,14 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
     except Overdue:
         return _nothing_known(device, subject.limit)
     return result
+
+
+def _load_torch() -> None:
+    """Load the rest of torch here, else each copy would do so anew."""
+    environment = set(os.environ)
+    importlib.import_module("torch._dynamo")
+    for name in os.environ.keys() - environment:  # where a compiler would keep its files
+        del os.environ[name]
 
 
 def _nothing_known(device: Device | None, limit: float) -> DryRun:

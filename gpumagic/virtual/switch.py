@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import fields
 from typing import Any
 
 import torch
 
 from gpumagic.device import Device, set_virtual
 from gpumagic.errors import GpuError
-from gpumagic.telemetry.virtual_state import Publisher, VirtualFacts
+from gpumagic.telemetry.virtual_state import COUNTERS, Publisher, VirtualFacts
 from gpumagic.virtual import abi, cuda_api, events, gate, registry
 from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu
@@ -85,3 +87,25 @@ def _devices() -> list[Device]:
         )
         for gpu in GPUS
     ]
+
+
+def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
+    """Let virtual GPUs answer for real ones in a forked child, which may not call their driver.
+
+    Tensors cannot be made on them: it is for following code on tensors without data.
+
+    Parameters
+    ----------
+    gpus : iterable of (properties, int)
+        What ``torch.cuda.get_device_properties`` says of each, and the bytes allocated there.
+    """
+    for index, (real, allocated) in enumerate(gpus):
+        facts = {f.name: getattr(real, f.name) for f in fields(Properties) if hasattr(real, f.name)}
+        account = MemoryAccount(index, real.total_memory, [0] * COUNTERS)
+        account.bytes.add(allocated)
+        properties = Properties(**{"uuid": uuid.uuid4(), **facts})
+        GPUS.append(VirtualGpu(index, account, properties))
+    stack = ExitStack()  # never closed: the child ends with it
+    abi.install(stack)
+    cuda_api.install(stack)
+    torch.cuda.init()

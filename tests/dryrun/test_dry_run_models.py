@@ -257,7 +257,10 @@ def inference(net, *args):
     return net(*args)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [m if n % 2 == 0 else pytest.param(m, marks=pytest.mark.slow) for n, m in enumerate(MODELS)],
+)
 def test_training(model):
     torch.manual_seed(0)
     make, args = MODELS[model]
@@ -265,11 +268,12 @@ def test_training(model):
     check(train, net, torch.optim.AdamW(net.parameters()), *args())
 
 
-# The two take the same way but in few operators: one of them each time, both with -m slow.
+# Every third of them each time, and all with -m slow.
+@pytest.mark.parametrize("way", [without_gradients, inference])
 @pytest.mark.parametrize(
-    "way", [pytest.param(without_gradients, marks=pytest.mark.slow), inference]
+    "model",
+    [m if n % 3 == 0 else pytest.param(m, marks=pytest.mark.slow) for n, m in enumerate(MODELS)],
 )
-@pytest.mark.parametrize("model", MODELS)
 def test_inference(model, way):
     make, args = MODELS[model]
     check(way, make().eval(), *args())

@@ -90,9 +90,15 @@ def batch(shape, recurrent):
     return X, torch.randint(0, 10, shape[:1])
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS)
+# Each model once, each optimizer once, one step and several; all of them with -m slow.
+ALL = [(m, o, steps) for m in MODELS for o in OPTIMIZERS for steps in (1, 3)]
+FEW = [(m, list(OPTIMIZERS)[n % 5], 1 + n % 2 * 2) for n, m in enumerate(MODELS)]
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "steps"),
+    [case if case in FEW else pytest.param(*case, marks=pytest.mark.slow) for case in ALL],
+)
 def test_training_steps(model, optimizer, steps):
     torch.manual_seed(0)
     make, shape = MODELS[model]

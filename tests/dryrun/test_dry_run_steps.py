@@ -214,7 +214,11 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"foreach": False}], ids=["as it is", "one by one"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"foreach": False}, marks=pytest.mark.slow)],
+    ids=["as it is", "one by one"],
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers(optimizer, options):
     def step(net, opt, x):
