@@ -36,14 +36,7 @@ def _host_value(frame: Any) -> float | None:
 
 
 class Calls(TorchFunctionMode):
-    """Answers what the user asks of tensors.
-
-    Parameters
-    ----------
-    fake : callable
-        Makes a fake of a real tensor that is reached some other way, where it is.
-    crossings : Crossings
-    """
+    """Answers what the code asks of tensors; `fake` makes a fake of a real one, where it is."""
 
     def __init__(self, fake: Callable[[Tensor], object], crossings: Crossings) -> None:
         super().__init__()

@@ -37,10 +37,7 @@ Replaced = tuple[Any, bool] | None
 class Composites:
     """Knows, while it is installed, when a result takes the place of its operator's first argument.
 
-    Parameters
-    ----------
-    made : callable
-        How many storages were made so far.
+    `made` says how many storages were made so far.
     """
 
     def __init__(self, made: Callable[[], int]) -> None:
@@ -77,10 +74,7 @@ class Composites:
     def replaced(self, func: Any, name: str, args: Any, age: Callable[[Any], int]) -> Replaced:
         """What `func`, which is about to run, would write into, and whether that is certain.
 
-        Parameters
-        ----------
-        age : callable
-            How many storages were made when that of a tensor was.
+        `age` says how many storages were made when that of a tensor was.
         """
         node = C._current_autograd_node()
         # Not the node itself, which would keep what it saved.

@@ -45,13 +45,7 @@ _REFUSED = {
 
 
 class Confinement:
-    """What the child's code may not do, from `begin` on; made, it is quiet.
-
-    Attributes
-    ----------
-    printed : io.StringIO
-        What the code has printed.
-    """
+    """What the child's code may not do, from `begin` on; made, it catches what is printed."""
 
     def __init__(self) -> None:
         self.printed = io.StringIO()

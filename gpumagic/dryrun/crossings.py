@@ -16,17 +16,11 @@ from gpumagic.usercode.timed_code import in_cell
 
 
 class Crossings:
-    """Counts copies and waits as a watch does, from what the fakes' operators would do.
-
-    Attributes
-    ----------
-    silent : bool
-        Count nothing now: what is moved before the code is reported by itself.
-    """
+    """Counts copies and waits as a watch does, from what the fakes' operators would do."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[Any, ...], Count] = {}
-        self.silent = False
+        self.silent = False  # while that is moved which is reported by itself
 
     def note(self, copy: bool, operator: str, source: str, destination: str, nbytes: int) -> None:
         """Count a copy, or a wait of the host, that the running line would make."""

@@ -41,30 +41,9 @@ def dry_run_cell(
     waiting: Callable[[float], object] | None = None,
     transform: Callable[[str], str] = str,
 ) -> DryRun:
-    """What a cell would do.
+    """What a cell would do, from its tree and the `names` that it reads.
 
-    Parameters
-    ----------
-    tree : ast.Module
-        The cell after IPython's transformations.
-    file : str
-        Its name, for the lines.
-    namespace : dict
-        The user's variables.
-    names : iterable of str
-        Names that the cell reads.
-    device : Device or None
-    move : bool
-    limit : float
-        Seconds.
-    waiting : callable, optional
-        Called with the seconds so far, while it lasts.
-    transform : callable
-        Makes Python of the text of a magic.
-
-    Returns
-    -------
-    DryRun
+    `transform` makes Python of the text of a magic.
     """
     names = [name for name in names if name not in _NOT_VARIABLES]
 
@@ -78,13 +57,7 @@ def dry_run_cell(
 
 
 def dry_run_in_shell(shell: Any, tree: Any, file: str, where: str, *, move: bool = True) -> DryRun:
-    """What the rest of a shell's running cell would do.
-
-    Raises
-    ------
-    GpuError
-        There is no such device, or the dry run cannot begin.
-    """
+    """What the rest of a shell's running cell would do; raises `GpuError`."""
     device, line = find(where), ProgressLine(shell)
     if "torch._dynamo" not in sys.modules:
         line.update("dry run: the first one loads more of torch, which takes some seconds")

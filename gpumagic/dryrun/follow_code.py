@@ -39,31 +39,15 @@ from gpumagic.usercode.lines import BEFORE, UserLine, innermost, innermost_of
 
 @dataclass(frozen=True)
 class Subject:
-    """What a dry run is of.
-
-    Attributes
-    ----------
-    namespace : dict
-        The variables of the code.
-    reads : list of (name, value)
-        What the code reads; names that are not in the namespace are arguments.
-    prepare : callable
-        Given the function that takes what was left out, as a phrase, returns what runs the code:
-        it gives values to describe by their names.
-    device : Device or None
-        Where new tensors are made, as `%%ongpu` does.
-    move : bool
-        Whether what the code reads is brought there.
-    limit : float
-        Seconds.
-    """
+    """What a dry run is of."""
 
     namespace: dict[str, Any]
-    reads: list[tuple[str, Any]]
+    reads: list[tuple[str, Any]]  # by name; those that are not in the namespace are arguments
+    # Given what notes a phrase for what was left out: runs the code, for values to describe.
     prepare: Callable[[Callable[[str], object]], Callable[[], dict[str, Any]]]
-    device: Device | None
-    move: bool
-    limit: float
+    device: Device | None  # where new tensors are made
+    move: bool  # whether what the code reads is brought there
+    limit: float  # seconds
 
 
 def follow(subject: Subject, before: Before) -> DryRun:

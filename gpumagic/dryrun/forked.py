@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
@@ -31,25 +30,11 @@ class Overdue(Exception):
 def run_forked(
     work: Callable[[], Any], limit: float, waiting: Callable[[float], object] | None = None
 ) -> Any:
-    """Return what `work()` returns, called in a copy of this process.
+    """Return what `work()` returns, plain data, called in a copy of this process.
 
-    Parameters
-    ----------
-    work : callable
-        Returns plain data, which can be pickled.
-    limit : float
-        Seconds after which the copy is killed.
-    waiting : callable, optional
-        Called with the seconds so far, about once a second, from the third second on.
-
-    Raises
-    ------
-    Overdue
-        It was killed.
-    GpuError
-        There is no fork on this system, or the copy has crashed.
-    KeyboardInterrupt
-        The user pressed Ctrl-C; the copy was killed.
+    `waiting` is called with the seconds so far, about once a second after the first two. Ctrl-C
+    kills the copy. Raises `Overdue` when it was killed after `limit` seconds, and `GpuError` when
+    this system has no fork or the copy has crashed.
     """
     if not hasattr(os, "fork"):
         raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
@@ -68,12 +53,11 @@ def run_forked(
     if answer is None:
         how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an exit of its own"
         raise GpuError(f"the dry run's process ended by {how}; nothing of yours has changed")
-    value, fault = answer
-    if fault is not None:
-        error = RuntimeError(fault.strip().splitlines()[-1])
-        error.add_note(fault) if hasattr(error, "add_note") else None
-        faults.keep("following the code of a dry run", error)
-        raise GpuError(f"the dry run failed, by a fault of gpumagic's: {error}")
+    done, value, kept = answer
+    for doing, error in kept:
+        faults.keep(doing, RuntimeError(error))
+    if not done:
+        raise GpuError(f"the dry run failed, a fault of gpumagic: {kept[-1][1]}")
     return value
 
 
@@ -106,8 +90,18 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         detach(keep=sender.fileno())
-        sender.send((work(), None))
-    except BaseException:  # noqa: BLE001  the parent raises it
-        sender.send((None, traceback.format_exc()))
+        faults.forget()  # those from now on are sent
+        try:
+            done, value = True, work()
+        except BaseException as error:  # noqa: BLE001  the parent raises it
+            done, value = False, None
+            faults.keep("following the code of a dry run", error)
+        sender.send((done, value, [(f.doing, _where(f)) for f in faults.all_kept()]))
     finally:
         os._exit(0)  # nothing that the parent has registered for its own end may run here
+
+
+def _where(fault: faults.Fault) -> str:
+    """The error and the line of ours that it came from."""
+    lines = fault.traceback.strip().splitlines()[-2:-1]
+    return " ".join([fault.error, *(line.strip() for line in lines)])

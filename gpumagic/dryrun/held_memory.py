@@ -49,7 +49,7 @@ class HeldMemory:
         self.most, self.at = dict(self.now), {}
 
     def add_existing(self, tensor: Any) -> None:
-        """Count the stand-in of a tensor that is there now, also when it is met later."""
+        """Count the fake of a tensor that is there now, also when it is met later."""
         device = str(tensor.device)
         before = self.now.get(device, 0)
         most, at = self.most.get(device, 0), self.at.get(device)
@@ -60,15 +60,11 @@ class HeldMemory:
             self.most[device], self.at[device] = most + size, at
 
     def add(self, tensor: Any, replaced: tuple[Any, bool] | None = None) -> None:
-        """Count the storage of a stand-in, once.
+        """Count the storage of a fake, once.
 
-        Parameters
-        ----------
-        tensor : torch.Tensor
-        replaced : (torch.Tensor, bool), optional
-            What would be written into in a run with data, and whether that is certain. If not, it
-            is so if nothing else holds it: else it is still there at the next change, and only
-            then both count.
+        `replaced` is what would be written into in a run with data, and whether that is certain. If
+        not, it is so if nothing else holds it: else it is still there at the next change, and only
+        then both count.
         """
         device = str(tensor.device)
         try:

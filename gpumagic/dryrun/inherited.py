@@ -22,13 +22,8 @@ from gpumagic.moving.find_tensors import TensorFinder
 class Inherited:
     """Makes fakes of what is there, and of what libraries make without the modes.
 
-    Parameters
-    ----------
-    mode : Fakes
-    count : callable
-        Called with each new fake.
-    tracked : callable
-        Called when a backward pass reaches a tensor that an earlier cell computed.
+    `count` is called with each new fake, `tracked` when a backward pass reaches a tensor that an
+    earlier cell computed.
     """
 
     def __init__(

@@ -34,16 +34,7 @@ def install(
 ) -> None:
     """Put all of it in force, for as long as this process lives.
 
-    Parameters
-    ----------
-    mode : Fakes
-    calls : Calls
-    note : callable
-        Called with what was left out, as a phrase.
-    wait : callable
-        Called where the code waits for a device.
-    virtual : bool
-        Whether the GPUs are virtual.
+    `note` is called with a phrase for what was left out, `wait` where the code waits for a device.
     """
     replaced: list[tuple[Any, str, Any]] = [
         (fake_tensor, "init_gpu_context", _nothing),

@@ -13,21 +13,11 @@ from gpumagic.dryrun.result import Peak
 
 @dataclass(frozen=True)
 class Before:
-    """What there is before the code, measured where the devices may be used.
+    """What there is before the code, measured where the devices may be used."""
 
-    Attributes
-    ----------
-    memory : dict
-        Bytes allocated and bytes free, of each device that this process uses.
-    virtual : bool
-        Whether the GPUs are virtual.
-    real : list of (properties, int)
-        Of GPUs whose driver this process uses: what torch says of them, and the bytes allocated.
-    """
-
-    memory: dict[str, tuple[int, int | None]]
+    memory: dict[str, tuple[int, int | None]]  # bytes allocated and free, by device
     virtual: bool
-    real: list[tuple[Any, int]]
+    real: list[tuple[Any, int]]  # properties and bytes allocated, where a driver is in use
 
 
 def measure(target: torch.device | None) -> Before:

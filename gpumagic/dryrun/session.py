@@ -24,18 +24,9 @@ _following = False
 
 
 def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> DryRun:
-    """Follow the code of `subject` in a copy of this process.
+    """Follow the code of `subject` in a copy of this process, or raise `GpuError`.
 
-    Parameters
-    ----------
-    subject : Subject
-    waiting : callable, optional
-        Called with the seconds so far, once a second after the first two.
-
-    Raises
-    ------
-    GpuError
-        There is no fork on this system, or this is a dry run already.
+    `waiting` is called with the seconds so far, once a second after the first two.
     """
     if _following:
         raise GpuError("a dry run is under way, and follows no other")

@@ -17,15 +17,7 @@ raised: list["Stopped"] = []
 
 
 class Stopped(BaseException):
-    """The end of a dry run; no `except Exception` of the user's may take it for an error.
-
-    Parameters
-    ----------
-    reason : str
-        Why it cannot go on, as a phrase.
-    where : UserLine or None
-        The user's line.
-    """
+    """The end of a dry run; no `except Exception` of the user's may take it for an error."""
 
     def __init__(self, reason: str, where: UserLine | None = None) -> None:
         super().__init__(reason)

@@ -22,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gpumagic import GpuError, dry_run
+from gpumagic import GpuError, dry_run, faults
+from gpumagic.dryrun import follow_code
 from gpumagic.dryrun.forked import Overdue, run_forked
 from gpumagic.dryrun.landlock import write_nothing
 from gpumagic.virtual import switch
@@ -230,3 +231,14 @@ def test_a_kernel_with_nine_threads_and_a_warm_pool():
         assert kernels.text(kernel.run(after)[0]) == "cpu None 0 tensor(True)\n"
     finally:
         kernel.stop()
+
+
+def test_a_fault_of_ours_in_the_copy_is_kept_here(monkeypatch):
+    monkeypatch.setattr(follow_code, "describe", lambda name, value: 1 // 0)
+    faults.forget()
+    with pytest.raises(GpuError, match="a fault of gpumagic: ZeroDivisionError"):
+        dry_run(lambda: 1)
+    (fault,) = faults.all_kept()
+    assert fault.doing == "following the code of a dry run"
+    assert "test_forked.py" in fault.error
+    faults.forget()
