@@ -120,13 +120,9 @@ def _assigned_so(part: Part, frame: FailedFrame) -> str | None:
 
 
 def _to_the_cpu(node: ast.Call) -> bool:
-    if isinstance(node.func, ast.Attribute) and node.func.attr == "cpu":
-        return True
-    named = [*node.args, *(k.value for k in node.keywords if k.arg in ("device", "map_location"))]
-    if any(isinstance(n, ast.Constant) and n.value == "cpu" for n in named):
-        return True
-    owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-    return isinstance(owner, ast.Call) and _to_the_cpu(owner)
+    nodes = list(ast.walk(node))
+    named = any(isinstance(n, ast.Constant) and n.value == "cpu" for n in nodes)
+    return named or any(isinstance(n, ast.Attribute) and n.attr == "cpu" for n in nodes)
 
 
 def _made_here(part: Part) -> str | None:

@@ -70,7 +70,7 @@ def test_an_error_between_devices_is_explained_below_it_and_kept_as_it_is(kernel
     assert reply["ename"] == found[0][1]["ename"] == "RuntimeError"
     assert "between devices" not in "".join(found[0][1]["traceback"])
     data = found[1][1]["data"]
-    assert data["text/plain"].startswith("between devices · In[")
+    assert data["text/plain"].startswith("between devices · In [")
     assert "left + torch.ones(2, device=left.device)" in data["text/plain"]
     assert "<table" in data["text/html"]
 

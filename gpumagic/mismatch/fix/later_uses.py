@@ -6,6 +6,7 @@ moving `x` alone would bring the next error, at `loss(net(x), y)`.
 
 import ast
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from gpumagic.mismatch.read.expressions import Reader, is_torch, words
 from gpumagic.mismatch.read.operand import Part, flat
@@ -14,8 +15,9 @@ from gpumagic.mismatch.read.syntax import function_of, statement
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import of_function
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-_STATEMENTS = 400
+_OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
+_STEPS = (*_OPERATIONS, ast.Assign, ast.AnnAssign, ast.For, ast.AsyncFor)
+_MOST = 4000  # steps
 # What takes tensors of several devices.
 _ANYWHERE = words(
     "copy_ to type_as set_ save load tensor as_tensor is_tensor typename register_hook backward "
@@ -61,7 +63,7 @@ def result_clashes(outer: list[FailedFrame], odd: Iterable[Part], target: str) -
         if any(clashing for _, clashing in _clashes(frame, node, odd, moved, target)):
             return True
         if not isinstance(statement(node), ast.Return):
-            return False
+            break
     return False
 
 
@@ -74,17 +76,16 @@ def _clashes(
         return
     sources = {part.device for part in odd} - {target}
     reader = Reader(frame.scope, frame.text, moved)
-    later = [s for s in _statements(scope) if s.lineno >= stmt.lineno]
     ran = set(ast.walk(node)) - {node}
-    for step in later[:_STATEMENTS]:
-        for inner in (n for n in _operations(step) if n not in ran):
-            done = operation(inner, reader) if wants_one_device(inner, reader) else None
+    for step in _steps(scope, stmt):
+        if not isinstance(step, _OPERATIONS):
+            _assign(step, reader, moved)
+        elif step not in ran and wants_one_device(step, reader):
+            done = operation(step, reader)
             leaves = [p for p in flat(done.parts) if not p.scalar and p.device] if done else []
-            if done is None or not any(p.device == target for p in leaves):
-                continue
-            clashing = [p for p in leaves if p.device in sources]
-            yield reader, [p for p in clashing if p is not done.fixed]
-        _assign(step, reader, moved)
+            if done is not None and any(p.device == target for p in leaves):
+                clashing = [p for p in leaves if p.device in sources and p is not done.fixed]
+                yield reader, clashing
 
 
 def wants_one_device(node: ast.AST, reader: Reader) -> bool:
@@ -115,37 +116,19 @@ def _named(part: Part, reader: Reader) -> list[Part]:
     return [p for p in inner if p is not None and p.kind == "tensor" and not p.scalar]
 
 
-def _statements(scope: ast.AST) -> Iterator[ast.stmt]:
-    for block in ("body", "orelse", "finalbody", "handlers"):
-        for child in getattr(scope, block, []):
-            if isinstance(child, ast.stmt):
-                yield child
-            if not isinstance(child, _FUNCTIONS):
-                yield from _statements(child)
+def _steps(scope: ast.AST, stmt: ast.stmt) -> list[ast.AST]:
+    """The operations and assignments of a scope from `stmt` on, in the order of their ends."""
+    found = [n for n in ast.walk(scope) if isinstance(n, _STEPS) and n.lineno >= stmt.lineno]
+    return sorted((n for n in found if function_of(n) is scope), key=_order)[:_MOST]
 
 
-def _operations(stmt: ast.stmt) -> Iterator[ast.AST]:
-    """The operations of a statement's own expressions, the innermost first."""
-    if isinstance(stmt, _FUNCTIONS):
-        return
-    for child in ast.iter_child_nodes(stmt):
-        if isinstance(child, ast.expr):
-            yield from _inside_out(child)
-    if isinstance(stmt, ast.AugAssign):
-        yield stmt
+def _order(node: Any) -> tuple[int, ...]:
+    """By the end, and of what ends together the inner first; a loop binds its names at its head."""
+    end = node.iter if isinstance(node, (ast.For, ast.AsyncFor)) else node
+    return end.end_lineno, end.end_col_offset, -node.lineno, -node.col_offset
 
 
-def _inside_out(node: ast.AST) -> Iterator[ast.AST]:
-    if isinstance(node, _FUNCTIONS):
-        return
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.expr, ast.keyword)):
-            yield from _inside_out(child)
-    if isinstance(node, (ast.BinOp, ast.Compare, ast.Call)):
-        yield node
-
-
-def _assign(stmt: ast.stmt, reader: Reader, moved: dict[str, str | None]) -> None:
+def _assign(stmt: ast.AST, reader: Reader, moved: dict[str, str | None]) -> None:
     """Note where what a statement assigns will be."""
     if isinstance(stmt, (ast.Assign, ast.AnnAssign)) and stmt.value is not None:
         part = reader.part(stmt.value)
