@@ -9,6 +9,7 @@ import builtins
 import types
 from collections import ChainMap, UserDict, deque
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 """What a name stands for that cannot be read."""
 # References that cost nothing, of tensors whose class is torch's own.
-_OF_TENSORS = {"data", "grad"}
+_OF_TENSORS = {"data", "grad", "device"}
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
+_ITEMS = 2000
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 
 
@@ -96,6 +98,18 @@ def _item(owner: Any, key: Any) -> Any:
     if issubclass(kind, nn.ParameterList):
         return own(owner)["_parameters"][str(key)]
     raise CannotEval
+
+
+def contents(value: Any) -> list[tuple[Any, Any]]:
+    """The first keys and items of a container, or of a class made from one, which is not asked."""
+    if issubclass(type(value), UserDict):
+        value = own(value).get("data")
+    if issubclass(type(value), dict):
+        return list(islice(dict.items(value), _ITEMS))
+    for base in (list, tuple, deque):
+        if issubclass(type(value), base):
+            return list(enumerate(islice(base.__iter__(value), _ITEMS)))
+    return []
 
 
 def own(value: Any) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from gpumagic.usercode.values import full, own
 
 def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation | None:
     """A generator on another device than the numbers that it is to draw."""
-    node, reader = frame.failed, Reader(frame.scope, frame.text)
+    node, reader = frame.failed, Reader(frame)
     if node is None or frame.scope.name("torch") is not torch:
         return None
     found = arguments(node) if isinstance(node, ast.Call) else []
@@ -125,7 +125,7 @@ def _draws_elsewhere(
     text: str, tree: ast.AST, node: ast.Call, target: str, part: Part, frame: FailedFrame
 ) -> bool:
     """Whether torch draws from it anywhere else than on `target`, or that is not certain."""
-    reader = Reader(frame.scope, frame.text)
+    reader = Reader(frame)
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or call.lineno == node.lineno:
             continue

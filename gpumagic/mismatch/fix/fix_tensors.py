@@ -13,7 +13,7 @@ from gpumagic.mismatch.fix.site import Site, moving, written_device
 from gpumagic.mismatch.read.expressions import FACTORIES, Reader
 from gpumagic.mismatch.read.operand import Part, bytes_of
 from gpumagic.mismatch.read.syntax import function_of, in_own_scope, parents, statement, uses
-from gpumagic.usercode.values import full, own
+from gpumagic.usercode.values import contents, full, own
 
 _NEAR = 12  # lines
 
@@ -142,7 +142,7 @@ def _uses_near(part: Part, site: Site) -> list[ast.expr]:
         return []
     itself = {id(n) for n in ast.walk(part.node)} if part in site.odd else set()
     last = (stmt.end_lineno or stmt.lineno) + _NEAR
-    reader = Reader(site.frame.scope, site.frame.text)
+    reader = Reader(site.frame)
     near = [n for n in uses(scope, part.key) if stmt.lineno <= n.lineno <= last]
     return [n for n in near if id(n) not in itself and _is_operand(n, reader)]
 
@@ -191,12 +191,9 @@ def _tensors(owner: Any) -> list[Tensor]:
 
 
 def _contents(owner: Any) -> list[Any]:
-    """The values of a dict, list or tuple, or of a class made from one; asks none of its own."""
-    if issubclass(type(owner), UserDict):
-        owner = own(owner).get("data")
-    if issubclass(type(owner), dict):
-        return list(dict.values(owner))
-    return list(owner) if type(owner) in (list, tuple) else []
+    """The values of a dict, list or tuple, or of a class made from a dict."""
+    plain = type(owner) in (list, tuple) or issubclass(type(owner), (dict, UserDict))
+    return [held for _, held in contents(owner)] if plain else []
 
 
 def _each(container: str, owner: Any, device: str) -> str:

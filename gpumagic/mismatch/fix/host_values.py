@@ -28,7 +28,7 @@ def for_host(frame: FailedFrame, outer: list[FailedFrame], message: Message) -> 
     if message.kind == "host" and isinstance(node, ast.Call) and "pack" in ast.unparse(node.func):
         odd = odd[-1:]  # of a packed sequence, its lengths
     climbed = climb(Site(frame, node, odd), [], outer)
-    reader = Reader(frame.scope, frame.text)
+    reader = Reader(frame)
     rows = [
         replace(row(shown, is_odd), also=climbed.names.get(part.key))
         for part in odd
@@ -40,7 +40,7 @@ def for_host(frame: FailedFrame, outer: list[FailedFrame], message: Message) -> 
 
 def _on_a_gpu(frame: FailedFrame, node: ast.AST) -> list[Part]:
     """The operands that are on a GPU, a container by its own name; none if one is not known."""
-    done = operation(node, Reader(frame.scope, frame.text))
+    done = operation(node, Reader(frame))
     odd: list[Part] = []
     for part in done.parts if done is not None else ():
         named = part.kind == "group" and isinstance(part.node, (ast.Name, ast.Attribute))

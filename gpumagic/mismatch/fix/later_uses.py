@@ -5,7 +5,7 @@ moving `x` alone would bring the next error, at `loss(net(x), y)`.
 """
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gpumagic.mismatch.read.expressions import Reader, is_torch, words
@@ -75,7 +75,7 @@ def _clashes(
     if scope is None or stmt is None or isinstance(scope, ast.Lambda):
         return
     sources = {part.device for part in odd} - {target}
-    reader = Reader(frame.scope, frame.text, moved)
+    reader = Reader(frame, moved)
     ran = set(ast.walk(node)) - {node}
     for step in _steps(scope, stmt):
         if not isinstance(step, _OPERATIONS):
@@ -116,13 +116,13 @@ def _named(part: Part, reader: Reader) -> list[Part]:
     return [p for p in inner if p is not None and p.kind == "tensor" and not p.scalar]
 
 
-def _steps(scope: ast.AST, stmt: ast.stmt) -> list[ast.AST]:
+def _steps(scope: ast.AST, stmt: ast.stmt) -> Sequence[ast.AST]:
     """The operations and assignments of a scope from `stmt` on, in the order of their ends."""
     found = [n for n in ast.walk(scope) if isinstance(n, _STEPS) and n.lineno >= stmt.lineno]
     return sorted((n for n in found if function_of(n) is scope), key=_order)[:_MOST]
 
 
-def _order(node: Any) -> tuple[int, ...]:
+def _order(node: Any) -> tuple[Any, ...]:
     """By the end, and of what ends together the inner first; a loop binds its names at its head."""
     end = node.iter if isinstance(node, (ast.For, ast.AsyncFor)) else node
     return end.end_lineno, end.end_col_offset, -node.lineno, -node.col_offset

@@ -4,8 +4,6 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from gpumagic.mismatch.read.expressions import Reader
 from gpumagic.mismatch.read.operand import Part
 from gpumagic.mismatch.read.operation import operation
@@ -40,22 +38,17 @@ class Site:
 
 def parts_of(frame: FailedFrame, node: ast.AST) -> list[Part]:
     """The operands of a node."""
-    done = operation(node, Reader(frame.scope, frame.text))
+    done = operation(node, Reader(frame))
     return list(done.parts) if done else []
 
 
 def written_device(site: Site, target: str, *, before: bool) -> str:
     """An expression for the device, as its user would write it there."""
-    for name in _DEVICE_NAMES:
+    for name in [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, before))]:
         value = site.frame.scope.value(ast.parse(name, mode="eval").body)
         device = device_of(value) if type(value) is not int else None
         if device is not None and full(device) == target and _is_known(name, site):
             return name
-    for name in _at_hand(site, before):
-        value = site.frame.scope.value(ast.parse(name, mode="eval").body)
-        there = issubclass(type(value), Tensor) and full(value.device) == target
-        if there and _is_known(name, site):
-            return f"{name}.device"
     return f'"{target}"'
 
 

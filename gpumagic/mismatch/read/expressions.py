@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpumagic.mismatch.read.operand import Part, bytes_of, canonical, describe, described, flat
+from gpumagic.mismatch.read.operand import Part, canonical, describe, flat, like
 from gpumagic.mismatch.read.shapes import meta
-from gpumagic.usercode.values import MISSING, Scope, device_of, full, of_function
+from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.values import MISSING, device_of, full, of_function
 
 
 def words(text: str) -> frozenset[str]:
@@ -42,18 +43,13 @@ class Reader:
 
     Parameters
     ----------
-    scope : Scope
-    text : callable
-        The user's text of a node.
+    frame : FailedFrame
     moved : mapping, optional
         Expressions whose device is taken for another than it is: the device, or None for unknown.
     """
 
-    def __init__(
-        self, scope: Scope, text: Any, moved: Mapping[str, str | None] | None = None
-    ) -> None:
-        self.scope = scope
-        self.text = text
+    def __init__(self, frame: FailedFrame, moved: Mapping[str, str | None] | None = None) -> None:
+        self.scope, self.text = frame.scope, frame.text
         self.moved = moved if moved is not None else {}
 
     def part(self, node: ast.expr) -> Part | None:
@@ -61,19 +57,8 @@ class Reader:
         part = self._part(node)
         if part is None or part.kind not in ("made", "unknown") or part.nbytes is not None:
             return part
-        like = None if self.moved else meta(part.node, self.scope)
-        if like is None:
-            return part
-        dtype = str(like.dtype).removeprefix("torch.")
-        shape = tuple(like.shape)
-        return replace(
-            part,
-            nbytes=bytes_of(like),
-            dtype=dtype,
-            shape=shape,
-            about=described(dtype, shape),
-            scalar=part.scalar or (not shape and part.device == "cpu"),
-        )
+        tensor = None if self.moved else meta(part.node, self.scope)
+        return like(part, tensor) if tensor is not None else part
 
     def _part(self, node: ast.expr) -> Part | None:
         while isinstance(node, (ast.Starred, ast.NamedExpr, ast.Await)):

@@ -1,7 +1,6 @@
 """One operand of an expression, and a value described as one."""
 
 import ast
-from collections import UserDict, deque
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -9,11 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torch.optim import Optimizer
 
-from gpumagic.usercode.values import full, own
-
-_ITEMS = 2000
+from gpumagic.usercode.values import contents, full, own
 
 
 @lru_cache(maxsize=1000)
@@ -34,7 +30,7 @@ class Part:
     text : str
         As in the user's code.
     kind : str
-        ``"tensor"``, ``"module"``, ``"generator"``, ``"optimizer"``, ``"group"`` (a container of
+        ``"tensor"``, ``"module"``, ``"generator"``, ``"group"`` (a container of
         tensors), ``"made"`` (a result that has gone) or ``"unknown"``.
     devices : tuple of str
         Most bytes first; empty where unknown.
@@ -75,34 +71,33 @@ def describe(value: Any, node: ast.expr, text: str) -> Part | None:
     """A value as an operand."""
     kind = type(value)
     if issubclass(kind, Tensor):
-        return _tensor(value, node, text)
+        part = Part(node, text, "tensor", (full(value.device),), value=value)
+        batched = torch._C._functorch.is_batchedtensor(value)
+        part = like(part, value)
+        return replace(part, about=f"{part.about}, one of a batch by vmap") if batched else part
     if issubclass(kind, nn.Module):
         return _module(value, node, text)
     if issubclass(kind, torch.Generator):
         where = full(value.device)
         return Part(node, text, "generator", (where,), about="generator", value=value)
-    if issubclass(kind, Optimizer):
-        return Part(node, text, "optimizer", (), about=kind.__name__, value=value)
     if issubclass(kind, Distribution):
         return _distribution(value, node, text)
-    if issubclass(kind, (list, tuple, deque)):
-        return _container(list(enumerate(kind_items(value))), value, node, text)
-    if issubclass(kind, dict):
-        return _container(list(dict.items(value)), value, node, text)
-    if issubclass(kind, UserDict):
-        return _container(list(own(value).get("data", {}).items()), value, node, text)
-    return None
+    return _container(value, node, text)
 
 
-def kind_items(value: Any) -> list[Any]:
-    """The items of a list, tuple or deque, or of a class made from one."""
-    base = next(b for b in (list, tuple, deque) if issubclass(type(value), b))
-    return list(base.__iter__(value)) if len(value) <= _ITEMS else []
+def like(part: Part, tensor: Tensor) -> Part:
+    """The part with the shape, type and size of a tensor."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape = tuple(int(n) for n in tensor.shape)
+    about = f"{dtype}[{', '.join(map(str, shape))}]"
+    scalar = part.scalar or (not shape and part.device == "cpu")
+    nbytes = bytes_of(tensor)
+    return replace(part, nbytes=nbytes, dtype=dtype, shape=shape, about=about, scalar=scalar)
 
 
-def _container(pairs: list[tuple[Any, Any]], value: Any, node: ast.expr, text: str) -> Part | None:
+def _container(value: Any, node: ast.expr, text: str) -> Part | None:
     items = []
-    for key, held in pairs[:_ITEMS]:
+    for key, held in contents(value):
         if type(key) in (int, str) and issubclass(type(held), (Tensor, dict, list, tuple)):
             name = f"{text}[{key!r}]" if type(key) is int else f'{text}["{key}"]'
             part = describe(held, node, name)
@@ -142,29 +137,6 @@ def _distribution(value: Distribution, node: ast.expr, text: str) -> Part | None
     return Part(node, text, "group", tuple(devices), items=tuple(items), value=value)
 
 
-def _tensor(tensor: Tensor, node: ast.expr, text: str) -> Part:
-    device = full(tensor.device)
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    shape = tuple(int(n) for n in tensor.shape)
-    return Part(
-        node,
-        text,
-        "tensor",
-        (device,),
-        bytes_of(tensor),
-        dtype,
-        shape,
-        described(dtype, shape) + ", one of a batch by vmap" * _is_batched(tensor),
-        scalar=not shape and device == "cpu",
-        value=tensor,
-    )
-
-
-def described(dtype: str, shape: tuple[int, ...]) -> str:
-    """``"float32[3, 2]"``."""
-    return f"{dtype}[{', '.join(map(str, shape))}]"
-
-
 def bytes_of(tensor: Tensor) -> int | None:
     """Its bytes; of one slice under vmap, those of the whole batch, which is what would move."""
     try:
@@ -175,33 +147,24 @@ def bytes_of(tensor: Tensor) -> int | None:
         return None
 
 
-def _is_batched(tensor: Tensor) -> bool:
-    return bool(torch._C._functorch.is_batchedtensor(tensor))
+def tensors_of(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """A module's parameters and buffers, and tensors that it keeps as plain attributes.
 
-
-def modules_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """A module and those within it, each once, by their paths; asks none of them."""
-    found: dict[int, tuple[str, nn.Module]] = {}
-    queue: list[tuple[str, nn.Module]] = [("", module)]
+    Each once, by its path; asks no module for them.
+    """
+    found: dict[int, tuple[str, Tensor]] = {}
+    queue, seen = [("", module)], {id(module)}
     while queue:
         path, current = queue.pop(0)
-        if id(current) not in found:
-            found[id(current)] = (path, current)
-            for name, child in own(current).get("_modules", {}).items():
-                if child is not None:
-                    queue.append((f"{path}.{name}" if path else name, child))
-    return list(found.values())
-
-
-def tensors_of(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """A module's parameters and buffers, and tensors that it keeps as plain attributes."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for path, child in modules_of(module):
-        held = own(child)
+        held = own(current)
         for names in (held.get("_parameters", {}), held.get("_buffers", {}), held):
             for name, tensor in names.items():
                 if issubclass(type(tensor), Tensor):
-                    found.setdefault(id(tensor), (f"{path}.{name}" if path else name, tensor))
+                    found.setdefault(id(tensor), (path + name, tensor))
+        children = held.get("_modules", {}).items()
+        new = [(f"{path}{n}.", c) for n, c in children if c is not None and id(c) not in seen]
+        seen |= {id(child) for _, child in new}
+        queue += new
     return list(found.values())
 
 

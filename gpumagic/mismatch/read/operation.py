@@ -142,7 +142,7 @@ def conflict(frame: FailedFrame, message: Message) -> Conflict | None:
     None where that is not certain: fewer than two devices, other devices than the text names, or
     more than one operand that cannot be known.
     """
-    reader = Reader(frame.scope, frame.text)
+    reader = Reader(frame)
     found = []
     for node in frame.candidates:
         done = operation(node, reader)
