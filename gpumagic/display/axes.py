@@ -1,4 +1,4 @@
-"""Axes of a plot: where a value lies in pixels, and which values are worth a label."""
+"""Scale values of a plot to pixels, and choose which of them are worth a label."""
 
 from __future__ import annotations
 
@@ -12,16 +12,7 @@ _MOST = 8
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to pixels, by logarithm or linear.
-
-    Parameters
-    ----------
-    low, high : float
-        The values at the ends; above 0 where `log`.
-    start, end : float
-        The pixels there.
-    log : bool
-    """
+    """From values, `low` to `high`, to pixels, `start` to `end`: by logarithm, or linear."""
 
     low: float
     high: float
@@ -49,7 +40,7 @@ def ticks(low: float, high: float, most: int = _MOST) -> list[float]:
         found = [d * 10.0**k for k in decades for d in digits]
         found = [value for value in found if low <= value <= high]
         if len(found) >= 3:
-            return _thinned(found, most)
+            return found[:: math.ceil(len(found) / most)]
     return linear(low, high, 6)
 
 
@@ -65,10 +56,6 @@ def linear(low: float, high: float, most: int = _MOST) -> list[float]:
     return [float(f"{n * step:.12g}") for n in range(first, last + 1)]
 
 
-def _thinned(values: list[float], most: int) -> list[float]:
-    return values[:: math.ceil(len(values) / most)]
-
-
 def geometric(values: Sequence[float]) -> bool:
     """Whether each value is the same multiple of the one before."""
     ratios = [b / a for a, b in pairwise(values)]
@@ -81,19 +68,7 @@ def apart(
     width: Callable[[float], float],
     gap: float = 12.0,
 ) -> list[float]:
-    """Every so many of the values, as many as have room for their labels.
-
-    Parameters
-    ----------
-    values : sequence of float
-        Ascending.
-    scale : callable
-        A value's pixel.
-    width : callable
-        Its label's, in pixels.
-    gap : float
-        Between two labels.
-    """
+    """Every so many of ascending values, as many as have room for labels of their width."""
     for stride in range(1, max(len(values), 1)):
         # From the end: the largest is what one looks for.
         kept = list(values[::-1][::stride][::-1])
@@ -103,27 +78,16 @@ def apart(
     return list(values[-1:])
 
 
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Labels' places moved as little as need be, so that each two are `gap` apart.
+def parted(pixels: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Labels' pixels moved as little as need be, so that each two are `gap` apart.
 
-    Parameters
-    ----------
-    places : sequence of float
-        Where they would like to be, in any order.
-    gap : float
-    low, high : float
-        Where they have to stay, as far as there is room.
-
-    Returns
-    -------
-    list of float
-        In the order given.
+    They stay between `low` and `high` as far as there is room, in the order given.
     """
-    order = sorted(range(len(places)), key=lambda n: places[n])
-    found = [0.0] * len(places)
+    order = sorted(range(len(pixels)), key=lambda n: pixels[n])
+    found = [0.0] * len(pixels)
     last = low - gap
     for n in order:
-        last = found[n] = max(places[n], last + gap)
+        last = found[n] = max(pixels[n], last + gap)
     last = high + gap
     for n in reversed(order):
         last = found[n] = min(found[n], last - gap)

@@ -1,4 +1,4 @@
-"""Bytes, seconds, joules and rates as people read them; what is not known is N/A, never 0."""
+"""Spell bytes, seconds, joules and rates as people read them; what is not known is N/A, never 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds how much of which GPU: the sums behind the table of GPUs."""
+"""Sum up who holds how much of which GPU."""
 
 from __future__ import annotations
 

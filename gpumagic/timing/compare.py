@@ -28,7 +28,7 @@ from gpumagic.timing.measure.program import Program, program
 from gpumagic.timing.measure.stopwatch import Stopwatch
 from gpumagic.timing.progress import Progress, Reporter
 from gpumagic.timing.result import machine
-from gpumagic.timing.result.agreements import Agreeing
+from gpumagic.timing.result.agreement import Agreeing
 from gpumagic.timing.result.timing import Timing
 
 OUT_OF_MEMORY, INTERRUPTED = "out of memory", "interrupted"

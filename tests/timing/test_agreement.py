@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpumagic.timing.result import agreement
-from gpumagic.timing.result.agreement import Skipped, agree, outcome
+from gpumagic.timing.result import outcome as outcome_module
+from gpumagic.timing.result.agreement import agree
+from gpumagic.timing.result.outcome import Skipped, outcome
 
 Pair = namedtuple("Pair", "left right")
 
@@ -106,7 +108,7 @@ def test_an_outcome_is_a_copy_of_numbers_only():
 
 
 def test_what_is_too_large_is_not_kept_and_said(monkeypatch):
-    monkeypatch.setattr(agreement, "_MOST", 100)
+    monkeypatch.setattr(outcome_module, "_MOST", 100)
     found = outcome({}, [], [torch.ones(10), torch.ones(50), torch.ones(2)])
     assert isinstance(found["Out[1]"], Skipped)
     told = agree("cpu", found, "cuda:0", found, False)

@@ -143,7 +143,7 @@ def test_ticks_are_few_round_and_within(low, ratio):
 
 @given(st.lists(st.floats(0, 300), max_size=12), st.floats(5, 20))
 def test_names_keep_their_order_and_their_distance(places, gap):
-    found = axes.spread(places, gap, 0, 300)
+    found = axes.parted(places, gap, 0, 300)
     order = sorted(range(len(places)), key=lambda n: places[n])
     between = [found[b] - found[a] for a, b in itertools.pairwise(order)]
     assert all(step >= gap - 1e-9 for step in between)

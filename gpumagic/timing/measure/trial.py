@@ -12,7 +12,7 @@ from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.placement.scope import suspended
 from gpumagic.placement.swap import enter, leave
 from gpumagic.timing.measure.program import Program
-from gpumagic.timing.result.agreement import outcome
+from gpumagic.timing.result.outcome import outcome
 
 
 class Trial:

@@ -1,197 +1,119 @@
-"""Whether two devices gave the same numbers."""
+"""Compare the numbers that each device gave with those of the first.
 
-import dataclasses
+Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's
+tolerances of their dtype, relative to the largest number in the tensor and not to each: what a
+sum's rounding leaves is in proportion to its terms (Higham, "Accuracy and Stability of Numerical
+Algorithms", 3.1). A GPU that computes in TF32 is allowed TF32's precision. Python's floats come
+from float32 as a rule, and count as such.
+"""
+
 import math
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing._comparison import default_tolerances
 
+from gpumagic import faults
 from gpumagic.display.units import size
+from gpumagic.timing.result.outcome import Skipped
 from gpumagic.timing.result.timing import Agreement
 
-# Results beyond this are not kept for the comparison.
-_MOST = 2**30
 # TF32 keeps 10 bits of a float32's 23 (NVIDIA, "TensorFloat-32 in the A100 GPU").
 _TF32 = 2.0**-10
 # Numbers that are compared at a time.
 _PART = 2**22
 _WIDE = {float: torch.float64, complex: torch.complex128}
-_DEEPEST = 20
-_NUMBERS = (bool, int, float, complex)
 _RANDOM = "the cell draws random numbers, which differ by device"
+_IN_PLACE = "each device goes on from what the one before has left, in place"
 
 
-@dataclasses.dataclass(frozen=True)
-class Skipped:
-    """A result that was not kept, and its size in bytes."""
+class Agreeing:
+    """Keeps what the first device gave at one value, and the worst agreement of each other one.
 
-    nbytes: int
-
-
-def outcome(globals: dict[str, Any], assigned: Iterable[str], value: Any) -> dict[str, Any]:
-    """The numbers that code gave: in what it assigned, and in its last expression's value.
-
-    Parameters
-    ----------
-    globals : dict
-        Where it ran.
-    assigned : iterable of str
-    value : object
-        Of the last expression, or None.
-
-    Returns
-    -------
-    dict
-        By the name that a person would write (``out[0]``; ``Out`` is the value): detached tensors
-        on the CPU, numbers, and `Skipped` for what comes after the first GiB.
+    Where code works in place nothing can be compared: the inputs of the second are not those of
+    the first.
     """
-    found: dict[str, Any] = {}
-    room = _MOST
-    values = [(n, globals[n]) for n in dict.fromkeys(assigned) if n in globals]
-    for name, item in _leaves([*values, ("Out", value)]):
-        if not isinstance(item, Tensor):
-            found[name] = item
-            continue
-        try:
-            # Of a sparse one what it takes when it is no longer sparse.
-            nbytes = item.numel() * item.element_size()
-            if nbytes > room:
-                found[name] = Skipped(nbytes)
-                continue
-            found[name] = _on_host(item)
-            room -= nbytes
-        except (RuntimeError, NotImplementedError, TypeError, ValueError):
-            continue  # it has no numbers to show, as a tensor on the meta device
-    return found
 
+    def __init__(self, in_place: bool) -> None:
+        self._in_place = in_place
+        self._at: dict[str, Any] | None = None
+        self._first: tuple[str, dict[str, Any], frozenset[str]] | None = None
+        self._worst: dict[str, Agreement] = {}
 
-def _leaves(values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    seen: dict[int, Any] = {}
-    stack = [(name, value, 0) for name, value in values][::-1]
-    array: Any = sys.modules.get("numpy")
-    while stack:
-        name, value, depth = stack.pop()
-        kind = type(value)
-        if kind in _NUMBERS:
-            yield name, value
-            continue
-        if id(value) in seen or depth > _DEEPEST:
-            continue
-        seen[id(value)] = value
-        if issubclass(kind, Tensor):
-            yield name, value
-        elif array is not None and issubclass(kind, array.generic):
-            if value.dtype.kind in "biufc":
-                yield name, value.item()
-        elif array is not None and issubclass(kind, array.ndarray):
-            if value.dtype.kind in "biufc":
-                yield name, torch.from_numpy(array.array(value))
+    def add(
+        self, where: str, values: Mapping[str, Any], numbers: dict[str, Any], drawn: frozenset[str]
+    ) -> None:
+        """Compare an `outcome`; `drawn` are the kinds of devices whose generators were used."""
+        if self._first is None or self._at != dict(values):
+            self._at, self._first = dict(values), (where, numbers, drawn)
+            return
+        reference, expected, drew = self._first
+        if self._in_place:
+            found = Agreement(where, reference, None, reason=_IN_PLACE)
         else:
-            try:
-                parts = [(f"{name}{step}", item, depth + 1) for step, item in _parts(value, kind)]
-            except Exception:  # noqa: BLE001  the user's own class, which is not to be shown
-                continue
-            stack.extend(reversed(parts))
+            found = agree(reference, expected, where, numbers, drew != drawn)
+        if found.same is not True:
+            found = replace(found, values=dict(values))
+        known = self._worst.get(where)
+        if known is None or _badness(found) > _badness(known):
+            self._worst[where] = found
+
+    def agreements(self) -> tuple[Agreement, ...]:
+        """One for each device but the first."""
+        return tuple(self._worst.values())
+
+    def forget(self) -> None:
+        """Let go of the numbers."""
+        self._first = None
 
 
-def _parts(value: Any, kind: type) -> Iterable[tuple[str, Any]]:
-    if issubclass(kind, (list, tuple)):
-        names = getattr(kind, "_fields", None)
-        return [(f".{names[n]}" if names else f"[{n}]", v) for n, v in enumerate(value)]
-    if issubclass(kind, dict):
-        return [(f"[{key!r}]", item) for key, item in value.items()]
-    if issubclass(kind, nn.Module):
-        return [(f".{key}", item) for key, item in value.state_dict(keep_vars=True).items()]
-    if dataclasses.is_dataclass(kind):
-        return [(f".{f.name}", getattr(value, f.name, None)) for f in dataclasses.fields(kind)]
-    return ()
-
-
-def _on_host(tensor: Tensor) -> Tensor:
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        plain = tensor.detach().to("cpu", copy=True)
-        if plain.layout is not torch.strided:
-            plain = plain.to_dense()
-        if plain.is_quantized:
-            plain = plain.dequantize()
-        return plain.resolve_conj().resolve_neg()
+def _badness(found: Agreement) -> tuple[int, float]:
+    order = {True: 0, None: 1, False: 2}[found.same]
+    # NaN, an infinity against a number, is beyond every difference.
+    largest = -1.0 if found.largest is None else found.largest
+    return order, math.inf if math.isnan(largest) else largest
 
 
 def agree(
-    reference: str,
-    expected: Mapping[str, Any],
-    where: str,
-    found: Mapping[str, Any],
-    drawn: bool,
+    reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
 ) -> Agreement:
-    """Whether `found` are the numbers of `expected`.
+    """Whether what `outcome` found on one device are the numbers expected by another.
 
-    Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's
-    tolerances of their dtype, relative to the largest number in the tensor and not to each: what a
-    sum's rounding leaves is in proportion to its terms (Higham, "Accuracy and Stability of
-    Numerical Algorithms", 3.1). A GPU that computes in TF32 is allowed TF32's precision. Python's
-    floats come from float32 as a rule, and count as such.
-
-    Parameters
-    ----------
-    reference, where : str
-        Devices.
-    expected, found : mapping
-        What `outcome` gave on them.
-    drawn : bool
-        The code drew random numbers, on both, that need not be the same.
-
-    Returns
-    -------
-    Agreement
+    Numbers that were drawn at random on both need not be the same.
     """
     try:
         return _agree(reference, expected, where, found, drawn)
     except Exception as error:  # noqa: BLE001  a comparison must never cost the measurement
+        faults.keep("comparing the numbers of two devices", error)
         reason = f"comparing raised {type(error).__name__}"
         return Agreement(where, reference, None, reason=reason)
 
 
 def _agree(
-    reference: str,
-    expected: Mapping[str, Any],
-    where: str,
-    found: Mapping[str, Any],
-    drawn: bool,
+    reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
 ) -> Agreement:
+    loose = _uses_tf32(reference) or _uses_tf32(where)
     differences: list[_Difference] = []
     skipped = []
     for name in dict.fromkeys((*expected, *found)):
         if name not in found or name not in expected:
             absent = where if name not in found else reference
             differences.append(_Difference(name, math.inf, f"{name} is missing on {absent}"))
-        elif isinstance(expected[name], Skipped) or isinstance(found[name], Skipped):
-            one = expected[name] if isinstance(expected[name], Skipped) else found[name]
-            skipped.append(f"{name} ({size(one.nbytes)})")
+            continue
+        one, other = expected[name], found[name]
+        if isinstance(one, Skipped) or isinstance(other, Skipped):
+            nbytes = one.nbytes if isinstance(one, Skipped) else other.nbytes
+            skipped.append(f"{name} ({size(nbytes)})")
         else:
-            loose = _uses_tf32(reference) or _uses_tf32(where)
-            differences.append(_compare(name, expected[name], found[name], loose, where, reference))
-    numbers = [d for d in differences if d.largest is not None]
-    wrong = [d for d in differences if d.excess > 1]
-    worst = max(wrong, key=lambda d: d.excess, default=None)
-    shown = worst or max(numbers, key=lambda d: d.largest or 0.0, default=None)
-    largest = shown.largest if shown else None
-    which = shown.name if shown else None
-    if wrong and drawn:
-        return Agreement(where, reference, None, largest, which, _RANDOM)
-    if worst is not None:
-        return Agreement(where, reference, False, largest, which, worst.reason)
+            differences.append(_compare(name, one, other, loose, where, reference))
     reason = f"too large to keep: {', '.join(skipped)}" if skipped else ""
-    if not differences:
-        return Agreement(where, reference, None, reason=reason or "the code gives no numbers")
-    return Agreement(where, reference, True, largest, which, reason)
+    return _judge(Agreement(where, reference, True, reason=reason), differences, drawn)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Difference:
     """How far apart one result is: `excess` in units of what is allowed."""
 
@@ -199,6 +121,18 @@ class _Difference:
     excess: float
     reason: str = ""
     largest: float | None = None
+
+
+def _judge(fine: Agreement, differences: list[_Difference], drawn: bool) -> Agreement:
+    """The worst of the differences, or the largest of those that are allowed."""
+    if not differences:
+        return replace(fine, same=None, reason=fine.reason or "the code gives no numbers")
+    worst = max(differences, key=lambda d: d.excess)
+    if worst.excess > 1:
+        same, reason = (None, _RANDOM) if drawn else (False, worst.reason)
+        return replace(fine, same=same, largest=worst.largest, name=worst.name, reason=reason)
+    largest = max(differences, key=lambda d: d.largest or 0.0)
+    return replace(fine, largest=largest.largest, name=largest.name)
 
 
 def _compare(
@@ -219,11 +153,11 @@ def _compare(
         if left != right:
             said = f"{name} has {word} {right} on {where}, {left} on {reference}"
             return _Difference(name, math.inf, said.replace("torch.", ""))
-    if not (a.is_floating_point() or a.is_complex()):
-        if torch.equal(a, b):
-            return _Difference(name, 0.0, largest=0.0)
-        return _Difference(name, math.inf, f"{name} differs", _apart(a, b)[0])
-    return _within(name, a, b, a.dtype, loose)
+    if a.is_floating_point() or a.is_complex():
+        return _within(name, a, b, a.dtype, loose)
+    if torch.equal(a, b):
+        return _Difference(name, 0.0, largest=0.0)
+    return _Difference(name, math.inf, f"{name} differs", _apart(a, b)[0])
 
 
 def _within(name: str, a: Tensor, b: Tensor, dtype: torch.dtype, loose: bool) -> _Difference:
@@ -248,14 +182,12 @@ def _apart(a: Tensor, b: Tensor) -> tuple[float, float]:
         if not x.numel():
             continue
         x, y = x.to(wide), y.to(wide)
+        usual = torch.isfinite(x) & torch.isfinite(y)
+        if not torch.allclose(x[~usual], y[~usual], equal_nan=True):
+            return math.nan, most
+        # Zeros make no difference to either.
+        x, y = x.where(usual, 0.0), y.where(usual, 0.0)
         here = (x - y).abs().max().item()
-        if not math.isfinite(here):
-            usual = torch.isfinite(x) & torch.isfinite(y)
-            if not torch.allclose(x[~usual], y[~usual], equal_nan=True):
-                return math.nan, most
-            # Zeros make no difference to either.
-            x, y = x.where(usual, 0.0), y.where(usual, 0.0)
-            here = (x - y).abs().max().item()
         apart, most = max(apart, here), max(most, x.abs().max().item())
     return apart, most
 

@@ -1,7 +1,8 @@
-"""What changed since an earlier comparison, in words that respect both spreads."""
+"""Tell what changed since an earlier comparison, by no less than both spreads."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,6 +12,16 @@ from gpumagic.timing.ask import sweep
 from gpumagic.timing.result.lookup import Lookup
 from gpumagic.timing.result.timing import Timing
 
+_FACTS = {
+    "host": "machine",
+    "cpu": "CPU",
+    "cpu_count": "CPU count",
+    "threads": "threads of torch",
+    "python": "Python",
+    "torch": "torch",
+    "cuda": "CUDA",
+    "driver": "driver",
+}
 Verdict = Literal["faster", "slower", "same", "unsure", "new", "failed"]
 
 
@@ -40,24 +51,19 @@ class Change:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        if self.verdict in ("new", "failed"):
-            return "not in the earlier run" if self.verdict == "new" else "no time in this run"
-        assert self.ratio is not None
-        if self.verdict == "same":
-            return "no change beyond the spread"
-        if self.verdict == "unsure":
-            return f"{times(self.ratio)} as fast, of one run: the spread is not known"
-        if self.verdict == "faster":
-            return f"{times(self.ratio)} faster"
-        return f"{times(1 / self.ratio)} slower"
+        ratio = self.ratio or math.nan
+        return {
+            "new": "not in the earlier run",
+            "failed": "no time in this run",
+            "same": "no change beyond the spread",
+            "unsure": f"{times(ratio)} as fast, of one run: the spread is not known",
+            "faster": f"{times(ratio)} faster",
+            "slower": f"{times(1 / ratio)} slower",
+        }[self.verdict]
 
 
 def changes(now: Lookup, earlier: Lookup) -> tuple[Change, ...]:
-    """Each timing against that of the same device and values before.
-
-    Two medians differ where `Timing.differs` says so: by more than the 95 % intervals of both, and
-    than the quartiles of both.
-    """
+    """Each timing against that of the same device and values before, as `Timing.differs` has it."""
     before = {(t.where, sweep.key(t.values)): t for t in earlier.timings if t.median}
     return tuple(_change(t, before.get((t.where, sweep.key(t.values)))) for t in now.timings)
 
@@ -86,17 +92,7 @@ def _change(now: Timing, before: Timing | None) -> Change:
 def differences(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
     """What else is different, so that the code need not be the reason: a line each."""
     found = []
-    facts = (
-        ("machine", "host"),
-        ("CPU", "cpu"),
-        ("CPU count", "cpu_count"),
-        ("threads of torch", "threads"),
-        ("Python", "python"),
-        ("torch", "torch"),
-        ("CUDA", "cuda"),
-        ("driver", "driver"),
-    )
-    for name, attribute in facts:
+    for attribute, name in _FACTS.items():
         was, is_ = getattr(earlier.machine, attribute), getattr(now.machine, attribute)
         if was != is_:
             found.append(f"{name} {_or(was)} then, {_or(is_)} now")

@@ -1,4 +1,4 @@
-"""Where two curves of a sweep cross: the value from which on another device is the faster one."""
+"""Find where two curves of a sweep cross: the value from which on another device is faster."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from gpumagic.timing.ask import sweep
 from gpumagic.timing.result.lookup import Lookup
 from gpumagic.timing.result.timing import Timing
+
+_Known = tuple[float, Timing, Timing]
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,9 @@ class Crossover:
 def find(measured: Lookup) -> tuple[Crossover, ...]:
     """Of every two devices, for each value of the sweep's other variable."""
     name = measured.axis
-    if name is None:
-        return ()
-    numbered = [(sweep.number(value), value) for value in measured.sweep[name]]
-    known = [(x, value) for x, value in numbered if x is not None]
-    if len(known) < len(numbered):
+    values = measured.sweep[name] if name else ()
+    known = [(x, value) for value in values if (x := sweep.number(value)) is not None]
+    if name is None or len(known) < len(values):
         return ()
     known.sort(key=lambda pair: pair[0])
     xs = [x for x, _ in known]
@@ -64,20 +64,10 @@ def find(measured: Lookup) -> tuple[Crossover, ...]:
 def flips(
     xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
 ) -> list[tuple[float, float, int]]:
-    """Where the order of two curves flips beyond both spreads.
+    """Where the order of two curves flips beyond both spreads: x, seconds, and who is faster then.
 
-    Parameters
-    ----------
-    xs : sequence of float
-        Ascending.
-    a, b : sequence of Timing or None
-        Of each x; None, and one without `seconds`, is a gap.
-
-    Returns
-    -------
-    list of tuple
-        x, seconds, and which is faster beyond: 0 for `a`, 1 for `b`. A line in log-log between two
-        x, or a straight one where some x is not positive.
+    It is 0 for `a` and 1 for `b`; None, and a timing without `seconds`, is a gap. Between two
+    ascending x lies a line in log-log, or a straight one where some x is not positive.
     """
     known = [
         (x, first, second)
@@ -85,27 +75,31 @@ def flips(
         if first is not None and second is not None and first.median and second.median
     ]
     decided = [
-        (n, 0 if first.median < second.median else 1)  # type: ignore[operator]
+        (n, int(_ratio(first, second) > 0))
         for n, (_, first, second) in enumerate(known)
         if first.differs(second)
     ]
     log = all(x > 0 for x in xs)
-    found = []
-    for (before, then), (after, now) in pairwise(decided):
-        if then != now:
-            medians = [(x, f.median, s.median) for x, f, s in known[before : after + 1]]
-            found.append((*_cross(medians, now, log), now))  # type: ignore[arg-type]
-    return found
+    return [
+        (*_cross(known[before : after + 1], now, log), now)
+        for (before, then), (after, now) in pairwise(decided)
+        if then != now
+    ]
 
 
-def _cross(known: list[tuple[float, float, float]], now: int, log: bool) -> tuple[float, float]:
+def _ratio(a: Timing, b: Timing) -> float:
+    """How much slower `a` is, as a logarithm."""
+    return math.log((a.median or 1.0) / (b.median or 1.0))
+
+
+def _cross(known: Sequence[_Known], now: int, log: bool) -> tuple[float, float]:
     """The last meeting of two lines through points, of which the ends are ordered differently."""
     for (x0, a0, b0), (x1, a1, b1) in reversed(list(pairwise(known))):
-        was, is_ = math.log(a0 / b0), math.log(a1 / b1)
+        was, is_ = _ratio(a0, b0), _ratio(a1, b1)
         # Beyond it `a` is the faster for now == 0.
         if (was >= 0 > is_) if now == 0 else (was <= 0 < is_):
             part = was / (was - is_)
             x = x0 * (x1 / x0) ** part if log else x0 + (x1 - x0) * part
-            return x, a0 * (a1 / a0) ** part
+            return x, (a0.median or 1.0) * math.exp(_ratio(a1, a0) * part)
     x, a, b = known[-1]
-    return x, math.sqrt(a * b)
+    return x, math.sqrt((a.median or 1.0) * (b.median or 1.0))

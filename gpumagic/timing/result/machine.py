@@ -1,4 +1,4 @@
-"""The machine that this process runs on, for what was measured on it."""
+"""Describe the machine that this process runs on, for what was measured on it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def here(cpuinfo: Path = _CPUINFO) -> Machine:
-    """What this machine is, without starting CUDA; the driver is asked where torch is built for it.
-
-    Parameters
-    ----------
-    cpuinfo : Path
-        Where Linux says what the CPU is.
-    """
+    """What this machine is, without starting CUDA: the driver is known by NVML."""
     cuda = torch.version.cuda
     driver = nvml.door().system("nvmlSystemGetDriverVersion") if cuda else None
     return Machine(

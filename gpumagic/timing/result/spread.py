@@ -1,4 +1,4 @@
-"""What can be told from repeats: the interval that their median lies in, and their quartiles."""
+"""Tell from repeats the interval that their median lies in, and their quartiles."""
 
 from __future__ import annotations
 
@@ -19,13 +19,8 @@ def interval(seconds: Sequence[float]) -> tuple[float, float]:
     variable of n fair tosses is below j with a probability of 2.5 % or less (W. J. Conover,
     Practical Nonparametric Statistics, 3rd edition, section 3.2; J.-Y. Le Boudec, Performance
     Evaluation of Computer and Communication Systems, 2010, theorem 2.1 and its table in appendix A,
-    from which the formula for more than 70 is).
-
-    Parameters
-    ----------
-    seconds : sequence of float
-        One or more repeats, in any order. Of fewer than `LEAST` the whole range is given, which
-        covers the median with probability ``1 - 2 ** (1 - n)`` only: 94 % for five, 50 % for two.
+    from which the formula for more than 70 is). Of fewer than `LEAST` it is the whole range, which
+    covers the median with probability ``1 - 2 ** (1 - n)`` only: 94 % for five, 50 % for two.
     """
     ordered = sorted(seconds)
     rank = _rank(len(ordered))

@@ -1,4 +1,4 @@
-"""What was measured: one `Timing` for each device and value, all of them in a `Comparison`."""
+"""Record what was measured: one `Timing` for each device and value of a sweep."""
 
 from __future__ import annotations
 
@@ -119,9 +119,8 @@ class Timing:
         low, high = sorted((self, other), key=lambda t: t.median or 0.0)
         if not (low.interval and high.interval and low.quartiles and high.quartiles):
             return False
-        if low.interval[1] >= high.interval[0]:
-            return False
-        return (high.median or 0.0) > low.quartiles[1] and (low.median or 0.0) < high.quartiles[0]
+        apart = low.interval[1] < high.interval[0] and low.quartiles[1] < (high.median or 0.0)
+        return apart and (low.median or 0.0) < high.quartiles[0]
 
     @property
     def unsteady(self) -> bool:
@@ -150,10 +149,8 @@ class Timing:
 
         Two devices at the same time work through two of them.
         """
-        worked = self.items or items
-        return (
-            worked * (self.where.count("+") + 1) / self.median if worked and self.median else None
-        )
+        worked = (self.items or items or 0) * (self.where.count("+") + 1)
+        return worked / self.median if worked and self.median else None
 
     @property
     def together(self) -> bool:

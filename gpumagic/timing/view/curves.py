@@ -42,21 +42,7 @@ SMALL = Frame(width=300.0, height=230.0)
 
 
 def plot(comparison: Comparison, fixed: Mapping[str, Any], frame: Frame | None = None) -> str:
-    """One panel: the curves along `Comparison.axis`, at one value of the other variable.
-
-    Parameters
-    ----------
-    comparison : Comparison
-        With a sweep.
-    fixed : dict
-        The other variable; empty where there is none.
-    frame : Frame, optional
-
-    Returns
-    -------
-    str
-        An SVG element; ``""`` where nothing was measured here.
-    """
+    """An SVG element with the curves of one `Panel`; ``""`` where nothing was measured there."""
     return _Plot(comparison, fixed, frame or Frame()).svg()
 
 
@@ -214,9 +200,9 @@ class _Plot:
     def _names(self) -> str:
         """Each curve's device, beside its end."""
         ends = [self._y(curve.known[-1][1].median or 1.0) for curve in self._curves]
-        places = axes.spread(ends, _LINE_HEIGHT, self._frame.top + 4, self._foot)
+        heights = axes.parted(ends, _LINE_HEIGHT, self._frame.top + 4, self._foot)
         parts = []
-        for curve, y in zip(self._curves, places, strict=True):
+        for curve, y in zip(self._curves, heights, strict=True):
             parts.append(svg.mark(curve.look, self._end + 10, y, 3.6))
             parts.append(svg.text(self._end + 19, y + 4, curve.where))
             self._free(self._end + 5, self._frame.width, y + 4)
