@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from gpumagic.virtual import virtual_storages
 from gpumagic.virtual.generators import Generator
+from gpumagic.virtual.memory_account import MemoryStat
 from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Stream
 from gpumagic.virtual.virtual_gpus import GPUS, gpu_of
 
@@ -163,18 +165,18 @@ def _set_stream(stream: Any) -> None:
 def _memory_stats(index: int) -> dict[str, Any]:
     account = gpu_of(index).account
     pools: dict[str, Any] = {}
-    for names, tally in (
+    for names, stat in (
         (("allocated_bytes", "active_bytes", "requested_bytes"), account.bytes),
         (("allocation", "active"), account.blocks),
         (("reserved_bytes",), account.reserved),
         (("segment", "inactive_split", "inactive_split_bytes"), None),
     ):
-        none = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
-        numbers = none if tally is None else tally.as_dict()
+        none = asdict(MemoryStat())
+        numbers = none if stat is None else asdict(stat)
         for name in names:  # there is one pool here; it stands as the large one
             pools[name] = {"all": numbers, "large_pool": numbers, "small_pool": none}
     for name in ("oversize_allocations", "oversize_segments"):
-        pools[name] = dict.fromkeys(("current", "peak", "allocated", "freed"), 0)
+        pools[name] = asdict(MemoryStat())
     return pools | {
         "num_alloc_retries": account.retries,
         "num_ooms": account.ooms,
@@ -275,20 +277,10 @@ def _tensor_types() -> dict[str, type]:
         return torch.empty(*args or (0,), dtype=cls.dtype, device=device)
 
     types_: dict[str, type] = {}
-    for name, dtype in {
-        "FloatTensor": torch.float32,
-        "DoubleTensor": torch.float64,
-        "HalfTensor": torch.float16,
-        "BFloat16Tensor": torch.bfloat16,
-        "ByteTensor": torch.uint8,
-        "CharTensor": torch.int8,
-        "ShortTensor": torch.int16,
-        "IntTensor": torch.int32,
-        "LongTensor": torch.int64,
-        "BoolTensor": torch.bool,
-    }.items():
-        # Tensor.type() looks at the full name.
-        kind = TensorType(f"torch.cuda.{name}", (), {"__new__": new})
-        kind.dtype = dtype
-        types_[name] = kind
+    for legacy in torch._tensor_classes:
+        if legacy.__module__ == "torch.cuda":
+            # Tensor.type() looks at the full name.
+            kind = TensorType(f"torch.cuda.{legacy.__name__}", (), {"__new__": new})
+            kind.dtype = legacy.dtype
+            types_[legacy.__name__] = kind
     return types_

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from dataclasses import dataclass
 from time import perf_counter_ns, time_ns
 from typing import Protocol
 
@@ -34,13 +35,14 @@ class Counters(Protocol):
     def __setitem__(self, place: int, value: int, /) -> None: ...
 
 
+@dataclass(slots=True)
 class MemoryStat:
     """Something counted the way ``torch.cuda.memory_stats`` reports it."""
 
-    __slots__ = ("allocated", "current", "freed", "peak")
-
-    def __init__(self) -> None:
-        self.current = self.peak = self.allocated = self.freed = 0
+    current: int = 0
+    peak: int = 0
+    allocated: int = 0
+    freed: int = 0
 
     def add(self, n: int) -> None:
         self.current += n
@@ -57,9 +59,6 @@ class MemoryStat:
 
     def reset_accumulated(self) -> None:
         self.allocated = self.freed = 0
-
-    def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("current", "peak", "allocated", "freed")}
 
 
 class MemoryAccount:
