@@ -3,7 +3,7 @@
 from gpumagic.nvml.door import Nvml
 from gpumagic.nvml.driver_faults import DriverFault
 from gpumagic.nvml.fields import ALL_LINKS, Field, FieldId
-from gpumagic.nvml.gpu import Call, Gpu
+from gpumagic.nvml.library import Call, Gpu
 from gpumagic.nvml.shared import door
 
 __all__ = ["ALL_LINKS", "Call", "DriverFault", "Field", "FieldId", "Gpu", "Nvml", "door"]

@@ -16,8 +16,7 @@ from typing import Any
 from gpumagic.nvml.driver_faults import DriverFault, gpu_lost, gpu_silent
 from gpumagic.nvml.fields import Field, FieldId, parse
 from gpumagic.nvml.gpm import Gpm
-from gpumagic.nvml.gpu import Call, Gpu
-from gpumagic.nvml.library import Library
+from gpumagic.nvml.library import Call, Gpu, Library
 from gpumagic.nvml.xids import Xids
 
 _FIRST_PAUSE_S = 1.0

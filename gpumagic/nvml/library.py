@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -9,6 +10,26 @@ from gpumagic.nvml.driver_faults import DriverFault, no_pynvml, unreachable, wro
 
 # What gpumagic needs and only the maintained nvidia-ml-py has.
 _NEEDED = ("nvmlInitWithFlags", "nvmlMemory_v2", "nvmlDeviceGetMigMode", "NVMLError")
+
+
+Call = tuple[Any, ...]
+"""A function's name and its arguments after the handle."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What does not change about a GPU or a MIG device while its handle lives.
+
+    ``index`` is NVML's (a MIG device has its parent's), ``parent`` the parent's UUID or None,
+    ``memory_total`` bytes or None where it shares the host's memory.
+    """
+
+    index: int
+    uuid: str
+    name: str | None
+    memory_total: int | None
+    parent: str | None
+    handle: Any
 
 
 class WrongModule(Exception):

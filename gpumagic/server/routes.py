@@ -71,53 +71,48 @@ class Route(Guard, APIHandler):
 
 
 class SnapshotRoute(Route):
-    """The machine now."""
+    """The machine now, or as it was at most a second ago."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """A snapshot that is at most a second old."""
         self.finish((await self._hub.fresh()).to_json())
 
 
 class HistoryRoute(Route):
-    """What was read in the last minutes, and which cells ran."""
+    """What was read and which cells ran: all that is kept, or what came after ``since``."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """All that is kept, or what came after ``since``."""
         self.finish(b"{" + await self._hub.past(self.since()) + b"}")
 
 
 class DoctorRoute(Route):
-    """What stands between this server and a GPU."""
+    """What stands between this server and a GPU: a list of checks."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """A list of checks."""
         self.finish(json.dumps(await self._hub.checks(), ensure_ascii=False))
 
 
 class MetricsRoute(Route):
-    """For Prometheus."""
+    """The snapshot in Prometheus's text format."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """The snapshot in Prometheus's text format."""
         snapshot = await self._hub.fresh()
         self.finish(metrics.text(snapshot), set_content_type=metrics.CONTENT_TYPE)
 
 
 class ExportRoute(Route):
-    """For spreadsheets."""
+    """The history as a file of comma-separated values, for spreadsheets."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """The history as a file of comma-separated values."""
         since = self.since()
         readings = await aside(lambda: self._hub.sampler.history.readings(since))
         self.set_header("Content-Type", "text/csv; charset=utf-8")
@@ -134,12 +129,11 @@ class ExportRoute(Route):
 
 
 class RendererRoute(Route):
-    """The code that draws, which the notebook's widget has too."""
+    """The code that draws, which the notebook's widget has too; a browser's copy is checked."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """JavaScript; a browser that has it is told that it is still the same."""
         try:
             code = _RENDERER.read_bytes()
         except OSError:
@@ -149,20 +143,19 @@ class RendererRoute(Route):
 
 
 class TerminateRoute(Route):
-    """Ends a process whose kernel is gone."""
+    """Ends an orphan, which is named by its pid and by when it began."""
 
     @web.authenticated
     @authorized
     async def post(self) -> None:
-        """A process is named by its pid and by when it began, and must be an orphan."""
         if len(self.request.body) > _LONGEST_BODY:
             raise web.HTTPError(413, f"a body of at most {_LONGEST_BODY} bytes is expected")
         try:
             order = terminate.parse_order(self.request.body)
             snapshot = await self._hub.fresh(max_age_s=0.0)
             owner = await self._hub.owner(order.pid)
-            answer = await terminate.terminate(order, snapshot, owner)
+            ended, message = await terminate.terminate(order, snapshot, owner)
         except terminate.NotEnded as refusal:
             raise web.HTTPError(refusal.status, str(refusal)) from None
-        self.set_status(200 if answer.ended else 202)
-        self.finish(json.dumps({"ended": answer.ended, "message": answer.message}))
+        self.set_status(200 if ended else 202)
+        self.finish(json.dumps({"ended": ended, "message": message}))

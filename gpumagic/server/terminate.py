@@ -41,14 +41,6 @@ class Order:
     force: bool = False
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What came of it."""
-
-    ended: bool
-    message: str
-
-
 def parse_order(body: bytes) -> Order:
     """The order in a request; raises NotEnded where it is malformed."""
     try:
@@ -66,8 +58,8 @@ def parse_order(body: bytes) -> Order:
     raise NotEnded(400, 'give {"pid": 4242, "started": 1700000000.0}, both as in the snapshot')
 
 
-async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> Answer:
-    """End an orphan; the owner is of this moment, the snapshot says who holds GPU memory.
+async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[bool, str]:
+    """End an orphan: whether it has ended, and what to say. The owner is of this moment.
 
     Raises NotEnded where it is no orphan of this user that holds GPU memory, or another process.
     """
@@ -80,15 +72,15 @@ async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> Answer:
         # psutil looks once more whether it still is that process.
         process.kill() if order.force else process.terminate()
     except psutil.NoSuchProcess:
-        return Answer(True, f"{named} has ended by itself")
+        return True, f"{named} has ended by itself"
     except psutil.AccessDenied:
         raise NotEnded(403, f"the system does not allow to end process {order.pid}") from None
     if await _ends(order.pid):
-        return Answer(True, f"{named} has ended")
+        return True, f"{named} has ended"
     again = 'ask again with "force": true to kill it'
     if order.force:
         again = "it is in a call of the driver, perhaps; look again in a while"
-    return Answer(False, f"{named} still runs after {WAIT_S:.0f} s; {again}")
+    return False, f"{named} still runs after {WAIT_S:.0f} s; {again}"
 
 
 _ANOTHER = "process {0} began at another time: it is another one by now; look again"

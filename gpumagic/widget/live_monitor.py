@@ -24,7 +24,7 @@ from gpumagic.errors import GpuError
 from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.measurements import Board, board
 from gpumagic.telemetry.sampler import Sampler
-from gpumagic.telemetry.shared_sampler import sampler
+from gpumagic.telemetry.shared_sampler import sampler as shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.telemetry.subscription import PERIODS_S
 from gpumagic.widget.audience import Audience
@@ -83,7 +83,7 @@ class MonitorWidget(anywidget.AnyWidget):
         board: Board = board,
     ) -> None:
         _check(period)
-        self._sampler = sampler or _own()
+        self._sampler = sampler or shared_sampler()
         self._audience = audience or Audience()
         # Of each time it was displayed: what its table and its view are called.
         self._shown: list[tuple[str, str]] = []
@@ -255,10 +255,6 @@ class MonitorWidget(anywidget.AnyWidget):
         elif kind == "gone" and self._audience.leave(view):
             self._rest()
             self._keep()
-
-
-def _own() -> Sampler:
-    return sampler()
 
 
 def _check(period: Any) -> None:

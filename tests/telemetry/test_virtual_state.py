@@ -232,12 +232,6 @@ def test_a_file_cut_short_is_ignored(publisher: Publisher, tmp_path: Path) -> No
         assert as_another_reads(content[:length], tmp_path) == []
 
 
-@pytest.mark.parametrize("count", [0, 65])
-def test_how_many_there_can_be(count: int, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="1 to 64"):
-        Publisher(FACTS[:1] * count, tmp_path)
-
-
 def test_the_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GPUMAGIC_RUNTIME_DIR", str(tmp_path))
     assert virtual_state.state_folder() == tmp_path / "virtual"
