@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from gpumagic.dryrun import DryRun, dry_run
     from gpumagic.errors import CrossDeviceWarning, GpuError
     from gpumagic.ledger.watch import watch
-    from gpumagic.magics.gputime import compare, last_comparison
     from gpumagic.mismatch import explain
     from gpumagic.moving.move import move
     from gpumagic.placement.on import on
     from gpumagic.placement.torch_devices import cpu, devices, gpu, num_gpus, try_all_gpus, try_gpu
     from gpumagic.telemetry import take as snapshot
+    from gpumagic.timing.compare import compare, last_comparison
     from gpumagic.timing.comparison import Comparison
     from gpumagic.widget import monitor
 
 # Where each name is, and what it is called there if otherwise.
 _HOMES = {
-    "Comparison": "gpumagic.timing.comparison",
+    "Comparison": "gpumagic.timing",
     "CrossDeviceWarning": "gpumagic.errors",
     "Device": "gpumagic.device",
     "DryRun": "gpumagic.dryrun",
     "GpuError": "gpumagic.errors",
     "Report": "gpumagic.cell.report",
-    "compare": "gpumagic.magics.gputime",
+    "compare": "gpumagic.timing",
     "cpu": "gpumagic.placement.torch_devices",
     "devices": "gpumagic.placement.torch_devices",
     "dry_run": "gpumagic.dryrun",
     "explain": "gpumagic.mismatch",
     "gpu": "gpumagic.placement.torch_devices",
-    "last_comparison": "gpumagic.magics.gputime",
+    "last_comparison": "gpumagic.timing",
     "last_report": "gpumagic.cell.run",
     "monitor": "gpumagic.widget",
     "move": "gpumagic.moving.move",

@@ -27,7 +27,9 @@ MAY = {
     "magics": GROUND
     | {"timing", "dryrun", "cell", "ledger", "mismatch", "placement"}
     | {"gputable", "telemetry", "widget", "virtual"},
-    "timing": GROUND | {"cell", "copies", "isolation", "ledger", "moving", "placement", "nvml"},
+    "timing": GROUND
+    | {"cell", "copies", "isolation", "ledger", "moving", "placement", "nvml"}
+    | {"telemetry"},
     "dryrun": GROUND | {"ledger", "mismatch", "moving", "placement", "virtual"},
     "cell": GROUND | {"ledger", "mismatch", "moving", "placement"},
     "copies": {"moving", "usercode", "errors", "faults"},

@@ -1,9 +1,11 @@
-"""What timed code prints and displays is shown once, not ten thousand times."""
+"""Drop what timed code prints and displays: it is shown once, not ten thousand times."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 THREADS = "gputime"
@@ -21,6 +23,7 @@ class Quiet:
 
     def __init__(self) -> None:
         self.dropped = False
+        self._lifted = False
         self._thread = threading.get_ident()
         self._before: list[tuple[Any, str, Any, Any]] = []
 
@@ -40,14 +43,25 @@ class Quiet:
 
     def __exit__(self, *error: object) -> None:
         while self._before:
-            place, name, before, sink = self._before.pop()
+            owner, name, before, sink = self._before.pop()
             # Another may have been put there since, which stays.
-            if getattr(place, name) is sink:
-                setattr(place, name, before)
+            if getattr(owner, name) is sink:
+                setattr(owner, name, before)
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """For what is ours, such as showing how far it is: nothing is dropped."""
+        self._lifted = True
+        try:
+            yield
+        finally:
+            self._lifted = False
 
     def drops(self) -> bool:
         """Whether what this thread prints now is dropped."""
         here = threading.current_thread()
+        if self._lifted:
+            return False
         if here.ident != self._thread and not here.name.startswith(THREADS):
             return False
         self.dropped = True
@@ -55,7 +69,7 @@ class Quiet:
 
 
 class _Sink:
-    """A stream in another's place, which it is to all but those who write."""
+    """Stands for a stream, to all but those who write."""
 
     def __init__(self, stream: Any, quiet: Quiet) -> None:
         self._stream, self._quiet = stream, quiet
@@ -74,7 +88,7 @@ class _Sink:
 
 
 class _Publisher:
-    """The notebook's displays, in the place of which it is."""
+    """Stands for what publishes the notebook's displays."""
 
     def __init__(self, publisher: Any, quiet: Quiet) -> None:
         self._publisher, self._quiet = publisher, quiet

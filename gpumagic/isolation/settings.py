@@ -6,7 +6,10 @@ not put back; what cannot be put back does not keep the rest from it, and is kep
 
 from __future__ import annotations
 
+import gc
+import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
@@ -19,26 +22,21 @@ from gpumagic.isolation.interrupts import deferred
 from gpumagic.isolation.python_settings import of_libraries, of_numpy, of_python, of_signals
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.setting import Setting
-from gpumagic.isolation.torch_settings import of_a_thread, of_the_process
+from gpumagic.isolation.torch_settings import module_hooks, of_a_thread, of_the_process
 
+# A setting, and its value.
+_Known = tuple[Setting, Any]
 # These are imported bit by bit, and set nothing then.
-_KNOWN = {"torch", "gpumagic", *sys.stdlib_module_names}
+_NEVER = {"torch", "gpumagic", *sys.stdlib_module_names}
 
 
 class Settings:
-    """All settings as they are now.
+    """All settings as they are now."""
 
-    Parameters
-    ----------
-    growing : bool
-        Only those that grow with every run, which are soon read and put back.
-    """
-
-    def __init__(self, *, growing: bool = False) -> None:
-        every = chain(of_a_thread(), of_the_process(), of_python(), of_libraries())
-        self._signals = [] if growing else _now(of_signals())
-        self._others = _now(setting for setting in every if setting.grows or not growing)
-        self._randomness = None if growing else Randomness()
+    def __init__(self) -> None:
+        self._signals = _now(of_signals())
+        self._others = _now(chain(of_a_thread(), of_the_process(), of_python(), of_libraries()))
+        self._randomness = Randomness()
         self._modules = set(sys.modules)
 
     def put_back(self) -> None:
@@ -46,21 +44,62 @@ class Settings:
         for setting, value in self._signals:
             _write(setting, value)
         with deferred():
-            self._adopt()
+            self._others = _adopted(self._others, self._modules)
             for setting, value in self._others:
                 _write(setting, value)
-            if self._randomness is not None:
-                self._randomness.restore()
+            self._randomness.restore()
 
-    def _adopt(self) -> None:
-        """Take over what a library has set for itself when it was imported."""
-        if len(sys.modules) == len(self._modules):
-            return
-        libraries = {name.partition(".")[0] for name in sys.modules.keys() - self._modules} - _KNOWN
+
+class Growth:
+    """What a program that runs ten thousand times may add to as often, as it is now."""
+
+    def __init__(self) -> None:
+        every = chain(of_the_process(), of_python())
+        self._settings = _now(setting for setting in every if setting.grows)
         self._modules = set(sys.modules)
-        for n, (setting, value) in enumerate(self._others):
-            if libraries and setting.adopt is not None:
-                self._others[n] = setting, setting.adopt(value, setting.read(), libraries)
+        self._sizes = _sizes()
+
+    def put_back(self) -> None:
+        """Between two blocks of runs: soon over where nothing has grown."""
+        if _sizes() == self._sizes:
+            return
+        self._settings = _adopted(self._settings, self._modules)
+        self._modules = set(sys.modules)
+        for setting, value in self._settings:
+            _write(setting, value)
+        self._sizes = _sizes()
+
+
+def _sizes() -> list[int]:
+    loggers: list[Any] = [logging.root, *logging.root.manager.loggerDict.values()]
+    lists: tuple[Any, ...] = (
+        sys.path,
+        sys.argv,
+        sys.meta_path,
+        sys.path_hooks,
+        gc.callbacks,
+        warnings.filters,
+    )
+    return [
+        sum(len(getattr(logger, "handlers", ())) for logger in loggers),
+        sum(len(getattr(logger, "filters", ())) for logger in loggers),
+        sum(len(hooks) for hooks in module_hooks().values()),
+        sys.getrecursionlimit(),
+        *(len(items) for items in lists),
+    ]
+
+
+def _adopted(settings: list[_Known], modules: set[str]) -> list[_Known]:
+    """Taken over is what a library has set for itself when it was imported."""
+    if len(sys.modules) == len(modules):
+        return settings
+    libraries = {name.partition(".")[0] for name in sys.modules.keys() - modules} - _NEVER
+    return [
+        (setting, setting.adopt(value, setting.read(), libraries))
+        if libraries and setting.adopt is not None
+        else (setting, value)
+        for setting, value in settings
+    ]
 
 
 @contextmanager
@@ -90,7 +129,7 @@ def thread_modes() -> Callable[[ExitStack], None]:
     return follow
 
 
-def _now(settings: Iterator[Setting]) -> list[tuple[Setting, Any]]:
+def _now(settings: Iterator[Setting]) -> list[_Known]:
     found = []
     for setting in settings:
         # torch does not tell what was set in its new way and in its old; a folder may be gone; an

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.modules import module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _python_dispatch as dispatch
 
@@ -70,7 +71,9 @@ def of_the_process() -> Iterator[Setting]:
     )
     yield from pairs(torch.multiprocessing, ("get_sharing_strategy", "set_sharing_strategy"))
     yield from _of_backends()
-    yield from _of_modules()
+    yield from attributes(module, "_global_is_full_backward_hook")
+    for name, held in module_hooks().items():
+        yield mapping(f"torch's {name}", held, grows=True)
     if torch.cuda.is_initialized():
         yield from pairs(
             torch.cuda,
@@ -96,14 +99,13 @@ def _of_backends() -> Iterator[Setting]:
     yield from pairs(backends.mha, ("get_fastpath_enabled", "set_fastpath_enabled"))
 
 
-def _of_modules() -> Iterator[Setting]:
-    """The hooks of every module."""
-    from torch.nn.modules import module
-
-    yield from attributes(module, "_global_is_full_backward_hook")
-    for name, held in vars(module).items():
-        if name.startswith("_global_") and isinstance(held, dict):
-            yield mapping(f"torch's {name}", held, grows=True)
+def module_hooks() -> dict[str, dict[Any, Any]]:
+    """Those of all modules, by the names that torch has for them."""
+    return {
+        name: held
+        for name, held in vars(module).items()
+        if name.startswith("_global_") and isinstance(held, dict)
+    }
 
 
 def _set_inference_mode(on: bool) -> None:

@@ -1,38 +1,32 @@
-"""`gpumagic.compare`: the same code timed on several devices, and at several values."""
+"""Time the same code on several devices, and at several values: `gpumagic.compare`.
+
+What it gave last is kept, and the monitor shows how far it is.
+"""
 
 from __future__ import annotations
 
 import contextvars
-import gc
 import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import torch
-
+from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.isolation.interrupts import deferred
 from gpumagic.isolation.random_state import Randomness
-from gpumagic.isolation.settings import kept
+from gpumagic.telemetry.measurements import board
 from gpumagic.timing.ask import sweep as sweeping
 from gpumagic.timing.ask.items import worked_through
-from gpumagic.timing.ask.targets import Target, targets
+from gpumagic.timing.ask.targets import TimedDevices, targets
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.measure.failures import is_out_of_memory, say_where, short
-from gpumagic.timing.measure.measurement import Found, Measuring, Task
-from gpumagic.timing.measure.program import Program, program
+from gpumagic.timing.measure.all_devices import Comparing
+from gpumagic.timing.measure.measurement import Task
+from gpumagic.timing.measure.program import program
 from gpumagic.timing.measure.stopwatch import Stopwatch
 from gpumagic.timing.progress import Progress, Reporter
 from gpumagic.timing.result import machine
-from gpumagic.timing.result.agreement import Agreeing
-from gpumagic.timing.result.timing import Timing
-
-OUT_OF_MEMORY, INTERRUPTED = "out of memory", "interrupted"
-PRINTED = "what the code prints or displays is shown of its first run only"
 
 
 def compare(
@@ -71,8 +65,8 @@ def compare(
     sweep : mapping, optional
         Of one or two variables, the values that each takes: ``{"n": [64, 256]}``.
     items : float or str, optional
-        What one run works through, for the throughput; or an expression for it, with the sweep's
-        variables.
+        What one run works through, for the throughput; or an expression for it, such as
+        ``"len(sentences)"`` or ``"n * n"``, in which a sweep's variables have their values.
     max_time : float
         Seconds for each device and value, copying and the first run apart.
     in_place : bool
@@ -115,8 +109,21 @@ def compare(
     points = sweeping.points(values)
     each = worked_through(items, namespace, points)
     stopwatch = stopwatch or Stopwatch()
-    comparing = _Comparing(made, wanted, points, namespace, in_place, max_time, stopwatch, progress)
-    contextvars.copy_context().run(comparing.run)  # what it sets of that ends with it
+
+    def told(now: Progress) -> None:
+        board.post(now.posted())
+        if progress is not None:
+            progress(now)
+
+    title = next((line.strip() for line in made.text.splitlines() if line.strip()), "")
+    total, wheres = len(points) * len(wanted), [target.where for target in wanted]
+    reporter = Reporter(told, title, wheres, total, clock=stopwatch.clock)
+    task = Task(made, wanted, namespace, in_place, max_time, stopwatch, Randomness(), reporter)
+    comparing = Comparing(task, points)
+    try:
+        contextvars.copy_context().run(comparing.run)  # what it sets of that ends with it
+    finally:
+        board.post(None)
     of_point = {sweeping.key(point): count for point, count in zip(points, each, strict=True)}
     result = Comparison(
         code=made.text.strip("\n"),
@@ -132,10 +139,26 @@ def compare(
         notes=(*sweeping.unread(values, made, namespace), *comparing.notes),
         interrupted=comparing.interrupted,
     )
-    return result if against is None else result.against(against)
+    return _keep(result if against is None else result.against(against))
 
 
-def _check(max_time: float, in_place: bool, wanted: tuple[Target, ...]) -> None:
+_last: list[Comparison] = []
+
+
+def last_comparison() -> Comparison | None:
+    """What `%%gputime` or `compare` gave last in this process; None before the first."""
+    return _last[0] if _last else None
+
+
+def _keep(made: Comparison) -> Comparison:
+    _last[:] = [made]
+    # What took minutes is not lost because a view of it fails.
+    with faults.kept("drawing a comparison for the monitor"):
+        board.keep(made.title, repr(made), made._repr_html_(), made.time)
+    return made
+
+
+def _check(max_time: float, in_place: bool, wanted: tuple[TimedDevices, ...]) -> None:
     if not (max_time > 0 and math.isfinite(max_time)):
         raise GpuError(f"max_time={max_time} is not a number above 0; type one, such as max_time=5")
     together = next((target for target in wanted if len(target.parts) > 1), None)
@@ -144,128 +167,3 @@ def _check(max_time: float, in_place: bool, wanted: tuple[Target, ...]) -> None:
             f"{together.where} cannot run in place: a variable is on one device at a time; leave "
             "in_place (--in-place) out"
         )
-
-
-class _Comparing:
-    """All measurements, one after the other: each value on every device before the next."""
-
-    def __init__(
-        self,
-        made: Program,
-        wanted: tuple[Target, ...],
-        points: list[dict[str, Any]],
-        namespace: dict[str, Any],
-        in_place: bool,
-        max_time: float,
-        stopwatch: Stopwatch,
-        progress: Callable[[Progress], object] | None,
-    ) -> None:
-        self.timings: list[Timing] = []
-        self.notes: dict[str, None] = dict.fromkeys(t.note for t in wanted if t.note)
-        self.interrupted = False
-        self._added: Measuring | None = None
-        self.agreeing = Agreeing(in_place)
-        self._wanted, self._points = wanted, points
-        self._ended: dict[str, list[Mapping[str, Any]]] = {}
-        total = len(self._points) * len(wanted)
-        title = next((line.strip() for line in made.text.splitlines() if line.strip()), "")
-        reporter = Reporter(
-            progress, title, [t.where for t in wanted], total, clock=stopwatch.clock
-        )
-        randomness = Randomness()
-        every = tuple(dict.fromkeys(device for t in wanted for device in t.torch_devices))
-        self._task = Task(
-            made, namespace, in_place, max_time, stopwatch, randomness, every, reporter
-        )
-
-    def run(self) -> None:
-        """Measure; Ctrl-C ends it, with what there is by then."""
-        try:
-            try:
-                with kept():
-                    for values in self._points:
-                        for target in self._wanted:
-                            if not self._is_beyond(target.where, values):
-                                self._measure(target, values)
-                self._task.reporter.close()
-            finally:
-                with deferred():
-                    self.agreeing.forget()
-                    self._task.randomness.restore()
-                    _give_back()
-        except KeyboardInterrupt:
-            self.interrupted = True
-            self._leave_out()
-        if self.interrupted:  # only now: the exception's traceback kept what it met
-            _give_back()
-
-    def _leave_out(self) -> None:
-        """Say of the devices whose turn did not come that there is nothing of them."""
-        known = {timing.where for timing in self.timings}
-        at = self.timings[-1].values if self.timings else self._points[0]
-        for target in self._wanted:
-            if target.where not in known:
-                virtual = any(device.virtual for device in target.parts)
-                left_out = Timing(target.where, values=at, virtual=virtual, error=INTERRUPTED)
-                self.timings.append(replace(left_out, name=target.name))
-
-    def _measure(self, target: Target, values: Mapping[str, Any]) -> None:
-
-        def compared(found: Found) -> None:
-            self.agreeing.add(target.where, values, found.numbers, found.drawn)
-
-        alone = len(self._wanted) == len(target.parts) == 1
-        prints = target is self._wanted[0]
-        one = Measuring(self._task, target, values, None if alone else compared, prints=prints)
-        failure: str | None = None
-        try:
-            self._task.reporter.begin(target.where, values)
-            with kept():
-                one.run()
-            self._add(one, None)
-        except KeyboardInterrupt:
-            self._add(one, None if one.measured else INTERRUPTED)
-            raise
-        except Exception as error:
-            if is_out_of_memory(error) and len(self._wanted) * len(self._points) > 1:
-                failure = OUT_OF_MEMORY
-                self._ended.setdefault(target.where, []).append(values)
-            elif any(t.where == target.where and t.seconds for t in self.timings):
-                failure = short(error, self._task.program.filename)
-            else:
-                say_where(error, self._task.program.filename, one.failed, values)
-                raise
-        # Out here: the exception's traceback would keep what was allocated.
-        if failure is not None:
-            self._add(one, failure)
-            _give_back()
-
-    def _add(self, one: Measuring, error: str | None) -> None:
-        if self._added is one:  # an interrupt came just after
-            return
-        timing = one.timing(error)
-        if error is not None:
-            timing = replace(timing, seconds=(), host=(), device=None, alone=(), energy=None)
-        self.timings.append(timing)
-        self._added = one
-        self.notes |= dict.fromkeys((*one.notes, *([PRINTED] if one.dropped else [])))
-        self._task.reporter.end(timing.median, error or "done")
-
-    def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
-        """Whether the device had no memory for a value that is no larger."""
-        for ended in self._ended.get(where, []):
-            with suppress(TypeError):
-                if all(values[name] >= value for name, value in ended.items()):
-                    return True
-        return False
-
-
-def _give_back() -> None:
-    """Free what torch keeps for tensors to come, which there were only here."""
-    gc.collect()
-    # A GPU that has failed says so here too, and the cell's own error tells more.
-    with suppress(RuntimeError, AssertionError):
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-        elif torch.backends.mps.is_available():
-            torch.mps.empty_cache()

@@ -1,17 +1,19 @@
-"""How far a comparison is, told now and then and never while something is timed."""
+"""Say how far a comparison is, now and then and never while something is timed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpumagic.display.units import age
+from gpumagic import faults
+from gpumagic.display.units import age, duration
 
 Stage = Literal["copy", "warm up", "timing", "done"]
 _PERIOD_S = 0.1
+# In the words of a view, where those of the engine are too short.
+_STATES = {"copy": "copying"}
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,25 @@ class Progress:
             parts.append(f"about {age(max(self.remaining, 1))} left")
         return " · ".join(part for part in parts if part)
 
+    def posted(self) -> dict[str, Any]:
+        """As JSON, for the monitor: its line, and a bar for each device, out of the slowest.
+
+        ``{"line": …, "bars": [{"where": "cuda:0", "share": 0.25, "text": "1.2 ms"}, …]}``
+        """
+        slowest = max((seconds for _, seconds, _ in self.bars if seconds), default=0.0)
+        bars = [
+            {
+                "where": where,
+                "share": seconds / slowest if seconds else 0.0,
+                "text": _STATES.get(state, state) if seconds is None else duration(seconds),
+            }
+            for where, seconds, state in self.bars
+        ]
+        return {"line": f"{self.title} · {self}", "bars": bars}
+
 
 class Reporter:
-    """Tells `call` at most ten times a second; what it raises is its own affair.
+    """Calls `call` at most ten times a second; what it raises does not end the comparison.
 
     Parameters
     ----------
@@ -108,33 +126,30 @@ class Reporter:
         self._begun = self._clock()
         self.at("copy")
 
-    def at(self, stage: Stage, repeat: int = 0, median: Callable[[], float] | None = None) -> None:
-        """It is at a stage; `median` is asked only when somebody is told."""
+    def at(self, stage: Stage, repeat: int = 0, median: float | None = None) -> None:
+        """It is at a stage, with this median so far."""
         self._stage, self._repeat = stage, repeat
-        known, state = self._bars.get(self._where, (None, ""))
-        if state != stage:
-            self._bars[self._where] = known, stage
-        self._tell(median)
+        known, _ = self._bars.get(self._where, (None, ""))
+        self._bars[self._where] = known if median is None else median, stage
+        self._tell()
 
     def end(self, median: float | None, state: str = "done") -> None:
         """The measurement has ended."""
         self._done += 1
         self._bars[self._where] = median, state
-        self._tell(None)
+        self._tell()
 
     def close(self) -> None:
         """All is done."""
         self._stage = "done"
         self._told = None
-        self._tell(None)
+        self._tell()
 
-    def _tell(self, median: Callable[[], float] | None) -> None:
+    def _tell(self) -> None:
         now = self._clock()
         if self._call is None or (self._told is not None and now - self._told < _PERIOD_S):
             return
         self._told = now
-        if median is not None:
-            self._bars[self._where] = median(), self._stage
         told = Progress(
             title=self._title,
             where=self._where,
@@ -149,7 +164,7 @@ class Reporter:
                 (where, *self._bars[where]) for where in self._wheres if where in self._bars
             ),
         )
-        with suppress(Exception):
+        with faults.kept("showing how far a comparison is"):
             self._call(told)
 
     def _remaining(self, now: float) -> float | None:

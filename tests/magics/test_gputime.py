@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpumagic.magics import gputime
-from gpumagic.magics.gputime import compare, last_comparison, posted
-from gpumagic.telemetry import measurements as board_module
-from gpumagic.timing import progress
+from gpumagic import timing
+from gpumagic.telemetry.measurements import board
+from gpumagic.timing import Progress
 
 
 def under_way(**changes):
@@ -16,7 +15,7 @@ def under_way(**changes):
     bars = (("cpu", 4e-3, "done"), ("cuda:0", 1e-3, "timing"), ("cuda:1", None, "waiting"))
     known = {"repeat": 12, "done": 1, "total": 3, "elapsed": 3.0, "remaining": 4.2, "bars": bars}
     given = {"title": "a @ a", "where": "cuda:0", "stage": "timing"} | known | changes
-    return progress.Progress(**given)
+    return Progress(**given)
 
 
 @dataclass
@@ -51,9 +50,8 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch):
     made = Engine()
-    monkeypatch.setattr(gputime, "_engine", lambda asked: made)
-    monkeypatch.setattr(gputime, "_last", [])
-    monkeypatch.setattr(gputime, "board", board_module.Board())
+    monkeypatch.setattr(timing, "compare", made.compare)
+    monkeypatch.setattr(timing, "last_comparison", lambda: None)
     return made
 
 
@@ -97,25 +95,12 @@ def test_the_result_is_shown_and_kept_and_not_in_out(shell, engine):
     assert "4 × faster" in done.text
     assert done.result is None
     assert shell.ns["Out"] == before
-    assert shell.ns["result"] is engine.made is last_comparison()
-    (entry,) = gputime.board.entries
-    assert (entry.title, entry.text, entry.html) == ("a @ a", repr(Made()), "<b>4 ×</b>")
-    assert gputime.board.now is None
-
-
-def test_a_result_that_cannot_be_drawn_is_not_lost(shell, engine):
-    class Broken(Made):
-        def __repr__(self):
-            raise RuntimeError("cannot be drawn")
-
-    engine.made = Broken()
-    shell.run("%%gputime cpu -o result\n1")
-    assert shell.ns["result"] is engine.made is last_comparison()
+    assert shell.ns["result"] is engine.made
 
 
 def test_quiet_shows_nothing_and_keeps_all_the_same(shell, engine):
-    assert shell.run("%%gputime cpu --quiet\n1").text == ""
-    assert last_comparison() is engine.made
+    assert shell.run("%%gputime cpu --quiet -o result\n1").text == ""
+    assert shell.ns["result"] is engine.made
 
 
 def test_interrupted_the_half_is_shown_and_bound_and_the_cell_ends(shell, engine):
@@ -139,15 +124,17 @@ def test_an_error_is_the_users_with_its_line_and_none_of_ours(shell, engine):
     assert "1 / 0" in done.text
     assert "gpumagic" not in done.text
     assert "run_cell_magic" not in done.text
-    assert gputime.board.now is None
-    assert gputime.board.entries == ()
+    assert board.now is None
 
 
-def test_against_the_last_a_name_or_a_file(shell, engine, monkeypatch):
-    earlier = Made(title="earlier")
-    monkeypatch.setattr(gputime, "_earlier", lambda named, names: (named, earlier))
-    shell.run("%%gputime cpu --against old.json\n1")
-    assert engine.asked[0].against == ("old.json", earlier)
+def test_against_the_last_a_name_or_a_file(shell, tmp_path):
+    shell.run("%%gputime cpu --max-time 0.01 -o first\n1")
+    first = shell.ns["first"]
+    (tmp_path / "old.json").write_text(first.to_json())
+    for named in ("last", "first", str(tmp_path / "old.json")):
+        shell.ns["first"] = first
+        shell.run(f"%%gputime cpu --max-time 0.01 --against '{named}' -o second\n1")
+        assert shell.ns["second"].change
 
 
 @pytest.mark.parametrize(
@@ -195,21 +182,9 @@ def test_a_placement_and_the_counting_of_copies_end_for_what_is_timed(gpus, shel
     assert len(seen) == 1
 
 
-def test_compare_takes_the_callers_names_and_tells_the_board(engine):
-    seen = []
-    engine.does = lambda tell: tell(under_way())
-    gputime.board.subscribe(lambda: seen.append(gputime.board.now))
-    told = []
-    assert compare("x", ["cpu"], progress=told.append) is engine.made
-    assert engine.asked[0].namespace is globals()
-    assert seen[0] == posted(under_way())
-    assert seen[1] is None
-    assert told == [under_way()]
-
-
 # -- how far it is
 def test_what_is_posted_is_bars_out_of_the_slowest():
-    told = posted(under_way())
+    told = under_way().posted()
     assert told["line"] == "a @ a · cuda:0 · repeat 12 · 2 of 3 devices · about 4 s left"
     assert told["bars"] == [
         {"where": "cpu", "share": 1.0, "text": "4.0 ms"},

@@ -3,7 +3,7 @@
 import pytest
 
 from gpumagic.magics.arguments import timing_request
-from gpumagic.magics.gputime import last_comparison
+from gpumagic.timing import last_comparison
 
 SHORT = "--max-time 0.02"
 

@@ -10,7 +10,6 @@ import torch
 from late import GPU0, GPU1
 
 from gpumagic.errors import GpuError
-from gpumagic.isolation.output import Quiet
 from gpumagic.timing import compare
 from gpumagic.timing.measure import at_once
 from gpumagic.timing.measure.at_once import Together, Worker
@@ -59,7 +58,7 @@ def test_they_wait_for_each_other_so_they_do_run_together(gpus):
     space = {"Here": Here}
     made, watch = program("Here.meet()", space), Stopwatch()
     trials = [Trial(made, d, space, {}, in_place=False, clock=watch.clock) for d in (GPU0, GPU1)]
-    both = Together(trials, watch, Quiet())
+    both = Together(trials, watch)
     try:
         for n in range(2):
             both.set_up(n)

@@ -9,8 +9,10 @@ import pytest
 import torch
 from late import GPU0, GPU1
 
+from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.timing import compare
+from gpumagic.telemetry.measurements import board
+from gpumagic.timing import Comparison, compare, last_comparison
 
 LATE = {"late": lates, "GPU0": GPU0, "GPU1": GPU1}
 
@@ -47,6 +49,34 @@ def test_a_run_longer_than_the_limit_is_repeated_once(gpus):
 
 
 # -- what comes out
+MINE = 4
+
+
+def test_it_takes_the_callers_names_tells_the_board_and_is_kept(gpus):
+    seen, told = [], []
+    stop = board.subscribe(lambda: seen.append(board.now))
+    made = compare("MINE + 1", ["cpu"], progress=told.append, max_time=0.01)
+    stop()
+    assert made is last_comparison()
+    assert seen[0] == told[0].posted()
+    assert seen[0]["line"].startswith("MINE + 1 · cpu")
+    assert [now for now in seen if now is None]
+    assert board.now is None
+    assert (board.entries[0].title, board.entries[0].text) == (made.title, repr(made))
+
+
+def test_a_result_that_cannot_be_drawn_is_not_lost(gpus, monkeypatch):
+    def broken(self):
+        raise RuntimeError("cannot be drawn")
+
+    faults.forget()
+    monkeypatch.setattr(Comparison, "__repr__", broken)
+    made = compare("1", ["cpu"], max_time=0.01)
+    assert made is last_comparison()
+    assert "cannot be drawn" in faults.all_kept()[0].error
+    faults.forget()
+
+
 def test_each_device_gives_its_numbers(gpus):
     a = torch.randn(8, 8)
     made = compare("b = a @ a\nb.sum()", namespace={"a": a}, max_time=0.1, items=8)

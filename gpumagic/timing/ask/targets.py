@@ -1,4 +1,4 @@
-"""The devices that a comparison is over: each alone, or several at the same time."""
+"""Name the devices that a comparison is over: each alone, or several at the same time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpumagic.placement.torch_devices import as_torch, devices, find
 
 
 @dataclass(frozen=True)
-class Target:
+class TimedDevices:
     """One device, or several at the same time.
 
     Attributes
@@ -37,12 +37,17 @@ class Target:
         return " + ".join(dict.fromkeys(d.name for d in self.parts if d.name)) or None
 
     @property
+    def virtual(self) -> bool:
+        """Whether one of them is."""
+        return any(device.virtual for device in self.parts)
+
+    @property
     def torch_devices(self) -> tuple[torch.device, ...]:
         """As torch has them."""
         return tuple(as_torch(device) for device in self.parts)
 
 
-def targets(given: Iterable[object] | str | None) -> tuple[Target, ...]:
+def targets(given: Iterable[object] | str | None) -> tuple[TimedDevices, ...]:
     """The targets that are named, in that order.
 
     Parameters
@@ -57,10 +62,10 @@ def targets(given: Iterable[object] | str | None) -> tuple[Target, ...]:
         No such device, none at all, or one twice.
     """
     if given is None:
-        return tuple(Target((d,)) for d in [find("cpu"), *devices(memory=False)])
+        return tuple(TimedDevices((d,)) for d in [find("cpu"), *devices(memory=False)])
     if isinstance(given, (str, int, torch.device, Device)) or not isinstance(given, Iterable):
         given = [given]
-    found: dict[str, Target] = {}
+    found: dict[str, TimedDevices] = {}
     for one in given:
         for target in _named(one):
             if target.where in found:
@@ -74,21 +79,21 @@ def targets(given: Iterable[object] | str | None) -> tuple[Target, ...]:
     return tuple(found.values())
 
 
-def _named(one: object) -> list[Target]:
+def _named(one: object) -> list[TimedDevices]:
     if not isinstance(one, str):
         device = find(one)
-        return [Target((device,), device.note)]
+        return [TimedDevices((device,), device.note)]
     made = []
     # A blank after a comma or around a plus is none between two devices.
     words = ",".join(part.strip() for part in one.split(",")).replace(" +", "+").replace("+ ", "+")
     for part in (p for word in words.split() or [""] for p in word.split(",")):
         if part.lower() == "all" and (every := devices(memory=False)):
-            made += [Target((device,)) for device in every]
+            made += [TimedDevices((device,)) for device in every]
         else:
             if "+" in part and not all(part.split("+")):
                 raise GpuError(f"a device is missing in {part}; type two or more, such as 0+1")
             parts = tuple(find(name) for name in part.split("+"))
             if len({str(device) for device in parts}) < len(parts):
                 raise GpuError(f"{part} names a device twice; type different ones, such as 0+1")
-            made.append(Target(parts, next((d.note for d in parts if d.note), None)))
+            made.append(TimedDevices(parts, next((d.note for d in parts if d.note), None)))
     return made

@@ -1,8 +1,9 @@
-"""What code raises while it is timed: where, at which line, and whether memory was short."""
+"""Tell of what code raised while it was timed: at which line, and whether memory was short."""
 
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,21 +18,14 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     # The host's allocator raises a plain RuntimeError.
     text = str(error)
-    return (
-        type(error) is RuntimeError
-        and "DefaultCPUAllocator" in text
-        and any(words in text for words in _NO_ROOM)
-    )
+    return "DefaultCPUAllocator" in text and any(words in text for words in _NO_ROOM)
 
 
 def line_of(error: BaseException, filename: str) -> int | None:
     """The line of the user's own code that the error came through last."""
-    line, trace = None, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == filename:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line
+    trace = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in trace if frame.f_code.co_filename == filename]
+    return lines[-1] if lines else None
 
 
 def short(error: BaseException, filename: str) -> str:

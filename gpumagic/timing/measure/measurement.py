@@ -1,30 +1,34 @@
-"""One measurement: one target at one value, from the copying of its inputs to its `Timing`."""
+"""Measure one target at one value, from the copying of its inputs to its `Timing`.
+
+Whatever happens meanwhile, `Measuring.timing` is what there is by then, and nothing else is left.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from gpumagic import faults
 from gpumagic.cell.peak_memory import MemoryMeter
 from gpumagic.isolation.interrupts import deferred
 from gpumagic.isolation.output import Quiet
 from gpumagic.isolation.random_state import Randomness
-from gpumagic.isolation.settings import Settings
+from gpumagic.isolation.settings import Growth
 from gpumagic.ledger import ledger_view as view
 from gpumagic.ledger.watch import watch
-from gpumagic.timing.ask.targets import Target
+from gpumagic.timing.ask.targets import TimedDevices
 from gpumagic.timing.measure.at_once import Together
 from gpumagic.timing.measure.energy import LEAST_S, EnergyMeter
-from gpumagic.timing.measure.one_device import Alone
 from gpumagic.timing.measure.program import Program
 from gpumagic.timing.measure.repeats import Repeats
-from gpumagic.timing.measure.stopwatch import Stopwatch
-from gpumagic.timing.measure.trial import Trial
+from gpumagic.timing.measure.stopwatch import Lap, Stopwatch
+from gpumagic.timing.measure.trial import Alone, Trial
 from gpumagic.timing.progress import Reporter, Stage
+from gpumagic.timing.result.agreement import Agreeing
 from gpumagic.timing.result.timing import Timing
 
 
@@ -35,6 +39,8 @@ class Task:
     Attributes
     ----------
     program : Program
+    targets : tuple of TimedDevices
+        All: each draws the same random numbers.
     namespace : dict
         The user's variables.
     in_place : bool
@@ -43,55 +49,37 @@ class Task:
     stopwatch : Stopwatch
     randomness : Randomness
         As it was before.
-    devices : tuple of torch.device
-        Of all targets: each draws the same random numbers.
     reporter : Reporter
     """
 
     program: Program
+    targets: tuple[TimedDevices, ...]
     namespace: dict[str, Any]
     in_place: bool
     max_time: float
     stopwatch: Stopwatch
     randomness: Randomness
-    devices: tuple[torch.device, ...]
     reporter: Reporter
 
 
-@dataclass
-class Found:
-    """What the first runs of a target gave."""
-
-    numbers: dict[str, Any] = field(default_factory=dict)
-    drawn: frozenset[str] = frozenset()
-
-
 class Measuring:
-    """A measurement; `run` it, and whatever happened, `timing` is what it has by then.
+    """A measurement: `run` it.
 
     Parameters
     ----------
     task : Task
-    target : Target
+    target : TimedDevices
     values : mapping
         The sweep's variables.
-    compared : callable, optional
+    agreeing : Agreeing
         Given what the first run of each device gave, before the timing begins.
-    prints : bool
-        Whether what the first run prints is shown.
     """
 
     def __init__(
-        self,
-        task: Task,
-        target: Target,
-        values: Mapping[str, Any],
-        compared: Callable[[Found], object] | None = None,
-        *,
-        prints: bool = True,
+        self, task: Task, target: TimedDevices, values: Mapping[str, Any], agreeing: Agreeing
     ) -> None:
         self._task, self._target, self._values = task, target, values
-        self._compared, self._prints = compared, prints
+        self._agreeing = agreeing
         self._quiet = Quiet()
         self._runner: Alone | Together | None = None
         self._repeats: Repeats | None = None
@@ -111,11 +99,6 @@ class Measuring:
     def measured(self) -> bool:
         """Whether a repeat was timed."""
         return self._repeats is not None and bool(self._repeats.laps)
-
-    @property
-    def median(self) -> float | None:
-        """Seconds of one run; None before one was timed."""
-        return self._repeats.median() if self._repeats is not None and self.measured else None
 
     @property
     def failed(self) -> str:
@@ -146,32 +129,32 @@ class Measuring:
             self.notes = tuple(note for trial in trials for note in trial.notes)
             kind = Alone if len(trials) == 1 else Together
             with deferred():  # its threads are to be ended by somebody
-                self._runner = runner = kind(trials, task.stopwatch, self._quiet)
+                self._runner = runner = kind(trials, task.stopwatch)
                 stack.callback(runner.close)
             meter = MemoryMeter()
             stack.callback(self._measure_memory, meter)
             meter.start()
             after = self._set_up(runner)
             # What each run would add to: the search path, the handlers of a logger …
-            growing = Settings(growing=True)
+            growth = Growth()
             self._first(runner, after)
-            self._repeat(runner, growing.put_back)
+            self._repeat(runner, growth)
 
     def timing(self, error: str | None = None) -> Timing:
         """What was measured."""
-        laps = self._repeats.laps if self._repeats is not None else []
-        number = self._repeats.number if self._repeats is not None else 1
+        target, repeats = self._target, self._repeats
+        laps, number = (repeats.laps, repeats.number) if repeats is not None else ([], 1)
         devices = [lap.device / number for lap in laps if lap.device is not None]
         return Timing(
-            where=self._target.where,
-            seconds=self._repeats.seconds if self._repeats is not None else (),
+            where=target.where,
+            seconds=tuple(lap.total / number for lap in laps),
             host=tuple(lap.host / number for lap in laps),
             device=tuple(devices) if devices and len(devices) == len(laps) else None,
             number=number,
             values=dict(self._values),
-            name=self._target.name,
-            uuid=self._target.parts[0].uuid if len(self._target.parts) == 1 else None,
-            virtual=any(device.virtual for device in self._target.parts),
+            name=target.name,
+            uuid=target.parts[0].uuid if len(target.parts) == 1 else None,
+            virtual=target.virtual,
             copied=self._copied,
             copy_seconds=self._copy_seconds,
             peak=self._peak,
@@ -179,13 +162,14 @@ class Measuring:
             energy=self._energy,
             alone=self._alone.seconds if self._alone is not None else (),
             error=error,
-            steady=self._repeats is not None and self._repeats.steady,
+            steady=repeats is not None and repeats.steady,
         )
 
     def _randomly(self) -> None:
+        every = [device for target in self._task.targets for device in target.torch_devices]
         self._task.randomness.restore()
-        if any(device.type == "cuda" for device in self._task.devices):
-            self._task.randomness.same_start(self._task.devices)
+        if any(device.type == "cuda" for device in every):
+            self._task.randomness.same_start(every)
 
     def _set_up(self, runner: Alone | Together) -> list[Randomness]:
         """Set each device up with the same random numbers; the state that each goes on from."""
@@ -198,32 +182,40 @@ class Measuring:
         return after
 
     def _first(self, runner: Alone | Together, randomness: list[Randomness]) -> None:
-        watched: watch | None = None
-        if self._task.stopwatch.devices.started():
-            # A ledger that cannot be kept is no reason not to measure.
-            with suppress(Exception):
-                watched = watch(warn=False).start()
+        prints = self._target is self._task.targets[0]
         gave: list[tuple[Any, frozenset[str]]] = []
-        try:
+        with self._transfers_watched():
             for n in range(len(runner.trials)):
                 if len(randomness) > 1:
                     randomness[n].restore()
-                with nullcontext() if self._prints and not n else self._quiet:
+                with nullcontext() if prints and not n else self._quiet:
                     value = runner.first(n)
                 drawn = frozenset(_drawing(d) for d in self._task.randomness.drawn())
                 self._task.stopwatch.wait()
                 gave.append((value, drawn))
+        if len(self._task.targets) * len(runner.trials) == 1:
+            return  # there is nothing to compare it with
+        for trial, (value, drawn) in zip(runner.trials, gave, strict=True):
+            self._agreeing.add(self._target.where, self._values, trial.numbers(value), drawn)
+
+    @contextmanager
+    def _transfers_watched(self) -> Iterator[None]:
+        if not self._task.stopwatch.devices.started():
+            yield
+            return
+        # A ledger that cannot be kept is no reason not to measure.
+        watched: watch | None = None
+        with faults.kept("watching the copies of a timed run"):
+            watched = watch(warn=False).start()
+        try:
+            yield
         finally:
             if watched is not None:
-                with suppress(Exception):
+                with faults.kept("watching the copies of a timed run"):
                     watched.stop()
                     self._transfers = view.line(watched.ledger) or ""
-        if self._compared is None:
-            return
-        for trial, (value, drawn) in zip(runner.trials, gave, strict=True):
-            self._compared(Found(trial.numbers(value), drawn))
 
-    def _repeat(self, runner: Alone | Together, put_back: Callable[[], object]) -> None:
+    def _repeat(self, runner: Alone | Together, growth: Growth) -> None:
         task = self._task
         energy = EnergyMeter(self._target.parts)
         several = isinstance(runner, Together)
@@ -231,19 +223,30 @@ class Measuring:
         least = {"least": LEAST_S} if energy.supported else {}
         clock = task.stopwatch.clock
 
-        def told(stage: Stage) -> None:
-            put_back()
-            task.reporter.at(stage, len(repeats.laps), repeats.median if repeats.laps else None)
+        def repeated(lap: Callable[[int], Lap], **options: Any) -> Repeats:
+            def measured(number: int) -> Lap:
+                found = lap(number)
+                growth.put_back()
+                return found
 
-        repeats = self._repeats = Repeats(runner.lap, max_time, clock=clock, told=told, **least)
+            return Repeats(measured, max_time, clock=clock, **options)
+
+        def told(stage: Stage) -> None:
+            with self._quiet.lifted():
+                median = repeats.median() if repeats.laps else None
+                task.reporter.at(stage, len(repeats.laps), median)
+
+        repeats = self._repeats = repeated(runner.lap, told=told, **least)
         energy.start()
         began = clock()
-        repeats.run()
+        with self._quiet:
+            repeats.run()
         if clock() - began >= LEAST_S and (joules := energy.joules()) is not None:
             self._energy = joules / repeats.runs
         if isinstance(runner, Together):
-            self._alone = Repeats(runner.alone, max_time, clock=clock)
-            self._alone.run()
+            self._alone = repeated(runner.alone)
+            with self._quiet:
+                self._alone.run()
 
     def _measure_memory(self, meter: MemoryMeter) -> None:
         found = {f"cuda:{index}": memory.peak for index, memory in meter.stop().items()}

@@ -1,4 +1,4 @@
-"""How often: warm-up until steady, then repeats until the median is known well enough.
+"""Repeat a piece of code: warm-up until steady, then until the median is known well enough.
 
 The first run is not here: it is made before, and counts as warm-up of what is run for long.
 """
@@ -33,6 +33,7 @@ _WARM_SHARE = 0.2
 # As torch.utils.benchmark.Timer.blocked_autorange: what other programs do comes in bursts.
 _LEAST_TIMED_S = 0.2
 _LEAST, _MOST = 10, 10_000
+_PERIOD_S = 0.1
 
 
 class Repeats:
@@ -50,7 +51,7 @@ class Repeats:
     resolution : float
         Of that clock, seconds.
     told : callable
-        Called between the blocks, with `"warm up"` or `"timing"`.
+        Called between blocks, ten times a second at most, with `"warm up"` or `"timing"`.
     least : float
         Seconds that the repeats take together at least, if there is the time.
 
@@ -80,6 +81,7 @@ class Repeats:
         self.number, self.runs = 1, 0
         self.steady = False
         self._timed, self._told, self._clock = lap, told, clock
+        self._last_told: tuple[Stage | None, float] = (None, 0.0)
         self._max_time, self._least = max_time, min(least, max_time / 2)
         self._resolution = resolution
         self._ordered: list[float] = []
@@ -99,12 +101,12 @@ class Repeats:
         """Warm up and repeat."""
         began = self._clock()
         share = _WARM_SHARE * self._max_time
-        self._told("warm up")
+        self._tell("warm up")
         lap = self._lap(1)
         if lap.total >= share:
             # The first run was its warm-up, and there is no time to waste.
             self._keep(lap)
-            self._told("timing")
+            self._tell("timing")
             if self._is_over(self._clock() - began):
                 return
             lap = self._lap(1)
@@ -115,10 +117,17 @@ class Repeats:
             self._warm_up(lap.total, began, share)
         else:
             self._keep(lap)
-        self._told("timing")
+        self._tell("timing")
         while not self._enough(self._clock() - began):
             self._keep(self._lap(self.number))
-            self._told("timing")
+            self._tell("timing")
+
+    def _tell(self, stage: Stage) -> None:
+        before, at = self._last_told
+        now = self._clock()
+        if stage != before or now - at >= _PERIOD_S:
+            self._last_told = stage, now
+            self._told(stage)
 
     def _lap(self, number: int) -> Lap:
         self.runs += number
@@ -145,7 +154,7 @@ class Repeats:
             window.append(lap.total)
             # The least: what other programs take meanwhile must not make the blocks too short.
             each = min(each, lap.total / self.number)
-            self._told("warm up")
+            self._tell("warm up")
 
     def _forget(self) -> None:
         self.laps.clear()

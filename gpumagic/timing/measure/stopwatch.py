@@ -1,4 +1,4 @@
-"""A block of runs, timed: until Python goes on, by the devices' own events, and until all is done.
+"""Time a block of runs: until Python goes on, by the devices' own events, and until all is done.
 
 A device works on after the call that gave it the work has returned. So every device that torch has
 started in this process is waited for before a block and after it, with all its streams, whichever
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Protocol
 
 import torch
-
-from gpumagic.moving.move import wait_for
 
 
 class Devices(Protocol):
@@ -53,7 +52,10 @@ class TorchDevices:
 
     def wait(self, device: torch.device) -> None:
         """Of all its streams."""
-        wait_for(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        elif device.type == "mps":
+            torch.mps.synchronize()
 
     def record(self, device: torch.device) -> Any:
         """An event for timing; None where the device has no events."""
@@ -70,6 +72,18 @@ class TorchDevices:
     def elapsed(self, device: torch.device, start: Any, end: Any) -> float:
         """Torch gives milliseconds."""
         return float(start.elapsed_time(end)) * 1e-3
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected within, as `timeit` has it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,7 @@ class Stopwatch:
         number: int,
         on: Iterable[torch.device] = (),
     ) -> Lap:
-        """Run `number` times, without garbage collection as `timeit` does.
+        """Run `number` times.
 
         Parameters
         ----------
@@ -133,9 +147,7 @@ class Stopwatch:
         clock, devices = self.clock, self.devices
         timed = [device for device in on if device.type != "cpu"]
         runs = repeat(None, number)
-        collects = gc.isenabled()
-        gc.disable()
-        try:
+        with uncollected():
             started = self.wait()
             starts = [devices.record(device) for device in timed]
             began = clock()
@@ -152,9 +164,6 @@ class Stopwatch:
                 for device in late:
                     devices.wait(device)
                 ended = clock()
-        finally:
-            if collects:
-                gc.enable()
         passed = [
             devices.elapsed(device, start, end)
             for device, start, end in zip(timed, starts, ends, strict=True)

@@ -1,9 +1,12 @@
-"""One device at one value: a world of its own, its set-up, its first run, its blocks of runs."""
+"""Run a program on one device at one value: on copies of what it reads, placed there.
+
+Guarantees: after `leave` and `close` nothing of it is left, on the device or in the variables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -12,11 +15,12 @@ from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.placement.scope import suspended
 from gpumagic.placement.swap import enter, leave
 from gpumagic.timing.measure.program import Program
+from gpumagic.timing.measure.stopwatch import Lap, Stopwatch
 from gpumagic.timing.result.outcome import outcome
 
 
 class Trial:
-    """The program on one device, on copies of what it reads.
+    """The program on one device.
 
     Parameters
     ----------
@@ -30,7 +34,14 @@ class Trial:
         On the variables themselves.
     clock : callable
         Seconds.
+
+    Attributes
+    ----------
+    loop : callable
+        Runs the code once for each item of what it is given; after `set_up`.
     """
+
+    loop: Callable[[Iterable[None]], object]
 
     def __init__(
         self,
@@ -45,9 +56,9 @@ class Trial:
         self.device = device
         self._program, self._values = program, values
         self._before = {n: namespace[n] for n in values if n in namespace} if in_place else None
-        self._run: Callable[[Iterable[None]], None] | None = None
+        self._stack = ExitStack()
         # Last: an interrupt after it would not be followed by `close`.
-        self._world: CopiedVariables | None = CopiedVariables(
+        self._copies = CopiedVariables(
             namespace,
             [name for name in program.reads if name not in values],
             device,
@@ -55,56 +66,48 @@ class Trial:
             in_place=in_place,
             clock=clock,
         )
-        self.copied, self.copy_seconds = self._world.nbytes, self._world.seconds
-        self.notes = self._world.notes
-
-    @property
-    def world(self) -> CopiedVariables:
-        """What the program sees."""
-        if self._world is None:
-            raise RuntimeError("this trial is over")
-        return self._world
+        self.copied, self.copy_seconds = self._copies.nbytes, self._copies.seconds
+        self.notes = self._copies.notes
 
     @contextmanager
-    def placed(self) -> Iterator[None]:
+    def _placed(self) -> Iterator[None]:
         """New tensors are made on the device; on the CPU that is so without any doing of ours."""
         if self.device.type == "cpu" and torch.get_default_device().type == "cpu":
             with suspended():
                 yield
             return
-        place = enter(self.device, namespace=self.world.globals)
+        placement = enter(self.device, namespace=self._copies.globals)
         try:
             yield
         finally:
-            leave(place)
+            leave(placement)
 
     def set_up(self) -> None:
-        """Set the sweep's variables, and run the set-up."""
-        self.world.globals.update(self._values)
-        self._program.set_up(self.world.globals)
-        self._run = self._program.looped(self.world.globals, self.world.function)
+        """Place this thread, set the sweep's variables, and run the set-up."""
+        self._stack.enter_context(self._placed())
+        space = self._copies.globals
+        space.update(self._values)
+        self._program.set_up(space)
+        self.loop = self._program.looped(space, self._copies.function)
 
     def first(self) -> Any:
         """Run once; its value."""
-        return self._program.once(self.world.globals, self.world.function)
+        return self._program.once(self._copies.globals, self._copies.function)
 
     def numbers(self, value: Any) -> dict[str, Any]:
         """The numbers, on the CPU, in `value` and in what the code has assigned."""
-        return outcome(self.world.globals, self._program.assigned, value)
+        return outcome(self._copies.globals, self._program.assigned, value)
 
-    def run(self, runs: Iterable[None]) -> None:
-        """Run once for each item."""
-        assert self._run is not None
-        self._run(runs)
+    def leave(self) -> None:
+        """End the placement, on the thread that was set up."""
+        self._stack.close()
 
     def close(self) -> None:
         """Let go of everything."""
-        world, self._world, self._run = self._world, None, None
-        if world is None:
-            return
-        space = world.globals
+        space = self._copies.globals
+        vars(self).pop("loop", None)
         try:
-            world.close()
+            self._copies.close()
         finally:
             if self._before is not None:
                 for name in self._values:
@@ -112,3 +115,32 @@ class Trial:
                         space[name] = self._before[name]
                     else:
                         space.pop(name, None)
+
+
+class Alone:
+    """One device, in this thread, which can be interrupted at any step of Python.
+
+    In shape as `Together`.
+    """
+
+    failed: str | None = None
+
+    def __init__(self, trials: Sequence[Trial], stopwatch: Stopwatch) -> None:
+        (self._trial,) = self.trials = trials
+        self._stopwatch = stopwatch
+
+    def set_up(self, n: int) -> None:
+        """Place this thread on the device and run the set-up there."""
+        self._trial.set_up()
+
+    def first(self, n: int) -> Any:
+        """The first run; its value."""
+        return self._trial.first()
+
+    def lap(self, number: int) -> Lap:
+        """A block of runs."""
+        return self._stopwatch.lap(self._trial.loop, number, [self._trial.device])
+
+    def close(self) -> None:
+        """Leave the device."""
+        self._trial.leave()
