@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -24,119 +23,128 @@ from gpumagic.isolation.setting import Setting, attributes, mapping, pairs, sequ
 _ROUNDING = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 
-def of_signals() -> Iterator[Setting]:
+def of_signals() -> list[Setting]:
     """What comes first: Ctrl-C is itself again before anything else is put back."""
     if threading.current_thread() is not threading.main_thread():
-        return  # only there they can be set
-    yield Setting("signal handlers", _signal_handlers, _set_signal_handlers)
-    if hasattr(signal, "setitimer"):
+        return []  # only there they can be set
+    handlers = Setting("signal handlers", _signal_handlers, _set_signal_handlers)
+    if not hasattr(signal, "setitimer"):
+        return [handlers]
+    return [
+        handlers,
         # One that was there before goes on; one that is left over would end the process.
-        yield Setting(
+        Setting(
             "signal.alarm",
             lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
             lambda on: on or signal.setitimer(signal.ITIMER_REAL, 0),
-        )
-        yield Setting(
+        ),
+        Setting(
             "signal masks",
             lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []),
             lambda mask: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
-        )
+        ),
+    ]
 
 
-def of_python() -> Iterator[Setting]:
+def of_python() -> list[Setting]:
     """All of Python's own."""
-    yield Setting("decimal's context", _decimal, _set_decimal)
-    yield Setting("sys.setrecursionlimit", sys.getrecursionlimit, sys.setrecursionlimit, grows=True)
-    yield from pairs(
-        sys,
-        ("getswitchinterval", "setswitchinterval"),
-        ("get_int_max_str_digits", "set_int_max_str_digits"),
-        ("gettrace", "settrace"),
-        ("getprofile", "setprofile"),
-    )
-    yield from pairs(threading, ("gettrace", "settrace"), ("getprofile", "setprofile"))
-    yield Setting("threading.stack_size", threading.stack_size, threading.stack_size)
     hooks = "displayhook excepthook unraisablehook breakpointhook"
-    yield from attributes(sys, *hooks.split(), "dont_write_bytecode", "stdin", "stdout", "stderr")
-    yield from attributes(threading, "excepthook")
-    for name in ("path", "argv"):
-        yield sequence(sys, name)
-    for name in ("meta_path", "path_hooks"):
-        yield sequence(sys, name)._replace(adopt=_adopt_finders)
-    yield Setting("gc.enable", gc.isenabled, lambda on: gc.enable() if on else gc.disable())
-    yield Setting("gc.set_threshold", gc.get_threshold, lambda now: gc.set_threshold(*now))
-    yield from pairs(gc, ("get_debug", "set_debug"))
-    yield sequence(gc, "callbacks")
-    yield from attributes(warnings, "showwarning", "formatwarning")
-    yield Setting(
-        "warnings.filters", lambda: warnings.filters[:], _set_filters, True, _adopt_filters
-    )
-    yield from _of_logging()
-    yield from _of_the_system()
+    return [
+        Setting("decimal's context", _decimal, _set_decimal),
+        Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, grows=True),
+        *pairs(
+            sys,
+            ("getswitchinterval", "setswitchinterval"),
+            ("get_int_max_str_digits", "set_int_max_str_digits"),
+            ("gettrace", "settrace"),
+            ("getprofile", "setprofile"),
+        ),
+        *pairs(threading, ("gettrace", "settrace"), ("getprofile", "setprofile")),
+        Setting("threading.stack_size", threading.stack_size, threading.stack_size),
+        *attributes(sys, *hooks.split(), "dont_write_bytecode", "stdin", "stdout", "stderr"),
+        *attributes(threading, "excepthook"),
+        *(sequence(sys, name) for name in ("path", "argv")),
+        *(
+            sequence(sys, name)._replace(adopt=_adopt_finders)
+            for name in ("meta_path", "path_hooks")
+        ),
+        Setting("gc.enable", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+        Setting("gc.set_threshold", gc.get_threshold, lambda now: gc.set_threshold(*now)),
+        *pairs(gc, ("get_debug", "set_debug")),
+        sequence(gc, "callbacks"),
+        *attributes(warnings, "showwarning", "formatwarning"),
+        Setting(
+            "warnings.filters", lambda: warnings.filters[:], _set_filters, True, _adopt_filters
+        ),
+        *_of_logging(),
+        *_of_the_system(),
+    ]
 
 
-def of_libraries() -> Iterator[Setting]:
+def of_libraries() -> list[Setting]:
     """Of numpy and matplotlib, where they are imported."""
-    yield from of_numpy()
     plots: Any = sys.modules.get("matplotlib._pylab_helpers")
-    if plots is not None:
-        yield Setting("figures", lambda: set(plots.Gcf.figs), partial(_close_figures, plots.Gcf))
-        yield mapping("matplotlib.rcParams", sys.modules["matplotlib"].rcParams)
+    if plots is None:
+        return of_numpy()
+    return [
+        *of_numpy(),
+        Setting("figures", lambda: set(plots.Gcf.figs), partial(_close_figures, plots.Gcf)),
+        mapping("matplotlib.rcParams", sys.modules["matplotlib"].rcParams),
+    ]
 
 
-def of_numpy() -> Iterator[Setting]:
+def of_numpy() -> list[Setting]:
     """How numpy treats and prints numbers, in this thread."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
-        return
-    yield Setting("numpy.seterr", numpy.geterr, lambda how: numpy.seterr(**how))
-    yield from pairs(numpy, ("geterrcall", "seterrcall"), ("getbufsize", "setbufsize"))
-    yield Setting(
-        "numpy.set_printoptions",
-        numpy.get_printoptions,
-        lambda how: numpy.set_printoptions(**how),
-    )
+        return []
+    return [
+        Setting("numpy.seterr", numpy.geterr, lambda how: numpy.seterr(**how)),
+        *pairs(numpy, ("geterrcall", "seterrcall"), ("getbufsize", "setbufsize")),
+        Setting(
+            "numpy.set_printoptions",
+            numpy.get_printoptions,
+            lambda how: numpy.set_printoptions(**how),
+        ),
+    ]
 
 
-def _of_logging() -> Iterator[Setting]:
-    yield from attributes(logging.root.manager, "disable")
-    for name, new in (
-        *(("handlers", []), ("filters", [])),
-        *(("disabled", False), ("propagate", True), ("level", logging.NOTSET)),
-    ):
-        yield Setting(
-            f"{name} of loggers",
-            partial(_of_loggers, name, new),
-            partial(_set_loggers, name, new),
-            grows=isinstance(new, list),
-            adopt=_adopt_loggers,
-        )
+def _of_logging() -> list[Setting]:
+    new: dict[str, Any] = {"handlers": [], "filters": [], "disabled": False, "propagate": True}
+    new["level"] = logging.NOTSET
+    return [
+        *attributes(logging.root.manager, "disable"),
+        *(
+            Setting(
+                f"{name} of loggers",
+                partial(_of_loggers, name, value),
+                partial(_set_loggers, name, value),
+                grows=isinstance(value, list),
+                adopt=_adopt_loggers,
+            )
+            for name, value in new.items()
+        ),
+    ]
 
 
-def _of_the_system() -> Iterator[Setting]:
-    yield mapping("os.environ", os.environ)
+def _of_the_system() -> list[Setting]:
+    every = partial(locale.setlocale, locale.LC_ALL)
+    start = partial(multiprocessing.get_start_method, allow_none=True)
+    found = [
+        mapping("os.environ", os.environ),
+        Setting("working folder", os.getcwd, os.chdir),
+        Setting("umask", _umask, os.umask),
+        Setting("locale", every, every),
+        Setting("faulthandler", faulthandler.is_enabled, _set_faulthandler),
+        *pairs(socket, ("getdefaulttimeout", "setdefaulttimeout")),
+        Setting("start method", start, partial(multiprocessing.set_start_method, force=True)),
+    ]
     if hasattr(time, "tzset"):  # after the environment, which it reads
-        yield Setting("time zone", lambda: time.tzname, lambda zone: time.tzset())
-    yield Setting("working folder", os.getcwd, os.chdir)
-    yield Setting("umask", _umask, os.umask)
-    yield Setting(
-        "locale",
-        partial(locale.setlocale, locale.LC_ALL),
-        partial(locale.setlocale, locale.LC_ALL),
-    )
-    yield Setting("faulthandler", faulthandler.is_enabled, _set_faulthandler)
-    yield from pairs(socket, ("getdefaulttimeout", "setdefaulttimeout"))
-    yield Setting(
-        "multiprocessing's start method",
-        partial(multiprocessing.get_start_method, allow_none=True),
-        partial(multiprocessing.set_start_method, force=True),
-    )
+        found.append(Setting("time zone", lambda: time.tzname, lambda zone: time.tzset()))
     if hasattr(os, "sched_setaffinity"):
-        yield Setting(
-            "CPUs of the process",
-            partial(os.sched_getaffinity, 0),
-            partial(os.sched_setaffinity, 0),
-        )
+        read, write = os.sched_getaffinity, os.sched_setaffinity
+        found.append(Setting("CPUs of the process", partial(read, 0), partial(write, 0)))
+    return found
 
 
 def _adopt_filters(before: Any, now: Any, libraries: set[str]) -> Any:

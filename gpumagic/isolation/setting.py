@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,21 +31,22 @@ class Setting(NamedTuple):
     adopt: Callable[[Any, Any, set[str]], Any] | None = None
 
 
-def pairs(owner: Any, *names: tuple[str, str]) -> Iterator[Setting]:
+def pairs(owner: Any, *names: tuple[str, str]) -> list[Setting]:
     """A function that reads and one that writes; those that this version of `owner` has."""
-    for read, write in names:
-        if hasattr(owner, read) and hasattr(owner, write):
-            yield Setting(f"{owner.__name__}.{write}", getattr(owner, read), getattr(owner, write))
+    return [
+        Setting(f"{owner.__name__}.{write}", getattr(owner, read), getattr(owner, write))
+        for read, write in names
+        if hasattr(owner, read) and hasattr(owner, write)
+    ]
 
 
-def attributes(owner: Any, *names: str) -> Iterator[Setting]:
-    """Attributes of a module; those that this version has."""
-    for name in names:
-        yield Setting(
-            f"{getattr(owner, '__name__', owner)}.{name}",
-            partial(getattr, owner, name),
-            partial(setattr, owner, name),
-        )
+def attributes(owner: Any, *names: str) -> list[Setting]:
+    """Attributes of a module."""
+    called = getattr(owner, "__name__", type(owner).__name__)
+    return [
+        Setting(f"{called}.{name}", partial(getattr, owner, name), partial(setattr, owner, name))
+        for name in names
+    ]
 
 
 def sequence(owner: Any, name: str) -> Setting:

@@ -10,7 +10,7 @@ import gc
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from typing import Any
@@ -129,7 +129,7 @@ def thread_modes() -> Callable[[ExitStack], None]:
     return follow
 
 
-def _now(settings: Iterator[Setting]) -> list[_Known]:
+def _now(settings: Iterable[Setting]) -> list[_Known]:
     found = []
     for setting in settings:
         # torch does not tell what was set in its new way and in its old; a folder may be gone; an
@@ -140,9 +140,11 @@ def _now(settings: Iterator[Setting]) -> list[_Known]:
 
 
 def _write(setting: Setting, value: Any) -> None:
-    with faults.kept(f"putting back {setting.name}"):
+    try:
         if _is_changed(setting, value):
             setting.write(value)
+    except Exception as error:  # noqa: BLE001  it must not keep the rest from being put back
+        faults.keep(f"putting back {setting.name}", error)
 
 
 def _is_changed(setting: Setting, value: Any) -> bool:

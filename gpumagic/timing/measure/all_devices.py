@@ -47,17 +47,16 @@ class Comparing:
     def run(self) -> None:
         """Measure; Ctrl-C ends it, with what there is by then."""
         try:
-            with kept():
-                try:
-                    for values in self._points:
-                        for target in self._task.targets:
-                            if not self._is_beyond(target.where, values):
-                                self._measure(target, values)
-                    self._task.reporter.close()
-                finally:
-                    with deferred():
-                        self.agreeing.forget()
-                        _give_back()
+            try:
+                for values in self._points:
+                    for target in self._task.targets:
+                        if not self._is_beyond(target.where, values):
+                            self._measure(target, values)
+                self._task.reporter.close()
+            finally:
+                with deferred():
+                    self.agreeing.forget()
+                    _give_back()
         except KeyboardInterrupt:
             self.interrupted = True
             self._leave_out()
