@@ -1,7 +1,8 @@
-"""What the tests of worlds share: a notebook's variables, and whether they are as they were."""
+"""What the tests of copies share: a notebook's variables, and whether they are as they were."""
 
 import ast
 import gc
+import random
 import types
 from collections import deque
 
@@ -83,13 +84,13 @@ class Seen:
 
 def random_state():
     """All random states, as something that can be compared."""
-    state = Randomness()
-    devices = {k: v.numpy().tobytes() for k, v in state._devices.items()}
-    return devices, state._python, str(state._numpy)
+    devices = [torch.default_generator, *torch.cuda.default_generators]
+    states = [generator.get_state().tolist() for generator in devices]
+    return states, random.getstate(), str(numpy.random.get_state())
 
 
 def run(namespace, code, device=CPU):
-    """Run code in a world, the way an engine does; gives the world's variables, still alive."""
+    """Run code on copies, the way an engine does; gives the copied variables, still alive."""
     names = names_read(ast.parse(code))
     before, kept = Seen(namespace), Randomness()
     drawn = random_state()
@@ -111,7 +112,7 @@ def run(namespace, code, device=CPU):
 
 
 def runs_untouched(namespace, code, device=CPU):
-    """Run code in a world and let go of it: memory must be back too."""
+    """Run code on copies and let go of them: memory must be back too."""
     result, memory = run(namespace, code, device)
     result.clear()
     del result

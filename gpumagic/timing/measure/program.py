@@ -1,4 +1,4 @@
-"""The code to be timed, as a function that runs it again and again inline.
+"""Compile the code to be timed to a function that runs it again and again inline.
 
 As `timeit` does, the loop stands in the compiled code. Guarantees: the names that the code assigns
 are global variables, as at the top of a cell; lines and file are those of the user; what Python
@@ -6,10 +6,9 @@ refuses at the top of a cell (`return`, `yield`) it refuses here.
 """
 
 from __future__ import annotations
-import __future__ as future_features
+import __future__ as future
 
 import ast
-import functools
 import hashlib
 import inspect
 import linecache
@@ -27,6 +26,7 @@ from gpumagic.usercode.variables import variables_read
 
 # No names that code can say, so that none of the user's is hidden.
 _RUNS, _RUN, _FUNCTION = ".runs", ".run", ".function"
+_FUTURES = sum({getattr(future, name).compiler_flag for name in future.all_feature_names})
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 _NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 
@@ -54,22 +54,32 @@ class Program:
     reads: tuple[str, ...]
     assigned: tuple[str, ...]
     function: Callable[[], Any] | None
-    _loop: CodeType
-    _once: CodeType
     _setup: CodeType | None
+    _loop: CodeType | None = None
+    _once: CodeType | None = None
 
     def looped(
         self, space: dict[str, Any], function: Callable[[], Any] | None = None
-    ) -> Callable[[Iterable[None]], None]:
+    ) -> Callable[[Iterable[None]], object]:
         """What runs the code once for each item that it is given, in the variables `space`."""
-        defaults = None if self.function is None else (function,)
-        return FunctionType(own_code(self._loop), space, argdefs=defaults)
+        if self._loop is not None:
+            return FunctionType(own_code(self._loop), space)
+        called = function or self.function
+        assert called is not None
+
+        def loop(runs: Iterable[None]) -> None:
+            for _ in runs:
+                called()
+
+        return loop
 
     def once(self, space: dict[str, Any], function: Callable[[], Any] | None = None) -> Any:
         """Run the code once; its value is that of its last expression, or None."""
-        if self.function is not None and function is not None:
-            return function()
-        return FunctionType(own_code(self._once), space)()
+        if self._once is not None:
+            return FunctionType(own_code(self._once), space)()
+        called = function or self.function
+        assert called is not None
+        return called()
 
     def set_up(self, space: dict[str, Any]) -> None:
         """Run what stands before the code."""
@@ -116,11 +126,10 @@ def program(
         raise GpuError("there is no code to time; give some, such as compare('a @ a')")
     _refuse(tree)
     # As a cell first: a function would take what a cell may not say.
-    compile(code, name, "exec", dont_inherit=True)
+    flags = compile(code, name, "exec", dont_inherit=True).co_flags & _FUTURES
     table = symtable.symtable(code, name, "exec").get_symbols()
     bound = sorted(s.get_name() for s in table if _is_bound(s))
-    body, flags = _without_futures(tree.body)
-    body = [_Plain().visit(node) for node in body] or [ast.Pass()]
+    body = [_Plain().visit(node) for node in tree.body if not _is_future(node)] or [ast.Pass()]
     names: list[ast.stmt] = [ast.Global(bound)] if bound else []
     last = body[-1]
     once = [*body[:-1], ast.Return(last.value) if isinstance(last, ast.Expr) else last]
@@ -161,20 +170,12 @@ def _of_function(
     module = str(getattr(inspect.unwrap(function), "__module__", "__main__"))
     found = variables_read([_FUNCTION], {**namespace, _FUNCTION: function}, module)
     reads = [name for name, _ in found if name in namespace]
-    tree = ast.parse("for a in b: c()")
-    renamed = {"a": _RUN, "b": _RUNS, "c": _FUNCTION}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            node.id = renamed[node.id]
-    filename = "<gpumagic.compare>"
     return Program(
         text=_text_of(function),
-        filename=_file_of(function) or filename,
+        filename=_file_of(function) or "<gpumagic.compare>",
         reads=_variables([*reads, *read]),
         assigned=(),
         function=function,
-        _loop=_function(tree.body, filename, 0, tree.body[0], _RUNS, _FUNCTION),
-        _once=_function([ast.Pass()], filename, 0, tree.body[0]),
         _setup=setup,
     )
 
@@ -234,15 +235,8 @@ def _is_bound(symbol: symtable.Symbol) -> bool:
     )
 
 
-def _without_futures(body: list[ast.stmt]) -> tuple[list[ast.stmt], int]:
-    flags, kept = 0, []
-    for node in body:
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            features = (getattr(future_features, alias.name) for alias in node.names)
-            flags |= functools.reduce(lambda a, b: a | b.compiler_flag, features, 0)
-        else:
-            kept.append(node)
-    return kept, flags
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 def _refuse(tree: ast.Module) -> None:
