@@ -8,6 +8,7 @@ from torch import nn
 
 from gpumagic.mismatch.fix.choose import Choice
 from gpumagic.mismatch.read.assignments import last_assignment, not_assigned
+from gpumagic.mismatch.read.expressions import loads_as_saved
 from gpumagic.mismatch.read.operand import Part
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import MISSING, own
@@ -111,7 +112,7 @@ def _assigned_so(part: Part, frame: FailedFrame) -> str | None:
             return f"line {assigned.lineno} puts it on the CPU: {frame.text(assigned)}"
         if isinstance(made.func, ast.Attribute) and (kept := _no_buffer(made.func.value, frame)):
             return kept
-    if any(ast.unparse(n.func) == "torch.load" and len(n.args + n.keywords) == 1 for n in calls):
+    if any(loads_as_saved(n, frame.scope.value(n.func)) for n in calls):
         return (
             f"line {assigned.lineno}: torch.load puts a tensor back on the device that it was "
             "saved from, unless told otherwise with map_location"

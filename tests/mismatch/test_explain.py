@@ -220,3 +220,10 @@ def test_it_can_be_had_without_a_shell():
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_tensor_on_another_device_than_the_text_says_is_not_to_blame():
+    error = run("x = torch.ones(2, device='cuda:0')\nnp.asarray(x)")
+    assert gpumagic.explain(error).operands[0].name == "x"
+    other = TypeError("can't convert cuda:1 device type tensor to numpy")
+    assert gpumagic.explain(other.with_traceback(error.__traceback__)) is None

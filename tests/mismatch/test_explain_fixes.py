@@ -75,3 +75,11 @@ def test_functions_that_call_each_other_do_not_keep_it_busy():
     error = run(code.replace("f(c)\n", ""))
     assert gpumagic.explain(error).fix is not None
     assert gpumagic.explain(run(code)).fix is not None
+
+
+def test_a_file_of_another_machine_is_loaded_to_the_cpu_with_what_else_was_asked_for():
+    said = "Attempting to deserialize object on CUDA device 2 but torch.cuda.device_count() is 1"
+    error = run("data = torch.load('missing.pt', weights_only=True)\n")
+    assert isinstance(error, FileNotFoundError)
+    fix = gpumagic.explain(RuntimeError(said).with_traceback(error.__traceback__)).fix
+    assert fix.code == "data = torch.load('missing.pt', weights_only=True, map_location=\"cpu\")"

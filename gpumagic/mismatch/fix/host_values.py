@@ -8,7 +8,7 @@ from gpumagic.mismatch.fix.callers import climb
 from gpumagic.mismatch.fix.edits import Edit, bracketed
 from gpumagic.mismatch.fix.site import Site
 from gpumagic.mismatch.read.expressions import Reader
-from gpumagic.mismatch.read.messages import Message
+from gpumagic.mismatch.read.messages import Message, agree
 from gpumagic.mismatch.read.operand import Part, flat
 from gpumagic.mismatch.read.operand_rows import expression, named, row
 from gpumagic.mismatch.read.operation import operation
@@ -23,7 +23,8 @@ def for_host(frame: FailedFrame, outer: list[FailedFrame], message: Message) -> 
     """The copy to the host, in the outermost frame that hands the tensor over."""
     node = frame.failed
     odd = _on_a_gpu(frame, node) if node is not None else []
-    if node is None or not odd:
+    devices = frozenset(device for part in odd for device in part.devices)
+    if node is None or not odd or not agree(message.devices - {"cpu"}, devices):
         return None
     if message.kind == "host" and isinstance(node, ast.Call) and "pack" in ast.unparse(node.func):
         odd = odd[-1:]  # of a packed sequence, its lengths

@@ -8,13 +8,13 @@ from torch.optim import Optimizer
 
 from gpumagic.mismatch.explanation import Explanation, Operand
 from gpumagic.mismatch.fix.edits import Edit, can_precede
-from gpumagic.mismatch.read.expressions import arguments
+from gpumagic.mismatch.read.expressions import arguments, loads_as_saved
 from gpumagic.mismatch.read.messages import Message
 from gpumagic.mismatch.read.operand import bytes_of
 from gpumagic.mismatch.read.operand_rows import expression
 from gpumagic.mismatch.read.syntax import loops_around, root, statement, stored
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.values import full, of_function
+from gpumagic.usercode.values import full
 
 _COUNTERS = "an optimizer keeps its step counters on the CPU"
 _STATE = (
@@ -75,15 +75,12 @@ def _away(optimizer: Any, parameters: list[Tensor], steps: bool) -> list[Tensor]
 
 def for_load(frame: FailedFrame) -> Explanation | None:
     """`torch.load` of a file from a machine with other GPUs."""
-    for node in frame.candidates:
-        function = frame.scope.value(node.func) if isinstance(node, ast.Call) else None
-        home = str(of_function(function, "__module__"))
-        stmt = statement(node)
-        if of_function(function, "__name__") != "load" or not home.startswith("torch"):
-            continue
-        if not isinstance(node, ast.Call) or stmt is None or len(node.args) != 1 or node.keywords:
-            continue
-        text = frame.text(node)[:-1].rstrip().rstrip(",")
-        edit = Edit(frame, stmt, replaced=[(node, f'{text}, map_location="cpu")')])
-        return Explanation(*expression(frame, node), (), edit.fix(None), _FILE)
-    return None
+    node = frame.failed
+    stmt = statement(node) if node is not None else None
+    if not isinstance(node, ast.Call) or stmt is None:
+        return None
+    if not loads_as_saved(node, frame.scope.value(node.func)):
+        return None
+    text = frame.text(node)[:-1].rstrip().rstrip(",")
+    edit = Edit(frame, stmt, replaced=[(node, f'{text}, map_location="cpu")')])
+    return Explanation(*expression(frame, node), (), edit.fix(None), _FILE)

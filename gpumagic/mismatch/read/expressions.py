@@ -79,7 +79,7 @@ class Reader:
             operands = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr)]
             return self._together(node, text, operands)
         if isinstance(node, ast.IfExp):
-            return self._either(node, text)
+            return self._together(node, text, [node.body, node.orelse])
         if isinstance(node, ast.Call):
             return self._call(node, text)
         return Part(node, text, "unknown")
@@ -124,15 +124,6 @@ class Reader:
             return Part(node, text, "made", ("cpu",), scalar=True)
         return Part(node, text, "unknown")
 
-    def _either(self, node: ast.IfExp, text: str) -> Part | None:
-        parts = [p for p in (self.part(node.body), self.part(node.orelse)) if p is not None]
-        if len(parts) == 1:
-            return parts[0] if parts[0].kind == "tensor" else replace(parts[0], text=text)
-        same = len(parts) == 2 and parts[0].device and parts[0].device == parts[1].device
-        if same:
-            return Part(node, text, "made", parts[0].devices)
-        return Part(node, text, "unknown") if parts else None
-
     # -- calls
     def _call(self, node: ast.Call, text: str) -> Part | None:
         function = self.scope.value(node.func)
@@ -151,10 +142,10 @@ class Reader:
         called = self.part(node.func)
         if called is None or called.kind != "module" or called.value is None:
             return Part(node, text, "unknown")
-        if called.devices:
-            return Part(node, text, "made", called.devices) if called.device else None
-        # A module without weights: its result is where its arguments are.
-        return self._together(node, text, arguments(node))
+        if not called.devices:  # without weights: its result is where its arguments are
+            return self._together(node, text, arguments(node))
+        where = (called.device,) if called.device else ()
+        return Part(node, text, "made" if where else "unknown", where)
 
     def _made_by_class(self, node: ast.Call, kind: type, text: str) -> Part:
         if issubclass(kind, nn.Module):
@@ -209,16 +200,12 @@ class Reader:
         name = str(of_function(function, "__name__"))
         if name == "device":
             return None
-        if name in FACTORIES or name == "from_numpy":
-            given = _argument(node, "device", None)
+        given = _argument(node, "device", None)
+        factory = name in FACTORIES or name == "from_numpy"
+        if factory or (name.endswith("_like") and given is not None):
             device = self.device(given, "cpu" if name == "from_numpy" else "")
             forgot = name in FACTORIES and given is None
             return Part(node, text, "made", (device,) if device else (), factory=forgot)
-        if name.endswith("_like") and _argument(node, "device", None) is not None:
-            device = self.device(_argument(node, "device", None), "")
-            return Part(node, text, "made", (device,) if device else (), factory=True)
-        if name == "load":
-            return Part(node, text, "unknown")
         return self._together(node, text, arguments(node)) or Part(node, text, "unknown")
 
 
@@ -238,3 +225,9 @@ def is_torch(function: Any) -> bool:
     """Whether a function is torch's own."""
     module = of_function(function, "__module__")
     return isinstance(module, str) and module.split(".")[0] in ("torch", "torchvision")
+
+
+def loads_as_saved(node: ast.Call, function: Any) -> bool:
+    """Whether it is a `torch.load` that is not told where to."""
+    told = len(node.args) > 1 or any(k.arg in ("map_location", None) for k in node.keywords)
+    return is_torch(function) and of_function(function, "__name__") == "load" and not told
