@@ -93,17 +93,7 @@ def wrapped(text: str, margin: str = "", more: str | None = None) -> list[str]:
 
 
 def lines(columns: Sequence[Column], margin: str = "", fold: Fold | None = None) -> list[str]:
-    """A table as lines of text; what is too wide goes into a table of its own, below.
-
-    Parameters
-    ----------
-    columns : sequence of Column
-        All with as many cells.
-    margin : str
-        Before each line.
-    fold : Fold, optional
-        Rows in the middle are left out where there are more.
-    """
+    """A table as lines of text; what is too wide goes into a table of its own, below."""
     if not columns or not (columns[0].cells or columns[0].head):
         return []
     room = WIDTH - len(margin)
@@ -179,18 +169,7 @@ def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
 def html(
     columns: Sequence[Column], *, title: str = "", css: str = "", fold: Fold | None = None
 ) -> str:
-    """A table as HTML.
-
-    Parameters
-    ----------
-    columns : sequence of Column
-    title : str
-        One head over all columns, in place of theirs.
-    css : str
-        Classes of the table.
-    fold : Fold, optional
-        As of `lines`; what is left out is said below the table.
-    """
+    """A table as HTML; a title is one head over all columns, in place of theirs."""
     heads = ""
     if title:
         heads = f'<th scope="colgroup" colspan="{len(columns)}">{escape(title)}</th>'

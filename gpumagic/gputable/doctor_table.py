@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import Protocol
 
 from gpumagic.display import table
 from gpumagic.display.style import block
+from gpumagic.telemetry.doctor import Check
 
 _MARKS = {True: "✓", False: "✗", None: "·"}
 _CSS = {True: "gm-ok", False: "gm-bad", None: "gm-dim"}
-
-
-class Checked(Protocol):
-    """What a check must tell, as ``gpumagic.telemetry.doctor.Check`` does."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def ok(self) -> bool | None: ...
-    @property
-    def found(self) -> str: ...
-    @property
-    def cure(self) -> str: ...
 
 
 class DoctorTable:
@@ -35,7 +22,7 @@ class DoctorTable:
         In the order in which they are to be read.
     """
 
-    def __init__(self, checks: Sequence[Checked]) -> None:
+    def __init__(self, checks: Sequence[Check]) -> None:
         self.checks = tuple(checks)
 
     def __repr__(self) -> str:
@@ -67,5 +54,5 @@ class DoctorTable:
         ]
 
 
-def _marked(check: Checked) -> str:
+def _marked(check: Check) -> str:
     return f'<span class="gm-mark {_CSS[check.ok]}">{_MARKS[check.ok]}</span>{escape(check.name)}'

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpumagic.display.style import bar, tag
 from gpumagic.display.table import GLUE, Column, short
-from gpumagic.display.units import NOT_KNOWN, age, size
+from gpumagic.display.units import NOT_KNOWN, age, share, size
 from gpumagic.gputable.gpu_rows import GpuRow, held
 from gpumagic.gputable.holders import Holder, Split
 from gpumagic.telemetry.snapshot import GpuSample
@@ -18,6 +18,8 @@ _FREE = "·"
 
 def gpu_columns(shown: Sequence[GpuRow], *, html: bool = False) -> list[Column]:
     """A row for each GPU; a column that says nothing of any of them is left out."""
+    gpus = [r.gpu for r in shown]
+    temperatures = [_reading(gpu.temperature, "°C") for gpu in gpus]
     columns = [
         Column("device", [r.device for r in shown], html=[_device(r) for r in shown]),
         Column(
@@ -32,7 +34,7 @@ def gpu_columns(shown: Sequence[GpuRow], *, html: bool = False) -> list[Column]:
             [_virtual(r.name) if r.gpu.virtual else r.name for r in shown],
             fit="cut",
             css="gm-name",
-            html=[tag("span", r.name, title=_full_name(r.gpu)) for r in shown],
+            html=[tag("span", r.name, title=f"{r.gpu.name or ''} {r.gpu.uuid}") for r in shown],
         ),
         Column(
             "memory",
@@ -40,27 +42,40 @@ def gpu_columns(shown: Sequence[GpuRow], *, html: bool = False) -> list[Column]:
             css="gm-tight",
             html=[_memory(r) for r in shown],
         ),
-        Column("", [r.memory for r in shown], number=True, html=[_words(r.memory) for r in shown]),
+        _readings("", [share(gpu.memory_used, gpu.memory_total) for gpu in gpus]),
         Column(
             "utilization" if html else "util",
-            [r.utilization for r in shown],
+            [_reading(gpu.utilization, "%") for gpu in gpus],
             number=not html,
-            html=[_utilization(r) for r in shown],
+            html=[_utilization(gpu.utilization) for gpu in gpus],
         ),
-        Column(
-            "temperature" if html else "temp",
-            [r.temperature for r in shown],
-            number=True,
-            html=[_words(r.temperature, "gm-bad" * _hot(r.gpu)) for r in shown],
-        ),
-        Column(
-            "power", [r.power for r in shown], number=True, html=[_words(r.power) for r in shown]
-        ),
+        _readings("temperature" if html else "temp", temperatures, [_hot(gpu) for gpu in gpus]),
+        _readings("power", [_power(gpu) for gpu in gpus]),
     ]
-    if all(r.gpu.virtual for r in shown):
+    if all(gpu.virtual for gpu in gpus):
         # A virtual GPU has neither warmth nor current: two columns of N/A say nothing.
         del columns[-2:]
     return [c for c in columns if c.head != "NVML" or any(c.cells)]
+
+
+def _readings(head: str, cells: Sequence[str], bad: Sequence[bool] = ()) -> Column:
+    """Numbers, of which those that are too high stand out, and N/A stands back."""
+    marks = bad or [False] * len(cells)
+    html = [_words(cell, "gm-bad" * high) for cell, high in zip(cells, marks, strict=True)]
+    return Column(head, cells, number=True, html=html)
+
+
+def _words(text: str, css: str = "") -> str:
+    return tag("span", text, "gm-dim" if text == NOT_KNOWN else css)
+
+
+def _reading(value: float | None, unit: str) -> str:
+    return NOT_KNOWN if value is None else f"{value:.0f} {unit}"
+
+
+def _power(gpu: GpuSample) -> str:
+    limit = "" if gpu.power_limit is None else f" / {gpu.power_limit:.0f}"
+    return NOT_KNOWN if gpu.power is None else f"{gpu.power:.0f}{limit} W"
 
 
 def text_bar(parts: Split, total: int | None) -> str:
@@ -82,10 +97,6 @@ def _virtual(name: str) -> str:
     return name if "virtual" in name.lower() else f"{name} (virtual)"
 
 
-def _full_name(gpu: GpuSample) -> str:
-    return f"{gpu.name or ''} {gpu.uuid}".strip()
-
-
 def _device(row: GpuRow) -> str:
     here = row.gpu.ordinal is not None
     device = tag("b", row.device, "gm-code") if here else tag("span", row.device, "gm-dim")
@@ -102,21 +113,15 @@ def _memory(row: GpuRow) -> str:
     return bar(drawn, ", ".join(words))
 
 
-def _utilization(row: GpuRow) -> str:
-    if row.gpu.utilization is None:
-        return _words(NOT_KNOWN)
-    drawn = bar([("gm-busy", row.gpu.utilization / 100)], row.utilization, short=True)
-    return drawn + _words(row.utilization)
+def _utilization(percent: float | None) -> str:
+    words = _reading(percent, "%")
+    drawn = "" if percent is None else bar([("gm-busy", percent / 100)], words, short=True)
+    return drawn + _words(words)
 
 
 def _hot(gpu: GpuSample) -> bool:
     known = gpu.temperature is not None and gpu.temperature_limit is not None
     return known and (gpu.temperature or 0.0) >= (gpu.temperature_limit or 0.0)
-
-
-def _words(text: str, css: str = "") -> str:
-    """N/A stands back, so that what is known stands out."""
-    return tag("span", text, "gm-dim" if text == NOT_KNOWN else css)
 
 
 def holder_columns(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from gpumagic.display.units import NOT_KNOWN, share, size
+from gpumagic.display.units import share, size
 from gpumagic.gputable.holders import Holder, Split, split
-from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, Snapshot
+from gpumagic.telemetry.snapshot import GpuSample, Problem, Snapshot
 
-NOT_VISIBLE = "not visible"
-LOST = "lost"
 _CERTAIN_CURE = "set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts to be sure"
 
 
@@ -22,11 +20,7 @@ class GpuRow:
     device: str
     nvml: str
     name: str
-    memory: str
     split: Split
-    utilization: str
-    temperature: str
-    power: str
 
 
 def rows(snapshot: Snapshot, only: Collection[str] | None) -> list[GpuRow]:
@@ -46,21 +40,17 @@ def _row(gpu: GpuSample, snapshot: Snapshot, is_cut: bool) -> GpuRow:
         device="MIG mode" if is_cut else device(gpu),
         nvml=str(gpu.index) if differs else "",
         name=_name(gpu),
-        memory=share(gpu.memory_used, gpu.memory_total),
         split=split(gpu, snapshot.processes),
-        utilization=_reading(gpu.utilization, "%"),
-        temperature=_reading(gpu.temperature, "°C"),
-        power=_power(gpu),
     )
 
 
 def device(gpu: GpuSample) -> str:
     """Where a tensor would have to be: ``"cuda:1"``, or why it cannot be."""
     if gpu.lost:
-        return LOST
+        return "lost"
     if gpu.ordinal is not None:
         return f"cuda:{gpu.ordinal}" + ("" if gpu.ordinal_certain else "?")
-    return "other process" if gpu.virtual else NOT_VISIBLE
+    return "other process" if gpu.virtual else "not visible"
 
 
 def _name(gpu: GpuSample) -> str:
@@ -69,17 +59,6 @@ def _name(gpu: GpuSample) -> str:
         # "H100 80GB HBM3 MIG 1g.10gb": its parent's line, just above, says the rest.
         return f"└ MIG {name.rpartition('MIG ')[2]}"
     return name
-
-
-def _reading(value: float | None, unit: str) -> str:
-    return NOT_KNOWN if value is None else f"{value:.0f} {unit}"
-
-
-def _power(gpu: GpuSample) -> str:
-    if gpu.power is None:
-        return NOT_KNOWN
-    limit = "" if gpu.power_limit is None else f" / {gpu.power_limit:.0f}"
-    return f"{gpu.power:.0f}{limit} W"
 
 
 def held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
@@ -105,30 +84,20 @@ def caption(snapshot: Snapshot, shown: Sequence[GpuRow]) -> str:
     host = snapshot.host
     whole = [row for row in shown if row.gpu.mig is None]
     virtual = sum(row.gpu.virtual for row in whole)
-    counts = [
-        f"{count} {word}{'s' if count > 1 else ''}"
-        for count, word in ((len(whole) - virtual, "GPU"), (virtual, "virtual GPU"))
-        if count
+    busy = "" if host.cpu_utilization is None else f" {host.cpu_utilization:.0f} %"
+    parts = [
+        host.name,
+        f"driver {snapshot.driver}" if snapshot.driver else "",
+        _count(len(whole) - virtual, "GPU"),
+        _count(virtual, "virtual GPU"),
+        f"{_count(host.cpu_count, 'CPU')}{busy}" if host.cpu_count else "",
+        f"RAM {share(host.memory_used, host.memory_total)}" if host.memory_total else "",
     ]
-    return " · ".join(
-        filter(
-            None,
-            [
-                host.name,
-                f"driver {snapshot.driver}" if snapshot.driver else None,
-                *counts,
-                _cpus(host),
-                f"RAM {share(host.memory_used, host.memory_total)}" if host.memory_total else None,
-            ],
-        )
-    )
+    return " · ".join(filter(None, parts))
 
 
-def _cpus(host: Host) -> str | None:
-    if host.cpu_count is None:
-        return None
-    cpus = f"{host.cpu_count} CPU{'s' if host.cpu_count > 1 else ''}"
-    return cpus if host.cpu_utilization is None else f"{cpus} {host.cpu_utilization:.0f} %"
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count > 1)}" if count else ""
 
 
 def notes(shown: Sequence[GpuRow]) -> list[str]:
