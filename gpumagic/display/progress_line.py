@@ -18,19 +18,9 @@ PATIENCE_S = 2.0
 
 
 class ProgressLine:
-    """The line under a cell, or in a terminal.
+    """The line under a cell, or in a terminal: of a shell without a kernel, standard error.
 
-    Parameters
-    ----------
-    shell : InteractiveShell
-    clock : callable
-        Seconds that only grow.
-    silent : bool
-        Never write.
-    terminal : file, optional
-        Where a shell without a kernel writes; standard error if None.
-    timer : callable
-        As `threading.Timer`: one step may last long, and no update comes while it does.
+    A timer writes it once too, for one step may last long, and no update comes while it does.
     """
 
     def __init__(

@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gpumagic.timing.result import agreement
-from gpumagic.timing.result import outcome as outcome_module
 from gpumagic.timing.result.agreement import agree
 from gpumagic.timing.result.outcome import Skipped, outcome
 
@@ -107,9 +105,8 @@ def test_an_outcome_is_a_copy_of_numbers_only():
     assert found["Out"].grad_fn is None
 
 
-def test_what_is_too_large_is_not_kept_and_said(monkeypatch):
-    monkeypatch.setattr(outcome_module, "_MOST", 100)
-    found = outcome({}, [], [torch.ones(10), torch.ones(50), torch.ones(2)])
+def test_what_is_too_large_is_not_kept_and_said():
+    found = outcome({}, [], [torch.ones(10), torch.ones(50), torch.ones(2)], most=100)
     assert isinstance(found["Out[1]"], Skipped)
     told = agree("cpu", found, "cuda:0", found, False)
     assert told.same is True
@@ -120,11 +117,10 @@ def test_what_is_too_large_is_not_kept_and_said(monkeypatch):
     assert isinstance(outcome({}, [], empty)["Out"], Skipped)
 
 
-def test_large_ones_are_compared_in_parts(monkeypatch):
-    monkeypatch.setattr(agreement, "_PART", 4)
-    one = torch.arange(10.0)
+def test_large_ones_are_compared_in_parts():
+    one = torch.zeros(2**22 + 8)
     other = one.clone()
-    other[7] += 3
+    other[-1] += 3
     assert compared(one, one.clone()).same is True
     found = compared(one, other)
     assert (found.same, found.largest) == (False, 3.0)

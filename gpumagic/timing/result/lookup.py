@@ -105,9 +105,18 @@ class Lookup:
             raise GpuError(f"{found.where} has no time: {found.error or 'it was not measured'}")
         return found.median
 
+    def of(self, where: str) -> list[Timing]:
+        """One device's timings, in the order of measuring."""
+        return [t for t in self.timings if t.where == where]
+
+    def disagreement(self, where: str) -> Agreement | None:
+        """The worst one of a device that gave other numbers than the first."""
+        found = [a for a in self.agreements if a.where == where and a.same is False]
+        return max(found, key=lambda a: a.largest or 0.0, default=None)
+
     def wrong(self, where: str) -> bool:
         """Whether a device gave other numbers than the first."""
-        return any(a.where == where and a.same is False for a in self.agreements)
+        return self.disagreement(where) is not None
 
     @cached_property
     def axis(self) -> str | None:

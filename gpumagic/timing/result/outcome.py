@@ -21,13 +21,15 @@ class Skipped:
     nbytes: int
 
 
-def outcome(globals: dict[str, Any], assigned: Iterable[str], value: Any) -> dict[str, Any]:
-    """Detached tensors on the CPU, numbers, and `Skipped` for what comes after the first GiB.
+def outcome(
+    globals: dict[str, Any], assigned: Iterable[str], value: Any, most: int = _MOST
+) -> dict[str, Any]:
+    """Detached tensors on the CPU, numbers, and `Skipped` for what is beyond `most` bytes in all.
 
     By the names that a person would write: ``out[0]``; ``Out`` is the last expression's value.
     """
     found: dict[str, Any] = {}
-    room = _MOST
+    room = most
     values = {name: globals[name] for name in assigned if name in globals}
     seen: dict[int, Any] = {}
     for first, each in [*values.items(), ("Out", value)]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpumagic.display.units import NOT_KNOWN, duration, size
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.result.change import Change
-from gpumagic.timing.result.timing import Agreement, Timing
+from gpumagic.timing.result.timing import Timing
 from gpumagic.timing.view.words import at_point, both, by_words, percent, span
 
 _TOLD_ELSEWHERE = ("", "reference", "not compared")
@@ -23,19 +23,14 @@ def numbers(comparison: Comparison, where: str) -> str:
     found = [a for a in comparison.agreements if a.where == where]
     if not found:
         return "reference" if any(a.reference == where for a in comparison.agreements) else ""
-    if comparison.wrong(where):
-        wrong = (a for a in found if a.same is False)
-        return _differs(max(wrong, key=lambda a: a.largest or 0.0))
+    if worst := comparison.disagreement(where):
+        by = "" if worst.largest is None else f" {worst.largest:.2g}"
+        inside = f" in {worst.name}" if worst.name else ""
+        return f"DIFFERS{':' if by or inside else ''}{by}{inside}"
     if any(a.same is None for a in found):
         return "not compared"
     largest = max(a.largest or 0.0 for a in found)
     return f"same to {largest:.0e}" if largest else "same"
-
-
-def _differs(agreement: Agreement) -> str:
-    by = "" if agreement.largest is None else f" {agreement.largest:.2g}"
-    inside = f" in {agreement.name}" if agreement.name else ""
-    return f"DIFFERS{':' if by or inside else ''}{by}{inside}"
 
 
 def problems(comparison: Comparison) -> list[str]:
@@ -153,9 +148,8 @@ def _copies(comparison: Comparison) -> Iterator[str]:
     """Each device's inputs; the most of them, in a sweep."""
     found = []
     for where in comparison.devices:
-        copied = [t for t in comparison.timings if t.where == where and t.copied]
-        if copied:
-            most = max(copied, key=lambda t: t.copied)
+        most = max(comparison.of(where), key=lambda t: t.copied)
+        if most.copied:
             found.append(f"{size(most.copied)} to {where} in {duration(most.copy_seconds)}")
     if found:
         each = "each value" if comparison.sweep else "it began"

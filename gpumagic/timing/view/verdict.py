@@ -21,10 +21,9 @@ def wrong(comparison: Comparison) -> list[str]:
     """Which device gave other numbers than the first: a fast wrong answer is no answer."""
     said = []
     for where in comparison.devices:
-        found = [a for a in comparison.agreements if a.where == where and a.same is False]
-        if not found:
+        worst = comparison.disagreement(where)
+        if worst is None:
             continue
-        worst = max(found, key=lambda a: a.largest or 0.0)
         by = "" if worst.largest is None else f": {worst.largest:.2g} apart"
         inside = f" in {worst.name}" if worst.name else ""
         # The reason may say no more than that.
@@ -74,7 +73,7 @@ def _single(comparison: Comparison, real: Sequence[str]) -> list[str]:
     """One device, which is compared with none."""
     said = []
     for where in real:
-        timed = [t for t in comparison.timings if t.where == where and t.median is not None]
+        timed = [t for t in comparison.of(where) if t.median is not None]
         count = f"was timed at {len(timed)} point{'s' * (len(timed) != 1)}"
         said.append(f"{where} {count if comparison.sweep else f'takes {fine(timed[0].median)}'}")
     return said
@@ -162,7 +161,7 @@ def at(crossover: Crossover) -> str:
 def _together(comparison: Comparison) -> Iterable[str]:
     """How several at the same time scale: at the one point, or over a sweep's."""
     for where in comparison.devices:
-        found = [t for t in comparison.timings if t.where == where and t.scaling]
+        found = [t for t in comparison.of(where) if t.scaling]
         if found:
             by = span([t.scaling or 0.0 for t in found])
             virtual = " (virtual)" if any(t.virtual for t in found) else ""
