@@ -10,6 +10,8 @@ import nbformat
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+# A kernel, torch and a model from a package: minutes on a busy machine.
+pytestmark = pytest.mark.timeout(400)
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 
 
@@ -21,7 +23,7 @@ def demo(tmp_path, *arguments):
         # Nothing is fetched: the encoder's weights are those of the installed package.
         env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         cwd=EXAMPLES.parent,
-        timeout=600,
+        timeout=380,
     )
 
 
@@ -62,12 +64,12 @@ def test_between_devices(tmp_path):
     assert "images @ weights.to(images.device)" in shown
     assert 'register_buffer("scale"' in shown
     # The exercise: a thousand waits, then one copy; the same numbers.
-    assert re.search(r"log\.append\(norm\.item\(\)\) +waits for cuda:1.* 1,000 ", shown)
+    waits = r"log\.append\(norm\.item\(\)\) +waits for cuda:1 \(item, implicit\) +1,000 "
+    assert len(re.findall(waits, shown)) == 2  # seen, and foreseen by the dry run
     assert shown.count("1 transfer: 3.9 KiB to cpu") == 2
     assert re.search(r"([\d.]+)  \1  \1\n", shown)
     assert "which strict does not allow" in shown
     # The dry runs.
-    assert "1,000 × item: the host waits for cuda:1" in shown
     assert re.search(r"30000: at least 3\d\.\d+ GiB, does not fit", shown)
     assert "would fail at line 3: hidden = hidden + images.mean()" in shown
     assert "ended at line 4: a condition on a tensor depends on data · if large.any():" in shown
@@ -93,7 +95,7 @@ def test_the_sentence_encoder(tmp_path):
     assert done.returncode == 0, done.stderr + done.stdout
     shown = done.stdout
     assert "the weights come from a package" in shown
-    assert "64 sentences instead of 10,000" in shown
+    assert "32 sentences instead of 10,000" in shown
     assert re.search(r"cuda:0 \(virtual\) .* [\d.]+ k?/s .* same", shown)
     assert re.search(r"cuda:0 +128 ", shown)
     assert "device(type='cpu')" in shown
