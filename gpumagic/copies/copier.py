@@ -23,17 +23,7 @@ from gpumagic.moving.find_tensors import own_attributes
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     """Copies values in two steps: `write` reads the originals, `read` makes the copies.
 
-    Parameters
-    ----------
-    namespace : dict
-        The notebook's variables.
-    fresh : dict
-        What the copies of the notebook's functions have as their globals.
-    blocks : Blocks
-
-    Attributes
-    ----------
-    originals : Originals
+    `fresh` becomes the globals of the copies of the notebook's functions.
     """
 
     def __init__(self, namespace: dict[str, Any], fresh: dict[str, Any], blocks: Blocks) -> None:
@@ -44,13 +34,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self._token: Tensor | None = None
 
     def write(self, values: Any) -> None:
-        """Read the originals.
-
-        Raises
-        ------
-        Exception
-            `Uncopied`, and what pickling raises, for what cannot be copied.
-        """
+        """Read the originals; raises `Uncopied`, and what pickling raises, for what has no copy."""
         try:
             with warnings.catch_warnings():
                 # Python 3.12 warns that from 3.14 on it will not copy iterators of itertools.

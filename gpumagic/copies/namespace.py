@@ -31,40 +31,9 @@ _FUNCTION = "(function)"
 class CopiedVariables:
     """Copies, on one device, of the variables that a piece of code reads.
 
-    Parameters
-    ----------
-    namespace : dict
-        The user's variables.
-    names : iterable of str
-        Those that the code reads; the notebook's functions are followed.
-    device : torch.device
-        With an index where its kind has several.
-    function : callable, optional
-        What is timed, if it is no code.
-    in_place : bool
-        No copies: the variables themselves are brought to the device, until `close`.
-    clock : callable
-        Seconds.
-
-    Attributes
-    ----------
-    globals : dict
-        Where to execute the code. Names that it does not read are there too, not copied.
-    function : callable or None
-        The copy of `function`.
-    seconds : float
-        What copying took, the device waited for.
-    nbytes : int
-        Bytes copied.
-    notes : tuple of str
-        Lines for the user.
-
-    Raises
-    ------
-    GpuError
-        A variable cannot be copied.
-    torch.OutOfMemoryError
-        The device has no room for the copies. None is left there.
+    `names` are those that the code says; the notebook's functions are followed from there. With
+    `in_place` there are no copies: the variables are brought to the device, until `close`. Raises
+    GpuError for a variable that has no copy, and torch.OutOfMemoryError, leaving nothing behind.
     """
 
     def __init__(
@@ -77,9 +46,10 @@ class CopiedVariables:
         in_place: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.seconds, self.nbytes = 0.0, 0
+        self.seconds, self.nbytes = 0.0, 0  # of copying, the device waited for
         self.notes: tuple[str, ...] = ()
         self.function = function
+        # Where to execute the code; names that it does not read are there too, not copied.
         self.globals = namespace
         self._namespace = namespace
         history = [namespace[name] for name in _HISTORY if name in namespace]

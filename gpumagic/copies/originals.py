@@ -18,37 +18,18 @@ from gpumagic.copies import shared_objects
 class Originals:
     """The originals of one copying, by number.
 
-    Parameters
-    ----------
-    namespace : dict
-        The notebook's variables.
-    fresh : dict
-        What the copies of the notebook's functions have as their globals.
-
-    Attributes
-    ----------
-    met : dict
-        The variables that were met, by name: those asked for, and those that functions read.
-    notes : dict
-        Lines for the user, in order.
-    later : list of callable
-        What is done when all copies are there.
-    alive : list
-        What nothing but a weak reference holds.
-    marked : list of type
-        Classes that pickling leaves a mark in.
-    finalized : bool
-        An object with a `__del__` of the notebook was met.
+    `fresh` becomes the globals of the copies of the notebook's functions.
     """
 
     def __init__(self, namespace: dict[str, Any], fresh: dict[str, Any]) -> None:
         self.namespace = namespace
+        # The variables that were met, by name: those asked for, and those that functions read.
         self.met: dict[str, Any] = {}
-        self.notes: dict[str, None] = {}
-        self.later: list[Callable[[], Any]] = []
-        self.alive: list[Any] = []
-        self.marked: list[type] = []
-        self.finalized = False
+        self.notes: dict[str, None] = {}  # lines for the user, in order
+        self.later: list[Callable[[], Any]] = []  # done when all copies are there
+        self.alive: list[Any] = []  # what nothing but a weak reference holds
+        self.marked: list[type] = []  # classes that pickling leaves a mark in
+        self.finalized = False  # whether an object with a `__del__` of the notebook was met
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
         self._spaces = {id(namespace): (namespace, fresh)}
         self._table: list[Any] = []
@@ -121,13 +102,7 @@ class Originals:
 
     # -- what is shared
     def shares(self, value: Any) -> bool:
-        """Whether an object stands for itself in the copies.
-
-        Raises
-        ------
-        Uncopied
-            It is the notebook's own module.
-        """
+        """Whether an object stands for itself in the copies; Uncopied for the notebook itself."""
         kind = type(value)
         if kind is str or kind is bytes:
             return len(value) >= shared_objects.LONG

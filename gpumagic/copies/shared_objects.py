@@ -84,16 +84,7 @@ def is_shared_kind(kind: type) -> bool:
 
 
 def is_shared(value: Any, kind: type, of_modules: Container[int]) -> bool:
-    """Whether this object stands for itself, whatever others of its class do.
-
-    Parameters
-    ----------
-    value : object
-        No function and no class.
-    kind : type
-    of_modules : container of int
-        What `of_its_module` gave for `kind`.
-    """
+    """Whether this object, no function and no class, is shared whatever others of its class are."""
     if kind is types.BuiltinFunctionType:
         owner = value.__self__
         # As older versions of pybind11 bind the functions of torch.
@@ -186,11 +177,7 @@ def is_importable(value: Any) -> bool:
 def by_attributes(kind: type, ours: bool) -> bool:
     """Whether a copy has copies of the attributes, whatever the class does when it is pickled.
 
-    Parameters
-    ----------
-    kind : type
-    ours : bool
-        A class of the notebook.
+    `ours` is a class of the notebook.
     """
     if issubclass(kind, torch.jit.ScriptModule):
         return False

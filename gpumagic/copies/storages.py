@@ -37,13 +37,7 @@ class _Piece:
 
 
 class Blocks:
-    """Tensors and arrays to copy, each once, known by the number that `add` gives.
-
-    Attributes
-    ----------
-    nbytes : int
-        Bytes copied so far.
-    """
+    """Tensors and arrays to copy, each once, known by the number that `add` gives."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -60,12 +54,7 @@ class Blocks:
         return self._numbers[id(source)]
 
     def copy(self, home_of: Callable[[Tensor], torch.device]) -> None:
-        """Make all copies, each on the device that `home_of` says; arrays stay on the host.
-
-        Raises
-        ------
-        torch.OutOfMemoryError
-        """
+        """Make all copies, each on the device that `home_of` says; arrays stay on the host."""
         places: dict[torch.device, list[_Piece]] = {}
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             for index, source in enumerate(self._sources):

@@ -1,4 +1,4 @@
-"""Ctrl-C while something is put back: it waits until that is done."""
+"""Defer Ctrl-C while something is put back: it waits until that is done."""
 
 from __future__ import annotations
 

@@ -13,16 +13,10 @@ THREADS = "gputime"
 
 
 class Quiet:
-    """Within, what timed code prints and displays is dropped; other threads do so as ever.
-
-    Attributes
-    ----------
-    dropped : bool
-        Whether there was anything.
-    """
+    """Within, what timed code prints and displays is dropped; other threads do so as ever."""
 
     def __init__(self) -> None:
-        self.dropped = False
+        self.dropped = False  # whether there was anything
         self._lifted = False
         self._thread = threading.get_ident()
         self._before: list[tuple[Any, str, Any, Any]] = []

@@ -1,4 +1,4 @@
-"""The state of every generator that a cell may draw from, kept and put back."""
+"""Keep the state of every generator that a cell may draw from, and put it back."""
 
 import random
 import sys

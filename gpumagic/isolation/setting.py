@@ -8,26 +8,16 @@ from typing import Any, NamedTuple
 
 
 class Setting(NamedTuple):
-    """One line of the list of what is put back.
-
-    Attributes
-    ----------
-    name : str
-    read : callable
-        Its value now; a copy, where the value is changed in place.
-    write : callable
-        Takes such a value.
-    grows : bool
-        A program that runs ten thousand times may add to it ten thousand times.
-    adopt : callable or None
-        From the value before, the value now and the names of the libraries that were imported
-        meanwhile, what to keep: what those have set for themselves is their own.
-    """
+    """One line of the list of what is put back."""
 
     name: str
+    # Its value now; a copy, where the value is changed in place.
     read: Callable[[], Any]
     write: Callable[[Any], object]
+    # A program that runs ten thousand times may add to it ten thousand times.
     grows: bool = False
+    # From the value before, the value now and the names of the libraries that were imported
+    # meanwhile, what to keep: what those have set for themselves is their own.
     adopt: Callable[[Any, Any, set[str]], Any] | None = None
 
 

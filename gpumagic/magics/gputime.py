@@ -51,38 +51,18 @@ def _engine(asked: str) -> Any:
 
 
 class Timed:
-    """Times the cells of one IPython shell.
-
-    Parameters
-    ----------
-    shell : InteractiveShell
-    clock : callable
-        Seconds that only grow.
-    """
+    """Times the cells of one IPython shell."""
 
     def __init__(self, shell: Any, clock: Callable[[], float] = time.monotonic) -> None:
         self._shell = shell
         self._clock = clock
 
     def run(self, request: TimingRequest, magic: str, text: str, scope: Any = None) -> None:
-        """Time `text`, show the Comparison and bind it as the request says.
+        """Time `text`, as it was typed, show the Comparison and bind it as the request says.
 
-        Parameters
-        ----------
-        request : TimingRequest
-        magic : str
-            The line that stands above the text, or ``""`` where the text is on it.
-        text : str
-            As the user typed it, with magics.
-        scope : dict, optional
-            The names of the function that the magic is called in.
-
-        Raises
-        ------
-        GpuError
-            As of `compare`.
-        KeyboardInterrupt
-            After what was finished has been shown and bound.
+        `magic` is the line above the text, `""` where the text is on it; `scope` has the names of
+        the function that the magic is called in. Raises as `compare`, and KeyboardInterrupt after
+        what was finished has been shown and bound.
         """
         timing = _engine("%%gputime")
         from gpumagic.timing.ask import sweep as sweeping

@@ -1,4 +1,4 @@
-"""What the notebook shows of an error: the user's own lines, and none of ours."""
+"""Show of an error in the notebook the user's own lines, and none of ours."""
 
 from __future__ import annotations
 
@@ -16,21 +16,10 @@ _TEXT = "<timed "
 
 
 def check_code(code: str, lines: int, what: str = "") -> None:
-    """Refuse code that is none, or no Python.
+    """Refuse code that is none, or no Python, in one line: GpuError.
 
-    Parameters
-    ----------
-    code : str
-        Python, as the notebook's own transformations have made it.
-    lines : int
-        Its lines, as the user sees them; that of the error is told where there are several.
-    what : str
-        What it is, for the message: ``"--setup: "``.
-
-    Raises
-    ------
-    GpuError
-        In one line; a SyntaxError would be shown with all of the calls that led to it.
+    A SyntaxError would be shown with all of the calls that led to it. Of several `lines` that of
+    the error is told; `what` is what it is: `"--setup: "`.
     """
     try:
         with warnings.catch_warnings():
@@ -46,15 +35,7 @@ def check_code(code: str, lines: int, what: str = "") -> None:
 
 
 def begin_at(shell: Any, error: BaseException, name: str) -> None:
-    """Have the traceback begin at the user's own line, as that of a plain cell does.
-
-    Parameters
-    ----------
-    shell : InteractiveShell
-    error : BaseException
-    name : str
-        The file of the user's code.
-    """
+    """Have the traceback begin at the user's own line, in file `name`, as a plain cell's does."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename

@@ -18,39 +18,19 @@ _STATES = {"copy": "copying"}
 
 @dataclass(frozen=True)
 class Progress:
-    """How far it is.
+    """How far a comparison is."""
 
-    Attributes
-    ----------
-    title : str
-        The first line of the code.
-    where : str
-        The device that is measured now.
-    values : dict
-        The sweep's variables there.
-    stage : {"copy", "warm up", "timing", "done"}
-    repeat : int
-        Repeats that were timed; 0 in the other stages.
-    done, total : int
-        Measurements, each of one device at one value.
-    elapsed : float
-        Seconds so far.
-    remaining : float or None
-        Seconds, estimated from those that are done; None while there are none.
-    bars : tuple of (where, seconds, state)
-        The median of each device at this value so far, None before there is one; and ``"waiting"``,
-        a stage, ``"done"`` or why there is none.
-    """
-
-    title: str
-    where: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    title: str  # the first line of the code
+    where: str  # the device that is measured now
+    values: Mapping[str, Any] = field(default_factory=dict)  # of the sweep's variables there
     stage: Stage = "copy"
-    repeat: int = 0
-    done: int = 0
+    repeat: int = 0  # that were timed; 0 in the other stages
+    done: int = 0  # measurements, each of one device at one value
     total: int = 1
-    elapsed: float = 0.0
-    remaining: float | None = None
+    elapsed: float = 0.0  # seconds
+    remaining: float | None = None  # seconds, by those that are done; None while there are none
+    # Of each device: where, its median at this value so far, and `"waiting"`, a stage, `"done"`, or
+    # why there is none.
     bars: tuple[tuple[str, float | None, str], ...] = ()
 
     def __str__(self) -> str:
@@ -86,19 +66,7 @@ class Progress:
 
 
 class Reporter:
-    """Calls `call` at most ten times a second; what it raises does not end the comparison.
-
-    Parameters
-    ----------
-    call : callable or None
-    title : str
-    wheres : sequence of str
-        The devices, in their order.
-    total : int
-        Measurements there will be.
-    clock : callable
-        Seconds that only grow.
-    """
+    """Calls `call` at most ten times a second; what it raises does not end the comparison."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What one run works through, as a number or as an expression with the sweep's variables."""
+"""Compute what one run works through: a number, or an expression with a sweep's variables."""
 
 from __future__ import annotations
 
@@ -17,22 +17,9 @@ def worked_through(
     namespace: Mapping[str, Any],
     points: Sequence[Mapping[str, Any]],
 ) -> list[float | None]:
-    """Items of one run, at each point of a sweep.
+    """Items of one run, at each point of a sweep; an expression is computed once for equal values.
 
-    Parameters
-    ----------
-    items : float, str or None
-        A number, or an expression, which is computed here once for all points whose values it does
-        not name.
-    namespace : mapping
-        The user's variables.
-    points : sequence of mapping
-        The sweep's variables.
-
-    Raises
-    ------
-    GpuError
-        It is no number above 0, or cannot be computed.
+    Raises GpuError for what is no number above 0.
     """
     if items is None:
         return [None] * len(points)

@@ -1,4 +1,4 @@
-"""A sweep: the values that a variable takes, as typed or as given."""
+"""Read a sweep: the values that a variable takes, as typed or as given."""
 
 from __future__ import annotations
 
@@ -28,27 +28,12 @@ _POWERS = re.compile(rf"pow(\d{{1,4}}):({_NUMBER})\.\.({_NUMBER})")
 def parse(
     given: Iterable[str], names: Mapping[str, Any] | None = None
 ) -> dict[str, tuple[Any, ...]]:
-    """What was typed after each ``--sweep``.
+    """What was typed after each ``--sweep``, by variable, in the order of typing; or GpuError.
 
-    Parameters
-    ----------
-    given : iterable of str
-        ``"n=64,256,1024"``; ``"n=100..1000:100"``, both ends included, in steps of 1 if none is
-        given; ``"batch=pow2:1..4096"``, the powers of two between; ``"p=0.1,1e-3"``;
-        ``"how=mean,sum"``, words, which become strings; ``"dtype=torch.float16"``, what `names`
-        have; or these together, with commas.
-    names : mapping, optional
-        The user's variables.
-
-    Returns
-    -------
-    dict
-        By variable, in the order of typing.
-
-    Raises
-    ------
-    GpuError
-        No name, no value, a value twice, a third variable, more than 1,000 points.
+    ``"n=64,256,1024"``; ``"n=100..1000:100"``, both ends included, in steps of 1 if none is given;
+    ``"batch=pow2:1..4096"``, the powers of two between; ``"p=0.1,1e-3"``; ``"how=mean,sum"``,
+    words, which become strings; ``"dtype=torch.float16"``, what `names` have; or these together,
+    with commas.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for typed in given:
@@ -69,13 +54,7 @@ def parse(
 
 
 def check(sweep: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
-    """The same for a sweep given as Python values.
-
-    Raises
-    ------
-    GpuError
-        As of `parse`.
-    """
+    """The same for a sweep given as Python values."""
     if len(sweep) > 2:
         raise GpuError(
             f"a sweep is over two variables at most, not {', '.join(sweep)}; leave out one"

@@ -14,17 +14,10 @@ from gpumagic.placement.torch_devices import as_torch, devices, find
 
 @dataclass(frozen=True)
 class TimedDevices:
-    """One device, or several at the same time.
-
-    Attributes
-    ----------
-    parts : tuple of Device
-    note : str or None
-        Why it is not what was asked for.
-    """
+    """One device, or several at the same time."""
 
     parts: tuple[Device, ...]
-    note: str | None = None
+    note: str | None = None  # why it is not what was asked for
 
     @property
     def where(self) -> str:
@@ -48,18 +41,10 @@ class TimedDevices:
 
 
 def targets(given: Iterable[object] | str | None) -> tuple[TimedDevices, ...]:
-    """The targets that are named, in that order.
+    """The targets that are named, in that order; the CPU and every GPU if None.
 
-    Parameters
-    ----------
-    given : iterable, str or None
-        Spellings of devices; ``"0+1"`` for two at the same time; ``"all"``; several with commas or
-        blanks. The CPU and every GPU if None.
-
-    Raises
-    ------
-    GpuError
-        No such device, none at all, or one twice.
+    ``"0+1"`` is two at the same time; commas or blanks stand between several; ``"all"`` is every
+    GPU. Raises GpuError for no such device, none at all, or one twice.
     """
     if given is None:
         return tuple(TimedDevices((d,)) for d in [find("cpu"), *devices(memory=False)])

@@ -26,14 +26,7 @@ PRINTED = "what the code prints or displays is shown of its first run only"
 
 
 class Comparing:
-    """All measurements: each value on every device before the next.
-
-    Parameters
-    ----------
-    task : Task
-    points : sequence of dict
-        The sweep's variables at each of its points.
-    """
+    """All measurements: each value on every device before the next."""
 
     def __init__(self, task: Task, points: Sequence[Mapping[str, Any]]) -> None:
         self.timings: list[Timing] = []

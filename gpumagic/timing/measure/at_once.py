@@ -74,23 +74,12 @@ def _raise_in(ident: int, kind: ctypes.py_object[type[BaseException]] | None) ->
 
 
 class Together:
-    """The same program on several devices, each on copies of its own.
-
-    Parameters
-    ----------
-    trials : sequence of Trial
-    stopwatch : Stopwatch
-
-    Attributes
-    ----------
-    failed : str or None
-        The device whose exception was raised.
-    """
+    """The same program on several devices, each on copies of its own."""
 
     def __init__(self, trials: Sequence[Trial], stopwatch: Stopwatch) -> None:
         self.trials = trials
         self._stopwatch = stopwatch
-        self.failed: str | None = None
+        self.failed: str | None = None  # the device whose exception was raised
         self._workers = [Worker(str(trial.device)) for trial in trials]
         self._stacks = [ExitStack() for _ in trials]
 

@@ -1,4 +1,4 @@
-"""Joules, by the counter that NVIDIA's driver keeps of each GPU."""
+"""Read joules by the counter that NVIDIA's driver keeps of each GPU."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ class EnergyMeter:
     """Reads the counters of some GPUs at the start of a stretch of work and at its end.
 
     The counter is the whole board's: what else runs there is in it, and so is idling.
-
-    Parameters
-    ----------
-    devices : sequence of Device
-    door : Nvml, optional
     """
 
     def __init__(self, devices: Sequence[Device], door: nvml.Nvml | None = None) -> None:

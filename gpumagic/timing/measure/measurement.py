@@ -34,46 +34,20 @@ from gpumagic.timing.result.timing import Timing
 
 @dataclass(frozen=True)
 class Task:
-    """What all measurements of a comparison have in common.
-
-    Attributes
-    ----------
-    program : Program
-    targets : tuple of TimedDevices
-        All: each draws the same random numbers.
-    namespace : dict
-        The user's variables.
-    in_place : bool
-    max_time : float
-        Seconds of each measurement, its first run apart.
-    stopwatch : Stopwatch
-    randomness : Randomness
-        As it was before.
-    reporter : Reporter
-    """
+    """What all measurements of a comparison have in common."""
 
     program: Program
-    targets: tuple[TimedDevices, ...]
+    targets: tuple[TimedDevices, ...]  # all: each draws the same random numbers
     namespace: dict[str, Any]
     in_place: bool
-    max_time: float
+    max_time: float  # seconds of each measurement, its first run apart
     stopwatch: Stopwatch
-    randomness: Randomness
+    randomness: Randomness  # as it was before
     reporter: Reporter
 
 
 class Measuring:
-    """A measurement: `run` it.
-
-    Parameters
-    ----------
-    task : Task
-    target : TimedDevices
-    values : mapping
-        The sweep's variables.
-    agreeing : Agreeing
-        Given what the first run of each device gave, before the timing begins.
-    """
+    """A measurement: `run` it. What the first run gave goes to `agreeing`, before the timing."""
 
     def __init__(
         self, task: Task, target: TimedDevices, values: Mapping[str, Any], agreeing: Agreeing

@@ -33,27 +33,13 @@ _NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit
 
 @dataclass(frozen=True)
 class Program:
-    """Code that can be run many times.
+    """Code that can be run many times."""
 
-    Attributes
-    ----------
-    text : str
-        As the user knows it.
-    filename : str
-        As tracebacks name it.
-    reads : tuple of str
-        The variables that it reads, those of its set-up included.
-    assigned : tuple of str
-        The variables that it assigns.
-    function : callable or None
-        Where a function was given and no text.
-    """
-
-    text: str
-    filename: str
-    reads: tuple[str, ...]
+    text: str  # as the user knows it
+    filename: str  # as tracebacks name it
+    reads: tuple[str, ...]  # the variables, those of its set-up included
     assigned: tuple[str, ...]
-    function: Callable[[], Any] | None
+    function: Callable[[], Any] | None  # where one was given and no text
     _setup: CodeType | None
     _loop: CodeType | None = None
     _once: CodeType | None = None
@@ -95,27 +81,10 @@ def program(
     filename: str | None = None,
     text: str | None = None,
 ) -> Program:
-    """Compile `code`.
+    """Compile `code`, Python or a function without arguments; `setup` runs before, once.
 
-    Parameters
-    ----------
-    code : str or callable
-        Python, or a function without arguments.
-    namespace : dict
-        The user's variables: to tell which a function reads.
-    setup : str
-        Python that runs before, once.
-    filename : str, optional
-        Where `code` is from; a name of its own if None.
-    text : str, optional
-        As the user knows it, where `code` was made of other text.
-
-    Raises
-    ------
-    GpuError
-        There is no code; it awaits, or imports ``*``, at its top; `code` is no function.
-    SyntaxError
-        As of a cell.
+    `text` is how the user knows it, where `code` was made of other text. Raises GpuError for what
+    cannot be timed, and SyntaxError as a cell does.
     """
     set_up, read = _set_up(setup)
     if not isinstance(code, str):

@@ -39,32 +39,10 @@ _PERIOD_S = 0.1
 class Repeats:
     """Repeats of one piece of code.
 
-    Parameters
-    ----------
-    lap : callable
-        Times a block of so many runs; 0 for an empty one.
-    max_time : float
-        Seconds for warm-up and repeats together. The repeat that would end after it is not begun,
-        but one there always is; of what takes a fifth of it or more there is no other warm-up.
-    clock : callable
-        Seconds that only grow.
-    resolution : float
-        Of that clock, seconds.
-    told : callable
-        Called between blocks, ten times a second at most, with `"warm up"` or `"timing"`.
-    least : float
-        Seconds that the repeats take together at least, if there is the time.
-
-    Attributes
-    ----------
-    laps : list of Lap
-        Those that were timed; filled while it runs, so that an interrupt leaves them.
-    number : int
-        Runs in each.
-    runs : int
-        In all, warm-up included.
-    steady : bool
-        Whether the median's interval was narrow in the end.
+    `lap` times a block of so many runs; 0 for an empty one. `max_time` is in seconds, for warm-up
+    and repeats together: the repeat that would end after it is not begun, but one there always is,
+    and of what takes a fifth of it or more there is no other warm-up. `told` is called between
+    blocks, ten times a second at most. The repeats take `least` seconds, if there is the time.
     """
 
     def __init__(
@@ -77,9 +55,9 @@ class Repeats:
         told: Callable[[Stage], object] = lambda stage: None,
         least: float = _LEAST_TIMED_S,
     ) -> None:
-        self.laps: list[Lap] = []
-        self.number, self.runs = 1, 0
-        self.steady = False
+        self.laps: list[Lap] = []  # filled while it runs, so that an interrupt leaves them
+        self.number, self.runs = 1, 0  # runs in each, and in all, warm-up included
+        self.steady = False  # whether the median's interval was narrow in the end
         self._timed, self._told, self._clock = lap, told, clock
         self._last_told: tuple[Stage | None, float] = (None, 0.0)
         self._max_time, self._least = max_time, min(least, max_time / 2)

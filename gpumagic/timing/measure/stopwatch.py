@@ -88,32 +88,16 @@ def uncollected() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Lap:
-    """A block of runs, all together.
+    """Seconds of a block of runs, all together."""
 
-    Attributes
-    ----------
-    total : float
-        Seconds until every device was done.
-    host : float
-        Until Python went on.
-    device : float or None
-        Between the events of the device, of the slowest if there are several.
-    """
-
-    total: float
-    host: float
+    total: float  # until every device was done
+    host: float  # until Python went on
+    # Between the events of the device, of the slowest if there are several.
     device: float | None = None
 
 
 class Stopwatch:
-    """Times blocks of runs.
-
-    Parameters
-    ----------
-    devices : Devices, optional
-    clock : callable
-        Seconds that only grow.
-    """
+    """Times blocks of runs, by a clock of seconds that only grow."""
 
     def __init__(
         self, devices: Devices | None = None, clock: Callable[[], float] = time.perf_counter
@@ -134,15 +118,9 @@ class Stopwatch:
         number: int,
         on: Iterable[torch.device] = (),
     ) -> Lap:
-        """Run `number` times.
+        """Have `run` run `number` times, once for each item of what it is given.
 
-        Parameters
-        ----------
-        run : callable
-            Runs once for each item of what it is given.
-        number : int
-        on : iterable of torch.device
-            The GPUs whose own time is wanted.
+        Of the GPUs `on` their own time is wanted too.
         """
         clock, devices = self.clock, self.devices
         timed = [device for device in on if device.type != "cpu"]

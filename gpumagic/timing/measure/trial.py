@@ -20,27 +20,9 @@ from gpumagic.timing.result.outcome import outcome
 
 
 class Trial:
-    """The program on one device.
+    """The program on one device, which finds the sweep's variables set to `values`."""
 
-    Parameters
-    ----------
-    program : Program
-    device : torch.device
-    namespace : dict
-        The user's variables.
-    values : mapping
-        The sweep's variables, which the program finds set.
-    in_place : bool
-        On the variables themselves.
-    clock : callable
-        Seconds.
-
-    Attributes
-    ----------
-    loop : callable
-        Runs the code once for each item of what it is given; after `set_up`.
-    """
-
+    # After `set_up`: runs the code once for each item of what it is given.
     loop: Callable[[Iterable[None]], object]
 
     def __init__(
