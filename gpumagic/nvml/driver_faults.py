@@ -74,7 +74,7 @@ def no_pynvml() -> DriverFault:
 def wrong_pynvml(path: str | None) -> DriverFault:
     return DriverFault(
         "pynvml-clash",
-        f"the module pynvml is not nvidia-ml-py's ({path or 'unknown place'})",
+        f"the module pynvml is not nvidia-ml-py's ({path or 'unknown path'})",
         "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py",
     )
 

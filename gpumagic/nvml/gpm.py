@@ -89,12 +89,12 @@ class Gpm:
             asked.version = module.NVML_GPM_METRICS_GET_VERSION
             asked.numMetrics = len(numbers)
             asked.sample1, asked.sample2 = before, after
-            for place, number in enumerate(numbers):
-                asked.metrics[place].metricId = number
+            for n, number in enumerate(numbers):
+                asked.metrics[n].metricId = number
             module.nvmlGpmMetricsGet(asked)
         except self._library.errors:
             return {}
-        answers = [asked.metrics[place] for place in range(len(numbers))]
+        answers = [asked.metrics[n] for n in range(len(numbers))]
         return {
             int(answer.metricId): float(answer.value)
             for answer in answers

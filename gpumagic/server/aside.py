@@ -20,7 +20,7 @@ def aside(function: Callable[[], T]) -> asyncio.Future[T]:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(how: Callable[[], None]) -> None:
+    def finish(how: Callable[[], None]) -> None:
         if not future.done():
             how()
 
@@ -30,7 +30,7 @@ def aside(function: Callable[[], T]) -> asyncio.Future[T]:
         except Exception as error:  # noqa: BLE001  who awaits the future gets it
             how = partial(future.set_exception, error)
         try:
-            loop.call_soon_threadsafe(settle, how)
+            loop.call_soon_threadsafe(finish, how)
         except RuntimeError:
             return  # the loop was closed meanwhile
 

@@ -41,5 +41,5 @@ class Extension(ExtensionApp):
 
 
 def make_sampler(kernels: KernelTable, root: Path) -> Sampler:
-    """A sampler that knows this server's kernels; the server itself uses no GPU."""
+    """A sampler with this server's kernels; the server itself uses no GPU."""
     return Sampler(Collector(owners=Owners(kernels.kernels, root=root), here=None))

@@ -102,4 +102,4 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
             try:
                 link.setsockopt(*option)
             except OSError:
-                continue  # a Unix socket, or a system that knows no such option
+                continue  # a Unix socket, or a system without such an option

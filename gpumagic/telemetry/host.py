@@ -10,7 +10,7 @@ from gpumagic.telemetry.snapshot import Host
 
 
 class CpuSource:
-    """What psutil knows of the host."""
+    """The host, by psutil."""
 
     def __init__(self) -> None:
         self._asked = threading.local()

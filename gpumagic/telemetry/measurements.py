@@ -1,6 +1,6 @@
 """Post what this kernel measures now and has measured, for whatever view is open.
 
-Nothing here knows of torch, IPython or a widget. Any thread may post and read; who listens is
+Nothing here depends on torch, IPython or a widget. Any thread may post and read; who listens is
 called on the thread that posts, and can neither fail it nor hold it up with a lock.
 """
 

@@ -61,7 +61,7 @@ class Owner:
 
 
 def own_kernels() -> Sequence[Kernel]:
-    """None: who is no Jupyter server knows kernels by their command lines only."""
+    """None: outside a Jupyter server kernels are found by their command lines only."""
     return ()
 
 
@@ -149,7 +149,7 @@ class Owners:
         living = self._living_kernels(process, kernels)
         if any(_may_have_started(kernel, process) for kernel in living):
             self._detached.add((facts.pid, facts.started))
-        # Where this process ignores it too, as a server under nohup does, that tells nothing.
+        # Where this process ignores it too, as a server under nohup does, that shows nothing.
         told = ignores_hangup(facts.pid) and not ignores_hangup(os.getpid())
         return not told and (facts.pid, facts.started) not in self._detached
 

@@ -143,7 +143,7 @@ class Sampler:
     def drive(self) -> None:
         """Do all that is due, here: for a sampler that starts no thread (``start=no_thread``)."""
         while True:
-            self._tell()
+            self._deliver()
             with self._changed:
                 self._hand_out()
             if not self._asker.make():
@@ -171,7 +171,7 @@ class Sampler:
     def _keep(self) -> None:
         """The thread that keeps the time."""
         while True:
-            self._tell()
+            self._deliver()
             with self._changed:
                 if not self._needed():
                     self._keeping = False
@@ -181,8 +181,8 @@ class Sampler:
                 if not self._new:
                     self._changed.wait(self._pause())
 
-    def _tell(self) -> None:
-        """Tell what is new, or that the driver stalls."""
+    def _deliver(self) -> None:
+        """Deliver what is new, or that the driver stalls."""
         with self._changed:
             now = self._monotonic()
             new, self._new = self._new, False
@@ -201,7 +201,7 @@ class Sampler:
         for waiting in served:
             waiting.future.set_result(snapshot)
         for subscription in turn:
-            subscription.tell(snapshot)
+            subscription.deliver(snapshot)
 
     def _serves(self, one: _Waiting) -> bool:
         """Lock held; whether the last snapshot is what somebody waits for."""

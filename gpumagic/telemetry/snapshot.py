@@ -1,8 +1,8 @@
 """Record what is known of a machine's GPUs at one moment: the wire format between all parts.
 
 Bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None, in JSON null, is
-"not known" and never means zero. A reader takes what it knows and leaves what it does not, so that
-an older one reads a newer one's snapshots.
+"not known" and never means zero. A reader takes the fields that it has and leaves the others, so
+that an older one reads a newer one's snapshots.
 """
 
 from __future__ import annotations
@@ -28,161 +28,75 @@ class Host:
 
 @dataclass(frozen=True)
 class GpuSample:
-    """A GPU, a MIG device or a virtual GPU.
+    """A GPU, a MIG device or a virtual GPU."""
 
-    Parameters
-    ----------
-    uuid : str
-        ``"GPU-…"`` or ``"MIG-…"``: the one name that holds everywhere.
-    name : str, optional
-    index : int, optional
-        NVML's number, that of nvidia-smi; a MIG device has its parent's, a virtual GPU none.
-    ordinal : int, optional
-        CUDA's number in the process that took the snapshot; None where it cannot use this GPU.
-    ordinal_certain : bool
-        False where CUDA's own order could not be known.
-    virtual : bool
-    mig : str, optional
-        The parent's UUID, where this is a MIG device.
-    unified : bool
-        It shares the host's memory, and the memory fields are the host's.
-    memory_total, memory_used, memory_reserved : int, optional
-        Bytes. ``memory_reserved`` is what the driver keeps for itself and is not in
-        ``memory_used``.
-    utilization : float, optional
-        Percent of the last second or less in which at least one kernel ran.
-    memory_utilization : float, optional
-        Percent of that time in which memory was read or written: bandwidth, not occupancy.
-    temperature, temperature_limit : float, optional
-        °C; the limit is where it slows down.
-    power, power_limit : float, optional
-        Watts.
-    sm_clock, memory_clock : int, optional
-        Megahertz.
-    throttle : tuple of str, optional
-        Why it runs slower than it could; empty where nothing slows it.
-    sm_clock_limit, memory_clock_limit : int, optional
-        Megahertz: the most that it can do.
-    fan : float, optional
-        Percent of its greatest speed.
-    pcie_generation, pcie_width : int, optional
-        The link as it is now: generation, and lanes.
-    pcie_generation_limit, pcie_width_limit : int, optional
-        The most that this GPU in this slot can do.
-    pcie_received, pcie_sent : float, optional
-        Bytes a second into and out of the GPU.
-    nvlink_received, nvlink_sent : float, optional
-        Bytes a second over all its NVLinks.
-    sm_activity, sm_occupancy, tensor_activity, dram_activity : float, optional
-        Percent: multiprocessors at work, warps resident of those possible, tensor cores at work,
-        DRAM bandwidth in use. Where the GPU can tell (Hopper and newer).
-    ecc_corrected, ecc_uncorrected : int, optional
-        Memory errors since the driver was loaded.
-    xid, xid_time : optional
-        The last critical Xid error since watching began, and when (seconds of Unix time).
-    energy : float, optional
-        Joules since the driver was loaded.
-    virtual_ordinal : int, optional
-        Of a virtual GPU: CUDA's number in the process that has it.
-    lost : bool
-        It was there and answers no longer; only its name, UUID and index are known.
-    age : float
-        Seconds since the values were read: 0 unless the driver stalls.
-    """
-
-    uuid: str
+    uuid: str  # "GPU-…" or "MIG-…": the one name that holds everywhere
     name: str | None = None
-    index: int | None = None
-    ordinal: int | None = None
-    ordinal_certain: bool = True
+    index: int | None = None  # NVML's, that of nvidia-smi; a MIG device has its parent's
+    ordinal: int | None = None  # CUDA's, in the process that took the snapshot
+    ordinal_certain: bool = True  # False where CUDA's own order could not be known
     virtual: bool = False
-    mig: str | None = None
-    unified: bool = False
+    mig: str | None = None  # the parent's UUID, where this is a MIG device
+    unified: bool = False  # it shares the host's memory, and the memory fields are the host's
     memory_total: int | None = None
     memory_used: int | None = None
-    memory_reserved: int | None = None
-    utilization: float | None = None
-    memory_utilization: float | None = None
+    memory_reserved: int | None = None  # what the driver keeps for itself; not in memory_used
+    utilization: float | None = None  # of the last second or less, the part in which a kernel ran
+    memory_utilization: float | None = None  # the part in which memory was used: bandwidth
     temperature: float | None = None
-    temperature_limit: float | None = None
+    temperature_limit: float | None = None  # where it slows down
     power: float | None = None
     power_limit: float | None = None
     sm_clock: int | None = None
     memory_clock: int | None = None
-    throttle: tuple[str, ...] | None = None
-    sm_clock_limit: int | None = None
+    throttle: tuple[str, ...] | None = None  # what slows it down; () where nothing does
+    sm_clock_limit: int | None = None  # the most that it can do, as all limits below
     memory_clock_limit: int | None = None
-    fan: float | None = None
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
+    fan: float | None = None  # percent of its greatest speed
+    pcie_generation: int | None = None  # of the link as it is now
+    pcie_width: int | None = None  # lanes
     pcie_generation_limit: int | None = None
     pcie_width_limit: int | None = None
-    pcie_received: float | None = None
+    pcie_received: float | None = None  # bytes a second into the GPU, and out of it
     pcie_sent: float | None = None
-    nvlink_received: float | None = None
+    nvlink_received: float | None = None  # bytes a second over all its NVLinks
     nvlink_sent: float | None = None
-    sm_activity: float | None = None
-    sm_occupancy: float | None = None
-    tensor_activity: float | None = None
-    dram_activity: float | None = None
-    ecc_corrected: int | None = None
+    sm_activity: float | None = None  # Hopper and newer, as the next: multiprocessors at work
+    sm_occupancy: float | None = None  # warps resident of those possible
+    tensor_activity: float | None = None  # tensor cores at work
+    dram_activity: float | None = None  # DRAM bandwidth in use
+    ecc_corrected: int | None = None  # memory errors since the driver was loaded
     ecc_uncorrected: int | None = None
-    xid: int | None = None
+    xid: int | None = None  # the last critical Xid error since watching began, and when
     xid_time: float | None = None
-    energy: float | None = None
-    virtual_ordinal: int | None = None
-    lost: bool = False
-    age: float = 0.0
+    energy: float | None = None  # joules since the driver was loaded
+    virtual_ordinal: int | None = None  # of a virtual GPU: CUDA's, in the process that has it
+    lost: bool = False  # it was there and answers no longer; only name, UUID and index are known
+    age: float = 0.0  # seconds since the values were read: 0 unless the driver stalls
 
 
 @dataclass(frozen=True)
 class ProcessSample:
     """A process that holds memory on a GPU.
 
-    Parameters
-    ----------
-    uuid : str
-        Of the GPU or MIG device.
-    pid : int
-    memory : int, optional
-        Bytes on this GPU.
-    kind : str, optional
-        ``"compute"``, ``"graphics"``, ``"mps"``, or several joined with ``"+"``.
-    user : str, optional
-    name, notebook, started : optional
-        The program; the notebook whose kernel it is; when it began (seconds of Unix time). Only
-        of processes of the user who took the snapshot.
-    mine : bool
-        It is the process that took the snapshot.
-    kernel : str, optional
-        The id of the Jupyter kernel that it is, or whose child it is.
-    child : bool
-        It is not the kernel itself but was started by it, such as a DataLoader's worker.
-    server : str, optional
-        The address of the Jupyter server that has the kernel, where that is another one.
-    idle_since : float, optional
-        Since when the kernel has had nothing to do (seconds of Unix time).
-    orphan : bool
-        Its kernel is gone and it still runs.
-    ordinal : int, optional
-        CUDA's number of this GPU in that process.
+    Program, notebook and start are known only of the user who took the snapshot.
     """
 
-    uuid: str
+    uuid: str  # of the GPU or MIG device
     pid: int
     memory: int | None = None
-    kind: str | None = None
+    kind: str | None = None  # "compute", "graphics", "mps", or several joined with "+"
     name: str | None = None
     user: str | None = None
-    notebook: str | None = None
+    notebook: str | None = None  # whose kernel it is
     started: float | None = None
-    mine: bool = False
-    kernel: str | None = None
-    child: bool = False
-    server: str | None = None
-    idle_since: float | None = None
-    orphan: bool = False
-    ordinal: int | None = None
+    mine: bool = False  # it is the process that took the snapshot
+    kernel: str | None = None  # the id of the Jupyter kernel that it is, or whose child it is
+    child: bool = False  # it was started by the kernel, such as a DataLoader's worker
+    server: str | None = None  # the address of the Jupyter server that has the kernel, if another
+    idle_since: float | None = None  # since when the kernel has had nothing to do
+    orphan: bool = False  # its kernel is gone and it still runs
+    ordinal: int | None = None  # CUDA's number of this GPU in that process
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Guarded:
         """Read ahead what is due."""
         try:
             self._source.chore(processes=processes, seconds=seconds)
-        except Exception as error:  # noqa: BLE001  kept; the next tick tells what is wrong
+        except Exception as error:  # noqa: BLE001  kept; the next tick shows what is wrong
             report_once("reading the GPUs ahead", error)
 
 

@@ -35,7 +35,7 @@ class Subscription:
         self.period_s = checked(period_s)
         self.processes = processes
         self.closed = False
-        self._told_at = -math.inf
+        self._delivered_at = -math.inf
 
     def change(self, *, period_s: float | None = None, processes: bool | None = None) -> None:
         """Ask for another period, or for processes, from now on; ValueError if out of bounds."""
@@ -53,12 +53,12 @@ class Subscription:
 
     def has_turn(self, at: float, always: bool) -> bool:
         """Whether its period is over at this moment, which then begins anew."""
-        turn = always or at - self._told_at >= self.period_s * (1 - _TOLERANCE)
+        turn = always or at - self._delivered_at >= self.period_s * (1 - _TOLERANCE)
         if turn:
-            self._told_at = at
+            self._delivered_at = at
         return turn
 
-    def tell(self, snapshot: Snapshot) -> None:
+    def deliver(self, snapshot: Snapshot) -> None:
         """Call the listener; one that fails must not cost the others theirs."""
         if self.listener is None or self.closed:
             return

@@ -25,7 +25,7 @@ from pathlib import Path
 from gpumagic.telemetry.processes import is_alive
 
 ALLOCATED, RESERVED, BUSY_NS, WINDOW_END_NS = range(4)
-"""The places in a row of counters: bytes in tensors; bytes held, as a driver would count them;
+"""The columns of a row of counters: bytes in tensors; bytes held, as a driver would count them;
 nanoseconds of work in the window that ended last; when that was, as ``time.time_ns()``."""
 
 COUNTERS = 4
@@ -168,9 +168,9 @@ def read(folder: Path | None = None) -> list[VirtualState]:
     """
     found = [state for publisher in list(_live) for state in publisher.states()]
     own = {state.pid for state in found}
-    place = state_folder() if folder is None else folder
+    folder = state_folder() if folder is None else folder
     try:
-        paths = sorted(place.glob("*.state"))
+        paths = sorted(folder.glob("*.state"))
     except OSError:
         paths = []
     for path in paths:
@@ -180,7 +180,7 @@ def read(folder: Path | None = None) -> list[VirtualState]:
 
 
 def read_file(path: Path) -> list[VirtualState]:
-    """What one state file tells of a living process; nothing where it cannot be trusted."""
+    """The virtual GPUs in one state file; nothing where it cannot be trusted."""
     try:
         with path.open("rb") as file:
             content = file.read(_HEADER + _ROW * MAX_GPUS)

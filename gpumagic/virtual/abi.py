@@ -11,7 +11,7 @@ module may be used at all.
 * CUDAHooks. The object gets a copy of the virtual table of its *base* class, whose entries say "no
   cuDNN, no MAGMA, not pinned …". A CPU build's object is of that class already; on a CUDA build
   this keeps C++ away from cuDNN and the driver. Four entries differ: isBuilt, isAvailable and
-  hasPrimaryContext say yes, and init does nothing. Where torch's own header tells the place, pinned
+  hasPrimaryContext say yes, and init does nothing. Where torch's own header has the order, pinned
   memory is ordinary CPU memory.
 """
 
@@ -101,8 +101,8 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
     table[first : first + len(YES)] = [yes] * len(YES)
     order = header_order()[1:]
     if "getPinnedMemoryAllocator" in order and hasattr(c10, CPU_ALLOCATOR):
-        place = first + order.index("getPinnedMemoryAllocator")
-        table[place] = _address(getattr(c10, CPU_ALLOCATOR))
+        at = first + order.index("getPinnedMemoryAllocator")
+        table[at] = _address(getattr(c10, CPU_ALLOCATOR))
     _kept.append(table)
     stack.callback(setattr, pointer, "value", pointer.value)
     pointer.value = ctypes.addressof(table) + _HEADER_WORDS * ctypes.sizeof(ctypes.c_void_p)

@@ -32,7 +32,7 @@ SEGMENT = 2 * 2**20
 class Counters(Protocol):
     """Counters that can be written one by one."""
 
-    def __setitem__(self, place: int, value: int, /) -> None: ...
+    def __setitem__(self, column: int, value: int, /) -> None: ...
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class MemoryAccount:
         self._row: Counters = row
         self._lock = threading.Lock()
         # A tensor may die on any thread, and in a garbage collection that starts while this very
-        # thread holds the lock: so freeing only queues, and whoever can take the lock settles.
+        # thread holds the lock: so freeing only queues, and whoever can take the lock frees.
         self._freed: deque[int] = deque()
         self._busy = 0
         self._window = perf_counter_ns()
@@ -85,7 +85,7 @@ class MemoryAccount:
         """Allocate; returns the block's size in bytes, or raises ``torch.OutOfMemoryError``."""
         size = -(-nbytes // BLOCK) * BLOCK
         if self._freed:
-            self._settle()
+            self._free_queued()
         with self._lock:
             fits = self.bytes.current + size <= self.limit
             if fits:
@@ -98,15 +98,15 @@ class MemoryAccount:
         if not fits:
             raise self._out_of_memory(size)
         if self._freed:
-            self._settle()
+            self._free_queued()
         return size
 
     def release(self, size: int) -> None:
         """Free a block of `size` bytes; safe in a finalizer."""
         self._freed.append(size)
-        self._settle()
+        self._free_queued()
 
-    def _settle(self) -> None:
+    def _free_queued(self) -> None:
         # Looked at again after the lock is free: a block may have been queued meanwhile by one
         # who found it taken.
         while self._freed and self._lock.acquire(blocking=False):
@@ -128,13 +128,13 @@ class MemoryAccount:
 
     def reset_peak(self) -> None:
         with self._lock:
-            for tally in (self.bytes, self.blocks, self.reserved):
-                tally.reset_peak()
+            for stat in (self.bytes, self.blocks, self.reserved):
+                stat.reset_peak()
 
     def reset_accumulated(self) -> None:
         with self._lock:
-            for tally in (self.bytes, self.blocks, self.reserved):
-                tally.reset_accumulated()
+            for stat in (self.bytes, self.blocks, self.reserved):
+                stat.reset_accumulated()
             self.ooms = self.retries = 0
 
     @property

@@ -104,8 +104,8 @@ def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Tensor:
         return rebuilt
     by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
     starts = tensor.crow_indices() if by_row else tensor.ccol_indices()
-    places = tensor.col_indices() if by_row else tensor.row_indices()
+    across = tensor.col_indices() if by_row else tensor.row_indices()
     rebuilt = aten._sparse_compressed_tensor_unsafe(
-        part(starts), part(places), part(tensor.values()), tensor.shape, **options
+        part(starts), part(across), part(tensor.values()), tensor.shape, **options
     )
     return rebuilt

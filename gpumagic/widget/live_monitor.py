@@ -229,8 +229,8 @@ class MonitorWidget(anywidget.AnyWidget):
         self.cells = log.runs()[-_TOLD:]
         if not log.busy:
             # What it left behind: the next cell may begin before the next tick.
-            wish = self._sampler.fresh(processes=True, max_age_s=0)
-            wish.add_done_callback(lambda told: self._left(told.result()))
+            future = self._sampler.fresh(processes=True, max_age_s=0)
+            future.add_done_callback(lambda done: self._left(done.result()))
 
     def _left(self, snapshot: Snapshot) -> None:
         """A cell has run. On the sampler's thread."""
