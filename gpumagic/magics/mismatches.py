@@ -14,12 +14,7 @@ from gpumagic import faults
 
 
 class Explaining:
-    """The hooks in one IPython shell.
-
-    Parameters
-    ----------
-    shell : InteractiveShell
-    """
+    """The hooks in one IPython shell."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell

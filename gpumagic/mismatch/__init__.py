@@ -1,4 +1,4 @@
-"""Errors between devices, in the user's own names: `explain(error)`."""
+"""Explain errors between devices in the user's own names: `explain(error)`."""
 
 from gpumagic.display import shown
 from gpumagic.mismatch.explainer import explain

@@ -22,17 +22,7 @@ def reason(
     frames: list[tuple[FailedFrame, list[Part]]],
     kind: str,
 ) -> str | None:
-    """One sentence, or None.
-
-    Parameters
-    ----------
-    leaves : tuple of Part
-        The operands of the failing expression.
-    frames : list
-        What is odd, by its names in each of the frames that name it.
-    kind : str
-        Of the message.
-    """
+    """One sentence, or None; `frames` has what is odd, by its names in each that names it."""
     for frame, odd in frames:
         for part in odd:
             told = (

@@ -41,18 +41,7 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 
 class FailedFrame:
-    """One frame of a traceback: what failed in it, and the names that it sees.
-
-    Attributes
-    ----------
-    source, tree
-        The text of the file or cell, and its syntax tree, whose nodes know their `parent`; None
-        where there is no source.
-    direct : bool
-        Between this frame and the error lies no code but torch's.
-    at_top : bool
-        It is the code of a cell or file itself, not of a function.
-    """
+    """One frame of a traceback: what failed in it, and the names that it sees."""
 
     def __init__(self, tb: TracebackType, *, direct: bool, timed: str | None = None) -> None:
         frame = tb.tb_frame
@@ -60,10 +49,12 @@ class FailedFrame:
         self.code = frame.f_code
         self.filename = frame.f_code.co_filename
         self.line = tb.tb_lineno or frame.f_code.co_firstlineno
-        self.direct = direct
+        self.direct = direct  # between this frame and the error lies no code but torch's
+        # The code of a cell or file itself, not of a function.
         self.at_top = not frame.f_code.co_flags & inspect.CO_OPTIMIZED
         found = _executing(tb, timed)
         self.source: str = found.source.text
+        # Its nodes know their `parent`; None where there is no source.
         self.tree: ast.Module | None = found.source.tree
         self._node = found.node
 

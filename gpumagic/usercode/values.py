@@ -26,13 +26,7 @@ _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 
 
 class Scope:
-    """The names that the code of one frame sees.
-
-    Parameters
-    ----------
-    local, outer : mapping
-        A frame's own names, and the global ones.
-    """
+    """The names that the code of one frame sees: its own, and the global ones."""
 
     def __init__(self, local: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
         self.local = local

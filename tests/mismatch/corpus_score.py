@@ -49,8 +49,8 @@ def score(files):
         if snippet.withheld:
             result.note("rightly withheld", fix is None, snippet)
         else:
-            mended = fix is not None and run(fix.apply(snippet.code)) is None
-            result.note("fix runs", mended, snippet)
+            fixed = fix is not None and run(fix.apply(snippet.code)) is None
+            result.note("fix runs", fixed, snippet)
         if fix is not None and snippet.at:
             result.note("fix is at the line", fix.line == snippet.at, snippet)
     return result

@@ -9,19 +9,11 @@ from gpumagic.usercode.frames import FailedFrame
 
 @dataclass(frozen=True)
 class Climbed:
-    """The site in the outermost frame that names the same objects.
-
-    Attributes
-    ----------
-    extra : tuple of Part
-        What moves along, by its names there.
-    names : dict
-        The names there by the names where it failed, where they differ.
-    """
+    """The site in the outermost frame that names the same objects."""
 
     site: Site
-    extra: tuple[Part, ...]
-    names: dict[str, str]
+    extra: tuple[Part, ...]  # what moves along, by its names there
+    names: dict[str, str]  # the names there, by those where it failed, where they differ
 
 
 def climb(site: Site, extra: list[Part], outer: list[FailedFrame]) -> Climbed:

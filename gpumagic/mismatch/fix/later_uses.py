@@ -27,16 +27,7 @@ _ANYWHERE = words(
 
 
 def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
-    """The named tensors that the rest of the code brings together with tensors on `target`.
-
-    Parameters
-    ----------
-    frame, node
-        Where it failed.
-    odd : iterable of Part
-        What moves anyway: only what is where that was is thought of.
-    target : str
-    """
+    """The named tensors, where `odd` was, that the rest of the code brings to those on `target`."""
     odd = list(odd)
     moved: dict[str, str | None] = {part.key: target for part in odd}
     found: dict[str, Part] = {}

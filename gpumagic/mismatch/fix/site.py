@@ -19,21 +19,13 @@ _DEVICE_NAMES = (
 
 @dataclass
 class Site:
-    """A frame, the failing node there, and the operands by their names there.
-
-    Attributes
-    ----------
-    anchors : list of Part
-        All operands: one that stays may tell the device.
-    fixed : Part or None
-        What is written to, of which a copy would not do.
-    """
+    """A frame, the failing node there, and the operands by their names there."""
 
     frame: FailedFrame
     node: ast.AST
     odd: list[Part]
-    anchors: list[Part] = field(default_factory=list)
-    fixed: Part | None = None
+    anchors: list[Part] = field(default_factory=list)  # one that stays may tell the device
+    fixed: Part | None = None  # what is written to, of which a copy would not do
 
 
 def parts_of(frame: FailedFrame, node: ast.AST) -> list[Part]:

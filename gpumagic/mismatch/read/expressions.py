@@ -39,17 +39,11 @@ _NO_OPERANDS = words("len int float bool str repr range print isinstance type id
 
 
 class Reader:
-    """Turns expressions into parts.
-
-    Parameters
-    ----------
-    frame : FailedFrame
-    moved : mapping, optional
-        Expressions whose device is taken for another than it is: the device, or None for unknown.
-    """
+    """Turns the expressions of a frame into parts."""
 
     def __init__(self, frame: FailedFrame, moved: Mapping[str, str | None] | None = None) -> None:
         self.scope, self.text = frame.scope, frame.text
+        # Expressions taken to be elsewhere than they are: their device, or None for unknown.
         self.moved = moved if moved is not None else {}
 
     def part(self, node: ast.expr) -> Part | None:

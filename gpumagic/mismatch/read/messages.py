@@ -1,4 +1,4 @@
-"""Which errors are about devices, in the words of PyTorch 2.6 to 2.15.
+"""Tell which errors are about devices, in the words of PyTorch 2.6 to 2.15.
 
 The text says which kind of error it is and often which devices it is about; who is to blame is
 never taken from it.
@@ -10,19 +10,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Message:
-    """What the text of an error tells.
+    """What the text of an error tells."""
 
-    Attributes
-    ----------
-    kind : str
-        ``"mixed"``, ``"index"``, ``"numpy"``, ``"generator"``, ``"load"``, ``"host"`` (an argument
-        that must be on the CPU) or ``"steps"`` (an optimizer's counters).
-    devices : frozenset of str
-        The devices that it names: ``"cuda:0"``, ``"cpu"``, or ``"cuda"`` where it has no number.
-    text : str
-    """
-
+    # mixed, index, numpy, generator, load, host (an argument that must be on the CPU) or steps (an
+    # optimizer's counters)
     kind: str
+    # "cuda:0", "cpu", or "cuda" where it has no number
     devices: frozenset[str] = frozenset()
     text: str = field(default="", repr=False)
 

@@ -1,4 +1,4 @@
-"""One operand of an expression, and a value described as one."""
+"""Describe a value as an operand of an expression: where it is, how large, what it holds."""
 
 import ast
 from dataclasses import dataclass, field, replace
@@ -23,33 +23,18 @@ def canonical(text: str) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """One operand.
-
-    Attributes
-    ----------
-    text : str
-        As in the user's code.
-    kind : str
-        ``"tensor"``, ``"module"``, ``"generator"``, ``"group"`` (a container of
-        tensors), ``"made"`` (a result that has gone) or ``"unknown"``.
-    devices : tuple of str
-        Most bytes first; empty where unknown.
-    scalar : bool
-        A tensor of no dimensions on the CPU, which may meet any device.
-    factory : bool
-        Made by a call that takes `device=`.
-    """
+    """One operand."""
 
     node: ast.expr
-    text: str
-    kind: str
-    devices: tuple[str, ...] = ()
+    text: str  # as in the user's code
+    kind: str  # tensor, module, generator, group (of tensors), made (it has gone) or unknown
+    devices: tuple[str, ...] = ()  # most bytes first; none where not known
     nbytes: int | None = None
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
     about: str = ""
-    scalar: bool = False
-    factory: bool = False
+    scalar: bool = False  # of no dimensions on the CPU, so that it may meet any device
+    factory: bool = False  # made by a call that takes `device=`
     items: tuple["Part", ...] = ()
     value: Any = field(default=None, repr=False, compare=False)
 

@@ -18,26 +18,13 @@ _WITH_DEVICE = ("tensor", "made", "module")
 
 @dataclass(frozen=True)
 class Operation:
-    """One operator or call of the user's code.
-
-    Attributes
-    ----------
-    node : ast.AST
-    parts : tuple of Part
-        Its operands; groups not taken apart.
-    fixed : Part or None
-        The operand that is written to, and so stays where it is.
-    calls_module : bool
-        Whether it calls a module, or a method of one.
-    indices : tuple of Part
-        Operands that index another, which may be on the CPU.
-    """
+    """One operator or call of the user's code."""
 
     node: ast.AST
-    parts: tuple[Part, ...]
-    fixed: Part | None = None
-    calls_module: bool = False
-    indices: tuple[Part, ...] = ()
+    parts: tuple[Part, ...]  # its operands; groups not taken apart
+    fixed: Part | None = None  # what is written to, and so stays where it is
+    calls_module: bool = False  # or a method of one
+    indices: tuple[Part, ...] = ()  # operands that index another, which may be on the CPU
 
 
 def operation(node: ast.AST, reader: Reader) -> Operation | None:
@@ -122,18 +109,12 @@ def _receiver(func: ast.Attribute, reader: Reader) -> Part | None:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Operands that are not on one device.
-
-    Attributes
-    ----------
-    leaves : tuple of Part
-        Every operand whose device is known, groups taken apart.
-    """
+    """Operands that are not on one device."""
 
     frame: FailedFrame
     reader: Reader
     operation: Operation
-    leaves: tuple[Part, ...]
+    leaves: tuple[Part, ...]  # every operand whose device is known, groups taken apart
 
 
 def conflict(frame: FailedFrame, message: Message) -> Conflict | None:
