@@ -98,9 +98,8 @@ class Calls(TorchFunctionMode):
                 return func(constant, *args[1:])
         value = _host_value(frame)
         if value is not None:
-            return {"int": int, "index": int, "bool": bool, "float": float}.get(name, _as_it_is)(
-                value
-            )
+            kinds = {"int": int, "index": int, "bool": bool, "float": float}
+            return kinds[name](value) if name in kinds else value
         if name == "item":
             if tensor.numel() != 1:
                 with torch._C.DisableTorchFunction():
@@ -110,9 +109,6 @@ class Calls(TorchFunctionMode):
             )
         words = {"bool": "a condition on a tensor", "index": "a tensor as a size or an index"}
         raise Stopped(f"{words.get(name, f'{name}() of a tensor')} depends on data")
-
-    def tolist(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
-        return self.list_of(args[0], frame)
 
     def list_of(self, tensor: Any, frame: Any) -> Any:
         """The nested list of a tensor's elements."""
@@ -148,18 +144,6 @@ class Calls(TorchFunctionMode):
             )
         raise Stopped("an array of a tensor's values depends on data")
 
-    def set_data(self, func: Any, args: Any, kwargs: Any, frame: Any) -> None:
-        set_data(args[0], args[1])
-
-    def pinned(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
-        return args[0].clone()
-
-    def not_pinned(self, func: Any, args: Any, kwargs: Any, frame: Any) -> bool:
-        return False
-
-    def itself(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
-        return args[0]
-
     def contents(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         raise Stopped(f"{_NAMES[func]}() of a tensor depends on data")
 
@@ -177,10 +161,6 @@ _SCALES = frozenset(
 )
 
 
-def _as_it_is(value: float) -> float:
-    return value
-
-
 def _nested(shape: Any) -> Any:
     if not shape:
         return NotKnown("an element of a list")
@@ -193,13 +173,13 @@ _BY_NAME: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("__repr__", "__str__", "__format__"), Calls.shown),
     **dict.fromkeys(("numpy", "__array__"), Calls.numpy),
     **dict.fromkeys(("__reduce_ex__", "__dlpack__", "__contains__", "data_ptr"), Calls.contents),
-    "tolist": Calls.tolist,
-    "pin_memory": Calls.pinned,
-    "is_pinned": Calls.not_pinned,
-    "share_memory_": Calls.itself,
+    "tolist": lambda calls, func, args, kwargs, frame: calls.list_of(args[0], frame),
+    "pin_memory": lambda calls, func, args, kwargs, frame: args[0].clone(),
+    "is_pinned": lambda calls, func, args, kwargs, frame: False,
+    "share_memory_": lambda calls, func, args, kwargs, frame: args[0],
 }
 _ANSWERS = {
     getattr(Tensor, name): answer for name, answer in _BY_NAME.items() if hasattr(Tensor, name)
 }
 _NAMES = {getattr(Tensor, n): n.strip("_") for n in _BY_NAME if hasattr(Tensor, n)}
-_ANSWERS[Tensor.data.__set__] = Calls.set_data  # type: ignore[attr-defined]
+_ANSWERS[Tensor.data.__set__] = lambda calls, func, args, *_: set_data(*args)  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ else has, so that a dry run would hold both at once. Here it is said which these
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -35,9 +35,10 @@ Replaced = tuple[Any, bool] | None
 
 
 class Composites:
-    """Knows, while it is installed, when a result takes the place of its operator's first argument.
+    """Knows when a result takes the place of its operator's first argument.
 
-    `made` says how many storages were made so far.
+    It stands in front of those composites for as long as it lives. `made` says how many storages
+    were made so far.
     """
 
     def __init__(self, made: Callable[[], int]) -> None:
@@ -47,13 +48,10 @@ class Composites:
         self._node: Any = None
         self._before = 0  # storages that there were when the node began
 
-    def install(self, stack: ExitStack) -> None:
-        """Stand in front of those composites until `stack` closes."""
-        library = torch.library.Library("aten", "IMPL")
-        stack.callback(library._destroy)
+        self._library = torch.library.Library("aten", "IMPL")
         for name in _IN_PLACE:
             for key in ("AutogradCPU", "AutogradCUDA"):
-                library.impl(name, self._kernel(getattr(aten, name).default), key)
+                self._library.impl(name, self._kernel(getattr(aten, name).default), key)
 
     def _kernel(self, op: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:

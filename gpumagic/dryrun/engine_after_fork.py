@@ -8,14 +8,15 @@ Guarantees: this process is only read; the flag is known by the backward pass th
 """
 
 import ctypes
-import re
+import itertools
 from functools import lru_cache
 
 import torch
 
+from gpumagic.dryrun.shared_with_parent import mappings
+
 _LIBRARY = "libtorch_cpu.so"
 _PAGE, _MOST = 4096, 16 * 2**20
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+)\s*(.*)")
 
 
 def flags() -> bytes:
@@ -66,21 +67,10 @@ def _variables() -> tuple[int, int]:
 
     The anonymous memory right behind the last part of the library that is mapped from its file.
     """
-    end = 0
-    try:
-        with open("/proc/self/maps") as maps:
-            for line in maps:
-                mapping = _MAPPING.match(line)
-                if mapping is None:
-                    continue
-                first, last = int(mapping[1], 16), int(mapping[2], 16)
-                if mapping[5].endswith(_LIBRARY):
-                    end = last
-                elif end and first == end and mapping[3].startswith("rw") and mapping[4] == "0":
-                    # They begin in the last page of what is mapped.
-                    return first - _PAGE, min(last - first, _MOST) + _PAGE
-                elif end and first > end:
-                    break
-    except OSError:  # not on Linux
-        pass
+    parts = mappings()
+    for before, after in itertools.pairwise(parts):
+        follows = before.start + before.size == after.start and not after.path
+        if before.path.endswith(_LIBRARY) and follows and after.access.startswith("rw"):
+            # They begin in the last page of what is mapped.
+            return after.start - _PAGE, min(after.size, _MOST) + _PAGE
     return 0, 0

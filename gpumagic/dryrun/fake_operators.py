@@ -3,7 +3,6 @@
 Guarantees: what torch says depends on data ends the run.
 """
 
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -37,11 +36,6 @@ class Operators(TorchDispatchMode):
         self.count = 0
         self._held, self._crossings = held, crossings
         self._composites = Composites(lambda: held.made)
-
-    def install(self, stack: ExitStack) -> None:
-        """Come into force until `stack` closes."""
-        self._composites.install(stack)
-        stack.enter_context(self)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

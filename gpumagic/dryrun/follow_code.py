@@ -8,7 +8,7 @@ import signal
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -81,12 +81,9 @@ class _Following:
         inherited.all_of([*subject.reads, *subject.namespace.items()])
         self._held.begin()
         go = subject.prepare(self.note)
-        with ExitStack() as stack:
-            calls = Calls(inherited.fake, self._crossings)
-            patches.install(mode, calls, self.note, self._waited, before.virtual)
-            for layer in (calls, mode):
-                stack.enter_context(layer)
-            self._operators.install(stack)
+        calls = Calls(inherited.fake, self._crossings)
+        patches.install(mode, calls, self.note, self._waited, before.virtual)
+        with calls, mode, self._operators:
             confinement.begin()
             with self._caught():
                 if self._target is not None:

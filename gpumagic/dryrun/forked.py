@@ -103,5 +103,5 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
 
 def _where(fault: faults.Fault) -> str:
     """The error and the line of ours that it came from."""
-    lines = fault.traceback.strip().splitlines()[-2:-1]
-    return " ".join([fault.error, *(line.strip() for line in lines)])
+    lines = [line.strip() for line in fault.traceback.splitlines()]
+    return " ".join([fault.error, *[line for line in lines if line.startswith("File ")][-1:]])

@@ -4,7 +4,6 @@ Each has a reason: fakes are no plain tensors to it, it would start processes or
 memory, or it would write a file. Only for a child that will end by itself: nothing is undone.
 """
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 import torch._meta_registrations
 import torch.utils.data
-from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -39,7 +37,8 @@ def install(
     replaced: list[tuple[Any, str, Any]] = [
         (fake_tensor, "init_gpu_context", _nothing),
         (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),
-        (nn.Module, "_apply", _apply(nn.Module._apply)),
+        # How `Module.to` and its kin give a fake parameter its new data: torch's own way fails.
+        (torch.utils, "swap_tensors", set_data),
         (UninitializedParameter, "__new__", new_lazy(mode, LazyParameter)),
         (UninitializedBuffer, "__new__", new_lazy(mode, LazyBuffer)),
         (DataLoader, "_get_iterator", _one_process),
@@ -92,28 +91,3 @@ def _one_process(loader: Any) -> Any:
         return _SingleProcessDataLoaderIter(loader)
     finally:
         words.update(before)
-
-
-def _apply(real: Callable[..., Any]) -> Callable[..., Any]:
-    """`Module.to`, `.cuda`, `.half` …: torch swaps the parameters of fakes, which fails."""
-
-    @functools.wraps(real)
-    def apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        own = [*self._parameters.values(), *self._buffers.values()]
-        if any(t is not None and not isinstance(t, FakeTensor) for t in own):
-            return real(self, fn, recurse)
-        if recurse:
-            for module in self.children():
-                module._apply(fn)
-        for parameter in self._parameters.values():
-            if parameter is not None:
-                with torch.no_grad():
-                    set_data(parameter, fn(parameter))
-                    if parameter.grad is not None:
-                        set_data(parameter.grad, fn(parameter.grad))
-        for name, buffer in self._buffers.items():
-            if buffer is not None:
-                self._buffers[name] = fn(buffer)
-        return self
-
-    return apply

@@ -4,7 +4,6 @@ Guarantees: one answer, also where the copy had to be killed; nothing of this pr
 """
 
 import importlib
-import os
 from collections.abc import Callable
 
 from gpumagic.device import Device
@@ -30,7 +29,7 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
     """
     if _following:
         raise GpuError("a dry run is under way, and follows no other")
-    _load_torch()
+    importlib.import_module("torch._dynamo")  # else each copy would load it anew
     device = subject.device
     before = measure(None if device is None else as_torch(device))
     outer, flags = placement(), engine_after_fork.flags()
@@ -50,14 +49,6 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
     except Overdue:
         return _nothing_known(device, subject.limit)
     return result
-
-
-def _load_torch() -> None:
-    """Load the rest of torch here, else each copy would do so anew."""
-    environment = set(os.environ)
-    importlib.import_module("torch._dynamo")
-    for name in os.environ.keys() - environment:  # where a compiler would keep its files
-        del os.environ[name]
 
 
 def _nothing_known(device: Device | None, limit: float) -> DryRun:

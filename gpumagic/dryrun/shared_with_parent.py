@@ -10,9 +10,20 @@ import mmap
 import os
 import re
 import stat
+from typing import NamedTuple
 
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) \S+ \d+\s*(.*)")
 _PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0  # MAP_FIXED
+
+
+class Mapping(NamedTuple):
+    """A stretch of this process's memory."""
+
+    start: int
+    size: int
+    access: str  # such as "rw-p": read, write, execute; private or shared
+    offset: int
+    path: str
 
 
 def detach(keep: int) -> None:
@@ -21,8 +32,9 @@ def detach(keep: int) -> None:
     for descriptor in _open_descriptors():
         if descriptor not in (keep, nowhere):
             _detach_descriptor(descriptor, nowhere)
-    for mapping in _shared_mappings():
-        _make_private(*mapping)
+    for mapping in mappings():
+        if mapping.access.startswith("rw") and mapping.access.endswith("s"):
+            _make_private(mapping)
 
 
 def _open_descriptors() -> list[int]:
@@ -46,21 +58,22 @@ def _detach_descriptor(descriptor: int, nowhere: int) -> None:
         os.dup2(nowhere, descriptor, inheritable=False)
 
 
-def _shared_mappings() -> list[tuple[int, int, int, str]]:
-    """Start, size, offset and path of all memory that is shared and can be written."""
+def mappings() -> list[Mapping]:
+    """The memory of this process, in the order of its addresses; empty where it cannot be known."""
     try:
         with open("/proc/self/maps") as file:
             found = [_MAPPING.match(line) for line in file]
     except OSError:
         return []
     return [
-        (int(m[1], 16), int(m[2], 16) - int(m[1], 16), int(m[4], 16), m[5])
+        Mapping(int(m[1], 16), int(m[2], 16) - int(m[1], 16), m[3], int(m[4], 16), m[5])
         for m in found
-        if m is not None and m[3].startswith("rw") and m[3].endswith("s")
+        if m is not None
     ]
 
 
-def _make_private(start: int, size: int, offset: int, path: str) -> None:
+def _make_private(mapping: Mapping) -> None:
+    start, size, _, offset, path = mapping
     if path.startswith("/dev/") and not path.startswith(("/dev/shm/", "/dev/zero")):
         return  # a device's own
     remap = ctypes.CDLL(None, use_errno=True).mmap

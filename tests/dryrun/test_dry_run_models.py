@@ -257,10 +257,13 @@ def inference(net, *args):
     return net(*args)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [m if n % 2 == 0 else pytest.param(m, marks=pytest.mark.slow) for n, m in enumerate(MODELS)],
-)
+def few(one_of):
+    """One of so many models each time, all of them with -m slow."""
+    slow = pytest.mark.slow
+    return [m if n % one_of == 0 else pytest.param(m, marks=slow) for n, m in enumerate(MODELS)]
+
+
+@pytest.mark.parametrize("model", few(3))
 def test_training(model):
     torch.manual_seed(0)
     make, args = MODELS[model]
@@ -268,12 +271,8 @@ def test_training(model):
     check(train, net, torch.optim.AdamW(net.parameters()), *args())
 
 
-# Every third of them each time, and all with -m slow.
 @pytest.mark.parametrize("way", [without_gradients, inference])
-@pytest.mark.parametrize(
-    "model",
-    [m if n % 3 == 0 else pytest.param(m, marks=pytest.mark.slow) for n, m in enumerate(MODELS)],
-)
+@pytest.mark.parametrize("model", few(7))
 def test_inference(model, way):
     make, args = MODELS[model]
     check(way, make().eval(), *args())

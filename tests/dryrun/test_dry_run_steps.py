@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import gpumagic
 
 pytestmark = pytest.mark.usefixtures("gpus")
+SLOW = pytest.mark.slow
 
 
 def mlp(width=256, out=10):
@@ -194,7 +195,9 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "loss", [n if n in ("mse", "smoothed") else pytest.param(n, marks=SLOW) for n in LOSSES]
+)
 def test_losses(loss):
     def step(net, x, y):
         for _ in range(2):
@@ -216,10 +219,13 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize(
     "options",
-    [{}, pytest.param({"foreach": False}, marks=pytest.mark.slow)],
+    [{}, pytest.param({"foreach": False}, marks=SLOW)],
     ids=["as it is", "one by one"],
 )
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    [n if n in ("adagrad", "nadam") else pytest.param(n, marks=SLOW) for n in OPTIMIZERS],
+)
 def test_optimizers(optimizer, options):
     def step(net, opt, x):
         for _ in range(2):

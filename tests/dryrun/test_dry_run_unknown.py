@@ -2,36 +2,34 @@
 
 import sys
 
-import pytest
 from dry_runs import assigned, dry, ended
 
+ENDS = {
+    "if X.sum() > 0: pass": "a condition on a tensor depends on data",
+    "if X.sum().item() > 0: pass": "a condition on .item() depends on data",
+    "k = X[X > 0]": "an index of booleans depends on data",
+    "k = X.nonzero()": "nonzero depends on data",
+    "k = y.unique()": "unique depends on data",
+    "k = torch.zeros(y.max().item())": "zeros with .item() depends on data",
+    "k = X[: y[0].item()]": "the value of .item() depends on data",
+    "k = X[y[0].item()]": "__getitem__ with .item() depends on data",
+    "k = float(X.sum())": "float() of a tensor depends on data",
+    "k = X.cpu().numpy()": "an array of a tensor's values depends on data",
+    "k = {v: 1 for v in y.tolist()}": "a key that is an element of a list depends on data",
+    "k = open('file', 'w')": "writing to 'file': a dry run writes no file",
+    "import subprocess; subprocess.run(['ls'])": "starting a program: a dry run does not",
+    "os.mkdir('folder')": "making a folder: a dry run does not",
+    "input()": "asking for input: a dry run does not",
+    "k = torch.equal(X, X)": "equal depends on data",
+}
 
-@pytest.mark.parametrize(
-    ("statement", "reason"),
-    [
-        ("if X.sum() > 0: pass", "a condition on a tensor depends on data"),
-        ("if X.sum().item() > 0: pass", "a condition on .item() depends on data"),
-        ("k = X[X > 0]", "an index of booleans depends on data"),
-        ("k = X.nonzero()", "nonzero depends on data"),
-        ("k = y.unique()", "unique depends on data"),
-        ("k = torch.zeros(y.max().item())", "zeros with .item() depends on data"),
-        ("k = X[: y[0].item()]", "the value of .item() depends on data"),
-        ("k = X[y[0].item()]", "__getitem__ with .item() depends on data"),
-        ("k = float(X.sum())", "float() of a tensor depends on data"),
-        ("k = X.cpu().numpy()", "an array of a tensor's values depends on data"),
-        ("k = {v: 1 for v in y.tolist()}", "a key that is an element of a list depends on data"),
-        ("k = open('file', 'w')", "writing to 'file': a dry run writes no file"),
-        ("import subprocess; subprocess.run(['ls'])", "starting a program: a dry run does not"),
-        ("os.mkdir('folder')", "making a folder: a dry run does not"),
-        ("input()", "asking for input: a dry run does not"),
-        ("k = torch.equal(X, X)", "equal depends on data"),
-    ],
-)
-def test_it_ends_where_data_decides(notebook, statement, reason):
-    result = dry(notebook, f"before = X + 1\n{statement}\nafter = 1")
-    assert ended(result) == (3, reason)
-    assert set(assigned(result)) - {"subprocess"} == {"before"}
-    assert f"ended at line 3: {reason} · {statement}" in str(result)
+
+def test_it_ends_where_data_decides(notebook):
+    for statement, reason in ENDS.items():
+        result = dry(notebook, f"before = X + 1\n{statement}\nafter = 1")
+        assert ended(result) == (3, reason)
+        assert set(assigned(result)) - {"subprocess"} == {"before"}
+        assert f"ended at line 3: {reason} · {statement}" in str(result)
 
 
 def test_nothing_of_the_users_can_swallow_the_end(notebook):

@@ -18,6 +18,7 @@ import kernels
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # what that sets is its own
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
