@@ -61,7 +61,7 @@ def _parts(report: Report) -> list[str]:
         count = f"{report.batches.count} batch{'es' * (report.batches.count > 1)}"
         parts.append(f"{count}: {size(report.batches.nbytes)} copied")
     parts += [_fixed(f) for f in report.fixed]
-    if said := ledger_view.line(report.ledger, without=_SAID):
+    if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_SAID)):
         parts.append(said)
     if not report.ledger_complete:
         parts.append("its ledger is incomplete: %gpus --doctor shows why")

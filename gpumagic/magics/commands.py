@@ -24,6 +24,7 @@ from gpumagic.magics.gpuwatch import Watched
 from gpumagic.magics.mismatches import Explaining
 from gpumagic.magics.ongpu import CellHooks
 from gpumagic.magics.ongpu_line import request
+from gpumagic.magics.ongpu_magic import ongpu_magic
 from gpumagic.magics.shown_once import Once
 
 
@@ -33,9 +34,9 @@ class GpuMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.cells = CellHooks(shell, display)
-        self.once = Once(shell, self.cells.current)
         self.explaining = Explaining(shell)
+        self.cells = CellHooks(shell, display, self.explaining.explain_unshown)
+        self.once = Once(shell, self.cells.current)
         self.watched = Watched(shell, display)
 
     @no_var_expand
@@ -202,52 +203,6 @@ class GpuMagics(Magics):
             raise UsageError(f"{magic}: {error}") from None
 
 
-def _cell_magic(cells: CellHooks) -> Any:
-    @no_var_expand
-    def ongpu(line: str, cell: str) -> Any:
-        """Run this cell on one device.
-
-        New tensors and modules are made there, a bare "cuda" means that GPU, batches of a
-        DataLoader land there, and the tensors, modules and optimizers that the cell reads are
-        brought there first, each staying the object it is. An explicit `device=` wins. A line
-        under the cell says what moved, how long it took and the peak memory.
-
-        Usage::
-
-            %%ongpu WHERE [--no-move] [--quiet] [--report] [--strict] [--fix] [--dry-run]
-
-            WHERE        1   cuda:1   gpu:1   /gpu:1   cuda   cpu   mps   GPU-4f2a…
-                         free   the GPU with the most free memory
-                         1?     GPU 1, or else the CPU, and say so
-            --no-move    leave variables and batches where they are
-            --quiet      no report; gpumagic.last_report() has it
-            --report     with a table of the copies between devices and the waits, by line, with
-                         advice
-            --strict     the first copy or wait that is implicit (no device is named: .item(),
-                         print, a mask, an index on the CPU) is an error at its line
-            --fix        bring operands on several devices to where most bytes are, and say so
-            --dry-run    compute nothing and change nothing: say what the cell would assign, copy
-                         and need in memory, and where it would fail
-
-        Examples::
-
-            %%ongpu 1
-            net = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 10))
-            loss = F.cross_entropy(net(X), y)      # X and y are brought to cuda:1
-
-            %%ongpu free
-            %%time
-            train(net, loader)
-
-        Peak memory is counted from the start of the cell, as after
-        `torch.cuda.reset_peak_memory_stats()`. For all cells from now on: `%ongpu 1`. In a
-        program: `with gpumagic.on(1):`.
-        """
-        return cells.run_magic(line, cell)
-
-    return ongpu
-
-
 _loaded: WeakKeyDictionary[Any, GpuMagics] = WeakKeyDictionary()
 
 
@@ -257,8 +212,8 @@ def load(shell: Any) -> None:
         return
     magics = _loaded[shell] = GpuMagics(shell)
     shell.register_magics(magics)
-    shell.register_magic_function(_cell_magic(magics.cells), "cell", "ongpu")
-    magics.explaining.install()  # before the cells: what a device's name means, it means until then
+    shell.register_magic_function(ongpu_magic(magics.cells), "cell", "ongpu")
+    magics.explaining.install()
     magics.cells.install()
     magics.once.install()
     shell.Completer.custom_matchers.append(complete_where)
@@ -285,13 +240,8 @@ def unload(shell: Any) -> None:
     faults.forget()
     shell.Completer.custom_matchers.remove(complete_where)
     manager = shell.magics_manager
-    for kind, name in (
-        ("line", "gpus"),
-        ("line", "ongpu"),
-        ("line", "gpuwatch"),
-        ("line", "gputime"),
-        ("cell", "ongpu"),
-        ("cell", "gputime"),
-    ):
-        manager.magics[kind].pop(name, None)
+    manager.magics["cell"].pop("ongpu", None)
+    for kind, ours in magics.magics.items():
+        for name in ours:
+            manager.magics[kind].pop(name, None)
     manager.registry.pop(type(magics).__name__, None)

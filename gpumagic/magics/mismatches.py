@@ -25,7 +25,6 @@ class Explaining:
         self._original = self.shell.showtraceback
         self._active = True
         self.shell.showtraceback = self._showtraceback
-        self.shell.events.register("post_run_cell", self._post_run_cell)
 
     def uninstall(self) -> None:
         self._active = False  # another tool may have kept our method, and call it
@@ -33,7 +32,6 @@ class Explaining:
             del self.shell.showtraceback
             if self.shell.showtraceback != self._original:
                 self.shell.showtraceback = self._original
-        self.shell.events.unregister("post_run_cell", self._post_run_cell)
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> Any:
         error = exc_tuple[1] if isinstance(exc_tuple, tuple) and len(exc_tuple) > 1 else None
@@ -43,10 +41,10 @@ class Explaining:
         finally:
             self._explain(error)
 
-    def _post_run_cell(self, result: Any = None) -> None:
-        # A tool that shows tracebacks its own way does not come through here.
-        error = getattr(result, "error_in_exec", None)
-        if error is not None and id(error) != self._shown:
+    def explain_unshown(self, error: BaseException) -> None:
+        """Explain the error that ended a cell, if its traceback was not shown through here."""
+        # A tool may show tracebacks its own way.
+        if id(error) != self._shown:
             self._explain(error)
         self._shown = 0
 

@@ -6,31 +6,62 @@ The line becomes a string on the cell's first line (so every line keeps its numb
 """
 
 import ast
+import re
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
+from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
 
 from gpumagic import faults
 from gpumagic.errors import GpuError, torch_needed
-from gpumagic.magics.ongpu_line import (
-    Request,
-    after_future_imports,
-    is_timed,
-    marker,
-    request,
-    transform,
-)
+from gpumagic.magics.ongpu_line import Request, after_future_imports, is_timed, request
 
 if TYPE_CHECKING:
     from gpumagic.cell.run import Run
 
 
+_LINE = re.compile(r"%%ongpu(?!\w|\s*\?)")
+# `%ongpu cuda?` would be taken for a question about `cuda`.
+_FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
+
+
+def transform(lines: list[str]) -> list[str]:
+    """Turn a leading `%%ongpu …` line into a string; leave every other cell as it is."""
+    first = next((n for n, line in enumerate(lines) if line.strip()), None)
+    if first is None:
+        return lines
+    line, rest = lines[first], lines[first + 1 :]
+    if match := _FALLBACK_LINE.match(line):
+        call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"
+        return [*lines[:first], call, *rest]
+    if not _LINE.match(line) or not "".join(rest).strip():
+        return lines  # an empty cell is the cell magic's to refuse
+    below = leading_empty_lines(list(rest))
+    if below[0].startswith("%%"):
+        # IPython sees a cell magic on the first line only. Its body counts its own lines.
+        rest = transform(cell_magic(below))
+        return [*lines[:first], f"{line.strip()!r}; {rest[0]}", *rest[1:]]
+    return [*lines[:first], f"{line.strip()!r}\n", *rest]
+
+
+# check_complete leaves such transformers out, and so asks for more lines as after any %%magic.
+transform.has_side_effects = True  # type: ignore[attr-defined]
+
+
+def _marker(node: ast.stmt) -> str | None:
+    """The text of a `%%ongpu` line that `transform` left in the tree."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    text = value.value if isinstance(value, ast.Constant) else None
+    return text if isinstance(text, str) and _LINE.match(text) else None
+
+
 @dataclass
-class _Cell:
+class RunningCell:
     """A cell that IPython is running: its tree, and the run that began in it."""
 
     tree: ast.AST | None = None
@@ -47,13 +78,21 @@ class CellHooks:
     shell : InteractiveShell
     show : callable
         Shows a `Report`, or a dry run, under the cell.
+    failed : callable
+        Called with an error that ended a cell, before its placement ends.
     """
 
-    def __init__(self, shell: Any, show: Callable[[Any], object]) -> None:
+    def __init__(
+        self,
+        shell: Any,
+        show: Callable[[Any], object],
+        failed: Callable[[BaseException], object],
+    ) -> None:
         self.shell = shell
         self.standing: Request | None = None
         self.standing_on = ""
         self._show = show
+        self._failed = failed
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
 
     # -- installing
@@ -75,23 +114,23 @@ class CellHooks:
         _installed.pop(id(self), None)
 
     @property
-    def _stack(self) -> list[_Cell]:
-        stack: list[_Cell] = self._threads.__dict__.setdefault("stack", [])
+    def stack(self) -> list[RunningCell]:
+        stack: list[RunningCell] = self._threads.__dict__.setdefault("stack", [])
         return stack
 
-    def current(self) -> _Cell | None:
+    def current(self) -> RunningCell | None:
         """The innermost cell that runs on this thread."""
-        return self._stack[-1] if self._stack else None
+        return self.stack[-1] if self.stack else None
 
     # -- what IPython calls
     def _pre_run_cell(self, info: object) -> None:
-        self._stack.append(_Cell())
+        self.stack.append(RunningCell())
 
     def visit(self, tree: ast.Module) -> ast.Module:
         """As an AST transformer: put the call that begins the run into the tree."""
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
-        found = next(((n, text) for n, node in enumerate(body) if (text := marker(node))), None)
+        found = next(((n, text) for n, node in enumerate(body) if (text := _marker(node))), None)
         if found is not None:
             n, text = found
             body[n] = self._call(text, body[n])
@@ -114,11 +153,13 @@ class CellHooks:
 
     def _post_run_cell(self, result: Any = None) -> None:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
-        if (raw is not None and not raw.strip()) or not self._stack:
+        if (raw is not None and not raw.strip()) or not self.stack:
             return  # IPython announces the end of an empty cell, but not its start
-        cell = self._stack.pop()
-        error = getattr(result, "error_in_exec", None) or getattr(result, "error_before_exec", None)
-        self._finish(cell, error)
+        cell = self.stack.pop()
+        error = getattr(result, "error_in_exec", None)
+        if error is not None:
+            self._failed(error)
+        self.finish(cell, error or getattr(result, "error_before_exec", None))
         while faults.untold:
             print(f"{faults.untold.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 
@@ -141,7 +182,7 @@ class CellHooks:
             return None
         try:
             if asked.dry_run:
-                return self._dry_run(cell, asked, file)
+                return self.dry_run(cell, asked, file)
             return self.place(cell, asked)
         except GpuError as error:
             if asked.standing and cell.gone:
@@ -150,13 +191,10 @@ class CellHooks:
                 raise UsageError(f"{error}; %ongpu {asked.where} has ended") from None
             raise UsageError(f"{'%' if asked.standing else '%%'}ongpu: {error}") from None
 
-    def place(self, cell: _Cell, asked: Request) -> None:
+    def place(self, cell: RunningCell, asked: Request) -> None:
         """Begin a run for `cell`, ending the one that it has. Raises `GpuError`."""
-        with torch_needed("%%ongpu"):
-            from gpumagic.cell.run import Run
-            from gpumagic.placement.torch_devices import find
-            from gpumagic.usercode.names import names_read
-        self._finish(cell, None)
+        Run, find, names_read = _engine()
+        self.finish(cell, None)
         cell.gone = True
         device = find(asked.where)
         cell.gone = False
@@ -174,7 +212,7 @@ class CellHooks:
         cell.request = asked
         cell.run.start()
 
-    def _dry_run(self, cell: _Cell, asked: Request, file: str) -> Any:
+    def dry_run(self, cell: RunningCell, asked: Request, file: str) -> Any:
         with torch_needed("%%ongpu"):
             from gpumagic.dryrun import dry_run_in_shell
         result = dry_run_in_shell(self.shell, cell.tree, file, asked.where, move=asked.move)
@@ -183,7 +221,7 @@ class CellHooks:
             return None
         return result
 
-    def _finish(self, cell: _Cell, error: BaseException | None) -> None:
+    def finish(self, cell: RunningCell, error: BaseException | None) -> None:
         run, asked, cell.run, cell.request = cell.run, cell.request, None, None
         if run is None or asked is None:
             return
@@ -192,41 +230,10 @@ class CellHooks:
             self._show(report)
 
     # -- what the magics call
-    def run_magic(self, line: str, text: str) -> Any:
-        """`run_cell_magic("ongpu", line, text)`: the value is that of the last expression."""
-        asked = request(line)
-        if not text.strip():
-            raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
-        code = self.shell.transform_cell(text)
-        name = self.shell.compile.cache(code, raw_code=text)
-        tree = self.shell.transform_ast(self.shell.compile.ast_parse(code, filename=name))
-        cell = _Cell(tree)
-        self._stack.append(cell)
-        error: BaseException | None = None
-        try:
-            if asked.dry_run:
-                return self._dry_run(cell, asked, name)
-            self.place(cell, asked)
-            *body, last = tree.body
-            value = last.value if isinstance(last, ast.Expr) else None
-            if value is None:
-                body.append(last)
-            exec(compile(ast.Module(body, []), name, "exec"), self.shell.user_ns)
-            if value is not None:
-                return eval(compile(ast.Expression(value), name, "eval"), self.shell.user_ns)
-        except GpuError as refused:
-            raise UsageError(f"%%ongpu: {refused}") from None
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self._stack.remove(cell)
-            self._finish(cell, error)
-
     def stand(self, asked: Request) -> None:
         """Place the rest of the running cell and every cell after it."""
         standing = replace(asked, standing=True)
-        cell = self.current() or _Cell()
+        cell = self.current() or RunningCell()
         self.place(cell, standing)
         self.standing, self.standing_on = standing, cell.run.device.label if cell.run else ""
 
@@ -242,20 +249,30 @@ class CellHooks:
         if cell and cell.request and not cell.request.standing:
             raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
         if cell:
-            self._finish(cell, None)
+            self.finish(cell, None)
 
     def end_standing(self) -> None:
         """Forget the standing placement, and end it for the running cell."""
         self.standing = None
         cell = self.current()
         if cell and cell.request and cell.request.standing:
-            self._finish(cell, None)
+            self.finish(cell, None)
 
     def end_all(self) -> None:
         """End every placement of this thread: the devices are about to go."""
         self.standing = None
-        for cell in reversed(self._stack):
-            self._finish(cell, None)
+        for cell in reversed(self.stack):
+            self.finish(cell, None)
+
+
+@cache
+def _engine() -> Any:
+    """What needs torch: imported by the first cell that runs on a device."""
+    with torch_needed("%%ongpu"):
+        from gpumagic.cell.run import Run
+        from gpumagic.placement.torch_devices import find
+        from gpumagic.usercode.names import names_read
+    return Run, find, names_read
 
 
 def _is_dry_run(text: str) -> bool:

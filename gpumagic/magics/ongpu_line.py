@@ -1,24 +1,19 @@
-"""Read the `%%ongpu` line of a cell: as text, in the syntax tree, and what it asks for.
+"""Read what a `%%ongpu` line asks for, once for each line, and where a standing `%ongpu` applies.
 
-Everything here is pure, since IPython transforms a cell to look ahead too; a line is parsed once.
+Anything that is no such line is a `UsageError` of one line that says what to type.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import re
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from IPython.core.error import UsageError
-from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
 
 from gpumagic.magics.arguments import LineParser, parse
 
-_LINE = re.compile(r"%%ongpu(?!\w|\s*\?)")
-# `%ongpu cuda?` would be taken for a question about `cuda`.
-_FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 OPTIONS = ("--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix")
 
 
@@ -36,57 +31,6 @@ class Request:
     fix: bool = False
 
 
-# -- as text
-def transform(lines: list[str]) -> list[str]:
-    """Turn a leading `%%ongpu …` line into a string; leave every other cell as it is."""
-    first = next((n for n, line in enumerate(lines) if line.strip()), None)
-    if first is None:
-        return lines
-    line, rest = lines[first], lines[first + 1 :]
-    if match := _FALLBACK_LINE.match(line):
-        call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"
-        return [*lines[:first], call, *rest]
-    if not _LINE.match(line) or not "".join(rest).strip():
-        return lines  # an empty cell is the cell magic's to refuse
-    below = leading_empty_lines(list(rest))
-    if below[0].startswith("%%"):
-        # IPython sees a cell magic on the first line only. Its body counts its own lines.
-        rest = transform(cell_magic(below))
-        return [*lines[:first], f"{line.strip()!r}; {rest[0]}", *rest[1:]]
-    return [*lines[:first], f"{line.strip()!r}\n", *rest]
-
-
-# check_complete leaves such transformers out, and so asks for more lines as after any %%magic.
-transform.has_side_effects = True  # type: ignore[attr-defined]
-
-
-# -- in the syntax tree
-def marker(node: ast.stmt) -> str | None:
-    """The text of a `%%ongpu` line that `transform` left in the tree."""
-    value = node.value if isinstance(node, ast.Expr) else None
-    text = value.value if isinstance(value, ast.Constant) else None
-    return text if isinstance(text, str) and _LINE.match(text) else None
-
-
-def is_timed(body: list[ast.stmt]) -> bool:
-    """Whether a cell is a `%%gputime` cell, which says itself where its code runs."""
-    call = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
-    return (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and call.func.attr == "run_cell_magic"
-        and isinstance(call.args[0], ast.Constant)
-        and call.args[0].value == "gputime"
-    )
-
-
-def after_future_imports(body: list[ast.stmt]) -> int:
-    """Where a statement may stand that is to come first."""
-    future = (isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in body)
-    return max((n + 1 for n, is_future in enumerate(future) if is_future), default=0)
-
-
-# -- what it asks for
 @cache
 def _parser(magic: str) -> argparse.ArgumentParser:
     usage = f"type {magic} WHERE {' '.join(f'[{option}]' for option in OPTIONS)}"
@@ -128,3 +72,21 @@ def request(line: str, magic: str = "%%ongpu") -> Request:
         strict=args.strict,
         fix=args.fix,
     )
+
+
+def is_timed(body: list[ast.stmt]) -> bool:
+    """Whether a cell is a `%%gputime` cell, which says itself where its code runs."""
+    call = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "run_cell_magic"
+        and isinstance(call.args[0], ast.Constant)
+        and call.args[0].value == "gputime"
+    )
+
+
+def after_future_imports(body: list[ast.stmt]) -> int:
+    """Where a statement may stand that is to come first."""
+    future = (isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in body)
+    return max((n + 1 for n, is_future in enumerate(future) if is_future), default=0)

@@ -19,7 +19,7 @@ from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.placement import dataloader
-from gpumagic.placement.scope import Placement, current_placement, placement
+from gpumagic.placement.scope import Placement, in_force, placement
 
 Wrapper = Callable[..., Any]
 
@@ -58,7 +58,7 @@ def _made_elsewhere(kwargs: dict[str, Any]) -> bool:
 
 def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
     # The one hot path of a placement: its first test stands for all those below it.
-    current, frame, is_host_code = current_placement, sys._getframe, _is_host_code
+    current, frame, is_host_code = in_force.get, sys._getframe, _is_host_code
 
     @functools.wraps(make)
     def placed(*args: Any, **kwargs: Any) -> Any:

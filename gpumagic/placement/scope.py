@@ -1,9 +1,10 @@
-"""Which placement is in force in this thread or asyncio task."""
+"""Say which placement is in force in this thread or asyncio task."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 import torch
 from torch._C import _len_torch_function_stack  # the count that torch.utils._device itself uses
@@ -11,6 +12,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 
+@dataclass(slots=True, eq=False)
 class Placement:
     """One device in force, in the context (thread or asyncio task) that entered it.
 
@@ -20,48 +22,32 @@ class Placement:
         None once it was left: a task that outlives its cell must not go on placing.
     direct : torch.device or None
         The same, but None too while `overruled` might say yes: what the hot path looks at.
+    batches : bool
+        Whether batches of a `DataLoader` are brought to the device too.
+    outer : Placement or None
+        The one that holds again when this one ends.
+    modes : int
+        How many of torch's modes were in force before it.
     keywords : dict
         What the hot path passes on. The CPU needs no word where it is the default anyway: torch
         takes 0.2 µs to read one.
-    batches : bool
-        Whether batches of a `DataLoader` are brought to the device too.
+    previous_index : int or None
+        The current CUDA device before it.
+    owner : object
+        The `gpumagic.on` that entered it.
     delivered : list of int
         Bytes of each batch that a `DataLoader` brought.
     """
 
-    __slots__ = (
-        "batches",
-        "delivered",
-        "device",
-        "direct",
-        "keywords",
-        "modes",
-        "outer",
-        "owner",
-        "previous_index",
-    )
-
-    def __init__(self, device: torch.device, batches: bool = True) -> None:
-        self.device: torch.device | None = device
-        self.direct: torch.device | None = device
-        self.batches = batches
-        self.delivered: list[int] = []
-        self.outer = placement()
-        self.modes = _len_torch_function_stack()
-        implied = device.type == "cpu" and not self.modes
-        self.keywords: dict[str, torch.device] = {} if implied else {"device": device}
-        self.owner: object = None
-        self.previous_index: int | None = None
-
-    def hold(self) -> None:
-        """Come into force in this context."""
-        _current.set(self)
-
-    def end(self) -> None:
-        """Be in force no longer, in whatever context that is."""
-        self.device = self.direct = None
-        if _current.get() is self:
-            _current.set(self.outer)
+    device: torch.device | None
+    batches: bool
+    outer: "Placement | None"
+    modes: int
+    keywords: dict[str, torch.device]
+    direct: torch.device | None
+    previous_index: int | None = None
+    owner: object = None
+    delivered: list[int] = field(default_factory=list)
 
     def overruled(self) -> bool:
         """Whether the user entered a `with torch.device(...)` since: then that one decides."""
@@ -73,13 +59,13 @@ class Placement:
         return False
 
 
-_current: ContextVar[Placement | None] = ContextVar("gpumagic_placement", default=None)
-current_placement = _current.get  # it may have been left: `placement` looks further out then
+in_force: ContextVar[Placement | None] = ContextVar("gpumagic_placement", default=None)
+"""It may have been left: `placement` looks further out then."""
 
 
 def enclosing() -> Iterator[Placement]:
     """The placements that hold here, the innermost first."""
-    found = _current.get()
+    found = in_force.get()
     while found is not None:
         if found.device is not None:
             yield found
@@ -94,13 +80,13 @@ def placement() -> Placement | None:
 @contextmanager
 def suspended() -> Iterator[None]:
     """No placement within: for library code whose small tensors belong on the host."""
-    token = _current.set(None)
+    token = in_force.set(None)
     try:
         yield
     finally:
-        _current.reset(token)
+        in_force.reset(token)
 
 
 if hasattr(os, "register_at_fork"):
     # A forked worker of a DataLoader must not touch CUDA.
-    os.register_at_fork(after_in_child=lambda: _current.set(None))
+    os.register_at_fork(after_in_child=lambda: in_force.set(None))

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 import torch.overrides
 from torch import Tensor
+from torch._C import _len_torch_function_stack  # the count that torch.utils._device itself uses
 from torch.utils._device import _device_constructors
 
 from gpumagic.placement.factories import TWIN_KINDS, Wrapper, tensor_new, twins
-from gpumagic.placement.scope import Placement
+from gpumagic.placement.scope import Placement, in_force
 from gpumagic.usercode.files import is_users
 
 # torch keeps tables keyed by these very functions. Built while names are swapped, they would miss
@@ -45,7 +46,12 @@ def enter(
         Global variables of the code that will run: names that it imported from torch earlier
         (``from torch import zeros``) are placed too.
     """
-    place = Placement(device, batches)
+    outer, modes = in_force.get(), _len_torch_function_stack()
+    while outer is not None and outer.device is None:
+        outer = outer.outer
+    implied = device.type == "cpu" and not modes
+    keywords = {} if implied else {"device": device}
+    place = Placement(device, batches, outer, modes, keywords, direct=device)
     if device.type == "cuda":
         # Bare "cuda", torch.cuda.current_device() and libraries that use them mean this GPU.
         previous = torch.cuda.current_device()
@@ -56,7 +62,7 @@ def enter(
     except BaseException:
         _restore_current_device(place)
         raise
-    place.hold()
+    in_force.set(place)
     return place
 
 
@@ -64,7 +70,9 @@ def leave(place: Placement) -> None:
     """End a placement, from any context; to call it twice does no harm."""
     if place.device is None:
         return
-    place.end()
+    place.device = place.direct = None
+    if in_force.get() is place:
+        in_force.set(place.outer)
     try:
         _remove()
     finally:
@@ -227,6 +235,8 @@ def _imported_after(last: tuple[str, Any] | None) -> dict[str, Any]:
     All of them if it is there no longer: what stands at its name now came later.
     """
     found: dict[str, Any] = {}
+    if last is not None and _last_module()[1] is last[1]:
+        return found
     for name in reversed(list(sys.modules)):
         module = sys.modules.get(name)
         if last is not None and name == last[0] and module is last[1]:
