@@ -5,28 +5,11 @@ imports torch or IPython: a name imports what it needs when it is first used.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from gpumagic import virtual
-    from gpumagic.cell.report import Report
-    from gpumagic.cell.run import last_report
-    from gpumagic.device import Device
-    from gpumagic.dryrun import DryRun, dry_run
-    from gpumagic.errors import CrossDeviceWarning, GpuError
-    from gpumagic.ledger.watch import watch
-    from gpumagic.mismatch import explain
-    from gpumagic.moving.move import move
-    from gpumagic.placement.on import on
-    from gpumagic.placement.torch_devices import cpu, devices, gpu, num_gpus, try_all_gpus, try_gpu
-    from gpumagic.telemetry import take as snapshot
-    from gpumagic.timing.compare import compare, last_comparison
-    from gpumagic.timing.comparison import Comparison
-    from gpumagic.widget import monitor
-
-# Where each name is, and what it is called there if otherwise.
+# Each public name once, with its module; after a colon its name there, if that is another.
 _HOMES = {
     "Comparison": "gpumagic.timing",
     "CrossDeviceWarning": "gpumagic.errors",
@@ -49,50 +32,21 @@ _HOMES = {
     "snapshot": "gpumagic.telemetry:take",
     "try_all_gpus": "gpumagic.placement.torch_devices",
     "try_gpu": "gpumagic.placement.torch_devices",
+    "virtual": "gpumagic.virtual",
     "watch": "gpumagic.ledger.watch",
 }
-
-__all__ = [
-    "Comparison",
-    "CrossDeviceWarning",
-    "Device",
-    "DryRun",
-    "GpuError",
-    "Report",
-    "compare",
-    "cpu",
-    "devices",
-    "dry_run",
-    "explain",
-    "gpu",
-    "last_comparison",
-    "last_report",
-    "monitor",
-    "move",
-    "num_gpus",
-    "on",
-    "snapshot",
-    "try_all_gpus",
-    "try_gpu",
-    "virtual",
-    "watch",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "virtual":
-        return importlib.import_module("gpumagic.virtual")
     if name not in _HOMES:
         raise AttributeError(f"module 'gpumagic' has no attribute {name!r}")
-    try:
-        module, _, original = _HOMES[name].partition(":")
-        return getattr(importlib.import_module(module), original or name)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        from gpumagic.errors import NO_TORCH, GpuError
+    from gpumagic.errors import torch_needed
 
-        raise GpuError(NO_TORCH.format(f"gpumagic.{name}")) from None
+    module, _, original = _HOMES[name].partition(":")
+    with torch_needed(f"gpumagic.{name}"):
+        home = importlib.import_module(module)
+    return home if module == f"gpumagic.{name}" else getattr(home, original or name)
 
 
 def __dir__() -> list[str]:
