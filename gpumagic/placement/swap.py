@@ -18,6 +18,7 @@ import torch
 import torch.overrides
 from torch import Tensor
 from torch._C import _len_torch_function_stack  # the count that torch.utils._device itself uses
+from torch.jit import _builtins
 from torch.utils._device import _device_constructors
 
 from gpumagic.placement.factories import TWIN_KINDS, Wrapper, tensor_new, twins
@@ -139,6 +140,16 @@ def _remove() -> None:
 def installed() -> bool:
     """Whether the names are swapped now."""
     return _holders > 0
+
+
+def forget_twins() -> None:
+    """Take the twins out of torch's own tables too; the next placement makes them anew."""
+    with _lock:
+        if not _holders:
+            for twin in _real_of:
+                _builtins._get_builtin_table().pop(id(twin), None)
+            for known in (_swap_in, _swap_out, _twin_of, _real_of):
+                known.clear()
 
 
 def _prepare() -> None:

@@ -1,9 +1,13 @@
 """Loading, unloading, and a thousand cells: nothing is left behind or doubled."""
 
+import builtins
 import contextlib
 import gc
 import io
+import signal
+import sys
 import threading
+import warnings
 
 import pytest
 import torch
@@ -38,6 +42,63 @@ def test_unload_and_reload_leave_nothing_doubled(gpus, shell):
     assert state() == without
     assert shell.run("torch.zeros(1)").result.device.type == "cpu"
     ip.run_line_magic("load_ext", "gpumagic")
+
+
+def of_the_process():
+    """What an extension could leave behind in the process, by identity."""
+    from torch.jit import _builtins
+    from torch.overrides import _get_current_function_mode_stack
+
+    return {
+        "meta_path": list(sys.meta_path),
+        "path_hooks": list(sys.path_hooks),
+        "builtins": dict(vars(builtins)),
+        "hooks": (sys.excepthook, sys.displayhook, sys.unraisablehook, threading.excepthook),
+        "warnings": (warnings.showwarning, warnings.formatwarning),
+        "trace": (sys.gettrace(), sys.getprofile(), threading.gettrace()),
+        "signals": [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)],
+        "torch": {k: v for k, v in vars(torch).items() if callable(v)},
+        "tensor": {k: v for k, v in vars(torch.Tensor).items() if callable(v)},
+        "loader": dict(vars(torch.utils.data.DataLoader)),
+        "scripted": len(_builtins._get_builtin_table()),
+        "modes": list(_get_current_function_mode_stack()),
+        "threads": {t for t in threading.enumerate() if t.is_alive()},
+    }
+
+
+CELLS = (
+    "X = torch.ones(4)",
+    "%gpus",
+    "%ongpu 1",
+    "X + torch.zeros(4)",
+    "%ongpu off",
+    "%gpuwatch on",
+    "X.cpu()",
+    "%%ongpu 0 --fix --report\nX.cpu() + X.cuda(1)",
+    "torch.ones(2, device='cuda:0') + torch.ones(2, device='cuda:1')",
+    "%%ongpu 1 --dry-run\nY = X * 2",
+    "%gputime cpu --max-time 0.05 -- X + 1",
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_of_ours_lives_on_in_the_process(gpus, shell, monkeypatch):
+    audited = []
+    monkeypatch.setattr(sys, "addaudithook", audited.append)
+    shell.run("import torch, torch._dynamo\n%gpuwatch on\n%gpuwatch off\n%%ongpu 1\nX = torch.ones(1)")
+    shell.run("".join(CELLS[8]))  # torch's and IPython's own late imports
+    shell.ip.run_line_magic("unload_ext", "gpumagic")
+    traceback, before = shell.ip.showtraceback, of_the_process()
+    shell.ip.run_line_magic("load_ext", "gpumagic")
+    for cell in CELLS:
+        shell.run(cell)
+    shell.ip.run_line_magic("unload_ext", "gpumagic")
+    after = of_the_process()
+    for what, value in before.items():
+        assert after[what] == value, what
+    assert shell.ip.showtraceback == traceback
+    assert audited == []
+    shell.ip.run_line_magic("load_ext", "gpumagic")
 
 
 def test_two_shells(ip):
