@@ -85,8 +85,9 @@ CELLS = (
 def test_nothing_of_ours_lives_on_in_the_process(gpus, shell, monkeypatch):
     audited = []
     monkeypatch.setattr(sys, "addaudithook", audited.append)
-    shell.run("import torch, torch._dynamo\n%gpuwatch on\n%gpuwatch off\n%%ongpu 1\nX = torch.ones(1)")
-    shell.run("".join(CELLS[8]))  # torch's and IPython's own late imports
+    # torch's and IPython's own late imports, which change torch
+    shell.run("import torch, torch._dynamo\nX = torch.ones(1)")
+    shell.run(CELLS[8])
     shell.ip.run_line_magic("unload_ext", "gpumagic")
     traceback, before = shell.ip.showtraceback, of_the_process()
     shell.ip.run_line_magic("load_ext", "gpumagic")
