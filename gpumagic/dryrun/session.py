@@ -13,7 +13,7 @@ from gpumagic.dryrun.forked import Overdue, run_forked
 from gpumagic.dryrun.peaks import measure
 from gpumagic.dryrun.result import DryRun, Unknown
 from gpumagic.errors import GpuError
-from gpumagic.placement.scope import placement
+from gpumagic.placement.scope import in_force, placement
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.virtual import switch
 
@@ -41,7 +41,7 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
             switch.stand_in(before.real)
         engine_after_fork.restore(flags)
         if outer is not None:
-            outer.hold()  # a fork leaves it
+            in_force.set(outer)  # a fork leaves it
         return follow(subject, before)
 
     try:
