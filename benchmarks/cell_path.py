@@ -1,7 +1,8 @@
 """Through how many files of gpumagic does a cell go? Four cells, each after one like it.
 
 Run it with `python benchmarks/cell_path.py`. It counts calls by `sys.setprofile`: the files of the
-package that are entered, and the moves from one of them to another. A path that few files share is
+package that are entered, and the moves from one of them to another. The virtual GPUs' own files are
+left out: they stand where a driver does on a machine with GPUs. A path that few files share is
 one that a reader can follow. Exits 1 where a simple `%%ongpu` cell enters more than 15.
 """
 
@@ -63,7 +64,8 @@ def main() -> int:
     failed = False
     print(f"{'':22}{'files':>6}{'moves':>7}")
     for name, cell in CELLS.items():
-        path_of(shell, cell)
+        for _ in range(2):  # what is imported for the first is looked at once by the second
+            path_of(shell, cell)
         entered, moves = path_of(shell, cell)
         over = name == "%%ongpu 1" and len(entered) > LIMIT
         failed |= over

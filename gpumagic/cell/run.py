@@ -1,20 +1,22 @@
-"""One cell on one device: bring what it reads, place what it makes, measure, report."""
+"""Run one cell on a device: bring what it reads, place what it makes, measure, report.
+
+Whatever happens in between, the placement is undone, and a report says what happened.
+"""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from gpumagic import faults
 from gpumagic.cell.autofix import AutoFix
-from gpumagic.cell.peak_memory import DeviceMemory, MemoryMeter
 from gpumagic.cell.report import Batches, Memory, Report
 from gpumagic.device import Device
 from gpumagic.ledger.entry import Ledger
 from gpumagic.ledger.watch import watch
 from gpumagic.moving.find_tensors import optimizers_in
-from gpumagic.moving.move import Moves, move_all, wait_for
+from gpumagic.moving.move import Moves, move_all, tensors_in, wait_for
 from gpumagic.placement.scope import Placement
 from gpumagic.placement.swap import enter, leave
 from gpumagic.placement.torch_devices import as_torch
@@ -22,6 +24,62 @@ from gpumagic.usercode.variables import variables_read
 
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 _NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
+
+
+class MemoryMeter:
+    """Measures the peak memory of a stretch of code on each CUDA device, from `start` to `stop`.
+
+    torch keeps one peak per device, so starting resets it (`torch.cuda.reset_peak_memory_stats`);
+    meters that are running already are told the peak they would lose, and theirs includes ours.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[int, int]] = {}
+        self._peaks: dict[int, int] = {}
+
+    def start(self) -> None:
+        """Begin, on every device that CUDA has started."""
+        for index, (allocated, peak, allocations) in _read_memory():
+            for meter in _running:
+                meter._peaks[index] = max(meter._peaks.get(index, 0), peak)
+            torch.cuda.reset_peak_memory_stats(index)
+            self._before[index] = allocated, allocations
+        _running.append(self)
+
+    def stop(self) -> dict[int, Memory]:
+        """The memory of every device that was allocated on since `start`, by CUDA ordinal."""
+        found = {}
+        if self in _running:
+            _running.remove(self)
+        for index, (allocated, peak, allocations) in _read_memory():
+            before, allocations_before = self._before.get(index, (0, 0))
+            if allocations != allocations_before:
+                peak = max(peak, self._peaks.get(index, 0))
+                found[index] = Memory(f"cuda:{index}", peak, allocated, before)
+        return found
+
+
+_running: list[MemoryMeter] = []
+
+
+def measuring() -> bool:
+    """Whether any meter has started and not stopped."""
+    return bool(_running)
+
+
+def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:
+    """By ordinal: bytes allocated, their peak, and how many allocations there ever were."""
+    # Reading must not initialise CUDA: that costs seconds and hundreds of MiB on each device.
+    if not torch.cuda.is_initialized():
+        return []
+    read = []
+    for index in range(torch.cuda.device_count()):
+        stats = torch.cuda.memory_stats_as_nested_dict(index)
+        if stats:
+            used = stats["allocated_bytes"]["all"]
+            count = stats["allocation"]["all"]["allocated"]
+            read.append((index, (used["current"], used["peak"], count)))
+    return read
 
 
 class Run:
@@ -86,7 +144,7 @@ class Run:
                 variables_read(self._names, self._namespace),
                 self._target,
                 followers=optimizers_in(self._namespace),
-                bystanders=_tensors(self._namespace),
+                bystanders=tensors_in(self._namespace),
                 clock=self._clock,
             )
         self._started = self._clock()
@@ -120,7 +178,7 @@ class Run:
         self._guarded("ending the ledger of a cell", self._watch.stop)
         if self._fix is not None:
             self._guarded("bringing operands together", self._fix.stop)
-        memory: dict[int, DeviceMemory] = {}
+        memory: dict[int, Memory] = {}
         interrupted, fault = isinstance(error, KeyboardInterrupt), None
         try:
             memory = self._meter.stop()
@@ -143,11 +201,8 @@ class Run:
             left=self._moves.left,
             move_seconds=self._moves.seconds,
             batches=Batches(len(placement.delivered), sum(placement.delivered)),
-            memory=tuple(
-                Memory(f"cuda:{index}", m.peak, m.allocated, m.before)
-                for index, m in sorted(memory.items())
-            ),
-            ledger=ledger or Ledger(),
+            memory=tuple(memory.values()),
+            ledger=Ledger() if ledger is None else ledger,
             ledger_complete=self._ledger_complete,
             fixed=self._fix.done if self._fix is not None else (),
             table=self._table,
@@ -164,12 +219,6 @@ class Run:
         for index in touched:
             if index != self._target.index or self._target.type != "cuda":
                 wait_for(torch.device("cuda", index))
-
-
-def _tensors(namespace: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, value in list(namespace.items()):
-        if type(value) is torch.Tensor and not name.startswith("_"):
-            yield name, value
 
 
 _last: Report | None = None

@@ -118,7 +118,7 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
     key = (what, how, _at(inner), _at(user), _ident())
     found = []
     for watch in watching:
-        count = watch.tally.get(key)
+        count = watch.tally.counts.get(key)
         if count is None:
             names = _names(what, tensor)
             new = count_for(what[0], what[1], *names, how, user, inner)

@@ -5,6 +5,7 @@ names its device, a value that is read or printed now and then, what a library d
 """
 
 import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpumagic.errors import CrossDeviceWarning
@@ -21,18 +22,18 @@ _OFTEN = 16
 _EXPLICIT = 100
 
 
+@dataclass(eq=False)
 class Alarm:
     """The alarms of one watch: at most one for each line.
 
-    Parameters
+    Attributes
     ----------
     strict : bool
         Raise at the first that is implicit.
     """
 
-    def __init__(self, *, strict: bool = False) -> None:
-        self.strict = strict
-        self._lines: set[tuple[str, int]] = set()
+    strict: bool = False
+    _lines: set[tuple[str, int]] = field(default_factory=set)
 
     def __call__(self, count: Count, tensor: Any) -> None:
         """Before one call: warn or raise, if it is time to.

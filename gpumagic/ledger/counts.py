@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
@@ -96,44 +96,45 @@ class Count:
         )
 
 
+@dataclass(eq=False)
 class Tally:
     """The counts of one watch.
 
-    Parameters
+    Attributes
     ----------
     virtual : bool
         Whether the devices are virtual ones.
+    counts : dict
+        By instruction, operator and devices.
     """
 
-    def __init__(self, virtual: bool = False) -> None:
-        self.virtual = virtual
-        self._counts: dict[tuple[Any, ...], Count] = {}
-        self.get = self._counts.get
-        self._leaving: list[Count] = []
-        self._folded: tuple[Entry, ...] = ()
-        # Reentrant: a finalizer that runs meanwhile may copy too.
-        self._lock = threading.RLock()
+    virtual: bool = False
+    counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)
+    _leaving: list[Count] = field(default_factory=list)
+    _folded: tuple[Entry, ...] = ()
+    # Reentrant: a finalizer that runs meanwhile may copy too.
+    _lock: Any = field(default_factory=threading.RLock)
 
     def add(self, key: tuple[Any, ...], new: Count) -> Count:
         """Begin to count under `key`."""
         with self._lock:
-            if len(self._counts) >= _MOST:
+            if len(self.counts) >= _MOST:
                 self._fold()
-            return self._counts.setdefault(key, new)
+            return self.counts.setdefault(key, new)
 
     def ledger(self) -> Ledger:
         """What was counted so far; on a real GPU, waits for the copies that are timed."""
         TIMER.read_all()
         with self._lock:
-            counts = [*self._leaving, *self._counts.values()]
+            counts = [*self._leaving, *self.counts.values()]
             return Ledger(merged([*self._folded, *_entries(counts)]), self.virtual)
 
     def _fold(self) -> None:
         TIMER.read_all()
         # Those that a call is about to add to are folded the next time only.
         self._folded = merged([*self._folded, *_entries(self._leaving)])
-        self._leaving = list(self._counts.values())
-        self._counts.clear()
+        self._leaving = list(self.counts.values())
+        self.counts.clear()
 
 
 def _entries(counts: Sequence[Count]) -> list[Entry]:

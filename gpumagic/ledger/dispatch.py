@@ -150,7 +150,8 @@ def _virtual() -> str:
 
 
 _lock = threading.RLock()
-_hooks: Hooks | None = None
+hooks: Hooks | None = None
+"""What stands in front of torch's own kernels now."""
 
 
 def install() -> bool:
@@ -161,20 +162,20 @@ def install() -> bool:
     bool
         Whether the devices are virtual.
     """
-    global _hooks
+    global hooks
     with _lock:
-        if _hooks is None and (key := _key()) is not None:
-            _hooks = Hooks(key, _virtual() if key == "CUDA" else "")
-        return _hooks is not None and bool(_hooks.virtual)
+        if hooks is None and (key := _key()) is not None:
+            hooks = Hooks(key, _virtual() if key == "CUDA" else "")
+        return hooks is not None and bool(hooks.virtual)
 
 
 def uninstall() -> None:
     """Put torch back as it was before the first `install`."""
-    global _hooks
+    global hooks
     with _lock:
-        hooks, _hooks = _hooks, None
-        if hooks is not None:
-            hooks.remove()
+        gone, hooks = hooks, None
+        if gone is not None:
+            gone.remove()
 
 
 # What stood in front of the kernels of GPUs that are gone is in front of nothing.

@@ -19,7 +19,7 @@ C: Any = torch._C
 Apart = Callable[[Kernel], Kernel]
 _KEY = "TESTING_ONLY_GenericMode"
 # Never taken back: to do so while a thread's operators pass by would end in an error of torch's.
-_kept: list[Any] = []
+kept: list[Any] = []
 
 
 def register(names: dict[str, Any], apart: Apart, device: str = "cuda") -> None:
@@ -34,14 +34,14 @@ def register(names: dict[str, Any], apart: Apart, device: str = "cuda") -> None:
     device : str
         The kind of device whose tensors are watched.
     """
-    if _kept:
+    if kept:
         return
     others = torch.library.Library("_", "IMPL", _KEY)
     others.fallback(torch.library.fallthrough_kernel)
     ours = torch.library.Library("aten", "IMPL")
     for name, operator in names.items():
         ours.impl(name, _kernel(name, operator, apart, device), _KEY, with_keyset=True)
-    _kept.extend((others, ours))
+    kept.extend((others, ours))
 
 
 def _kernel(name: str, operator: Any, apart: Apart, kind: str) -> Kernel:
@@ -63,7 +63,7 @@ def _kernel(name: str, operator: Any, apart: Apart, kind: str) -> Kernel:
 
 def enter() -> tuple[int, Any] | None:
     """Let this thread's operators pass by the key, if anything stands there."""
-    if not _kept:
+    if not kept:
         return None
     guard = C._IncludeDispatchKeyGuard(C._parse_dispatch_key(_KEY))
     guard.__enter__()

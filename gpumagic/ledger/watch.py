@@ -51,7 +51,9 @@ class watch:
         """Begin. `stop` must be called, by any thread."""
         if self._active is not None:
             raise RuntimeError("this watch runs already")
-        self._tally = Tally(virtual=dispatch.install())
+        standing = dispatch.hooks
+        virtual = dispatch.install() if standing is None else bool(standing.virtual)
+        self._tally = Tally(virtual)
         outer = attribute.current.get()
         while outer is not None and not outer.live:  # a suspended generator's may end in any order
             outer = outer.outer
@@ -61,7 +63,7 @@ class watch:
             with _lock:
                 attribute.running = (*attribute.running, active)
             attribute.current.set(active)
-            self._entered = torch_2_8.enter()
+            self._entered = torch_2_8.enter() if torch_2_8.kept else None
         except BaseException:  # an interrupt
             self.stop()
             raise
@@ -77,8 +79,9 @@ class watch:
             attribute.running = tuple(w for w in attribute.running if w is not active)
         if attribute.current.get() is active:
             attribute.current.set(active.outer)
-        torch_2_8.leave(self._entered)
-        self._entered = None
+        if self._entered is not None:
+            torch_2_8.leave(self._entered)
+            self._entered = None
 
     def __enter__(self) -> "watch":
         return self.start()
@@ -89,7 +92,8 @@ class watch:
     @property
     def ledger(self) -> Ledger:
         """What was counted, up to now if it still runs."""
-        return self._tally.ledger()
+        tally = self._tally
+        return tally.ledger() if tally.counts else Ledger(virtual=tally.virtual)
 
     @property
     def entries(self) -> tuple[Entry, ...]:

@@ -7,7 +7,7 @@ interrupts, none of it.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -109,6 +109,13 @@ def move_all(
         Moved(name, nbytes, tuple(plan.sources[name])) for name, nbytes in plan.nbytes.items()
     )
     return Moves(moved, (*finder.left, *plan.left), clock() - start if moved else 0.0)
+
+
+def tensors_in(namespace: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that are variables themselves, by name; not those that only IPython names."""
+    for name, value in list(namespace.items()):
+        if type(value) is Tensor and not name.startswith("_"):
+            yield name, value
 
 
 def wait_for(device: torch.device) -> None:

@@ -46,6 +46,11 @@ def tell_cuda_order() -> None:
     names.set_cuda_order([str(properties.uuid) for properties in every] if known else None)
 
 
+# What a WHERE with a number in it has named since CUDA started: that does not change any more.
+_found: dict[str, Device] = {}
+names.devices_changed.append(_found.clear)
+
+
 def find(where: object) -> Device:
     """The one device that `where` names, and that torch can use.
 
@@ -54,6 +59,8 @@ def find(where: object) -> Device:
     GpuError
         There is no such device, several are named, or torch was built without it.
     """
+    if isinstance(where, str) and where in _found:
+        return _found[where]
     here = devices(memory="free" in str(where))
     if not here and (unusable := names.here(memory=False)):
         target = names.resolve_one(where, unusable)
@@ -67,6 +74,9 @@ def find(where: object) -> Device:
     target = names.resolve_one(where, here, current=current)
     if target.kind == "mps" and not torch.backends.mps.is_available():
         raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
+    started = target.kind == "cuda" and torch.cuda.is_initialized()
+    if started and isinstance(where, str) and any(map(str.isdigit, where)):
+        _found[where] = target
     return target
 
 

@@ -113,7 +113,7 @@ def test_the_way_of_older_versions(counting, monkeypatch):
     names = ("_local_scalar_dense", "nonzero")
     operators = {name: getattr(torch.ops.aten, name).default for name in names}
     torch_2_8.register(operators, lambda base: base, device="cpu")
-    kept = list(torch_2_8._kept)
+    kept = list(torch_2_8.kept)
     entered = torch_2_8.enter()
     x = torch.ones(3, requires_grad=True)
     try:

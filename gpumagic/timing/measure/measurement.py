@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gpumagic import faults
-from gpumagic.cell.peak_memory import MemoryMeter
+from gpumagic.cell.run import MemoryMeter
 from gpumagic.isolation.interrupts import deferred
 from gpumagic.isolation.output import Quiet
 from gpumagic.isolation.random_state import Randomness
