@@ -109,7 +109,7 @@ def test_synchronising_is_counted_and_is_explicit(counting, monkeypatch):
 
 
 def test_the_way_of_older_versions(counting, monkeypatch):
-    monkeypatch.setattr(torch_2_8, "_kept", [])
+    monkeypatch.setattr(torch_2_8, "kept", [])
     names = ("_local_scalar_dense", "nonzero")
     operators = {name: getattr(torch.ops.aten, name).default for name in names}
     torch_2_8.register(operators, lambda base: base, device="cpu")

@@ -62,7 +62,6 @@ def of_the_process():
         "loader": dict(vars(torch.utils.data.DataLoader)),
         "scripted": len(_builtins._get_builtin_table()),
         "modes": list(_get_current_function_mode_stack()),
-        "threads": {t for t in threading.enumerate() if t.is_alive()},
     }
 
 
@@ -89,7 +88,8 @@ def test_nothing_of_ours_lives_on_in_the_process(gpus, shell, monkeypatch):
     shell.run("import torch, torch._dynamo\nX = torch.ones(1)")
     shell.run(CELLS[8])
     shell.ip.run_line_magic("unload_ext", "gpumagic")
-    traceback, before = shell.ip.showtraceback, of_the_process()
+    threads, traceback = set(threading.enumerate()), shell.ip.showtraceback
+    before = of_the_process()
     shell.ip.run_line_magic("load_ext", "gpumagic")
     for cell in CELLS:
         shell.run(cell)
@@ -98,6 +98,9 @@ def test_nothing_of_ours_lives_on_in_the_process(gpus, shell, monkeypatch):
     for what, value in before.items():
         assert after[what] == value, what
     assert shell.ip.showtraceback == traceback
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(10)
+        assert not thread.is_alive()
     assert audited == []
     shell.ip.run_line_magic("load_ext", "gpumagic")
 
