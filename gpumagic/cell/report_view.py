@@ -1,4 +1,4 @@
-"""A cell's report: one line of text, or the same line in HTML with its details folded beneath."""
+"""Show a cell's report: a line of text, or the same in HTML with its details folded beneath."""
 
 from __future__ import annotations
 

@@ -13,17 +13,7 @@ _views: dict[str, dict[str, str]] = {}
 
 
 def register(record: str, text: str, html: str = "", **others: str) -> None:
-    """Name the modules that show a class of records.
-
-    Parameters
-    ----------
-    record : str
-        The class, with its module: ``"gpumagic.cell.report.Report"``.
-    text, html : str
-        A module with ``text(record)``, and one with ``html(record)`` where it is another.
-    **others : str
-        Other views, by the word that `view` takes.
-    """
+    """Name the modules that show ``"gpumagic.room.file.Class"``: its text, HTML and `others`."""
     _views[record] = {"text": text, "html": html or text, **others}
 
 

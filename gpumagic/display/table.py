@@ -25,31 +25,18 @@ _LEAST = 20
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its head, and a cell for each row.
-
-    Attributes
-    ----------
-    head : str
-    cells : sequence of str
-    number : bool
-        Whether it stands to the right.
-    fit : {"", "cut", "wrap"}
-        What happens where the table is too wide for text: nothing, cells are cut, or they go on
-        below themselves.
-    notes : sequence of str
-        A line below each row, from this column to the end; ``""`` for none.
-    css : str or sequence of str
-        Classes in HTML: of all cells, or of each.
-    html : sequence of str
-        The cells in HTML with their notes, where these are more than text.
-    """
+    """A column of a table: its head, and a cell for each row."""
 
     head: str
     cells: Sequence[str]
-    number: bool = False
+    number: bool = False  # it stands to the right
+    # Where a table is too wide for text, cells are "cut", or "wrap" below themselves.
     fit: str = ""
+    # A line below each row, from this column to the end; "" for none.
     notes: Sequence[str] = ()
+    # Classes in HTML: of all cells, or of each.
     css: str | Sequence[str] = ""
+    # The cells in HTML with their notes, where these are more than text.
     html: Sequence[str] = ()
 
 

@@ -1,4 +1,4 @@
-"""A dry run as text and as HTML: the peak first, then what would fail, then the details."""
+"""Show a dry run: the peak first, then what would fail, then the details."""
 
 from __future__ import annotations
 

@@ -14,13 +14,7 @@ _CSS = {True: "gm-ok", False: "gm-bad", None: "gm-dim"}
 
 
 class DoctorTable:
-    """Checks as text of at most 100 columns, and as HTML.
-
-    Parameters
-    ----------
-    checks : sequence of Check
-        In the order in which they are to be read.
-    """
+    """Checks as text of at most 100 columns, and as HTML, in the order given."""
 
     def __init__(self, checks: Sequence[Check]) -> None:
         self.checks = tuple(checks)

@@ -21,13 +21,7 @@ _COLORS = {"mine": "this kernel", "others": "others", "reserved": "the driver"}
 class GpuTable:
     """The GPUs of a snapshot as text of at most 100 columns, and as HTML.
 
-    Parameters
-    ----------
-    snapshot : Snapshot
-    only : collection of str, optional
-        UUIDs of the GPUs to show; all if None.
-    processes : bool
-        Show each process that holds memory, and not their sums by notebook.
+    Of all GPUs, or of those whose UUID is in `only`; with each process, or sums by notebook.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What to do about a copy or a wait that is made again and again, and what that would save."""
+"""Advise what to do about a copy or a wait that is made again and again, and what that saves."""
 
 from __future__ import annotations
 

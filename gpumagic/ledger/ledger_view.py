@@ -1,4 +1,4 @@
-"""The ledger as one line, and as a table of lines with advice beside the source."""
+"""Show the ledger as one line, and as a table with advice below each line of the source."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ _CODE = 60  # characters of the source, at most
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
     """``3 transfers: 12.0 MiB to cuda:1; 1,000 waits at line 4: `loss.item()```.
 
-    Parameters
-    ----------
-    without : tuple of str
-        Entries that came these ways (`Entry.via`) are said elsewhere.
+    Entries that came in the ways `without` (`Entry.via`) are said elsewhere.
     """
     entries = [e for e in ledger.entries if e.via not in without]
     other = [e for e in entries if e.via != "print"]

@@ -29,23 +29,14 @@ Verdict = Literal["faster", "slower", "same", "unsure", "new", "failed"]
 class Change:
     """One device at one value, now against then.
 
-    Attributes
-    ----------
-    where : str
-    values : dict
-    verdict : str
-        ``"faster"``, ``"slower"``, ``"same"`` (no change beyond the spread), ``"unsure"`` (one run
-        only, so that there is no spread), ``"new"`` (not in the earlier one) or ``"failed"`` (no
-        time now).
-    ratio : float or None
-        The earlier median out of the present one: 2.0 is twice as fast.
-    low, high : float or None
-        What the ratio may be by the 95 % intervals of both medians.
+    One run only has no spread, and is "unsure"; what was not measured then is "new", and what has
+    no time now has "failed".
     """
 
     where: str
     verdict: Verdict
-    ratio: float | None = None
+    ratio: float | None = None  # the earlier median out of the present one: 2.0 is twice as fast
+    # What the ratio may be by the 95 % intervals of both medians.
     low: float | None = None
     high: float | None = None
     values: Mapping[str, Any] = field(default_factory=dict)

@@ -17,26 +17,14 @@ _Known = tuple[float, Timing, Timing]
 
 @dataclass(frozen=True)
 class Crossover:
-    """From here on another device is the faster one.
-
-    Attributes
-    ----------
-    faster, slower : str
-        As they are beyond it.
-    variable : str
-    at : float
-    seconds : float
-        What both take there.
-    values : dict
-        The other variable of the sweep.
-    """
+    """From here on another device is the faster one; `seconds` is what both take there."""
 
     faster: str
     slower: str
     variable: str
     at: float
     seconds: float
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's other variable
 
 
 def find(measured: Lookup) -> tuple[Crossover, ...]:

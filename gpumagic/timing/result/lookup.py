@@ -49,13 +49,7 @@ class Lookup:
         return self._by_point.get((where, sweeping.key(values)))
 
     def among(self, where: object) -> str:
-        """The one of `devices` that `where` names.
-
-        Raises
-        ------
-        GpuError
-            It is not in this comparison.
-        """
+        """The one of `devices` that `where` names; `GpuError` if it is none."""
         if where in self.devices:
             return str(where)
         parts = {part for name in self.devices for part in name.split("+")}

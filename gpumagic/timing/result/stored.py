@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gpumagic.errors import GpuError
 from gpumagic.timing.ask import sweep
-from gpumagic.timing.result.timing import Timing
 
 FORMAT = "gpumagic-comparison"
 VERSION = 1
@@ -151,20 +150,17 @@ def _check(made: Any) -> None:
     """What its types do not say."""
     _require(0 <= made.time < _YEAR_10_000, "time is no time that a clock has shown")
     _require(_positive(made.items), "items is not above 0")
-    for n, timing in enumerate(made.timings):
-        _check_timing(timing, f"timings[{n}]", set(made.sweep))
     swept = len(made.sweep) <= 2 and all(made.sweep.values())
     _require(swept, "sweep has more than two variables, or one without values")
-
-
-def _check_timing(timing: Timing, where: str, variables: set[str]) -> None:
-    for name in ("seconds", "host", "device", "alone"):
-        times = getattr(timing, name) or ()
-        possible = all(math.isfinite(s) and s >= 0 for s in times)
-        _require(possible, f"{where}.{name} has a time that cannot be")
-    _require(_positive(timing.items), f"{where}.items is not above 0")
-    _require(timing.number > 0 and timing.where != "", f"{where} has no runs, or no device")
-    _require(set(timing.values) == variables, f"{where}.values are not the sweep's variables")
+    for n, timing in enumerate(made.timings):
+        where = f"timings[{n}]"
+        for name in ("seconds", "host", "device", "alone"):
+            possible = all(math.isfinite(s) and s >= 0 for s in getattr(timing, name) or ())
+            _require(possible, f"{where}.{name} has a time that cannot be")
+        _require(_positive(timing.items), f"{where}.items is not above 0")
+        _require(timing.number > 0 and timing.where != "", f"{where} has no runs, or no device")
+        swept = set(timing.values) == set(made.sweep)
+        _require(swept, f"{where}.values are not the sweep's variables")
 
 
 def _positive(value: float | None) -> bool:

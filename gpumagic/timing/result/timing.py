@@ -15,65 +15,32 @@ from gpumagic.timing.result import spread
 
 @dataclass(frozen=True)
 class Timing:
-    """One device, at one value of the sweep.
+    """One device, at one value of the sweep; its times are seconds of one run."""
 
-    Attributes
-    ----------
-    where : str
-        ``"cpu"``, ``"cuda:1"``, or ``"cuda:0+cuda:1"`` for two at the same time.
-    seconds : tuple of float
-        Of one run, one for each repeat: from its first statement until every device was done.
-    host : tuple of float
-        The same, until Python went on; less than `seconds` where the device was still busy.
-    device : tuple of float or None
-        The same by the devices' own events; None where there is no GPU.
-    number : int
-        Runs in each repeat, whose mean is one of `seconds`.
-    values : dict
-        The sweep's variables: ``{"n": 256}``; empty without a sweep.
-    name : str or None
-        The device's name.
-    uuid : str or None
-    virtual : bool
-        A virtual GPU: its times are the CPU's.
-    copied : int
-        Bytes of the inputs, copied there once before.
-    copy_seconds : float
-        What that took; in none of `seconds`.
-    peak : dict
-        The most bytes that torch's allocator held while it ran, by device; no entry is not known.
-    transfers : str
-        What one run copied between devices and waited for, as the ledger says it; "" for nothing.
-    energy : float or None
-        Joules of one run, by NVML's counter.
-    alone : tuple of float
-        Of ``0+1`` only: the same runs one device after the other.
-    error : str or None
-        Why there are no `seconds`: ``"out of memory"``, ``"interrupted"`` or an exception's line.
-    items : float or None
-        What one run works through there.
-    steady : bool
-        False where the time limit came before the median's interval was narrow.
-    """
-
-    where: str
+    where: str  # "cpu", "cuda:1", or "cuda:0+cuda:1" for two at the same time
+    # One for each repeat: from its first statement until every device was done.
     seconds: tuple[float, ...] = ()
+    # The same, until Python went on; less than `seconds` where the device was still busy.
     host: tuple[float, ...] = ()
+    # The same by the devices' own events; None where there is no GPU.
     device: tuple[float, ...] | None = None
-    number: int = 1
-    values: Mapping[str, Any] = field(default_factory=dict)
-    name: str | None = None
+    number: int = 1  # runs in each repeat, whose mean is one of `seconds`
+    values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variables: {"n": 256}
+    name: str | None = None  # the device's
     uuid: str | None = None
-    virtual: bool = False
-    copied: int = 0
-    copy_seconds: float = 0.0
+    virtual: bool = False  # its times are the CPU's
+    copied: int = 0  # bytes of the inputs, copied there once before
+    copy_seconds: float = 0.0  # what that took; in none of `seconds`
+    # The most bytes that torch's allocator held while it ran, by device; no entry is not known.
     peak: Mapping[str, int] = field(default_factory=dict)
+    # What one run copied between devices and waited for, as the ledger says it.
     transfers: str = ""
-    energy: float | None = None
-    alone: tuple[float, ...] = ()
+    energy: float | None = None  # joules of one run, by NVML's counter
+    alone: tuple[float, ...] = ()  # of two together: the same runs one device after the other
+    # Why there are no `seconds`: "out of memory", "interrupted" or an exception's line.
     error: str | None = None
-    items: float | None = None
-    steady: bool = True
+    items: float | None = None  # what one run works through there
+    steady: bool = True  # False where the time limit came before the median was certain
 
     @cached_property
     def measurement(self) -> Measurement | None:
@@ -160,42 +127,23 @@ class Timing:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether a device gave the numbers that the first one gave.
-
-    Attributes
-    ----------
-    where, reference : str
-    same : bool or None
-        None where they were not compared.
-    largest : float or None
-        The largest absolute difference, and the name of the result that it is in.
-    name : str or None
-    reason : str
-        Why they were not compared: ``"the cell draws random numbers, which differ by device"``.
-    values : dict
-        The sweep's variables; empty without a sweep, or where all values agree alike.
-    """
+    """Whether a device gave the numbers that the first one gave."""
 
     where: str
     reference: str
-    same: bool | None
+    same: bool | None  # None where they were not compared
+    # The largest absolute difference, and the name of the result that it is in.
     largest: float | None = None
     name: str | None = None
+    # Why they were not compared, or how they differ.
     reason: str = ""
+    # The sweep's variables; empty without a sweep, or where all values agree alike.
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it was measured.
-
-    Attributes
-    ----------
-    host, cpu, driver, cuda : str or None
-    cpu_count, threads : int or None
-        Logical CPUs, and how many torch uses.
-    python, torch : str
-    """
+    """Where it was measured: what it has, and how many threads torch uses."""
 
     host: str | None
     cpu: str | None

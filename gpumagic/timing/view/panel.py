@@ -15,21 +15,12 @@ from gpumagic.timing.view import verdict
 
 @dataclass(frozen=True)
 class Curve:
-    """One device's times along the axis.
-
-    Attributes
-    ----------
-    where : str
-    look : Look
-    known : list of (x, Timing)
-        Those with a median, from left to right.
-    failed : list of (x, Timing, before)
-        Those that ended in an error, and the last of `known` to their left, or None.
-    """
+    """One device's times along the axis, from left to right."""
 
     where: str
     look: svg.Look
-    known: list[tuple[float, Timing]]
+    known: list[tuple[float, Timing]]  # x and a timing with a median
+    # Those that ended in an error, and the last of `known` to their left.
     failed: list[tuple[float, Timing, tuple[float, Timing] | None]]
 
 
