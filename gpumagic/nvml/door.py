@@ -8,6 +8,7 @@ so a later question can succeed. Any call may stall for seconds: never ask on an
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -261,3 +262,20 @@ class Nvml:
         memory = self.memory(gpu)
         total = None if memory is None else int(memory.total)
         return Gpu(index, uuid, name, total, parent, handle)
+
+
+_door = Nvml()
+
+
+def door() -> Nvml:
+    """This process's door to NVML; the child of a fork has its own, for handles and locks."""
+    return _door
+
+
+def _after_fork() -> None:
+    global _door
+    _door = Nvml()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

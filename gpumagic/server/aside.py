@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,22 +17,14 @@ def aside(function: Callable[[], T]) -> asyncio.Future[T]:
     The thread is a daemon, unlike an executor's: a driver that never answers does not keep the
     server from ending.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def finish(how: Callable[[], None]) -> None:
-        if not future.done():
-            how()
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            how = partial(future.set_result, function())
+            future.set_result(function())
         except Exception as error:  # noqa: BLE001  who awaits the future gets it
-            how = partial(future.set_exception, error)
-        try:
-            loop.call_soon_threadsafe(finish, how)
-        except RuntimeError:
-            return  # the loop was closed meanwhile
+            future.set_exception(error)
 
     threading.Thread(target=run, name="gpumagic-aside", daemon=True).start()
-    return future
+    return asyncio.wrap_future(future)

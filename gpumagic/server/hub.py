@@ -137,8 +137,9 @@ class Hub:
         for outbox in list(self.clients):
             self.leave(outbox)
         tasks = self.tasks
-        for task in tasks:
-            task.cancel()
+        for future in (*tasks, self._checks):
+            if future is not None:
+                future.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.cells.stop()
         # It waits for its thread, which is in the driver perhaps.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
@@ -52,52 +54,46 @@ _COUNTERS = (
 )
 
 
-class _Families:
-    """What a registry collects from."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-
-    def collect(self) -> Iterator[Metric]:
-        """A family for each reading that some GPU has."""
-        for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-            for name, text, field, factor in table:
-                family = make(f"gpumagic_gpu_{name}", text, labels=_LABELS)
-                for gpu in self._snapshot.gpus:
-                    value = getattr(gpu, field)
-                    if value is not None:
-                        # Rounded, so that 57 % is 0.57.
-                        family.add_metric(_labels(gpu), round(value * factor, 9))
-                yield family
-        yield self._notebooks()
-        problems = GaugeMetricFamily(
-            "gpumagic_problem", "1 for each thing that is wrong.", labels=("code", "uuid")
-        )
-        for code, uuid in sorted({(p.code, p.uuid or "") for p in self._snapshot.problems}):
-            problems.add_metric((code, uuid), 1)
-        yield problems
-
-    def _notebooks(self) -> Metric:
-        """By notebook and not by process: pids would make a new series each time."""
-        held: dict[tuple[str, str], int] = defaultdict(int)
-        for process in self._snapshot.processes:
-            if process.memory is not None:
-                held[process.uuid, process.notebook or ""] += process.memory
-        family = GaugeMetricFamily(
-            "gpumagic_notebook_memory_bytes",
-            "GPU memory held by the processes of a notebook; without a name: by all others.",
-            labels=("uuid", "notebook"),
-        )
-        for labels, memory in sorted(held.items()):
-            family.add_metric(labels, memory)
-        return family
-
-
 def text(snapshot: Snapshot) -> bytes:
     """The snapshot in the text format, of type ``CONTENT_TYPE``."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(snapshot))
+    registry: Any = SimpleNamespace(collect=lambda: _families(snapshot))
     return generate_latest(registry)
+
+
+def _families(snapshot: Snapshot) -> Iterator[Metric]:
+    """A family for each reading that some GPU has."""
+    for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for name, about, field, factor in table:
+            family = make(f"gpumagic_gpu_{name}", about, labels=_LABELS)
+            for gpu in snapshot.gpus:
+                value = getattr(gpu, field)
+                if value is not None:
+                    # Rounded, so that 57 % is 0.57.
+                    family.add_metric(_labels(gpu), round(value * factor, 9))
+            yield family
+    yield _notebooks(snapshot)
+    problems = GaugeMetricFamily(
+        "gpumagic_problem", "1 for each thing that is wrong.", labels=("code", "uuid")
+    )
+    for code, uuid in sorted({(p.code, p.uuid or "") for p in snapshot.problems}):
+        problems.add_metric((code, uuid), 1)
+    yield problems
+
+
+def _notebooks(snapshot: Snapshot) -> Metric:
+    """By notebook and not by process: pids would make a new series each time."""
+    held: dict[tuple[str, str], int] = defaultdict(int)
+    for process in snapshot.processes:
+        if process.memory is not None:
+            held[process.uuid, process.notebook or ""] += process.memory
+    family = GaugeMetricFamily(
+        "gpumagic_notebook_memory_bytes",
+        "GPU memory held by the processes of a notebook; without a name: by all others.",
+        labels=("uuid", "notebook"),
+    )
+    for labels, memory in sorted(held.items()):
+        family.add_metric(labels, memory)
+    return family
 
 
 def _labels(gpu: GpuSample) -> tuple[str, str, str]:

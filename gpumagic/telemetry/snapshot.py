@@ -125,12 +125,12 @@ class Snapshot:
     problems: tuple[Problem, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers, strings and None."""
+        """Plain dicts, lists and tuples, numbers, strings and None."""
         # Not ``asdict``, which copies each value: ten times slower.
         return {
             **vars(self),
             "host": {**vars(self.host)},
-            "gpus": [{**vars(g), "throttle": _list(g.throttle)} for g in self.gpus],
+            "gpus": [{**vars(gpu)} for gpu in self.gpus],
             "processes": [{**vars(process)} for process in self.processes],
             "problems": [{**vars(problem)} for problem in self.problems],
         }
@@ -174,7 +174,3 @@ def _gpu(data: Mapping[str, Any]) -> GpuSample:
     reasons = data.get("throttle")
     throttle = None if reasons is None else tuple(reasons)
     return GpuSample(**{**_known(GpuSample, data), "throttle": throttle})
-
-
-def _list(items: tuple[str, ...] | None) -> list[str] | None:
-    return None if items is None else list(items)

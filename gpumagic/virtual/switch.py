@@ -92,12 +92,8 @@ def _devices() -> list[Device]:
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
     """Let virtual GPUs answer for real ones in a forked child, which may not call their driver.
 
-    Tensors cannot be made on them: it is for following code on tensors without data.
-
-    Parameters
-    ----------
-    gpus : iterable of (properties, int)
-        What ``torch.cuda.get_device_properties`` says of each, and the bytes allocated there.
+    Tensors cannot be made on them: it is for following code on tensors without data. Each is given
+    by what ``torch.cuda.get_device_properties`` says of it, and the bytes allocated there.
     """
     for index, (real, allocated) in enumerate(gpus):
         facts = {f.name: getattr(real, f.name) for f in fields(Properties) if hasattr(real, f.name)}
