@@ -1,4 +1,4 @@
-"""The ledger against torch's profiler and CUDA's own synchronisation warnings, on a real GPU.
+"""The ledger against torch's profiler and CUDA's own synchronization warnings, on a real GPU.
 
 Run it with `python benchmarks/ledger_vs_profiler.py [NOTEBOOK]` where there is a GPU. The code
 cells of a notebook (the one below, if none is named) run three times: with the ledger, under
@@ -78,7 +78,7 @@ def profiled(cells: list[str]) -> dict[str, int]:
 
 
 def warned(cells: list[str]) -> collections.Counter[tuple[str, int]]:
-    """Waits by line, from CUDA's synchronisation warnings."""
+    """Waits by line, from CUDA's synchronization warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")

@@ -25,12 +25,12 @@ MOST_OTHER = 22
 """How many of all entries may be anything but bit-exact: at least 680 of the 702 of torch 2.13."""
 KNOWN = {
     "as_strided.partial_views": "the sample is a view, and its copy on another device is none",
-    "empty": "its values are not initialised",
-    "empty_like": "its values are not initialised",
-    "empty_permuted": "its values are not initialised",
-    "empty_strided": "its values are not initialised",
-    "new_empty": "its values are not initialised",
-    "new_empty_strided": "its values are not initialised",
+    "empty": "its values are not initialized",
+    "empty_like": "its values are not initialized",
+    "empty_permuted": "its values are not initialized",
+    "empty_strided": "its values are not initialized",
+    "new_empty": "its values are not initialized",
+    "new_empty_strided": "its values are not initialized",
     "sparse.mm.reduce": "CUDA does not have it either",
     "tensor_split": "CUDA refuses these arguments too",
 }
@@ -178,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="say what each one said")
     options = parser.parse_args(argv)
     places = entries(options.sample)
-    # Dealt out in turn: dear entries stand together.
+    # Dealt out in turn: expensive entries stand together.
     hands = [places[n :: options.processes] for n in range(options.processes)]
     if options.processes == 1:
         done = [check(places)]

@@ -69,7 +69,7 @@ def measuring() -> bool:
 
 def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:
     """By ordinal: bytes allocated, their peak, and how many allocations there ever were."""
-    # Reading must not initialise CUDA: that costs seconds and hundreds of MiB on each device.
+    # Reading must not initialize CUDA: that costs seconds and hundreds of MiB on each device.
     if not torch.cuda.is_initialized():
         return []
     read = []

@@ -24,7 +24,7 @@ class Look(NamedTuple):
 
 
 def looks(devices: Sequence[str]) -> dict[str, Look]:
-    """Of each device: the CPU grey, by which the others are measured."""
+    """Of each device: the CPU gray, by which the others are measured."""
     found = {}
     for n, where in enumerate(where for where in devices if where != "cpu"):
         dash = _DASHES[n // len(_COLORS) % len(_DASHES)]

@@ -54,7 +54,7 @@ class Alarm:
             return
         elif self.strict:
             raise CrossDeviceWarning(_refusal(count))
-        elif count.within:  # counted, but not the user's to mend
+        elif count.within:  # counted, but not the user's to fix
             count.warned = True
         elif _is_time(count):
             self._warn(count)

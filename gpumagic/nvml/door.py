@@ -1,6 +1,6 @@
 """Ask the driver by NVML, so that every question goes through here and none raises.
 
-Guarantees: ``pynvml`` is imported and NVML initialised at the first question and once; a question
+Guarantees: ``pynvml`` is imported and NVML initialized at the first question and once; a question
 has an answer or None (not supported, not permitted, not known); a driver that cannot be reached
 and a GPU that is lost are a :class:`DriverFault` with cause and cure, retried with growing pauses,
 so a later question can succeed. Any call may stall for seconds: never ask on an event loop.

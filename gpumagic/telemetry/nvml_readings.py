@@ -87,7 +87,7 @@ _BEFORE_535: dict[str, nvml.Call] = {"throttle": ("nvmlDeviceGetCurrentClocksThr
 
 
 def fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
-    """Utilisation and memory, and whether the GPU answered at all."""
+    """Utilization and memory, and whether the GPU answered at all."""
     answers = door.ask(gpu, {**FAST, "memory": door.memory_call})
     memory = answers["memory"]
     rates = answers["utilization"]

@@ -30,7 +30,7 @@ nanoseconds of work in the window that ended last; when that was, as ``time.time
 
 COUNTERS = 4
 WINDOW_NS = 1_000_000_000
-"""How long a window is: ``BUSY_NS / WINDOW_NS`` is the utilisation."""
+"""How long a window is: ``BUSY_NS / WINDOW_NS`` is the utilization."""
 
 STALE_NS = 1_500_000_000
 """A window that ended longer ago says that nothing has run since."""

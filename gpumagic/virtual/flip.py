@@ -28,7 +28,7 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
     """The bytes of a dense tensor as a tensor on another device (`code`: a DLDevice).
 
-    NotImplementedError for the dtypes that DLPack does not have: the quantised ones.
+    NotImplementedError for the dtypes that DLPack does not have: the quantized ones.
     """
     try:
         capsule = C._to_dlpack(tensor)

@@ -54,7 +54,7 @@ def test_nothing_touched_and_stopping_twice():
     assert meter.stop() == {}
 
 
-def test_without_cuda_nothing_is_initialised(monkeypatch):
+def test_without_cuda_nothing_is_initialized(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     meter = MemoryMeter()
     meter.start()

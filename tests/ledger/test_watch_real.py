@@ -91,7 +91,7 @@ def test_waits_within_a_wait_count_once(counting, monkeypatch):
     assert [(e.operator, e.count) for e in counting.ledger()] == [("bincount", 1), ("item", 1)]
 
 
-def test_synchronising_is_counted_and_is_explicit(counting, monkeypatch):
+def test_synchronizing_is_counted_and_is_explicit(counting, monkeypatch):
     done = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: done.append(device))
     real = torch.cuda.synchronize

@@ -1,4 +1,4 @@
-"""`%%gputime` as people type it: what is mended, what is refused, and in which words."""
+"""`%%gputime` as people type it: what is put right, what is refused, and in which words."""
 
 import pytest
 

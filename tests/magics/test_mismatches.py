@@ -69,8 +69,8 @@ def test_a_tensor_made_in_an_ongpu_cell_is_where_that_put_it(ip):
     ip.run("w = torch.ones(3)")
     ran = ip.run("%%ongpu 1 --no-move\ny = torch.ones(3) + w")
     assert "cuda:1" in ran.text.split(HEAD)[1]
-    mended = ip.run('%%ongpu 1 --no-move\ny = torch.ones(3) + w.to("cuda:1")')
-    assert mended.error is None
+    repaired = ip.run('%%ongpu 1 --no-move\ny = torch.ones(3) + w.to("cuda:1")')
+    assert repaired.error is None
 
 
 def test_other_errors_get_nothing(ip):

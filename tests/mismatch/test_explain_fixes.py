@@ -1,4 +1,4 @@
-"""`gpumagic.explain`: fixes that mend what fails next too."""
+"""`gpumagic.explain`: fixes for what fails next too."""
 
 import pytest
 import torch

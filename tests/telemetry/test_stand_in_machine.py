@@ -91,7 +91,7 @@ def test_every_reading_arrives_in_its_unit(stand_in: Any) -> None:
     }
 
 
-def test_visible_devices_are_labelled_and_hidden_ones_still_shown(stand_in: Any) -> None:
+def test_visible_devices_are_labeled_and_hidden_ones_still_shown(stand_in: Any) -> None:
     snapshot = taken(stand_in, {"gpus": 4}, CUDA_VISIBLE_DEVICES="3,1")
     assert [(gpu["index"], gpu["ordinal"]) for gpu in snapshot["gpus"]] == [
         (0, None),
