@@ -22,6 +22,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gpumagic.dryrun import dry_run
+from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import kept
 from gpumagic.timing import compare
 
@@ -129,6 +131,12 @@ def timed_in_a_cell(code, shell):
         raise done.error
 
 
+def dry(code, shell):
+    space = namespace()
+    with suppress(GpuError):  # of the forked copy, which such a program may end
+        dry_run(lambda: exec(code, space), on=0)
+
+
 @pytest.fixture
 def unprinted():
     """A logger of the test, and nothing that a statement's own words would show."""
@@ -138,8 +146,8 @@ def unprinted():
     logging.root.level, logging.root.handlers[:] = before
 
 
-@pytest.mark.parametrize("go", [timed, timed_in_a_cell])
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.parametrize("go", [timed, timed_in_a_cell, dry])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.lists(st.sampled_from(sorted(CHANGES)), min_size=1, max_size=12),
     end=st.sampled_from(ENDS),
