@@ -100,8 +100,8 @@ def main() -> int:
             times.append(time.perf_counter() - start)
         cost.append(times[1] - times[0])
     median = statistics.median(cost) * 1e3
-    failed |= median > 2
-    print(f"\nentering and leaving an empty %%ongpu: {median:.2f} ms more than `pass` (limit 2 ms)")
+    failed |= median > 0.4
+    print(f"\nentering and leaving an empty %%ongpu: {median:.2f} ms more than `pass` (limit 0.4 ms)")
     return int(failed)
 
 

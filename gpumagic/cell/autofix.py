@@ -1,4 +1,4 @@
-"""`%%ongpu … --fix`: operands that lie on several devices are brought to one, and that is said.
+"""Bring operands that lie on several devices to one, for `%%ongpu … --fix`, and say so.
 
 Only for cells that ask for it: unlike the ledger, it is a mode over all functions of torch, which
 then cost about a microsecond more.

@@ -1,4 +1,4 @@
-"""What happened to one cell: a plain record, shown as a line of text or as HTML."""
+"""Record what happened to one cell: plain data, whose view is elsewhere."""
 
 from dataclasses import dataclass, field
 

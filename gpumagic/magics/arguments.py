@@ -1,4 +1,4 @@
-"""The magics' lines: what may stand in them, and one line for what may not."""
+"""Parse the lines of the magics; what may not stand in them is an error of one line."""
 
 from __future__ import annotations
 

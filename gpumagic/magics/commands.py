@@ -1,4 +1,4 @@
-"""The magics: parse a line, call the library, show what it returns."""
+"""Offer the magics: each parses its line, calls the library, and shows what that returns."""
 
 import os
 import sys

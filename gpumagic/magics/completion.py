@@ -1,4 +1,4 @@
-"""Tab after `%%ongpu`, `%ongpu`, `%%gputime` and `%gpus`: devices that exist, and the options."""
+"""Complete the lines of the magics at Tab: devices that exist, and options."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `%gpus` shows: a Snapshot as a table, the live monitor, the doctor, virtual GPUs."""
+"""Make what `%gpus` shows: a Snapshot as a table, the live monitor, the doctor, virtual GPUs."""
 
 import sys
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""`%gpuwatch on`: the ledger of every cell that `%%ongpu` does not report on anyway."""
+"""Show the ledger of every cell while `%gpuwatch` is on, where `%%ongpu` does not report it."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What `%gpus` returns, in IPython: shown at once, and then not again as the cell's value."""
+"""Show what `%gpus` returns at once, and then not again as the cell's value."""
 
 from collections.abc import Callable
 from typing import Any

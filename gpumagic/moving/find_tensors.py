@@ -1,8 +1,7 @@
-"""Find the tensors that a value holds: in modules, optimizers, containers and the notebook's own
-objects, each tensor once.
+"""Find the tensors that a value holds, each once: in modules, optimizers, containers and objects.
 
-Looks at types and never asks an object: a proxy is not woken, a file that acts as a mapping is not
-read, and an object that answers every question with an error does no harm.
+It goes by types and calls no code of an object's: a proxy stays as it is, a file that acts as a
+mapping is not read, and an object whose every attribute raises does no harm.
 """
 
 import dataclasses

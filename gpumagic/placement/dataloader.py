@@ -1,4 +1,4 @@
-"""DataLoader under a placement: the loader works on the host, its batches land on the device."""
+"""Let a DataLoader work on the host under a placement, and bring its batches to the device."""
 
 import dataclasses
 import functools

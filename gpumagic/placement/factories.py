@@ -1,6 +1,6 @@
-"""Placed twins of the functions of torch that make tensors.
+"""Make placed twins of the functions of torch that make tensors.
 
-A twin asks for the placement of its own context and calls the original with that device; without a
+A twin looks up the placement of its own context and calls the original with that device; without a
 placement it is the original. An explicit `device=`, `out=` or `pin_memory=` is left alone.
 """
 

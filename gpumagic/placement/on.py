@@ -1,4 +1,4 @@
-"""Placement: while it holds, new tensors and modules are made on one device.
+"""Make new tensors and modules on one device, for as long as a placement holds.
 
 Guarantees: operators that make nothing new cost what they cost without it; an explicit `device=`
 wins, so does a `with torch.device(...)` inside; other threads and other asyncio tasks do not see

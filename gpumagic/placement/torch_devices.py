@@ -1,4 +1,4 @@
-"""The devices that torch can use in this process, and the textbook's functions for them."""
+"""Find the devices that torch can use in this process; with the textbook's functions for them."""
 
 import torch
 
