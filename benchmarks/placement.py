@@ -101,7 +101,9 @@ def main() -> int:
         cost.append(times[1] - times[0])
     median = statistics.median(cost) * 1e3
     failed |= median > 0.4
-    print(f"\nentering and leaving an empty %%ongpu: {median:.2f} ms more than `pass` (limit 0.4 ms)")
+    print(
+        f"\nentering and leaving an empty %%ongpu: {median:.2f} ms more than `pass` (limit 0.4 ms)"
+    )
     return int(failed)
 
 

@@ -15,23 +15,11 @@ from dataclasses import dataclass
 
 @dataclass
 class Fault:
-    """One kind of fault: what was being done, and which error ended it.
+    """One kind of fault: what was being done, and which error ended it."""
 
-    Attributes
-    ----------
-    doing : str
-        In plain words, as the end of "gpumagic failed while …".
-    error : str
-        Type and message.
-    traceback : str
-        Of the first time. Text: a traceback's frames would keep the user's tensors alive.
-    count : int
-        How often it came.
-    """
-
-    doing: str
+    doing: str  # the end of "gpumagic failed while …"
     error: str
-    traceback: str
+    traceback: str  # of the first time, as text: its frames would keep the user's tensors alive
     count: int = 1
 
     def __str__(self) -> str:

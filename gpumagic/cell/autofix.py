@@ -32,26 +32,14 @@ _MISMATCH = re.compile(
 
 @dataclass(frozen=True)
 class Fixed:
-    """One operand that was brought where the others are.
+    """One operand that was brought where the others are."""
 
-    Attributes
-    ----------
-    name : str
-        The variable, or the expression that it is part of.
-    nbytes, count : int
-        Bytes in all, and how often: once if the variable itself was moved.
-    source, destination : str
-        Devices.
-    line : int or None
-        The user's line.
-    """
-
-    name: str
-    nbytes: int
+    name: str  # the variable, or the expression that it is part of
+    nbytes: int  # of all times together
     source: str
     destination: str
     line: int | None = None
-    count: int = 1
+    count: int = 1  # one where the variable itself was moved
 
 
 class AutoFix(TorchFunctionMode):

@@ -83,32 +83,13 @@ def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:
 
 
 class Run:
-    """A cell in progress. `start` it, run the cell, then `finish` it, whatever happened.
-
-    Parameters
-    ----------
-    device : Device
-    namespace : dict
-        The user's variables.
-    names : iterable of str
-        The names that the cell reads.
-    move : bool
-        Bring the variables that the cell reads, and the batches of loaders.
-    strict : bool
-        Raise at the first copy or wait that is implicit.
-    fix : bool
-        Bring operands on several devices together.
-    table : bool
-        Let the report show the ledger's table.
-    clock : callable
-        Seconds.
-    """
+    """A cell in progress. `start` it, run the cell, then `finish` it, whatever happened."""
 
     def __init__(
         self,
         device: Device,
         namespace: dict[str, Any],
-        names: Iterable[str],
+        names: Iterable[str],  # that the cell reads
         *,
         move: bool = True,
         strict: bool = False,
@@ -132,13 +113,7 @@ class Run:
         self._ledger_complete = True
 
     def start(self) -> None:
-        """Move and place.
-
-        Raises
-        ------
-        GpuError
-            The device has not enough memory for what the cell reads. Nothing was moved.
-        """
+        """Move and place; or raise `GpuError`, and nothing was moved."""
         if self._move:
             self._moves = move_all(
                 variables_read(self._names, self._namespace),
@@ -164,13 +139,7 @@ class Run:
             self._ledger_complete = False
 
     def finish(self, error: BaseException | None = None) -> Report | None:
-        """Undo the placement and say what happened; None when `start` did not succeed.
-
-        Parameters
-        ----------
-        error : BaseException, optional
-            What the cell raised.
-        """
+        """Undo the placement and say what happened; None when `start` did not succeed."""
         if self._placement is None:
             return None
         placement, self._placement = self._placement, None

@@ -15,13 +15,7 @@ class ByProcess(Snapshot):
 
 
 def gpus(where: str | None = None, *, processes: bool = False) -> Snapshot:
-    """The machine now, or the GPUs that `where` names.
-
-    Raises
-    ------
-    GpuError
-        `where` names no GPU of this process.
-    """
+    """The machine now, or the GPUs that `where` names."""
     _tell_cuda_order()
     wanted = _uuids(where) if where else None
     snapshot = telemetry.take()
@@ -70,13 +64,7 @@ def tracebacks() -> str:
 
 
 def live(where: str | None = None) -> Any:
-    """The monitor; None in a terminal, where the table was printed instead.
-
-    Raises
-    ------
-    GpuError
-        One GPU was named, or the front end is not built.
-    """
+    """The monitor; None in a terminal, where the table was printed instead."""
     from gpumagic.widget import monitor
 
     if where:
@@ -85,13 +73,7 @@ def live(where: str | None = None) -> Any:
 
 
 def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -> None:
-    """Turn `number` virtual GPUs on.
-
-    Raises
-    ------
-    GpuError
-        They cannot be had here, or so many cannot.
-    """
+    """Turn `number` virtual GPUs on."""
     from gpumagic import virtual
 
     if not number.isdecimal():

@@ -9,14 +9,7 @@ from gpumagic.errors import torch_needed
 
 
 class Watched:
-    """Watches the cells of one IPython shell.
-
-    Parameters
-    ----------
-    shell : InteractiveShell
-    show : callable
-        Shows what has a text and an HTML form.
-    """
+    """Watches the cells of one IPython shell."""
 
     def __init__(self, shell: Any, show: Callable[[Any], object]) -> None:
         self.shell = shell
@@ -31,13 +24,7 @@ class Watched:
         return stack
 
     def start(self, *, report: bool = False, strict: bool = False) -> None:
-        """Watch from now on, the rest of the running cell included.
-
-        Raises
-        ------
-        GpuError
-            There is no torch.
-        """
+        """Watch from now on, the rest of the running cell included."""
         with torch_needed("%gpuwatch"):
             import gpumagic.ledger.watch  # noqa: F401
         self.stop()

@@ -71,16 +71,7 @@ class RunningCell:
 
 
 class CellHooks:
-    """What IPython calls around each cell of one shell.
-
-    Parameters
-    ----------
-    shell : InteractiveShell
-    show : callable
-        Shows a `Report`, or a dry run, under the cell.
-    failed : callable
-        Called with an error that ended a cell, before its placement ends.
-    """
+    """What IPython calls around each cell of one shell."""
 
     def __init__(
         self,
@@ -168,11 +159,6 @@ class CellHooks:
         """Place the rest of the running cell; called from the cell itself, whose name is `file`.
 
         A dry run takes the cell's place: its result is returned.
-
-        Raises
-        ------
-        UsageError
-            With one line, before anything has run or moved.
         """
         cell = self.current()
         if cell is None:
@@ -238,13 +224,7 @@ class CellHooks:
         self.standing, self.standing_on = standing, cell.run.device.label if cell.run else ""
 
     def set_aside(self) -> None:
-        """End the placement of the running cell, whose code is to be timed elsewhere.
-
-        Raises
-        ------
-        GpuError
-            The cell asks for that placement itself.
-        """
+        """End the placement of the running cell, whose code is to be timed elsewhere."""
         cell = self.current()
         if cell and cell.request and not cell.request.standing:
             raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")

@@ -14,12 +14,6 @@ class Once:
 
     `%gpus` shows what it returns wherever in the cell it stands; when IPython then displays the
     value of that same cell, it is not repeated.
-
-    Parameters
-    ----------
-    shell : InteractiveShell
-    cell : callable
-        The cell that runs now, as an object that is the same throughout it.
     """
 
     def __init__(self, shell: Any, cell: Callable[[], object]) -> None:

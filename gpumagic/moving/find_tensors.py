@@ -74,23 +74,12 @@ def written(steps: Path) -> str:
 class TensorFinder:
     """Collects each tensor once, under the variable that it was first found through.
 
-    Parameters
-    ----------
-    module : str
-        Plain objects whose class has this `__module__` are looked into; others are not.
-
-    Attributes
-    ----------
-    found : list of FoundTensor
-    left : list of Left
-        Objects that must stay as a whole, and variables that could not be looked into.
-    recurrent : list of torch.nn.RNNBase
-        The recurrent modules that were met.
+    Of plain objects, those are looked into whose class is of the module `module`.
     """
 
     def __init__(self, module: str = "__main__") -> None:
         self.found: list[FoundTensor] = []
-        self.left: list[Left] = []
+        self.left: list[Left] = []  # what stays as a whole, or could not be looked into
         self.recurrent: list[nn.RNNBase] = []
         self._module = module
         self._seen: dict[int, object] = {}  # keeps what it met alive, so that an id stays its own

@@ -23,20 +23,10 @@ from gpumagic.placement.torch_devices import torch_device
 
 @dataclass(frozen=True)
 class Moved:
-    """What one variable brought along.
-
-    Attributes
-    ----------
-    name : str
-        The variable, as the user calls it.
-    nbytes : int
-        Bytes copied. Memory that two variables share counts once, for the first.
-    sources : tuple of str
-        The devices it came from, such as ``("cpu",)``.
-    """
+    """What one variable brought along."""
 
     name: str
-    nbytes: int
+    nbytes: int  # memory that two variables share counts once, for the first
     sources: tuple[str, ...]
 
 
@@ -62,28 +52,10 @@ def move_all(
     bystanders: Iterable[tuple[str, Tensor]] = (),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Moves:
-    """Bring tensors, modules, optimizers, and containers of them, to `device`.
+    """Bring tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
-    Parameters
-    ----------
-    variables : iterable of (name, value)
-    device : torch.device
-        With an index where its kind has several.
-    followers : iterable of (name, torch.optim.Optimizer)
-        Optimizers that were not named: their state follows those parameters that move.
-    bystanders : iterable of (name, torch.Tensor)
-        Tensors that were not named: if one shares memory with another that moves, it is told.
-    clock : callable
-        Seconds.
-
-    Returns
-    -------
-    Moves
-
-    Raises
-    ------
-    GpuError
-        The device has not enough free memory. Nothing was moved.
+    The state of `followers` follows those parameters that move; `bystanders` that share memory with
+    a tensor that moves are told in `Moves.left`.
     """
     start = clock()
     finder = TensorFinder()

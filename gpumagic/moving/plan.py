@@ -15,25 +15,11 @@ _ALIGNMENT = 64
 
 
 class MovePlan:
-    """New bytes for old tensors, made in full before the first tensor is changed.
-
-    Parameters
-    ----------
-    device : torch.device
-    wanted : list of FoundTensor
-        The tensors that are elsewhere.
-
-    Attributes
-    ----------
-    nbytes, sources : dict
-        By variable: the bytes copied, and the devices that they come from.
-    left : list of Left
-        What cannot move, and why.
-    """
+    """New bytes for old tensors, made in full before the first tensor is changed."""
 
     def __init__(self, device: torch.device, wanted: list[FoundTensor]) -> None:
         self.device = device
-        self.nbytes: dict[str, int] = {}
+        self.nbytes: dict[str, int] = {}  # by variable
         self.sources: dict[str, dict[str, None]] = {}
         self.left: list[Left] = []
         self._wanted = wanted

@@ -14,40 +14,19 @@ from torch.utils._device import DeviceContext
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """One device in force, in the context (thread or asyncio task) that entered it.
+    """One device in force, in the context (thread or asyncio task) that entered it."""
 
-    Attributes
-    ----------
-    device : torch.device or None
-        None once it was left: a task that outlives its cell must not go on placing.
-    direct : torch.device or None
-        The same, but None too while `overruled` might say yes: what the hot path looks at.
-    batches : bool
-        Whether batches of a `DataLoader` are brought to the device too.
-    outer : Placement or None
-        The one that holds again when this one ends.
-    modes : int
-        How many of torch's modes were in force before it.
-    keywords : dict
-        What the hot path passes on. The CPU needs no word where it is the default anyway: torch
-        takes 0.2 µs to read one.
-    previous_index : int or None
-        The current CUDA device before it.
-    owner : object
-        The `gpumagic.on` that entered it.
-    delivered : list of int
-        Bytes of each batch that a `DataLoader` brought.
-    """
-
-    device: torch.device | None
-    batches: bool
-    outer: "Placement | None"
-    modes: int
+    device: torch.device | None  # None once it was left: a task that outlives its cell must stop
+    batches: bool  # whether those of a `DataLoader` are brought to the device too
+    outer: "Placement | None"  # the one that holds again when this one ends
+    modes: int  # how many of torch's were in force before
+    # What the hot path passes on. The CPU needs no word where it is the default anyway: torch takes
+    # 0.2 µs to read one.
     keywords: dict[str, torch.device]
-    direct: torch.device | None
-    previous_index: int | None = None
-    owner: object = None
-    delivered: list[int] = field(default_factory=list)
+    direct: torch.device | None  # as `device`, but None too while `overruled` might say yes
+    previous_index: int | None = None  # of the current CUDA device before
+    owner: object = None  # the `gpumagic.on` that entered it
+    delivered: list[int] = field(default_factory=list)  # bytes of each batch
 
     def overruled(self) -> bool:
         """Whether the user entered a `with torch.device(...)` since: then that one decides."""

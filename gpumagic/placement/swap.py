@@ -35,17 +35,9 @@ _device_constructors()
 def enter(
     device: torch.device, *, batches: bool = True, namespace: dict[str, Any] | None = None
 ) -> Placement:
-    """Begin a placement. `leave` must be called with what this returns.
+    """Begin a placement; `leave` must be called with what this returns.
 
-    Parameters
-    ----------
-    device : torch.device
-        With an index where its kind has several.
-    batches : bool
-        Bring the batches of a `DataLoader` there too.
-    namespace : dict, optional
-        Global variables of the code that will run: names that it imported from torch earlier
-        (``from torch import zeros``) are placed too.
+    In `namespace`, names that were imported from torch earlier are placed too.
     """
     outer, modes = in_force.get(), _len_torch_function_stack()
     while outer is not None and outer.device is None:

@@ -52,13 +52,7 @@ names.devices_changed.append(_found.clear)
 
 
 def find(where: object) -> Device:
-    """The one device that `where` names, and that torch can use.
-
-    Raises
-    ------
-    GpuError
-        There is no such device, several are named, or torch was built without it.
-    """
+    """The one device that `where` names, and that torch can use."""
     if isinstance(where, str) and where in _found:
         return _found[where]
     here = devices(memory="free" in str(where))
