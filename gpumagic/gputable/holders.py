@@ -121,10 +121,8 @@ def _unseen(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict[str, i
     for gpu in gpus:
         if gpu.memory_used is None or gpu.unified or gpu.uuid in cut:
             continue
-        held = [holder.memory[gpu.uuid] for holder in holders if gpu.uuid in holder.memory]
-        if None in held:
-            continue
+        held = [holder.memory.get(gpu.uuid, 0) for holder in holders]
         rest = gpu.memory_used - sum(count or 0 for count in held)
-        if rest > _NOBODYS:
+        if None not in held and rest > _NOBODYS:
             unseen[gpu.uuid] = rest
     return unseen

@@ -36,12 +36,11 @@ _OVERLAP = "at most: all of it, if it runs beside the computation"
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do, how many calls that saves, and seconds with how they were estimated."""
+    """What to do, how many calls that saves, and which part of the time, in words too."""
 
     text: str
     saved: int
-    of: int
-    seconds: float
+    share: float
     how: str
 
 
@@ -78,47 +77,41 @@ def _of_wait(entry: Entry) -> Advice | None:
 
 def _of_copy(entry: Entry) -> Advice | None:
     if entry.repeats:
+        text = f"the same tensor each time; move it to {entry.destination} once, before the loop"
         share = entry.repeats / entry.count
-        return Advice(
-            f"the same tensor each time; move it to {entry.destination} once, before the loop",
-            entry.repeats,
-            entry.count,
-            (entry.seconds or 0) * share,
-            "the time of all but the first",
-        )
+        return Advice(text, entry.repeats, share, "the time of all but the first")
     if entry.via == "loader":
-        return (
-            _overlap(entry, "pin its batches: DataLoader(..., pin_memory=True)")
-            if not entry.pinned
-            else None
-        )
+        text = "pin its batches: DataLoader(..., pin_memory=True)"
+        return None if entry.pinned else Advice(text, 0, 1.0, _OVERLAP)
+    if entry.source == "cpu":
+        return _of_brought(entry)
     if entry.destination == "cpu":
         text = "keep the results on the device and copy them once: torch.stack(results).cpu()"
         return _all_but_one(entry, _LOG if entry.implicit else text)
-    if entry.source == "cpu" and entry.implicit and entry.nbytes > entry.count * _SCALAR:
+    return None
+
+
+def _of_brought(entry: Entry) -> Advice | None:
+    if entry.implicit and entry.nbytes > entry.count * _SCALAR:
         text = f"what is indexed or assigned with lies on the CPU; bring it to {entry.destination}"
         return _all_but_one(entry, f"{text} once")
-    if entry.source == "cpu" and _MADE_ON_HOST.search(entry.code):
+    if _MADE_ON_HOST.search(entry.code):
         text = f"make it there: device='{entry.destination}' instead of .to"
         return _all(entry, text)
-    if entry.source == "cpu" and entry.nbytes < entry.count * _SMALL:
+    if entry.nbytes < entry.count * _SMALL:
         return _all_but_one(entry, "many small copies: put them into one tensor and copy that")
-    if entry.source == "cpu" and entry.blocking:
+    if entry.blocking:
         pinned = "" if entry.pinned else f"{_PIN}, and "
-        return _overlap(entry, f"{pinned}.to('{entry.destination}', non_blocking=True)")
+        text = f"{pinned}.to('{entry.destination}', non_blocking=True)"
+        return Advice(text, 0, 1.0, _OVERLAP)
     return None
 
 
 def _all(entry: Entry, text: str) -> Advice:
-    return Advice(text, entry.count, entry.count, entry.seconds or 0, "the time of all of them")
+    return Advice(text, entry.count, 1.0, "the time of all of them")
 
 
 def _all_but_one(entry: Entry, text: str) -> Advice:
     calls = max(entry.calls, 1)
     saved = entry.count - round(entry.count / calls)
-    seconds = (entry.seconds or 0) * (1 - 1 / calls)
-    return Advice(text, saved, entry.count, seconds, f"the time of all but one of {calls:,}")
-
-
-def _overlap(entry: Entry, text: str) -> Advice:
-    return Advice(text, 0, entry.count, entry.seconds or 0, _OVERLAP)
+    return Advice(text, saved, 1 - 1 / calls, f"the time of all but one of {calls:,}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpumagic.display import table
 from gpumagic.display.style import block, tag
-from gpumagic.display.units import NOT_KNOWN, duration, size
+from gpumagic.display.units import duration, size
 from gpumagic.ledger.advice import advise
 from gpumagic.ledger.entry import Entry, Ledger
 
@@ -31,32 +31,30 @@ def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
 
 def _transfers(entries: list[Entry]) -> str:
     copies = [e for e in entries if e.kind == "copy"]
-    if not copies:
-        return ""
     to: dict[str, int] = {}
     for e in copies:
         to[e.destination] = to.get(e.destination, 0) + e.nbytes
     count = sum(e.count for e in copies)
     each = ", ".join(f"{size(nbytes)} to {device}" for device, nbytes in to.items())
-    return f"{count:,} transfer{'s' * (count > 1)}: {each}{_at(copies, count)}"
+    return f"{_count(count, 'transfer')}: {each}{_at(copies, count)}" if copies else ""
 
 
 def _waits(entries: list[Entry]) -> str:
     waits = [e for e in entries if e.kind == "wait"]
-    if not waits:
-        return ""
     count = sum(e.count for e in waits)
-    return f"{count:,} wait{'s' * (count > 1)}{_at(waits, count)}"
+    return f"{_count(count, 'wait')}{_at(waits, count)}" if waits else ""
 
 
 def _printed(entries: list[Entry]) -> str:
     """Each printing makes many waits and copies, which the table has."""
-    if not entries:
-        return ""
     count = sum(e.calls for e in entries)
-    reads = sum(e.count for e in entries)
-    words = f"{count:,} tensor{'s' * (count > 1)} printed"
-    return f"{words} in {reads:,} reads{_at(entries, count, calls=True)}"
+    reads = f"{sum(e.count for e in entries):,} reads"
+    words = f"{_count(count, 'tensor')} printed in {reads}{_at(entries, count, calls=True)}"
+    return words if entries else ""
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count > 1)}"
 
 
 def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
@@ -98,9 +96,7 @@ def html(ledger: Ledger, *, with_line: bool = True) -> str:
 def _columns(ledger: Ledger) -> list[table.Column]:
     entries = ledger.entries
     several = len({e.file for e in entries if e.line is not None}) > 1
-    times = [
-        duration(e.seconds) if e.count and e.seconds is not None else NOT_KNOWN for e in entries
-    ]
+    times = [duration(e.seconds if e.count else None) for e in entries]
     return [
         table.Column("line", [_location(e, several) for e in entries], number=True),
         table.Column(
@@ -141,10 +137,10 @@ def _advice(e: Entry, in_calls: bool) -> str:
     advice = advise(e)
     if advice is None:
         return ""
-    saved = f"≈ {duration(advice.seconds)} ({advice.how})"
+    saved = f"≈ {duration((e.seconds or 0) * advice.share)} ({advice.how})"
     if in_calls:
         kind = "waits" if e.kind == "wait" else "copies"
-        saved = f"{advice.saved:,} of {advice.of:,} {kind}" if advice.saved else ""
+        saved = f"{advice.saved:,} of {e.count:,} {kind}" if advice.saved else ""
     return f"→ {advice.text}" + (f"; saves {saved}" if saved else "")
 
 
