@@ -54,7 +54,12 @@ def counted(
         if not attribute.running or (waits and here.waiting):
             return base(*args, **kwargs)
         try:
-            if tensors and not _modes() and _PLAIN.issuperset(map(type, args[:tensors])):
+            if (
+                tensors
+                and not _modes()
+                and type(args[0]) in _PLAIN
+                and (tensors == 1 or type(args[1]) in _PLAIN)
+            ):
                 after = before(*args, **kwargs)
             else:
                 with _without_overrides():
@@ -66,13 +71,15 @@ def counted(
             after = None
         if after is None:
             return base(*args, **kwargs)
-        here.waiting = waits or here.waiting
+        if waits:
+            here.waiting = True
         try:
             start = perf_counter()
             result = base(*args, **kwargs)
             seconds = perf_counter() - start
         finally:
-            here.waiting = here.waiting and not waits
+            if waits:
+                here.waiting = False
         try:
             after(seconds)
         except Exception as error:  # noqa: BLE001
@@ -104,25 +111,35 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
         found = counts((True, "copy_", source, destination, non_blocking), src)
         if not found:
             return None
-        nbytes, copies = src.nbytes, here.copies
-        begun = None if virtual else _begin(found, destination if source == HOST else source)
+        nbytes, host = src.nbytes, self if destination == HOST else src
+        blocking = not non_blocking and (source == HOST or destination == HOST)
 
         def after(seconds: float) -> None:
-            # Where a dtype or strides change too, a real GPU's copies by way of a temporary: by
-            # `copy_` again, which has counted itself.
-            if not virtual and (here.copies != copies or not nbytes):
-                return
+            add(found, nbytes, seconds, blocking)
+            if (first := found[0].count) <= _FIRST or not first % _EVERY:
+                _look(found, src, host)
+
+        if virtual:
+            return after
+        return _on_real(found, after, destination if source == HOST else source, nbytes)
+
+    return counted(base, before, 2)
+
+
+def _on_real(found: Sequence[Count], after: After, index: int, nbytes: int) -> After:
+    """What is to be called after a copy by GPU `index`, which its own stream times."""
+    begun, copies = _begin(found, index), here.copies
+
+    def after_on_real(seconds: float) -> None:
+        # Where a dtype or strides change too, torch copies by way of a temporary: by `copy_`
+        # again, which has counted itself.
+        if here.copies == copies and nbytes:
             here.copies += 1
-            add(found, nbytes, seconds if virtual else 0.0, not non_blocking and HOST in ends)
-            if not virtual or (first := found[0].count) <= _FIRST or not first % _EVERY:
-                _look(found, src, self if destination == HOST else src)
+            after(0.0)
             if begun is not None:
                 TIMER.end(begun, found)
 
-        ends = source, destination
-        return after
-
-    return counted(base, before, 2)
+    return after_on_real
 
 
 def _begin(found: Sequence[Count], index: int) -> Any:
@@ -141,12 +158,13 @@ def reading(base: Kernel) -> Kernel:
 
     def before(self: Any) -> After | None:
         __tracebackhide__ = True
+        if here.waiting:  # some operators find the size of their result by `item` within
+            return None
         found = counts((False, "item", self.get_device(), HOST, False), self)
         nbytes = self.element_size()
         return lambda seconds: add(found, nbytes, seconds, True)
 
-    # Some operators find the size of their result by `item` within: one wait of the user's.
-    return counted(base, before, 1, waits=True)
+    return counted(base, before, 1)
 
 
 def waiting(base: Kernel, operator: str) -> Kernel:

@@ -9,13 +9,16 @@ from types import FrameType
 
 from gpumagic.usercode.files import is_users
 
-LIBRARY, USER, PRINT, LOADER, DISPLAY, ENGINE, FIX = range(7)
-"""What a frame is: of a library; of the user; or one that says how the user got there: by printing,
-by a `DataLoader` whose batches a placement brings, by the notebook's display of a value, by
-autograd's engine; by `--fix`."""
+IN_FRONT, LIBRARY, USER, PRINT, LOADER, DISPLAY, ENGINE, FIX = range(-1, 7)
+"""What a frame is: of what stands in front of torch's own; of a library; of the user; or one that
+says how the user got there: by printing, by a `DataLoader` whose batches a placement brings, by the
+notebook's display of a value, by autograd's engine; by `--fix`."""
 
 WORDS = {PRINT: "print", LOADER: "loader", DISPLAY: "display", ENGINE: "backward", FIX: "fix"}
 _SPECIAL = {
+    os.path.join("gpumagic", "ledger", "copy_kernels.py"): IN_FRONT,
+    os.path.join("gpumagic", "ledger", "synchronize.py"): IN_FRONT,
+    os.path.join("gpumagic", "ledger", "torch_2_8.py"): IN_FRONT,
     os.path.join("torch", "_tensor_str.py"): PRINT,
     os.path.join("torch", "autograd", "graph.py"): ENGINE,
     os.path.join("torch", "autograd", "__init__.py"): ENGINE,
@@ -48,7 +51,7 @@ def locate(frame: FrameType | None) -> tuple[FrameType | None, int]:
     how, first = LIBRARY, frame
     while frame is not None:
         kind = kinds[frame.f_code.co_filename]
-        if kind:
+        if kind > LIBRARY:
             if kind == USER:
                 return frame, how
             if kind > how and (kind != ENGINE or frame is first):
