@@ -4,6 +4,8 @@ Guarantees: the result is plain data, and holds what is known up to where the co
 came to what only data can tell. Nothing here is undone: the process must end when it has answered.
 """
 
+import errno
+import os
 import signal
 import time
 import weakref
@@ -36,6 +38,8 @@ from gpumagic.placement.swap import enter
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.lines import BEFORE, UserLine, innermost, innermost_of
 
+_DENIED = os.strerror(errno.EACCES)
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -51,7 +55,7 @@ class Subject:
 
 
 def follow(subject: Subject, before: Before) -> DryRun:
-    """What the code of `subject` would do, with the memory that there is `before` it."""
+    """What the code of `subject` would do, with what there is `before` it."""
     return _Following(subject).run(before)
 
 
@@ -73,7 +77,6 @@ class _Following:
         self._unknown.setdefault((where, reason), Unknown(where, reason, ended))
 
     def run(self, before: Before) -> DryRun:
-        started = time.perf_counter()
         subject, named, variables = self._subject, dict[str, Any](), _Variables({})
         confinement = Confinement()
         mode = Fakes(allow_fallback_kernels=False, allow_non_fake_inputs=True)
@@ -109,7 +112,7 @@ class _Following:
             error_at=self._error_at,
             printed=confinement.printed.getvalue(),
             operators=self._operators.count,
-            seconds=time.perf_counter() - started,
+            seconds=time.monotonic() - before.time,
             virtual=virtual,
         )
 
@@ -137,11 +140,12 @@ class _Following:
             self.note(stopped.reason, stopped.where, ended=True)
         except KeyboardInterrupt as error:
             self.note("interrupted", innermost_of(error.__traceback__), ended=True)
-        except PermissionError as error:  # the kernel's answer to a writer in C++
-            reason = f"{_one_line(error)}: a dry run writes no file"
-            self.note(reason, innermost_of(error.__traceback__), ended=True)
         except BaseException as error:  # noqa: BLE001  what the user's code raises is the result
-            self._error, self._error_at = error, innermost_of(error.__traceback__)
+            where = innermost_of(error.__traceback__)
+            if _is_refusal(error):
+                self.note(f"{_one_line(error)}: a dry run writes no file", where, ended=True)
+            else:
+                self._error, self._error_at = error, where
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -200,6 +204,12 @@ def _reference(value: Any) -> Any:
         return weakref.ref(value)
     except TypeError:
         return None
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether an error is the kernel's answer to a writer that Python does not see."""
+    number = error.errno if isinstance(error, OSError) else None
+    return number in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) or _DENIED in str(error)
 
 
 def _one_line(error: BaseException) -> str:

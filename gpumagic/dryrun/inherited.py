@@ -43,13 +43,7 @@ class Inherited:
                 self._convert(found.tensor)
 
     def fake(self, tensor: Tensor) -> None:
-        """Make a fake of a tensor that the code uses.
-
-        Raises
-        ------
-        Stopped
-            torch has no fakes for its layout or its class.
-        """
+        """Make a fake of a tensor that the code uses; `Stopped` where torch has none for it."""
         if id(tensor) not in self._without:
             self._convert(tensor)
         if id(tensor) in self._without:

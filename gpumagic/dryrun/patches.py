@@ -83,11 +83,5 @@ def _eager(note: Callable[[str], object]) -> Callable[..., Any]:
 
 
 def _one_process(loader: Any) -> Any:
-    words = vars(loader)
-    changed = {"num_workers": 0, "pin_memory": False, "prefetch_factor": None, "timeout": 0}
-    before = {name: words[name] for name in changed if name in words}
-    words.update(changed)
-    try:
-        return _SingleProcessDataLoaderIter(loader)
-    finally:
-        words.update(before)
+    vars(loader).update(num_workers=0, pin_memory=False, prefetch_factor=None, timeout=0)
+    return _SingleProcessDataLoaderIter(loader)

@@ -1,5 +1,6 @@
 """Compare what a dry run would hold with what each device has."""
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from gpumagic.dryrun.result import Peak
 class Before:
     """What there is before the code, measured where the devices may be used."""
 
+    time: float  # seconds, by a clock that only grows
     memory: dict[str, tuple[int, int | None]]  # bytes allocated and free, by device
     virtual: bool
     real: list[tuple[Any, int]]  # properties and bytes allocated, where a driver is in use
@@ -35,7 +37,7 @@ def measure(target: torch.device | None) -> Before:
             memory[f"cuda:{index}"] = allocated, torch.cuda.mem_get_info(index)[0] + unused
             if not virtual:
                 real.append((torch.cuda.get_device_properties(index), allocated))
-    return Before(memory, virtual, real)
+    return Before(time.monotonic(), memory, virtual, real)
 
 
 def peaks(held: HeldMemory, before: Before) -> dict[str, Peak]:

@@ -11,55 +11,28 @@ from gpumagic.usercode.lines import UserLine
 
 @dataclass(frozen=True)
 class Assigned:
-    """A variable that the code assigns.
-
-    Attributes
-    ----------
-    name : str
-    kind : str
-        ``"float32[128, 10]"`` for a tensor, else in words: ``"Sequential, 4 parameters"``.
-    device : str
-        ``"cuda:1"``; several are joined by a comma, and what is on none has none.
-    nbytes : int
-        Of its tensors.
-    shape : tuple of int or None
-        Of a tensor.
-    dtype : torch.dtype or None
-        Of a tensor.
-    """
+    """A variable that the code assigns."""
 
     name: str
-    kind: str
-    device: str = ""
-    nbytes: int = 0
-    shape: tuple[int, ...] | None = None
+    kind: str  # "float32[128, 10]" for a tensor, else in words: "Sequential, 4 parameters"
+    device: str = ""  # several are joined by a comma, and what is on none has none
+    nbytes: int = 0  # of its tensors
+    shape: tuple[int, ...] | None = None  # of a tensor, as is its dtype
     dtype: Any = None
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The memory of one device.
+    """The memory of one device, in bytes: at least so much.
 
-    Attributes
-    ----------
-    device : str
-    peak : int
-        The most bytes allocated at once while the code runs, what is there already included: what
-        ``torch.cuda.max_memory_allocated`` would say. At least: kernels' workspaces and the
-        allocator's fragmentation are not in it.
-    needed : int
-        Of these, bytes that are not allocated yet, what `%%ongpu` brings included.
-    free : int or None
-        Bytes that there are for them now; None where it is not known.
-    at : UserLine or None
-        The line of the peak.
+    Kernels' workspaces and the allocator's fragmentation are not in it.
     """
 
     device: str
-    peak: int
-    needed: int
-    free: int | None
-    at: UserLine | None
+    peak: int  # the most at once, with what is there already: torch's max_memory_allocated
+    needed: int  # of these, what is not allocated yet, what `%%ongpu` brings included
+    free: int | None  # what there is for them now
+    at: UserLine | None  # the line of the peak
 
     @property
     def fits(self) -> bool | None:
@@ -121,7 +94,7 @@ class DryRun(Shown):
     operators : int
         How many operators were followed.
     seconds : float
-        What the dry run took.
+        What the dry run took, the copy of the process included.
     virtual : bool
         Whether the device is a virtual GPU.
     """
