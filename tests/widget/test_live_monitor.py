@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from fake_sampler import MINE, SNAPSHOT, Clock, Sampler
+from IPython.core.events import EventManager, available_events
 
 from gpumagic.errors import GpuError
 from gpumagic.widget import monitor
@@ -85,18 +86,21 @@ def test_an_async_cell_is_one_cell(shell):
     assert not log.busy
 
 
-def test_old_cells_are_forgotten(shell):
-    log = ShellCells(shell.ip, lambda: None, Clock())
-    info = SimpleNamespace(store_history=True)
-    log._began(info)
-    for _ in range(KEPT + 5):
-        other = SimpleNamespace(store_history=True)
-        log._began(other)
-        log._ended(SimpleNamespace(info=other))
-    log._ended(SimpleNamespace(info=info))
+def test_old_cells_are_forgotten():
+    events = EventManager(None, available_events)
+    shell = SimpleNamespace(events=events, displayhook=None, execution_count=1)
+    log = ShellCells(shell, lambda: None, Clock())
     log.install()
+    outer = SimpleNamespace(store_history=True)
+    events.trigger("pre_run_cell", outer)
+    for _ in range(KEPT + 5):
+        info = SimpleNamespace(store_history=True)
+        events.trigger("pre_run_cell", info)
+        events.trigger("post_run_cell", SimpleNamespace(info=info))
+    events.trigger("post_run_cell", SimpleNamespace(info=outer))
     log.uninstall()
     assert len(log.runs()) == KEPT
+    assert not log.busy
 
 
 # -- the widget
