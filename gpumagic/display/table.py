@@ -63,7 +63,9 @@ def short(text: str, most: int) -> str:
     """A text, cut to a width if it is longer."""
     if width(text) <= most:
         return text
-    while text and width(text) > most - 1:
+    # At once, for it may be very long; then what is wide.
+    text = text[: max(most - 1, 0)]
+    while width(text) > most - 1 > 0:
         text = text[:-1]
     return f"{text}…"
 

@@ -1,25 +1,24 @@
 """Records find their views, which are imported when something is shown and not before."""
 
-import subprocess
 import sys
 
 from gpumagic.display import shown
 
-LIGHT = """
-import sys
-from gpumagic.ledger.entry import Ledger
-print([name for name in sys.modules if name.endswith("_view")])
-print(repr(Ledger()), "no copies" in Ledger()._repr_html_())
-print([name for name in sys.modules if name.endswith("_view")])
-"""
 
+def test_a_view_is_imported_when_its_record_is_shown_first(monkeypatch, tmp_path):
+    class Record(shown.Shown):
+        pass
 
-def test_a_view_is_imported_when_its_record_is_shown_first():
-    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True)
-    before, said, after = done.stdout.splitlines()
-    assert before == "[]", done.stderr
-    assert said == "no copies between devices, and no waits for one True"
-    assert after == "['gpumagic.ledger.ledger_view']"
+    (tmp_path / "late_view.py").write_text(
+        "def text(record): return 'words'\ndef html(record): return '<b>words</b>'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    shown.register(f"{Record.__module__}.{Record.__qualname__}", "late_view")
+    record = Record()
+    assert "late_view" not in sys.modules
+    assert repr(record) == "words"
+    assert record._repr_html_() == "<b>words</b>"
+    del sys.modules["late_view"]
 
 
 def test_a_record_is_shown_as_its_base_is_and_html_may_have_a_view_of_its_own(monkeypatch):
