@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from gpumagic.isolation.setting import Setting, attributes, mapping, pairs, sequence
@@ -46,6 +46,7 @@ def of_signals() -> list[Setting]:
     ]
 
 
+@cache
 def of_python() -> list[Setting]:
     """All of Python's own."""
     hooks = "displayhook excepthook unraisablehook breakpointhook"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ def sequence(owner: Any, name: str) -> Setting:
     return Setting(f"{owner.__name__}.{name}", read, write, grows=True)
 
 
-def mapping(name: str, held: MutableMapping[Any, Any], *, grows: bool = False) -> Setting:
+def mapping(name: str, held: Any, *, grows: bool = False) -> Setting:
     """A mapping, put back in place; what did not change is not written again."""
 
     def write(before: dict[Any, Any]) -> None:
@@ -64,4 +64,4 @@ def mapping(name: str, held: MutableMapping[Any, Any], *, grows: bool = False) -
             if key not in held or held[key] is not value:
                 held[key] = value
 
-    return Setting(name, lambda: dict(held), write, grows)
+    return Setting(name, held.copy, write, grows)

@@ -22,7 +22,7 @@ from gpumagic.isolation.interrupts import deferred
 from gpumagic.isolation.python_settings import of_libraries, of_numpy, of_python, of_signals
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.setting import Setting
-from gpumagic.isolation.torch_settings import module_hooks, of_a_thread, of_the_process
+from gpumagic.isolation.torch_settings import module_hooks, of_a_thread, of_cuda, of_the_process
 
 # A setting, and its value.
 _Known = tuple[Setting, Any]
@@ -35,7 +35,9 @@ class Settings:
 
     def __init__(self) -> None:
         self._signals = _now(of_signals())
-        self._others = _now(chain(of_a_thread(), of_the_process(), of_python(), of_libraries()))
+        self._others = _now(
+            chain(of_a_thread(), of_the_process(), of_cuda(), of_python(), of_libraries())
+        )
         self._randomness = Randomness()
         self._modules = set(sys.modules)
 
@@ -54,7 +56,7 @@ class Growth:
     """What a program that runs ten thousand times may add to as often, as it is now."""
 
     def __init__(self) -> None:
-        every = chain(of_the_process(), of_python())
+        every = (*of_the_process(), *of_python())
         self._settings = _now(setting for setting in every if setting.grows)
         self._modules = set(sys.modules)
         self._sizes = _sizes()

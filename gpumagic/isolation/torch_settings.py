@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils import _python_dispatch as dispatch
 from gpumagic.isolation.setting import Setting, attributes, mapping, pairs
 
 
+@cache
 def of_a_thread() -> list[Setting]:
     """What each thread decides for itself."""
     kinds = ("cpu", "cuda", "mps")
@@ -35,8 +36,9 @@ def of_a_thread() -> list[Setting]:
     ]
 
 
+@cache
 def of_the_process() -> list[Setting]:
-    """All else."""
+    """All else, but what a GPU that has started has."""
     return [
         Setting("inference mode", torch.is_inference_mode_enabled, _set_inference_mode),
         Setting("the default device, and modes of functions", _modes, _set_modes),
@@ -79,11 +81,13 @@ def of_the_process() -> list[Setting]:
         *_of_backends(),
         *attributes(module, "_global_is_full_backward_hook"),
         *(mapping(f"torch's {n}", held, grows=True) for n, held in module_hooks().items()),
-        *(_of_cuda() if torch.cuda.is_initialized() else []),
     ]
 
 
-def _of_cuda() -> list[Setting]:
+def of_cuda() -> list[Setting]:
+    """Of the current GPU, where CUDA has started."""
+    if not torch.cuda.is_initialized():
+        return []
     return pairs(
         torch.cuda,
         ("current_device", "set_device"),

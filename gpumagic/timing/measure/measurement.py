@@ -198,12 +198,7 @@ class Measuring:
         clock = task.stopwatch.clock
 
         def repeated(lap: Callable[[int], Lap], **options: Any) -> Repeats:
-            def measured(number: int) -> Lap:
-                found = lap(number)
-                growth.put_back()
-                return found
-
-            return Repeats(measured, max_time, clock=clock, **options)
+            return Repeats(lap, max_time, clock=clock, between=growth.put_back, **options)
 
         def told(stage: Stage) -> None:
             with self._quiet.lifted():

@@ -42,7 +42,8 @@ class Repeats:
     `lap` times a block of so many runs; 0 for an empty one. `max_time` is in seconds, for warm-up
     and repeats together: the repeat that would end after it is not begun, but one there always is,
     and of what takes a fifth of it or more there is no other warm-up. `told` is called between
-    blocks, ten times a second at most. The repeats take `least` seconds, if there is the time.
+    blocks, ten times a second at most, and `between` after each. The repeats take `least` seconds,
+    if there is the time.
     """
 
     def __init__(
@@ -53,12 +54,13 @@ class Repeats:
         clock: Callable[[], float] = time.perf_counter,
         resolution: float = time.get_clock_info("perf_counter").resolution,
         told: Callable[[Stage], object] = lambda stage: None,
+        between: Callable[[], object] = lambda: None,
         least: float = _LEAST_TIMED_S,
     ) -> None:
         self.laps: list[Lap] = []  # filled while it runs, so that an interrupt leaves them
         self.number, self.runs = 1, 0  # runs in each, and in all, warm-up included
         self.steady = False  # whether the median's interval was narrow in the end
-        self._timed, self._told, self._clock = lap, told, clock
+        self._timed, self._told, self._clock, self._between = lap, told, clock, between
         self._last_told: tuple[Stage | None, float] = (None, 0.0)
         self._max_time, self._least = max_time, min(least, max_time / 2)
         self._resolution = resolution
@@ -109,7 +111,9 @@ class Repeats:
 
     def _lap(self, number: int) -> Lap:
         self.runs += number
-        return self._timed(number)
+        lap = self._timed(number)
+        self._between()
+        return lap
 
     def _warm_up(self, each: float, began: float, share: float) -> None:
         """Run until it is steady, and find out how many runs make a block; `each` is of one."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,19 +111,19 @@ class Alone:
     def __init__(self, trials: Sequence[Trial], stopwatch: Stopwatch) -> None:
         (self._trial,) = self.trials = trials
         self._stopwatch = stopwatch
+        self.lap: Callable[[int], Lap]  # times a block of runs; after `set_up`
 
     def set_up(self, n: int) -> None:
         """Place this thread on the device and run the set-up there."""
-        self._trial.set_up()
+        trial = self._trial
+        trial.set_up()
+        self.lap = partial(self._stopwatch.lap, trial.loop, on=[trial.device])
 
     def first(self, n: int) -> Any:
         """The first run; its value."""
         return self._trial.first()
 
-    def lap(self, number: int) -> Lap:
-        """A block of runs."""
-        return self._stopwatch.lap(self._trial.loop, number, [self._trial.device])
-
     def close(self) -> None:
         """Leave the device."""
+        vars(self).pop("lap", None)
         self._trial.leave()
