@@ -28,30 +28,15 @@ _METHODS = ("torch._tensor", "torch.functional")
 
 @dataclass(eq=False)
 class ActiveWatch:
-    """What a running watch is to the operators: where to count, and what to do at an alarm.
-
-    Attributes
-    ----------
-    tally : Tally
-    alarm : callable or None
-        Called with the count and the tensor before each call that may be worth a warning; may
-        raise `CrossDeviceWarning`.
-    strict : bool
-        Whether the alarm raises: then it is called in nested watches too.
-    outer : ActiveWatch or None
-        The watch around this one, which counts the same.
-    live : bool
-        False once it ended; a task or a thread that outlives it must not count.
-    thread : int
-        The thread that began it.
-    """
+    """What a running watch is to the operators: where to count, and what to do at an alarm."""
 
     tally: Tally
+    # Called before each call that may be worth a warning; may raise `CrossDeviceWarning`.
     alarm: Callable[[Count, Any], None] | None = None
-    strict: bool = False
-    outer: "ActiveWatch | None" = None
-    live: bool = True
-    thread: int = field(default_factory=_ident)
+    strict: bool = False  # the alarm raises: then it is called in nested watches too
+    outer: "ActiveWatch | None" = None  # the watch around this one, which counts the same
+    live: bool = True  # until it ends; a task or a thread that outlives it must not count
+    thread: int = field(default_factory=_ident)  # that began it
 
 
 current: ContextVar[ActiveWatch | None] = ContextVar("gpumagic_watch", default=None)
@@ -85,19 +70,7 @@ def watches() -> tuple[ActiveWatch, ...]:
 
 
 def counts(what: What, tensor: Any) -> Sequence[Count]:
-    """Where one call is to be counted, after every alarm was given.
-
-    Parameters
-    ----------
-    what : What
-    tensor : torch.Tensor or None
-        What is copied or waited for.
-
-    Raises
-    ------
-    CrossDeviceWarning
-        Where an alarm is an error.
-    """
+    """Where a call is to be counted, after every alarm was given: one that is an error raises."""
     __tracebackhide__ = True
     watch = _current()
     # The usual case first, spelled out: it is the cost of each copy and wait.
@@ -171,17 +144,7 @@ def count_for(
     user: FrameType | None,
     inner: FrameType | None,
 ) -> Count:
-    """A count of nothing yet, for an operator that the innermost frame `inner` calls.
-
-    Parameters
-    ----------
-    source, destination : str
-        Devices, by name.
-    how : int
-        The way from the user's frame to `inner`: see `via`.
-    user, inner
-        The user's frame that led there, and the innermost of Python's; None where there is none.
-    """
+    """A count of nothing yet, for an operator that the innermost frame `inner` calls."""
     code, at = (None, 0) if user is None else in_cell(user)
     called_in = (None, 0) if inner is None else (inner.f_code, inner.f_lasti)
     implicit = is_implicit(operator, how, *((code, at) if inner is user else called_in))

@@ -34,20 +34,10 @@ _FIRST, _EVERY = 8, 64
 def counted(
     base: Kernel, before: Callable[..., After | None], tensors: int = 0, *, waits: bool = False
 ) -> Kernel:
-    """What stands in front of `base`: it runs that, and counts the call where something watches.
-
-    Parameters
-    ----------
-    base : callable
-    before : callable
-        Given the same arguments before each call: returns what is to be called after it, or None
-        where nothing is to be counted; may raise `CrossDeviceWarning`.
-    tensors : int
-        How many of the first arguments `before` looks at: if those are plain, nobody's overrides
-        can be asked by that.
-    waits : bool
-        `base` is one wait of the user's, whatever it waits for within.
-    """
+    """What stands in front of `base`: it runs that, and counts the call where something watches."""
+    # `before` is given the same arguments and may raise `CrossDeviceWarning`; what it returns is
+    # called afterwards. It looks at the first `tensors` arguments: where those are plain, nobody's
+    # overrides can be asked by that. With `waits`, all waits within `base` are one of the user's.
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True

@@ -24,24 +24,13 @@ _EXPLICIT = 100
 
 @dataclass(eq=False)
 class Alarm:
-    """The alarms of one watch: at most one for each line.
+    """The alarms of one watch: at most one for each line."""
 
-    Attributes
-    ----------
-    strict : bool
-        Raise at the first that is implicit.
-    """
-
-    strict: bool = False
+    strict: bool = False  # raise at the first that is implicit
     _lines: set[tuple[str, int]] = field(default_factory=set)
 
     def __call__(self, count: Count, tensor: Any) -> None:
-        """Before one call: warn or raise, if it is time to.
-
-        Raises
-        ------
-        CrossDeviceWarning
-        """
+        """Warn before a call, or raise `CrossDeviceWarning`, if it is time to."""
         __tracebackhide__ = True
         if count.how in (LOADER, ENGINE, DISPLAY, FIX):
             count.warned = True

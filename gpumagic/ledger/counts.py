@@ -19,42 +19,26 @@ _MOST = 4096
 
 @dataclass(slots=True, eq=False)
 class Count:
-    """The counts of one instruction; what `Entry` is made of, and described there.
-
-    Attributes
-    ----------
-    how : int
-        The way from the user's frame to the operator: see `via`.
-    code, at
-        The user's code and its instruction.
-    kept : object
-        The code objects whose addresses are part of this count's key: while it is there, no other
-        may come to lie at them.
-    looks : int
-        How often a copy was looked at: see `look_at`.
-    timed : int
-        How many calls have added to `seconds`, if not all.
-    warned : bool
-        No warning is to be given for it any more.
-    """
+    """The counts of one instruction; what `Entry` is made of, and described there."""
 
     copy: bool
     operator: str
     source: str
     destination: str
-    how: int
-    code: CodeType | None
+    how: int  # the way from the user's frame to the operator: see `via`
+    code: CodeType | None  # of the user, and its instruction
     at: int
     implicit: bool
     within: str = ""
+    # Code objects whose addresses are in this count's key: none other may come to lie there.
     kept: object = None
     count: int = 0
     nbytes: int = 0
     seconds: float = 0.0
     calls: int = 0
     blocking: int = 0
-    timed: int = 0
-    looks: int = 0
+    timed: int = 0  # calls that have added to `seconds`, if not all
+    looks: int = 0  # see `look_at`
     repeats: int = 0
     pinned: bool | None = None
     last: weakref.ref[Any] | None = None
@@ -98,17 +82,10 @@ class Count:
 
 @dataclass(eq=False)
 class Tally:
-    """The counts of one watch.
+    """The counts of one watch."""
 
-    Attributes
-    ----------
-    virtual : bool
-        Whether the devices are virtual ones.
-    counts : dict
-        By instruction, operator and devices.
-    """
-
-    virtual: bool = False
+    virtual: bool = False  # whether the devices are
+    # By operator, devices and instruction.
     counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)
     _leaving: list[Count] = field(default_factory=list)
     _folded: tuple[Entry, ...] = ()

@@ -43,17 +43,10 @@ _retired: deque[list[Any]] = deque(maxlen=8)
 
 
 class Hooks:
-    """Kernels of ours at one dispatch key, and around torch's functions that synchronize.
-
-    Parameters
-    ----------
-    key : str
-        ``"CUDA"``, or another that has a copy between devices.
-    virtual : str
-        The first virtual GPU's UUID, where virtual GPUs have their kernels there.
-    """
+    """Kernels of ours at one dispatch key, and around torch's functions that synchronize."""
 
     def __init__(self, key: str = "CUDA", virtual: str = "") -> None:
+        # The first virtual GPU's UUID, where virtual GPUs have their kernels there.
         self.key, self.virtual = key, virtual
         self._library = torch.library.Library("aten", "IMPL")
         self._known = set(torch.library._impls)
@@ -155,13 +148,7 @@ hooks: Hooks | None = None
 
 
 def install() -> bool:
-    """Have the kernels stand in front of those of the devices that there are now.
-
-    Returns
-    -------
-    bool
-        Whether the devices are virtual.
-    """
+    """Have the kernels stand in front of those of the devices; tell whether they are virtual."""
     global hooks
     with _lock:
         if hooks is None and (key := _key()) is not None:

@@ -34,17 +34,7 @@ _READING = frozenset(
 
 
 def is_implicit(operator: str, how: int, code: CodeType | None, at: int) -> bool:
-    """Whether one operator was called without a device being named.
-
-    Parameters
-    ----------
-    operator : str
-        ``"copy_"``, ``"index"``, ``"synchronize"``, or one that waits.
-    how : int
-        What lies between the user's frame and the operator: see `lines`.
-    code, at
-        The innermost Python code, of a library or the user's, and its instruction.
-    """
+    """Whether the innermost Python code called an operator without a device being named."""
     if operator == "synchronize" or how in (LOADER, ENGINE, FIX):
         return False
     if operator != "copy_" or how >= PRINT:

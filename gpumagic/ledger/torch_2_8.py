@@ -23,17 +23,7 @@ kept: list[Any] = []
 
 
 def register(names: dict[str, Any], apart: Apart, device: str = "cuda") -> None:
-    """Put kernels at the free key, once; they are asked only between `enter` and `leave`.
-
-    Parameters
-    ----------
-    names : dict
-        Operators, by their full names.
-    apart : callable
-        Makes of a kernel one that waits for its device by itself, where that is needed.
-    device : str
-        The kind of device whose tensors are watched.
-    """
+    """Put kernels at the free key, once; they are asked only between `enter` and `leave`."""
     if kept:
         return
     others = torch.library.Library("_", "IMPL", _KEY)

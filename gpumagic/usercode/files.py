@@ -1,9 +1,9 @@
 """Tell whether a file is the user's, and name it as the user knows it.
 
-The one answer for every part of gpumagic: ask `is_users(code.co_filename)` or
-`is_users(module.__file__)`, and show `label(file)`. What lies in a directory ``site-packages`` or
+The one answer for every part of gpumagic: ask `is_users` of a ``co_filename``, a ``__file__`` or a
+spec's ``origin``, and show `label(file)`. What lies in a directory ``site-packages`` or
 ``dist-packages``, Python's own library, torch and gpumagic are libraries, wherever they were
-installed; cells, files typed at a prompt, scripts and editable installs are the user's.
+installed; cells, what is typed at a prompt, scripts and editable installs are the user's.
 """
 
 import os
@@ -34,13 +34,7 @@ _INPUT = re.compile(r"<(?:ipython|python)-input-(\d+)")
 
 @lru_cache(maxsize=8192)  # each cell is a file of its own
 def is_users(file: str | None) -> bool:
-    """Whether the code of a file is the user's: a cell, or a file that is no installed library.
-
-    Parameters
-    ----------
-    file : str or None
-        As Python has it: ``co_filename``, a module's ``__file__`` or ``__spec__.origin``.
-    """
+    """Whether the code of a file is the user's: a cell, or a file that is no installed library."""
     if file is None or file in _NO_FILE:
         return False
     if file.startswith("<"):

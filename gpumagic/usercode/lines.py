@@ -28,24 +28,12 @@ _MAGIC = re.compile(r"get_ipython\(\)\.run_line_magic\('(\w+)', '(.*)'\)")
 
 @dataclass(frozen=True)
 class UserLine:
-    """A line of the user's code.
+    """A line of the user's code."""
 
-    Attributes
-    ----------
-    line : int
-        In its own cell or file, from 1; 0 for what comes before the cell's first line.
-    source : str
-        The line's text as the user typed it, or nothing.
-    function : str
-        The function that it is in; nothing at the top of a cell.
-    file : str
-        Of the code, as Python has it.
-    """
-
-    line: int
-    source: str = ""
-    function: str = ""
-    file: str = ""
+    line: int  # in its own cell or file, from 1; 0 for what comes before the cell's first line
+    source: str = ""  # as the user typed it
+    function: str = ""  # that it is in; nothing at the top of a cell
+    file: str = ""  # of the code, as Python has it
 
     @property
     def label(self) -> str:

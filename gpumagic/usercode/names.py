@@ -1,9 +1,8 @@
-"""Which variables does a cell read?
+"""Find the names that a cell reads, in its syntax tree, without running anything.
 
-Found in the syntax tree, without running anything. A name counts when its value from *before* the
-cell can reach an expression: `x = 1; print(x)` does not read the old `x`, `if c: x = 1` followed by
-`print(x)` does. Functions defined in the notebook are followed into their bodies, so that a cell
-that says only `train()` reads what `train` reads.
+A name counts when its value from *before* the cell can reach an expression: `x = 1; print(x)` does
+not read the old `x`, `if c: x = 1` followed by `print(x)` does. What the functions that a cell
+calls read is found by `variables`.
 """
 
 import ast
@@ -18,17 +17,9 @@ _BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
 
 
+# `transform` makes Python of the text of a nested magic, as `InteractiveShell.transform_cell` does.
 def names_read(tree: ast.AST, transform: Callable[[str], str] = str) -> list[str]:
-    """The global names that the code of `tree` reads, in the order of their first use.
-
-    Parameters
-    ----------
-    tree : ast.AST
-        A cell, parsed after IPython's own transformations.
-    transform : callable
-        Turns the text of a nested magic (`%%time`) into Python, as
-        `InteractiveShell.transform_cell` does.
-    """
+    """The global names that the code of `tree` reads, in the order of their first use."""
     reader = _Reader(transform)
     reader.visit(tree)
     if _BY_NAME & reader.read.keys():

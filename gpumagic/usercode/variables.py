@@ -1,4 +1,4 @@
-"""From the names that a cell reads to the variables, through the notebook's own functions.
+"""Follow the names that a cell reads to the variables, through the notebook's own functions.
 
 A cell that says only `train()` reads what `train` reads: functions defined in the notebook are
 followed into their bodies, wherever a name of the cell leads to one.
@@ -20,16 +20,7 @@ _GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 def variables_read(
     names: Iterable[str], namespace: Mapping[str, Any], module: str = "__main__"
 ) -> Iterator[tuple[str, Any]]:
-    """Yield `(name, value)` for each name, and for the names that the notebook's functions read.
-
-    Parameters
-    ----------
-    names : iterable of str
-    namespace : mapping
-        The user's variables.
-    module : str
-        Functions whose `__module__` is this one are followed; libraries are not.
-    """
+    """Yield `(name, value)` for each name, and for those that functions of `module` read."""
     queue, seen = deque(names), set[str]()
     followed = set[CodeType]()
     while queue:
