@@ -19,7 +19,7 @@ from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.placement import dataloader
-from gpumagic.placement.scope import Placement, in_force, placement
+from gpumagic.placement.scope import in_force, placement
 
 Wrapper = Callable[..., Any]
 
@@ -48,12 +48,14 @@ class _Verdicts(dict[str | None, bool]):
 _is_host_code = _Verdicts()
 
 
-def _for_host(caller: types.FrameType) -> bool:
-    return _is_host_code[caller.f_globals.get("__name__")]
-
-
-def _made_elsewhere(kwargs: dict[str, Any]) -> bool:
-    return kwargs.get("out") is not None or bool(kwargs.get("pin_memory"))
+def _chosen(caller: types.FrameType | None = None) -> torch.device | None:
+    """The device of the placement in force, if neither the user nor host code overrules it."""
+    place = placement()
+    if place is None or place.overruled():
+        return None
+    if caller is not None and _is_host_code[caller.f_globals.get("__name__")]:
+        return None
+    return place.device
 
 
 def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
@@ -70,31 +72,28 @@ def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
             and not is_host_code[frame(caller).f_globals.get("__name__")]
         ):
             return make(*args, **place.keywords)
-        place = placement()
-        if (
-            place is None
-            or kwargs.get("device") is not None
-            or place.overruled()
-            or _for_host(frame(caller))
-            or _made_elsewhere(kwargs)
-        ):
+        made_elsewhere = kwargs.get("out") is not None or kwargs.get("pin_memory")
+        if kwargs.get("device") is not None or made_elsewhere:
+            return make(*args, **kwargs)
+        device = _chosen(frame(caller))
+        if device is None:
             return make(*args, **kwargs)
         generator = kwargs.get("generator")
-        if generator is not None and generator.device != place.device:
-            return _by_generator(make, place, args, kwargs)
-        kwargs["device"] = place.device
+        if generator is not None and generator.device != device:
+            return _by_generator(make, device, args, kwargs)
+        kwargs["device"] = device
         return make(*args, **kwargs)
 
     return placed
 
 
 def _by_generator(
-    make: Wrapper, place: Placement, args: tuple[Any, ...], kwargs: dict[str, Any]
+    make: Wrapper, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     # A generator draws on its own device only; the numbers are brought over.
     needs_grad = kwargs.pop("requires_grad", False)
     kwargs["device"] = kwargs["generator"].device
-    return make(*args, **kwargs).to(place.device).requires_grad_(needs_grad)
+    return make(*args, **kwargs).to(device).requires_grad_(needs_grad)
 
 
 def _converter(make: Wrapper) -> Wrapper:
@@ -102,16 +101,10 @@ def _converter(make: Wrapper) -> Wrapper:
 
     @functools.wraps(make)
     def placed(*args: Any, **kwargs: Any) -> Any:
-        place = placement()
         data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
-        if (
-            place is not None
-            and kwargs.get("device") is None
-            and not isinstance(data, Tensor)
-            and not place.overruled()
-            and not _for_host(sys._getframe(1))
-        ):
-            kwargs["device"] = place.device
+        if kwargs.get("device") is None and not isinstance(data, Tensor):
+            # None where there is no placement, as if nothing were said.
+            kwargs["device"] = _chosen(sys._getframe(1))
         return make(*args, **kwargs)
 
     return placed
@@ -123,10 +116,8 @@ def _host_maker(make: Wrapper) -> Wrapper:
     @functools.wraps(make)
     def placed(*args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
-        place = placement()
-        if place is None or place.overruled() or _for_host(sys._getframe(1)):
-            return made
-        return made.to(place.device)
+        device = _chosen(sys._getframe(1))
+        return made if device is None else made.to(device)
 
     return placed
 
@@ -146,9 +137,8 @@ def _normal(make: Wrapper) -> Wrapper:
 def _load(make: Wrapper) -> Wrapper:
     @functools.wraps(make)
     def placed(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        place = placement()
-        if place is not None and map_location is None and not place.overruled():
-            map_location = place.device
+        if map_location is None:
+            map_location = _chosen()
         return make(f, map_location, *args, **kwargs)
 
     return placed
@@ -157,8 +147,7 @@ def _load(make: Wrapper) -> Wrapper:
 def _default_device(make: Wrapper) -> Wrapper:
     @functools.wraps(make)
     def placed() -> torch.device:
-        place = placement()
-        return make() if place is None or place.overruled() else place.device  # type: ignore[return-value]
+        return _chosen() or make()
 
     return placed
 
@@ -166,11 +155,9 @@ def _default_device(make: Wrapper) -> Wrapper:
 def tensor_new(make: Wrapper) -> Wrapper:
     def placed(cls: type, *args: Any, **kwargs: Any) -> Any:
         made = make(cls, *args, **kwargs)
-        place = placement()
         alias = bool(args) and isinstance(args[0], (Tensor, torch.UntypedStorage))
-        if place is None or cls is not Tensor or kwargs or alias or place.overruled():
-            return made
-        return made.to(place.device)
+        device = None if cls is not Tensor or kwargs or alias else _chosen()
+        return made if device is None else made.to(device)
 
     return placed
 
@@ -182,11 +169,9 @@ class _LegacyType(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = cls.real(*args, **kwargs)
-        place = placement()
         alias = bool(args) and isinstance(args[0], Tensor)
-        if place is None or kwargs or alias or place.overruled():
-            return made
-        return made.to(place.device)
+        device = None if kwargs or alias else _chosen()
+        return made if device is None else made.to(device)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.real)

@@ -7,7 +7,8 @@ it; leaving it restores every name and the current CUDA device, whatever happene
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -58,13 +59,19 @@ class on:
     def __enter__(self) -> torch.device:
         caller = inspect.currentframe()
         space = caller.f_back.f_globals if caller and caller.f_back else None
-        place = self._enter(space)
+        place = enter(self.device, batches=self.batches, namespace=space)
         place.owner = self
         self._entered.append(place)
         return self.device
 
-    def _enter(self, namespace: dict[str, Any] | None) -> Placement:
-        return enter(self.device, batches=self.batches, namespace=namespace)
+    @contextmanager
+    def _calling(self, function: Callable[..., Any]) -> Iterator[None]:
+        names = getattr(inspect.unwrap(function), "__globals__", None)
+        place = enter(self.device, batches=self.batches, namespace=names)
+        try:
+            yield
+        finally:
+            leave(place)
 
     def __exit__(self, *exc: object) -> None:
         # One object may be entered again, by several threads and tasks: end this context's own.
@@ -78,16 +85,12 @@ class on:
         if isinstance(function, (type, classmethod, staticmethod)):
             kind = "a class" if isinstance(function, type) else type(function).__name__
             raise TypeError(f"@gpumagic.on wraps functions and methods, not {kind}; put it below")
-        space = getattr(inspect.unwrap(function), "__globals__", None)
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
             async def run_async(*args: Any, **kwargs: Any) -> Any:
-                place = self._enter(space)
-                try:
+                with self._calling(function):
                     return await function(*args, **kwargs)
-                finally:
-                    leave(place)
 
             return cast(Callable[P, R], run_async)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -98,10 +101,7 @@ class on:
 
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
-            place = self._enter(space)
-            try:
+            with self._calling(function):
                 return function(*args, **kwargs)
-            finally:
-                leave(place)
 
         return run

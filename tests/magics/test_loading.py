@@ -1,4 +1,4 @@
-"""Loading, unloading, and a thousand cells: nothing is left behind or doubled."""
+"""Loading, unloading, and hundreds of cells: nothing is left behind or doubled."""
 
 import builtins
 import contextlib
@@ -128,7 +128,7 @@ def test_unload_inside_a_placed_cell(ip):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_thousand_cells_leave_nothing_behind(ip):
+def test_hundreds_of_cells_leave_nothing_behind(ip):
     ip.run("X = torch.ones(10)")
     names = dict(vars(torch))
     threads = threading.active_count()
@@ -143,12 +143,12 @@ def test_a_thousand_cells_leave_nothing_behind(ip):
             end = "1 / 0" if n % 2 else "None"
             ip.run(f"%%ongpu {n % 3 % 2}\nY = X + zeros(10)\n{end}", store_history=False)
 
-    cells(100)
+    cells(50)
     gc.collect()
     objects, modes = count_objects(), len(torch.overrides._get_current_function_mode_stack())
-    cells(1000)
+    cells(300)
     # Less than one object for ten cells: nothing that a cell makes survives it.
-    assert count_objects() - objects < 100
+    assert count_objects() - objects < 30
     assert dict(vars(torch)) == names
     assert threading.active_count() == threads
     assert len(torch.overrides._get_current_function_mode_stack()) == modes
