@@ -1,4 +1,4 @@
-"""Answer for tensors without data what the code wants to know: a dry run's outer mode.
+"""Answer what is called on tensors without data: a dry run's outer mode.
 
 Real tensors that are reached some other way become fakes, and what only data could tell is said
 not to be known.
@@ -36,7 +36,7 @@ def _host_value(frame: Any) -> float | None:
 
 
 class Calls(TorchFunctionMode):
-    """Answers what the code asks of tensors; `fake` makes a fake of a real one, where it is."""
+    """Answers calls that only data could; `fake` makes a fake of a real tensor, where it is."""
 
     def __init__(self, fake: Callable[[Tensor], object], crossings: Crossings) -> None:
         super().__init__()

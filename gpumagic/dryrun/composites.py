@@ -1,4 +1,4 @@
-"""Operators that torch takes apart in another way for tensors without data than for others.
+"""Take composite operators apart as torch does for tensors with data, not as for others.
 
 Under any mode torch's C++ writes into a new tensor where it otherwise writes into one that nobody
 else has, so that a dry run would hold both at once. Here it is said which these are.
@@ -35,7 +35,7 @@ Replaced = tuple[Any, bool] | None
 
 
 class Composites:
-    """Knows when a result takes the place of its operator's first argument.
+    """Finds when a result takes the place of its operator's first argument.
 
     It stands in front of those composites for as long as it lives. `made` says how many storages
     were made so far.

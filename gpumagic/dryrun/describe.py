@@ -1,7 +1,6 @@
 """Describe in words the variables that the code assigns."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,7 +35,8 @@ def _words(value: Any, tensors: list[Tensor]) -> str:
         count = sum(1 for _ in value.parameters())
         return f"{kind}, {_many(count, 'parameter')}"
     if isinstance(value, Optimizer):
-        return f"{kind} of {_many(len(list(_parameters(value))), 'parameter')}"
+        count = sum(len(group["params"]) for group in value.param_groups)
+        return f"{kind} of {_many(count, 'parameter')}"
     if isinstance(value, (list, tuple, dict, set)):
         return f"{kind} of {len(value)}" + (f", {_many(len(tensors), 'tensor')}" * bool(tensors))
     if isinstance(value, (bool, int, float, str)) and len(repr(value)) <= 40:
@@ -44,11 +44,6 @@ def _words(value: Any, tensors: list[Tensor]) -> str:
     if dataclasses.is_dataclass(value) and tensors:
         return f"{kind}, {_many(len(tensors), 'tensor')}"
     return kind
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[Any]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def _many(count: int, word: str) -> str:

@@ -10,7 +10,10 @@ import inspect
 import linecache
 import sys
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import Any
+
+from IPython.core.compilerop import PyCF_MASK
 
 from gpumagic.device import Device
 from gpumagic.display.progress_line import ProgressLine
@@ -40,17 +43,21 @@ def dry_run_cell(
     limit: float = LIMIT_S,
     waiting: Callable[[float], object] | None = None,
     transform: Callable[[str], str] = str,
+    flags: int = 0,
 ) -> DryRun:
     """What a cell would do, from its tree and the `names` that it reads.
 
-    `transform` makes Python of the text of a magic.
+    `transform` makes Python of the text of a magic; `flags` are those of ``from __future__``.
     """
     names = [name for name in names if name not in _NOT_VARIABLES]
 
     def prepare(note: Note) -> Callable[[], dict[str, Any]]:
-        shell = _DryShell(note, file, namespace, transform)
+        def execute(part: ast.Module) -> Any:
+            return _execute(compile_cell(part, file, flags), namespace)
+
+        shell = _DryShell(note, file, transform, execute)
         namespace["get_ipython"] = lambda: shell
-        return lambda: _execute(tree, file, namespace)
+        return lambda: {"Out": execute(tree)}
 
     reads = list(variables_read(names, namespace))
     return dry(Subject(namespace, reads, prepare, device, move, limit), waiting)
@@ -71,29 +78,30 @@ def dry_run_in_shell(shell: Any, tree: Any, file: str, where: str, *, move: bool
             move=move,
             waiting=lambda seconds: line.update(f"dry run: {seconds:.0f} s; Ctrl-C ends it"),
             transform=shell.transform_cell,
+            flags=shell.compile.flags & PyCF_MASK,
         )
     finally:
         line.close()
 
 
-def _execute(tree: ast.Module, file: str, namespace: dict[str, Any]) -> dict[str, Any]:
+def _execute(codes: Iterable[CodeType | None], namespace: dict[str, Any]) -> Any:
+    """Run the statements of a cell, and give the value of its last expression."""
     value = None
-    for code in compile_cell(tree, file):
-        if code is not None:
-            value = eval(code, namespace)
-            if code.co_flags & inspect.CO_COROUTINE:
-                value = asyncio.new_event_loop().run_until_complete(value)
-    return {"Out": value}
+    for code in filter(None, codes):
+        value = eval(code, namespace)
+        if code.co_flags & inspect.CO_COROUTINE:
+            value = asyncio.new_event_loop().run_until_complete(value)
+    return value
 
 
 class _DryShell:
     """What `get_ipython()` is in a dry run: magics and commands are named and left out."""
 
     def __init__(
-        self, note: Note, file: str, namespace: dict[str, Any], transform: Callable[[str], str]
+        self, note: Note, file: str, transform: Callable[[str], str], execute: Callable[..., Any]
     ) -> None:
         self._note, self._file = note, file
-        self._namespace, self._transform = namespace, transform
+        self._transform, self._execute = transform, execute
 
     def run_line_magic(self, name: str, line: str = "", _stack_depth: int = 1) -> Any:
         if name in _PYTHON and line.strip():
@@ -130,4 +138,4 @@ class _DryShell:
             tree = ast.parse(code)
         except SyntaxError:
             return self._left_out(f"%{name} {text.strip()}")
-        return _execute(tree, self._file, self._namespace)["Out"]
+        return self._execute(tree)

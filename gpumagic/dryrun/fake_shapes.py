@@ -1,4 +1,4 @@
-"""Operators for whose results torch has no shapes, or others than they have.
+"""Give the results of operators for which torch has no shapes, or others than they have.
 
 Of a fused operator only the results are allocated here, not its workspace.
 """

@@ -23,7 +23,7 @@ class Before:
 
 
 def measure(target: torch.device | None) -> Before:
-    """Ask each device that this process uses, or will use for `target`."""
+    """Measure each device that this process uses, or will use for `target`."""
     memory: dict[str, tuple[int, int | None]]
     memory, real = {"cpu": (0, int(psutil.virtual_memory().available))}, []
     virtual = any(device.virtual for device in devices_here(memory=False))

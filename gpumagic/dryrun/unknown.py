@@ -1,4 +1,4 @@
-"""What a dry run cannot know: values that stand for data, and the end where one would decide.
+"""Stand for values that only data could tell, and end the dry run where one would decide.
 
 Guarantees: a value that is not known never turns into a number by itself; it can be stored, shown
 and computed with, and ends the dry run where something would depend on it.

@@ -13,16 +13,20 @@ _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
 
 
-def compile_cell(tree: ast.Module, filename: str) -> tuple[CodeType, CodeType | None]:
+def compile_cell(
+    tree: ast.Module, filename: str, flags: int = 0
+) -> tuple[CodeType, CodeType | None]:
     """The statements of a cell, and apart from them its last expression, None if it has none.
+
+    `flags` are those of ``from __future__`` in cells before.
 
     `eval` of either gives a coroutine where the flag `inspect.CO_COROUTINE` is set: it awaits.
     """
     body, last = tree.body, None
     if body and isinstance(body[-1], ast.Expr):
-        last = _compiled(ast.Expression(body[-1].value), filename, "eval")
+        last = _compiled(ast.Expression(body[-1].value), filename, "eval", flags)
         body = body[:-1]
-    return _compiled(ast.Module(body, tree.type_ignores), filename, "exec"), last
+    return _compiled(ast.Module(body, tree.type_ignores), filename, "exec", flags), last
 
 
 def check(code: str, filename: str) -> None:
@@ -30,9 +34,11 @@ def check(code: str, filename: str) -> None:
     _compiled(code, filename, "exec")
 
 
-def _compiled(code: str | ast.Module | ast.Expression, filename: str, mode: str) -> CodeType:
+def _compiled(
+    code: str | ast.Module | ast.Expression, filename: str, mode: str, flags: int = 0
+) -> CodeType:
     made: CodeType = compile(
-        code, filename, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+        code, filename, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | flags, dont_inherit=True
     )
     return made
 

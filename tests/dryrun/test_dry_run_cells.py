@@ -163,3 +163,10 @@ def test_how_often_an_optimizer_goes_on_is_not_guessed(notebook):
         "lb.step(lambda: (w * w).sum())",
     )
     assert ended(result)[0] == 3
+
+
+def test_what_an_earlier_cell_imported_from_the_future_holds(notebook):
+    notebook.run("from __future__ import annotations")
+    cell = "def double(x: Nowhere): return x * 2\nD = double(X)"
+    assert assigned(dry(notebook, cell))["D"] == ("float32[64, 20]", "cuda:1")
+    del notebook.ns["annotations"]
