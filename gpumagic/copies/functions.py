@@ -1,4 +1,4 @@
-"""How functions and classes of the notebook are made anew.
+"""Make functions and classes of the notebook anew.
 
 A copy of a function has the same code and copies as its globals, closure and defaults; a copy of a
 class has copies of the methods. No `__init_subclass__` and no metaclass of the notebook runs again.

@@ -1,4 +1,4 @@
-"""How objects are taken apart and made anew, without calling the notebook's own methods."""
+"""Take objects apart and make them anew, without calling the notebook's own methods."""
 
 import copy
 import threading

@@ -1,4 +1,4 @@
-"""Copies of the memory that tensors and arrays lie in, made all at once.
+"""Copy the memory that tensors and arrays lie in, all at once.
 
 Guarantees: what overlaps in memory overlaps in the copy (views, `from_numpy`, tied weights);
 strides and offsets stay; the source is only read, and never copied on its own device first.
