@@ -77,13 +77,16 @@ def libx(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("gpus")
-def test_ledger_and_placement_agree_about_a_library(shell, libx):
+def test_ledger_placement_and_dry_run_agree_about_a_library(shell, libx):
     shell.run(f"import torch, {libx}\nx = torch.ones(3, device='cuda:1')")
     ran = shell.run(f"%%ongpu 1\nrewritten = {libx}.zeros is torch.zeros\n{libx}.score(x)")
     assert ran.error is None
     assert f"1 wait at line 3: `{libx}.score(x)`" in ran.text
     # Placement swaps torch's names in the user's modules only.
     assert not shell.ns["rewritten"]
+    dry = shell.run(f"%%ongpu 1 --dry-run\nplaced = 1\n{libx}.score(x)").text
+    assert f"line 3: {libx}.score(x)" in " ".join(dry.split())
+    assert "of score()" not in dry
 
 
 @pytest.mark.usefixtures("gpus")
@@ -94,6 +97,7 @@ def test_one_cell_has_one_name(shell):
     assert entry.file == "In [2]"
     file = sys.last_value.__traceback__.tb_next.tb_frame.f_code.co_filename
     assert label(file) == "In [2]"
+    assert "In [3], line 1: " in shell.run("torch.ones(3) + x").text
     assert label("<ipython-input-3-0a1b>") == "In [3]"
     assert label("/home/me/train.py") == "train.py"
 
