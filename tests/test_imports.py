@@ -197,6 +197,14 @@ def test_the_picture_of_the_rooms_is_true():
     assert real - follow == set(), "imported but not drawn: add these arrows"
 
 
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_every_file_that_the_docs_name_is_there(page):
+    named = re.findall(r"`([\w/]+\.(?:py|ts|json|yml))`", (ROOT / page).read_text())
+    homes = (ROOT, PACKAGE, PACKAGE / "device", ROOT / "js/src")
+    assert named
+    assert [name for name in named if not any((home / name).exists() for home in homes)] == []
+
+
 def test_circles_are_found():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "c"}, "e": set()}
     assert circles(graph) == [{"b", "c"}]
