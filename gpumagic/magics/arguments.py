@@ -7,9 +7,13 @@ import keyword
 import math
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from IPython.core.error import UsageError
+
+from gpumagic.errors import GpuError
 
 if TYPE_CHECKING:
     from gpumagic.magics.gputime import TimingRequest
@@ -27,6 +31,15 @@ class LineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}; {self.format_usage().strip()}")
+
+
+@contextmanager
+def in_one_line(magic: str) -> Iterator[None]:
+    """Let bad input within be an error of one line that begins with the magic's name."""
+    try:
+        yield
+    except GpuError as error:
+        raise UsageError(f"{magic}: {error}") from None
 
 
 def gpuwatch_parser() -> LineParser:

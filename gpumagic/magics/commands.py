@@ -5,7 +5,6 @@ import sys
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from IPython.core.error import UsageError
 from IPython.core.magic import (
     Magics,
     line_cell_magic,
@@ -18,7 +17,13 @@ from IPython.display import display
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.magics.arguments import gpus_parser, gpuwatch_parser, parse, timing_request
+from gpumagic.magics.arguments import (
+    gpus_parser,
+    gpuwatch_parser,
+    in_one_line,
+    parse,
+    timing_request,
+)
 from gpumagic.magics.completion import complete_where
 from gpumagic.magics.gpuwatch import Watched
 from gpumagic.magics.mismatches import Explaining
@@ -67,7 +72,7 @@ class GpuMagics(Magics):
         from gpumagic.magics import gpus
 
         args = parse(gpus_parser(), line)
-        try:
+        with in_one_line("%gpus"):
             if args.virtual is not None and args.virtual.lower() == "off":
                 self.cells.end_all()
                 return gpus.virtual_off()
@@ -83,8 +88,6 @@ class GpuMagics(Magics):
                 monitor = gpus.live(args.where)
                 return None if monitor is None else self.once.show(monitor)
             return self.once.show(gpus.gpus(args.where, processes=args.processes))
-        except GpuError as error:
-            raise UsageError(f"%gpus: {error}") from None
 
     @no_var_expand
     @line_magic
@@ -108,10 +111,8 @@ class GpuMagics(Magics):
             cells.end_standing()
             print(f"cells no longer run on {cells.standing_on}" if held else "nothing to end")
         else:
-            try:
+            with in_one_line("%ongpu"):
                 cells.stand(request(line, "%ongpu"))
-            except GpuError as error:
-                raise UsageError(f"%ongpu: {error}") from None
             print(f"cells run on {cells.standing_on} from now on; %ongpu off ends it")
 
     @no_var_expand
@@ -131,10 +132,8 @@ class GpuMagics(Magics):
         """
         args, watched = parse(gpuwatch_parser(), line), self.watched
         if args.what == "on":
-            try:
+            with in_one_line("%gpuwatch"):
                 watched.start(report=args.report, strict=args.strict)
-            except GpuError as error:
-                raise UsageError(f"%gpuwatch: {error}") from None
             print("copies and waits are counted from now on; %gpuwatch off ends it")
         elif args.what == "off":
             print("copies and waits are no longer counted" if watched.on else "nothing to end")
@@ -193,14 +192,11 @@ class GpuMagics(Magics):
         from gpumagic.magics.gputime import Timed
 
         request, code = timing_request(line, cell)
-        magic = "%gputime" if cell is None else "%%gputime"
-        try:
-            above = "" if cell is None else f"%%gputime {line}"
+        above = "" if cell is None else f"%%gputime {line}"
+        with in_one_line("%%gputime" if above else "%gputime"):
             self.cells.set_aside()
             with self.watched.paused():
                 Timed(self.shell).run(request, above, code, local_ns)
-        except GpuError as error:
-            raise UsageError(f"{magic}: {error}") from None
 
 
 _loaded: WeakKeyDictionary[Any, GpuMagics] = WeakKeyDictionary()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gpumagic import faults
 from gpumagic.errors import torch_needed
 
 
@@ -57,15 +58,17 @@ class Watched:
                 self._pre_run_cell(None)
 
     def _pre_run_cell(self, info: object) -> None:
-        from gpumagic.cell.run import last_report
-        from gpumagic.ledger.watch import watch
+        with faults.kept("starting the ledger of a cell for %gpuwatch"):
+            from gpumagic.cell.run import last_report
+            from gpumagic.ledger.watch import watch
 
-        self._stack.append((watch(strict=self._options["strict"]).start(), last_report()))
+            self._stack.append((watch(strict=self._options["strict"]).start(), last_report()))
 
     def _post_run_cell(self, result: Any = None) -> None:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
         if (raw is None or raw.strip()) and self._stack:  # an empty cell's start is not announced
-            self._finish()
+            with faults.kept("showing the ledger of a cell for %gpuwatch"):
+                self._finish()
 
     def _finish(self) -> None:
         from gpumagic.cell.run import last_report

@@ -61,3 +61,14 @@ def test_the_doctor_shows_it_with_its_traceback(ip, monkeypatch):
     assert "in broken" in shown  # the traceback's last frame
     ip.ip.run_line_magic("reload_ext", "gpumagic")
     assert "nothing of its own has failed" in ip.run("%gpus --doctor").text
+
+
+def test_a_broken_ledger_under_gpuwatch_is_kept(ip, monkeypatch):
+    ip.run("%gpuwatch on")
+    monkeypatch.setattr(watch, "start", broken)
+    done = ip.run("zeros(2).tolist()")
+    monkeypatch.undo()
+    assert done.result == [0, 0]
+    assert "Traceback" not in done.text
+    assert "gpumagic failed while" in done.text
+    ip.run("%gpuwatch off")
