@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
@@ -51,7 +52,10 @@ class Confinement:
         self.printed = io.StringIO()
         self._on = False
         self._importing = 0
-        sys.stdout, sys.stderr = self.printed, io.StringIO()
+        for name, sink in (("stdout", self.printed), ("stderr", io.StringIO())):
+            with suppress(TypeError):  # a handler of logging may hold the notebook's own
+                vars(getattr(sys, name)).update(write=sink.write, flush=sink.flush)
+            setattr(sys, name, sink)
         warnings.simplefilter("ignore")
         _catch_displays()
 

@@ -216,11 +216,14 @@ def test_a_kernel_with_nine_threads_and_a_warm_pool():
             "X = torch.randn(512, 784); net = nn.Linear(784, 4096); pool = (X @ X.T).sum()\n"
             "opt = torch.optim.Adam(net.parameters()); big = torch.randn(50_000_000)\n"
             "wait = threading.Event()\n"
-            "for n in range(4): threading.Thread(target=wait.wait, daemon=True).start()"
+            "for n in range(4): threading.Thread(target=wait.wait, daemon=True).start()\n"
+            "import logging, sys; handler = logging.StreamHandler(sys.stdout)\n"
+            "logging.getLogger('mine').addHandler(handler)"
         )
         cell = (
             "%%ongpu 1 --dry-run\nloss = net(X).sum(); loss.backward(); opt.step()\n"
-            "print('not shown'); display('nor this'); torch.set_num_threads(1)"
+            "print('not shown'); display('nor this'); torch.set_num_threads(1)\n"
+            "logging.getLogger('mine').error('nor' + ' that'); handler.flush()"
         )
         for _ in range(3):
             shown = kernels.text(kernel.run(cell)[0])
@@ -228,6 +231,7 @@ def test_a_kernel_with_nine_threads_and_a_warm_pool():
             assert "loss  float32[]  cuda:1" in shown
             assert "'not shown'" not in shown
             assert "nor this" not in shown.replace("display('nor this')", "")
+            assert "nor that" not in shown
         after = (
             "print(net.weight.device, net.weight.grad, len(opt.state), (X @ X.T).isfinite().all())"
         )
