@@ -4,53 +4,23 @@
 imports torch or IPython: a name imports what it needs when it is first used.
 """
 
-import importlib
 from typing import Any
+
+import lazy_loader
 
 __version__ = "0.1.0"
 
-# Each public name once, with its module; after a colon its name there, if that is another.
-_HOMES = {
-    "Comparison": "gpumagic.timing",
-    "CrossDeviceWarning": "gpumagic.errors",
-    "Device": "gpumagic.device",
-    "DryRun": "gpumagic.dryrun",
-    "GpuError": "gpumagic.errors",
-    "Report": "gpumagic.cell.report",
-    "compare": "gpumagic.timing",
-    "cpu": "gpumagic.placement.torch_devices",
-    "devices": "gpumagic.placement.torch_devices",
-    "dry_run": "gpumagic.dryrun",
-    "explain": "gpumagic.mismatch",
-    "gpu": "gpumagic.placement.torch_devices",
-    "last_comparison": "gpumagic.timing",
-    "last_report": "gpumagic.cell.run",
-    "monitor": "gpumagic.widget",
-    "move": "gpumagic.moving.move",
-    "num_gpus": "gpumagic.placement.torch_devices",
-    "on": "gpumagic.placement.on",
-    "snapshot": "gpumagic.telemetry:take",
-    "try_all_gpus": "gpumagic.placement.torch_devices",
-    "try_gpu": "gpumagic.placement.torch_devices",
-    "virtual": "gpumagic.virtual",
-    "watch": "gpumagic.ledger.watch",
-}
-__all__ = list(_HOMES)
+# Each public name stands once, in __init__.pyi, where type checkers and editors look too.
+_import, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'gpumagic' has no attribute {name!r}")
     from gpumagic.errors import torch_needed
 
-    module, _, original = _HOMES[name].partition(":")
     with torch_needed(f"gpumagic.{name}"):
-        home = importlib.import_module(module)
-    return home if module == f"gpumagic.{name}" else getattr(home, original or name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+        return _import(name)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -41,11 +41,11 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _snapshot(args: argparse.Namespace) -> int:
-    from gpumagic import telemetry
     from gpumagic.gputable.gpu_table import GpuTable
+    from gpumagic.telemetry.collect import snapshot
 
-    snapshot = telemetry.take()
-    print(snapshot.to_json() if args.json else GpuTable(snapshot))
+    found = snapshot()
+    print(found.to_json() if args.json else GpuTable(found))
     return 0
 
 

@@ -4,9 +4,10 @@ import sys
 from dataclasses import fields, replace
 from typing import Any
 
-from gpumagic import device, faults, telemetry
+from gpumagic import device, faults
 from gpumagic.errors import GpuError
 from gpumagic.gputable.gpu_table import GpuTable
+from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot
 
 
@@ -18,7 +19,7 @@ def gpus(where: str | None = None, *, processes: bool = False) -> Snapshot:
     """The machine now, or the GPUs that `where` names."""
     _tell_cuda_order()
     wanted = _uuids(where) if where else None
-    snapshot = telemetry.take()
+    snapshot = collect.snapshot()
     if wanted is not None:
         snapshot = replace(
             snapshot,

@@ -108,8 +108,8 @@ class Collector:
         self._known_at = self._monotonic()
 
 
-def take(*, processes: bool = True) -> Snapshot:
-    """A snapshot of this machine: its GPUs, who holds them, and what is wrong.
+def snapshot(*, processes: bool = True) -> Snapshot:
+    """Take a snapshot of this machine: its GPUs, who holds them, and what is wrong.
 
     Parameters
     ----------

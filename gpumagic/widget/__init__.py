@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from gpumagic import telemetry
 from gpumagic.gputable.gpu_table import GpuTable
 
 if TYPE_CHECKING:
@@ -40,7 +39,9 @@ def monitor(period: float = 1.0) -> MonitorWidget | None:
         The period is out of bounds, or the JavaScript has not been built.
     """
     if not _in_a_notebook():
-        print(GpuTable(telemetry.take()))
+        from gpumagic.telemetry.collect import snapshot
+
+        print(GpuTable(snapshot()))
         print("\nThe live monitor needs a notebook; here, type %gpus to look again.")
         return None
     from gpumagic.widget.live_monitor import MonitorWidget

@@ -129,7 +129,7 @@ def test_processes_are_asked_for_only_if_wanted() -> None:
 
 
 def test_this_machine_as_it_is() -> None:
-    snapshot = collect.take()
+    snapshot = collect.snapshot()
     assert snapshot.host.memory_total
     assert snapshot.host.cpu_count
     assert snapshot.gpus or snapshot.problems

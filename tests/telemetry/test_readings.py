@@ -158,8 +158,8 @@ print(json.dumps(slow))
 
 def test_a_single_look_watches_for_nothing(stand_in: Any) -> None:
     program = """
-from gpumagic.telemetry import take
-take()
+from gpumagic import snapshot
+snapshot()
 print("null")
 """
     stand_in.watch(program, {"gpus": 1})

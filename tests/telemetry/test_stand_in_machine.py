@@ -10,8 +10,8 @@ import pytest
 
 GIB = 2**30
 TAKE = """
-from gpumagic.telemetry import take
-print(take().to_json())
+from gpumagic import snapshot
+print(snapshot().to_json())
 """
 
 
@@ -123,8 +123,8 @@ def test_a_process_in_two_lists_holds_its_memory_once(stand_in: Any) -> None:
 def test_own_process_and_its_notebook(stand_in: Any) -> None:
     program = """
 machine(gpu__0__compute=f"{os.getpid()}:7")
-from gpumagic.telemetry import take
-(process,) = take().processes
+from gpumagic import snapshot
+(process,) = snapshot().processes
 print(json.dumps([process.mine, process.notebook, process.memory, process.started is not None]))
 """
     printed = stand_in.run(program, {"gpus": 1}, JPY_SESSION_NAME="work/train.ipynb")
@@ -220,9 +220,9 @@ def test_mig_devices_follow_their_gpu_and_the_first_one_is_ours(stand_in: Any) -
 
 def test_what_is_not_supported_is_none_and_asked_once(stand_in: Any) -> None:
     program = """
-from gpumagic.telemetry import take
+from gpumagic import snapshot
 for _ in range(5):
-    (gpu,) = take().gpus
+    (gpu,) = snapshot().gpus
 print(json.dumps([gpu.utilization, gpu.power, gpu.temperature]))
 """
     machine = {"gpus": 1, "fail.nvmlDeviceGetUtilizationRates": 3}
@@ -233,9 +233,9 @@ print(json.dumps([gpu.utilization, gpu.power, gpu.temperature]))
 
 def test_an_older_driver_counts_its_reserve_as_used(stand_in: Any) -> None:
     program = """
-from gpumagic.telemetry import take
+from gpumagic import snapshot
 for _ in range(5):
-    (gpu,) = take().gpus
+    (gpu,) = snapshot().gpus
 print(json.dumps([gpu.memory_used, gpu.memory_reserved]))
 """
     machine = {"gpus": 1, "gpu.0.used": GIB, "gpu.0.reserved": GIB}
