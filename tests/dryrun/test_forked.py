@@ -16,6 +16,7 @@ import warnings
 
 import kernels
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch._dynamo  # what that sets is its own
@@ -156,6 +157,7 @@ def test_a_limit_is_a_kill():
 
 def test_ctrl_c_ends_the_copy_at_once():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = set(psutil.Process().children())  # the lab of the browser tests may be one
     timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
     timer.start()
     started = time.monotonic()
@@ -163,8 +165,7 @@ def test_ctrl_c_ends_the_copy_at_once():
         dry_run(lambda: time.sleep(60))
     assert time.monotonic() - started < 20
     timer.join()
-    with pytest.raises(ChildProcessError):  # none is left
-        os.waitpid(-1, os.WNOHANG)
+    assert set(psutil.Process().children()) <= before  # none is left
 
 
 def test_a_crash_is_said_in_a_line():

@@ -228,7 +228,7 @@ def test_an_interrupt_anywhere_keeps_what_is_finished_and_leaves_nothing(gpus):
     assert not whole.interrupted
     stages, state, names = late.calls, torch.get_rng_state(), set(space)
     draws = random.getstate()
-    for stage in range(2, stages + 1, max(stages // 30, 1)):
+    for stage in range(2, stages + 1, max(stages // 8, 1)):
         late, made = go(stage)
         assert made.interrupted
         assert len(made.timings) <= 2
