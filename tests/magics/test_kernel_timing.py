@@ -39,7 +39,7 @@ def wire(kernel, sent, until=None):
 
 @contextmanager
 def pressing(kernel):
-    """Ctrl-C, and again every 8 s: Python loses one that comes while it frees an object."""
+    """Ctrl-C, and again every 8 s: one that comes as a virtual GPU frees a tensor is lost."""
     ended = threading.Event()
 
     def press():
