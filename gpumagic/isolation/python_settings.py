@@ -218,9 +218,9 @@ def _set_loggers(name: str, new: Any, before: dict[logging.Logger, Any]) -> None
 
 
 def _umask() -> int:
-    now = os.umask(0o077)
-    os.umask(now)
-    return now
+    # Python can only read it by setting it, which a thread that makes a file meanwhile would get.
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
 
 
 def _set_faulthandler(on: bool) -> None:
