@@ -28,7 +28,8 @@ class Fault:
 
 
 _MOST = 64  # kinds; what fails in more ways than that is told by the first ones
-_lock = threading.Lock()
+# Reentrant: a finalizer that fails may run while this thread keeps another fault.
+_lock = threading.RLock()
 untold: list[Fault] = []
 """Kinds that no cell has told yet: the next one that ends does."""
 _faults: dict[tuple[str, str, str], Fault] = {}
