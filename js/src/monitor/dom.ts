@@ -108,7 +108,7 @@ export class Rows<T, R extends Row<T>> {
   }
 }
 
-// What can be typed, as gpumagic/gputable/gpus_html.py marks it too.
+// What can be typed, as gpumagic/gputable/gpu_table.py marks it too.
 const TYPED =
   /(%gpus(?: --\w+)*(?: \d+)?|pip (?:un)?install [\w -]+|CUDA_[A-Z_]+|--gpus all|`[^`]+`)/;
 

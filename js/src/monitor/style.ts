@@ -1,4 +1,4 @@
-/** The looks, in the words and colors of gpumagic/display/style.py. */
+/** The looks, in the words and colors of gpumagic/display/palette.css. */
 
 export const CSS = `\
 :host{--mine:var(--jp-brand-color1,#1976d2);--others:var(--jp-warn-color1,#ef8a17);--good:var(--jp-success-color1,#388e3c);--bad:var(--jp-error-color1,#d32f2f);\
