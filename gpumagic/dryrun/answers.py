@@ -1,7 +1,8 @@
 """Answer what is called on tensors without data: a dry run's outer mode.
 
 Real tensors that are reached some other way become fakes, and what only data could tell is said
-not to be known.
+not to be known. What of torch fakes cannot go through is replaced, in a child that will end by
+itself: nothing is undone.
 """
 
 import sys
@@ -9,14 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._meta_registrations
 from torch import Tensor
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_map
+from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
-from gpumagic.dryrun.crossings import Crossings
-from gpumagic.dryrun.fakes import set_data
-from gpumagic.dryrun.inherited import is_real
+from gpumagic.dryrun.fake_operators import Crossings
+from gpumagic.dryrun.fakes import Fakes, LazyBuffer, LazyParameter, is_real, new_lazy, set_data
 from gpumagic.dryrun.unknown import NotKnown, Stopped
 
 _HOSTS: tuple[tuple[str, float | None], ...] = (
@@ -183,3 +189,59 @@ _ANSWERS = {
 }
 _NAMES = {getattr(Tensor, n): n.strip("_") for n in _BY_NAME if hasattr(Tensor, n)}
 _ANSWERS[Tensor.data.__set__] = lambda calls, func, args, *_: set_data(*args)  # type: ignore[attr-defined]
+
+
+def install(
+    mode: Fakes,
+    calls: Calls,
+    note: Callable[[str], object],
+    wait: Callable[..., object],
+    virtual: bool,
+) -> None:
+    """Replace what of torch fakes cannot go through, for as long as this process lives.
+
+    `note` is called with a phrase for what was left out, `wait` where the code waits for a device.
+    """
+
+    def left_out(name: str) -> Callable[..., object]:
+        return lambda *args, **kwargs: note(f"{name} was left out")
+
+    def compiled(model: Any = None, **options: Any) -> Any:
+        note("torch.compile was left out: what it saves in memory is not counted")
+        return model if model is not None else (lambda function: function)
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (fake_tensor, "init_gpu_context", _nothing),
+        (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),
+        # How `Module.to` and its kin give a fake parameter its new data: torch's own way fails.
+        (torch.utils, "swap_tensors", set_data),
+        (UninitializedParameter, "__new__", new_lazy(mode, LazyParameter)),
+        (UninitializedBuffer, "__new__", new_lazy(mode, LazyBuffer)),
+        (DataLoader, "_get_iterator", _in_this_process),
+        (torch, "save", left_out("torch.save")),
+        (torch.jit, "save", left_out("torch.jit.save")),
+        (torch, "compile", compiled),
+        (torch.cuda, "empty_cache", _nothing),
+        (torch.cuda, "reset_peak_memory_stats", _nothing),
+        (torch.cuda, "reset_accumulated_memory_stats", _nothing),
+        (torch.cuda, "synchronize", wait),
+        # A function mode is on: by that alone torch would leave its fused layers out.
+        (torch.overrides, "has_torch_function", _nothing),
+    ]
+    if virtual:
+        # Their kernels are the CPU's, which make other tensors beside the result.
+        replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
+    for owner, name, value in replaced:
+        setattr(owner, name, value)
+    for module in (optimizers, _foreach_utils):
+        # By their types torch decides whether an optimizer works on all tensors at once.
+        module._foreach_supported_types.append(FakeTensor)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def _in_this_process(loader: Any) -> Any:
+    vars(loader).update(num_workers=0, pin_memory=False, prefetch_factor=None, timeout=0)
+    return _SingleProcessDataLoaderIter(loader)

@@ -6,6 +6,7 @@ Only for a child that will end by itself: nothing here can be undone.
 """
 
 import builtins
+import ctypes
 import getpass
 import io
 import logging
@@ -15,12 +16,10 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from gpumagic.dryrun.fakes import suspended
-from gpumagic.dryrun.landlock import write_nothing
 from gpumagic.dryrun.unknown import Stopped
 from gpumagic.placement.scope import suspended as unplaced
 from gpumagic.usercode.files import is_users
@@ -50,7 +49,6 @@ class Confinement:
 
     def __init__(self) -> None:
         self.printed = io.StringIO()
-        self._on = False
         self._importing = 0
         for name, sink in (("stdout", self.printed), ("stderr", io.StringIO())):
             with suppress(TypeError):  # a handler of logging may hold the notebook's own
@@ -69,25 +67,12 @@ class Confinement:
         bars: Any = sys.modules.get("tqdm.std")
         if bars is not None:  # its bars start a thread
             bars.tqdm.monitor_interval = 0
-        setattr(threading.Thread, "start", self._refused("starting a thread"))  # noqa: B010
-        builtins.input = getpass.getpass = self._refused("asking for input")
-        sys.meta_path.insert(0, _WithoutFakes(self))
+        setattr(threading.Thread, "start", _refusing("starting a thread"))  # noqa: B010
+        builtins.input = getpass.getpass = _refusing("asking for input")
+        self._import_without_fakes()
         sys.addaudithook(self._audit)
-        self._on = True
-
-    def end(self) -> None:
-        """Refuse no longer: the code has ended."""
-        self._on = False
-
-    def _refused(self, what: str) -> Callable[..., Any]:
-        def refuse(*args: Any, **options: Any) -> Any:
-            raise Stopped(f"{what}: a dry run does not")
-
-        return refuse
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self._on:
-            return
         reason = ""
         if event == "open":
             path, mode, flags = args
@@ -101,6 +86,30 @@ class Confinement:
         if reason:
             raise Stopped(reason)
 
+    def _import_without_fakes(self) -> None:
+        """Libraries may compute with tensors of their own when they are imported."""
+        run = SourceFileLoader.exec_module
+
+        def execute(loader: SourceFileLoader, module: Any) -> None:
+            if is_users(loader.path):
+                run(loader, module)
+                return
+            self._importing += 1
+            try:
+                with suspended(), unplaced():
+                    run(loader, module)
+            finally:
+                self._importing -= 1
+
+        SourceFileLoader.exec_module = execute  # type: ignore[assignment, method-assign]
+
+
+def _refusing(what: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise Stopped(f"{what}: a dry run does not")
+
+    return refuse
+
 
 def _catch_displays() -> None:
     core: Any = sys.modules.get("IPython.core.interactiveshell")
@@ -111,26 +120,49 @@ def _catch_displays() -> None:
         shell.display_pub = CapturingDisplayPublisher()
 
 
-class _WithoutFakes(MetaPathFinder):
-    """Imports libraries without the modes: they may compute with tensors of their own."""
+# Of Linux's Landlock.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+_VERSION = 1
+_PATH_BENEATH = 1
+_NO_NEW_PRIVILEGES = 38
+_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+# Write, remove a folder or a file, make any kind of them.
+_WRITING = sum(1 << bit for bit in (1, *range(4, 13)))
 
-    def __init__(self, confinement: Confinement) -> None:
-        self._confinement = confinement
 
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None or is_users(spec.origin):
-            return None
-        if hasattr(spec.loader, "exec_module"):
-            run: Callable[[Any], None] = spec.loader.exec_module
+class _Ruleset(ctypes.Structure):
+    _fields_ = (
+        ("files", ctypes.c_uint64),
+        ("network", ctypes.c_uint64),
+        ("scope", ctypes.c_uint64),
+    )
 
-            def execute(module: Any) -> None:
-                self._confinement._importing += 1
-                try:
-                    with suspended(), unplaced():
-                        run(module)
-                finally:
-                    self._confinement._importing -= 1
 
-            spec.loader.exec_module = execute  # type: ignore[method-assign]
-        return spec
+class _Beneath(ctypes.Structure):
+    _pack_ = 1
+    _layout_ = "ms"
+    _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
+
+
+def write_nothing() -> bool:
+    """Refuse every write to a file but to the null device; False where the kernel cannot."""
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+    if version < 1:
+        return False
+    truncating = _TRUNCATE if version >= 3 else 0
+    # Bind and connect by TCP; signals, and sockets without a name, to others.
+    rules = _Ruleset(
+        _WRITING | truncating, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0
+    )
+    known = 24 if version >= 6 else 16 if version >= 4 else 8
+    ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(known), 0)
+    if ruleset < 0:
+        return False
+    null = os.open(os.devnull, os.O_PATH)
+    allowed = _Beneath(_WRITE_FILE | truncating, null)
+    libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(allowed), 0)
+    libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    return bool(libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0)

@@ -17,9 +17,8 @@ from IPython.core.compilerop import PyCF_MASK
 
 from gpumagic.device import Device
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.dryrun.follow_code import Subject
+from gpumagic.dryrun.follow_code import LIMIT_S, Subject, dry
 from gpumagic.dryrun.result import DryRun
-from gpumagic.dryrun.session import LIMIT_S, dry
 from gpumagic.dryrun.unknown import NotKnown, Stopped
 from gpumagic.placement.torch_devices import find
 from gpumagic.usercode.compile import compile_cell

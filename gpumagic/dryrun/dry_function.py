@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from gpumagic.dryrun.follow_code import Subject
+from gpumagic.dryrun.follow_code import LIMIT_S, Subject, dry
 from gpumagic.dryrun.result import DryRun
-from gpumagic.dryrun.session import LIMIT_S, dry
 from gpumagic.errors import GpuError
 from gpumagic.placement.torch_devices import find
 from gpumagic.usercode.variables import variables_read

@@ -9,11 +9,12 @@ Guarantees: this process is only read; the flag is known by the backward pass th
 
 import ctypes
 import itertools
+import re
 from functools import lru_cache
 
 import torch
 
-from gpumagic.dryrun.shared_with_parent import mappings
+from gpumagic.dryrun.forked import mappings
 
 _LIBRARY = "libtorch_cpu.so"
 _PAGE, _MOST = 4096, 16 * 2**20
@@ -32,7 +33,8 @@ def restore(before: bytes) -> None:
         return
     start, size = _variables()
     after = ctypes.string_at(start, size)
-    for at in _newly_set(before, after):
+    newly_set = (m.start() for m in re.finditer(b"\1", after) if before[m.start()] == 0)
+    for at in newly_set:
         flag = ctypes.c_ubyte.from_address(start + at)
         flag.value = 0
         if _works():
@@ -47,18 +49,6 @@ def _works() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-def _newly_set(before: bytes, after: bytes) -> list[int]:
-    """Where a byte was 0 and is 1."""
-    pages = range(0, len(after), _PAGE)
-    differing = (n for n in pages if before[n : n + _PAGE] != after[n : n + _PAGE])
-    return [
-        at
-        for n in differing
-        for at in range(n, min(n + _PAGE, len(after)))
-        if before[at] == 0 and after[at] == 1
-    ]
 
 
 @lru_cache(maxsize=1)

@@ -1,10 +1,11 @@
-"""Follow code in this process, on fakes: what a forked child does for a dry run.
+"""Follow code in a forked copy of this process, on tensors without data, and answer.
 
-Guarantees: the result is plain data, and holds what is known up to where the code ended, failed or
-came to what only data can tell. Nothing here is undone: the process must end when it has answered.
+Guarantees: one answer, plain data, with what is known up to where the code ended, failed, came to
+what only data can tell or had to be killed; nothing of this process is changed.
 """
 
 import errno
+import importlib
 import os
 import signal
 import time
@@ -19,25 +20,28 @@ import torch
 
 from gpumagic import faults
 from gpumagic.device import Device
-from gpumagic.dryrun import patches
-from gpumagic.dryrun.answers import Calls
+from gpumagic.dryrun import engine_after_fork
+from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
-from gpumagic.dryrun.crossings import Crossings
-from gpumagic.dryrun.describe import describe
-from gpumagic.dryrun.fake_operators import Operators
-from gpumagic.dryrun.fakes import Fakes
-from gpumagic.dryrun.held_memory import HeldMemory
-from gpumagic.dryrun.inherited import Inherited
-from gpumagic.dryrun.peaks import Before, peaks
-from gpumagic.dryrun.result import DryRun, Mismatch, Unknown
+from gpumagic.dryrun.fake_operators import Crossings, Operators
+from gpumagic.dryrun.fakes import Fakes, Inherited
+from gpumagic.dryrun.forked import run_forked
+from gpumagic.dryrun.held_memory import Before, HeldMemory, measure, peaks
+from gpumagic.dryrun.result import DryRun, Mismatch, Unknown, describe
 from gpumagic.dryrun.unknown import Stopped, raised
+from gpumagic.errors import GpuError
 from gpumagic.mismatch import explain
 from gpumagic.moving.find_tensors import optimizers_in
 from gpumagic.moving.move import Moved, move_all
+from gpumagic.placement.scope import in_force, placement
 from gpumagic.placement.swap import enter
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.lines import BEFORE, UserLine, innermost, innermost_of
+from gpumagic.virtual import switch
 
+LIMIT_S = 60.0
+_GRACE_S = 5.0  # past the limit, to end by itself with what it knows by then
+_following = False
 _DENIED = os.strerror(errno.EACCES)
 
 
@@ -54,9 +58,43 @@ class Subject:
     limit: float  # seconds
 
 
-def follow(subject: Subject, before: Before) -> DryRun:
-    """What the code of `subject` would do, with what there is `before` it."""
-    return _Following(subject).run(before)
+def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> DryRun:
+    """Follow the code of `subject` in a copy of this process, or raise `GpuError`.
+
+    `waiting` is called with the seconds so far, once a second after the first two.
+    """
+    if _following:
+        raise GpuError("a dry run is under way, and follows no other")
+    importlib.import_module("torch._dynamo")  # else each copy would load it anew
+    device = subject.device
+    before = measure(None if device is None else as_torch(device))
+    outer, flags = placement(), engine_after_fork.flags()
+
+    def work() -> DryRun:
+        global _following
+        _following = True
+        if before.real:
+            switch.stand_in(before.real)
+        engine_after_fork.restore(flags)
+        if outer is not None:
+            in_force.set(outer)  # a fork leaves it
+        return _Following(subject).run(before)
+
+    try:
+        result: DryRun = run_forked(work, subject.limit + _GRACE_S, waiting)
+    except TimeoutError:
+        return _nothing_known(device, subject.limit)
+    return result
+
+
+def _nothing_known(device: Device | None, limit: float) -> DryRun:
+    reason = f"the time limit of {limit:g} s, in code that does not let itself be interrupted"
+    return DryRun(
+        device="" if device is None else str(device),
+        unknown=(Unknown(None, reason, True),),
+        seconds=limit + _GRACE_S,
+        virtual=device is not None and device.virtual,
+    )
 
 
 class _Following:
@@ -85,7 +123,7 @@ class _Following:
         self._held.begin()
         go = subject.prepare(self.note)
         calls = Calls(inherited.fake, self._crossings)
-        patches.install(mode, calls, self.note, self._waited, before.virtual)
+        install(mode, calls, self.note, self._waited, before.virtual)
         with calls, mode, self._operators:
             confinement.begin()
             with self._caught():
@@ -95,7 +133,6 @@ class _Following:
                 variables = _Variables(subject.namespace)
                 self._start_clock()
                 named = go()
-            confinement.end()
             new = [*variables.assigned(), *((n, v) for n, v in named.items() if v is not None)]
             assigned = tuple(describe(name, value) for name, value in new)
         mismatches = self._mismatches()

@@ -1,30 +1,32 @@
 """Run a function in a forked copy of this process, and bring back what it returns.
 
 Guarantees: whatever the function does, this process, its files and its terminal are as before; the
-copy has ended when the call returns, also after Ctrl-C or when it takes too long. The function is
-not kept from anything else here: see `confined`.
+copy has ended when the call returns, also after Ctrl-C or when it takes too long. On Linux it can
+read files that were open from where they were, without moving the parent's position, and not write
+them; every other descriptor (terminal, pipe, socket, GPU) leads nowhere, and shared memory is a
+private copy. The function is not kept from anything else here: see `confined`.
 """
 
 import ctypes
+import mmap
 import os
+import re
 import signal
+import stat
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumagic import faults
-from gpumagic.dryrun.shared_with_parent import detach
 from gpumagic.errors import GpuError
 
 _PATIENCE_S = 2.0  # what is over sooner needs no progress
 _DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
-
-
-class Overdue(Exception):
-    """The copy did not end in time and was killed."""
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) \S+ \d+\s*(.*)")
+_PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0  # MAP_FIXED
 
 
 def run_forked(
@@ -33,14 +35,17 @@ def run_forked(
     """Return what `work()` returns, plain data, called in a copy of this process.
 
     `waiting` is called with the seconds so far, about once a second after the first two. Ctrl-C
-    kills the copy. Raises `Overdue` when it was killed after `limit` seconds, and `GpuError` when
-    this system has no fork or the copy has crashed.
+    kills the copy. Raises `TimeoutError` when it was killed after `limit` seconds, and `GpuError`
+    when this system has no fork or the copy has crashed.
     """
     if not hasattr(os, "fork"):
         raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
     receiver, sender = Pipe(duplex=False)
     started = time.monotonic()
-    pid = _fork()
+    with warnings.catch_warnings():
+        # The copy computes nothing and waits for no lock that it could not be killed in.
+        warnings.filterwarnings("ignore", ".*multi-?threaded.*fork", DeprecationWarning)
+        pid = os.fork()
     if pid == 0:
         _work_in_child(work, sender)
     try:
@@ -61,13 +66,6 @@ def run_forked(
     return value
 
 
-def _fork() -> int:
-    with warnings.catch_warnings():
-        # The copy computes nothing and waits for no lock that it could not be killed in.
-        warnings.filterwarnings("ignore", ".*multi-?threaded.*fork", DeprecationWarning)
-        return os.fork()
-
-
 def _received(
     receiver: Connection, started: float, limit: float, waiting: Callable[[float], object] | None
 ) -> Any:
@@ -75,7 +73,7 @@ def _received(
     while not receiver.poll(1.0 if limit > 1 else limit):
         seconds = time.monotonic() - started
         if seconds > limit:
-            raise Overdue
+            raise TimeoutError
         if waiting is not None and seconds >= _PATIENCE_S:
             waiting(seconds)
     try:
@@ -89,7 +87,7 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
-        detach(keep=sender.fileno())
+        _detach(keep=sender.fileno())
         faults.forget()  # those from now on are sent
         try:
             done, value = True, work()
@@ -105,3 +103,74 @@ def _where(fault: faults.Fault) -> str:
     """The error and the line of ours that it came from."""
     lines = [line.strip() for line in fault.traceback.splitlines()]
     return " ".join([fault.error, *[line for line in lines if line.startswith("File ")][-1:]])
+
+
+class Mapping(NamedTuple):
+    """A stretch of this process's memory."""
+
+    start: int
+    size: int
+    access: str  # such as "rw-p": read, write, execute; private or shared
+    offset: int
+    path: str
+
+
+def _detach(keep: int) -> None:
+    """Share nothing with the parent from now on but the descriptor `keep`."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    try:
+        descriptors = {int(name) for name in os.listdir("/proc/self/fd")}
+    except OSError:  # not on Linux: at least those that are for output
+        descriptors = {0, 1, 2}
+    for descriptor in descriptors - {keep, nowhere}:
+        _detach_descriptor(descriptor, nowhere)
+    for mapping in mappings():
+        if mapping.access.startswith("rw") and mapping.access.endswith("s"):
+            _make_private(mapping)
+
+
+def _detach_descriptor(descriptor: int, nowhere: int) -> None:
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.dup2(nowhere, descriptor, inheritable=False)
+            return
+        # Opened anew, it has a position of its own.
+        own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+        os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(own, descriptor, inheritable=False)
+        os.close(own)
+    except OSError:  # one that listing them had opened, or a file that may not be read
+        os.dup2(nowhere, descriptor, inheritable=False)
+
+
+def mappings() -> list[Mapping]:
+    """The memory of this process, in the order of its addresses; empty where it cannot be known."""
+    try:
+        with open("/proc/self/maps") as file:
+            found = [_MAPPING.match(line) for line in file]
+    except OSError:
+        return []
+    return [
+        Mapping(int(m[1], 16), int(m[2], 16) - int(m[1], 16), m[3], int(m[4], 16), m[5])
+        for m in found
+        if m is not None
+    ]
+
+
+def _make_private(mapping: Mapping) -> None:
+    start, size, _, offset, path = mapping
+    if path.startswith("/dev/") and not path.startswith(("/dev/shm/", "/dev/zero")):
+        return  # a device's own
+    remap = ctypes.CDLL(None, use_errno=True).mmap
+    remap.restype, pointer = ctypes.c_void_p, ctypes.c_void_p
+    remap.argtypes = [pointer, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:  # it has no name, or no more
+        content = ctypes.string_at(start, size)
+        remap(start, size, access, _PRIVATE_FIXED | mmap.MAP_ANONYMOUS, -1, 0)
+        ctypes.memmove(start, content, size)
+        return
+    remap(start, size, access, _PRIVATE_FIXED, file, offset)
+    os.close(file)
