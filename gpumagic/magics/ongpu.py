@@ -1,8 +1,7 @@
 """Run the user's own cell on a device, as if its `%%ongpu` line were not there.
 
-The line becomes a string on the cell's first line (so every line keeps its number, and `await`,
-`Out[n]` and other magics work); in the syntax tree that string becomes a call that begins the run;
-`post_run_cell` ends it.
+The line becomes a call on the cell's first line (so every line keeps its number, and `await`,
+`Out[n]` and other magics work), which begins the run; `post_run_cell` ends it.
 """
 
 import ast
@@ -30,8 +29,11 @@ _LINE = re.compile(r"%%ongpu(?!\w|\s*\?)")
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 
 
+_BEGIN = "__import__('gpumagic.magics.ongpu').magics.ongpu.begin"
+
+
 def transform(lines: list[str]) -> list[str]:
-    """Turn a leading `%%ongpu …` line into a string; leave every other cell as it is."""
+    """Turn a leading `%%ongpu …` line into a call; leave every other cell as it is."""
     first = next((n for n, line in enumerate(lines) if line.strip()), None)
     if first is None:
         return lines
@@ -45,19 +47,24 @@ def transform(lines: list[str]) -> list[str]:
     if below[0].startswith("%%"):
         # IPython sees a cell magic on the first line only. Its body counts its own lines.
         rest = transform(cell_magic(below))
-        return [*lines[:first], f"{line.strip()!r}; {rest[0]}", *rest[1:]]
-    return [*lines[:first], f"{line.strip()!r}\n", *rest]
+        return [*lines[:first], f"{_call(line.strip())}; {rest[0]}", *rest[1:]]
+    return [*lines[:first], f"{_call(line.strip())}\n", *rest]
+
+
+def _call(text: str) -> str:
+    return f"{_BEGIN}({text!r}, get_ipython())"
 
 
 # check_complete leaves such transformers out, and so asks for more lines as after any %%magic.
 transform.has_side_effects = True  # type: ignore[attr-defined]
 
 
-def _marker(node: ast.stmt) -> str | None:
-    """The text of a `%%ongpu` line that `transform` left in the tree."""
-    value = node.value if isinstance(node, ast.Expr) else None
-    text = value.value if isinstance(value, ast.Constant) else None
-    return text if isinstance(text, str) and _LINE.match(text) else None
+def _line_of(body: list[ast.stmt]) -> str | None:
+    """The `%%ongpu` line of a cell, if its first statement is the call that it became."""
+    call = body[0].value if body and isinstance(body[0], ast.Expr) else None
+    if isinstance(call, ast.Call) and ast.unparse(call.func) == _BEGIN:
+        return str(ast.literal_eval(call.args[0]))
+    return None
 
 
 @dataclass
@@ -68,6 +75,8 @@ class RunningCell:
     run: "Run | None" = None
     request: Request | None = None
     gone: bool = False  # the device was not to be found
+    dry: bool = False  # the tree is what a dry run is to run
+    silent: bool = False
 
 
 class CellHooks:
@@ -91,18 +100,26 @@ class CellHooks:
         # Last: indentation and pasted prompts are off by then, as before any %%magic.
         self.shell.input_transformers_cleanup.append(transform)
         self.shell.ast_transformers.append(self)
-        self.shell.events.register("pre_run_cell", self._pre_run_cell)
-        self.shell.events.register("post_run_cell", self._post_run_cell)
-        _installed[id(self)] = self
+        for event, callback in self._callbacks():
+            self.shell.events.register(event, callback)
+        _installed[id(self.shell)] = self
 
     def uninstall(self) -> None:
         self.end_all()
         self.shell.input_transformers_cleanup.remove(transform)
         if self in self.shell.ast_transformers:
             self.shell.ast_transformers.remove(self)
-        self.shell.events.unregister("pre_run_cell", self._pre_run_cell)
-        self.shell.events.unregister("post_run_cell", self._post_run_cell)
-        _installed.pop(id(self), None)
+        for event, callback in self._callbacks():
+            self.shell.events.unregister(event, callback)
+        _installed.pop(id(self.shell), None)
+
+    def _callbacks(self) -> list[tuple[str, Callable[..., None]]]:
+        return [
+            ("pre_execute", self._pre_execute),
+            ("pre_run_cell", self._pre_run_cell),
+            ("post_execute", self._post_execute),
+            ("post_run_cell", self._post_run_cell),
+        ]
 
     @property
     def stack(self) -> list[RunningCell]:
@@ -114,33 +131,37 @@ class CellHooks:
         return self.stack[-1] if self.stack else None
 
     # -- what IPython calls
+    def _pre_execute(self) -> None:
+        self.stack.append(RunningCell(silent=True))
+
     def _pre_run_cell(self, info: object) -> None:
-        self.stack.append(RunningCell())
+        self.stack[-1].silent = False
+
+    def _post_execute(self) -> None:
+        # The end of any other cell is announced by post_run_cell too, which knows its error.
+        if self.stack and self.stack[-1].silent:
+            self.finish(self.stack.pop(), None)
 
     def visit(self, tree: ast.Module) -> ast.Module:
         """As an AST transformer: put the call that begins the run into the tree."""
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
-        found = next(((n, text) for n, node in enumerate(body) if (text := _marker(node))), None)
-        if found is not None:
-            n, text = found
-            body[n] = self._call(text, body[n])
-            if cell and _is_dry_run(text):
+        if line := _line_of(body):
+            if cell and _is_dry_run(line):
                 # Nothing of the cell may run but that call, whose value is the result.
-                cell.tree = ast.Module([*body[:n], *body[n + 1 :]], [])
-                body[:] = [body[n]]
-        elif self.standing and cell and cell.tree is None and body and not is_timed(body):
-            body.insert(after_future_imports(body), self._call("", body[0]))
+                cell.tree, cell.dry = ast.Module(body[1:], []), True
+                body[1:] = []
+        elif self._stands_for(cell) and body and not is_timed(body):
+            call = ast.parse(_call("")).body[0]
+            for node in ast.walk(call):
+                ast.copy_location(node, body[0])
+            body.insert(after_future_imports(body), call)
         if cell and cell.tree is None:
             cell.tree = tree
         return tree
 
-    def _call(self, text: str, place: ast.AST) -> ast.stmt:
-        code = f"__import__('gpumagic.magics.ongpu').magics.ongpu.begin({text!r}, {id(self)})"
-        call = ast.parse(code).body[0]
-        for node in ast.walk(call):
-            ast.copy_location(node, place)
-        return call
+    def _stands_for(self, cell: RunningCell | None) -> bool:
+        return bool(self.standing and cell and cell.tree is None and not cell.silent)
 
     def _post_run_cell(self, result: Any = None) -> None:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
@@ -161,12 +182,14 @@ class CellHooks:
         A dry run takes the cell's place: its result is returned.
         """
         cell = self.current()
-        if cell is None:
+        if cell is None or cell.silent:
             raise UsageError("%%ongpu cannot place code that IPython runs silently")
         asked = request(text.removeprefix("%%ongpu")) if text else self.standing
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:
+            if asked.dry_run and not cell.dry:
+                raise GpuError("--dry-run must stand above the magic that runs the code")
             if asked.dry_run:
                 return self.dry_run(cell, asked, file)
             return self.place(cell, asked)
@@ -265,8 +288,8 @@ def _is_dry_run(text: str) -> bool:
 _installed: dict[int, CellHooks] = {}
 
 
-def begin(text: str, shell: int) -> Any:
+def begin(text: str, shell: object) -> Any:
     """Place the rest of the cell that calls this: what a `%%ongpu` line becomes."""
-    if shell not in _installed:
+    if id(shell) not in _installed:
         raise UsageError("%%ongpu is not loaded; type %load_ext gpumagic")
-    return _installed[shell].begin(text, sys._getframe(1).f_code.co_filename)
+    return _installed[id(shell)].begin(text, sys._getframe(1).f_code.co_filename)

@@ -4,7 +4,6 @@ It goes by types and calls no code of an object's: a proxy stays as it is, a fil
 mapping is not read, and an object whose every attribute raises does no harm.
 """
 
-import dataclasses
 import types
 from collections import ChainMap, UserDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -22,6 +21,8 @@ from torch.utils.data import Dataset
 # A module's own dictionaries, which parameters(), buffers() and modules() already cover.
 _MODULE_STATE = {"_parameters", "_buffers", "_modules"}
 _PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType, torch.device}
+# The module of a class, whatever its metaclass answers.
+module_of = vars(type)["__module__"].__get__
 # The path to a value: the variable's name, then a step for each part on the way.
 Path = tuple[Any, ...]
 
@@ -137,7 +138,7 @@ class TensorFinder:
 
     def _object(self, value: Any, steps: Path) -> None:
         kind = value if _is_class(value) else type(value)
-        if kind.__module__ == self._module:
+        if module_of(kind) == self._module:
             self._attributes(value, steps)
 
     def _attributes(self, value: Any, steps: Path) -> None:
@@ -220,10 +221,10 @@ class _LookInto(dict[type, _Look | None]):
 
     def __missing__(self, kind: type) -> _Look | None:
         otherwise = TensorFinder._object
-        if dataclasses.is_dataclass(kind):
+        if any("__dataclass_fields__" in vars(base) for base in kind.__mro__):
             otherwise = TensorFinder._attributes
         look = next((look for look, kinds in _LOOKS if issubclass(kind, kinds)), otherwise)
-        if kind.__module__ != "__main__":  # a class that a cell defines anew must be free to go
+        if module_of(kind) != "__main__":  # a class that a cell defines anew must be free to go
             self[kind] = look
         return look
 
@@ -256,7 +257,7 @@ def _near(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     yield name, value
     if type(value) in (list, tuple, dict) and len(value) <= 100:
         yield from ((name, item) for item in (value.values() if type(value) is dict else value))
-    elif type(value).__module__ == "__main__":
+    elif module_of(type(value)) == "__main__":
         for attribute, item in own_attributes(value).items():
             yield f"{name}.{attribute}", item
 

@@ -1,20 +1,24 @@
 """`%%ongpu` in an IPython shell: the user's cell runs as if the line were not there."""
 
+import re
+
 import pytest
 import torch
 
 import gpumagic
 from gpumagic.magics.ongpu import transform
 
+BEGIN = "__import__('gpumagic.magics.ongpu').magics.ongpu.begin"
+
 
 @pytest.mark.parametrize(
     ("cell", "expected"),
     [
-        ("%%ongpu 1\nx\n", "'%%ongpu 1'\nx\n"),
-        ("\n\n%%ongpu 1\nx\n", "\n\n'%%ongpu 1'\nx\n"),
-        ("%%ongpu\nx\n", "'%%ongpu'\nx\n"),
-        ("%%ongpu  cuda?  \nx\n", "'%%ongpu  cuda?'\nx\n"),
-        ("%%ongpu 'a b'\nx\n", "\"%%ongpu 'a b'\"\nx\n"),
+        ("%%ongpu 1\nx\n", "BEGIN('%%ongpu 1')\nx\n"),
+        ("\n\n%%ongpu 1\nx\n", "\n\nBEGIN('%%ongpu 1')\nx\n"),
+        ("%%ongpu\nx\n", "BEGIN('%%ongpu')\nx\n"),
+        ("%%ongpu  cuda?  \nx\n", "BEGIN('%%ongpu  cuda?')\nx\n"),
+        ("%%ongpu 'a b'\nx\n", "BEGIN(\"%%ongpu 'a b'\")\nx\n"),
         ("%%ongpu?\n", None),
         ("%%ongpu ?\n", None),
         ("%%ongpu??\n", None),
@@ -27,15 +31,17 @@ from gpumagic.magics.ongpu import transform
         ("%ongpu?\n", None),
         (
             "%%ongpu 1\n%%time\nx\n",
-            "'%%ongpu 1'; get_ipython().run_cell_magic('time', '', 'x\\n')\n",
+            "BEGIN('%%ongpu 1'); get_ipython().run_cell_magic('time', '', 'x\\n')\n",
         ),
         ("", ""),
     ],
 )
 def test_transform(cell, expected):
+    expected = cell if expected is None else expected
+    expected = re.sub(r"BEGIN\((.*?)\)(?=[\n;])", rf"{BEGIN}(\1, get_ipython())", expected)
     lines = cell.splitlines(keepends=True)
     before = list(lines)
-    assert "".join(transform(lines)) == (cell if expected is None else expected)
+    assert "".join(transform(lines)) == expected
     assert lines == before  # pure
 
 
@@ -130,7 +136,7 @@ def test_out_underscore_and_semicolon(ip):
     assert done.result.device.index == 1
     assert ip.ns["Out"][n] is done.result is ip.ns["_"]
     assert ip.run("%%ongpu 1\nzeros(2);").text.count("tensor") == 0
-    assert ip.ns["In"][n] == "'%%ongpu 1'\nzeros(2)"
+    assert ip.ns["In"][n] == f"{BEGIN}('%%ongpu 1', get_ipython())\nzeros(2)"
     assert ip.ns["_ih"] is ip.ns["In"]
 
 
@@ -163,6 +169,7 @@ def test_other_magics_beneath_and_above(ip):
     for cell in (
         "%%ongpu 1\n%%time\nseen = X.device, zeros(1).device",
         "%%time\n%%ongpu 1\nseen = X.device, zeros(1).device",
+        "%%prun -q\n%%ongpu 1\nseen = X.device, zeros(1).device",
         "%%ongpu 1\n\n%%capture out\nseen = X.device, zeros(1).device",
         "%%ongpu 1\n%time seen = X.device, zeros(1).device",
         "%%ongpu 1\nx = 1\n%timeit -n 1 -r 1 seen.append(X.device) or seen.append(zeros(1).device)",
@@ -182,6 +189,31 @@ def test_nested_on_and_nested_cells(ip):
         "outer = zeros(1)"
     )
     assert [ip.ns[n].device.index for n in ("inner", "cell", "outer")] == [0, 0, 1]
+
+
+def test_a_silent_cell_within_leaves_the_placement_as_it_is(ip):
+    done = ip.run(
+        "%%ongpu 1\nsilent = lambda cell: get_ipython().run_cell(cell, silent=True)\n"
+        "refused = silent('%%ongpu 0\\na = zeros(1)').error_in_exec; silent('b = zeros(1)')\n"
+        "c = zeros(1)"
+    )
+    assert done.success
+    assert "silently" in str(ip.ns["refused"])
+    assert "a" not in ip.ns
+    assert [ip.ns[n].device.index for n in "bc"] == [1, 1]
+    assert done.text.count("virtual") == 1
+
+
+def test_what_begins_in_a_silent_cell_ends_with_it(ip):
+    ip.run("%ongpu 1", silent=True, store_history=False)
+    assert gpumagic.placement.scope.placement() is None
+    ip.run("%ongpu off")
+
+
+def test_a_dry_run_below_a_magic_that_runs_code_itself_is_refused(ip):
+    done = ip.run("%%prun -q\n%%ongpu 1 --dry-run\nx = 1")
+    assert "--dry-run must stand above" in done.text
+    assert "x" not in ip.ns
 
 
 def test_run_cell_magic_returns_the_last_value_and_raises(ip):
@@ -238,6 +270,18 @@ def test_the_notebooks_own_objects_come_along(ip):
     assert "2 batches" in done.text
     assert ip.run("%%ongpu 0\ntrainer.net(torch.ones(1, 2))").success
     assert ip.run("trainer.opt.step()").success  # its state followed
+
+
+def test_a_class_that_refuses_to_be_asked_stops_no_cell(ip):
+    ip.run(
+        "class Meta(type):\n"
+        "    def __getattribute__(cls, name): raise ValueError(name)\n"
+        "class Odd(metaclass=Meta): pass\n"
+        "odd = Odd(); held = [odd]; X = zeros(3)"
+    )
+    done = ip.run("%%ongpu 1\nY = X + 1")
+    assert done.success, done.text
+    assert ip.run("%%ongpu 1\nread = odd, held, X").success
 
 
 def test_deepcopies_on_a_virtual_gpu(ip):
