@@ -1,7 +1,5 @@
 """Drop what timed code prints and displays: it is shown once, not ten thousand times."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """List what code may set in Python, in numpy and in matplotlib, for its thread or the process."""
 
-from __future__ import annotations
-
 import decimal
 import faulthandler
 import gc
@@ -18,9 +16,11 @@ import warnings
 from functools import cache, partial
 from typing import Any
 
-from gpumagic.isolation.setting import Setting, attributes, mapping, pairs, sequence
+from gpumagic.isolation.setting import Setting, accessors, attributes, mapping, sequence
 
-_ROUNDING = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+# Of a logger: its level, handlers and filters, whether it is disabled, and whether it propagates.
+_Logger = tuple[int, list[Any], list[Any], bool, bool]
+_NEW: _Logger = (logging.NOTSET, [], [], False, True)
 
 
 def of_signals() -> list[Setting]:
@@ -51,16 +51,14 @@ def of_python() -> list[Setting]:
     """All of Python's own."""
     hooks = "displayhook excepthook unraisablehook breakpointhook"
     return [
-        Setting("decimal's context", _decimal, _set_decimal),
-        Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, grows=True),
-        *pairs(
-            sys,
-            ("getswitchinterval", "setswitchinterval"),
-            ("get_int_max_str_digits", "set_int_max_str_digits"),
-            ("gettrace", "settrace"),
-            ("getprofile", "setprofile"),
+        Setting(
+            "decimal's context",
+            lambda: (decimal.getcontext(), decimal.getcontext().copy()),
+            _set_decimal,
         ),
-        *pairs(threading, ("gettrace", "settrace"), ("getprofile", "setprofile")),
+        Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, grows=True),
+        *accessors(sys, "switchinterval", "_int_max_str_digits", "trace", "profile"),
+        *accessors(threading, "trace", "profile"),
         Setting("threading.stack_size", threading.stack_size, threading.stack_size),
         *attributes(sys, *hooks.split(), "dont_write_bytecode", "stdin", "stdout", "stderr"),
         *attributes(threading, "excepthook"),
@@ -71,13 +69,14 @@ def of_python() -> list[Setting]:
         ),
         Setting("gc.enable", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
         Setting("gc.set_threshold", gc.get_threshold, lambda now: gc.set_threshold(*now)),
-        *pairs(gc, ("get_debug", "set_debug")),
+        *accessors(gc, "_debug"),
         sequence(gc, "callbacks"),
         *attributes(warnings, "showwarning", "formatwarning"),
         Setting(
             "warnings.filters", lambda: warnings.filters[:], _set_filters, True, _adopt_filters
         ),
-        *_of_logging(),
+        *attributes(logging.root.manager, "disable"),
+        Setting("loggers", _loggers, _set_loggers, True, _adopt_loggers),
         *_of_the_system(),
     ]
 
@@ -101,29 +100,11 @@ def of_numpy() -> list[Setting]:
         return []
     return [
         Setting("numpy.seterr", numpy.geterr, lambda how: numpy.seterr(**how)),
-        *pairs(numpy, ("geterrcall", "seterrcall"), ("getbufsize", "setbufsize")),
+        *accessors(numpy, "errcall", "bufsize"),
         Setting(
-            "numpy.set_printoptions",
+            "numpy's print options",
             numpy.get_printoptions,
             lambda how: numpy.set_printoptions(**how),
-        ),
-    ]
-
-
-def _of_logging() -> list[Setting]:
-    new: dict[str, Any] = {"handlers": [], "filters": [], "disabled": False, "propagate": True}
-    new["level"] = logging.NOTSET
-    return [
-        *attributes(logging.root.manager, "disable"),
-        *(
-            Setting(
-                f"{name} of loggers",
-                partial(_of_loggers, name, value),
-                partial(_set_loggers, name, value),
-                grows=isinstance(value, list),
-                adopt=_adopt_loggers,
-            )
-            for name, value in new.items()
         ),
     ]
 
@@ -136,8 +117,14 @@ def _of_the_system() -> list[Setting]:
         Setting("working folder", os.getcwd, os.chdir),
         Setting("umask", _umask, os.umask),
         Setting("locale", every, every),
-        Setting("faulthandler", faulthandler.is_enabled, _set_faulthandler),
-        *pairs(socket, ("getdefaulttimeout", "setdefaulttimeout")),
+        Setting(
+            "faulthandler",
+            faulthandler.is_enabled,
+            lambda on: (
+                faulthandler.enable(sys.__stderr__ or sys.stderr) if on else faulthandler.disable()
+            ),
+        ),
+        *accessors(socket, "defaulttimeout"),
         Setting("start method", start, partial(multiprocessing.set_start_method, force=True)),
     ]
     if hasattr(time, "tzset"):  # after the environment, which it reads
@@ -178,18 +165,11 @@ def _set_signal_handlers(before: dict[signal.Signals, Any]) -> None:
             signal.signal(number, handler)
 
 
-def _decimal() -> tuple[Any, ...]:
-    context = decimal.getcontext()
-    rounding = {name: getattr(context, name) for name in _ROUNDING}
-    return context, rounding, dict(context.flags), dict(context.traps)
-
-
-def _set_decimal(before: tuple[Any, ...]) -> None:
-    context, rounding, flags, traps = before
+def _set_decimal(before: tuple[decimal.Context, decimal.Context]) -> None:
+    context, kept = before
     decimal.setcontext(context)
-    for name, value in rounding.items():
-        setattr(context, name, value)
-    context.flags, context.traps = flags, traps
+    for name in ("prec", "rounding", "Emin", "Emax", "capitals", "clamp", "flags", "traps"):
+        setattr(context, name, getattr(kept, name))
 
 
 def _set_filters(before: list[Any]) -> None:
@@ -198,36 +178,29 @@ def _set_filters(before: list[Any]) -> None:
         pass  # which has them looked at anew
 
 
-def _of_loggers(name: str, new: Any) -> dict[logging.Logger, Any]:
+def _loggers() -> dict[logging.Logger, _Logger]:
     """Those that are not as a new one is."""
-    every: list[Any] = [logging.root, *logging.root.manager.loggerDict.values()]
-    found = {logger: value for logger in every if (value := getattr(logger, name, new)) != new}
-    return {k: v[:] for k, v in found.items()} if isinstance(new, list) else found
+    every = [logging.root, *logging.root.manager.loggerDict.values()]
+    found = {
+        one: (one.level, one.handlers[:], one.filters[:], one.disabled, one.propagate)
+        for one in every
+        if isinstance(one, logging.Logger)
+    }
+    return {logger: state for logger, state in found.items() if state != _NEW}
 
 
-def _set_loggers(name: str, new: Any, before: dict[logging.Logger, Any]) -> None:
-    now = _of_loggers(name, new)
-    for logger in now.keys() | before.keys():
-        value = before.get(logger, new)
-        if name == "level":
-            logger.setLevel(value)
-        elif isinstance(value, list):
-            getattr(logger, name)[:] = value
-        else:
-            setattr(logger, name, value)
+def _set_loggers(before: dict[logging.Logger, _Logger]) -> None:
+    for logger in before.keys() | _loggers().keys():
+        level, handlers, filters, logger.disabled, logger.propagate = before.get(logger, _NEW)
+        logger.handlers[:], logger.filters[:] = handlers, filters
+        if logger.level != level:
+            logger.setLevel(level)
 
 
 def _umask() -> int:
     # Python can only read it by setting it, which a thread that makes a file meanwhile would get.
     with open("/proc/self/status") as status:
         return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
-
-
-def _set_faulthandler(on: bool) -> None:
-    if on:
-        faulthandler.enable(sys.__stderr__ or sys.stderr)
-    else:
-        faulthandler.disable()
 
 
 def _close_figures(helpers: Any, before: set[int]) -> None:

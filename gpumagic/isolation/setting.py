@@ -1,7 +1,5 @@
 """Describe one setting of the process or of a thread: how it is read, and how it is written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,6 +26,11 @@ def pairs(owner: Any, *names: tuple[str, str]) -> list[Setting]:
         for read, write in names
         if hasattr(owner, read) and hasattr(owner, write)
     ]
+
+
+def accessors(owner: Any, *names: str) -> list[Setting]:
+    """The same for functions that are called ``get…`` and ``set…``."""
+    return pairs(owner, *((f"get{name}", f"set{name}") for name in names))
 
 
 def attributes(owner: Any, *names: str) -> list[Setting]:

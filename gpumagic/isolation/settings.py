@@ -4,25 +4,22 @@ The list is torch_settings.py and python_settings.py, and the random states. Wha
 not put back; what cannot be put back does not keep the rest from it, and is kept as a fault.
 """
 
-from __future__ import annotations
-
-import gc
-import logging
+import signal
 import sys
-import warnings
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
+from types import FrameType
 from typing import Any
 
 import torch
 
 from gpumagic import faults
-from gpumagic.isolation.interrupts import deferred
 from gpumagic.isolation.python_settings import of_libraries, of_numpy, of_python, of_signals
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.setting import Setting
-from gpumagic.isolation.torch_settings import module_hooks, of_a_thread, of_cuda, of_the_process
+from gpumagic.isolation.torch_settings import of_a_thread, of_cuda, of_the_process
 
 # A setting, and its value.
 _Known = tuple[Setting, Any]
@@ -30,26 +27,21 @@ _Known = tuple[Setting, Any]
 _NEVER = {"torch", "gpumagic", *sys.stdlib_module_names}
 
 
-class Settings:
-    """All settings as they are now."""
-
-    def __init__(self) -> None:
-        self._signals = _now(of_signals())
-        self._others = _now(
-            chain(of_a_thread(), of_the_process(), of_cuda(), of_python(), of_libraries())
-        )
-        self._randomness = Randomness()
-        self._modules = set(sys.modules)
-
-    def put_back(self) -> None:
-        """Write all that has changed since."""
-        for setting, value in self._signals:
+@contextmanager
+def kept() -> Iterator[None]:
+    """Put back what is set within, whatever happens there."""
+    signals = _now(of_signals())
+    others = _now(chain(of_a_thread(), of_the_process(), of_cuda(), of_python(), of_libraries()))
+    randomness, modules = Randomness(), set(sys.modules)
+    try:
+        yield
+    finally:
+        for setting, value in signals:
             _write(setting, value)
         with deferred():
-            self._others = _adopted(self._others, self._modules)
-            for setting, value in self._others:
+            for setting, value in _adopted(others, modules):
                 _write(setting, value)
-            self._randomness.restore()
+            randomness.restore()
 
 
 class Growth:
@@ -59,36 +51,13 @@ class Growth:
         every = (*of_the_process(), *of_python())
         self._settings = _now(setting for setting in every if setting.grows)
         self._modules = set(sys.modules)
-        self._sizes = _sizes()
 
     def put_back(self) -> None:
         """Between two blocks of runs: soon over where nothing has grown."""
-        if _sizes() == self._sizes:
-            return
         self._settings = _adopted(self._settings, self._modules)
         self._modules = set(sys.modules)
         for setting, value in self._settings:
             _write(setting, value)
-        self._sizes = _sizes()
-
-
-def _sizes() -> list[int]:
-    loggers: list[Any] = [logging.root, *logging.root.manager.loggerDict.values()]
-    lists: tuple[Any, ...] = (
-        sys.path,
-        sys.argv,
-        sys.meta_path,
-        sys.path_hooks,
-        gc.callbacks,
-        warnings.filters,
-    )
-    return [
-        sum(len(getattr(logger, "handlers", ())) for logger in loggers),
-        sum(len(getattr(logger, "filters", ())) for logger in loggers),
-        sum(len(hooks) for hooks in module_hooks().values()),
-        sys.getrecursionlimit(),
-        *(len(items) for items in lists),
-    ]
 
 
 def _adopted(settings: list[_Known], modules: set[str]) -> list[_Known]:
@@ -105,13 +74,29 @@ def _adopted(settings: list[_Known], modules: set[str]) -> list[_Known]:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Put back what is set within, whatever happens there."""
-    settings = Settings()
+def deferred() -> Iterator[None]:
+    """An interrupt within is raised at the end; a second one at once, in case it never ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals come to the main thread only
+        return
+    before: Any = signal.getsignal(signal.SIGINT)
+    if not callable(before):  # ignored, or not set by Python
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if came:
+            before(number, frame)
+        came.append((number, frame))
+
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
-        settings.put_back()
+        signal.signal(signal.SIGINT, before)
+    if came:
+        before(*came[0])
 
 
 def thread_modes() -> Callable[[ExitStack], None]:

@@ -1,7 +1,5 @@
 """List what code may set in torch, for its thread and for the process."""
 
-from __future__ import annotations
-
 import sys
 from functools import cache, partial
 from typing import Any
@@ -11,17 +9,16 @@ from torch.nn.modules import module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _python_dispatch as dispatch
 
-from gpumagic.isolation.setting import Setting, attributes, mapping, pairs
+from gpumagic.isolation.setting import Setting, accessors, attributes, mapping, pairs
 
 
 @cache
 def of_a_thread() -> list[Setting]:
     """What each thread decides for itself."""
-    kinds = ("cpu", "cuda", "mps")
-    ways = (
-        (torch.is_autocast_enabled, torch.set_autocast_enabled),
-        (torch.get_autocast_dtype, torch.set_autocast_dtype),
-    )
+    autocast: dict[str, tuple[Any, Any]] = {
+        "enabled": (torch.is_autocast_enabled, torch.set_autocast_enabled),
+        "dtype": (torch.get_autocast_dtype, torch.set_autocast_dtype),
+    }
     return [
         *pairs(
             torch,
@@ -29,9 +26,9 @@ def of_a_thread() -> list[Setting]:
             ("is_autocast_cache_enabled", "set_autocast_cache_enabled"),
         ),
         *(
-            Setting(f"autocast on {kind}", partial(read, kind), partial(write, kind))
-            for kind in kinds
-            for read, write in ways
+            Setting(f"autocast {name}, {kind}", partial(read, kind), partial(write, kind))
+            for kind in ("cpu", "cuda", "mps")
+            for name, (read, write) in autocast.items()
         ),
     ]
 
@@ -43,14 +40,9 @@ def of_the_process() -> list[Setting]:
         Setting("inference mode", torch.is_inference_mode_enabled, _set_inference_mode),
         Setting("the default device, and modes of functions", _modes, _set_modes),
         Setting("modes of operators", dispatch._get_current_dispatch_mode_stack, _set_operators),
-        *pairs(
-            torch,
-            ("get_default_dtype", "set_default_dtype"),
-            ("get_num_threads", "set_num_threads"),
-            ("get_deterministic_debug_mode", "set_deterministic_debug_mode"),
-            ("get_float32_matmul_precision", "set_float32_matmul_precision"),
-            ("is_warn_always_enabled", "set_warn_always"),
-        ),
+        *accessors(torch, "_default_dtype", "_num_threads", "_deterministic_debug_mode"),
+        *accessors(torch, "_float32_matmul_precision"),
+        *pairs(torch, ("is_warn_always_enabled", "set_warn_always")),
         *pairs(
             torch._C,
             ("_is_multithreading_enabled", "_set_multithreading_enabled"),
@@ -62,22 +54,12 @@ def of_the_process() -> list[Setting]:
             lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
             lambda now: torch.set_anomaly_enabled(*now),
         ),
-        Setting(
-            "torch.set_flush_denormal",
-            lambda: sys.float_info.min / 2 == 0.0,
-            torch.set_flush_denormal,
-        ),
+        Setting("denormals", lambda: sys.float_info.min / 2 == 0.0, torch.set_flush_denormal),
         mapping("torch.set_printoptions", vars(torch._tensor_str.PRINT_OPTS)),
         *attributes(torch.utils.deterministic, "fill_uninitialized_memory"),
-        *pairs(
-            torch.__future__,
-            ("get_swap_module_params_on_conversion", "set_swap_module_params_on_conversion"),
-            (
-                "get_overwrite_module_params_on_conversion",
-                "set_overwrite_module_params_on_conversion",
-            ),
-        ),
-        *pairs(torch.multiprocessing, ("get_sharing_strategy", "set_sharing_strategy")),
+        *accessors(torch.__future__, "_swap_module_params_on_conversion"),
+        *accessors(torch.__future__, "_overwrite_module_params_on_conversion"),
+        *accessors(torch.multiprocessing, "_sharing_strategy"),
         *_of_backends(),
         *attributes(module, "_global_is_full_backward_hook"),
         *(mapping(f"torch's {n}", held, grows=True) for n, held in module_hooks().items()),
@@ -88,12 +70,10 @@ def of_cuda() -> list[Setting]:
     """Of the current GPU, where CUDA has started."""
     if not torch.cuda.is_initialized():
         return []
-    return pairs(
-        torch.cuda,
-        ("current_device", "set_device"),
-        ("current_stream", "set_stream"),
-        ("get_sync_debug_mode", "set_sync_debug_mode"),
-    )
+    return [
+        *pairs(torch.cuda, ("current_device", "set_device"), ("current_stream", "set_stream")),
+        *accessors(torch.cuda, "_sync_debug_mode"),
+    ]
 
 
 def _of_backends() -> list[Setting]:
@@ -111,7 +91,7 @@ def _of_backends() -> list[Setting]:
         *attributes(backends.opt_einsum, "enabled", "strategy"),
         *attributes(backends.quantized, "engine"),
         *pairs(backends.cuda, *((f"{k}_sdp_enabled", f"enable_{k}_sdp") for k in kinds)),
-        *pairs(backends.mha, ("get_fastpath_enabled", "set_fastpath_enabled")),
+        *accessors(backends.mha, "_fastpath_enabled"),
     ]
 
 
@@ -124,13 +104,13 @@ def module_hooks() -> dict[str, dict[Any, Any]]:
     }
 
 
+# A guard that goes away ends its mode.
+_held: list[Any] = []
+
+
 def _set_inference_mode(on: bool) -> None:
     _held.append(torch._C._InferenceMode(on))
     _held[-1].__enter__()
-
-
-# A guard that goes away ends its mode.
-_held: list[Any] = []
 
 
 def _modes() -> tuple[list[Any], Any, Any]:

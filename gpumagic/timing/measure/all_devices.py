@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from gpumagic.isolation.interrupts import deferred
-from gpumagic.isolation.settings import kept
+from gpumagic.isolation.settings import deferred, kept
 from gpumagic.timing.ask.targets import TimedDevices
 from gpumagic.timing.measure.failures import is_out_of_memory, say_where, short
 from gpumagic.timing.measure.measurement import Measuring, Task

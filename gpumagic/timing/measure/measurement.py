@@ -14,10 +14,9 @@ import torch
 
 from gpumagic import faults
 from gpumagic.cell.run import MemoryMeter
-from gpumagic.isolation.interrupts import deferred
 from gpumagic.isolation.output import Quiet
 from gpumagic.isolation.random_state import Randomness
-from gpumagic.isolation.settings import Growth
+from gpumagic.isolation.settings import Growth, deferred
 from gpumagic.ledger import ledger_view as view
 from gpumagic.ledger.watch import watch
 from gpumagic.timing.ask.targets import TimedDevices
