@@ -2,11 +2,9 @@
 warning."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
-
-NO_TORCH = '{} needs torch, which is not installed here; type: pip install "gpumagic[torch]"'
 
 
 class GpuError(Exception):
@@ -21,14 +19,21 @@ class GpuError(Exception):
 
 
 @contextmanager
-def torch_needed(what: str) -> Iterator[None]:
-    """Import what needs torch within; where there is none, one line says how to get it."""
+def library_needed(library: str, what: str, install: str) -> Iterator[None]:
+    """Import a library within; where it is not installed, one line says how to get it."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name != library:
             raise
-        raise GpuError(NO_TORCH.format(what)) from None
+        raise GpuError(
+            f"{what} needs {library}, which is not installed here; type: pip install {install}"
+        ) from None
+
+
+def torch_needed(what: str) -> AbstractContextManager[None]:
+    """Import what needs torch within."""
+    return library_needed("torch", what, '"gpumagic[torch]"')
 
 
 class CrossDeviceWarning(UserWarning):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.errors import NO_TORCH, GpuError
+from gpumagic.errors import GpuError, torch_needed
 from gpumagic.magics.tracebacks import begin_at, check_code, render
 
 if TYPE_CHECKING:
@@ -41,12 +41,8 @@ _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputim
 
 
 def _engine(asked: str) -> Any:
-    try:
+    with torch_needed(asked):
         from gpumagic import timing
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise GpuError(NO_TORCH.format(asked)) from None
     return timing
 
 

@@ -14,7 +14,6 @@ __all__ = ["Comparison", "Progress", "compare", "last_comparison"]
 
 shown.register(
     "gpumagic.timing.comparison.Comparison",
-    text="gpumagic.timing.view.comparison_text",
-    html="gpumagic.timing.view.comparison_html",
+    text="gpumagic.timing.view.comparison_view",
     figure="gpumagic.timing.view.figure",
 )

@@ -18,7 +18,6 @@ from gpumagic.errors import GpuError
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.telemetry.measurements import board
 from gpumagic.timing.ask import sweep as sweeping
-from gpumagic.timing.ask.items import worked_through
 from gpumagic.timing.ask.targets import TimedDevices, targets
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.measure.all_devices import Comparing
@@ -27,6 +26,7 @@ from gpumagic.timing.measure.program import program
 from gpumagic.timing.measure.stopwatch import Stopwatch
 from gpumagic.timing.progress import Progress, Reporter
 from gpumagic.timing.result import machine
+from gpumagic.timing.result.agreement import Agreeing
 
 
 def compare(
@@ -107,7 +107,7 @@ def compare(
         namespace = own if own is not None else outer
     made = program(code, namespace, setup=setup, filename=filename, text=text)
     points = sweeping.points(values)
-    each = worked_through(items, namespace, points)
+    each = sweeping.worked_through(items, namespace, points)
     stopwatch = stopwatch or Stopwatch()
 
     def told(now: Progress) -> None:
@@ -117,8 +117,17 @@ def compare(
 
     title = next((line.strip() for line in made.text.splitlines() if line.strip()), "")
     total, wheres = len(points) * len(wanted), [target.where for target in wanted]
-    reporter = Reporter(told, title, wheres, total, clock=stopwatch.clock)
-    task = Task(made, wanted, namespace, in_place, max_time, stopwatch, Randomness(), reporter)
+    task = Task(
+        made,
+        wanted,
+        namespace,
+        in_place,
+        max_time,
+        stopwatch,
+        Randomness(),
+        Reporter(told, title, wheres, total, clock=stopwatch.clock),
+        Agreeing(in_place),
+    )
     comparing = Comparing(task, points)
     try:
         contextvars.copy_context().run(comparing.run)  # what it sets of that ends with it
@@ -130,7 +139,7 @@ def compare(
         timings=tuple(
             replace(t, items=of_point[sweeping.key(t.values)]) for t in comparing.timings
         ),
-        agreements=comparing.agreeing.agreements(),
+        agreements=task.agreeing.agreements(),
         machine=machine.here(),
         time=time.time(),
         sweep=values,

@@ -12,9 +12,10 @@ from gpumagic.display import shown
 from gpumagic.errors import GpuError
 from gpumagic.timing.ask import sweep as sweeping
 from gpumagic.timing.result import change as changing
-from gpumagic.timing.result import crossover, data_frame, stored
+from gpumagic.timing.result import crossover, stored
 from gpumagic.timing.result.lookup import Lookup
-from gpumagic.timing.result.timing import Agreement, Machine, Timing
+from gpumagic.timing.result.machine import Machine
+from gpumagic.timing.result.timing import Agreement, Timing
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -185,7 +186,7 @@ class Comparison(Lookup, shown.Shown):
         GpuError
             pandas is not installed.
         """
-        return data_frame.to_pandas(self.timings, self.items)
+        return stored.to_pandas(self.timings, self.items)
 
     def plot(self, ax: Any = None) -> Any:
         """Draw it with matplotlib: bars, or curves of a sweep.

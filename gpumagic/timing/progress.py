@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gpumagic import faults
@@ -70,77 +71,65 @@ class Reporter:
 
     def __init__(
         self,
-        call: Callable[[Progress], object] | None,
+        call: Callable[[Progress], object],
         title: str,
         wheres: Sequence[str],
         total: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._call, self._title, self._clock = call, title, clock
-        self._total, self._done = total, 0
-        self._wheres = tuple(wheres)
+        self._call, self._clock = call, clock
+        self._now = Progress(title, wheres[0], total=total)
+        self._bars: dict[str, tuple[float | None, str]] = dict.fromkeys(wheres, (None, "waiting"))
         self._began = self._begun = clock()
-        self._told: float | None = None
-        self._where, self._values = self._wheres[0], dict[str, Any]()
-        self._stage: Stage = "copy"
-        self._repeat = 0
-        self._bars: dict[str, tuple[float | None, str]] = {}
+        self._told = -math.inf
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to tell again."""
+        return self._clock() - self._told >= _PERIOD_S
 
     def begin(self, where: str, values: Mapping[str, Any]) -> None:
         """The measurement of a device at a value begins."""
-        if dict(values) != self._values or not self._bars:
-            self._bars = dict.fromkeys(self._wheres, (None, "waiting"))
-        self._where, self._values = where, dict(values)
+        if values != self._now.values:
+            self._bars = dict.fromkeys(self._bars, (None, "waiting"))
+        self._now = replace(self._now, where=where, values=dict(values))
         self._begun = self._clock()
         self.at("copy")
 
     def at(self, stage: Stage, repeat: int = 0, median: float | None = None) -> None:
         """It is at a stage, with this median so far."""
-        self._stage, self._repeat = stage, repeat
-        known, _ = self._bars.get(self._where, (None, ""))
-        self._bars[self._where] = known if median is None else median, stage
+        self._now = replace(self._now, stage=stage, repeat=repeat)
+        self._bars[self._now.where] = median, stage
         self._tell()
 
     def end(self, median: float | None, state: str = "done") -> None:
         """The measurement has ended."""
-        self._done += 1
-        self._bars[self._where] = median, state
+        self._now = replace(self._now, done=self._now.done + 1)
+        self._bars[self._now.where] = median, state
         self._tell()
 
     def close(self) -> None:
         """All is done."""
-        self._stage = "done"
-        self._told = None
+        self._now = replace(self._now, stage="done")
+        self._told = -math.inf
         self._tell()
 
     def _tell(self) -> None:
-        now = self._clock()
-        if self._call is None or (self._told is not None and now - self._told < _PERIOD_S):
+        if not self.due:
             return
-        self._told = now
-        told = Progress(
-            title=self._title,
-            where=self._where,
-            values=dict(self._values),
-            stage=self._stage,
-            repeat=self._repeat,
-            done=self._done,
-            total=self._total,
-            elapsed=now - self._began,
-            remaining=self._remaining(now),
-            bars=tuple(
-                (where, *self._bars[where]) for where in self._wheres if where in self._bars
-            ),
-        )
+        now = self._told = self._clock()
+        bars = tuple((where, *bar) for where, bar in self._bars.items())
         with faults.kept("showing how far a comparison is"):
-            self._call(told)
+            elapsed, remaining = now - self._began, self._remaining(now)
+            self._call(replace(self._now, elapsed=elapsed, remaining=remaining, bars=bars))
 
     def _remaining(self, now: float) -> float | None:
-        if self._stage == "done":
+        done = self._now.done
+        if self._now.stage == "done":
             return 0.0
-        if not self._done:
+        if not done:
             return None
-        each = (self._begun - self._began) / self._done
-        rest = max(self._total - self._done - 1, 0) * each
+        each = (self._begun - self._began) / done
+        rest = max(self._now.total - done - 1, 0) * each
         # This one may take longer than those before, and says nothing of those that follow.
         return rest + max(each - (now - self._begun), 0.0)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gpumagic.timing.result.agreement import agree
-from gpumagic.timing.result.outcome import Skipped, outcome
+from gpumagic.timing.result.agreement import Skipped, agree, outcome
 
 Pair = namedtuple("Pair", "left right")
 

@@ -1,10 +1,13 @@
 """Joules, where every GPU has a counter, and None anywhere else."""
 
+import late as lates
 import pytest
 
 from gpumagic.device import CPU, Device
 from gpumagic.nvml import Gpu
-from gpumagic.timing.measure.energy import EnergyMeter
+from gpumagic.timing import compare
+from gpumagic.timing.measure import measurement
+from gpumagic.timing.measure.stopwatch import joules
 
 ONE, TWO = Device("cuda", 0, "GPU-1"), Device("cuda", 1, "GPU-2")
 
@@ -24,12 +27,7 @@ class Door:
 
 
 def test_the_joules_of_all_devices_together():
-    door = Door(n1=5000, n2=100)
-    meter = EnergyMeter([ONE, TWO], door)
-    assert meter.supported
-    meter.start()
-    door.counters = {"GPU-1": 7500, "GPU-2": 1100}
-    assert meter.joules() == pytest.approx(3.5)
+    assert joules([ONE, TWO], Door(n1=5000, n2=100)) == pytest.approx(5.1)
 
 
 @pytest.mark.parametrize(
@@ -44,15 +42,24 @@ def test_the_joules_of_all_devices_together():
     ],
 )
 def test_where_one_has_no_counter_it_is_not_known(devices, counters):
-    meter = EnergyMeter(devices, Door(**counters))
-    meter.start()
-    assert not meter.supported
-    assert meter.joules() is None
+    assert joules(devices, Door(**counters)) is None
 
 
-def test_a_driver_that_was_loaded_anew_is_no_negative_energy():
-    door = Door(n1=5000)
-    meter = EnergyMeter([ONE], door)
-    meter.start()
-    door.counters = {"GPU-1": 10}
-    assert meter.joules() is None
+@pytest.mark.parametrize(
+    ("counters", "joules_of_a_run"),
+    [([5.0, 8.0], True), ([5.0, 0.1], False), ([5.0, None], False), ([None, 8.0], False)],
+)
+def test_a_run_has_joules_unless_a_counter_failed_or_began_anew(
+    gpus, monkeypatch, counters, joules_of_a_run
+):
+    left = list(counters)
+    monkeypatch.setattr(measurement, "joules", lambda devices: left.pop(0))
+    late = lates.begin()
+    space = {"late": lates}
+    made = compare("late.work(0.05)", ["cpu"], namespace=space, stopwatch=late.stopwatch)
+    (timing,) = made.timings
+    assert left == []
+    if joules_of_a_run:
+        assert 0 < timing.energy < 3.0 / len(timing.seconds)
+    else:
+        assert timing.energy is None

@@ -84,10 +84,3 @@ def test_what_listening_raises_is_kept_and_ctrl_c_is_not():
     told = Told(raising=KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         told.reporter.begin("cpu", {})
-
-
-def test_nobody_need_listen():
-    reporter = Reporter(None, "x", ["cpu"], 1)
-    reporter.begin("cpu", {})
-    reporter.at("timing", 1, 1.0)
-    reporter.close()

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpumagic.timing.measure.repeats import Repeats
 from gpumagic.timing.measure.stopwatch import Lap
-from gpumagic.timing.result.spread import interval
+from gpumagic.timing.result.timing import interval
 
 
 class Bench:

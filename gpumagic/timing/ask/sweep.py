@@ -1,4 +1,4 @@
-"""Read a sweep: the values that a variable takes, as typed or as given."""
+"""Read a sweep: the values that a variable takes, as typed or as given, and items at each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from numbers import Integral, Real
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from gpumagic.errors import GpuError
+from gpumagic.usercode.variables import globals_of, variables_read
 
 if TYPE_CHECKING:
     from gpumagic.timing.measure.program import Program
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 MOST_POINTS = 1000
 # Of what torch has for a size, 64 bits.
 _TOO_LARGE = 2.0**63
+_TYPE_ITEMS = "type a number above 0, or an expression for one, such as len(sentences)"
 _TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::({_NUMBER}))?")
@@ -121,8 +124,6 @@ def unread(
     """A line for each variable that makes no difference, for the code does not read it."""
     if not sweep or program.function is not None:
         return []
-    from gpumagic.usercode.variables import variables_read
-
     seen = dict.fromkeys(sweep)
     read = {name for name, _ in variables_read(program.reads, {**namespace, **seen})}
     read |= set(program.reads)
@@ -133,6 +134,53 @@ def unread(
         elif name not in read and not re.search(rf"\b{name}\b", program.text):
             said.append(f"{name} makes no difference: the code does not read it")
     return said
+
+
+def worked_through(
+    items: float | str | None,
+    namespace: Mapping[str, Any],
+    points: Sequence[Mapping[str, Any]],
+) -> list[float | None]:
+    """Items of one run, at each point of a sweep; an expression is computed once for equal values.
+
+    Raises GpuError for what is no number above 0.
+    """
+    if not isinstance(items, str):
+        return [None if items is None else _above_0(items, f"items={items}")] * len(points)
+    try:
+        code = compile(items.strip(), "<items>", "eval")
+    except (SyntaxError, ValueError):
+        raise GpuError(f"items {items} is no expression; {_TYPE_ITEMS}") from None
+    named = globals_of(code)
+    known: dict[tuple[tuple[str, str], ...], float] = {}
+    found: list[float | None] = []
+    for values in points:
+        mine = {name: value for name, value in values.items() if name in named}
+        at = tuple((name, repr(value)) for name, value in mine.items())
+        if at not in known:
+            told = "".join([f"items {items}", *(f", {name} = {value}" for name, value in at)])
+            known[at] = _computed(code, told, {**namespace, **values})
+        found.append(known[at])
+    return found
+
+
+def _computed(code: CodeType, told: str, names: dict[str, Any]) -> float:
+    try:
+        value = eval(code, names)
+    except Exception as error:  # noqa: BLE001  it is the user's
+        raise GpuError(f"{told}: {type(error).__name__}: {error}; {_TYPE_ITEMS}") from None
+    return _above_0(value, f"{told}: {str(value)[:40]}")
+
+
+def _above_0(value: Any, told: str) -> float:
+    try:
+        found = math.nan if isinstance(value, str) else float(value)
+    except Exception:  # noqa: BLE001  what a user's object does not turn into
+        found = math.nan
+    if not (found > 0 and math.isfinite(found)):
+        told = " ".join(told.split())
+        raise GpuError(f"{told} is not a number above 0; {_TYPE_ITEMS}") from None
+    return found
 
 
 def _values(piece: str, text: str) -> list[Any]:

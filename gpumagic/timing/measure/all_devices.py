@@ -6,22 +6,22 @@ Guarantees: Ctrl-C keeps what is finished, and what code has set for the process
 from __future__ import annotations
 
 import gc
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from gpumagic.isolation.settings import deferred, kept
 from gpumagic.timing.ask.targets import TimedDevices
-from gpumagic.timing.measure.failures import is_out_of_memory, say_where, short
 from gpumagic.timing.measure.measurement import Measuring, Task
-from gpumagic.timing.result.agreement import Agreeing
 from gpumagic.timing.result.timing import Timing
 
-OUT_OF_MEMORY, INTERRUPTED = "out of memory", "interrupted"
-PRINTED = "what the code prints or displays is shown of its first run only"
+_OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
+_NO_ROOM = ("can't allocate memory", "not enough memory")
+_PRINTED = "what the code prints or displays is shown of its first run only"
 
 
 class Comparing:
@@ -31,7 +31,6 @@ class Comparing:
         self.timings: list[Timing] = []
         self.notes: dict[str, None] = dict.fromkeys(t.note for t in task.targets if t.note)
         self.interrupted = False
-        self.agreeing = Agreeing(task.in_place)
         self._task, self._points = task, points
         self._added: Measuring | None = None
         self._ended: dict[str, list[Mapping[str, Any]]] = {}
@@ -47,7 +46,7 @@ class Comparing:
                 self._task.reporter.close()
             finally:
                 with deferred():
-                    self.agreeing.forget()
+                    self._task.agreeing.forget()
                     _give_back()
         except KeyboardInterrupt:
             self.interrupted = True
@@ -61,14 +60,11 @@ class Comparing:
         at = self.timings[-1].values if self.timings else self._points[0]
         for target in self._task.targets:
             if target.where not in known:
-                where, virtual = target.where, target.virtual
-                self.timings.append(
-                    Timing(where, name=target.name, values=at, virtual=virtual, error=INTERRUPTED)
-                )
+                self.timings.append(Measuring(self._task, target, at).timing(_INTERRUPTED))
 
     def _measure(self, target: TimedDevices, values: Mapping[str, Any]) -> None:
         task = self._task
-        one = Measuring(task, target, values, self.agreeing)
+        one = Measuring(task, target, values)
         failure: str | None = None
         try:
             task.reporter.begin(target.where, values)
@@ -76,16 +72,16 @@ class Comparing:
                 one.run()
             self._add(one, None)
         except KeyboardInterrupt:
-            self._add(one, None if one.measured else INTERRUPTED)
+            self._add(one, None if one.timing().seconds else _INTERRUPTED)
             raise
         except Exception as error:
-            if is_out_of_memory(error) and len(task.targets) * len(self._points) > 1:
-                failure = OUT_OF_MEMORY
+            if _is_out_of_memory(error) and len(task.targets) * len(self._points) > 1:
+                failure = _OUT_OF_MEMORY
                 self._ended.setdefault(target.where, []).append(values)
             elif any(t.where == target.where and t.seconds for t in self.timings):
-                failure = short(error, task.program.filename)
+                failure = _short(error, task.program.filename)
             else:
-                say_where(error, task.program.filename, one.failed, values)
+                _say_where(error, task.program.filename, one.failed, values)
                 raise
         # Out here: the exception's traceback would keep what was allocated.
         if failure is not None:
@@ -96,11 +92,9 @@ class Comparing:
         if self._added is one:  # an interrupt came just after
             return
         timing = one.timing(error)
-        if error is not None:
-            timing = replace(timing, seconds=(), host=(), device=None, alone=(), energy=None)
         self.timings.append(timing)
         self._added = one
-        self.notes |= dict.fromkeys((*one.notes, *([PRINTED] if one.dropped else [])))
+        self.notes |= dict.fromkeys((*one.notes, *([_PRINTED] if one.dropped else [])))
         self._task.reporter.end(timing.median, error or "done")
 
     def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
@@ -121,3 +115,38 @@ def _give_back() -> None:
             torch.cuda.empty_cache()
         elif torch.backends.mps.is_available():
             torch.mps.empty_cache()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was short: that of a GPU, by torch's own class, or the host's."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # The host's allocator raises a plain RuntimeError.
+    text = str(error)
+    return "DefaultCPUAllocator" in text and any(words in text for words in _NO_ROOM)
+
+
+def _line_of(error: BaseException, filename: str) -> int | None:
+    """The line of the user's own code that the error came through last."""
+    trace = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in trace if frame.f_code.co_filename == filename]
+    return lines[-1] if lines else None
+
+
+def _short(error: BaseException, filename: str) -> str:
+    """``"ValueError at line 3: shapes differ"``."""
+    line = _line_of(error, filename)
+    text = str(error).strip().partition("\n")[0]
+    at = "" if line is None else f" at line {line}"
+    return f"{type(error).__name__}{at}{f': {text}' if text else ''}"
+
+
+def _say_where(error: BaseException, filename: str, where: str, values: Mapping[str, Any]) -> None:
+    """Have the error's traceback say which device it was on, and at which line and value."""
+    at = "".join(f", {name} = {value!r}" for name, value in values.items())
+    line = _line_of(error, filename)
+    note = f"timed on {where}{at}" + ("" if line is None else f", line {line}")
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10
+        print(f"{type(error).__name__}: {note}", file=sys.stderr)

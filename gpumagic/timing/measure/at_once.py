@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -19,7 +19,7 @@ from gpumagic.timing.measure.trial import Trial
 _Job = Callable[[], Any]
 # How often Ctrl-C is looked for.
 _LOOK_S = 0.5
-# When it began, when Python went on, when the device was done, and by the device's own events.
+# When it began, when Python went on, when all was done, and seconds by the device's own events.
 _Times = tuple[float, float, float, float | None]
 
 
@@ -102,21 +102,20 @@ class Together:
         """A block on all at the same time: from the first that began until the last was done."""
         barrier = threading.Barrier(len(self.trials))
         jobs = {n: partial(self._run, n, number, barrier) for n in range(len(self.trials))}
-        return self._timed(partial(self._all, jobs, barrier))
+        with self._undisturbed():
+            began, went_on, done, device = zip(*self._all(jobs, barrier), strict=True)
+        first = min(began)
+        known = [seconds for seconds in device if seconds is not None]
+        return Lap(max(done) - first, max(went_on) - first, max(known, default=None))
 
     def alone(self, number: int) -> Lap:
         """The same blocks one device after the other, in the same threads."""
-
-        def one_by_one() -> list[_Times]:
-            found: list[_Times] = []
-            for n in range(len(self.trials)):
-                began, went_on, done, device = self._all({n: partial(self._run, n, number)})[0]
-                # As if each had begun when the one before was done.
-                late = found[-1][2] - began if found else 0.0
-                found.append((began + late, went_on + late, done + late, device))
-            return found
-
-        return self._timed(one_by_one)
+        with self._undisturbed():
+            every = [
+                self._all({n: partial(self._run, n, number)})[0] for n in range(len(self.trials))
+            ]
+        total = sum(done - began for began, _, done, _ in every)
+        return Lap(total, total)
 
     def close(self) -> None:
         """Take the threads off their devices and end them."""
@@ -128,6 +127,7 @@ class Together:
 
     def _run(self, n: int, number: int, barrier: threading.Barrier | None = None) -> _Times:
         trial, devices, clock = self.trials[n], self._stopwatch.devices, self._stopwatch.clock
+        others = [other.device for other in self.trials if other is not trial]
         runs = repeat(None, number)
         start = devices.record(trial.device)
         if barrier is not None:
@@ -136,27 +136,19 @@ class Together:
         trial.loop(runs)
         went_on = clock()
         end = devices.record(trial.device)
-        devices.wait(trial.device)
+        # Its own, and what the code used besides.
+        for device in devices.started():
+            if device not in others:
+                devices.wait(device)
         done = clock()
         known = start is not None and end is not None
         return began, went_on, done, devices.elapsed(trial.device, start, end) if known else None
 
-    def _timed(self, run: Callable[[], list[_Times]]) -> Lap:
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
         with uncollected():
             self._stopwatch.wait()
-            times = run()
-            # Devices that the code used besides its own.
-            own = [trial.device for trial in self.trials]
-            late = [d for d in self._stopwatch.devices.started() if d not in own]
-            for device in late:
-                self._stopwatch.devices.wait(device)
-            ended = self._stopwatch.clock() if late else 0.0
-        began = min(t[0] for t in times)
-        return Lap(
-            max(ended, *(t[2] for t in times)) - began,
-            max(t[1] for t in times) - began,
-            max((t[3] for t in times if t[3] is not None), default=None),
-        )
+            yield
 
     def _all(self, jobs: Mapping[int, _Job], barrier: threading.Barrier | None = None) -> list[Any]:
         """Wait for each job on its thread; an interrupt here interrupts them, and waits again.

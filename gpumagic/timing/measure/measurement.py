@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,14 +21,15 @@ from gpumagic.ledger import ledger_view as view
 from gpumagic.ledger.watch import watch
 from gpumagic.timing.ask.targets import TimedDevices
 from gpumagic.timing.measure.at_once import Together
-from gpumagic.timing.measure.energy import LEAST_S, EnergyMeter
 from gpumagic.timing.measure.program import Program
 from gpumagic.timing.measure.repeats import Repeats
-from gpumagic.timing.measure.stopwatch import Lap, Stopwatch
+from gpumagic.timing.measure.stopwatch import LEAST_S, Lap, Stopwatch, joules
 from gpumagic.timing.measure.trial import Alone, Trial
 from gpumagic.timing.progress import Reporter, Stage
 from gpumagic.timing.result.agreement import Agreeing
 from gpumagic.timing.result.timing import Timing
+
+_WATCHING = "watching the copies of a timed run"
 
 
 @dataclass(frozen=True)
@@ -43,24 +44,25 @@ class Task:
     stopwatch: Stopwatch
     randomness: Randomness  # as it was before
     reporter: Reporter
+    agreeing: Agreeing  # gets what each first run gave, before the timing
 
 
 class Measuring:
-    """A measurement: `run` it. What the first run gave goes to `agreeing`, before the timing."""
+    """A measurement: `run` it, and whatever happens then, take its `timing`."""
 
-    def __init__(
-        self, task: Task, target: TimedDevices, values: Mapping[str, Any], agreeing: Agreeing
-    ) -> None:
+    def __init__(self, task: Task, target: TimedDevices, values: Mapping[str, Any]) -> None:
         self._task, self._target, self._values = task, target, values
-        self._agreeing = agreeing
+        self._timing = Timing(
+            target.where,
+            values=dict(values),
+            name=target.name,
+            uuid=target.parts[0].uuid if len(target.parts) == 1 else None,
+            virtual=target.virtual,
+            steady=False,
+        )
         self._quiet = Quiet()
-        self._runner: Alone | Together | None = None
         self._repeats: Repeats | None = None
-        self._alone: Repeats | None = None
-        self._energy: float | None = None
-        self._peak: dict[str, int] = {}
-        self._transfers = ""
-        self._copied, self._copy_seconds = 0, 0.0
+        self.failed = target.where  # the device that an exception was raised on
         self.notes: tuple[str, ...] = ()
 
     @property
@@ -68,15 +70,24 @@ class Measuring:
         """Whether some of what the code printed was not shown."""
         return self._quiet.dropped
 
-    @property
-    def measured(self) -> bool:
-        """Whether a repeat was timed."""
-        return self._repeats is not None and bool(self._repeats.laps)
+    def timing(self, error: str | None = None) -> Timing:
+        """What was measured; of what ended in an error, no times."""
+        repeats = self._repeats
+        if error is not None or repeats is None:
+            return replace(self._timing, error=error, alone=(), energy=None)
+        laps, number = repeats.laps, repeats.number
+        devices = [lap.device / number for lap in laps if lap.device is not None]
+        return replace(
+            self._timing,
+            seconds=repeats.seconds,
+            host=tuple(lap.host / number for lap in laps),
+            device=tuple(devices) if devices and len(devices) == len(laps) else None,
+            number=number,
+            steady=repeats.steady,
+        )
 
-    @property
-    def failed(self) -> str:
-        """The device that an exception was raised on."""
-        return (self._runner and self._runner.failed) or self._target.where
+    def _found(self, **found: Any) -> None:
+        self._timing = replace(self._timing, **found)
 
     def run(self) -> None:
         """Copy, set up, run once, warm up, repeat. Everything is let go of at the end."""
@@ -97,46 +108,27 @@ class Measuring:
                 )
                 stack.callback(trial.close)
                 trials.append(trial)
-            self._copied = sum(trial.copied for trial in trials)
-            self._copy_seconds = sum(trial.copy_seconds for trial in trials)
-            self.notes = tuple(note for trial in trials for note in trial.notes)
+            copies = [trial.copies for trial in trials]
+            self._found(
+                copied=sum(each.nbytes for each in copies),
+                copy_seconds=sum(each.seconds for each in copies),
+            )
+            self.notes = tuple(note for each in copies for note in each.notes)
             kind = Alone if len(trials) == 1 else Together
             with deferred():  # its threads are to be ended by somebody
-                self._runner = runner = kind(trials, task.stopwatch)
+                runner = kind(trials, task.stopwatch)
                 stack.callback(runner.close)
             meter = MemoryMeter()
             stack.callback(self._measure_memory, meter)
             meter.start()
-            after = self._set_up(runner)
-            # What each run would add to: the search path, the handlers of a logger …
-            growth = Growth()
-            self._first(runner, after)
-            self._repeat(runner, growth)
-
-    def timing(self, error: str | None = None) -> Timing:
-        """What was measured."""
-        target, repeats = self._target, self._repeats
-        laps, number = (repeats.laps, repeats.number) if repeats is not None else ([], 1)
-        devices = [lap.device / number for lap in laps if lap.device is not None]
-        return Timing(
-            where=target.where,
-            seconds=tuple(lap.total / number for lap in laps),
-            host=tuple(lap.host / number for lap in laps),
-            device=tuple(devices) if devices and len(devices) == len(laps) else None,
-            number=number,
-            values=dict(self._values),
-            name=target.name,
-            uuid=target.parts[0].uuid if len(target.parts) == 1 else None,
-            virtual=target.virtual,
-            copied=self._copied,
-            copy_seconds=self._copy_seconds,
-            peak=self._peak,
-            transfers=self._transfers,
-            energy=self._energy,
-            alone=self._alone.seconds if self._alone is not None else (),
-            error=error,
-            steady=repeats is not None and repeats.steady,
-        )
+            try:
+                after = self._set_up(runner)
+                # What each run would add to: the search path, the handlers of a logger …
+                growth = Growth()
+                self._first(runner, after)
+                self._repeat(runner, growth)
+            finally:
+                self.failed = runner.failed or self.failed
 
     def _randomly(self) -> None:
         every = [device for target in self._task.targets for device in target.torch_devices]
@@ -169,61 +161,63 @@ class Measuring:
         if len(self._task.targets) * len(runner.trials) == 1:
             return  # there is nothing to compare it with
         for trial, (value, drawn) in zip(runner.trials, gave, strict=True):
-            self._agreeing.add(self._target.where, self._values, trial.numbers(value), drawn)
+            numbers = trial.numbers(value)
+            self._task.agreeing.add(self._target.where, self._values, numbers, drawn)
 
     @contextmanager
     def _transfers_watched(self) -> Iterator[None]:
-        if not self._task.stopwatch.devices.started():
-            yield
-            return
         # A ledger that cannot be kept is no reason not to measure.
         watched: watch | None = None
-        with faults.kept("watching the copies of a timed run"):
-            watched = watch(warn=False).start()
+        if self._task.stopwatch.devices.started():
+            with faults.kept(_WATCHING):
+                watched = watch(warn=False).start()
         try:
             yield
         finally:
             if watched is not None:
-                with faults.kept("watching the copies of a timed run"):
+                with faults.kept(_WATCHING):
                     watched.stop()
-                    self._transfers = view.line(watched.ledger) or ""
+                    self._found(transfers=view.line(watched.ledger) or "")
 
     def _repeat(self, runner: Alone | Together, growth: Growth) -> None:
-        task = self._task
-        energy = EnergyMeter(self._target.parts)
-        several = isinstance(runner, Together)
-        max_time = task.max_time / 2 if several else task.max_time
-        least = {"least": LEAST_S} if energy.supported else {}
-        clock = task.stopwatch.clock
+        task, clock = self._task, self._task.stopwatch.clock
+        max_time = task.max_time / 2 if isinstance(runner, Together) else task.max_time
 
         def repeated(lap: Callable[[int], Lap], **options: Any) -> Repeats:
             return Repeats(lap, max_time, clock=clock, between=growth.put_back, **options)
 
         def told(stage: Stage) -> None:
-            with self._quiet.lifted():
-                median = repeats.median() if repeats.laps else None
-                task.reporter.at(stage, len(repeats.laps), median)
+            if task.reporter.due:
+                with self._quiet.lifted():
+                    median = repeats.median() if repeats.laps else None
+                    task.reporter.at(stage, len(repeats.laps), median)
 
+        before, began = joules(self._target.parts), clock()
+        least = {} if before is None else {"least": LEAST_S}
         repeats = self._repeats = repeated(runner.lap, told=told, **least)
-        energy.start()
-        began = clock()
         with self._quiet:
             repeats.run()
-        if clock() - began >= LEAST_S and (joules := energy.joules()) is not None:
-            self._energy = joules / repeats.runs
+        after = joules(self._target.parts)
+        used = None if before is None or after is None else after - before
+        # A driver that was loaded anew counts from 0.
+        if used is not None and used >= 0 and clock() - began >= LEAST_S:
+            self._found(energy=used / repeats.runs)
         if isinstance(runner, Together):
-            self._alone = repeated(runner.alone)
+            alone = repeated(runner.alone)
             with self._quiet:
-                self._alone.run()
+                try:
+                    alone.run()
+                finally:
+                    self._found(alone=alone.seconds)
 
     def _measure_memory(self, meter: MemoryMeter) -> None:
         found = {f"cuda:{index}": memory.peak for index, memory in meter.stop().items()}
         for device in self._target.torch_devices:
-            if device.type == "cuda" and str(device) not in found and torch.cuda.is_initialized():
-                # It needed no more than its inputs.
+            if device.type == "cuda" and torch.cuda.is_initialized():
+                # It may have needed no more than its inputs.
                 with suppress(RuntimeError, AssertionError):
-                    found[str(device)] = torch.cuda.memory_allocated(device)
-        self._peak = dict(sorted(found.items()))
+                    found.setdefault(str(device), torch.cuda.memory_allocated(device))
+        self._found(peak=dict(sorted(found.items())))
 
 
 @contextmanager

@@ -20,12 +20,12 @@ from typing import Any
 
 from gpumagic.copies.functions import own_code
 from gpumagic.errors import GpuError
-from gpumagic.usercode.compile import awaits
+from gpumagic.usercode.compile import awaits, compile_cell
 from gpumagic.usercode.names import names_read
 from gpumagic.usercode.variables import variables_read
 
 # No names that code can say, so that none of the user's is hidden.
-_RUNS, _RUN, _FUNCTION = ".runs", ".run", ".function"
+_RUNS, _RUN, FUNCTION = ".runs", ".run", ".function"
 _FUTURES = sum({getattr(future, name).compiler_flag for name in future.all_feature_names})
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 _NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
@@ -33,44 +33,30 @@ _NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit
 
 @dataclass(frozen=True)
 class Program:
-    """Code that can be run many times."""
+    """Code that can be run many times, in variables where `FUNCTION` is the one it may call."""
 
     text: str  # as the user knows it
     filename: str  # as tracebacks name it
     reads: tuple[str, ...]  # the variables, those of its set-up included
     assigned: tuple[str, ...]
     function: Callable[[], Any] | None  # where one was given and no text
-    _setup: CodeType | None
-    _loop: CodeType | None = None
-    _once: CodeType | None = None
-
-    def looped(
-        self, space: dict[str, Any], function: Callable[[], Any] | None = None
-    ) -> Callable[[Iterable[None]], object]:
-        """What runs the code once for each item that it is given, in the variables `space`."""
-        if self._loop is not None:
-            return FunctionType(own_code(self._loop), space)
-        called = function or self.function
-        assert called is not None
-
-        def loop(runs: Iterable[None]) -> None:
-            for _ in runs:
-                called()
-
-        return loop
-
-    def once(self, space: dict[str, Any], function: Callable[[], Any] | None = None) -> Any:
-        """Run the code once; its value is that of its last expression, or None."""
-        if self._once is not None:
-            return FunctionType(own_code(self._once), space)()
-        called = function or self.function
-        assert called is not None
-        return called()
+    _setup: CodeType
+    _once: tuple[CodeType, CodeType | None]
+    _loop: CodeType
 
     def set_up(self, space: dict[str, Any]) -> None:
         """Run what stands before the code."""
-        if self._setup is not None:
-            exec(own_code(self._setup), space)
+        _run(self._setup, space)
+
+    def once(self, space: dict[str, Any]) -> Any:
+        """Run the code once; its value is that of its last expression, or None."""
+        body, last = self._once
+        _run(body, space)
+        return None if last is None else _run(last, space)
+
+    def looped(self, space: dict[str, Any]) -> Callable[[Iterable[None]], object]:
+        """What runs the code once for each item that it is given, in the variables `space`."""
+        return FunctionType(own_code(self._loop), space)
 
 
 def program(
@@ -86,49 +72,57 @@ def program(
     `text` is how the user knows it, where `code` was made of other text. Raises GpuError for what
     cannot be timed, and SyntaxError as a cell does.
     """
-    set_up, read = _set_up(setup)
-    if not isinstance(code, str):
-        return _of_function(code, namespace, set_up, read)
-    name = filename or _remember(code)
-    tree = ast.parse(code, name)
-    if not tree.body:
-        raise GpuError("there is no code to time; give some, such as compare('a @ a')")
-    _refuse(tree)
+    named = _remember(setup)
+    before = ast.parse(setup, named)
+    if awaits(before):
+        raise GpuError("the set-up awaits at its top; put what it waits for into a cell before")
+    if isinstance(code, str):
+        name, function = filename or _remember(code), None
+        tree = ast.parse(code, name)
+        _refuse(tree)
+        text = code if text is None else text
+        read = names_read(ast.Module([*before.body, *tree.body], []))
+        assigned = symtable.symtable(code, name, "exec").get_symbols()
+    else:
+        read = [*_read_by(code, namespace), *names_read(before)]
+        name, function, assigned = "<gpumagic.compare>", code, []
+        tree = ast.parse("f()", name)
+        tree.body[0].value.func.id = FUNCTION  # type: ignore[attr-defined]
+        text = text or _text_of(code)
     # As a cell first: a function would take what a cell may not say.
-    flags = compile(code, name, "exec", dont_inherit=True).co_flags & _FUTURES
-    table = symtable.symtable(code, name, "exec").get_symbols()
-    bound = sorted(s.get_name() for s in table if _is_bound(s))
-    body = [_Plain().visit(node) for node in tree.body if not _is_future(node)] or [ast.Pass()]
-    names: list[ast.stmt] = [ast.Global(bound)] if bound else []
-    last = body[-1]
-    once = [*body[:-1], ast.Return(last.value) if isinstance(last, ast.Expr) else last]
-    loop = ast.For(ast.Name(_RUN, ast.Store()), ast.Name(_RUNS, ast.Load()), body, [])
-    setting = ast.parse(setup).body
+    once = compile_cell(tree, name)
     return Program(
-        text=code if text is None else text,
-        filename=name,
-        reads=_variables(names_read(ast.Module([*setting, *tree.body], []))),
-        assigned=tuple(s.get_name() for s in table if s.is_assigned() or s.is_declared_global()),
-        function=None,
-        _loop=_function([*names, loop], name, flags, body[0], _RUNS),
-        _once=_function([*names, *once], name, flags, body[0]),
-        _setup=set_up,
+        text=text,
+        filename=name if function is None else _file_of(function) or name,
+        reads=tuple(name for name in dict.fromkeys(read) if name not in _NOT_VARIABLES),
+        assigned=tuple(s.get_name() for s in assigned if s.is_assigned() or s.is_declared_global()),
+        function=function,
+        _setup=compile(before, named, "exec", dont_inherit=True),
+        _once=once,
+        _loop=_looped(tree, name, once[0].co_flags & _FUTURES, [s.get_name() for s in assigned]),
     )
 
 
-def _set_up(setup: str) -> tuple[CodeType | None, list[str]]:
-    if not setup.strip():
-        return None, []
-    name = _remember(setup)
-    tree = ast.parse(setup, name)
-    if awaits(tree):
-        raise GpuError("the set-up awaits at its top; put what it waits for into a cell before")
-    return compile(tree, name, "exec", dont_inherit=True), names_read(tree)
+def _run(code: CodeType, space: dict[str, Any]) -> Any:
+    # Unlike `exec` it puts nothing into variables that may be the user's own.
+    return FunctionType(own_code(code), space)()
 
 
-def _of_function(
-    function: Any, namespace: dict[str, Any], setup: CodeType | None, read: list[str]
-) -> Program:
+def _refuse(tree: ast.Module) -> None:
+    if not tree.body:
+        raise GpuError("there is no code to time; give some, such as compare('a @ a')")
+    if line := awaits(tree):
+        raise GpuError(f"line {line} awaits, which cannot be timed; await it in a cell before")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            raise GpuError(
+                f"line {node.lineno} imports * from {node.module}, which cannot be run again and "
+                "again; put it into --setup, or into a cell before"
+            )
+
+
+def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
+    """The variables that a function leads to."""
     if not callable(function):
         raise GpuError(
             f"compare times code or a function, not {type(function).__name__}; type "
@@ -137,34 +131,31 @@ def _of_function(
     if inspect.iscoroutinefunction(function):
         raise GpuError("compare cannot time an async function; give it one that awaits nothing")
     module = str(getattr(inspect.unwrap(function), "__module__", "__main__"))
-    found = variables_read([_FUNCTION], {**namespace, _FUNCTION: function}, module)
-    reads = [name for name, _ in found if name in namespace]
-    return Program(
-        text=_text_of(function),
-        filename=_file_of(function) or "<gpumagic.compare>",
-        reads=_variables([*reads, *read]),
-        assigned=(),
-        function=function,
-        _setup=setup,
-    )
+    found = variables_read([FUNCTION], {**namespace, FUNCTION: function}, module)
+    return [name for name, _ in found if name in namespace]
 
 
-def _function(
-    body: list[Any], filename: str, flags: int, first: ast.AST, *arguments: str
-) -> CodeType:
+def _looped(tree: ast.Module, filename: str, flags: int, names: list[str]) -> CodeType:
+    """A function that runs the statements in a loop; `names` are global in it."""
+    body = [_Plain().visit(node) for node in tree.body if not _is_future(node)] or [ast.Pass()]
+    loop = ast.For(ast.Name(_RUN, ast.Store()), ast.Name(_RUNS, ast.Load()), body, [])
     module = ast.parse("def f(): pass")
     made = module.body[0]
     assert isinstance(made, ast.FunctionDef)
     # Tracebacks show it as the cell that it is.
-    made.name, made.body = "<module>", body
-    made.args.args = [ast.arg(name) for name in arguments]
-    for node in [made, *body]:
-        ast.copy_location(node, first)
+    made.name, made.args.args = "<module>", [ast.arg(_RUNS)]
+    made.body = [ast.Global(names), loop] if names else [loop]
+    for node in [made, *made.body]:
+        ast.copy_location(node, body[0])
     # A module's code begins at its file's first line, from where IPython counts.
     made.lineno = 1
     ast.fix_missing_locations(module)
     code = compile(module, filename, "exec", flags=flags, dont_inherit=True)
     return next(c for c in code.co_consts if isinstance(c, CodeType))
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 class _Plain(ast.NodeTransformer):
@@ -193,34 +184,6 @@ class _Plain(ast.NodeTransformer):
         return node
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave
-
-
-def _is_bound(symbol: symtable.Symbol) -> bool:
-    return (
-        symbol.is_assigned()
-        or symbol.is_imported()
-        or symbol.is_namespace()
-        or symbol.is_declared_global()
-    )
-
-
-def _is_future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
-
-
-def _refuse(tree: ast.Module) -> None:
-    if line := awaits(tree):
-        raise GpuError(f"line {line} awaits, which cannot be timed; await it in a cell before")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            raise GpuError(
-                f"line {node.lineno} imports * from {node.module}, which cannot be run again and "
-                "again; put it into --setup, or into a cell before"
-            )
-
-
-def _variables(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name for name in dict.fromkeys(names) if name not in _NOT_VARIABLES)
 
 
 def _remember(code: str) -> str:

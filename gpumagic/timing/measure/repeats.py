@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from gpumagic.timing.measure.stopwatch import Lap
 from gpumagic.timing.progress import Stage
-from gpumagic.timing.result.spread import interval
+from gpumagic.timing.result.timing import interval
 
 NARROW = 0.01
 """The median is known when its 95 % interval is narrower than this part of it."""
@@ -33,7 +33,7 @@ _WARM_SHARE = 0.2
 # As torch.utils.benchmark.Timer.blocked_autorange: what other programs do comes in bursts.
 _LEAST_TIMED_S = 0.2
 _LEAST, _MOST = 10, 10_000
-_PERIOD_S = 0.1
+_RESOLUTION_S = time.get_clock_info("perf_counter").resolution
 
 
 class Repeats:
@@ -41,9 +41,8 @@ class Repeats:
 
     `lap` times a block of so many runs; 0 for an empty one. `max_time` is in seconds, for warm-up
     and repeats together: the repeat that would end after it is not begun, but one there always is,
-    and of what takes a fifth of it or more there is no other warm-up. `told` is called between
-    blocks, ten times a second at most, and `between` after each. The repeats take `least` seconds,
-    if there is the time.
+    and of what takes a fifth of it or more there is no other warm-up. `told` is called before each
+    block and `between` after it. The repeats take `least` seconds, if there is the time.
     """
 
     def __init__(
@@ -52,7 +51,6 @@ class Repeats:
         max_time: float,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        resolution: float = time.get_clock_info("perf_counter").resolution,
         told: Callable[[Stage], object] = lambda stage: None,
         between: Callable[[], object] = lambda: None,
         least: float = _LEAST_TIMED_S,
@@ -61,9 +59,7 @@ class Repeats:
         self.number, self.runs = 1, 0  # runs in each, and in all, warm-up included
         self.steady = False  # whether the median's interval was narrow in the end
         self._timed, self._told, self._clock, self._between = lap, told, clock, between
-        self._last_told: tuple[Stage | None, float] = (None, 0.0)
         self._max_time, self._least = max_time, min(least, max_time / 2)
-        self._resolution = resolution
         self._ordered: list[float] = []
         # Repeats at which the interval is computed next: not at each of thousands.
         self._look_at = _LEAST
@@ -81,33 +77,25 @@ class Repeats:
         """Warm up and repeat."""
         began = self._clock()
         share = _WARM_SHARE * self._max_time
-        self._tell("warm up")
+        self._told("warm up")
         lap = self._lap(1)
         if lap.total >= share:
             # The first run was its warm-up, and there is no time to waste.
             self._keep(lap)
-            self._tell("timing")
-            if self._is_over(self._clock() - began):
+            if self._enough(self._clock() - began):
                 return
             lap = self._lap(1)
         if lap.total < share:
             # Where one run before was not, it was no run like the others: something was compiled.
-            self._forget()
+            self.laps.clear()
+            self._ordered.clear()
             began = self._clock() - lap.total
             self._warm_up(lap.total, began, share)
         else:
             self._keep(lap)
-        self._tell("timing")
+        self._told("timing")
         while not self._enough(self._clock() - began):
             self._keep(self._lap(self.number))
-            self._tell("timing")
-
-    def _tell(self, stage: Stage) -> None:
-        before, at = self._last_told
-        now = self._clock()
-        if stage != before or now - at >= _PERIOD_S:
-            self._last_told = stage, now
-            self._told(stage)
 
     def _lap(self, number: int) -> Lap:
         self.runs += number
@@ -118,7 +106,7 @@ class Repeats:
     def _warm_up(self, each: float, began: float, share: float) -> None:
         """Run until it is steady, and find out how many runs make a block; `each` is of one."""
         empty = statistics.median(self._lap(0).total for _ in range(5))
-        block = max(empty / _NEGLIGIBLE, self._resolution / _NEGLIGIBLE, _LEAST_BLOCK_S)
+        block = max(empty / _NEGLIGIBLE, _RESOLUTION_S / _NEGLIGIBLE, _LEAST_BLOCK_S)
         block = min(block, self._max_time / 2 / _LEAST)
         window: deque[float] = deque(maxlen=_WINDOW)
         while True:
@@ -136,15 +124,12 @@ class Repeats:
             window.append(lap.total)
             # The least: what other programs take meanwhile must not make the blocks too short.
             each = min(each, lap.total / self.number)
-            self._tell("warm up")
-
-    def _forget(self) -> None:
-        self.laps.clear()
-        self._ordered.clear()
+            self._told("warm up")
 
     def _keep(self, lap: Lap) -> None:
         self.laps.append(lap)
         insort(self._ordered, lap.total / self.number)
+        self._told("timing")
 
     def _enough(self, spent: float) -> bool:
         count = len(self.laps)
@@ -157,10 +142,7 @@ class Repeats:
             if high - low <= NARROW * self.median():
                 self.steady = True
                 return True
-        return count >= _MOST or self._is_over(spent)
-
-    def _is_over(self, spent: float) -> bool:
-        return spent + self.laps[-1].total > self._max_time
+        return count >= _MOST or spent + self.laps[-1].total > self._max_time
 
 
 def _steady(window: deque[float]) -> bool:

@@ -1,4 +1,4 @@
-"""Time a block of runs: until Python goes on, by the devices' own events, and until all is done.
+"""Measure a block of runs: seconds until Python goes on and until all is done, and joules.
 
 A device works on after the call that gave it the work has returned. So every device that torch has
 started in this process is waited for before a block and after it, with all its streams, whichever
@@ -13,25 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from gpumagic import nvml
+from gpumagic.device import Device
 
-class Devices(Protocol):
-    """What a stopwatch asks of devices."""
-
-    def started(self) -> Sequence[torch.device]:
-        """Those that may have work to do."""
-
-    def wait(self, device: torch.device) -> None:
-        """Return when it has done all that it was given."""
-
-    def record(self, device: torch.device) -> Any:
-        """An event after what it was given so far, in its current stream."""
-
-    def elapsed(self, device: torch.device, start: Any, end: Any) -> float:
-        """Seconds between two events that have passed."""
+LEAST_S = 1.0
+"""A stretch shorter than this has no energy: the counter follows a power reading that is renewed
+every 100 ms or so (Z. Yang, K. Adamek, W. Armour, Part-time power measurements: nvidia-smi's lack
+of attention, SC24, arXiv:2312.02741), so that of ten of them a tenth is not certain."""
 
 
 class TorchDevices:
@@ -51,14 +43,14 @@ class TorchDevices:
         return [torch.device("mps", 0)] if torch.backends.mps.is_available() else []
 
     def wait(self, device: torch.device) -> None:
-        """Of all its streams."""
+        """Return when it has done all that it was given, in all its streams."""
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         elif device.type == "mps":
             torch.mps.synchronize()
 
     def record(self, device: torch.device) -> Any:
-        """An event for timing; None where the device has no events."""
+        """An event after what its current stream was given so far; None where it has no events."""
         if device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(device))
@@ -70,7 +62,7 @@ class TorchDevices:
         return None
 
     def elapsed(self, device: torch.device, start: Any, end: Any) -> float:
-        """Torch gives milliseconds."""
+        """Seconds between two events that have passed; torch gives milliseconds."""
         return float(start.elapsed_time(end)) * 1e-3
 
 
@@ -100,9 +92,9 @@ class Stopwatch:
     """Times blocks of runs, by a clock of seconds that only grow."""
 
     def __init__(
-        self, devices: Devices | None = None, clock: Callable[[], float] = time.perf_counter
+        self, devices: TorchDevices | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.devices: Devices = devices or TorchDevices()
+        self.devices = devices or TorchDevices()
         self.clock = clock
 
     def wait(self) -> Sequence[torch.device]:
@@ -148,3 +140,20 @@ class Stopwatch:
             if start is not None and end is not None
         ]
         return Lap(ended - began, went_on - began, max(passed, default=None))
+
+
+def joules(devices: Sequence[Device], door: nvml.Nvml | None = None) -> float | None:
+    """What the whole boards have used since the driver was loaded; None where one has no counter.
+
+    Virtual GPUs, the CPU and MIG devices have none.
+    """
+    if not all(d.kind == "cuda" and d.uuid and not d.virtual for d in devices):
+        return None
+    door = door or nvml.door()
+    question = {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)}
+    gpus = {gpu.uuid: gpu for gpu in door.gpus()}
+    known = [gpus[device.uuid] for device in devices if device.uuid in gpus]
+    counters = [door.ask(gpu, question, alive=True)["energy"] for gpu in known]
+    if None in counters or len(counters) < len(devices):
+        return None
+    return float(sum(counters)) * 1e-3  # of millijoules

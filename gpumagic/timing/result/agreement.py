@@ -8,21 +8,25 @@ from float32 as a rule, and count as such.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing._comparison import default_tolerances
 
 from gpumagic import faults
 from gpumagic.display.units import size
-from gpumagic.timing.result.outcome import Skipped
 from gpumagic.timing.result.timing import Agreement
 
 # TF32 keeps 10 bits of a float32's 23 (NVIDIA, "TensorFloat-32 in the A100 GPU").
 _TF32 = 2.0**-10
+# Bytes of results beyond which they are not kept for the comparison.
+_KEPT = 2**30
+_DEEPEST = 20
+_NUMBERS = (bool, int, float, complex)
 # Numbers that are compared at a time.
 _PART = 2**22
 _WIDE = {float: torch.float64, complex: torch.complex128}
@@ -200,3 +204,85 @@ def _uses_tf32(where: str) -> bool:
         return bool(tf32) and torch.cuda.get_device_capability() >= (8, 0)
     except RuntimeError:  # torch's new and old way to set it were mixed
         return True
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A result that was not kept, and its size in bytes."""
+
+    nbytes: int
+
+
+def outcome(
+    globals: dict[str, Any], assigned: Iterable[str], value: Any, most: int = _KEPT
+) -> dict[str, Any]:
+    """Detached tensors on the CPU, numbers, and `Skipped` for what is beyond `most` bytes in all.
+
+    By the names that a person would write: ``out[0]``; ``Out`` is the last expression's value.
+    """
+    found: dict[str, Any] = {}
+    room = most
+    values = {name: globals[name] for name in assigned if name in globals}
+    seen: dict[int, Any] = {}
+    for first, each in [*values.items(), ("Out", value)]:
+        for name, item in _leaves(first, each, seen):
+            if not isinstance(item, Tensor):
+                found[name] = item
+                continue
+            try:
+                # Of a sparse one what it takes when it is no longer sparse.
+                nbytes = item.numel() * item.element_size()
+                found[name] = _on_host(item) if nbytes <= room else Skipped(nbytes)
+            except (RuntimeError, NotImplementedError, TypeError, ValueError):
+                continue  # it has no numbers to show, as a tensor on the meta device
+            room -= 0 if nbytes > room else nbytes
+    return found
+
+
+def _leaves(
+    name: str, value: Any, seen: dict[int, Any], depth: int = 0
+) -> Iterator[tuple[str, Any]]:
+    kind = type(value)
+    if kind in _NUMBERS:
+        yield name, value
+        return
+    if id(value) in seen or depth > _DEEPEST:
+        return
+    seen[id(value)] = value
+    numpy: Any = sys.modules.get("numpy")
+    if issubclass(kind, Tensor):
+        yield name, value
+    elif numpy is not None and issubclass(kind, (numpy.generic, numpy.ndarray)):
+        if value.dtype.kind in "biufc":
+            one = issubclass(kind, numpy.generic)
+            yield name, value.item() if one else torch.from_numpy(numpy.array(value))
+    else:
+        try:
+            parts = [(f"{name}{step}", item) for step, item in _parts(value, kind)]
+        except Exception:  # noqa: BLE001  the user's own class, which is not to be shown
+            return
+        for path, item in parts:
+            yield from _leaves(path, item, seen, depth + 1)
+
+
+def _parts(value: Any, kind: type) -> Iterable[tuple[str, Any]]:
+    if issubclass(kind, (list, tuple)):
+        names = getattr(kind, "_fields", None)
+        return [(f".{names[n]}" if names else f"[{n}]", v) for n, v in enumerate(value)]
+    if issubclass(kind, dict):
+        return [(f"[{key!r}]", item) for key, item in value.items()]
+    if issubclass(kind, nn.Module):
+        return [(f".{key}", item) for key, item in value.state_dict(keep_vars=True).items()]
+    if is_dataclass(kind):
+        return [(f".{f.name}", getattr(value, f.name, None)) for f in fields(kind)]
+    return ()
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        plain = tensor.detach().to("cpu", copy=True)
+        if plain.layout is not torch.strided:
+            plain = plain.to_dense()
+        if plain.is_quantized:
+            plain = plain.dequantize()
+        return plain.resolve_conj().resolve_neg()

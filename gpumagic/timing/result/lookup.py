@@ -14,7 +14,8 @@ from gpumagic import device as names
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
 from gpumagic.timing.ask import sweep as sweeping
-from gpumagic.timing.result.timing import Agreement, Machine, Timing
+from gpumagic.timing.result.machine import Machine
+from gpumagic.timing.result.timing import Agreement, Timing
 
 
 class Lookup:

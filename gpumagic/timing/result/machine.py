@@ -6,14 +6,28 @@ import os
 import platform
 import re
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from gpumagic import nvml
-from gpumagic.timing.result.timing import Machine
 
 _CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it was measured: what it has, and how many threads torch uses."""
+
+    host: str | None
+    cpu: str | None
+    cpu_count: int | None
+    threads: int | None
+    python: str
+    torch: str
+    cuda: str | None = None
+    driver: str | None = None
 
 
 def here(cpuinfo: Path = _CPUINFO) -> Machine:

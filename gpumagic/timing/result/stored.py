@@ -1,4 +1,4 @@
-"""Write a comparison as JSON, and read it back.
+"""Write a comparison as JSON, read it back, and make a pandas DataFrame of it.
 
 What was written is read exactly, by the types of the records' own fields; anything else is refused.
 """
@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, library_needed
 from gpumagic.timing.ask import sweep
+from gpumagic.timing.result.timing import Timing
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FORMAT = "gpumagic-comparison"
 VERSION = 1
@@ -165,3 +169,38 @@ def _check(made: Any) -> None:
 
 def _positive(value: float | None) -> bool:
     return value is None or (math.isfinite(value) and value > 0)
+
+
+def to_pandas(timings: Iterable[Timing], items: float | None) -> DataFrame:
+    """A row for each timing; see `Comparison.to_pandas`."""
+    with library_needed("pandas", "to_pandas()", "pandas"):
+        import pandas
+    return pandas.DataFrame([_row(timing, items) for timing in timings])
+
+
+def _row(timing: Timing, items: float | None) -> dict[str, Any]:
+    first, third = timing.quartiles or (None, None)
+    low, high = timing.interval or (None, None)
+    return {
+        "where": timing.where,
+        **timing.values,
+        "name": timing.name,
+        "virtual": timing.virtual,
+        "median_s": timing.median,
+        "first_quartile_s": first,
+        "third_quartile_s": third,
+        "median_low_s": low,
+        "median_high_s": high,
+        "host_s": timing.host_median,
+        "device_s": timing.device_median,
+        "repeats": len(timing.seconds),
+        "runs_per_repeat": timing.number,
+        "items_per_s": timing.rate(items),
+        "energy_j": timing.energy,
+        "peak_bytes": max(timing.peak.values(), default=None),
+        "copied_bytes": timing.copied,
+        "copy_s": timing.copy_seconds,
+        "scaling": timing.scaling,
+        "steady": timing.steady,
+        "error": timing.error,
+    }

@@ -1,16 +1,19 @@
-"""Record what was measured: one `Timing` for each device and value of a sweep."""
+"""Record what was measured: one `Timing` for each device and value of a sweep; and its spread."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from torch.utils.benchmark import Measurement, TaskSpec
 
-from gpumagic.timing.result import spread
+CONFIDENCE = 0.95
+# Fewer repeats than these have no such interval: 2 · 0.5⁵ is more than 5 %.
+LEAST = 6
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,12 @@ class Timing:
     @cached_property
     def quartiles(self) -> tuple[float, float] | None:
         """Seconds that a quarter, and that three quarters, of the repeats took at most."""
-        return spread.quartiles(self.seconds) if self.seconds else None
+        return quartiles(self.seconds) if self.seconds else None
 
     @cached_property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the median; see `spread.interval` for fewer than six repeats."""
-        return spread.interval(self.seconds) if self.seconds else None
+        """The 95 % interval of the median; see `interval` for fewer than six repeats."""
+        return interval(self.seconds) if self.seconds else None
 
     @property
     def iqr(self) -> float | None:
@@ -141,19 +144,41 @@ class Agreement:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Where it was measured: what it has, and how many threads torch uses."""
-
-    host: str | None
-    cpu: str | None
-    cpu_count: int | None
-    threads: int | None
-    python: str
-    torch: str
-    cuda: str | None = None
-    driver: str | None = None
-
-
 def _median(seconds: tuple[float, ...] | None) -> float | None:
     return statistics.median(seconds) if seconds else None
+
+
+def interval(seconds: Sequence[float]) -> tuple[float, float]:
+    """The 95 % confidence interval of the median, whatever the distribution.
+
+    Between the j-th smallest and the j-th largest, where j is the greatest for which a binomial
+    variable of n fair tosses is below j with a probability of 2.5 % or less (W. J. Conover,
+    Practical Nonparametric Statistics, 3rd edition, section 3.2; J.-Y. Le Boudec, Performance
+    Evaluation of Computer and Communication Systems, 2010, theorem 2.1 and its table in appendix A,
+    from which the formula for more than 70 is). Of fewer than `LEAST` it is the whole range, which
+    covers the median with probability ``1 - 2 ** (1 - n)`` only: 94 % for five, 50 % for two.
+    """
+    ordered = sorted(seconds)
+    rank = _rank(len(ordered))
+    return ordered[rank - 1], ordered[-rank]
+
+
+@lru_cache(maxsize=128)
+def _rank(count: int) -> int:
+    if count < LEAST:
+        return 1
+    if count > 70:
+        return max(math.floor(0.5 * count - 0.980 * math.sqrt(count)), 1)
+    below, rank, limit = 0, 0, (1 - CONFIDENCE) / 2 * 2**count
+    while below + math.comb(count, rank) <= limit:
+        below += math.comb(count, rank)
+        rank += 1
+    return rank
+
+
+def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """The first and the third, interpolated as `torch.quantile` and Measurement do."""
+    if len(seconds) < 2:
+        return seconds[0], seconds[0]
+    first, _, third = statistics.quantiles(seconds, n=4, method="inclusive")
+    return first, third

@@ -8,6 +8,7 @@ page's color, and the curves' colors stand out from white and from black alike.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
@@ -15,10 +16,10 @@ from gpumagic.display import axes, svg
 from gpumagic.display.axes import Scale
 from gpumagic.display.units import fine
 from gpumagic.timing.comparison import Comparison
+from gpumagic.timing.result.crossover import Crossover
 from gpumagic.timing.result.timing import Timing
 from gpumagic.timing.view import verdict
-from gpumagic.timing.view.panel import Curve, Panel
-from gpumagic.timing.view.words import at_point, number, percent, point, shown
+from gpumagic.timing.view.verdict import at_point, number, percent, point, shown
 
 # More points than these would be a row of beads.
 _FEW = 24
@@ -39,6 +40,49 @@ class Frame(NamedTuple):
 
 
 SMALL = Frame(width=300.0, height=230.0)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One device's times along the axis, from left to right."""
+
+    where: str
+    look: svg.Look
+    known: list[tuple[float, Timing]]  # x and a timing with a median
+    # Those that ended in an error, and the last of `known` to their left.
+    failed: list[tuple[float, Timing, tuple[float, Timing] | None]]
+
+
+class Panel:
+    """The curves along `Comparison.axis`, at one value of the other variable.
+
+    Values that are no numbers lie one beside the other, and no line leads from one to the next:
+    then it is `ordinal`.
+    """
+
+    def __init__(self, comparison: Comparison, fixed: Mapping[str, Any]) -> None:
+        self.fixed = fixed
+        self.name = comparison.axis or ""
+        values = comparison.sweep[self.name]
+        self.ordinal = not all(type(v) in (int, float) for v in values)
+        if self.ordinal:
+            self.points = [(float(n), value) for n, value in enumerate(values)]
+        else:
+            self.points = sorted(((float(v), v) for v in values), key=lambda point: point[0])
+        looks = svg.looks(comparison.devices)
+        self.curves = [self._curve(comparison, where, look) for where, look in looks.items()]
+        self.crossovers: list[Crossover] = verdict.crossovers(comparison, fixed)
+
+    def _curve(self, comparison: Comparison, where: str, look: svg.Look) -> Curve:
+        curve = Curve(where, look, [], [])
+        for x, value in self.points:
+            timing = comparison.at(where, {**self.fixed, self.name: value})
+            if timing is not None and timing.median:
+                curve.known.append((x, timing))
+            elif timing is not None and timing.error not in (None, "interrupted"):
+                before = curve.known[-1] if curve.known else None
+                curve.failed.append((x, timing, before))
+        return curve
 
 
 def plot(comparison: Comparison, fixed: Mapping[str, Any], frame: Frame | None = None) -> str:

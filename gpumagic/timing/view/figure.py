@@ -7,11 +7,11 @@ from typing import Any
 
 from gpumagic.display import svg
 from gpumagic.display.units import fine
-from gpumagic.errors import GpuError
+from gpumagic.errors import library_needed
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.view import verdict
-from gpumagic.timing.view.panel import Curve, Panel
-from gpumagic.timing.view.words import point, shown
+from gpumagic.timing.view.curves import Curve, Panel
+from gpumagic.timing.view.verdict import point, shown
 
 _TITLE = 64  # characters
 _DASHES = {"": "-", "7 3": "--", "2 3": ":", "9 3 2 3": "-."}
@@ -20,14 +20,8 @@ _MARKS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D"}
 
 def plot(comparison: Comparison, ax: Any = None) -> Any:
     """Bars, or curves of a sweep; see `Comparison.plot`."""
-    try:
+    with library_needed("matplotlib", "plot()", "matplotlib"):
         from matplotlib import pyplot
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise GpuError(
-            "plot() needs matplotlib, which is not installed here; type: pip install matplotlib"
-        ) from None
     if ax is None:
         _, ax = pyplot.subplots(layout="constrained")
     if comparison.sweep:

@@ -10,7 +10,7 @@ from gpumagic.display.units import NOT_KNOWN, duration, size
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.result.change import Change
 from gpumagic.timing.result.timing import Timing
-from gpumagic.timing.view.words import at_point, both, by_words, percent, span
+from gpumagic.timing.view.verdict import at_point, both, by_words, percent, span
 
 _TOLD_ELSEWHERE = ("", "reference", "not compared")
 # A median whose 95 % interval is wider than this part of it is said to be uncertain: two devices
