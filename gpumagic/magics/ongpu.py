@@ -29,7 +29,7 @@ _LINE = re.compile(r"%%ongpu(?!\w|\s*\?)")
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 
 
-_BEGIN = "__import__('gpumagic.magics.ongpu').magics.ongpu.begin"
+_BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
 
 
 def transform(lines: list[str]) -> list[str]:
@@ -52,7 +52,7 @@ def transform(lines: list[str]) -> list[str]:
 
 
 def _call(text: str) -> str:
-    return f"{_BEGIN}({text!r}, get_ipython())"
+    return f"get_ipython().{_BEGIN}({text!r})"
 
 
 # check_complete leaves such transformers out, and so asks for more lines as after any %%magic.
@@ -62,7 +62,7 @@ transform.has_side_effects = True  # type: ignore[attr-defined]
 def _line_of(body: list[ast.stmt]) -> str | None:
     """The `%%ongpu` line of a cell, if its first statement is the call that it became."""
     call = body[0].value if body and isinstance(body[0], ast.Expr) else None
-    if isinstance(call, ast.Call) and ast.unparse(call.func) == _BEGIN:
+    if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == _BEGIN:
         return str(ast.literal_eval(call.args[0]))
     return None
 
@@ -102,7 +102,7 @@ class CellHooks:
         self.shell.ast_transformers.append(self)
         for event, callback in self._callbacks():
             self.shell.events.register(event, callback)
-        _installed[id(self.shell)] = self
+        setattr(self.shell, _BEGIN, self.begin)
 
     def uninstall(self) -> None:
         self.end_all()
@@ -111,7 +111,7 @@ class CellHooks:
             self.shell.ast_transformers.remove(self)
         for event, callback in self._callbacks():
             self.shell.events.unregister(event, callback)
-        _installed.pop(id(self.shell), None)
+        delattr(self.shell, _BEGIN)
 
     def _callbacks(self) -> list[tuple[str, Callable[..., None]]]:
         return [
@@ -176,8 +176,8 @@ class CellHooks:
             print(f"{faults.untold.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 
     # -- beginning and ending
-    def begin(self, text: str, file: str = "") -> Any:
-        """Place the rest of the running cell; called from the cell itself, whose name is `file`.
+    def begin(self, text: str) -> Any:
+        """Place the rest of the running cell; called from the cell itself.
 
         A dry run takes the cell's place: its result is returned.
         """
@@ -191,7 +191,7 @@ class CellHooks:
             if asked.dry_run and not cell.dry:
                 raise GpuError("--dry-run must stand above the magic that runs the code")
             if asked.dry_run:
-                return self.dry_run(cell, asked, file)
+                return self.dry_run(cell, asked, sys._getframe(1).f_code.co_filename)
             return self.place(cell, asked)
         except GpuError as error:
             if asked.standing and cell.gone:
@@ -283,13 +283,3 @@ def _is_dry_run(text: str) -> bool:
         return request(text.removeprefix("%%ongpu")).dry_run
     except UsageError:  # said when the cell begins
         return False
-
-
-_installed: dict[int, CellHooks] = {}
-
-
-def begin(text: str, shell: object) -> Any:
-    """Place the rest of the cell that calls this: what a `%%ongpu` line becomes."""
-    if id(shell) not in _installed:
-        raise UsageError("%%ongpu is not loaded; type %load_ext gpumagic")
-    return _installed[id(shell)].begin(text, sys._getframe(1).f_code.co_filename)

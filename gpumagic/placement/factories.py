@@ -213,11 +213,15 @@ def _doubt(method: Wrapper) -> Wrapper:
     return doubting
 
 
+# The modules of torch that have factories.
+SPACES = (torch, torch.fft, torch.nested)
+
+
 def twins() -> Iterator[tuple[Any, str, Any, Wrapper]]:
     """Yield (owner, name, original, twin) of everything that is swapped."""
     made: dict[Any, Wrapper] = {}
     constructors = _device_constructors()
-    for owner in (torch, torch.fft, torch.nested):
+    for owner in SPACES:
         for name, value in list(vars(owner).items()):
             if not isinstance(value, (types.BuiltinFunctionType, types.FunctionType)):
                 continue

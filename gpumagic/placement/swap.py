@@ -2,16 +2,18 @@
 
 A torch-function mode would place too, with less code, but doubles the cost of every operator; a
 swapped name costs 0.4 µs for each tensor made and nothing elsewhere. Guarantees: `leave` leaves
-every name as it was, in torch, in the user's namespace and in modules imported meanwhile.
+every name and default argument as it was, in torch, in the user's namespace, in libraries and in
+modules imported meanwhile.
 """
 
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -21,9 +23,10 @@ from torch._C import _len_torch_function_stack  # the count that torch.utils._de
 from torch.jit import _builtins
 from torch.utils._device import _device_constructors
 
-from gpumagic.placement.factories import TWIN_KINDS, Wrapper, tensor_new, twins
+from gpumagic.placement.factories import SPACES, TWIN_KINDS, Wrapper, tensor_new, twins
 from gpumagic.placement.scope import Placement, in_force
 from gpumagic.usercode.files import is_users
+from gpumagic.usercode.values import own
 
 # torch keeps tables keyed by these very functions. Built while names are swapped, they would miss
 # the real ones for ever: so build them now.
@@ -82,10 +85,12 @@ def _restore_current_device(place: Placement) -> None:
 _tensor_new = tensor_new(Tensor.__new__)
 _lock = threading.RLock()
 _Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, what stands there, what shall
-_swap_in: list[_Swap] = []
-_swap_out: list[_Swap] = []
+_in_torch: list[_Swap] = []
+_in_libraries: list[_Swap] = []
 _twin_of: dict[Any, Wrapper] = {}
 _real_of: dict[Any, Any] = {}
+# Of torch's modules, originals and twins: a namespace with none of them has nothing to swap.
+_ids: set[int] = set()
 _holders = 0
 _namespaces: dict[int, dict[str, Any]] = {}
 
@@ -94,14 +99,15 @@ def _install(namespace: dict[str, Any] | None) -> None:
     """Swap the names in, once for all placements; `_remove` undoes it when the last one ends."""
     global _holders, _last_before
     with _lock:
-        if not _swap_in:
+        if not _in_torch:
             _prepare()
         if _holders == 0:
-            _swap_torch(_swap_in)
+            _swap_torch()
             _forget_dynamos_tables()
             sys.meta_path.insert(0, _finder)
             for module in _modules_of_the_user():
                 _swap_namespace(vars(module))
+            _swap(_in_libraries)
             _last_before = _last_module()
         _holders += 1
         try:
@@ -119,13 +125,14 @@ def _remove() -> None:
         if _holders:
             return
         sys.meta_path.remove(_finder)
-        _swap_torch(_swap_out)
+        _swap_torch(back=True)
+        _swap(_in_libraries, back=True)
         # What was imported from torch meanwhile holds twins: give those their originals too.
         for module in _imported_after(_last_before).values():
-            _exchange(getattr(module, "__dict__", {}), _real_of)
+            _swap(_held(getattr(module, "__dict__", {}), _real_of))
         _last_before = None
         while _namespaces:
-            _exchange(_namespaces.popitem()[1], _real_of)
+            _swap(_held(_namespaces.popitem()[1], _real_of))
         _forget_dynamos_tables()
 
 
@@ -136,29 +143,40 @@ def installed() -> bool:
 
 def forget_twins() -> None:
     """Take the twins out of torch's own tables too; the next placement makes them anew."""
+    global _last_looked_at
     with _lock:
         if not _holders:
             for twin in _real_of:
                 _builtins._get_builtin_table().pop(id(twin), None)
-            for known in (_swap_in, _swap_out, _twin_of, _real_of):
+            for known in (_in_torch, _in_libraries, _twin_of, _real_of, _ids):
                 known.clear()
+            _last_looked_at = None
 
 
 def _prepare() -> None:
     for owner, name, real, twin in twins():
-        _swap_in.append((owner, name, real, twin))
-        _swap_out.append((owner, name, twin, real))
+        _in_torch.append((vars(owner) if owner in SPACES else owner, name, real, twin))
         _twin_of[real], _real_of[twin] = twin, real
+    _ids.update(map(id, (*SPACES, *_twin_of, *_real_of)))
 
 
-def _swap_torch(swaps: list[_Swap]) -> None:
+def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
     # What is neither the original nor its twin is a patch of the user's own: it stays.
     for owner, name, old, new in swaps:
-        if owner.__dict__.get(name) is old:
+        if back:
+            old, new = new, old
+        if isinstance(owner, dict):
+            if owner.get(name) is old:
+                owner[name] = new
+        elif getattr(owner, name) is old:
             setattr(owner, name, new)
-    if swaps is _swap_in and "__new__" not in vars(Tensor):
+
+
+def _swap_torch(*, back: bool = False) -> None:
+    _swap(_in_torch, back=back)
+    if not back and "__new__" not in vars(Tensor):
         Tensor.__new__ = _tensor_new  # type: ignore[method-assign]
-    elif swaps is _swap_out and vars(Tensor).get("__new__") is _tensor_new:
+    elif back and vars(Tensor).get("__new__") is _tensor_new:
         del Tensor.__new__
 
 
@@ -186,27 +204,49 @@ class _TorchFinder(MetaPathFinder):
                 run(module)
                 return
             self._importing = True
-            _swap_torch(_swap_out)
+            _swap_torch(back=True)
             try:
                 run(module)
             finally:
                 self._importing = False
-                _swap_torch(_swap_in)
+                _swap_torch()
 
 
 _finder = _TorchFinder()
 
 
 def _swap_namespace(namespace: dict[str, Any]) -> None:
-    _exchange(namespace, _twin_of)
+    _swap(_held(namespace, _twin_of))
     _namespaces[id(namespace)] = namespace
 
 
-def _exchange(namespace: dict[str, Any], table: dict[Any, Any]) -> None:
+def _held(namespace: dict[str, Any], table: dict[Any, Any]) -> Iterator[_Swap]:
+    """Where a namespace holds a key of the table: its names, and defaults of what it defines."""
+    if _ids.isdisjoint(map(id, namespace.values())):
+        return
     for name, value in list(namespace.items()):
         # By type(), which asks nothing of a user's object; isinstance would wake a proxy.
-        if type(value) in TWIN_KINDS and (other := table.get(value)) is not None:
-            namespace[name] = other
+        kind = type(value)
+        if kind in TWIN_KINDS and (other := table.get(value)) is not None:
+            yield namespace, name, value, other
+        elif kind is FunctionType:
+            yield from _defaults(value, table)
+        elif issubclass(kind, type) and own(value).get("__module__") == namespace.get("__name__"):
+            for member in list(own(value).values()):
+                if type(member) in (staticmethod, classmethod):
+                    member = member.__func__
+                if type(member) is FunctionType:
+                    yield from _defaults(member, table)
+
+
+def _defaults(function: FunctionType, table: dict[Any, Any]) -> Iterator[_Swap]:
+    old = function.__defaults__ or ()
+    new = tuple(table.get(v, v) if type(v) in TWIN_KINDS else v for v in old)
+    if any(a is not b for a, b in zip(old, new, strict=True)):
+        yield function, "__defaults__", old, new
+    for name, value in (function.__kwdefaults__ or {}).items():
+        if type(value) in TWIN_KINDS and value in table:
+            yield function.__kwdefaults__, name, value, table[value]
 
 
 # The module that was imported last, when it was last looked.
@@ -216,12 +256,14 @@ _user_modules: set[str] = set()
 
 
 def _modules_of_the_user() -> list[types.ModuleType]:
-    """Modules that are no installed libraries: they may have names from torch too."""
+    """Modules that are no installed libraries; what libraries hold is looked for once."""
     global _last_looked_at
     for name, module in _imported_after(_last_looked_at).items():
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and is_users(file):
             _user_modules.add(name)
+        elif name.partition(".")[0] not in ("torch", "gpumagic"):
+            _in_libraries.extend(_held(getattr(module, "__dict__", {}), _twin_of))
     _last_looked_at = _last_module()
     # By name: a module that was imported anew is another object.
     return [sys.modules[name] for name in _user_modules & sys.modules.keys()]

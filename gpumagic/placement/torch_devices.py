@@ -46,7 +46,7 @@ def tell_cuda_order() -> None:
     names.set_cuda_order([str(properties.uuid) for properties in every] if known else None)
 
 
-# What a WHERE with a number in it has named since CUDA started: that does not change any more.
+# What `cpu`, and a WHERE with a number in it, has named since CUDA started: that does not change.
 _found: dict[str, Device] = {}
 names.devices_changed.append(_found.clear)
 
@@ -69,8 +69,8 @@ def find(where: object) -> Device:
     if target.kind == "mps" and not torch.backends.mps.is_available():
         raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
     started = target.kind == "cuda" and torch.cuda.is_initialized()
-    if started and isinstance(where, str) and any(map(str.isdigit, where)):
-        _found[where] = target
+    if where == "cpu" or (started and isinstance(where, str) and any(map(str.isdigit, where))):
+        _found[str(where)] = target
     return target
 
 

@@ -40,18 +40,40 @@ def test_names_imported_earlier_are_placed(tmp_path, monkeypatch):
     assert users.ones is original
 
 
-def test_a_library_elsewhere_is_left_alone(tmp_path, monkeypatch):
-    # As after `pip install --user`: its globals are no names of the user's.
+def test_factories_that_a_library_took_earlier_are_placed(tmp_path, monkeypatch):
+    # As torchaudio's transforms do; with torch.device(...) places them too.
     folder = tmp_path / "lib" / "python3" / "site-packages"
     folder.mkdir(parents=True)
     (folder / "library_of_gpumagic.py").write_text(
-        "from torch import ones\ndef make(): return ones(2)\n"
+        "import torch\n"
+        "from torch import ones, tensor as T\n"
+        "def window(n, make=torch.hann_window): return make(n)\n"
+        "class Spectrogram(torch.nn.Module):\n"
+        "    def __init__(self, n=3, *, window_fn=torch.hann_window):\n"
+        "        super().__init__()\n"
+        "        self.register_buffer('window', window_fn(n))\n"
+        "    @staticmethod\n"
+        "    def make(fill=torch.zeros): return fill(2)\n"
+        "def made(): return [ones(2), T(1), window(3), Spectrogram().window, Spectrogram.make()]\n"
     )
     monkeypatch.syspath_prepend(folder)
     import library_of_gpumagic as library
 
-    with gpumagic.on(1):
-        assert library.make().device.type == "cpu"
+    defaults = library.window.__defaults__
+    for _ in range(2):
+        with gpumagic.on(1):
+            assert {t.device for t in library.made()} == {GPU1}
+        assert library.window.__defaults__ is defaults
+        assert library.Spectrogram.__init__.__kwdefaults__ == {"window_fn": torch.hann_window}
+        assert {t.device.type for t in library.made()} == {"cpu"}
+
+
+def test_a_default_of_a_function_made_inside_is_the_original_afterwards():
+    space = {"__name__": "__main__", "torch": torch, "gpumagic": gpumagic}
+    exec("with gpumagic.on(1):\n    def made(make=torch.zeros): return make(1)", space)
+    assert space["made"].__defaults__ == (torch.zeros,)
+    exec("with gpumagic.on(1):\n    x = made()", space)
+    assert space["x"].device == GPU1
 
 
 def test_modules_imported_inside_get_the_originals(tmp_path, monkeypatch):
@@ -99,7 +121,7 @@ def test_a_failure_in_the_namespace_leaves_nothing_swapped():
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        swap.enter(GPU1, namespace=Failing())
+        swap.enter(GPU1, namespace=Failing(torch=torch))
     assert not swap.installed()
     assert torch.cuda.current_device() == 0
 
