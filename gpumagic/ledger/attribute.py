@@ -12,8 +12,17 @@ from types import FrameType
 from typing import Any
 
 from gpumagic.ledger.counts import Count, Tally
-from gpumagic.ledger.implicit import is_implicit
-from gpumagic.ledger.via import ENGINE, IN_FRONT, LIBRARY, PRINT, USER, kinds, locate, of_thread
+from gpumagic.ledger.via import (
+    ENGINE,
+    IN_FRONT,
+    LIBRARY,
+    PRINT,
+    USER,
+    is_implicit,
+    kinds,
+    locate,
+    of_thread,
+)
 from gpumagic.usercode.files import module_of
 from gpumagic.usercode.timed_code import in_cell
 

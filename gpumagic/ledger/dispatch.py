@@ -1,24 +1,26 @@
 """Register our kernels in front of torch's own, at the dispatch key of the devices.
 
-Once in a process, at the first watch; `uninstall` puts everything back. A kernel at the device's
-own key is asked only for tensors of that device: other operators, and all of the CPU's, cannot tell
-that it is there.
+At the first watch; `uninstall` puts everything back, and so do many calls that nothing watches,
+until the next watch. A kernel at the device's own key is asked only for tensors of that device:
+other operators, and all of the CPU's, cannot tell that it is there.
 """
 
 import functools
+import itertools
 import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from gpumagic.device import devices_changed
-from gpumagic.ledger import copy_kernels, torch_2_8
+from gpumagic.ledger import attribute, copy_kernels
 from gpumagic.ledger.copy_kernels import Kernel
-from gpumagic.ledger.synchronize import Patches, settled
+from gpumagic.ledger.synchronize import patch_printing, patch_synchronizing, settled
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
@@ -40,6 +42,14 @@ INDEXING = ("_index_put_impl_", "index")
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
 # A thread may be within one of our kernels when they are removed: they live on for a while.
 _retired: deque[list[Any]] = deque(maxlen=8)
+Apart = Callable[[Kernel], Kernel]
+# torch 2.6 to 2.8 cannot call a kernel that was replaced. A key above all others is free there: a
+# watched thread's operators pass by it, and those that wait have a kernel of ours at it. Threads
+# that the watched code starts itself are not seen this way, and reading an element of a CPU tensor
+# costs 2 µs more meanwhile. Untested on a real GPU.
+_ABOVE = "TESTING_ONLY_GenericMode"
+# Never taken back: to do so while a thread's operators pass by would end in an error of torch's.
+above: list[Any] = []
 
 
 class Hooks:
@@ -51,7 +61,7 @@ class Hooks:
         self._library = torch.library.Library("aten", "IMPL")
         self._known = set(torch.library._impls)
         self._names: list[str] = []
-        self._patches = Patches()
+        self._patches = ExitStack()
         try:
             self._register()
         except BaseException:
@@ -65,9 +75,9 @@ class Hooks:
             for name, kernel in [*self._kernels()]:
                 self._library.impl(name, kernel, self.key, **options)
                 self._names.append(name)
-        self._patches.printing()
+        patch_printing(self._patches)
         if not self.virtual:
-            self._patches.synchronizing()
+            patch_synchronizing(self._patches)
 
     def _kernels(self) -> Iterator[tuple[str, Kernel]]:
         yield "copy_", copy_kernels.copying(self._copy(), bool(self.virtual))
@@ -75,7 +85,7 @@ class Hooks:
         apart: Callable[[Kernel], Kernel] = settled if waits_apart else lambda base: base
         if not _CAN_CALL_REPLACED:
             every = [full for name in WAITS for full in _overloads(name)]
-            torch_2_8.register({full: _operator(full) for full in every}, apart)
+            register_above({full: _operator(full) for full in every}, apart)
             return
         registered = set(C._dispatch_get_registrations_for_dispatch_key(self.key))
         for name in (*WAITS, *(INDEXING if self.virtual else ())):
@@ -115,7 +125,7 @@ class Hooks:
 
     def remove(self) -> None:
         """Put everything back."""
-        self._patches.remove()
+        self._patches.close()
         if _CAN_CALL_REPLACED:
             kernels = [torch.library.get_kernel(f"aten::{n}", self.key) for n in self._names]
             _retired.append(kernels)
@@ -152,6 +162,7 @@ def install() -> bool:
     global hooks
     with _lock:
         if hooks is None and (key := _key()) is not None:
+            copy_kernels.passed = itertools.count()
             hooks = Hooks(key, _virtual() if key == "CUDA" else "")
         return hooks is not None and bool(hooks.virtual)
 
@@ -165,6 +176,15 @@ def uninstall() -> None:
             gone.remove()
 
 
+def _uninstall_idle() -> None:
+    """Leave torch's own kernels alone again, until the next watch."""
+    with _lock:
+        # One that was replaced lives on while it runs, where it can be held.
+        if _CAN_CALL_REPLACED and not attribute.running:
+            uninstall()
+
+
+copy_kernels.idle = _uninstall_idle
 # What stood in front of the kernels of GPUs that are gone is in front of nothing.
 devices_changed.append(uninstall)
 
@@ -174,3 +194,47 @@ def _key() -> str | None:
     if torch.cuda.device_count():
         return "CUDA"
     return "MPS" if torch.backends.mps.is_available() else None
+
+
+def register_above(names: dict[str, Any], apart: Apart, device: str = "cuda") -> None:
+    """Put kernels at the free key, once; they are asked only between `enter` and `leave`."""
+    if above:
+        return
+    others = torch.library.Library("_", "IMPL", _ABOVE)
+    others.fallback(torch.library.fallthrough_kernel)
+    ours = torch.library.Library("aten", "IMPL")
+    for name, operator in names.items():
+        ours.impl(name, _kernel_above(name, operator, apart, device), _ABOVE, with_keyset=True)
+    above.extend((others, ours))
+
+
+def _kernel_above(name: str, operator: Any, apart: Apart, kind: str) -> Kernel:
+    below = C._dispatch_keyset_full_after(C._parse_dispatch_key(_ABOVE))
+
+    def kernel(keys: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        base = functools.partial(operator.redispatch, keys & below)
+        if not isinstance(self, torch.Tensor):
+            self = torch.tensor(self, device="cpu")
+        if self.device.type != kind:
+            return base(self, *args, **kwargs)
+        if name == "_local_scalar_dense":
+            return copy_kernels.reading(apart(base))(self)
+        return copy_kernels.waiting(apart(base), name.partition(".")[0])(self, *args, **kwargs)
+
+    return kernel
+
+
+def enter() -> tuple[int, Any] | None:
+    """Let this thread's operators pass by the key, if anything stands there."""
+    if not above:
+        return None
+    guard = C._IncludeDispatchKeyGuard(C._parse_dispatch_key(_ABOVE))
+    guard.__enter__()
+    return threading.get_ident(), guard
+
+
+def leave(entered: tuple[int, Any] | None) -> None:
+    """Undo `enter`; on another thread than that, nothing can be undone, and nothing is lost."""
+    if entered is not None and entered[0] == threading.get_ident():
+        entered[1].__exit__(None, None, None)

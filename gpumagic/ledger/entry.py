@@ -9,69 +9,35 @@ from dataclasses import dataclass, replace
 from gpumagic.display.shown import Shown
 from gpumagic.usercode.lines import UserLine
 
-HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = DIRECTIONS = (
-    "host_to_device",
-    "device_to_host",
-    "device_to_device",
-)
-
 
 @dataclass(frozen=True)
 class Entry:
-    """What one operator did at one line, all its calls together.
+    """What one operator did at one line, all its calls together."""
 
-    Attributes
-    ----------
-    kind : str
-        ``"copy"``: bytes went from one device to another. ``"wait"``: the host waited for a result
-        that decides a value or a shape.
-    operator : str
-        torch's own name: ``"copy_"``, ``"item"``, ``"nonzero"``, ``"index"`` …
-    source, destination : str
-        Devices, such as ``"cuda:1"`` and ``"cpu"``.
-    count, nbytes : int
-        Calls, and bytes in all of them. A wait reads few: an element, or the size of a result.
-    seconds : float or None
-        Of copies: on a real GPU, device time between two events of the stream, else the time of the
-        call. Of waits: the time for which the host stood still. None where it is only predicted.
-    implicit : bool
-        No device was named: `.item()`, `print`, a mask, an index of the CPU. `.to`, `.cpu`,
-        `copy_`, `device=` and `synchronize()` are explicit.
-    where : UserLine or None
-        Where the user's own code called it; None if no code of the user's did.
-    code : str
-        The expression there, or nothing.
-    via : str
-        ``"print"``, ``"display"`` (the notebook showed a value), ``"loader"`` (a batch that
-        `%%ongpu` brought), ``"fix"`` (`--fix` did), ``"backward"``, or nothing.
-    within : str
-        The library's module that did it by itself, such as ``"torch.optim.lbfgs"``, or nothing.
-    calls : int
-        How often a tensor was printed, at the first operator of each printing; else `count`.
-    repeats : int
-        Copies of the very tensor that the copy before had copied, unchanged.
-    blocking : int
-        Copies that the host waited for.
-    pinned : bool or None
-        Whether the host's side lay in pinned memory; None where there is no host's side, or it
-        differed. Looked at now and then, for looking costs more than counting.
-    """
-
+    # "copy": bytes went from one device to another; "wait": the host waited for a result that
+    # decides a value or a shape.
     kind: str
-    operator: str
-    source: str
+    operator: str  # torch's own name: "copy_", "item", "nonzero", "index" …
+    source: str  # a device, such as "cuda:1" or "cpu"
     destination: str
-    count: int
-    nbytes: int
+    count: int  # calls
+    nbytes: int  # in all of them; a wait reads few: an element, or the size of a result
+    # Of copies: on a real GPU, device time between two events of the stream, else the time of the
+    # call. Of waits: the time for which the host stood still. None where it is only predicted.
     seconds: float | None
+    # No device was named: `.item()`, `print`, a mask, an index of the CPU. `.to`, `.cpu`, `copy_`,
+    # `device=` and `synchronize()` are explicit.
     implicit: bool
-    where: UserLine | None = None
-    code: str = ""
+    where: UserLine | None = None  # in the user's own code; None if no code of the user's did
+    code: str = ""  # the expression there
+    # "print", "display" (the notebook showed a value), "loader" (a batch that `%%ongpu` brought),
+    # "fix" (`--fix` did), "backward", or nothing.
     via: str = ""
-    within: str = ""
-    calls: int = 0
-    repeats: int = 0
-    blocking: int = 0
+    within: str = ""  # the library's module that did it by itself, such as "torch.optim.lbfgs"
+    calls: int = 0  # of printing: how often a tensor was printed; else `count`
+    repeats: int = 0  # copies of the very tensor that the copy before had copied, unchanged
+    blocking: int = 0  # copies that the host waited for
+    # Whether the host's side lay in pinned memory; None where there is none, or it differed.
     pinned: bool | None = None
 
     @property
@@ -88,24 +54,16 @@ class Entry:
     def direction(self) -> str:
         """``"host_to_device"``, ``"device_to_host"`` or ``"device_to_device"``."""
         if self.source == "cpu":
-            return HOST_TO_DEVICE
-        return DEVICE_TO_HOST if self.destination == "cpu" else DEVICE_TO_DEVICE
+            return "host_to_device"
+        return "device_to_host" if self.destination == "cpu" else "device_to_device"
 
 
 @dataclass(frozen=True, repr=False)
 class Ledger(Shown):
-    """Every copy between devices and every wait of a stretch of code; displays as a table.
+    """Every copy between devices and every wait of a stretch of code; displays as a table."""
 
-    Attributes
-    ----------
-    entries : tuple of Entry
-        By line, operator and devices; those in a file together, in the order of their lines.
-    virtual : bool
-        On virtual GPUs, whose times say nothing about a GPU.
-    """
-
-    entries: tuple[Entry, ...] = ()
-    virtual: bool = False
+    entries: tuple[Entry, ...] = ()  # those in a file together, in the order of their lines
+    virtual: bool = False  # on virtual GPUs, whose times say nothing about a GPU
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -142,20 +100,6 @@ class Ledger(Shown):
     def predicted(self) -> bool:
         """Whether any of it was only predicted, as by a dry run: then there are no times."""
         return any(e.seconds is None for e in self.entries)
-
-    def bytes_by_direction(self, *, waits: bool = False) -> dict[str, int]:
-        """Bytes by ``"host_to_device"``, ``"device_to_host"``, ``"device_to_device"``.
-
-        Parameters
-        ----------
-        waits : bool
-            Count the few bytes that a wait reads too, as a profiler does.
-        """
-        found = dict.fromkeys(DIRECTIONS, 0)
-        for entry in self.entries:
-            if entry.kind == "copy" or waits:
-                found[entry.direction] += entry.nbytes
-        return found
 
 
 def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:

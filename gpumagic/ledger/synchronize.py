@@ -4,6 +4,7 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,39 +14,31 @@ from gpumagic.ledger.attribute import HOST, add, counts, here
 from gpumagic.ledger.copy_kernels import After, Kernel, counted
 from gpumagic.usercode.files import is_ours
 
-_missing = object()
 _serials = itertools.count(1)
 
 
-class Patches:
-    """Attributes that were swapped; `remove` puts each back that is still ours."""
+def patch_printing(stack: ExitStack) -> None:
+    """Number each printing of a tensor, which makes many waits, until `stack` is closed."""
+    _swap(stack, torch._tensor_str, "_str", _numbered)
 
-    def __init__(self) -> None:
-        self._swapped: list[tuple[Any, str, Any, Any]] = []
 
-    def printing(self) -> None:
-        """Number each printing of a tensor: it makes many waits."""
-        self._swap(torch._tensor_str, "_str", _numbered)
+def patch_synchronizing(stack: ExitStack) -> None:
+    """Count the calls that do nothing but wait for a device, until `stack` is closed."""
+    owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
+    for owner in (*owners, getattr(torch, "accelerator", None)):
+        if "synchronize" in getattr(owner, "__dict__", {}):
+            _swap(stack, owner, "synchronize", _synchronizing)
 
-    def synchronizing(self) -> None:
-        """Count the calls that do nothing but wait for a device."""
-        owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
-        for owner in (*owners, getattr(torch, "accelerator", None)):
-            self._swap(owner, "synchronize", _synchronizing)
 
-    def _swap(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        real = getattr(owner, "__dict__", {}).get(name, _missing)
-        if real is not _missing:
-            ours = functools.wraps(real)(wrap(real))
-            setattr(owner, name, ours)
-            self._swapped.append((owner, name, real, ours))
+def _swap(stack: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    real = vars(owner)[name]
+    ours = functools.wraps(real)(wrap(real))
+    setattr(owner, name, ours)
 
-    def remove(self) -> None:
-        """Put everything back."""
-        while self._swapped:
-            owner, name, real, ours = self._swapped.pop()
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, real)
+    @stack.callback
+    def put_back() -> None:
+        if vars(owner).get(name) is ours:
+            setattr(owner, name, real)
 
 
 def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:

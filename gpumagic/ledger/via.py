@@ -1,13 +1,15 @@
-"""Find the user's frame that led to an operator, and by which way it did.
+"""Find the user's frame that led to an operator, by which way, and whether a device was named.
 
 `locate(frame)` is asked at each copy or wait, so files are looked at once each.
 """
 
+import dis
 import os
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 
 from gpumagic.usercode.files import is_users
+from gpumagic.usercode.lines import called
 
 IN_FRONT, LIBRARY, USER, PRINT, LOADER, DISPLAY, ENGINE, FIX = range(-1, 7)
 """What a frame is: of what stands in front of torch's own; of a library; of the user; or one that
@@ -18,7 +20,7 @@ WORDS = {PRINT: "print", LOADER: "loader", DISPLAY: "display", ENGINE: "backward
 _SPECIAL = {
     os.path.join("gpumagic", "ledger", "copy_kernels.py"): IN_FRONT,
     os.path.join("gpumagic", "ledger", "synchronize.py"): IN_FRONT,
-    os.path.join("gpumagic", "ledger", "torch_2_8.py"): IN_FRONT,
+    os.path.join("gpumagic", "ledger", "dispatch.py"): IN_FRONT,
     os.path.join("torch", "_tensor_str.py"): PRINT,
     os.path.join("torch", "autograd", "graph.py"): ENGINE,
     os.path.join("torch", "autograd", "__init__.py"): ENGINE,
@@ -26,6 +28,13 @@ _SPECIAL = {
     os.path.join("gpumagic", "cell", "autofix.py"): FIX,
     os.path.join("IPython", "core", "displayhook.py"): DISPLAY,
     os.path.join("IPython", "core", "formatters.py"): DISPLAY,
+}
+
+# Expressions that are no call: a subscript, an operator, a comparison.
+_NO_CALL = ("BINARY_", "INPLACE_", "COMPARE_", "STORE_SUBSCR", "STORE_SLICE", "UNARY_", "CONTAINS_")
+_READING = {
+    *("__contains__", "__getitem__", "__setitem__", "getitem", "setitem", "index_put"),
+    *("index_put_", "bool", "float", "int", "str", "format", "item", "print", "repr", "tolist"),
 }
 
 
@@ -63,3 +72,18 @@ def locate(frame: FrameType | None) -> tuple[FrameType | None, int]:
 def of_thread(ident: int | None) -> FrameType | None:
     """The user's frame that another thread is in now."""
     return None if ident is None else locate(sys._current_frames().get(ident))[0]
+
+
+def is_implicit(operator: str, how: int, code: CodeType | None, at: int) -> bool:
+    """Whether the innermost Python code called an operator without a device being named.
+
+    Where it cannot be told, a copy counts as explicit: torch makes few others by itself.
+    """
+    if operator == "synchronize" or how in (LOADER, ENGINE, FIX):
+        return False
+    if operator != "copy_" or how >= PRINT:
+        return True
+    if code is None:  # a thread of autograd's, where no Python runs
+        return False
+    name = dis.opname[code.co_code[at]] if 0 <= at < len(code.co_code) else ""
+    return name.startswith(_NO_CALL) or called(code, at) in _READING

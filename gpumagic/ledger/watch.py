@@ -6,9 +6,9 @@ Nothing is counted outside of a watch, and one thread's or task's code is not co
 import os
 import threading
 
-from gpumagic.ledger import attribute, dispatch, torch_2_8
+from gpumagic.ledger import attribute, dispatch
 from gpumagic.ledger import ledger_view as view
-from gpumagic.ledger.copy_warnings import Alarm
+from gpumagic.ledger.advice import Alarm
 from gpumagic.ledger.counts import Tally
 from gpumagic.ledger.entry import Entry, Ledger
 
@@ -51,9 +51,7 @@ class watch:
         """Begin. `stop` must be called, by any thread."""
         if self._active is not None:
             raise RuntimeError("this watch runs already")
-        standing = dispatch.hooks
-        virtual = dispatch.install() if standing is None else bool(standing.virtual)
-        self._tally = Tally(virtual)
+        self._tally = Tally()
         outer = attribute.current.get()
         while outer is not None and not outer.live:  # a suspended generator's may end in any order
             outer = outer.outer
@@ -62,8 +60,10 @@ class watch:
         try:
             with _lock:
                 attribute.running = (*attribute.running, active)
+            # What is idle is taken out only while nothing runs, so this comes after.
+            self._tally.virtual = dispatch.install()
             attribute.current.set(active)
-            self._entered = torch_2_8.enter() if torch_2_8.kept else None
+            self._entered = dispatch.enter()
         except BaseException:  # an interrupt
             self.stop()
             raise
@@ -80,7 +80,7 @@ class watch:
         if attribute.current.get() is active:
             attribute.current.set(active.outer)
         if self._entered is not None:
-            torch_2_8.leave(self._entered)
+            dispatch.leave(self._entered)
             self._entered = None
 
     def __enter__(self) -> "watch":

@@ -1,11 +1,12 @@
 """What stands in front of a real GPU's kernels, tried on the CPU's: there is no real GPU here."""
 
 import threading
+from contextlib import ExitStack
 
 import pytest
 import torch
 
-from gpumagic.ledger import attribute, copy_kernels, dispatch, synchronize, torch_2_8
+from gpumagic.ledger import attribute, copy_kernels, dispatch, synchronize
 from gpumagic.ledger.counts import Tally
 
 
@@ -20,7 +21,7 @@ def counting():
 
 
 def test_operators_at_a_device_s_own_key_give_the_same(counting, monkeypatch):
-    monkeypatch.setattr(torch_2_8, "register", lambda *args: None)
+    monkeypatch.setattr(dispatch, "register_above", lambda *args: None)
 
     def compute():
         torch.manual_seed(0)
@@ -96,11 +97,11 @@ def test_synchronizing_is_counted_and_is_explicit(counting, monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: done.append(device))
     real = torch.cuda.synchronize
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    patches = synchronize.Patches()
-    patches.synchronizing()
+    patches = ExitStack()
+    synchronize.patch_synchronizing(patches)
     monkeypatch.setattr(torch.cuda._utils, "_get_device_index", lambda device, optional: 1)
     torch.cuda.synchronize("cuda:1")
-    patches.remove()
+    patches.close()
     assert torch.cuda.synchronize is real
     assert done == ["cuda:1"]
     (entry,) = counting.ledger()
@@ -109,21 +110,21 @@ def test_synchronizing_is_counted_and_is_explicit(counting, monkeypatch):
 
 
 def test_the_way_of_older_versions(counting, monkeypatch):
-    monkeypatch.setattr(torch_2_8, "kept", [])
+    monkeypatch.setattr(dispatch, "above", [])
     names = ("_local_scalar_dense", "nonzero")
     operators = {name: getattr(torch.ops.aten, name).default for name in names}
-    torch_2_8.register(operators, lambda base: base, device="cpu")
-    kept = list(torch_2_8.kept)
-    entered = torch_2_8.enter()
+    dispatch.register_above(operators, lambda base: base, device="cpu")
+    kept = list(dispatch.above)
+    entered = dispatch.enter()
     x = torch.ones(3, requires_grad=True)
     try:
         value, where = (x * 2.0).sum().item(), x.nonzero()
         (x * 2).sum().backward()
     finally:
-        thread = threading.Thread(target=torch_2_8.leave, args=(entered,))
+        thread = threading.Thread(target=dispatch.leave, args=(entered,))
         thread.start()  # not the thread that entered
         thread.join()
-        torch_2_8.leave(entered)
+        dispatch.leave(entered)
     x.sum().item()
     for library in reversed(kept):
         library._destroy()
