@@ -19,13 +19,12 @@ from gpumagic.server.kernel_cells import KernelCells
 from gpumagic.server.notebooks import KernelTable
 from gpumagic.server.outbox import Outbox
 from gpumagic.server.wants import Want
-from gpumagic.telemetry.cell_runs import CellRun
 from gpumagic.telemetry.doctor import Check, Doctor
+from gpumagic.telemetry.history import CellRun
 from gpumagic.telemetry.owners import Owner, Owners
-from gpumagic.telemetry.report_once import report_once
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Problem, Snapshot
-from gpumagic.telemetry.subscription import Subscription
+from gpumagic.telemetry.subscription import Subscription, report_once
 
 # So many clients are told without a pause; each costs some 50 µs.
 _GROUP = 4
@@ -162,12 +161,13 @@ class Hub:
         wants = [outbox.want for outbox in self.clients]
         period = min(want.period_s for want in wants)
         processes = any(want.processes for want in wants)
-        if self.subscription is None:
+        before = self.subscription
+        if before is None or (before.period_s, before.processes) != (period, processes):
             self.subscription = self.sampler.subscribe(
                 self._receive, period_s=period, processes=processes
             )
-        elif (self.subscription.period_s, self.subscription.processes) != (period, processes):
-            self.subscription.change(period_s=period, processes=processes)
+            if before is not None:
+                before.close()
 
     def _receive(self, snapshot: Snapshot) -> None:
         """On the sampler's thread."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gpumagic.server.iopub import Iopub
-from gpumagic.telemetry.cell_runs import CellRun, CellRuns
+from gpumagic.telemetry.history import CellRun, CellRuns
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.telemetry.virtual_state import started
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,10 +12,9 @@ from functools import cache
 
 from gpumagic import device
 from gpumagic.telemetry import virtual_state
-from gpumagic.telemetry.host import CpuSource
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.owners import Owner, Owners
-from gpumagic.telemetry.snapshot import GpuSample, Problem, ProcessSample, Snapshot
+from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
 
 # How often owners are looked up anew.
 _OWNERS_S = 2.9
@@ -32,15 +32,15 @@ class Collector:
     def __init__(
         self,
         nvml: NvmlSource | None = None,
-        cpu: CpuSource | None = None,
         owners: Owners | None = None,
         virtual_states: Callable[[], Sequence[virtual_state.VirtualState]] = virtual_state.read,
         here: Callable[[], Sequence[device.Device]] | None = lambda: device.here(memory=False),
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        host: Callable[[], Host] | None = None,
     ) -> None:
         self._nvml = nvml or NvmlSource()
-        self._cpu = cpu or CpuSource()
+        self._host = host or read_host
         self._owners = owners or Owners()
         self._virtual_states = virtual_states
         self._here = here
@@ -53,7 +53,7 @@ class Collector:
     def take(self, *, processes: bool = True, patience: float = 0.0) -> Snapshot:
         """The machine now; ``patience``: how many times its interval a reading may be old."""
         with self._lock:
-            host = self._cpu.host()
+            host = self._host()
             real = self._nvml.gpus(host, patience)
             # This process's own first: they are the ones that a WHERE can name.
             states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
@@ -71,7 +71,7 @@ class Collector:
                 source="+".join(sources) or "none",
                 gpus=tuple(gpus),
                 processes=tuple(self._with_owners(holders, patience)) if processes else (),
-                problems=tuple(self._problems(gpus)),
+                problems=tuple(_explain(gpus, self._nvml.problems(), named=self._here is not None)),
             )
 
     def chore(self, *, processes: bool, seconds: float) -> None:
@@ -90,10 +90,6 @@ class Collector:
             for gpu in gpus
         ]
 
-    def _problems(self, gpus: Sequence[GpuSample]) -> list[Problem]:
-        problems = self._nvml.problems()
-        return _explain(gpus, problems, named=self._here is not None)
-
     def _with_owners(
         self, holders: Sequence[ProcessSample], patience: float
     ) -> list[ProcessSample]:
@@ -106,6 +102,28 @@ class Collector:
     def _look_up(self, pids: set[int]) -> None:
         self._known = self._owners.look_up(pids) if pids else {}
         self._known_at = self._monotonic()
+
+
+_asked = threading.local()
+
+
+def read_host() -> Host:
+    """The host now; ``cpu_utilization`` is since this thread's previous call, None at first."""
+    import psutil
+
+    utilization: float | None = psutil.cpu_percent()
+    # psutil has nothing to compare with yet, and says 0.
+    if not getattr(_asked, "before", False):
+        utilization = None
+    _asked.before = True
+    memory = psutil.virtual_memory()
+    return Host(
+        name=socket.gethostname(),
+        cpu_count=os.cpu_count(),
+        cpu_utilization=utilization,
+        memory_total=memory.total,
+        memory_used=memory.total - memory.available,
+    )
 
 
 def snapshot(*, processes: bool = True) -> Snapshot:
@@ -156,17 +174,6 @@ def _virtual_sample(state: virtual_state.VirtualState) -> GpuSample:
     )
 
 
-def _none_visible(setting: str | None) -> Problem:
-    cause = "this process can use none of these GPUs"
-    if setting is None:
-        return Problem("none-visible", f"{cause}: CUDA shows it none", "run %gpus --doctor")
-    return Problem(
-        "none-visible",
-        f"{cause}: CUDA_VISIBLE_DEVICES is {setting!r}",
-        "set it right before the kernel starts, then restart the kernel",
-    )
-
-
 def _explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
     """The problems as somebody who has these GPUs, or none, should read them; ``named`` where
     those that can be used have ordinals."""
@@ -177,7 +184,14 @@ def _explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool
     if usable:
         return list(problems)
     if gpus and not all(gpu.virtual for gpu in gpus):
-        return [*problems, _none_visible(os.environ.get("CUDA_VISIBLE_DEVICES"))]
+        cause = "this process can use none of these GPUs"
+        setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if setting is None:
+            cause, cure = f"{cause}: CUDA shows it none", "run %gpus --doctor"
+        else:
+            cause = f"{cause}: CUDA_VISIBLE_DEVICES is {setting!r}"
+            cure = "set it right before the kernel starts, then restart the kernel"
+        return [*problems, Problem("none-visible", cause, cure)]
     if not problems and not gpus:
         return [Problem("no-gpu", "NVIDIA's driver finds no GPU on this machine", _OFFER)]
     if any(gpu.virtual for gpu in gpus):

@@ -1,16 +1,19 @@
-"""Read a GPU's values by NVML, each kind as often as it needs, in a sample's units.
+"""Read by NVML a GPU's values, and who holds its memory, each as often as it needs.
 
-Never ``nvmlDeviceGetPcieThroughput``: it sleeps 20 ms a direction. Rates are those of counters.
+In a sample's units, with rates of counters by their own time: never negative, never more than can
+be. Never ``nvmlDeviceGetPcieThroughput``: it sleeps 20 ms a direction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpumagic import nvml
-from gpumagic.telemetry.rates import Rates
+from gpumagic.telemetry.snapshot import ProcessSample
 
 # Values of NVML's enumerations; fixed by its binary interface.
 _SENSOR_GPU = 0
@@ -38,6 +41,8 @@ _THROTTLE = {
 _LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
 _MOST_PCIE, _MOST_NVLINK = 250e9, 5e12
 _MOST_FAN = 200
+# A mean over longer than this says nothing of now.
+_LONGEST_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,43 @@ STILL = Tier(
     },
 )
 TIERS = (STILL, SLOW, RARE)
+# The most expensive: the driver goes through all its clients. Where nobody was in a list of
+# graphics or MPS, there will hardly be anybody soon.
+LISTS = (
+    Tier("compute", 3.0, {"list": ("nvmlDeviceGetComputeRunningProcesses",)}),
+    Tier("graphics", 3.0, {"list": ("nvmlDeviceGetGraphicsRunningProcesses",)}, empty_s=15.0),
+    Tier("mps", 3.0, {"list": ("nvmlDeviceGetMPSComputeRunningProcesses",)}, empty_s=15.0),
+)
 _BEFORE_535: dict[str, nvml.Call] = {"throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons",)}
+
+
+class Rates:
+    """What each counter was before; the clock is for those that do not say when they were read."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # Its value, when that was read, and how fast it grew then.
+        self._before: dict[Hashable, tuple[float, float, float | None]] = {}
+
+    def per_second(self, key: Hashable, field: nvml.Field | None, most: float) -> float | None:
+        """How fast a counter grows, where ``most`` is the greatest rate that can be.
+
+        None at first, where it wrapped or was reset, and where it may have wrapped unseen.
+        """
+        if field is None:
+            self._before.pop(key, None)
+            return None
+        at_s = self._clock() if field.at_us is None else field.at_us / 1e6
+        value, before_s, rate = self._before.get(key, (math.inf, -math.inf, None))
+        passed, grown = at_s - before_s, field.value - value
+        if passed == 0:
+            return rate
+        # 32 bits of bytes are full in a tenth of a second on a fast link.
+        wraps = field.narrow and most * passed >= 2**32
+        plausible = 0 < passed <= _LONGEST_S and 0 <= grown <= most * passed
+        rate = grown / passed if plausible and not wraps else None
+        self._before[key] = (field.value, at_s, rate)
+        return rate
 
 
 def fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
@@ -125,6 +166,29 @@ def read(
         "fan": float(fan) if fan is not None and fan <= _MOST_FAN else None,
         **_activity(door, gpu, rates, limits),
     }
+
+
+def read_list(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> tuple[Any, ...]:
+    """NVML's entries of one list."""
+    found = door.ask(gpu, tier.questions, alive=True)["list"]
+    if found is None:
+        # The older question where the driver is older than 510, or says no to the newer one.
+        (function,) = tier.questions["list"]
+        found = door.ask(gpu, {"list": (f"{function}_v2",)}, alive=True)["list"]
+    return tuple(found or ())
+
+
+def merge(gpu: nvml.Gpu, lists: Mapping[str, tuple[Any, ...]]) -> list[ProcessSample]:
+    """A GPU's processes; one that is in two lists holds its memory once."""
+    memory: dict[int, int | None] = {}
+    kinds: dict[int, list[str]] = {}
+    for kind, entries in lists.items():
+        for entry in entries:
+            pid = int(entry.pid)
+            kinds.setdefault(pid, []).append(kind)
+            known = [m for m in (memory.get(pid), entry.usedGpuMemory) if m is not None]
+            memory[pid] = max(known, default=None)
+    return [ProcessSample(gpu.uuid, pid, memory[pid], "+".join(kinds[pid])) for pid in memory]
 
 
 def _activity(

@@ -14,16 +14,13 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
-from gpumagic.telemetry.asker import Asker, Start, start_thread
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.history import History
-from gpumagic.telemetry.pace import Pace
-from gpumagic.telemetry.snapshot import Snapshot
-from gpumagic.telemetry.source import Guarded, Source, stalled
-from gpumagic.telemetry.subscription import Listener, Subscription
+from gpumagic.telemetry.snapshot import Problem, Snapshot
+from gpumagic.telemetry.subscription import Listener, Pace, Subscription, Waiting, report_once
 
 # A driver that has not answered for so long is said to stall.
 _STALLED_S = 2.0
@@ -34,35 +31,27 @@ _CHORES_UP_TO_S = 2.0
 _PATIENCE, _NO_PATIENCE = 2.0, 0.9
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """Somebody who waits for one snapshot that was read at this moment or later."""
-
-    future: Future[Snapshot]
-    processes: bool
-    not_before: float
-
-
 class Sampler:
     """Takes snapshots as often as the most impatient subscriber asks; ``history`` keeps them.
 
-    After ``stalled_s`` seconds without an answer of the driver the subscribers are told.
+    After ``stalled_s`` seconds without an answer of the driver the subscribers are told. Without
+    ``threads`` it does only what its ``drive`` is called for.
     """
 
     def __init__(
         self,
-        source: Source | None = None,
+        source: Collector | None = None,
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        start: Start = start_thread,
         stalled_s: float = _STALLED_S,
+        threads: bool = True,
     ) -> None:
-        self._source = Guarded(source or Collector(), clock)
+        self._source = source or Collector()
         self._clock = clock
         self._monotonic = monotonic
-        self._start = start
         self._stalled_s = stalled_s
+        self._threads = threads
         self.history = History()
         self._snapshot: Snapshot | None = None
         self._read_at, self._has_processes = -math.inf, False
@@ -72,23 +61,23 @@ class Sampler:
 
     def _begin(self) -> None:
         self._changed = threading.Condition()
-        self._keeping = False
+        self._keeping = self._asking = False  # whether there are the two threads
         self._watching: list[Subscription] = []
-        self._waiting: list[_Waiting] = []
-        self._asker = Asker(self._changed, lambda: self._keeping, self._start)
+        self._waiting: list[Waiting] = []
+        self._call: Callable[[], None] | None = None  # what the driver is asked, since this moment
+        self._called_at = 0.0
         self._at = 0.0  # the moment that the last snapshot stands for
-        self._new = self._stalled = self._chores_due = False
+        self._new = self._stalled = False
         self._pace = Pace()
 
     def subscribe(
         self, listener: Listener | None = None, *, period_s: float = 1.0, processes: bool = False
     ) -> Subscription:
-        """Watch, until the subscription is closed.
+        """Watch, until the subscription is closed; ValueError for a period out of ``PERIODS_S``.
 
         The listener is called with each snapshot, at most once per period, on a thread of the
         sampler: it must return at once. With ``processes`` the driver is asked who holds memory
-        too, which costs it several milliseconds per GPU. Raises ValueError for a period that is out
-        of ``PERIODS_S``.
+        too, which costs it several milliseconds per GPU.
         """
         made = Subscription(self._follow, listener, period_s, processes)
         with self._changed:
@@ -98,12 +87,9 @@ class Sampler:
         return made
 
     def latest(self) -> Snapshot | None:
-        """The last snapshot, at once and from any thread; None before the first.
-
-        Where the driver stalls, the GPUs carry their age, and the problems say so.
-        """
+        """The last snapshot, at once; where the driver stalls, with its age and a Problem."""
         with self._changed:
-            return self._known(self._monotonic())
+            return self._known(self._monotonic())[0]
 
     def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Future[Snapshot]:
         """A snapshot that is at most so many seconds old: the last one, or one that is taken now.
@@ -113,13 +99,12 @@ class Sampler:
         future: Future[Snapshot] = Future()
         future.set_running_or_notify_cancel()
         with self._changed:
-            waiting = _Waiting(future, processes, self._monotonic() - max_age_s)
-            waits = not self.closed and not self._serves(waiting)
-            if waits:
+            waiting = Waiting(future, processes, self._monotonic() - max_age_s)
+            if not self.closed and not self._serves(waiting):
                 self._waiting.append(waiting)
                 self._wake()
-        if not waits:
-            future.set_result(self.latest() or Snapshot(self._clock()))
+                return future
+        future.set_result(self.latest() or Snapshot(self._clock()))
         return future
 
     def close(self) -> None:
@@ -136,23 +121,23 @@ class Sampler:
         if threading.current_thread().name != _KEEPER:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: not self._keeping and (self._asker.busy or not self._asker.alive),
-                    _JOIN_S,
+                    lambda: not self._keeping and (bool(self._call) or not self._asking), _JOIN_S
                 )
 
     def drive(self) -> None:
-        """Do all that is due, here: for a sampler that starts no thread (``start=no_thread``)."""
+        """Do all that is due, here: for a sampler without threads."""
         while True:
             self._deliver()
             with self._changed:
                 self._hand_out()
-            if not self._asker.make():
+            if self._call is None:
                 return
+            self._call()
 
     # Below, what needs the lock to be held says so. Listeners and the source never run under it.
 
     def _follow(self) -> None:
-        """Somebody came, went, or asks for something else."""
+        """Somebody came or went."""
         with self._changed:
             self._watching = [one for one in self._watching if not one.closed]
             period_s = min((one.period_s for one in self._watching), default=math.inf)
@@ -181,16 +166,53 @@ class Sampler:
                 if not self._new:
                     self._changed.wait(self._pause())
 
+    def _ask(self) -> None:
+        """The thread that asks the driver."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._call or not self._keeping)
+                call = self._call
+                if call is None:
+                    self._asking = False
+                    self._changed.notify_all()
+                    return
+            call()
+
+    def _take(self, processes: bool, patience: float, ahead_s: float) -> None:
+        """Take a snapshot, and then read ahead what is expensive and due, for at most so long."""
+        try:
+            snapshot = self._source.take(processes=processes, patience=patience)
+        except Exception as error:  # noqa: BLE001  kept and told, and the next may succeed
+            report_once("taking a snapshot of the GPUs", error)
+            problem = Problem(
+                "snapshot-failed",
+                f"gpumagic could not take a snapshot ({type(error).__name__}: {error})",
+                "report it to gpumagic with this line; it tries again by itself",
+            )
+            snapshot = Snapshot(self._clock(), problems=(problem,))
+        with self._changed:
+            self._snapshot, self._read_at = snapshot, self._called_at
+            self._has_processes, self._new = processes, True
+            self._called_at = self._monotonic()
+            self._changed.notify_all()
+        if ahead_s:
+            try:
+                self._source.chore(processes=processes, seconds=ahead_s)
+            except Exception as error:  # noqa: BLE001  kept; the next tick shows what is wrong
+                report_once("reading the GPUs ahead", error)
+        with self._changed:
+            self._call = None
+            self._changed.notify_all()
+
     def _deliver(self) -> None:
         """Deliver what is new, or that the driver stalls."""
         with self._changed:
             now = self._monotonic()
             new, self._new = self._new, False
-            stalls = self._stalled_for(now) is not None
+            snapshot, stalls = self._known(now)
             # Whoever was told of a stall is told of its end.
             over, self._stalled = new and self._stalled and not stalls, stalls
-            snapshot = self._known(now) if new or stalls else None
-            if snapshot is None:
+            if snapshot is None or not (new or stalls):
                 return
             at = now if stalls else self._at
             turn = [one for one in self._watching if one.has_turn(at, always=over)]
@@ -203,69 +225,71 @@ class Sampler:
         for subscription in turn:
             subscription.deliver(snapshot)
 
-    def _serves(self, one: _Waiting) -> bool:
+    def _serves(self, one: Waiting) -> bool:
         """Lock held; whether the last snapshot is what somebody waits for."""
         return self._read_at >= one.not_before and (self._has_processes or not one.processes)
 
-    def _known(self, now: float) -> Snapshot | None:
+    def _known(self, now: float) -> tuple[Snapshot | None, bool]:
         """Lock held; the last snapshot, with its age and a Problem if the driver stalls."""
-        stalled_s = self._stalled_for(now)
-        if stalled_s is None:
-            return self._snapshot
+        waited = now - self._called_at
+        if not self._call or waited < self._stalled_s:
+            return self._snapshot, False
+        problem = Problem(
+            "stalled",
+            f"NVIDIA's driver has not answered for {waited:.0f} s; what is shown is from before",
+            "wait: waking an idle GPU takes seconds (sudo nvidia-smi -pm 1 keeps it awake); "
+            "if it goes on, see dmesg, and restart the machine",
+        )
         last = self._snapshot or Snapshot(self._clock())
         age = round(now - self._read_at, 1)
         gpus = tuple(replace(gpu, age=age) for gpu in last.gpus)
-        return replace(last, gpus=gpus, problems=(*last.problems, stalled(stalled_s)))
-
-    def _stalled_for(self, now: float) -> float | None:
-        """Lock held; seconds, if a call is overdue."""
-        waited = now - self._asker.began
-        return waited if self._asker.busy and waited >= self._stalled_s else None
+        return replace(last, gpus=gpus, problems=(*last.problems, problem)), True
 
     def _hand_out(self) -> None:
         """Lock held; begin what is due."""
-        if self._asker.busy or not self._needed():
+        if self._call or not self._needed():
             return
         now = self._monotonic()
         ticks = self._pace.tick(now)
-        chores = self._pace.period_s <= _CHORES_UP_TO_S
-        everyone: list[Subscription | _Waiting] = [*self._watching, *self._waiting]
-        processes = any(one.processes for one in everyone)
         if ticks or self._waiting:
             self._at = self._pace.ticked if ticks else now
-            patience = _PATIENCE if chores else _NO_PATIENCE
-            self._asker.hand(partial(self._take, processes, patience), now)
-        elif chores and self._chores_due:
-            self._chores_due = False
-            self._asker.hand(partial(self._chore, processes, self._pace.period_s / 2), now)
+            processes = any(one.processes for one in self._watching)
+            processes = processes or any(one.processes for one in self._waiting)
+            patience, ahead_s = _NO_PATIENCE, 0.0
+            if self._pace.period_s <= _CHORES_UP_TO_S:
+                patience, ahead_s = _PATIENCE, self._pace.period_s / 2
+            self._call = partial(self._take, processes, patience, ahead_s)
+            self._called_at = now
+            self._asking = self._asking or self._start("gpumagic-asker", self._ask)
+            self._changed.notify_all()
+
+    def _start(self, name: str, run: Callable[[], None]) -> bool:
+        """Whether something runs it now."""
+        if self._threads:
+            # No executor's: a driver that never answers would keep the process from ending.
+            threading.Thread(target=run, name=name, daemon=True).start()
+        return self._threads
 
     def _pause(self) -> float | None:
         """Lock held."""
         now = self._monotonic()
-        if not self._asker.busy:
+        if not self._call:
             return self._pace.pause(now)
-        left = self._asker.began + self._stalled_s - now
+        left = self._called_at + self._stalled_s - now
         return left if left > 0 else min(self._pace.period_s, self._stalled_s)
-
-    def _take(self, processes: bool, patience: float) -> Callable[[], None]:
-        snapshot = self._source.take(processes, patience)
-
-        def end() -> None:
-            self._snapshot, self._read_at = snapshot, self._asker.began
-            self._has_processes = processes
-            self._new = self._chores_due = True
-
-        return end
-
-    def _chore(self, processes: bool, seconds: float) -> Callable[[], None]:
-        self._source.chore(processes, seconds)
-        return lambda: None
 
 
 _live: weakref.WeakSet[Sampler] = weakref.WeakSet()
 
 
+@cache
+def shared_sampler() -> Sampler:
+    """This process's sampler; the child of a fork makes its own."""
+    return Sampler()
+
+
 def _after_fork() -> None:
+    shared_sampler.cache_clear()
     # The threads are the parent's, and its locks may be held for ever.
     for inherited in list(_live):
         inherited._begin()

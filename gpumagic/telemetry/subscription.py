@@ -1,11 +1,15 @@
-"""Hold what one subscriber asks of the sampler: how often, and whether it wants processes."""
+"""Hold what each one asks of the sampler, and compute when ticks are due."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import lru_cache
+from typing import NamedTuple
 
-from gpumagic.telemetry.report_once import report_once
+from gpumagic import faults
 from gpumagic.telemetry.snapshot import Snapshot
 
 PERIODS_S = (0.25, 60.0)
@@ -13,15 +17,13 @@ PERIODS_S = (0.25, 60.0)
 
 # A tick that comes so much of a period early is one's own.
 _TOLERANCE = 0.1
+_log = logging.getLogger(__name__)
 
 Listener = Callable[[Snapshot], None]
 
 
 class Subscription:
-    """What :meth:`Sampler.subscribe` returns; closed at the end of a ``with`` block.
-
-    ``follow`` is called when it has changed.
-    """
+    """What :meth:`Sampler.subscribe` returns; closed at the end of a ``with`` block."""
 
     def __init__(
         self,
@@ -30,20 +32,15 @@ class Subscription:
         period_s: float,
         processes: bool,
     ) -> None:
+        least, greatest = PERIODS_S
+        if not least <= period_s <= greatest:
+            raise ValueError(f"a period of {period_s} s; from {least} to {greatest} s is possible")
         self._follow = follow
-        self.listener = listener
-        self.period_s = checked(period_s)
+        self._listener = listener
+        self.period_s = float(period_s)
         self.processes = processes
         self.closed = False
         self._delivered_at = -math.inf
-
-    def change(self, *, period_s: float | None = None, processes: bool | None = None) -> None:
-        """Ask for another period, or for processes, from now on; ValueError if out of bounds."""
-        if period_s is not None:
-            self.period_s = checked(period_s)
-        if processes is not None:
-            self.processes = processes
-        self._follow()
 
     def close(self) -> None:
         """Watch no more. Any thread may, as often as it likes, also from within the listener."""
@@ -60,10 +57,10 @@ class Subscription:
 
     def deliver(self, snapshot: Snapshot) -> None:
         """Call the listener; one that fails must not cost the others theirs."""
-        if self.listener is None or self.closed:
+        if self._listener is None or self.closed:
             return
         try:
-            self.listener(snapshot)
+            self._listener(snapshot)
         except Exception as error:  # noqa: BLE001  kept, and logged once
             report_once("calling a listener of the GPU monitor", error)
 
@@ -74,9 +71,49 @@ class Subscription:
         self.close()
 
 
-def checked(period_s: float) -> float:
-    """The period, if it is within bounds."""
-    least, greatest = PERIODS_S
-    if not least <= period_s <= greatest:
-        raise ValueError(f"a period of {period_s} s; from {least} to {greatest} s is possible")
-    return float(period_s)
+class Waiting(NamedTuple):
+    """One who waits for a single snapshot, read at this moment or later."""
+
+    future: Future[Snapshot]
+    processes: bool
+    not_before: float
+
+
+class Pace:
+    """When ticks are due: on a grid of the period, without drift and without bursts.
+
+    All moments in seconds of one monotonic clock; ``ticked`` is the last tick's, on the grid.
+    """
+
+    def __init__(self) -> None:
+        self.period_s = math.inf
+        self.ticked = self._due = -math.inf
+
+    def set_period(self, period_s: float, now: float) -> None:
+        """Go on at another period, counted from the last tick."""
+        if period_s != self.period_s:
+            self.period_s = period_s
+            self._due = max(self.ticked + period_s, now)
+
+    def tick(self, now: float) -> bool:
+        """Whether a tick is due; it then counts as made, on the grid however late it comes."""
+        if now < self._due or math.isinf(self.period_s):
+            return False
+        self.ticked = self._due + (now - self._due) // self.period_s * self.period_s
+        self._due = self.ticked + self.period_s
+        return True
+
+    def pause(self, now: float) -> float | None:
+        """Seconds until the next tick; None where none ever is."""
+        return None if math.isinf(self.period_s) else max(self._due - now, 0.0)
+
+
+def report_once(doing: str, error: Exception) -> None:
+    """Keep a fault of the monitor for the doctor; what comes at each tick is logged once."""
+    faults.keep(doing, error)
+    _warn(f"gpumagic failed while {doing}: {error!r}")
+
+
+@lru_cache(64)
+def _warn(text: str) -> None:
+    _log.warning(text)

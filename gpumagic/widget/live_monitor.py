@@ -23,8 +23,7 @@ from traitlets import Dict, Float, List, Unicode
 from gpumagic.errors import GpuError
 from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.measurements import Board, board
-from gpumagic.telemetry.sampler import Sampler
-from gpumagic.telemetry.shared_sampler import sampler as shared_sampler
+from gpumagic.telemetry.sampler import Sampler, shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.telemetry.subscription import PERIODS_S
 from gpumagic.widget.audience import Audience

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gpumagic.telemetry.cell_runs import CellRun, CellRuns
+from gpumagic.telemetry.history import CellRun, CellRuns
 
 KEPT = 200
 _numbers = itertools.count()

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpumagic.server.routes import routes
 from gpumagic.telemetry import GpuSample, ProcessSample, Snapshot
-from gpumagic.telemetry.cell_runs import CellRun
+from gpumagic.telemetry.history import CellRun
 
 GIB = 2**30
 GETS = ("snapshot", "history", "doctor", "metrics", "export.csv")

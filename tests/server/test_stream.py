@@ -13,7 +13,7 @@ import pytest
 from waiting import ANSWER_S, becomes
 
 from gpumagic.telemetry import GpuSample, ProcessSample
-from gpumagic.telemetry.cell_runs import CellRun
+from gpumagic.telemetry.history import CellRun
 
 MIB = 2**20
 

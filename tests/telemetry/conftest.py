@@ -27,7 +27,6 @@ def machine(**changes):
 _WATCH = """
 from dataclasses import asdict
 from gpumagic.nvml import Nvml
-from gpumagic.telemetry.asker import no_thread
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.sampler import Sampler
@@ -35,7 +34,7 @@ now = [0.0]
 clock, unix = (lambda: now[0]), (lambda: 1e9 + now[0])
 door = Nvml(clock=clock)
 collector = Collector(NvmlSource(lambda: door, unix, clock), here=None, clock=unix, monotonic=clock)
-sampler = Sampler(collector, clock=unix, monotonic=clock, start=no_thread)
+sampler = Sampler(collector, clock=unix, monotonic=clock, threads=False)
 subscription = sampler.subscribe(processes=True)
 def look(seconds=1):
     for _ in range(seconds):

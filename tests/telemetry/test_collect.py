@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,7 @@ import pytest
 
 from gpumagic.device import Device
 from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect
-from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.host import CpuSource
+from gpumagic.telemetry.collect import Collector, read_host
 from gpumagic.telemetry.owners import Owner, Owners
 from gpumagic.telemetry.virtual_state import VirtualFacts, VirtualState
 
@@ -35,11 +35,12 @@ def collector(
         problems=lambda: list(problems),
         driver=lambda: "580",
     )
-    cpu: Any = SimpleNamespace(host=lambda: Host("box"))
     owners: Any = SimpleNamespace(
         look_up=lambda pids: {pid: Owner("ada", "python3", "a.ipynb", 9.0) for pid in pids}
     )
-    return Collector(nvml, cpu, owners, lambda: states, lambda: here, lambda: 17.0)
+    return Collector(
+        nvml, owners, lambda: states, lambda: here, lambda: 17.0, host=lambda: Host("box")
+    )
 
 
 def test_no_gpu_is_one_problem_that_offers_virtual_ones() -> None:
@@ -136,8 +137,11 @@ def test_this_machine_as_it_is() -> None:
 
 
 def test_the_first_share_of_cpu_time_is_not_known_and_never_a_made_up_zero() -> None:
-    source = CpuSource()
-    first, second = source.host(), source.host()
+    found: list[Host] = []
+    thread = threading.Thread(target=lambda: found.extend((read_host(), read_host())))
+    thread.start()
+    thread.join()
+    first, second = found
     assert first.cpu_utilization is None
     assert second.cpu_utilization is not None
     assert first.memory_total == psutil.virtual_memory().total
@@ -184,9 +188,8 @@ def test_a_patient_look_at_the_owners_is_made_by_a_chore() -> None:
         driver=lambda: "580",
         chore=lambda processes, seconds: None,
     )
-    cpu: Any = SimpleNamespace(host=lambda: Host("box"))
     owners: Any = SimpleNamespace(look_up=look_up)
-    made = Collector(nvml, cpu, owners, tuple, None, monotonic=lambda: now[0])
+    made = Collector(nvml, owners, tuple, None, monotonic=lambda: now[0])
 
     def tick() -> None:
         (*_, last) = made.take(patience=2.0).processes

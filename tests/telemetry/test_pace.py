@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.telemetry.pace import Pace
+from gpumagic.telemetry.subscription import Pace
 
 
 def test_nobody_asks() -> None:

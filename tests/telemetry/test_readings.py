@@ -108,9 +108,9 @@ print(json.dumps(seen))
 def test_each_thing_is_asked_as_often_as_its_kind_needs(stand_in: Any) -> None:
     program = """
 look(31)
-subscription.change(processes=False)
-look(30)
-subscription.close()
+with sampler.subscribe():
+    subscription.close()
+    look(30)
 look(1000)
 print("null")
 """
@@ -129,7 +129,8 @@ print("null")
 
 def test_a_slow_pace_reads_what_it_tells(stand_in: Any) -> None:
     program = """
-subscription.change(period_s=60)
+subscription.close()
+subscription = sampler.subscribe(period_s=60, processes=True)
 look()
 machine(gpu__0__temp=77, gpu__0__compute="5:5,6:6", gpu__0__energy=1000)
 now[0] = 60

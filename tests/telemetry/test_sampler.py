@@ -9,7 +9,6 @@ import pytest
 
 from gpumagic import faults
 from gpumagic.telemetry import GpuSample, Snapshot
-from gpumagic.telemetry.asker import no_thread
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.subscription import PERIODS_S
 
@@ -22,7 +21,7 @@ class Machine:
         self.asked: list[tuple[float, bool]] = []
         self.chores: list[float] = []
         self.error: Exception | None = None
-        self.sampler = Sampler(self, clock=self.clock, monotonic=lambda: self.now, start=no_thread)
+        self.sampler = Sampler(self, clock=self.clock, monotonic=lambda: self.now, threads=False)
 
     def clock(self) -> float:
         return 1000.0 + self.now
@@ -94,14 +93,15 @@ def test_the_fastest_period_wins_and_each_is_told_at_its_own(machine: Machine) -
 
 
 def test_a_changed_mind(machine: Machine) -> None:
-    subscription = machine.sampler.subscribe(period_s=60)
-    machine.run(3)
-    assert machine.asked == [(0, False)]
-    subscription.change(period_s=1, processes=True)
+    with machine.sampler.subscribe(period_s=60):
+        machine.run(3)
+        assert machine.asked == [(0, False)]
+        impatient = machine.sampler.subscribe(period_s=1, processes=True)
     machine.run(2)
     assert machine.asked[1:] == [(3, True), (4, True), (5, True)]
-    subscription.change(processes=False)
-    machine.run(1)
+    with machine.sampler.subscribe(period_s=1):
+        impatient.close()
+        machine.run(1)
     assert machine.asked[-1] == (6, False)
 
 
@@ -117,10 +117,6 @@ def test_processes_are_asked_while_one_wants_them(machine: Machine) -> None:
 def test_periods_are_bounded(machine: Machine, period: float) -> None:
     with pytest.raises(ValueError, match=r"from 0\.25 to 60\.0 s"):
         machine.sampler.subscribe(period_s=period)
-    subscription = machine.sampler.subscribe()
-    with pytest.raises(ValueError, match=r"from 0\.25 to 60\.0 s"):
-        subscription.change(period_s=period)
-    assert subscription.period_s == 1.0
     assert PERIODS_S == (0.25, 60.0)
 
 
@@ -181,11 +177,11 @@ def test_a_source_that_fails_is_a_problem_and_recovers(
 
 
 def test_chores_are_done_after_each_tick_at_a_fast_pace(machine: Machine) -> None:
-    subscription = machine.sampler.subscribe()
-    machine.run(1.9)
+    with machine.sampler.subscribe():
+        machine.run(1.9)
     assert machine.chores == machine.times == [0, 1]
     assert machine.patience > 1
-    subscription.change(period_s=10)
+    machine.sampler.subscribe(period_s=10)
     machine.run(30)
     assert machine.chores == [0, 1]
     assert machine.patience < 1, "what is not read ahead is read in the tick"

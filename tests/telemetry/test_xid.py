@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpumagic.telemetry import GpuSample
-from gpumagic.telemetry.xid import XidLog
+from gpumagic.telemetry.nvml_source import XidLog
 
 GPU = GpuSample("GPU-1", "H100", 3)
 

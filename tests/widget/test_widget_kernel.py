@@ -93,14 +93,14 @@ def test_a_view_speaks_over_the_wire(kernel):
 
 def test_two_hundred_in_a_kernel_leave_no_thread_comm_or_hook(kernel):
     code = (
-        "import comm, gc\nfrom gpumagic.telemetry.shared_sampler import sampler\n"
+        "import comm, gc\nfrom gpumagic.telemetry.sampler import shared_sampler\n"
         "def count():\n"
         "    gc.collect()\n"
         "    for thread in threading.enumerate():\n"
         "        if thread.name.startswith('gpumagic'): thread.join(10)\n"
         "    hooks = sum(map(len, get_ipython().events.callbacks.values()))\n"
         "    return (threading.active_count(), len(comm.get_comm_manager().comms), hooks,\n"
-        "            bool(sampler()._watching))\n"
+        "            bool(shared_sampler()._watching))\n"
         "m = monitor(); m.close(); del m; before = count()\n"
         "for _ in range(200): m = monitor(); m.close()\n"
         "del m; after = count(); assert before == after, (before, after)"
