@@ -61,13 +61,13 @@ class Timed:
         what was finished has been shown and bound.
         """
         timing = _engine("%%gputime")
-        from gpumagic.timing.ask import sweep as sweeping
+        from gpumagic.magics.sweep_option import parse
 
         namespace = self._shell.user_ns
         if scope is not None and scope is not namespace:
             namespace = {**namespace, **scope}
         against = _earlier(request.against, namespace, timing.last_comparison())
-        sweep = sweeping.parse(request.sweep, namespace) if request.sweep else None
+        sweep = parse(request.sweep, namespace) if request.sweep else None
         code, raw = self._shell.transform_cell(text), text
         setup = self._shell.transform_cell(request.setup) if request.setup else ""
         _check(code, text, magic, setup)
