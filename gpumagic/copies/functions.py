@@ -17,20 +17,11 @@ from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
 from gpumagic.copies import shared_objects
 from gpumagic.copies.originals import Originals
+from gpumagic.usercode.compile import own_code
 from gpumagic.usercode.variables import globals_of
 
 # With one of these a function can reach any variable by its name in a text.
 _BY_NAME = {"eval", "exec", "globals", "vars", "locals", "get_ipython"}
-
-
-def own_code(code: types.CodeType) -> types.CodeType:
-    """The same code as an object of its own, with that of the functions which it defines.
-
-    torch.compile keeps what it makes with the code, and writes its names into the globals of the
-    function that it met first: any other with the same code would look for them in vain.
-    """
-    consts = (own_code(c) if isinstance(c, types.CodeType) else c for c in code.co_consts)
-    return code.replace(co_consts=tuple(consts))
 
 
 def reduce_function(originals: Originals, function: types.FunctionType) -> Any:

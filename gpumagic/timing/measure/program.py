@@ -6,7 +6,6 @@ refuses at the top of a cell (`return`, `yield`) it refuses here.
 """
 
 from __future__ import annotations
-import __future__ as future
 
 import ast
 import hashlib
@@ -18,15 +17,13 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
-from gpumagic.copies.functions import own_code
 from gpumagic.errors import GpuError
-from gpumagic.usercode.compile import awaits, compile_cell
+from gpumagic.usercode.compile import awaits, compile_cell, looped, own_code
 from gpumagic.usercode.names import names_read
 from gpumagic.usercode.variables import variables_read
 
-# No names that code can say, so that none of the user's is hidden.
-_RUNS, _RUN, FUNCTION = ".runs", ".run", ".function"
-_FUTURES = sum({getattr(future, name).compiler_flag for name in future.all_feature_names})
+# No name that code can say, so that none of the user's is hidden.
+FUNCTION = ".function"
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 _NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 
@@ -89,8 +86,6 @@ def program(
         tree = ast.parse("f()", name)
         tree.body[0].value.func.id = FUNCTION  # type: ignore[attr-defined]
         text = text or _text_of(code)
-    # As a cell first: a function would take what a cell may not say.
-    once = compile_cell(tree, name)
     return Program(
         text=text,
         filename=name if function is None else _file_of(function) or name,
@@ -98,8 +93,9 @@ def program(
         assigned=tuple(s.get_name() for s in assigned if s.is_assigned() or s.is_declared_global()),
         function=function,
         _setup=compile(before, named, "exec", dont_inherit=True),
-        _once=once,
-        _loop=_looped(tree, name, once[0].co_flags & _FUTURES, [s.get_name() for s in assigned]),
+        # As a cell first: a function would take what a cell may not say.
+        _once=compile_cell(tree, name),
+        _loop=looped(tree, name, [s.get_name() for s in assigned]),
     )
 
 
@@ -133,57 +129,6 @@ def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
     module = str(getattr(inspect.unwrap(function), "__module__", "__main__"))
     found = variables_read([FUNCTION], {**namespace, FUNCTION: function}, module)
     return [name for name, _ in found if name in namespace]
-
-
-def _looped(tree: ast.Module, filename: str, flags: int, names: list[str]) -> CodeType:
-    """A function that runs the statements in a loop; `names` are global in it."""
-    body = [_Plain().visit(node) for node in tree.body if not _is_future(node)] or [ast.Pass()]
-    loop = ast.For(ast.Name(_RUN, ast.Store()), ast.Name(_RUNS, ast.Load()), body, [])
-    module = ast.parse("def f(): pass")
-    made = module.body[0]
-    assert isinstance(made, ast.FunctionDef)
-    # Tracebacks show it as the cell that it is.
-    made.name, made.args.args = "<module>", [ast.arg(_RUNS)]
-    made.body = [ast.Global(names), loop] if names else [loop]
-    for node in [made, *made.body]:
-        ast.copy_location(node, body[0])
-    # A module's code begins at its file's first line, from where IPython counts.
-    made.lineno = 1
-    ast.fix_missing_locations(module)
-    code = compile(module, filename, "exec", flags=flags, dont_inherit=True)
-    return next(c for c in code.co_consts if isinstance(c, CodeType))
-
-
-def _is_future(node: ast.stmt) -> bool:
-    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
-
-
-class _Plain(ast.NodeTransformer):
-    """Says for a function what the top of a cell says of its variables, which are global.
-
-    A function may not annotate those, and `exec`, `eval`, `locals` and `vars` would not find them.
-    """
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        name = node.func.id if isinstance(node.func, ast.Name) else None
-        space = ast.copy_location(ast.Name("globals", ast.Load()), node)
-        if name in ("locals", "vars") and not node.args:
-            node.func = space
-        elif name in ("exec", "eval") and len(node.args) == 1 and not node.keywords:
-            node.args.append(ast.copy_location(ast.Call(space, [], []), node))
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        if not isinstance(node.target, ast.Name):
-            return node
-        plain = ast.Pass() if node.value is None else ast.Assign([node.target], node.value)
-        return ast.copy_location(plain, node)
-
-    def _leave(self, node: ast.AST) -> ast.AST:
-        return node
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave
 
 
 def _remember(code: str) -> str:
