@@ -9,6 +9,8 @@ INSTALL = $(BIN)/$(PIP_INSTALL) -e
 # .venv brings a Node.js of its own, for machines that have none.
 NPM = PATH="$(CURDIR)/$(BIN):$$PATH" npm
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest
+# One more than processors: the tests in a browser mostly wait.
+PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist worksteal
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
 .PHONY: demo test check suite slow lab screenshots benchmark wheel test-wheel cuda-build clean
@@ -27,11 +29,11 @@ check: .venv/test  ## lint and types
 suite: .venv/test  ## the tests
 	$(NPM) test --silent
 	$(BIN)/python tests/browser/chromium.py --install
-	$(PYTEST) -n auto --dist worksteal -m "not slow"
+	$(PYTEST) $(PARALLEL) -m "not slow"
 
 slow: .venv/test  ## the tests that take minutes, and thousands of examples for those of properties
-	$(PYTEST) -n auto --dist worksteal -m slow
-	$(PYTEST) -n auto --dist worksteal -m "not slow" --hypothesis-profile=thorough --timeout=3600 \
+	$(PYTEST) $(PARALLEL) -m slow
+	$(PYTEST) $(PARALLEL) -m "not slow" --hypothesis-profile=thorough --timeout=3600 \
 		--ignore tests/browser
 
 lab: .venv/lab  ## JupyterLab on the quickstart
