@@ -50,7 +50,7 @@ def browser():
 
 @pytest.fixture(scope="package")
 def context(browser):
-    """One for all pages: a page that finds JupyterLab's compiled code loads in a fifth of the time."""
+    """One for all pages: one that finds JupyterLab compiled loads in a fifth of the time."""
     made = browser.new_context(viewport={"width": 1200, "height": 900})
     made.set_default_timeout(WAIT_MS)
     yield made
