@@ -14,8 +14,9 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 from torch import Tensor
 
-from gpumagic.copies import functions, instances, shared_objects
+from gpumagic.copies import shared_objects
 from gpumagic.copies.originals import Originals
+from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance
 from gpumagic.copies.storages import Blocks
 from gpumagic.moving.find_tensors import own_attributes
 
@@ -74,15 +75,13 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         kind = type(value)
         if issubclass(kind, Tensor):
             return self._reduce_tensor(value, kind)
-        reduce = functions.REDUCERS.get(kind) or instances.REDUCERS.get(kind)
-        if reduce is None and issubclass(kind, type):
-            reduce = functions.reduce_class
+        reduce = REDUCERS.get(kind, reduce_class if issubclass(kind, type) else None)
         if reduce is not None:
             return reduce(self.originals, value)
         shared_objects.refuse(value, kind)
         if shared_objects.is_array(value, kind):
             return self.blocks.array, (self.blocks.add(value),)
-        return instances.reduce_instance(self.originals, value, kind)
+        return reduce_instance(self.originals, value, kind)
 
     def _reduce_tensor(self, tensor: Tensor, kind: type) -> Any:
         with torch._C.DisableTorchFunctionSubclass():

@@ -34,7 +34,7 @@ class Originals:
         self._spaces = {id(namespace): (namespace, fresh)}
         self._table: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._made: dict[int, Any] = {}
+        self.copies: dict[int, Any] = {}
         self._ours: dict[type, bool] = {}
         self._kinds: dict[type, tuple[bool, bool, frozenset[int]]] = {}
 
@@ -54,11 +54,9 @@ class Originals:
             self._table.append(value)
         return number
 
-    def once(self, number: int, make: Callable[[], Any]) -> Any:
-        """What `make` gave the first time: a cycle makes a pickle build an object twice."""
-        if number not in self._made:
-            self._made[number] = make()
-        return self._made[number]
+    def anew(self, original: Any, make: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
+        """What a pickle calls for a copy: ``make(original, *args)``."""
+        return _once, (self, self.number(original), make, *args)
 
     # -- what is the notebook's
     def space(self, original: dict[str, Any]) -> dict[str, Any]:
@@ -128,6 +126,13 @@ class Originals:
             name = shared_objects.with_article(kind.__name__)
             self.notes[f"{name} is shared with the notebook, not copied"] = None
         return True
+
+
+def _once(originals: Originals, number: int, make: Callable[..., Any], *args: Any) -> Any:
+    """What `make` gave the first time: a cycle makes a pickle build an object twice."""
+    if number not in originals.copies:
+        originals.copies[number] = make(originals[number], *args)
+    return originals.copies[number]
 
 
 def _is_library_function(function: types.FunctionType) -> bool:

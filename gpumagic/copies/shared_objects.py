@@ -22,7 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 CACHED = type(functools.lru_cache(str))
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
-WEAK_DICTS = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 
 MADE_IN_PYTHON = 1 << 9
 """Py_TPFLAGS_HEAPTYPE, among a class's flags."""

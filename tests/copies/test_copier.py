@@ -14,6 +14,12 @@ PROGRAMS = {
         "up(); up(); out = get()",
         2,
     ),
+    "a closure that holds None": (
+        "def remember():\n    last = None\n    def see(x):\n        nonlocal last\n"
+        "        before, last = last, x\n        return before\n    return see\nsee = remember()",
+        "out = see(1), see(2)",
+        (None, 1),
+    ),
     "super and properties": (
         "class A:\n    def __init__(self): self.v = [1]\n    def go(self): return self.v\n"
         "class B(A):\n    def go(self): super().go().append(2); return self.v\n"

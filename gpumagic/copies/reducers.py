@@ -1,0 +1,270 @@
+"""Make the notebook's functions, classes and objects anew, without calling its own methods.
+
+A copy of a function has the same code and copies as its globals, closure and defaults; a copy of a
+class has copies of the methods. No `__init_subclass__` and no metaclass of the notebook runs again.
+"""
+
+import abc
+import copy
+import enum
+import functools
+import re
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from cloudpickle import cloudpickle  # type: ignore[import-untyped]
+from torch import nn
+
+from gpumagic.copies import shared_objects
+from gpumagic.copies.originals import Originals
+from gpumagic.moving.find_tensors import own_attributes
+from gpumagic.usercode.compile import own_code
+from gpumagic.usercode.variables import globals_of
+
+# With one of these a function can reach any variable by its name in a text.
+_BY_NAME = {"eval", "exec", "globals", "vars", "locals", "get_ipython"}
+
+
+# -- functions
+def _reduce_function(originals: Originals, function: types.FunctionType) -> Any:
+    read = _read_by(function) if originals.is_notebooks(function) else {}
+    if function.__globals__ is originals.namespace:
+        originals.met.update(read)
+    anew = originals.anew(function, _new_function, originals, function.__closure__)
+    state = (function.__defaults__, function.__kwdefaults__, vars(function), read)
+    return *anew, state, None, None, _set_function
+
+
+def _read_by(function: types.FunctionType) -> dict[str, Any]:
+    names = set(globals_of(function.__code__))
+    if names & _BY_NAME:
+        names |= set(_words(function.__code__))
+    space = function.__globals__
+    return {name: space[name] for name in names if name in space and name != "__builtins__"}
+
+
+def _words(code: types.CodeType) -> Iterator[str]:
+    """The names in the texts of a function."""
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield from re.findall(r"\w+", constant)
+        elif isinstance(constant, types.CodeType):
+            yield from _words(constant)
+
+
+def _new_function(old: types.FunctionType, originals: Originals, cells: Any) -> Any:
+    space = originals.space(old.__globals__)
+    code = old.__code__ if space is old.__globals__ else own_code(old.__code__)
+    new = types.FunctionType(code, space, old.__name__, None, cells)
+    new.__qualname__, new.__doc__ = old.__qualname__, old.__doc__
+    new.__module__ = old.__module__
+    for name in ("__annotate__", "__type_params__"):
+        if getattr(old, name, None):
+            setattr(new, name, getattr(old, name))
+    if sys.version_info < (3, 14):
+        new.__annotations__ = dict(old.__annotations__)
+    return new
+
+
+def _set_function(function: types.FunctionType, state: Any) -> None:
+    function.__defaults__, function.__kwdefaults__, held, read = state
+    vars(function).update(held)
+    if read:
+        function.__globals__.update(read)
+
+
+def _reduce_cell(originals: Originals, cell: types.CellType) -> Any:
+    anew = originals.anew(cell, lambda old: types.CellType())
+    try:
+        contents = cell.cell_contents
+    except ValueError:  # not bound yet
+        return anew
+    originals.met[f"(closure {len(originals.met)})"] = contents
+    return *anew, (contents,), None, None, _set_cell
+
+
+def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
+    (cell.cell_contents,) = state
+
+
+def _reduce_cached(originals: Originals, cached: Any) -> Any:
+    held = dict(vars(cached))
+    originals.notes[f"{cached.__name__}: copied with an empty cache"] = None
+    anew = originals.anew(cached, _new_cached, held.pop("__wrapped__"))
+    return *anew, held, None, None, _set_attributes
+
+
+def _new_cached(old: Any, function: Any) -> Any:
+    return functools.lru_cache(**old.cache_parameters())(function)
+
+
+def _set_attributes(value: Any, held: dict[str, Any]) -> None:
+    vars(value).update(held)
+
+
+# -- classes
+def reduce_class(originals: Originals, kind: type) -> Any:
+    """How a pickle makes a class anew."""
+    if issubclass(kind, enum.Enum):
+        make, args, *rest = cloudpickle._dynamic_class_reduce(kind)
+        # cloudpickle hands back the original class to who passes its identity.
+        identity = cloudpickle._get_or_create_tracker_id(kind)
+        args = tuple(None if a == identity else a for a in args)
+        return *originals.anew(kind, _new_enum, make, *args), *rest
+    held = {
+        name: item
+        for name, item in vars(kind).items()
+        if name not in ("__module__", "__qualname__", "__slots__", "_abc_impl")
+        and getattr(item, "__objclass__", None) is not kind  # what type.__new__ makes by itself
+    }
+    registered = []
+    if "_abc_impl" in vars(kind):
+        references = abc._get_dump(kind)[0]  # type: ignore[attr-defined]
+        registered = [r() for r in references if r() is not None]
+    anew = originals.anew(kind, _new_class, originals, type(kind), kind.__bases__)
+    return *anew, (originals, held, registered), None, None, _set_class
+
+
+def _new_enum(old: type, make: Callable[..., type], *args: Any) -> type:
+    return make(*args)
+
+
+def _new_class(old: type, originals: Originals, meta: Any, bases: tuple[type, ...]) -> Any:
+    space = {"__module__": old.__module__, "__qualname__": old.__qualname__}
+    for name in ("__slots__", "__orig_bases__"):  # what type.__new__ and Generic ask for
+        if name in vars(old):
+            space[name] = vars(old)[name]
+    maker: Any = next(m for m in meta.__mro__ if not originals.is_ours(m) and "__new__" in vars(m))
+    return maker.__new__(meta, old.__name__, bases, space)
+
+
+def _set_class(kind: type, state: Any) -> None:
+    originals, held, registered = state
+    for name, item in held.items():
+        if name == "__init_subclass__":
+            originals.later.append(functools.partial(type.__setattr__, kind, name, item))
+        else:
+            type.__setattr__(kind, name, item)
+    for subclass in registered:
+        abc.ABCMeta.register(kind, subclass)  # type: ignore[arg-type]
+
+
+# -- other objects
+# Read by the base's own methods: those of the notebook are not called.
+_ITEMS: dict[type, Callable[[Any], Any]] = {
+    object: lambda value: None,
+    list: lambda value: list(list.__iter__(value)),
+    set: lambda value: list(set.__iter__(value)),
+    dict: lambda value: dict(dict.items(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    frozenset: lambda value: tuple(frozenset.__iter__(value)),
+}
+
+
+def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
+    """How a pickle makes an object anew; NotImplemented for its class's own way."""
+    if shared_objects.is_generator(kind):
+        return originals.anew(value, _new_generator)
+    if issubclass(kind, torch.jit.ScriptModule):
+        return _reduce_script(originals, value)
+    base, held = shared_objects.solid_base(kind), own_attributes(value)
+    given: tuple[Any, ...] = ()
+    slots: dict[tuple[type, str], Any] = {}
+    items, ours = None, originals.is_ours(kind)
+    if issubclass(kind, torch.utils.data.DataLoader):
+        # Its running workers are the notebook's; a copy starts its own.
+        base, held = object, {**held, "_iterator": None}
+    elif issubclass(kind, BaseException):
+        given = value.args
+    elif base in _ITEMS and shared_objects.by_attributes(kind, ours):
+        slots, items = shared_objects.slots_of(value), _ITEMS[base](value)
+        if base in (tuple, frozenset):
+            given, items = (items,), None
+    else:
+        if ours and "__slotnames__" not in vars(kind):
+            originals.marked.append(kind)  # object.__reduce_ex__ keeps these names in the class
+        return NotImplemented
+    anew = originals.anew(value, _new_instance, kind, base, *given)
+    return *anew, (originals, held, slots, items), None, None, _set_instance
+
+
+def _new_instance(old: Any, kind: type, base: Any, *args: Any) -> Any:
+    return base.__new__(kind, *args)
+
+
+def _set_instance(value: Any, state: Any) -> None:
+    originals, held, slots, items = state
+    if items is not None:
+        base: Any = shared_objects.solid_base(type(value))
+        (list.extend if base is list else base.update)(value, items)
+    if held:
+        object.__getattribute__(value, "__dict__").update(held)
+    for (owner, name), item in slots.items():
+        vars(owner)[name].__set__(value, item)
+    if issubclass(type(value), nn.RNNBase):
+        # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
+        originals.later.append(value.flatten_parameters)
+
+
+def _new_generator(old: torch.Generator) -> torch.Generator:
+    made = torch.Generator(old.device)
+    made.set_state(old.get_state())
+    return made
+
+
+def _reduce_script(originals: Originals, module: Any) -> Any:
+    held = [
+        (path, [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
+        for path, part in module.named_modules()
+    ]
+    return originals.anew(module, _new_script, held)
+
+
+def _new_script(old: Any, held: Any) -> Any:
+    made = copy.deepcopy(old)  # compiled code has no other copy
+    parts = dict(made.named_modules())
+    for path, tensors in held:
+        for name, tensor in tensors:
+            parts[path]._c.setattr(name, tensor)
+    return made
+
+
+def _reduce_reference(originals: Originals, reference: Any) -> Any:
+    target, callback = reference(), reference.__callback__
+    return originals.anew(reference, _new_reference, originals, target, callback)
+
+
+def _new_reference(old: Any, originals: Originals, target: Any, callback: Any) -> Any:
+    originals.alive.append(target)
+    return old if target is None else weakref.ref(target, callback)
+
+
+def _reduce_weak(originals: Originals, value: Any) -> Any:
+    items = list(value if isinstance(value, weakref.WeakSet) else value.items())
+    return type(value), (), (originals, items), None, None, _set_weak
+
+
+def _set_weak(made: Any, state: Any) -> None:
+    originals, items = state
+    originals.alive.append(items)
+    made.update(items)
+
+
+def _reduce_lock(originals: Originals, lock: Any) -> Any:
+    shared_objects.refuse(lock, type(lock))
+    return (threading.Lock if type(lock) is shared_objects.LOCKS[0] else threading.RLock), ()
+
+
+REDUCERS: dict[type, Callable[[Originals, Any], Any]] = {
+    types.FunctionType: _reduce_function,
+    types.CellType: _reduce_cell,
+    shared_objects.CACHED: _reduce_cached,
+    weakref.ref: _reduce_reference,
+    **dict.fromkeys(shared_objects.WEAK, _reduce_weak),
+    **dict.fromkeys(shared_objects.LOCKS, _reduce_lock),
+}
