@@ -9,8 +9,7 @@ from jupyter_server.extension.application import ExtensionApp
 from gpumagic.server.hub import Hub
 from gpumagic.server.kernel_cells import KernelCells
 from gpumagic.server.notebooks import KernelTable
-from gpumagic.server.routes import routes
-from gpumagic.server.stream import HUB
+from gpumagic.server.routes import HUB, routes
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.owners import Owners
 from gpumagic.telemetry.sampler import Sampler

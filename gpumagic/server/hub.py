@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from gpumagic import faults
-from gpumagic.server.aside import aside
+from gpumagic.server.client import Outbox, Want
 from gpumagic.server.kernel_cells import KernelCells
 from gpumagic.server.notebooks import KernelTable
-from gpumagic.server.outbox import Outbox
-from gpumagic.server.wants import Want
 from gpumagic.telemetry.doctor import Check, Doctor
-from gpumagic.telemetry.history import CellRun
 from gpumagic.telemetry.owners import Owner, Owners
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Problem, Snapshot
@@ -29,6 +28,27 @@ from gpumagic.telemetry.subscription import Subscription, report_once
 # So many clients are told without a pause; each costs some 50 µs.
 _GROUP = 4
 _YOUNG_S = 2.0
+
+T = TypeVar("T")
+
+
+def aside(function: Callable[[], T]) -> asyncio.Future[T]:
+    """Run what may block on a thread of its own; cancelling the future only forgets the result.
+
+    The thread is a daemon, unlike an executor's: a driver that never answers does not keep the
+    server from ending.
+    """
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except Exception as error:  # noqa: BLE001  who awaits the future gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="gpumagic-aside", daemon=True).start()
+    return asyncio.wrap_future(future)
 
 
 class Hub:
@@ -114,9 +134,14 @@ class Hub:
         return (await aside(lambda: owners.look_up({pid})))[pid]
 
     async def past(self, since: float | None) -> bytes:
-        """History and cells after a moment, as the inside of a JSON object."""
-        cells = _plain(self.cells.runs(since))
-        return await aside(lambda: _past(self.sampler.history.since(since), cells))
+        """History and cells after a moment, as the message that has them."""
+        cells = [run.to_dict() for run in self.cells.runs(since)]
+
+        def encoded() -> bytes:
+            past = {"type": "history", "history": self.sampler.history.since(since), "cells": cells}
+            return json.dumps(past, ensure_ascii=False, allow_nan=False).encode()
+
+        return await aside(encoded)
 
     async def checks(self) -> list[dict[str, Any]]:
         """What the doctor finds; all who ask at once get the same answer."""
@@ -171,9 +196,9 @@ class Hub:
 
     def _receive(self, snapshot: Snapshot) -> None:
         """On the sampler's thread."""
-        newest = (snapshot, _encode(snapshot))
+        message = b'{"type":"snapshot","snapshot":' + snapshot.to_json().encode() + b"}"
         try:
-            self._loop.call_soon_threadsafe(self._take, newest)
+            self._loop.call_soon_threadsafe(self._take, (snapshot, message))
         except RuntimeError:
             return  # the loop was closed: the server stops
 
@@ -212,21 +237,4 @@ class Hub:
         self._watch = None
 
     async def _send_past(self, outbox: Outbox, since: float | None) -> None:
-        outbox.history(b'{"type":"history",' + await self.past(since) + b"}")
-
-
-def _encode(snapshot: Snapshot) -> bytes:
-    return b'{"type":"snapshot","snapshot":' + snapshot.to_json().encode() + b"}"
-
-
-def _plain(runs: list[CellRun]) -> list[dict[str, Any]]:
-    return [run.to_dict() for run in runs]
-
-
-def _past(history: dict[str, Any], cells: list[dict[str, Any]]) -> bytes:
-    """GPU by GPU: a single long ``dumps`` would keep the event loop from running meanwhile."""
-    gpus = ",".join(
-        f"{json.dumps(uuid)}:{json.dumps(columns)}" for uuid, columns in history["gpus"].items()
-    )
-    past = f'"history":{{"time":{json.dumps(history["time"])},"gpus":{{{gpus}}}}}'
-    return f'{past},"cells":{json.dumps(cells, ensure_ascii=False, allow_nan=False)}'.encode()
+        outbox.history(await self.past(since))

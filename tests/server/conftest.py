@@ -14,7 +14,7 @@ from tornado.websocket import websocket_connect
 from waiting import ANSWER_S
 
 from gpumagic.server import extension
-from gpumagic.server.stream import HUB
+from gpumagic.server.routes import HUB
 from gpumagic.telemetry import GpuSample, Host, Snapshot
 from gpumagic.telemetry.sampler import Sampler
 

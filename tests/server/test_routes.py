@@ -16,7 +16,7 @@ from gpumagic.telemetry.history import CellRun
 
 GIB = 2**30
 GETS = ("snapshot", "history", "doctor", "metrics", "export.csv")
-ROUTES = [path.rpartition("/")[2] for path, _ in routes()]
+ROUTES = [path.rpartition("/")[2] for path, *_ in routes()]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 EVIL = "https://evil.example"
 NONE = "token 0123456789"

@@ -1,20 +1,66 @@
-"""Send one client the newest of each kind of message, and never a queue of them.
+"""Follow what one client of the stream wants, and send it the newest of each kind of message.
 
-One message is under way at a time. What comes meanwhile replaces what waits, so that a client on a
-slow line gets fewer snapshots and not older ones.
+Nothing that it sends raises. One message is under way at a time, and what comes meanwhile replaces
+what waits: a client on a slow line gets fewer snapshots and not older ones.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gpumagic.server.kernel_cells import KernelCells
-from gpumagic.server.wants import Want
+from gpumagic.telemetry.subscription import PERIODS_S
+
+LONGEST_MESSAGE = 4096
+"""Bytes; who sends more is cut off."""
 
 # A tick that is this part of its period early is one's own.
 _TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class Want:
+    """What one client wants."""
+
+    period_s: float = 1.0
+    processes: bool = False
+    past: bool = False  # the history is to be sent once
+    since: float | None = None  # only what came after this moment (Unix time), all if None
+
+
+def parse_want(text: str | bytes, before: Want) -> Want | None:
+    """What a message asks for, None if malformed; what it does not mention stays as before."""
+    if isinstance(text, bytes):
+        return None
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict) or message.get("type") != "want":
+        return None
+    period_s = _number(message.get("period", before.period_s))
+    processes = message.get("processes", before.processes)
+    since = _number(message.get("since"))
+    misread = since is None and message.get("since") is not None
+    if period_s is None or not isinstance(processes, bool) or misread:
+        return None
+    least, greatest = PERIODS_S
+    return Want(min(max(period_s, least), greatest), processes, "since" in message, since)
+
+
+def _number(value: object) -> float | None:
+    """A finite number; None for anything else, and true and false are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 class Outbox:
@@ -67,10 +113,9 @@ class Outbox:
         if self._under_way or self._closed:
             return
         message = self._next()
-        if message is None:
-            return
-        self._under_way = True
-        self._write(message).add_done_callback(self._written)
+        if message is not None:
+            self._under_way = True
+            self._write(message).add_done_callback(self._written)
 
     def close(self) -> None:
         """The client is gone: send nothing more and keep nothing."""
