@@ -13,17 +13,13 @@ import torch
 
 from gpumagic import faults
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand
-from gpumagic.mismatch.fix.callers import Climbed, climb
 from gpumagic.mismatch.fix.choose import Choice, choose
-from gpumagic.mismatch.fix.fix_generators import for_generator
-from gpumagic.mismatch.fix.fix_modules import move_modules
-from gpumagic.mismatch.fix.fix_tensors import move_tensors
-from gpumagic.mismatch.fix.host_values import for_host
+from gpumagic.mismatch.fix.host_and_state import for_host, for_load, for_optimizer
 from gpumagic.mismatch.fix.later_uses import also_needed, result_clashes
-from gpumagic.mismatch.fix.site import Site
-from gpumagic.mismatch.fix.stored_state import for_load, for_optimizer
+from gpumagic.mismatch.fix.moves import move_modules, move_tensors
+from gpumagic.mismatch.fix.random_numbers import for_generator
+from gpumagic.mismatch.fix.site import Site, climb
 from gpumagic.mismatch.read import messages
-from gpumagic.mismatch.read.operand import Part
 from gpumagic.mismatch.read.operand_rows import expression, inside, listed, named, row
 from gpumagic.mismatch.read.operation import Conflict, conflict
 from gpumagic.mismatch.reasons import reason
@@ -88,45 +84,39 @@ def _explain(
 
 def _mismatch(clash: Conflict, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:
     frame, node, odd = clash.frame, clash.operation.node, list(choice.odd)
-    site = Site(frame, node, odd, list(clash.leaves), clash.operation.fixed)
     data = all(part.kind != "module" for part in odd)
     extra = also_needed(frame, node, odd, choice.target) if data else []
-    climbed = climb(site, extra, outer) if data else Climbed(site, (), {})
-    fix = _fix(site, climbed, choice, extra)
-    frames = [above for above in outer if fix is None or above.filename == fix.filename]
+    site = Site(frame, node, odd, extra, list(clash.leaves), clash.operation.fixed)
+    above, names = climb(site, outer) if data else (site, {})
+    fix = _fix(site, above, choice) if data else move_modules(site, choice)
+    frames = [frame for frame in outer if fix is None or frame.filename == fix.filename]
     if fix is not None and result_clashes(frames, odd, choice.target):
         fix = None
-    above = climbed.site
     why = reason(choice, clash.leaves, [(frame, odd), (above.frame, above.odd)], kind)
-    return Explanation(*expression(frame, node), _rows(clash, choice, climbed, extra), fix, why)
+    return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 
-def _fix(site: Site, climbed: Climbed, choice: Choice, extra: list[Part]) -> Fix | None:
+def _fix(site: Site, above: Site, choice: Choice) -> Fix | None:
     """The code to paste, as far out as the operands have names; None where none is right."""
-    target, other = choice.target, choice.other_nbytes
-    if all(part.kind == "module" for part in site.odd):
-        return move_modules(site, choice)
-    fix, above = None, climbed.site
+    target, other, fix = choice.target, choice.other_nbytes, None
     if above is not site:
-        moved = [*above.odd, *climbed.extra]
-        more = also_needed(above.frame, above.node, moved, target)
-        fix = move_tensors(above, target, [*climbed.extra, *more], other)
-    return fix or move_tensors(site, target, extra, other)
+        more = also_needed(above.frame, above.node, [*above.odd, *above.extra], target)
+        fix = move_tensors(replace(above, extra=[*above.extra, *more]), target, other)
+    return fix or move_tensors(site, target, other)
 
 
 def _rows(
-    clash: Conflict, choice: Choice, climbed: Climbed, extra: list[Part]
+    clash: Conflict, choice: Choice, site: Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
-    """The operands, and what meets the result further on."""
+    """The operands, and what meets the result further on; `names` has those of the caller."""
     rows: list[Operand] = []
     for part, odd in listed([(part, part in choice.odd) for part in clash.leaves]):
         spread = inside(part, choice.target)
         for shown, is_odd in named(part, clash.reader, odd and not spread):
-            rows.append(replace(row(shown, is_odd), also=climbed.names.get(part.key)))
+            rows.append(replace(row(shown, is_odd), also=names.get(part.key)))
         rows += spread
     known = {operand.name for operand in rows}
-    for part in extra:
+    for part in site.extra:
         if part.text not in known:
-            also = climbed.names.get(part.key)
-            rows.append(replace(row(part, False), also=also, along=True))
+            rows.append(replace(row(part, False), also=names.get(part.key), along=True))
     return tuple(dict.fromkeys(rows))

@@ -1,18 +1,20 @@
 """Say why it is where it is, where the cause is a typical one; nothing where it is not certain."""
 
 import ast
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
 from gpumagic.mismatch.fix.choose import Choice
-from gpumagic.mismatch.read.assignments import last_assignment, not_assigned
 from gpumagic.mismatch.read.expressions import loads_as_saved
 from gpumagic.mismatch.read.operand import Part
+from gpumagic.mismatch.read.syntax import parents
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import MISSING, own
 
+_MOVING = ("to", "cuda", "cpu")
 _INDEXING = ("gather", "index_", "scatter", "take", "embedding")
 
 
@@ -44,7 +46,7 @@ def reason(
 
 
 def _not_assigned(part: Part, frame: FailedFrame) -> str | None:
-    if part.kind != "tensor" or not (node := not_assigned(part.key, frame)):
+    if part.kind != "tensor" or not (node := _forgotten_move(part.key, frame)):
         return None
     text = frame.text(node)
     return (
@@ -90,7 +92,7 @@ def _plain_list(part: Part, frame: FailedFrame) -> str | None:
 
 def _assigned_so(part: Part, frame: FailedFrame) -> str | None:
     """The user's own line that put it where it is, or loaded it."""
-    assigned = last_assignment(part.key, frame) if part.kind == "tensor" else None
+    assigned = _last_assignment(part.key, frame) if part.kind == "tensor" else None
     if assigned is None:
         return None
     made: ast.AST = assigned.value
@@ -139,3 +141,55 @@ def _index(choice: Choice, leaves: tuple[Part, ...], frame: FailedFrame) -> str 
     if whole and (tables or name.startswith(_INDEXING)):
         return "an index must be on the same device as what it indexes"
     return None
+
+
+def _forgotten_move(name: str, frame: FailedFrame) -> ast.Expr | None:
+    """The statement `x.to(…)` whose result nobody keeps, on the way to the failing line."""
+    last: ast.Expr | None = None
+    for stmt in _before(frame.failed):
+        if isinstance(stmt, ast.Expr) and _moves(stmt.value, name):
+            last = stmt
+        elif _binds(stmt, name):
+            last = None
+    return last
+
+
+def _last_assignment(name: str, frame: FailedFrame) -> ast.Assign | None:
+    """The statement that surely gave a name, or what holds it, its value at the failing line."""
+    last: ast.stmt | None = None
+    for stmt in _before(frame.failed):
+        last = stmt if _binds(stmt, name) else last
+    if last is None and name.endswith("]"):
+        return _last_assignment(name[: name.rindex("[")], frame)
+    plain = isinstance(last, ast.Assign) and name in [ast.unparse(t) for t in last.targets]
+    return last if plain and isinstance(last, ast.Assign) else None
+
+
+def _before(failed: ast.AST | None) -> list[ast.stmt]:
+    """The statements that surely ran before a node: those above it in its own blocks."""
+    found: list[ast.stmt] = []
+    for inner, outer in pairwise([failed, *parents(failed)] if failed is not None else []):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(outer, name, None)
+            if isinstance(block, list) and inner in block:
+                found = block[: block.index(inner)] + found
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            break
+        if isinstance(outer, (ast.For, ast.AsyncFor)):
+            found = [ast.Assign([outer.target], outer.iter, lineno=outer.lineno), *found]
+    return found
+
+
+def _binds(stmt: ast.stmt, name: str) -> bool:
+    return any(
+        isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
+        and isinstance(node.ctx, ast.Store)
+        and ast.unparse(node) == name
+        for node in ast.walk(stmt)
+    )
+
+
+def _moves(node: ast.expr, name: str) -> bool:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return node.func.attr in _MOVING and ast.unparse(node.func.value) == name

@@ -176,7 +176,7 @@ def test_a_long_list_shows_the_odd_ones():
     explanation = gpumagic.explain(error)
     assert len(explanation.operands) < 6
     assert [o.name for o in explanation.operands if o.odd] == ["xs[77]"]
-    assert explanation.fix.code == 'xs[77] = xs[77].to("cuda:0")'
+    assert explanation.fix.code == 'torch.stack([t.to("cuda:0") for t in xs])'
 
 
 def test_a_subclass_of_tensor_is_not_asked():

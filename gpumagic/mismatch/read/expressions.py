@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpumagic.mismatch.read.operand import Part, canonical, describe, flat, like
-from gpumagic.mismatch.read.shapes import meta
+from gpumagic.mismatch.read.operand import Part, canonical, describe, flat
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import MISSING, device_of, full, of_function
 
@@ -48,13 +47,6 @@ class Reader:
 
     def part(self, node: ast.expr) -> Part | None:
         """A node as an operand; None where it is no tensor, module or the like."""
-        part = self._part(node)
-        if part is None or part.kind not in ("made", "unknown") or part.nbytes is not None:
-            return part
-        tensor = None if self.moved else meta(part.node, self.scope)
-        return like(part, tensor) if tensor is not None else part
-
-    def _part(self, node: ast.expr) -> Part | None:
         while isinstance(node, (ast.Starred, ast.NamedExpr, ast.Await)):
             node = node.value
         text = self.text(node)

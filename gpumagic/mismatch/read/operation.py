@@ -3,14 +3,11 @@
 import ast
 from dataclasses import dataclass, replace
 
-from torch.distributions import Distribution
-
 from gpumagic.mismatch.read.expressions import Reader, arguments
 from gpumagic.mismatch.read.messages import Message, agree
 from gpumagic.mismatch.read.operand import Part, flat
 from gpumagic.mismatch.read.syntax import parents
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.values import MISSING
 
 _WITH_METHODS = ("tensor", "made", "module", "optimizer")
 _WITH_DEVICE = ("tensor", "made", "module")
@@ -84,7 +81,7 @@ def _call(node: ast.Call, reader: Reader) -> Operation | None:
     if owner is not None and owner.kind == "module":
         receiver = owner
     elif isinstance(node.func, ast.Attribute):
-        receiver = _receiver(node.func, reader)
+        receiver = reader.part(node.func.value)
     given = [part for argument in arguments(node) if (part := reader.part(argument))]
     parts = (*([receiver] if receiver is not None else []), *given)
     out = [keyword.value for keyword in node.keywords if keyword.arg == "out"]
@@ -94,17 +91,6 @@ def _call(node: ast.Call, reader: Reader) -> Operation | None:
         fixed = fixed or receiver
     calls_module = receiver is not None and receiver.kind == "module"
     return Operation(node, parts, fixed, calls_module) if parts else None
-
-
-def _receiver(func: ast.Attribute, reader: Reader) -> Part | None:
-    """What a method is called on, if that is an operand."""
-    part = reader.part(func.value)
-    if part is None or part.kind in _WITH_METHODS:
-        return part
-    if part.kind == "unknown":
-        gone = reader.scope.value(func.value) is MISSING
-        return part if gone or not isinstance(func.value, ast.Name) else None
-    return part if issubclass(type(part.value), Distribution) else None
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,82 @@
-"""Explain state that is where it was: an optimizer's before a move, a file's on another machine."""
+"""Explain values for the host alone, an optimizer's state and a file's tensors."""
 
 import ast
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gpumagic.mismatch.explanation import Explanation, Operand
-from gpumagic.mismatch.fix.edits import Edit, can_precede
-from gpumagic.mismatch.read.expressions import arguments, loads_as_saved
-from gpumagic.mismatch.read.messages import Message
-from gpumagic.mismatch.read.operand import bytes_of
-from gpumagic.mismatch.read.operand_rows import expression
-from gpumagic.mismatch.read.syntax import loops_around, root, statement, stored
+from gpumagic.mismatch.explanation import Explanation, Fix, Operand
+from gpumagic.mismatch.fix.site import Edit, Site, bracketed, can_precede, climb
+from gpumagic.mismatch.read.expressions import Reader, arguments, loads_as_saved
+from gpumagic.mismatch.read.messages import Message, agree
+from gpumagic.mismatch.read.operand import Part, bytes_of, flat
+from gpumagic.mismatch.read.operand_rows import expression, named, row
+from gpumagic.mismatch.read.operation import operation
+from gpumagic.mismatch.read.syntax import in_own_scope, loops_around, root, statement, stored
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import full
 
+_NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
+_HOST = "it is read on the host, before the work starts"
 _COUNTERS = "an optimizer keeps its step counters on the CPU"
 _STATE = (
     "the optimizer took its state on before the model moved; move the model first, then make "
     "the optimizer or load its state"
 )
 _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
+
+
+def for_host(frame: FailedFrame, outer: list[FailedFrame], message: Message) -> Explanation | None:
+    """The copy to the host, in the outermost frame that hands the tensor over."""
+    node = frame.failed
+    odd = _on_a_gpu(frame, node) if node is not None else []
+    devices = frozenset(device for part in odd for device in part.devices)
+    if node is None or not odd or not agree(message.devices - {"cpu"}, devices):
+        return None
+    if message.kind == "host" and isinstance(node, ast.Call) and "pack" in ast.unparse(node.func):
+        odd = odd[-1:]  # of a packed sequence, its lengths
+    above, names = climb(Site(frame, node, odd), outer)
+    reader = Reader(frame)
+    rows = [
+        replace(row(shown, is_odd), also=names.get(part.key))
+        for part in odd
+        for shown, is_odd in named(part, reader, True)
+    ]
+    reason = _NUMPY if message.kind == "numpy" else _HOST
+    return Explanation(*expression(frame, node), tuple(rows), _to_host(above), reason)
+
+
+def _on_a_gpu(frame: FailedFrame, node: ast.AST) -> list[Part]:
+    """The operands that are on a GPU, a container by its own name; none if one is not known."""
+    done = operation(node, Reader(frame))
+    odd: list[Part] = []
+    for part in done.parts if done is not None else ():
+        named = part.kind == "group" and isinstance(part.node, (ast.Name, ast.Attribute))
+        odd += [p for p in ([part] if named else flat([part])) if set(p.devices) - {"cpu"}]
+    unknown = done is None or any(part.kind == "unknown" for part in done.parts)
+    return [] if unknown else [p for p in odd if p.kind in ("tensor", "made", "group")]
+
+
+def _to_host(site: Site) -> Fix | None:
+    stmt = statement(site.node)
+    if stmt is None:
+        return None
+    edit = Edit(site.frame, stmt)
+    edit.replaced += [(part.node, _copied(part, site.frame)) for part in site.odd]
+    counts = [part.nbytes for part in site.odd]
+    return edit.fix(None if None in counts else sum(n for n in counts if n is not None))
+
+
+def _copied(part: Part, frame: FailedFrame) -> str:
+    if part.kind == "group":
+        several = in_own_scope(part.node) or part.text in frame.parameters
+        guard = ' if hasattr(t, "detach") else t' if several else ""
+        return f"[t.detach().cpu(){guard} for t in {part.text}]"
+    text = bracketed(part.node, part.text)
+    tracked = part.value.requires_grad if part.value is not None else "detach(" not in part.text
+    return f"{text}.detach().cpu()" if tracked else f"{text}.cpu()"
 
 
 def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from gpumagic.mismatch.explanation import Explanation, Fix
-from gpumagic.mismatch.fix.edits import Edit, can_precede
+from gpumagic.mismatch.fix.site import Edit, can_precede
 from gpumagic.mismatch.read.expressions import Reader, arguments, is_torch
 from gpumagic.mismatch.read.operand import Part
 from gpumagic.mismatch.read.operand_rows import expression, named, row

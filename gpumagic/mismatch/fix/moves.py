@@ -1,35 +1,74 @@
-"""Move tensors: by name for good, or where they stand."""
+"""Move tensors, by name for good or where they stand; and modules, once, before the loops."""
 
 import ast
 from collections import UserDict
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Fix
-from gpumagic.mismatch.fix.edits import Edit, bracketed, can_precede
+from gpumagic.mismatch.fix.choose import Choice
 from gpumagic.mismatch.fix.later_uses import wants_one_device
-from gpumagic.mismatch.fix.site import Site, moving, written_device
+from gpumagic.mismatch.fix.site import Edit, Site, bracketed, can_precede, moving, written_device
 from gpumagic.mismatch.read.expressions import FACTORIES, Reader
-from gpumagic.mismatch.read.operand import Part, bytes_of
-from gpumagic.mismatch.read.syntax import function_of, in_own_scope, parents, statement, uses
+from gpumagic.mismatch.read.operand import Part, bytes_of, tensors_of
+from gpumagic.mismatch.read.syntax import (
+    function_of,
+    in_own_scope,
+    loops_around,
+    parents,
+    root,
+    statement,
+    stored,
+    uses,
+)
 from gpumagic.usercode.values import contents, full, own
 
 _NEAR = 12  # lines
 
 
-def move_tensors(
-    site: Site, target: str, extra: list[Part], other_nbytes: int | None
-) -> Fix | None:
-    """The fix for the odd operands, and for `extra`, which meet the result; None if none is right.
+def move_modules(site: Site, choice: Choice) -> Fix | None:
+    """The fix for operands that are all modules; None where one is used on both devices."""
+    stmt = statement(site.node)
+    if stmt is None or any(_used_before(part.text, stmt) for part in site.odd):
+        return None
+    loops = loops_around(stmt)
+    names = {root(part.text) for part in site.odd}
+    if loops and can_precede(site.frame, loops[-1]) and not names & stored(loops[-1]):
+        stmt = loops[-1]
+    edit, nbytes = Edit(site.frame, stmt), 0
+    above = replace(site, node=stmt)
+    for part in site.odd:
+        if part.value is None or in_own_scope(part.node) or not can_precede(site.frame, stmt):
+            device = written_device(site, choice.target, before=False)
+            edit.replaced.append((part.node, moving(bracketed(part.node, part.text), device)))
+            continue
+        edit.before.append(moving(part.text, written_device(above, choice.target, before=True)))
+        tensors = [tensor for _, tensor in tensors_of(part.value)]
+        nbytes += sum(bytes_of(t) or 0 for t in tensors if full(t.device) != choice.target)
+    return edit.fix(None if edit.replaced else nbytes, choice.other_nbytes, once=True)
+
+
+def _used_before(text: str, stmt: ast.stmt) -> bool:
+    """Whether a loop uses the module earlier in its turn, where it must be as it is now."""
+    return any(
+        use.lineno < stmt.lineno and isinstance(getattr(use, "parent", None), ast.Call)
+        for loop in loops_around(stmt)
+        for use in uses(loop, text)
+    )
+
+
+def move_tensors(site: Site, target: str, other_nbytes: int | None) -> Fix | None:
+    """The fix for the odd operands and what moves along; None if none is right.
 
     Of several that can be bound again, one line moves all.
     """
     stmt = statement(site.node)
     if stmt is None:
         return None
-    moves = _Moves(site, Edit(site.frame, stmt), target, extra)
-    if not all(moves.add(part) for part in [*site.odd, *extra]):
+    moves = _Moves(site, Edit(site.frame, stmt), target)
+    if not all(moves.add(part) for part in [*site.odd, *site.extra]):
         return None
     return moves.fix(other_nbytes)
 
@@ -37,32 +76,24 @@ def move_tensors(
 class _Moves:
     """The moves of tensors, one by one, as the changes to one statement."""
 
-    def __init__(self, site: Site, edit: Edit, target: str, extra: list[Part]) -> None:
-        self.site, self.edit, self.target, self.extra = site, edit, target, extra
+    def __init__(self, site: Site, edit: Edit, target: str) -> None:
+        self.site, self.edit, self.target = site, edit, target
         self.before = written_device(site, target, before=True)
         self.within = written_device(site, target, before=False)
         self.may_precede = can_precede(site.frame, edit.stmt)
-        keys = [part.key for part in site.odd]
-        self.again = bool(extra) or len(set(keys)) < len(keys)
-        self.again = self.again or any(_used_again(part, site.node) for part in site.odd)
-        self.whole = _handed_over([*site.odd, *extra], site)
+        self.once = not site.extra and not any(_used_again(p, site.node) for p in site.odd)
         self.names: dict[str, None] = {}
         self.lines: dict[str, None] = {}
         self.nbytes: dict[str, int | None] = {}
 
     def add(self, part: Part) -> bool:
         """Move one more; False if that cannot be."""
-        written = part is self.site.fixed
-        how = self._how(part) if self.again or written or _is_kept(part) else "within"
+        may_stand = part is not self.site.fixed and hasattr(part.node, "lineno")
+        how = "within" if self.once and may_stand else self._how(part)
         if how == "within":
-            if written or not hasattr(part.node, "lineno"):
+            if not may_stand:
                 return False
             self._where_it_stands(part)
-        elif how == "container":
-            container, owner = _container_of(part, self.site)
-            self.lines[f"{container} = {_each(container, owner, self.before)}"] = None
-            away = [t for t in _tensors(owner) if full(t.device) != self.target]
-            self.nbytes[container] = sum(bytes_of(t) or 0 for t in away)
         elif how == "data":
             data = f"{part.text}.data"
             self.lines[f"{data} = {moving(data, self.before)}"] = None
@@ -85,10 +116,10 @@ class _Moves:
 
     def _where_it_stands(self, part: Part) -> None:
         site = self.site
-        if self.again and part.kind == "tensor":
+        if part.kind == "tensor":
             near = _uses_near(part, site)
             self.edit.replaced += [(node, moving(part.text, self.within)) for node in near]
-        if part in self.extra:
+        if part in site.extra:
             return  # where it is used near, it moves; else its own turn comes
         self.nbytes[part.key] = 0 if part.factory else part.nbytes
         node, text = part.node, moving(bracketed(part.node, part.text), self.within)
@@ -100,7 +131,7 @@ class _Moves:
         self.edit.replaced.append((node, text))
 
     def _how(self, part: Part) -> str:
-        """``"before"`` for good, its ``"container"``, its ``"data"``, or ``"within"``."""
+        """``"before"`` for good, its ``"data"``, or ``"within"``."""
         node, frame = part.node, self.site.frame
         if not self.may_precede or part.kind != "tensor" or in_own_scope(node):
             return "within"
@@ -114,25 +145,13 @@ class _Moves:
             return "within"
         if isinstance(node, ast.Name) and part.text == node.id:
             return "before" if _is_bound(node, frame) else "within"
-        return self._how_item(part) if "[" in part.text else "within"
-
-    def _how_item(self, part: Part) -> str:
-        text, owner = _container_of(part, self.site)
-        node, frame = ast.parse(text, mode="eval").body, self.site.frame
-        alike = all(full(t.device) == part.device for t in _tensors(owner))
-        if (text in self.whole and alike) or type(owner) not in (dict, list):
-            bindable = isinstance(node, ast.Name) and _is_bound(node, frame)
-            if isinstance(node, ast.Attribute):
-                bindable = _is_set(frame.scope.value(node.value), node.attr)
-            if bindable:
-                return "container"
-        return "before" if type(owner) in (dict, list) else "within"
+        return "within"
 
 
 def _used_again(part: Part, node: ast.AST) -> bool:
     """Whether the code around what failed uses the name elsewhere too."""
     scope, text = function_of(node), ast.unparse(part.node)
-    return scope is not None and len(uses(scope, text)) > len(uses(node, text))
+    return scope is not None and len(uses(scope, text)) > 1
 
 
 def _uses_near(part: Part, site: Site) -> list[ast.expr]:
@@ -154,13 +173,6 @@ def _is_operand(node: ast.AST, reader: Reader) -> bool:
     return isinstance(parent, kinds) and wants_one_device(parent, reader)
 
 
-def _is_kept(part: Part) -> bool:
-    """Whether moving it for good is better than each time: an attribute, an item of a batch."""
-    named = isinstance(part.node, ast.Name) and part.text == part.node.id
-    kinds = (ast.Name, ast.Attribute, ast.Subscript)
-    return part.kind == "tensor" and isinstance(part.node, kinds) and not named
-
-
 def _is_bound(node: ast.Name, frame: Any) -> bool:
     """Whether a name is the code's own, so that it can be bound again."""
     return frame.at_top or node.id in (*frame.code.co_varnames, *frame.code.co_cellvars)
@@ -171,23 +183,6 @@ def _is_set(owner: Any, name: str) -> bool:
     setter: Any = type(owner).__setattr__
     plain = any(setter is known for known in (object.__setattr__, nn.Module.__setattr__))
     return plain and name in {**own(owner), **own(owner).get("_buffers", {})}
-
-
-def _handed_over(parts: list[Part], site: Site) -> set[str]:
-    """The containers of which several items move, or that are handed over as a whole."""
-    held = [_container_of(part, site)[0] for part in parts if part.text.endswith("]")]
-    whole = {ast.unparse(node) for node in ast.walk(site.node) if isinstance(node, ast.expr)}
-    items = {ast.unparse(n.value) for n in ast.walk(site.node) if isinstance(n, ast.Subscript)}
-    return {text for text in held if held.count(text) > 1 or text in whole - items}
-
-
-def _container_of(part: Part, site: Site) -> tuple[str, Any]:
-    text = part.text[: part.text.rindex("[")]
-    return text, site.frame.scope.value(ast.parse(text, mode="eval").body)
-
-
-def _tensors(owner: Any) -> list[Tensor]:
-    return [held for held in _contents(owner) if issubclass(type(held), Tensor)]
 
 
 def _contents(owner: Any) -> list[Any]:
@@ -203,7 +198,7 @@ def _each(container: str, owner: Any, device: str) -> str:
     mapping = issubclass(type(owner), (dict, UserDict))
     name = "v" if mapping else "t"
     moved = moving(name, device)
-    if len(_tensors(owner)) < len(_contents(owner)):
+    if any(not issubclass(type(held), Tensor) for held in _contents(owner)):
         moved = f'{moved} if hasattr({name}, "to") else {name}'
     if mapping:
         return f"{{k: {moved} for k, v in {container}.items()}}"
