@@ -49,11 +49,11 @@ def keep(doing: str, error: BaseException) -> None:
         if len(_faults) >= _MOST:
             return
         text = "".join(traceback.format_list(frames))
-        _faults[key] = Fault(doing, _in_words(error), text)
+        _faults[key] = Fault(doing, in_words(error), text)
         untold.append(_faults[key])
 
 
-def _in_words(error: BaseException) -> str:
+def in_words(error: BaseException) -> str:
     """The error in one line; its own __str__ may fail, as a user's class may do anything."""
     try:
         message = str(error).strip().partition("\n")[0]

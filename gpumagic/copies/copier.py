@@ -32,7 +32,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(self._stream, protocol=5)
         self.blocks = blocks
         self.originals = Originals(namespace, fresh)
-        self._token: Tensor | None = None
 
     def write(self, values: Any) -> None:
         """Read the originals; raises `Uncopied`, and what pickling raises, for what has no copy."""
@@ -48,7 +47,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
 
     def read(self) -> Any:
         """Make the copies; `Blocks.copy` comes before."""
-        self._token = torch.zeros((), requires_grad=True)
         self._stream.seek(0)
         made = _Reader(self._stream, self.originals).load()
         for finish in self.originals.later:
@@ -80,7 +78,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             return reduce(self.originals, value)
         shared_objects.refuse(value, kind)
         if shared_objects.is_array(value, kind):
-            return self.blocks.array, (self.blocks.add(value),)
+            return self.blocks.copied, (self.blocks.add(value),)
         return reduce_instance(self.originals, value, kind)
 
     def _reduce_tensor(self, tensor: Tensor, kind: type) -> Any:
@@ -96,12 +94,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         state = (held, own_attributes(tensor) or None)
         args = (number, None if kind is Tensor else kind)
         if not any(state):
-            return self.new_tensor, args
-        return self.new_tensor, args, state, None, None, _set_tensor
-
-    def new_tensor(self, number: int, kind: type | None) -> Tensor:
-        """The copy of a tensor, known by its number in `blocks`."""
-        return self.blocks.tensor(number, kind or Tensor, self._token)
+            return self.blocks.copied, args
+        return self.blocks.copied, args, state, None, None, _set_tensor
 
 
 class _Reader(pickle.Unpickler):

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from gpumagic.copies import shared_objects
 from gpumagic.copies.copier import Copier
-from gpumagic.copies.storages import Blocks, home_by
+from gpumagic.copies.storages import Blocks
 from gpumagic.errors import GpuError
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import move_all, wait_for
@@ -128,7 +128,7 @@ class CopiedVariables:
         finder = TensorFinder(self._namespace.get("__name__") or "__main__")
         finder.variables({**values, **copier.originals.met}.items())
         homes = {id(f.tensor): f.home or device for f in finder.found}
-        self._blocks.copy(home_by(homes))
+        self._blocks.copy(homes)
         try:
             made = copier.read()
         except torch.OutOfMemoryError:

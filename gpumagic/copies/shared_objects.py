@@ -43,16 +43,8 @@ _SHARED_KINDS = frozenset(
 )
 # Instances of these and of their classes: what cannot change, and what belongs to the process.
 _SHARED_ROOMS = (
-    *(
-        "datetime",
-        "decimal",
-        "fractions",
-        "uuid",
-        "pathlib",
-        "re",
-        "builtins.range",
-        "builtins.slice",
-    ),
+    *("datetime", "decimal", "fractions", "uuid", "pathlib", "re"),
+    *("builtins.range", "builtins.slice"),
     *("IPython", "ipykernel", "logging", "typing", "inspect", "importlib", "contextvars", "zmq"),
     *("tornado", "asyncio", "concurrent", "gpumagic", "torch._dynamo", "torch._inductor"),
     *("torch._ops", "torch._library", "torch.distributed", "torch.cuda.streams", "triton"),

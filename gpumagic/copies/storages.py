@@ -7,7 +7,7 @@ strides and offsets stay; the source is only read, and never copied on its own d
 import ctypes
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -45,6 +45,7 @@ class Blocks:
         self._numbers: dict[int, int] = {}
         self._made: dict[int, Any] = {}
         self._finished: dict[int, Any] = {}
+        self._token: Tensor | None = None  # what tensors that autograd tracks come from
 
     def add(self, source: Any) -> int:
         """Note a tensor or a numpy array."""
@@ -53,20 +54,20 @@ class Blocks:
             self._sources.append(source)
         return self._numbers[id(source)]
 
-    def copy(self, home_of: Callable[[Tensor], torch.device]) -> None:
-        """Make all copies, each on the device that `home_of` says; arrays stay on the host."""
+    def copy(self, homes: Mapping[int, torch.device]) -> None:
+        """Make all copies, each on its device in `homes`, by id, or on its own."""
+        self._token = torch.zeros((), device="cpu", requires_grad=True)
         places: dict[torch.device, list[_Piece]] = {}
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             for index, source in enumerate(self._sources):
-                if not isinstance(source, Tensor):
-                    home = device = torch.device("cpu")
-                elif _lies_plainly(source):
-                    home, device = home_of(source), source.device
-                else:
-                    self._made[index] = _copied_alone(source, home_of(source))
+                is_tensor = isinstance(source, Tensor)
+                device = source.device if is_tensor else torch.device("cpu")
+                home = homes.get(id(source), device)
+                if is_tensor and not _lies_plainly(source):
+                    self._made[index] = _copied_alone(source, home)
                     self.nbytes += bytes_of(source)
-                    continue
-                places.setdefault(device, []).append(_piece(index, source, home))
+                else:
+                    places.setdefault(device, []).append(_piece(index, source, home))
             for device, pieces in places.items():
                 for family in _families(pieces):
                     self._copy_family(family, device)
@@ -94,28 +95,25 @@ class Blocks:
                 piece, buffers.get(home), piece.first - start + lead
             )
 
-    def tensor(self, number: int, kind: type, token: Tensor | None) -> Tensor:
-        """The copy of a tensor, of class `kind`; if autograd tracks it, its parent is `token`."""
-        if number in self._finished:
-            return self._finished[number]  # type: ignore[no-any-return]
+    def copied(self, number: int, kind: type | None = None) -> Any:
+        """The copy of what has this number; of a tensor it is one of class `kind`."""
         source, data = self._sources[number], self._made[number]
+        if number in self._finished:
+            return self._finished[number]
         with torch._C.DisableTorchFunctionSubclass():
-            tracked, needs = source.grad_fn is not None, source.requires_grad
+            tracked = getattr(source, "grad_fn", None) is not None
+            needs = getattr(source, "requires_grad", False)
         if torch.nn.parameter.is_lazy(data) or type(data) is not Tensor:
             made = data
         elif tracked:
             with torch.enable_grad():
-                made = _Rooted.apply(token, [data])  # type: ignore[no-untyped-call]
-        elif kind is Tensor:
+                made = _Rooted.apply(self._token, [data])  # type: ignore[no-untyped-call]
+        elif kind is None:
             made = data.requires_grad_(needs)
         else:
             made = torch.Tensor._make_subclass(kind, data, needs)
         self._finished[number] = made
-        return made  # type: ignore[no-any-return]
-
-    def array(self, number: int) -> Any:
-        """The copy of an array."""
-        return self._made[number]
+        return made
 
     def made(self) -> list[weakref.ref[Any]]:
         """Weak references to all copies."""
@@ -246,8 +244,3 @@ def _owns_it_all(source: Any) -> bool:
 
 def _is_pinned(source: Any) -> bool:
     return isinstance(source, Tensor) and torch.cuda.is_initialized() and source.is_pinned()
-
-
-def home_by(homes: Mapping[int, torch.device]) -> Callable[[Tensor], torch.device]:
-    """A tensor's device in `homes`, by its id, or the one that it is on."""
-    return lambda tensor: homes.get(id(tensor), tensor.device)

@@ -10,6 +10,7 @@ import inspect
 import linecache
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -39,7 +40,6 @@ def dry_run_cell(
     *,
     device: Device | None,
     move: bool = True,
-    limit: float = LIMIT_S,
     waiting: Callable[[float], object] | None = None,
     transform: Callable[[str], str] = str,
     flags: int = 0,
@@ -59,7 +59,7 @@ def dry_run_cell(
         return lambda: {"Out": execute(tree)}
 
     reads = list(variables_read(names, namespace))
-    return dry(Subject(namespace, reads, prepare, device, move, limit), waiting)
+    return dry(Subject(namespace, reads, prepare, device, move, LIMIT_S), waiting)
 
 
 def dry_run_in_shell(shell: Any, tree: Any, file: str, where: str, *, move: bool = True) -> DryRun:
@@ -93,14 +93,14 @@ def _execute(codes: Iterable[CodeType | None], namespace: dict[str, Any]) -> Any
     return value
 
 
+@dataclass(frozen=True)
 class _DryShell:
     """What `get_ipython()` is in a dry run: magics and commands are named and left out."""
 
-    def __init__(
-        self, note: Note, file: str, transform: Callable[[str], str], execute: Callable[..., Any]
-    ) -> None:
-        self._note, self._file = note, file
-        self._transform, self._execute = transform, execute
+    _note: Note
+    _file: str
+    _transform: Callable[[str], str]
+    _execute: Callable[..., Any]
 
     def run_line_magic(self, name: str, line: str = "", _stack_depth: int = 1) -> Any:
         if name in _PYTHON and line.strip():

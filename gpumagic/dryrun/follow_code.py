@@ -145,7 +145,7 @@ class _Following:
             ledger=self._crossings.ledger(virtual),
             unknown=tuple(self._unknown.values()),
             mismatches=mismatches,
-            error=_one_line(self._error) if self._error and not mismatches else None,
+            error=faults.in_words(self._error) if self._error and not mismatches else None,
             error_at=self._error_at,
             printed=confinement.printed.getvalue(),
             operators=self._operators.count,
@@ -180,7 +180,7 @@ class _Following:
         except BaseException as error:  # noqa: BLE001  what the user's code raises is the result
             where = innermost_of(error.__traceback__)
             if _is_refusal(error):
-                self.note(f"{_one_line(error)}: a dry run writes no file", where, ended=True)
+                self.note(f"{faults.in_words(error)}: a dry run writes no file", where, ended=True)
             else:
                 self._error, self._error_at = error, where
         finally:
@@ -212,7 +212,7 @@ class _Following:
             return ()
         with faults.kept("explaining the error of a dry run"):
             explanation = explain(error, namespace=self._subject.namespace)
-        text = _one_line(error)
+        text = faults.in_words(error)
         if explanation is None and "same device" not in text:
             return ()
         shown = str(explanation) if explanation is not None else None
@@ -247,8 +247,3 @@ def _is_refusal(error: BaseException) -> bool:
     """Whether an error is the kernel's answer to a writer that Python does not see."""
     number = error.errno if isinstance(error, OSError) else None
     return number in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) or _DENIED in str(error)
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

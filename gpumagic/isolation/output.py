@@ -22,7 +22,7 @@ class Quiet:
     def __enter__(self) -> None:
         for name in ("stdout", "stderr"):
             before = getattr(sys, name)
-            sink = _Sink(before, self)
+            sink = _Dropping(before, self)
             self._before.append((sys, name, before, sink))
             setattr(sys, name, sink)
         ipython = sys.modules.get("IPython")
@@ -30,8 +30,8 @@ class Quiet:
         if shell is not None:
             # As IPython's own capture_output does.
             publisher = shell.display_pub
-            self._before.append((shell, "display_pub", publisher, _Publisher(publisher, self)))
-            shell.display_pub = self._before[-1][-1]
+            shell.display_pub = _Dropping(publisher, self)
+            self._before.append((shell, "display_pub", publisher, shell.display_pub))
 
     def __exit__(self, *error: object) -> None:
         while self._before:
@@ -52,46 +52,22 @@ class Quiet:
     def drops(self) -> bool:
         """Whether what this thread prints now is dropped."""
         here = threading.current_thread()
-        if self._lifted:
-            return False
-        if here.ident != self._thread and not here.name.startswith(THREADS):
-            return False
-        self.dropped = True
-        return True
+        timed = here.ident == self._thread or here.name.startswith(THREADS)
+        self.dropped |= timed and not self._lifted
+        return timed and not self._lifted
 
 
-class _Sink:
-    """Stands for a stream, to all but those who write."""
+class _Dropping:
+    """Stands for a stream, or for what publishes the notebook's displays, to all who write."""
 
-    def __init__(self, stream: Any, quiet: Quiet) -> None:
-        self._stream, self._quiet = stream, quiet
-
-    def write(self, text: str) -> int:
-        if self._quiet.drops():
-            return len(text)
-        return int(self._stream.write(text))
-
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
+    def __init__(self, target: Any, quiet: Quiet) -> None:
+        self._target, self._quiet = target, quiet
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        if name in ("write", "writelines", "publish", "clear_output") and self._quiet.drops():
+            return _drop
+        return getattr(self._target, name)
 
 
-class _Publisher:
-    """Stands for what publishes the notebook's displays."""
-
-    def __init__(self, publisher: Any, quiet: Quiet) -> None:
-        self._publisher, self._quiet = publisher, quiet
-
-    def publish(self, *args: Any, **options: Any) -> None:
-        if not self._quiet.drops():
-            self._publisher.publish(*args, **options)
-
-    def clear_output(self, *args: Any, **options: Any) -> None:
-        if not self._quiet.drops():
-            self._publisher.clear_output(*args, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._publisher, name)
+def _drop(*args: Any, **options: Any) -> int:
+    return len(args[0]) if args else 0

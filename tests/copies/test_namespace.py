@@ -181,7 +181,7 @@ def test_an_interrupt_leaves_nothing_behind(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    for place in ("_copy_family", "tensor"):
+    for place in ("_copy_family", "copied"):
         with monkeypatch.context() as patch:
             patch.setattr(storages.Blocks, place, interrupted)
             with pytest.raises(KeyboardInterrupt):
