@@ -17,8 +17,8 @@ import zmq
 from jupyter_client.session import Session
 
 from gpumagic.telemetry.history import CellRun, CellRuns
+from gpumagic.telemetry.processes import started
 from gpumagic.telemetry.snapshot import Snapshot
-from gpumagic.telemetry.virtual_state import started
 
 KEPT_S = 600.0
 """For how long a run is kept, in seconds after its end."""

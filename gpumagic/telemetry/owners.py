@@ -28,25 +28,18 @@ _LONGEST_INFO = 65536
 
 @dataclass(frozen=True)
 class Kernel:
-    """A Jupyter kernel on this machine.
-
-    ``idle_since`` is Unix time, None while it is busy or where that is not known; ``server`` the
-    address of its Jupyter server, where that is another one.
-    """
+    """A Jupyter kernel on this machine."""
 
     pid: int
     id: str
     notebook: str | None = None
-    idle_since: float | None = None
-    server: str | None = None
+    idle_since: float | None = None  # Unix time; None while it is busy or where it is not known
+    server: str | None = None  # the address of its Jupyter server, where that is another one
 
 
 @dataclass(frozen=True)
 class Owner:
-    """``started`` in seconds of Unix time; None for whatever is not known or not ours to tell.
-
-    ``ordinals`` has CUDA's numbers in that process, by UUID; see ``ProcessSample`` for the others.
-    """
+    """What a ``ProcessSample`` tells of a process; None: not known, or not ours to tell."""
 
     user: str | None = None
     name: str | None = None
@@ -57,12 +50,7 @@ class Owner:
     server: str | None = None
     idle_since: float | None = None
     orphan: bool = False
-    ordinals: Mapping[str, int] = field(default_factory=dict)
-
-
-def own_kernels() -> Sequence[Kernel]:
-    """None: outside a Jupyter server kernels are found by their command lines only."""
-    return ()
+    ordinals: Mapping[str, int] = field(default_factory=dict)  # CUDA's in that process, by UUID
 
 
 def physical_gpus() -> Sequence[Device]:
@@ -73,13 +61,14 @@ def physical_gpus() -> Sequence[Device]:
 class Owners:
     """Looks processes up, and remembers those that are still the same process.
 
-    ``kernels`` are known for certain, such as those of this Jupyter server; ``gpus`` give CUDA's
-    numbers in another process; the server names notebooks from ``root``.
+    ``kernels`` are known for certain, as a Jupyter server's own are; others are found by their
+    command lines. ``gpus`` give CUDA's numbers in another process; notebooks are named from
+    ``root``.
     """
 
     def __init__(
         self,
-        kernels: Callable[[], Sequence[Kernel]] = own_kernels,
+        kernels: Callable[[], Sequence[Kernel]] = tuple,
         gpus: Callable[[], Sequence[Device]] = physical_gpus,
         root: Path | None = None,
         clock: Callable[[], float] = time.time,
@@ -97,7 +86,6 @@ class Owners:
 
     def look_up(self, pids: set[int]) -> dict[int, Owner]:
         """By pid; a process that is gone, or that cannot be seen from here, has an empty Owner."""
-        self._processes.look_anew()
         kernels = self._certain()
         self._detached = {key for key in self._detached if self._lives(*key)}
         return {pid: self._owner(pid, kernels) for pid in pids}

@@ -11,11 +11,10 @@ import re
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import psutil
+import psutil
 
 _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
 _CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
@@ -25,23 +24,17 @@ _TICK_S = 0.02
 
 @dataclass(frozen=True)
 class Facts:
-    """What does not change while a process lives; nothing after ``ours`` is known unless it is.
-
-    ``notebook`` is what the Jupyter server told the kernel, or its parent's kernel, that it runs;
-    ``server_pid`` the process that launched that kernel; ``connection`` the connection file in its
-    command line (it is a kernel, or was forked from one); ``cuda`` what its environment said about
-    CUDA's devices when it began.
-    """
+    """What does not change while a process lives; nothing after ``ours`` is known unless it is."""
 
     pid: int
     started: float
     user: str | None = None
     ours: bool = False
     name: str | None = None
-    notebook: str | None = None
-    server_pid: int | None = None
-    connection: Path | None = None
-    cuda: Mapping[str, str] = field(default_factory=dict)
+    notebook: str | None = None  # what the Jupyter server told its kernel that it runs
+    server_pid: int | None = None  # of the process that launched that kernel
+    connection: Path | None = None  # in its command line: a kernel, or forked from one
+    cuda: Mapping[str, str] = field(default_factory=dict)  # of its environment, when it began
 
     @property
     def kernel(self) -> str | None:
@@ -68,19 +61,16 @@ class Processes:
     """Looks at processes; the facts of those that are looked at again are kept."""
 
     def __init__(self) -> None:
-        self._facts: dict[tuple[int, float], Facts] = {}
-        self._kept: dict[tuple[int, float], Facts] = {}
-        self._seen: dict[int, Process | None] = {}
-
-    def look_anew(self) -> None:
-        """From now on each process is looked at once more."""
-        self._facts, self._kept, self._seen = self._kept, {}, {}
+        self._facts = lru_cache(4096)(_facts)
 
     def look(self, pid: int) -> Process | None:
         """A process; None where there is none of that pid, or it cannot be seen from here."""
-        if pid not in self._seen:
-            self._seen[pid] = self._ask(pid)
-        return self._seen[pid]
+        try:
+            process = psutil.Process(pid)
+            with process.oneshot():
+                return Process(self._facts(process), process.ppid(), _session(pid))
+        except (psutil.Error, ValueError, OverflowError):
+            return None
 
     def line(self, pid: int) -> list[Process]:
         """A process, its parent, its parent's parent and so on."""
@@ -96,26 +86,10 @@ class Processes:
 
     def kernels(self) -> Iterator[Process]:
         """All living kernels of this user, by their command lines. Looks at every process."""
-        import psutil
-
         for pid in psutil.pids():
             process = self.look(pid)
             if process and process.facts.connection and is_kernel(process):
                 yield process
-
-    def _ask(self, pid: int) -> Process | None:
-        import psutil
-
-        try:
-            process = psutil.Process(pid)
-            with process.oneshot():
-                key = (pid, process.create_time())
-                facts = self._kept.get(key) or self._facts.get(key) or _facts(process, key[1])
-                parent = process.ppid()
-        except (psutil.Error, ValueError, OverflowError):
-            return None
-        self._kept[key] = facts
-        return Process(facts, parent, _session(pid))
 
 
 def is_kernel(process: Process) -> bool:
@@ -126,14 +100,20 @@ def is_kernel(process: Process) -> bool:
     return process.leads or process.session is None or process.facts.server_pid is None
 
 
-def is_alive(pid: int) -> bool:
-    """Whether there is such a process that is more than an entry in a table."""
-    import psutil
-
+def started(pid: int) -> float | None:
+    """When a living process began, in seconds of Unix time; None where it has ended."""
     try:
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        process = psutil.Process(pid)
+        # One that only waits to be reaped is no more than an entry in a table.
+        ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return None if ended else process.create_time()
     except (psutil.Error, ValueError, OverflowError):
-        return False
+        return None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process."""
+    return started(pid) is not None
 
 
 def ignores_hangup(pid: int) -> bool:
@@ -155,10 +135,8 @@ def _session(pid: int) -> int | None:
         return None
 
 
-def _facts(process: psutil.Process, started: float) -> Facts:
-    import psutil
-
-    user = _user(process)
+def _facts(process: psutil.Process) -> Facts:
+    user, started = _user(process), process.create_time()
     if not _same_user(process):
         return Facts(process.pid, started, user)
     try:
@@ -193,8 +171,6 @@ def _connection(words: list[str], launched: bool) -> Path | None:
 
 
 def _user(process: psutil.Process) -> str | None:
-    import psutil
-
     try:
         return process.username()
     except (psutil.Error, KeyError):
@@ -202,8 +178,6 @@ def _user(process: psutil.Process) -> str | None:
 
 
 def _same_user(process: psutil.Process) -> bool:
-    import psutil
-
     if hasattr(os, "getuid"):
         return process.uids().real == os.getuid()
     return process.username() == psutil.Process().username()

@@ -22,25 +22,25 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpumagic.telemetry.processes import is_alive
+from gpumagic.telemetry.processes import started
 
-ALLOCATED, RESERVED, BUSY_NS, WINDOW_END_NS = range(4)
+COUNTERS = 4
+ALLOCATED, RESERVED, BUSY_NS, WINDOW_END_NS = range(COUNTERS)
 """The columns of a row of counters: bytes in tensors; bytes held, as a driver would count them;
 nanoseconds of work in the window that ended last; when that was, as ``time.time_ns()``."""
 
-COUNTERS = 4
 WINDOW_NS = 1_000_000_000
 """How long a window is: ``BUSY_NS / WINDOW_NS`` is the utilization."""
 
-STALE_NS = 1_500_000_000
-"""A window that ended longer ago says that nothing has run since."""
-
+# A window that ended longer ago says that nothing has run since.
+_STALE_NS = 1_500_000_000
 # More than there can be; a reader reads no more of a file.
-MAX_GPUS = 64
-_MAGIC = b"gpumagic"
-_PREFIX = struct.Struct("<8sq")
+_MAX_GPUS = 64
+# First who and what, as JSON with spaces behind it; then the rows.
 _HEADER = 16384
 _ROW = COUNTERS * 8
+# What reading anything but a state file may raise.
+_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
 # The clock may be set while a process lives, which moves the start time that the system reports.
 _SAME_START_S = 2.0
 
@@ -56,17 +56,14 @@ class VirtualFacts:
 
 @dataclass(frozen=True)
 class VirtualState:
-    """One virtual GPU of a living process, at one moment.
-
-    ``allocated`` and ``reserved`` in bytes, ``utilization`` in percent of the last second.
-    """
+    """One virtual GPU of a living process, at one moment."""
 
     pid: int
     ordinal: int
     facts: VirtualFacts
-    allocated: int
+    allocated: int  # bytes, as reserved
     reserved: int
-    utilization: float
+    utilization: float  # percent of the last second
 
 
 class Publisher:
@@ -84,7 +81,9 @@ class Publisher:
         self._facts = tuple(gpus)
         self.path: Path | None = None
         self._shared = mmap.mmap(-1, _HEADER + _ROW * len(gpus))
-        self._shared[:_HEADER] = self._header()
+        facts = [asdict(gpu) for gpu in gpus]
+        header = {"pid": self._pid, "started": started(self._pid), "gpus": facts}
+        self._shared[:_HEADER] = json.dumps(header).encode().ljust(_HEADER)
         try:
             self._share(state_folder() if folder is None else folder)
         except OSError:
@@ -92,15 +91,6 @@ class Publisher:
         self._cut_rows(self._shared)
         _live.add(self)
         atexit.register(self.close)
-
-    def _header(self) -> bytes:
-        facts = {
-            "pid": self._pid,
-            "started": started(self._pid),
-            "gpus": [asdict(gpu) for gpu in self._facts],
-        }
-        text = json.dumps(facts).encode()
-        return (_PREFIX.pack(_MAGIC, len(text)) + text).ljust(_HEADER, b"\0")
 
     def _share(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -183,38 +173,31 @@ def read_file(path: Path) -> list[VirtualState]:
     """The virtual GPUs in one state file; nothing where it cannot be trusted."""
     try:
         with path.open("rb") as file:
-            content = file.read(_HEADER + _ROW * MAX_GPUS)
-        pid, start, facts = _parse_header(content)
-        rows = [
-            struct.unpack_from(f"<{COUNTERS}q", content, _HEADER + n * _ROW)
-            for n in range(len(facts))
-        ]
-    except (OSError, ValueError, struct.error):
+            header = json.loads(file.read(_HEADER))
+            facts = [
+                VirtualFacts(str(gpu["uuid"]), str(gpu["name"]), int(gpu["memory_total"]))
+                for gpu in header["gpus"][:_MAX_GPUS]
+            ]
+            rows = [struct.unpack(f"<{COUNTERS}q", file.read(_ROW)) for _ in facts]
+        pid, start = int(header["pid"]), float(header["started"])
+    except (
+        OSError,
+        ValueError,
+        struct.error,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        RecursionError,
+    ):
         return []
     if path.stem != str(pid):
         return []
-    begun = started(pid) if is_alive(pid) else None
+    begun = started(pid)
     if begun is None or abs(begun - start) > _SAME_START_S:
         with suppress(OSError):
             path.unlink()
         return []
     return _states(pid, facts, rows)
-
-
-def _parse_header(content: bytes) -> tuple[int, float, list[VirtualFacts]]:
-    """Raises ValueError or struct.error for anything that a Publisher would not have written."""
-    magic, length = _PREFIX.unpack_from(content)
-    if magic != _MAGIC or not 0 < length <= _HEADER - _PREFIX.size:
-        raise ValueError("not a state file")
-    try:
-        header = json.loads(content[_PREFIX.size : _PREFIX.size + length])
-        facts = [
-            VirtualFacts(str(gpu["uuid"]), str(gpu["name"]), int(gpu["memory_total"]))
-            for gpu in header["gpus"]
-        ]
-        return int(header["pid"]), float(header["started"]), facts
-    except (TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise ValueError("not a state file") from error
 
 
 def _states(
@@ -223,7 +206,7 @@ def _states(
     now = time.time_ns()
     states = []
     for ordinal, (gpu, row) in enumerate(zip(facts, rows, strict=True)):
-        fresh = now - row[WINDOW_END_NS] <= STALE_NS
+        fresh = now - row[WINDOW_END_NS] <= _STALE_NS
         busy = min(max(row[BUSY_NS] / WINDOW_NS, 0.0), 1.0) if fresh else 0.0
         states.append(
             VirtualState(
@@ -231,13 +214,3 @@ def _states(
             )
         )
     return states
-
-
-def started(pid: int) -> float | None:
-    """When a process began, in seconds of Unix time; None where there is no such process."""
-    import psutil
-
-    try:
-        return psutil.Process(pid).create_time()
-    except (psutil.Error, ValueError, OverflowError):
-        return None
