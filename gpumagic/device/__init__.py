@@ -6,9 +6,8 @@ type. The UUID is the key; a CUDA ordinal and an NVML index are labels. Never im
 loads NVML only when somebody asks what there is.
 """
 
-from gpumagic.device.cuda_visible import visible
 from gpumagic.device.device import CPU, Device
-from gpumagic.device.discover import devices_changed, here, set_cuda_order, set_virtual
+from gpumagic.device.discover import devices_changed, here, set_cuda_order, set_virtual, visible
 from gpumagic.device.where import complete, resolve, resolve_one
 
 __all__ = [

@@ -38,26 +38,23 @@ def resolve(
 
     Raises GpuError: not a WHERE, not here, named twice, or ambiguous.
     """
-    try:
-        return _resolve(where, devices, current)
-    except _NotADevice as error:
-        raise GpuError(f"{error} is not a device; type {SPELLINGS}") from None
+    return _resolve(where, devices, current, SPELLINGS)
 
 
-def _resolve(where: object, devices: Sequence[Device] | None, current: int) -> list[Device]:
-    if isinstance(where, Device):
-        text = where.uuid or str(where)
-    elif isinstance(where, str):
-        text = where
-    else:
-        text = _spell(where)
-    # Naming the CPU must not wake a driver: its first call can take seconds.
-    if devices is None:
-        devices = [] if _CPU.fullmatch(text.strip()) else here()
+def _resolve(
+    where: object, devices: Sequence[Device] | None, current: int, spellings: str
+) -> list[Device]:
     found: list[Device] = []
-    for part in text.split(","):
-        for device in _resolve_part(part.strip(), text, devices, current):
-            _add(device, found, text)
+    try:
+        text = _spell(where)
+        # Naming the CPU must not wake a driver: its first call can take seconds.
+        if devices is None:
+            devices = [] if _CPU.fullmatch(text.strip()) else here()
+        for part in text.split(","):
+            for device in _resolve_part(part.strip(), text, devices, current):
+                _add(device, found, text)
+    except _NotADevice as error:
+        raise GpuError(f"{error} is not a device; type {spellings}") from None
     return found
 
 
@@ -65,10 +62,7 @@ def resolve_one(
     where: object, devices: Sequence[Device] | None = None, *, current: int = 0
 ) -> Device:
     """As :func:`resolve`, for a WHERE that must name exactly one device, or GpuError."""
-    try:
-        found = _resolve(where, devices, current)
-    except _NotADevice as error:
-        raise GpuError(f"{error} is not a device; type {SPELLINGS_OF_ONE}") from None
+    found = _resolve(where, devices, current, SPELLINGS_OF_ONE)
     if len(found) > 1:
         raise GpuError(f"one device is needed, {_quote(where)} names {_list(found)}; type one")
     return found[0]
@@ -96,7 +90,11 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
 
 
 def _spell(where: object) -> str:
-    """Write an integer or a ``torch.device`` as people do."""
+    """Write a Device, an integer or a ``torch.device`` as people do."""
+    if isinstance(where, str):
+        return where
+    if isinstance(where, Device):
+        return where.uuid or str(where)
     kind = getattr(where, "type", None)
     if isinstance(kind, str):
         ordinal = getattr(where, "index", None)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import cache
 
+import psutil
+
 from gpumagic import device
 from gpumagic.telemetry import virtual_state
 from gpumagic.telemetry.nvml_source import NvmlSource
@@ -109,8 +111,6 @@ _asked = threading.local()
 
 def read_host() -> Host:
     """The host now; ``cpu_utilization`` is since this thread's previous call, None at first."""
-    import psutil
-
     utilization: float | None = psutil.cpu_percent()
     # psutil has nothing to compare with yet, and says 0.
     if not getattr(_asked, "before", False):

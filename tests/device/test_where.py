@@ -239,7 +239,7 @@ def test_each_completion_goes_on_from_what_was_typed_and_is_a_where(prefix: str)
 def test_import_is_light() -> None:
     program = (
         "import sys, gpumagic.device, gpumagic.telemetry.collect;"
-        "print([m for m in ('torch', 'IPython', 'pynvml', 'psutil', 'platformdirs', 'numpy')"
+        "print([m for m in ('torch', 'IPython', 'pynvml', 'platformdirs', 'numpy')"
         " if m in sys.modules])"
     )
     done = subprocess.run(
