@@ -7,30 +7,19 @@ import keyword
 import math
 import re
 import shlex
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import NoReturn
 
 from IPython.core.error import UsageError
 
 from gpumagic.errors import GpuError
 
-if TYPE_CHECKING:
-    from gpumagic.magics.gputime import TimingRequest
-
 # Up to a -- that stands alone and in no quotes.
 _BEFORE_CODE = re.compile(r"""((?:[^\s'"]+|'[^']*'|"(?:\\.|[^"\\])*"|\s+)*?)(?<!\S)--(?:\s+|$)""")
-
-
-# After these of `%%gputime` stands a value, which is taken as it is.
-_TAKES_A_VALUE = {"--setup", "--items", "--max-time", "-o", "--output", "--against"}
-
-
-class LineParser(argparse.ArgumentParser):
-    """argparse, whose error is one line that ends with what to type."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}; {self.format_usage().strip()}")
 
 
 @contextmanager
@@ -42,61 +31,69 @@ def in_one_line(magic: str) -> Iterator[None]:
         raise UsageError(f"{magic}: {error}") from None
 
 
-def gpuwatch_parser() -> LineParser:
-    """Of ``%gpuwatch``."""
-    usage = "type %%gpuwatch on [--report] [--strict], or %%gpuwatch off"
-    parser = LineParser("%gpuwatch", usage=usage, add_help=False)
-    parser.add_argument("what", nargs="?", choices=("on", "off"), type=str.lower)
-    parser.add_argument("--report", action="store_true")
-    parser.add_argument("--strict", action="store_true")
-    return parser
-
-
-def gputime_parser(magic: str) -> LineParser:
-    """Of ``%gputime`` and ``%%gputime``."""
-    options = "[--sweep n=64,256] [--setup CODE] [--items N] [--max-time S] [--in-place]"
-    options += " [-o NAME] [--against last|NAME|FILE] [--quiet]"
-    code = " -- expression" if magic == "%gputime" else ""
-    usage = f"type {magic} WHERE WHERE {options}{code}".replace("%", "%%")
-    parser = _TimingParser(magic, usage=usage, add_help=False)
-    parser.add_argument("where", nargs="*")
-    parser.add_argument("--sweep", action="append", default=[], metavar="n=64,256")
-    parser.add_argument("--setup", default="", metavar="CODE")
-    parser.add_argument("--items", type=_items, metavar="N")
-    parser.add_argument("--max-time", type=_above_zero, default=5.0, metavar="S")
-    parser.add_argument("--in-place", action="store_true")
-    parser.add_argument("-o", "--output", type=_name, metavar="NAME")
-    parser.add_argument("--against", metavar="last|NAME|FILE")
-    parser.add_argument("--quiet", "-q", action="store_true")
-    return parser
-
-
-class _TimingParser(LineParser):
-    """Its usage is long, and told where it helps: of a wrong value, a right one is enough."""
+class LineParser(argparse.ArgumentParser):
+    """argparse, whose error is one line that ends with what to type."""
 
     def error(self, message: str) -> NoReturn:
-        wrong = re.fullmatch(r"argument (?:-o/)?(--[\w-]+): (.*)", message)
-        if wrong is not None:
-            option = "-o" if wrong[1] == "--output" else wrong[1]
+        wrong = re.fullmatch(r"argument ([\w-]+)[\w/-]*: (.*)", message)
+        option = self._option_string_actions.get(wrong[1]) if wrong else None
+        if wrong and option and option.help:  # of a wrong value, a right one is enough
             said = "nothing after it" if wrong[2].startswith("expected one") else wrong[2]
-            raise UsageError(f"{self.prog}: {option}: {said}; type {option} {_RIGHT[option]}")
-        unknown = message.removeprefix("unrecognized arguments: ")
-        if unknown != message:
-            options = "--sweep --setup --items --max-time --in-place -o --against --quiet"
-            raise UsageError(
-                f"{self.prog}: {unknown} is no option; there are {options}; {self.prog}? tells more"
-            )
-        super().error(message)
+            raise UsageError(f"{self.prog}: {wrong[1]}: {said}; type {wrong[1]} {option.help}")
+        raise UsageError(f"{self.prog}: {message}; {self.format_usage().strip()}")
+
+    def takes_a_value(self, word: str) -> bool:
+        """Whether it is an option after which a value stands."""
+        option = self._option_string_actions.get(word)
+        return option is not None and option.nargs is None
+
+    def options(self) -> list[str]:
+        """The options that users are to know."""
+        known = (a for a in self._actions if a.option_strings and a.help != argparse.SUPPRESS)
+        return [action.option_strings[-1] for action in known]
 
 
-# An example for each option of `%%gputime` that takes a value.
-_RIGHT = {
-    "--sweep": "n=64,256,1024",
-    "--setup": "'x = torch.randn(64)'",
-    "--items": "1000, or --items 'len(x)'",
-    "--max-time": "5",
-    "-o": "result",
-    "--against": "last",
+@cache
+def parser_of(magic: str) -> LineParser:
+    """The parser of a magic's line; the help of an option that takes a value is an example."""
+    name = magic.lstrip("%")
+    usage = f"type %(prog)s {_USAGES[name]}{' -- expression' * (magic == '%gputime')}"
+    parser = LineParser(magic, usage=usage, add_help=False)
+    add = parser.add_argument
+    if name == "gpuwatch":
+        add("what", nargs="?", choices=("on", "off"), type=str.lower)
+    else:
+        add("where", nargs="*" if name == "gputime" else "?")
+    if name == "gputime":
+        add("--sweep", action="append", default=[], help="n=64,256,1024")
+        add("--setup", default="", help="'x = torch.randn(64)'")
+        add("--items", type=_items, help="1000, or --items 'len(x)'")
+        add("--max-time", type=_above_zero, default=5.0, help="5")
+        add("-o", "--output", type=_name, help="result")
+        add("--against", help="last")
+    elif name == "gpus":
+        add("--virtual", help="2, or --virtual off")
+        add("--memory", help="16GiB")
+        add("--force", action="store_true", help=argparse.SUPPRESS)
+    elif name == "ongpu":
+        add("--no-move", dest="move", action="store_false")
+    for option in _FLAGS[name]:
+        add(*option.split(), action="store_true")
+    return parser
+
+
+_USAGES = {
+    "gpus": "[WHERE] [--processes] [--live] [--doctor] [--virtual N|off [--memory 16GiB]]",
+    "gpuwatch": "on [--report] [--strict], or %(prog)s off",
+    "ongpu": "WHERE [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix]",
+    "gputime": "WHERE WHERE [--sweep n=64,256] [--setup CODE] [--items N] [--max-time S]"
+    " [--in-place] [-o NAME] [--against last|NAME|FILE] [--quiet]",
+}
+_FLAGS = {
+    "gpus": ("-p --processes", "--live", "--doctor"),
+    "gpuwatch": ("--report", "--strict"),
+    "ongpu": ("-q --quiet", "--dry-run", "--report", "--strict", "--fix"),
+    "gputime": ("--in-place", "-q --quiet"),
 }
 
 
@@ -106,7 +103,7 @@ def _above_zero(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+        raise ArgumentTypeError(f"{text} is not a number above 0")
     return number
 
 
@@ -117,17 +114,37 @@ def _items(text: str) -> float | str:
         try:
             compile(text.strip(), "<--items>", "eval")
         except (SyntaxError, ValueError):
-            raise argparse.ArgumentTypeError(f"{text} is no number and no expression") from None
+            raise ArgumentTypeError(f"{text} is no number and no expression") from None
         return text.strip()
     return _above_zero(text)
 
 
-def _joined(words: list[str]) -> list[str]:
+def _name(text: str) -> str:
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise ArgumentTypeError(f"{text} cannot be the name of a variable")
+    return text
+
+
+def parse(magic: str, line: str) -> Namespace:
+    """A magic's line; raises UsageError for what is not in its usage."""
+    parser = parser_of(magic)
+    try:
+        # "/gpu:1" and "0,1" are plain words to shlex; a quoted word loses its quotes.
+        words = shlex.split(line, comments=True)
+        if magic.endswith("gputime"):  # options may stand between its devices
+            return parser.parse_intermixed_args(_joined(words, parser))
+        return parser.parse_args(words)
+    except ValueError as error:
+        usage = parser.format_usage().strip()
+        raise UsageError(f"{magic}: {error} in {line.strip()}; {usage}") from None
+
+
+def _joined(words: list[str], parser: LineParser) -> list[str]:
     """`n=1, 2`, `0 + 1` and `cpu, 0` as the one word each that they are meant to be."""
     made: list[str] = []
     for n, word in enumerate(words):
-        values = {words[n - back] for back in (1, 2) if n >= back} & _TAKES_A_VALUE
-        last = made[-1] if made and not values else ""
+        before = {words[n - back] for back in (1, 2) if n >= back} - {"--sweep"}
+        last = made[-1] if made and not any(map(parser.takes_a_value, before)) else ""
         joins = last[-1:] in (*",+=",) or word[0] in ",+=" if last and word else False
         if joins and not last.startswith("-") and not word.startswith("--"):
             made[-1] += word
@@ -136,58 +153,51 @@ def _joined(words: list[str]) -> list[str]:
     return made
 
 
-def _name(text: str) -> str:
-    if not text.isidentifier() or keyword.iskeyword(text):
-        raise argparse.ArgumentTypeError(f"{text} cannot be the name of a variable")
-    return text
+@dataclass(frozen=True)
+class Request:
+    """What a `%%ongpu` line, or a standing `%ongpu`, asks for."""
+
+    where: str
+    move: bool = True
+    quiet: bool = False
+    standing: bool = False
+    dry_run: bool = False
+    report: bool = False
+    strict: bool = False
+    fix: bool = False
 
 
-def gpus_parser() -> LineParser:
-    """Of ``%gpus``."""
-    parser = LineParser(
-        "%gpus",
-        usage="type %%gpus [WHERE] [--processes] [--live] [--doctor] "
-        "[--virtual N|off [--memory 16GiB]]",
-        add_help=False,
-    )
-    parser.add_argument("where", nargs="?")
-    parser.add_argument("--processes", "-p", action="store_true")
-    parser.add_argument("--live", action="store_true")
-    parser.add_argument("--doctor", action="store_true")
-    parser.add_argument("--virtual", metavar="N|off")
-    parser.add_argument("--memory")
-    parser.add_argument("--force", action="store_true")
-    return parser
+@lru_cache(maxsize=64)
+def placing_request(line: str, magic: str = "%%ongpu") -> Request:
+    """What stands after ``%%ongpu`` or ``%ongpu``; raises UsageError."""
+    asked = Request(**vars(parse(magic, line)))
+    if not asked.where:
+        raise UsageError(
+            f"{magic}: which device? type one after it: {magic} 1, {magic} cuda:1, {magic} cpu, "
+            f"{magic} free (%gpus shows what there is)"
+        )
+    if asked.where.lower() == "off":
+        raise UsageError(f"{magic}: type %ongpu off, on a line of its own, to end %ongpu")
+    if asked.dry_run and magic == "%ongpu":
+        raise UsageError(f"%ongpu: --dry-run is for one cell: %%ongpu {asked.where} --dry-run")
+    about = [f"--{name}" for name in ("report", "strict", "fix", "quiet") if getattr(asked, name)]
+    if asked.dry_run and about:
+        raise UsageError(
+            f"{magic}: --dry-run runs nothing that {about[0]} could be about; leave out one of them"
+        )
+    if asked.quiet and asked.report:
+        raise UsageError(f"{magic}: --report shows what --quiet hides; leave out one of them")
+    return asked
 
 
-def parse(parser: argparse.ArgumentParser, line: str) -> argparse.Namespace:
-    """A magic's line; raises UsageError for what is not in its usage."""
-    try:
-        # "/gpu:1" and "0,1" are plain words to shlex; a quoted word loses its quotes.
-        words = shlex.split(line, comments=True)
-        if isinstance(parser, _TimingParser):
-            words = _joined(words)
-        # Options may stand between devices.
-        mixed = any(action.nargs == "*" for action in parser._actions)
-        return parser.parse_intermixed_args(words) if mixed else parser.parse_args(words)
-    except ValueError as error:
-        usage = parser.format_usage().strip()
-        raise UsageError(f"{parser.prog}: {error} in {line.strip()}; {usage}") from None
-
-
-def timing_request(line: str, cell: str | None) -> tuple[TimingRequest, str]:
+def timing_request(line: str, cell: str | None) -> tuple[Namespace, str]:
     """What a line of ``%gputime`` or ``%%gputime`` asks for, and the code; raises UsageError."""
-    magic = "%gputime" if cell is None else "%%gputime"
-    if cell is None:
-        split = _BEFORE_CODE.match(line)
-        if split is None:
-            raise UsageError(
-                "%gputime: no code; put it after --, as in %gputime cpu 0 -- torch.mm(a, a),"
-                " or below a line %%gputime"
-            )
-        line, cell = split[1], line[split.end() :]
-    args = vars(parse(gputime_parser(magic), line))
-    from gpumagic.magics.gputime import TimingRequest
-
-    request = TimingRequest(**args | {"where": tuple(args["where"]), "sweep": tuple(args["sweep"])})
-    return request, cell
+    if cell is not None:
+        return parse("%%gputime", line), cell
+    split = _BEFORE_CODE.match(line)
+    if split is None:
+        raise UsageError(
+            "%gputime: no code; put it after --, as in %gputime cpu 0 -- torch.mm(a, a),"
+            " or below a line %%gputime"
+        )
+    return parse("%gputime", split[1]), line[split.end() :]

@@ -17,19 +17,10 @@ from IPython.display import display
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.magics.arguments import (
-    gpus_parser,
-    gpuwatch_parser,
-    in_one_line,
-    parse,
-    timing_request,
-)
+from gpumagic.magics.arguments import in_one_line, parse, placing_request, timing_request
 from gpumagic.magics.completion import complete_where
-from gpumagic.magics.gpuwatch import Watched
 from gpumagic.magics.mismatches import Explaining
 from gpumagic.magics.ongpu import CellHooks
-from gpumagic.magics.ongpu_line import request
-from gpumagic.magics.ongpu_magic import ongpu_magic
 from gpumagic.magics.shown_once import Once
 
 
@@ -42,7 +33,6 @@ class GpuMagics(Magics):
         self.explaining = Explaining(shell)
         self.cells = CellHooks(shell, display, self.explaining.explain_unshown)
         self.once = Once(shell, self.cells.current)
-        self.watched = Watched(shell, display)
 
     @no_var_expand
     @line_magic
@@ -71,7 +61,7 @@ class GpuMagics(Magics):
         """
         from gpumagic.magics import gpus
 
-        args = parse(gpus_parser(), line)
+        args = parse("%gpus", line)
         with in_one_line("%gpus"):
             if args.virtual is not None and args.virtual.lower() == "off":
                 self.cells.end_all()
@@ -90,18 +80,52 @@ class GpuMagics(Magics):
             return self.once.show(gpus.gpus(args.where, processes=args.processes))
 
     @no_var_expand
-    @line_magic
-    def ongpu(self, line: str) -> None:
-        """Run all cells from now on on one device.
+    @line_cell_magic
+    def ongpu(self, line: str, cell: str | None = None) -> Any:
+        """Run this cell, or all cells from now on, on one device.
+
+        New tensors and modules are made there, a bare "cuda" means that GPU, batches of a
+        DataLoader land there, and the tensors, modules and optimizers that the cell reads are
+        brought there first, each staying the object it is. An explicit `device=` wins. A line
+        under the cell says what moved, how long it took and the peak memory.
 
         Usage::
 
-            %ongpu 1        cells run there from now on, this one included
+            %%ongpu WHERE [--no-move] [--quiet] [--report] [--strict] [--fix] [--dry-run]
+
+            WHERE        1   cuda:1   gpu:1   /gpu:1   cuda   cpu   mps   GPU-4f2a…
+                         free   the GPU with the most free memory
+                         1?     GPU 1, or else the CPU, and say so
+            --no-move    leave variables and batches where they are
+            --quiet      no report; gpumagic.last_report() has it
+            --report     with a table of the copies between devices and the waits, by line, with
+                         advice
+            --strict     the first copy or wait that is implicit (no device is named: .item(),
+                         print, a mask, an index on the CPU) is an error at its line
+            --fix        bring operands on several devices to where most bytes are, and say so
+            --dry-run    compute nothing and change nothing: say what the cell would assign, copy
+                         and need in memory, and where it would fail
+
+            %ongpu 1        all cells run there from now on, this one included
             %ongpu off      no longer
             %ongpu          say what holds
 
-        For one cell, see `%%ongpu?`.
+        Examples::
+
+            %%ongpu 1
+            net = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 10))
+            loss = F.cross_entropy(net(X), y)      # X and y are brought to cuda:1
+
+            %%ongpu free
+            %%time
+            train(net, loader)
+
+        Peak memory is counted from the start of the cell, as after
+        `torch.cuda.reset_peak_memory_stats()`. In a program: `with gpumagic.on(1):`.
         """
+        return self._stand(line) if cell is None else self.cells.run(line, cell)
+
+    def _stand(self, line: str) -> None:
         cells, words = self.cells, line.partition("#")[0].split()
         if not words:
             holds = f"cells run on {cells.standing_on}; %ongpu off ends it"
@@ -112,7 +136,7 @@ class GpuMagics(Magics):
             print(f"cells no longer run on {cells.standing_on}" if held else "nothing to end")
         else:
             with in_one_line("%ongpu"):
-                cells.stand(request(line, "%ongpu"))
+                cells.stand(placing_request(line, "%ongpu"))
             print(f"cells run on {cells.standing_on} from now on; %ongpu off ends it")
 
     @no_var_expand
@@ -130,16 +154,17 @@ class GpuMagics(Magics):
 
         `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`.
         """
-        args, watched = parse(gpuwatch_parser(), line), self.watched
+        args, cells = parse("%gpuwatch", line), self.cells
         if args.what == "on":
             with in_one_line("%gpuwatch"):
-                watched.start(report=args.report, strict=args.strict)
+                cells.count(report=args.report, strict=args.strict)
             print("copies and waits are counted from now on; %gpuwatch off ends it")
         elif args.what == "off":
-            print("copies and waits are no longer counted" if watched.on else "nothing to end")
-            watched.stop()
+            counted = cells.watched.on
+            cells.count_no_more()
+            print("copies and waits are no longer counted" if counted else "nothing to end")
         else:
-            print(f"%gpuwatch is {'on' if watched.on else 'off; %gpuwatch on starts it'}")
+            print(f"%gpuwatch is {'on' if cells.watched.on else 'off; %gpuwatch on starts it'}")
 
     @no_var_expand
     @needs_local_scope
@@ -189,14 +214,14 @@ class GpuMagics(Magics):
 
         Ctrl-C keeps what is finished. In a program: `gpumagic.compare(code, ["cpu", 0])`.
         """
-        from gpumagic.magics.gputime import Timed
+        from gpumagic.magics.gputime import time_cell
 
-        request, code = timing_request(line, cell)
+        asked, code = timing_request(line, cell)
         above = "" if cell is None else f"%%gputime {line}"
         with in_one_line("%%gputime" if above else "%gputime"):
             self.cells.set_aside()
-            with self.watched.paused():
-                Timed(self.shell).run(request, above, code, local_ns)
+            with self.cells.uncounted():
+                time_cell(self.shell, asked, above, code, local_ns)
 
 
 _loaded: WeakKeyDictionary[Any, GpuMagics] = WeakKeyDictionary()
@@ -208,7 +233,6 @@ def load(shell: Any) -> None:
         return
     magics = _loaded[shell] = GpuMagics(shell)
     shell.register_magics(magics)
-    shell.register_magic_function(ongpu_magic(magics.cells), "cell", "ongpu")
     magics.explaining.install()
     magics.cells.install()
     magics.once.install()
@@ -230,7 +254,6 @@ def unload(shell: Any) -> None:
     magics.cells.uninstall()
     magics.explaining.uninstall()
     magics.once.uninstall()
-    magics.watched.stop()
     if (dispatch := sys.modules.get("gpumagic.ledger.dispatch")) is not None:
         dispatch.uninstall()
     faults.forget()
@@ -238,7 +261,6 @@ def unload(shell: Any) -> None:
         placing.forget_twins()
     shell.Completer.custom_matchers.remove(complete_where)
     manager = shell.magics_manager
-    manager.magics["cell"].pop("ongpu", None)
     for kind, ours in magics.magics.items():
         for name in ours:
             manager.magics[kind].pop(name, None)

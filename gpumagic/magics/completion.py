@@ -5,32 +5,10 @@ from typing import Any
 
 from IPython.core.completer import SimpleCompletion, context_matcher
 
-from gpumagic.magics.ongpu_line import OPTIONS
+from gpumagic.magics.arguments import parser_of
 
-_LINE = re.compile(
-    r"^\s*%{1,2}(?P<magic>ongpu|gputime|gpus|gpuwatch)\s+(?P<words>.*?)(?P<last>\S*)$"
-)
-_OPTIONS: dict[str, list[str]] = {
-    "ongpu": list(OPTIONS),
-    "gputime": [
-        "--sweep",
-        "--setup",
-        "--items",
-        "--max-time",
-        "--in-place",
-        "--output",
-        "--against",
-        "--quiet",
-    ],
-    "gpuwatch": ["on", "off", "--report", "--strict"],
-    "gpus": ["--processes", "--live", "--doctor", "--virtual", "--memory"],
-}
-# After these stands a value.
-_VALUES: dict[str, list[str]] = {
-    "--virtual": ["1", "2", "4", "8", "off"],
-    "--against": ["last"],
-    **{key: [] for key in ("--sweep", "--setup", "--items", "--max-time", "--output", "-o")},
-}
+_LINE = re.compile(r"\s*%{1,2}(ongpu|gputime|gpus|gpuwatch)\s+(.*?)(\S*)$")
+_VALUES = {"--virtual": ["1", "2", "4", "8", "off"], "--against": ["last"]}
 
 
 def _complete(context: Any) -> dict[str, Any]:
@@ -38,27 +16,29 @@ def _complete(context: Any) -> dict[str, Any]:
     match = _LINE.match(context.text_until_cursor)
     if match is None:
         return {"completions": []}
-    magic, words, last = match["magic"], match["words"].split(), match["last"]
+    magic, words, last = match[1], match[2].split(), match[3]
     if magic == "gputime" and "--" in words:
         return {"completions": []}  # what follows is Python
-    candidates = [o for o in _OPTIONS[magic] if o.startswith(last) and o not in words]
-    if words and words[-1] in _VALUES:
-        candidates = [v for v in _VALUES[words[-1]] if v.startswith(last)]
+    parser = parser_of(f"%{magic}")
+    offers = [option for option in parser.options() if option not in words]
+    if words and parser.takes_a_value(words[-1]):
+        offers = _VALUES.get(words[-1], [])
     elif magic == "gpuwatch":
-        pass
+        offers = ["on", "off", *offers]
     elif magic == "gputime":
         # Several, and several at a time: "0+1".
         others, plus, one = last.rpartition("+")
         found = [f"{others}{plus}{offer}" for offer in _devices(one)]
-        candidates = [*(f for f in found if f not in words), *candidates]
-    elif not [w for w in words if not w.startswith("-")]:
-        candidates = [*_devices(last), *candidates]
-        if magic == "ongpu" and context.text_until_cursor.lstrip().startswith("%ongpu"):
-            candidates += ["off"] if "off".startswith(last) else []
+        offers = [*(f for f in found if f not in words), *offers]
+    elif not [word for word in words if not word.startswith("-")]:
+        offers = [*_devices(last), *offers]
+        if magic == "ongpu" and "%%" not in match[0]:
+            offers.append("off")
     # The completer's token may begin within our word: "--no" of "--no-move", "1" of "cuda:1".
     skip = len(last) - len(context.token)
+    fit = (offer for offer in offers if offer.startswith(last))
     return {
-        "completions": [SimpleCompletion(text=c[skip:], type="device") for c in candidates],
+        "completions": [SimpleCompletion(text=offer[skip:], type="device") for offer in fit],
         "suppress": True,
     }
 

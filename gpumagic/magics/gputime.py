@@ -7,112 +7,83 @@ from __future__ import annotations
 
 import ast
 import re
-import time
+import warnings
+from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, torch_needed
-from gpumagic.magics.tracebacks import begin_at, check_code, render
 
 if TYPE_CHECKING:
     from gpumagic.timing.comparison import Comparison
 
-
-@dataclass(frozen=True)
-class TimingRequest:
-    """What a `%%gputime` line asks for; see `compare`, whose parameters these are."""
-
-    where: tuple[str, ...] = ()
-    sweep: tuple[str, ...] = ()
-    setup: str = ""
-    items: float | str | None = None
-    max_time: float = 5.0
-    in_place: bool = False
-    output: str | None = None
-    against: str | None = None
-    quiet: bool = False
-
-
 # Magics that say where code runs, as IPython has made Python of them.
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime)'")
+# The engine's name for a file of text that came from none, such as a set-up.
+_TEXT = "<timed "
 
 
-def _engine(asked: str) -> Any:
-    with torch_needed(asked):
+def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = None) -> None:
+    """Time `text`, as it was typed, show the Comparison and bind it as the line asks.
+
+    `magic` is the line above the text, `""` where the text is on it; `scope` has the names of the
+    function that the magic is called in. Raises as `compare`, and KeyboardInterrupt after what was
+    finished has been shown and bound.
+    """
+    with torch_needed("%%gputime"):
         from gpumagic import timing
-    return timing
+        from gpumagic.magics import sweep_option
 
-
-class Timed:
-    """Times the cells of one IPython shell."""
-
-    def __init__(self, shell: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self._shell = shell
-        self._clock = clock
-
-    def run(self, request: TimingRequest, magic: str, text: str, scope: Any = None) -> None:
-        """Time `text`, as it was typed, show the Comparison and bind it as the request says.
-
-        `magic` is the line above the text, `""` where the text is on it; `scope` has the names of
-        the function that the magic is called in. Raises as `compare`, and KeyboardInterrupt after
-        what was finished has been shown and bound.
-        """
-        timing = _engine("%%gputime")
-        from gpumagic.magics.sweep_option import parse
-
-        namespace = self._shell.user_ns
-        if scope is not None and scope is not namespace:
-            namespace = {**namespace, **scope}
-        against = _earlier(request.against, namespace, timing.last_comparison())
-        sweep = parse(request.sweep, namespace) if request.sweep else None
-        code, raw = self._shell.transform_cell(text), text
-        setup = self._shell.transform_cell(request.setup) if request.setup else ""
-        _check(code, text, magic, setup)
-        shown = code
-        if magic:
-            # A line more above, so that the numbers are those of the cell. For tracebacks it is a
-            # statement: they take a file to begin where its first one does.
-            code, raw, shown = f"\n{code}", f"{magic}\n{text}", f"{magic!r}\n{code}"
-        running = getattr(self._shell.displayhook, "exec_result", None)
-        count = getattr(running, "execution_count", None) or self._shell.execution_count
-        name = self._shell.compile.cache(shown, count, raw_code=raw)
-        line = ProgressLine(self._shell, self._clock, silent=request.quiet)
-        try:
-            made = timing.compare(
-                code,
-                request.where or None,
-                setup=setup,
-                sweep=sweep,
-                items=request.items,
-                max_time=request.max_time,
-                in_place=request.in_place,
-                namespace=namespace,
-                against=against,
-                progress=line.update,
-                filename=name,
-                text=text,
-            )
-        except GpuError:
-            line.close()
-            raise
-        except BaseException as error:
-            line.close()
-            begin_at(self._shell, error, name)
-            raise
-        if request.output:
-            self._shell.user_ns[request.output] = made
-        line.close(None if request.quiet else made)
-        if made.interrupted:
-            where = (
-                "shown above" if not request.quiet else request.output and f"in {request.output}"
-            )
-            told = [f"what was finished is {where}"] if where else []
-            stopped = KeyboardInterrupt(*told)
-            render(stopped, lambda: [": ".join(["KeyboardInterrupt", *told])])
-            raise stopped
+    namespace = shell.user_ns
+    if scope is not None and scope is not namespace:
+        namespace = {**namespace, **scope}
+    against = _earlier(asked.against, namespace, timing.last_comparison())
+    sweep = sweep_option.parse(asked.sweep, namespace) if asked.sweep else None
+    code, raw = shell.transform_cell(text), text
+    setup = shell.transform_cell(asked.setup) if asked.setup else ""
+    _check(code, text, magic, setup)
+    shown = code
+    if magic:
+        # A line more above, so that the numbers are those of the cell. For tracebacks it is a
+        # statement: they take a file to begin where its first one does.
+        code, raw, shown = f"\n{code}", f"{magic}\n{text}", f"{magic!r}\n{code}"
+    running = getattr(shell.displayhook, "exec_result", None)
+    count = getattr(running, "execution_count", None) or shell.execution_count
+    name = shell.compile.cache(shown, count, raw_code=raw)
+    line = ProgressLine(shell, silent=asked.quiet)
+    try:
+        made = timing.compare(
+            code,
+            asked.where or None,
+            setup=setup,
+            sweep=sweep,
+            items=asked.items,
+            max_time=asked.max_time,
+            in_place=asked.in_place,
+            namespace=namespace,
+            against=against,
+            progress=line.update,
+            filename=name,
+            text=text,
+        )
+    except BaseException as error:
+        line.close()
+        if not isinstance(error, GpuError):
+            _begin_at(shell, error, name)
+        raise
+    if asked.output:
+        shell.user_ns[asked.output] = made
+    line.close(None if asked.quiet else made)
+    if made.interrupted:
+        where = "shown above" if not asked.quiet else asked.output and f"in {asked.output}"
+        told = [f"what was finished is {where}"] if where else []
+        stopped = KeyboardInterrupt(*told)
+        _render(stopped, lambda: [": ".join(["KeyboardInterrupt", *told])])
+        raise stopped
 
 
 def _check(code: str, text: str, magic: str, setup: str) -> None:
@@ -120,13 +91,32 @@ def _check(code: str, text: str, magic: str, setup: str) -> None:
     if text.lstrip().startswith("%%ongpu"):
         raise GpuError("the cell says %%ongpu too; leave that line out")
     # The magic's own line is above, so that the numbers are those of the cell.
-    check_code(f"\n{code}" if magic else code, text.count("\n") + bool(magic))
-    check_code(setup, 1, "--setup: ")
+    _check_code(f"\n{code}" if magic else code, text.count("\n") + bool(magic))
+    _check_code(setup, 1, "--setup: ")
     if not ast.parse(code).body:
         raise GpuError("there is no code; put what to time below the line, or after --")
     if found := _ELSEWHERE.search(code):
         line = f"{'%' * (1 + (found[1] == 'cell'))}{found[2]}"
         raise GpuError(f"the cell says {line} too; leave that line out")
+
+
+def _check_code(code: str, lines: int, what: str = "") -> None:
+    """Refuse code that is none, or no Python, in one line: GpuError.
+
+    A SyntaxError would be shown with all of the calls that led to it. Of several `lines` that of
+    the error is told; `what` is what it is: `"--setup: "`.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # An `await` is refused later, in better words.
+            compile(code, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except SyntaxError as error:
+        at = f"line {error.lineno}: " if lines > 1 and error.lineno else ""
+        text = (error.text or "").strip()
+        raise GpuError(f"{what}{at}{error.msg}{f': {text}' if text else ''}") from None
+    except ValueError as error:  # a null byte, before Python 3.12
+        raise GpuError(f"{what}{error}") from None
 
 
 def _earlier(
@@ -150,3 +140,26 @@ def _earlier(
             " type --against last, or the NAME of an earlier -o NAME"
         )
     return Comparison.from_json(path)
+
+
+def _begin_at(shell: Any, error: BaseException, name: str) -> None:
+    """Have the traceback begin at the user's own line, in file `name`, as a plain cell's does."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file == name or file.startswith(_TEXT):
+            break
+        trace = trace.tb_next
+    if trace is not None:
+        begin, show = trace, shell.InteractiveTB.structured_traceback
+        _render(error, lambda: list(show(type(error), error, begin, tb_offset=0)))
+    elif type(error).__name__ == "OutOfMemoryError":  # while the inputs were copied
+        notes = getattr(error, "__notes__", [])
+        _render(error, lambda: ["\n".join([f"{type(error).__name__}: {error}", *notes])])
+
+
+def _render(error: BaseException, lines: Callable[[], list[str]]) -> None:
+    """Have the notebook show an error as these lines."""
+    # IPython asks an exception for its own rendering. One that has slots is shown as it is.
+    with suppress(AttributeError):
+        error._render_traceback_ = lines  # type: ignore[attr-defined]

@@ -1,70 +1,29 @@
 """Run the user's own cell on a device, as if its `%%ongpu` line were not there.
 
-The line becomes a call on the cell's first line (so every line keeps its number, and `await`,
-`Out[n]` and other magics work), which begins the run; `post_run_cell` ends it.
+The line becomes a call, which begins the run; `post_run_cell` ends it.
 """
 
 import ast
-import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
 
 from gpumagic import faults
 from gpumagic.errors import GpuError, torch_needed
-from gpumagic.magics.ongpu_line import Request, after_future_imports, is_timed, request
+from gpumagic.magics.arguments import Request, placing_request
+from gpumagic.magics.gpuwatch import Watched
+from gpumagic.magics.ongpu_line import BEGIN, begin_standing, is_timed, line_of, transform
 
 if TYPE_CHECKING:
     from gpumagic.cell.run import Run
+    from gpumagic.ledger.watch import watch
 
-
-_LINE = re.compile(r"%%ongpu(?!\w|\s*\?)")
-# `%ongpu cuda?` would be taken for a question about `cuda`.
-_FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
-
-
-_BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
-
-
-def transform(lines: list[str]) -> list[str]:
-    """Turn a leading `%%ongpu …` line into a call; leave every other cell as it is."""
-    first = next((n for n, line in enumerate(lines) if line.strip()), None)
-    if first is None:
-        return lines
-    line, rest = lines[first], lines[first + 1 :]
-    if match := _FALLBACK_LINE.match(line):
-        call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"
-        return [*lines[:first], call, *rest]
-    if not _LINE.match(line) or not "".join(rest).strip():
-        return lines  # an empty cell is the cell magic's to refuse
-    below = leading_empty_lines(list(rest))
-    if below[0].startswith("%%"):
-        # IPython sees a cell magic on the first line only. Its body counts its own lines.
-        rest = transform(cell_magic(below))
-        return [*lines[:first], f"{_call(line.strip())}; {rest[0]}", *rest[1:]]
-    return [*lines[:first], f"{_call(line.strip())}\n", *rest]
-
-
-def _call(text: str) -> str:
-    return f"get_ipython().{_BEGIN}({text!r})"
-
-
-# check_complete leaves such transformers out, and so asks for more lines as after any %%magic.
-transform.has_side_effects = True  # type: ignore[attr-defined]
-
-
-def _line_of(body: list[ast.stmt]) -> str | None:
-    """The `%%ongpu` line of a cell, if its first statement is the call that it became."""
-    call = body[0].value if body and isinstance(body[0], ast.Expr) else None
-    if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == _BEGIN:
-        return str(ast.literal_eval(call.args[0]))
-    return None
+_EVENTS = ("pre_execute", "pre_run_cell", "post_execute", "post_run_cell")
 
 
 @dataclass
@@ -77,6 +36,8 @@ class RunningCell:
     gone: bool = False  # the device was not to be found
     dry: bool = False  # the tree is what a dry run is to run
     silent: bool = False
+    reported: bool = False  # a run that it began has ended
+    watch: "watch | None" = None  # of `%gpuwatch`
 
 
 class CellHooks:
@@ -93,6 +54,7 @@ class CellHooks:
         self.standing_on = ""
         self._show = show
         self._failed = failed
+        self.watched = Watched(show)
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
 
     # -- installing
@@ -100,26 +62,19 @@ class CellHooks:
         # Last: indentation and pasted prompts are off by then, as before any %%magic.
         self.shell.input_transformers_cleanup.append(transform)
         self.shell.ast_transformers.append(self)
-        for event, callback in self._callbacks():
-            self.shell.events.register(event, callback)
-        setattr(self.shell, _BEGIN, self.begin)
+        for event in _EVENTS:
+            self.shell.events.register(event, getattr(self, f"_{event}"))
+        setattr(self.shell, BEGIN, self.begin)
 
     def uninstall(self) -> None:
         self.end_all()
+        self.count_no_more()
         self.shell.input_transformers_cleanup.remove(transform)
         if self in self.shell.ast_transformers:
             self.shell.ast_transformers.remove(self)
-        for event, callback in self._callbacks():
-            self.shell.events.unregister(event, callback)
-        delattr(self.shell, _BEGIN)
-
-    def _callbacks(self) -> list[tuple[str, Callable[..., None]]]:
-        return [
-            ("pre_execute", self._pre_execute),
-            ("pre_run_cell", self._pre_run_cell),
-            ("post_execute", self._post_execute),
-            ("post_run_cell", self._post_run_cell),
-        ]
+        for event in _EVENTS:
+            self.shell.events.unregister(event, getattr(self, f"_{event}"))
+        delattr(self.shell, BEGIN)
 
     @property
     def stack(self) -> list[RunningCell]:
@@ -136,26 +91,26 @@ class CellHooks:
 
     def _pre_run_cell(self, info: object) -> None:
         self.stack[-1].silent = False
+        self.stack[-1].watch = self.watched.begin()
 
     def _post_execute(self) -> None:
         # The end of any other cell is announced by post_run_cell too, which knows its error.
         if self.stack and self.stack[-1].silent:
-            self.finish(self.stack.pop(), None)
+            cell = self.stack.pop()
+            self.finish(cell, None)
+            self._end_count(cell)
 
     def visit(self, tree: ast.Module) -> ast.Module:
         """As an AST transformer: put the call that begins the run into the tree."""
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
-        if line := _line_of(body):
+        if line := line_of(body):
             if cell and _is_dry_run(line):
                 # Nothing of the cell may run but that call, whose value is the result.
                 cell.tree, cell.dry = ast.Module(body[1:], []), True
                 body[1:] = []
         elif self._stands_for(cell) and body and not is_timed(body):
-            call = ast.parse(_call("")).body[0]
-            for node in ast.walk(call):
-                ast.copy_location(node, body[0])
-            body.insert(after_future_imports(body), call)
+            begin_standing(body)
         if cell and cell.tree is None:
             cell.tree = tree
         return tree
@@ -172,6 +127,7 @@ class CellHooks:
         if error is not None:
             self._failed(error)
         self.finish(cell, error or getattr(result, "error_before_exec", None))
+        self._end_count(cell)
         while faults.untold:
             print(f"{faults.untold.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 
@@ -184,7 +140,7 @@ class CellHooks:
         cell = self.current()
         if cell is None or cell.silent:
             raise UsageError("%%ongpu cannot place code that IPython runs silently")
-        asked = request(text.removeprefix("%%ongpu")) if text else self.standing
+        asked = placing_request(text.removeprefix("%%ongpu")) if text else self.standing
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:
@@ -202,7 +158,10 @@ class CellHooks:
 
     def place(self, cell: RunningCell, asked: Request) -> None:
         """Begin a run for `cell`, ending the one that it has. Raises `GpuError`."""
-        Run, find, names_read = _engine()
+        with torch_needed("%%ongpu"):
+            from gpumagic.cell.run import Run
+            from gpumagic.placement.torch_devices import find
+            from gpumagic.usercode.names import names_read
         self.finish(cell, None)
         cell.gone = True
         device = find(asked.where)
@@ -234,11 +193,39 @@ class CellHooks:
         run, asked, cell.run, cell.request = cell.run, cell.request, None, None
         if run is None or asked is None:
             return
+        cell.reported = True
         report = run.finish(error)
         if report and not asked.quiet and (not asked.standing or report.touched):
             self._show(report)
 
     # -- what the magics call
+    def run(self, line: str, text: str) -> Any:
+        """Run the text as a cell of its own; the value is that of the last expression.
+
+        A cell that begins with `%%ongpu` does not come through here.
+        """
+        if not text.strip():
+            raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
+        shell, cell = self.shell, RunningCell()
+        code = shell.transform_cell(f"%%ongpu {line}\n{text}")
+        name = shell.compile.cache(code, raw_code=text)
+        self.stack.append(cell)
+        error: BaseException | None = None
+        try:
+            *body, last = shell.transform_ast(shell.compile.ast_parse(code, filename=name)).body
+            value = last.value if isinstance(last, ast.Expr) else None
+            if value is None:
+                body.append(last)
+            exec(compile(ast.Module(body, []), name, "exec"), shell.user_ns)
+            if value is not None:
+                return eval(compile(ast.Expression(value), name, "eval"), shell.user_ns)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self.stack.remove(cell)
+            self.finish(cell, error)
+
     def stand(self, asked: Request) -> None:
         """Place the rest of the running cell and every cell after it."""
         standing = replace(asked, standing=True)
@@ -261,6 +248,37 @@ class CellHooks:
         if cell and cell.request and cell.request.standing:
             self.finish(cell, None)
 
+    def count(self, *, report: bool, strict: bool) -> None:
+        """Count the copies and waits of the rest of the running cell and of every cell after it."""
+        self.count_no_more()
+        self.watched.turn_on(report=report, strict=strict)
+        if cell := self.current():
+            cell.watch = self.watched.begin()
+
+    def count_no_more(self) -> None:
+        """Show what was counted, and count nothing of the cells that run, or come."""
+        self.watched.on = False
+        for cell in reversed(self.stack):
+            self._end_count(cell)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count nothing of the running cell meanwhile, since counting takes time."""
+        cell = self.current()
+        counted = cell is not None and self._end_count(cell)
+        try:
+            yield
+        finally:
+            if cell and counted:
+                cell.watch = self.watched.begin()
+
+    def _end_count(self, cell: RunningCell) -> bool:
+        """Show what was counted in a cell; whether it was."""
+        watch, cell.watch = cell.watch, None
+        if watch:
+            self.watched.end(watch, shown=cell.reported)
+        return watch is not None
+
     def end_all(self) -> None:
         """End every placement of this thread: the devices are about to go."""
         self.standing = None
@@ -268,18 +286,8 @@ class CellHooks:
             self.finish(cell, None)
 
 
-@cache
-def _engine() -> Any:
-    """What needs torch: imported by the first cell that runs on a device."""
-    with torch_needed("%%ongpu"):
-        from gpumagic.cell.run import Run
-        from gpumagic.placement.torch_devices import find
-        from gpumagic.usercode.names import names_read
-    return Run, find, names_read
-
-
 def _is_dry_run(text: str) -> bool:
     try:
-        return request(text.removeprefix("%%ongpu")).dry_run
+        return placing_request(text.removeprefix("%%ongpu")).dry_run
     except UsageError:  # said when the cell begins
         return False

@@ -1,92 +1,65 @@
-"""Read what a `%%ongpu` line asks for, once for each line, and where a standing `%ongpu` applies.
+"""Find the `%%ongpu` line of a cell, first in its text, then in its syntax tree.
 
-Anything that is no such line is a `UsageError` of one line that says what to type.
+The line becomes a call on the cell's first line: every line keeps its number, and `await`, `Out[n]`
+and other magics work.
 """
 
-from __future__ import annotations
-
-import argparse
 import ast
-from dataclasses import dataclass
-from functools import cache, lru_cache
+import re
 
-from IPython.core.error import UsageError
+from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
 
-from gpumagic.magics.arguments import LineParser, parse
-
-OPTIONS = ("--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a `%%ongpu` line, or a standing `%ongpu`, asks for."""
-
-    where: str
-    move: bool = True
-    quiet: bool = False
-    standing: bool = False
-    dry_run: bool = False
-    report: bool = False
-    strict: bool = False
-    fix: bool = False
+_LINE = re.compile(r"%%ongpu(?!\w|\s*\?)")
+_TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gputime'")
+# `%ongpu cuda?` would be taken for a question about `cuda`.
+_FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
+BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
 
 
-@cache
-def _parser(magic: str) -> argparse.ArgumentParser:
-    usage = f"type {magic} WHERE {' '.join(f'[{option}]' for option in OPTIONS)}"
-    parser = LineParser(magic, usage=usage.replace("%", "%%"), add_help=False)
-    parser.add_argument("where", nargs="?")
-    parser.add_argument("-q", "--quiet", action="store_true")
-    for option in OPTIONS:
-        if option != "--quiet":
-            parser.add_argument(option, action="store_true")
-    return parser
+def transform(lines: list[str]) -> list[str]:
+    """Turn a leading `%%ongpu …` line into a call; leave every other cell as it is."""
+    first = next((n for n, line in enumerate(lines) if line.strip()), None)
+    if first is None:
+        return lines
+    line, rest = lines[first], lines[first + 1 :]
+    if match := _FALLBACK_LINE.match(line):
+        call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"
+        return [*lines[:first], call, *rest]
+    if not _LINE.match(line) or not "".join(rest).strip():
+        return lines  # an empty cell is the cell magic's to refuse
+    below = leading_empty_lines(list(rest))
+    if below[0].startswith("%%"):
+        # IPython sees a cell magic on the first line only. Its body counts its own lines.
+        rest = transform(cell_magic(below))
+        return [*lines[:first], f"{_begin(line.strip())}; {rest[0]}", *rest[1:]]
+    return [*lines[:first], f"{_begin(line.strip())}\n", *rest]
 
 
-@lru_cache(maxsize=64)
-def request(line: str, magic: str = "%%ongpu") -> Request:
-    """What stands after ``%%ongpu`` or ``%ongpu``; raises UsageError."""
-    args = parse(_parser(magic), line)
-    if not args.where:
-        raise UsageError(
-            f"{magic}: which device? type one after it: {magic} 1, {magic} cuda:1, {magic} cpu, "
-            f"{magic} free (%gpus shows what there is)"
-        )
-    if args.where.lower() == "off":
-        raise UsageError(f"{magic}: type %ongpu off, on a line of its own, to end %ongpu")
-    if args.dry_run and magic == "%ongpu":
-        raise UsageError(f"%ongpu: --dry-run is for one cell: %%ongpu {args.where} --dry-run")
-    about = [f"--{name}" for name in ("report", "strict", "fix", "quiet") if getattr(args, name)]
-    if args.dry_run and about:
-        raise UsageError(
-            f"{magic}: --dry-run runs nothing that {about[0]} could be about; leave out one of them"
-        )
-    if args.quiet and args.report:
-        raise UsageError(f"{magic}: --report shows what --quiet hides; leave out one of them")
-    return Request(
-        args.where,
-        move=not args.no_move,
-        quiet=args.quiet,
-        dry_run=args.dry_run,
-        report=args.report,
-        strict=args.strict,
-        fix=args.fix,
-    )
+# check_complete leaves such transformers out, and so asks for more lines as after any %%magic.
+transform.has_side_effects = True  # type: ignore[attr-defined]
+
+
+def line_of(body: list[ast.stmt]) -> str | None:
+    """The `%%ongpu` line of a cell, if its first statement is the call that it became."""
+    call = body[0].value if body and isinstance(body[0], ast.Expr) else None
+    if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == BEGIN:
+        return str(ast.literal_eval(call.args[0]))
+    return None
 
 
 def is_timed(body: list[ast.stmt]) -> bool:
     """Whether a cell is a `%%gputime` cell, which says itself where its code runs."""
-    call = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
-    return (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and call.func.attr == "run_cell_magic"
-        and isinstance(call.args[0], ast.Constant)
-        and call.args[0].value == "gputime"
-    )
+    return len(body) == 1 and bool(_TIMED.match(ast.unparse(body[0])))
 
 
-def after_future_imports(body: list[ast.stmt]) -> int:
-    """Where a statement may stand that is to come first."""
+def begin_standing(body: list[ast.stmt]) -> None:
+    """Put the call that a standing `%ongpu` becomes before all that a cell does."""
+    call = ast.parse(_begin("")).body[0]
+    for node in ast.walk(call):
+        ast.copy_location(node, body[0])
     future = (isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in body)
-    return max((n + 1 for n, is_future in enumerate(future) if is_future), default=0)
+    body.insert(max((n + 1 for n, is_future in enumerate(future) if is_future), default=0), call)
+
+
+def _begin(text: str) -> str:
+    return f"get_ipython().{BEGIN}({text!r})"

@@ -6,7 +6,10 @@ from typing import Any
 from IPython.display import display
 
 # By name, so that loading us does not import it.
-_SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
+_KINDS = (
+    ("gpumagic.telemetry.snapshot", "Snapshot"),
+    ("gpumagic.widget.live_monitor", "MonitorWidget"),
+)
 
 
 class Once:
@@ -25,19 +28,18 @@ class Once:
         self._shown_in: object = None
 
     def install(self) -> None:
-        self._formatter.for_type_by_name(*_SNAPSHOT, self._display)
+        for kind in _KINDS:
+            self._formatter.for_type_by_name(*kind, self._display)
 
     def uninstall(self) -> None:
-        self._formatter.deferred_printers.pop(_SNAPSHOT, None)
+        for name in _KINDS:
+            self._formatter.deferred_printers.pop(name, None)
         for kind, printer in list(self._formatter.type_printers.items()):
             if printer == self._display:
                 self._formatter.type_printers.pop(kind)
 
     def show(self, value: Any) -> Any:
         """Show it now; returns it."""
-        # The class that is ours and common to all: of widgets each has one of its own below it.
-        ours = [kind for kind in type(value).__mro__ if kind.__module__.startswith("gpumagic.")]
-        self._formatter.for_type(ours[-1], self._display)
         _publish(value)
         self._shown, self._shown_in = value, self._cell()
         return value
