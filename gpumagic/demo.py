@@ -52,33 +52,27 @@ def _live_client() -> Any:
     from nbclient import NotebookClient
     from nbformat.v4 import output_from_msg
 
-    # What a cell may still write over: a line that says how far it is.
-    changing: list[Any] = []
-
     class LiveClient(NotebookClient):
         def output(self, outs: Any, msg: Any, display_id: Any, cell_index: Any) -> Any:
             shown = super().output(outs, msg, display_id, cell_index)
             if shown is not None and display_id is not None:
-                changing.append(shown)
+                self.changing.append(shown)
             elif shown is not None:
                 _print(output_from_msg(msg))
             return shown
 
-        async def async_execute_cell(
-            self, cell: Any, cell_index: int, *rest: Any, **kw: Any
-        ) -> Any:
-            if cell.cell_type != "code":
-                return cell
+        def on_cell_execute(self, cell: Any, cell_index: int) -> None:
+            # What it may still write over, such as a line that says how far it is.
+            self.changing: list[Any] = []
             code = [n for n, other in enumerate(self.nb.cells) if other.cell_type == "code"]
             first = cell.source.strip().partition("\n")[0]
             print(f"\n[{code.index(cell_index) + 1}/{len(code)}] {first}", flush=True)
-            started = time.perf_counter()
-            try:
-                return await super().async_execute_cell(cell, cell_index, *rest, **kw)
-            finally:
-                while changing:
-                    _print(changing.pop(0))
-                print(f"    ({time.perf_counter() - started:.1f} s)", flush=True)
+            self.started = time.perf_counter()
+
+        def on_cell_executed(self, **kw: Any) -> None:
+            for shown in self.changing:
+                _print(shown)
+            print(f"    ({time.perf_counter() - self.started:.1f} s)", flush=True)
 
     return LiveClient
 

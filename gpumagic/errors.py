@@ -3,7 +3,6 @@ warning."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
 from typing import Any
 
 
@@ -47,13 +46,10 @@ class CrossDeviceWarning(UserWarning):
         # What raised it is no code of the user's: the traceback ends at the user's line.
         from IPython import get_ipython
 
-        _cut(self.__traceback__)
+        trace = self.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            if trace.tb_next.tb_frame.f_locals.get("__tracebackhide__"):
+                trace.tb_next = None
+            trace = trace.tb_next
         show = get_ipython().InteractiveTB.structured_traceback
         return show(type(self), self, self.__traceback__)
-
-
-def _cut(traceback: TracebackType | None) -> None:
-    while traceback is not None and traceback.tb_next is not None:
-        if traceback.tb_next.tb_frame.f_locals.get("__tracebackhide__"):
-            traceback.tb_next = None
-        traceback = traceback.tb_next

@@ -27,9 +27,7 @@ class Shown:
     """A record that IPython shows as HTML, and everything else as text."""
 
     def __repr__(self) -> str:
-        text: str = view(self, "text").text(self)
-        return text
+        return str(view(self, "text").text(self))
 
     def _repr_html_(self) -> str:
-        html: str = view(self, "html").html(self)
-        return html
+        return str(view(self, "html").html(self))

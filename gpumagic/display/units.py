@@ -56,12 +56,10 @@ def duration(seconds: float | None) -> str:
         minutes, rest = divmod(round(seconds), 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-    if seconds >= 0.9995:
-        return f"{seconds:.{2 if seconds < 9.995 else 1}f} s"
-    for scale, unit in ((1e3, "ms"), (1e6, "µs")):
+    for scale, unit, digits in ((1.0, "s", 1), (1e3, "ms", 0), (1e6, "µs", 0)):
         value = seconds * scale
         if value >= 0.9995:
-            return f"{value:.{1 if value < 9.95 else 0}f} {unit}"
+            return f"{value:.{digits + (value < 9.95)}f} {unit}"
     return f"{seconds * 1e9:.0f} ns"
 
 

@@ -31,7 +31,7 @@ from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.counts import Count
 from gpumagic.ledger.entry import Ledger, merged
 from gpumagic.ledger.via import locate
-from gpumagic.usercode.timed_code import in_cell
+from gpumagic.usercode.lines import in_cell
 
 _DEPENDS = (DataDependentOutputException, DynamicOutputShapeException)
 _NO_STAND_IN = (UnsupportedOperatorException, UnsupportedFakeTensorException)

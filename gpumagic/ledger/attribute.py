@@ -24,7 +24,7 @@ from gpumagic.ledger.via import (
     of_thread,
 )
 from gpumagic.usercode.files import module_of
-from gpumagic.usercode.timed_code import in_cell
+from gpumagic.usercode.lines import in_cell
 
 _getframe, _ident = sys._getframe, threading.get_ident
 HOST = -1

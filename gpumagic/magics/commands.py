@@ -72,8 +72,7 @@ class GpuMagics(Magics):
             if args.memory or args.force:
                 raise GpuError("--memory and --force go with --virtual N; type %gpus --virtual 2")
             if args.doctor:
-                display(gpus.doctor())
-                return print(gpus.tracebacks()) if gpus.tracebacks() else None
+                return gpus.doctor()
             if args.live:
                 monitor = gpus.live(args.where)
                 return None if monitor is None else self.once.show(monitor)
@@ -233,9 +232,8 @@ def load(shell: Any) -> None:
         return
     magics = _loaded[shell] = GpuMagics(shell)
     shell.register_magics(magics)
-    magics.explaining.install()
-    magics.cells.install()
-    magics.once.install()
+    for hooks in (magics.explaining, magics.cells, magics.once):
+        hooks.install()
     shell.Completer.custom_matchers.append(complete_where)
     if wanted := os.environ.get("GPUMAGIC_VIRTUAL"):
         from gpumagic.magics import gpus
@@ -251,9 +249,8 @@ def unload(shell: Any) -> None:
     magics = _loaded.pop(shell, None)
     if magics is None:
         return
-    magics.cells.uninstall()
-    magics.explaining.uninstall()
-    magics.once.uninstall()
+    for hooks in (magics.cells, magics.explaining, magics.once):
+        hooks.uninstall()
     if (dispatch := sys.modules.get("gpumagic.ledger.dispatch")) is not None:
         dispatch.uninstall()
     faults.forget()

@@ -4,6 +4,8 @@ import sys
 from dataclasses import fields, replace
 from typing import Any
 
+from IPython.display import display
+
 from gpumagic import device, faults
 from gpumagic.errors import GpuError
 from gpumagic.gputable.gpu_table import GpuTable
@@ -46,22 +48,19 @@ def _tell_cuda_order() -> None:
         tell_cuda_order()
 
 
-def doctor() -> Any:
-    """The doctor's checks and the faults of gpumagic itself in this kernel, as a table."""
+def doctor() -> None:
+    """Show the doctor's checks, and the faults of gpumagic itself in this kernel."""
     from gpumagic.gputable.doctor_table import DoctorTable
     from gpumagic.telemetry.doctor import Check, Doctor
 
-    checks = Doctor().checks()
-    for fault in faults.all_kept():
+    checks, failed = Doctor().checks(), faults.all_kept()
+    for fault in failed:
         checks.append(Check("gpumagic", False, str(fault), "its traceback is below; report it"))
-    if not faults.all_kept():
+    if not failed:
         checks.append(Check("gpumagic", True, "nothing of its own has failed in this kernel"))
-    return DoctorTable(checks)
-
-
-def tracebacks() -> str:
-    """Of each kind of fault of gpumagic itself, the first one's traceback; or nothing."""
-    return "\n".join(f"{fault}\n{fault.traceback}" for fault in faults.all_kept())
+    display(DoctorTable(checks))
+    for fault in failed:
+        print(f"{fault}\n{fault.traceback}")
 
 
 def live(where: str | None = None) -> Any:

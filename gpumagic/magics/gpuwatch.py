@@ -1,23 +1,13 @@
 """Show the ledger of every cell while `%gpuwatch` is on, where `%%ongpu` does not report it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpumagic import faults
 from gpumagic.errors import torch_needed
 
 if TYPE_CHECKING:
-    from gpumagic.cell.report import Report
     from gpumagic.ledger.watch import watch
-
-
-@dataclass(frozen=True)
-class Counting:
-    """A cell whose copies and waits are counted, and the report that was the last before it."""
-
-    watch: "watch"
-    before: "Report | None"
 
 
 class Watched:
@@ -33,24 +23,21 @@ class Watched:
             import gpumagic.ledger.watch  # noqa: F401
         self.on, self._report, self._strict = True, report, strict
 
-    def begin(self) -> Counting | None:
+    def begin(self) -> "watch | None":
         """Count from now on; nothing is while it is off."""
         if not self.on:
             return None
         with faults.kept("starting the ledger of a cell for %gpuwatch"):
-            from gpumagic.cell.run import last_report
             from gpumagic.ledger.watch import watch
 
-            return Counting(watch(strict=self._strict).start(), last_report())
+            return watch(strict=self._strict).start()
 
-    def end(self, counting: Counting) -> None:
-        """Show what was counted."""
+    def end(self, watched: "watch", *, shown: bool) -> None:
+        """Show what was counted, unless `%%ongpu` has shown it."""
         with faults.kept("showing the ledger of a cell for %gpuwatch"):
-            from gpumagic.cell.run import last_report
             from gpumagic.ledger.ledger_view import LedgerLine
 
-            counting.watch.stop()
-            ledger = counting.watch.ledger
-            line = LedgerLine(ledger)
-            if repr(line) and last_report() is counting.before:  # else `%%ongpu` has shown it
-                self._show(ledger if self._report else line)
+            watched.stop()
+            line = LedgerLine(watched.ledger)
+            if repr(line) and not shown:
+                self._show(watched.ledger if self._report else line)

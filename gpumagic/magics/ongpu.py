@@ -252,8 +252,9 @@ class CellHooks:
         """Count the copies and waits of the rest of the running cell and of every cell after it."""
         self.count_no_more()
         self.watched.turn_on(report=report, strict=strict)
-        if cell := self.current():
-            cell.watch = self.watched.begin()
+        if not self.stack:  # the extension was loaded in this very cell
+            self.stack.append(RunningCell())
+        self.stack[-1].watch = self.watched.begin()
 
     def count_no_more(self) -> None:
         """Show what was counted, and count nothing of the cells that run, or come."""

@@ -33,16 +33,11 @@ def compile_cell(
     return _compiled(ast.Module(body, tree.type_ignores), filename, "exec", flags), last
 
 
-def check(code: str, filename: str) -> None:
-    """Raise SyntaxError (ValueError for a null byte, before Python 3.12) if it is no cell."""
-    _compiled(code, filename, "exec")
-
-
 def _compiled(
-    code: str | ast.Module | ast.Expression, filename: str, mode: str, flags: int = 0
+    tree: ast.Module | ast.Expression, filename: str, mode: str, flags: int = 0
 ) -> CodeType:
     made: CodeType = compile(
-        code, filename, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | flags, dont_inherit=True
+        tree, filename, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | flags, dont_inherit=True
     )
     return made
 

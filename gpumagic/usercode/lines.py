@@ -19,9 +19,11 @@ from typing import Any
 from executing import Source
 
 from gpumagic.usercode.files import is_users, label
-from gpumagic.usercode.timed_code import in_cell
 
 _LONG = 60  # characters of a line that are shown
+# The names of the code that `%%time` and `%%timeit` run.
+_TIMED = ("<timed ", "<magic-timeit")
+_TIMING = ("time", "timeit")
 # What IPython makes of `%timeit x.sum()`.
 _MAGIC = re.compile(r"get_ipython\(\)\.run_line_magic\('(\w+)', '(.*)'\)")
 
@@ -78,6 +80,41 @@ def innermost_of(traceback: TracebackType | None) -> UserLine | None:
     return None if found is None else line_at(*in_cell(found.tb_frame, found.tb_lasti))
 
 
+def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
+    """The code of a frame and its instruction; of what `%%time` runs, as it stands in the cell."""
+    code, at = frame.f_code, frame.f_lasti if at is None else at
+    if not code.co_filename.startswith(_TIMED):
+        return code, at
+    body, outer = "", frame.f_back
+    while outer is not None:
+        name = outer.f_code.co_filename
+        if outer.f_code.co_name in _TIMING and not is_users(name):
+            body = outer.f_locals.get("cell") or ""
+        elif is_users(name) and not name.startswith(_TIMED):
+            break
+        outer = outer.f_back
+    if outer is None:
+        return code, at
+    if not body:  # `%time` of one line
+        return outer.f_code, outer.f_lasti
+    name, before = outer.f_code.co_filename, _lines_before(body)
+    known = linecache.getlines(name)
+    if len(known) <= before:
+        # What IPython made of the cell is one line: behind it there is room for those typed.
+        known += ["\n"] * (before - len(known)) + [f"{line}\n" for line in body.splitlines()]
+    code = code.replace(co_filename=name, co_firstlineno=code.co_firstlineno + before)
+    return code, at
+
+
+def _lines_before(body: str) -> int:
+    """How many lines of the running cell stand above the text of its magic, which is its end."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    typed = shell.history_manager.input_hist_raw[-1] if shell is not None else ""
+    above: str = typed[: -len(body.strip())] if typed.strip().endswith(body.strip()) else "\n"
+    return above.count("\n")
+
+
 def line_at(code: CodeType, at: int) -> UserLine:
     """The line of the instruction at `at` of the user's code."""
     line, file = line_of(code, at), code.co_filename
@@ -87,14 +124,8 @@ def line_at(code: CodeType, at: int) -> UserLine:
 
 def line_of(code: CodeType, at: int) -> int:
     """The number of the line of the instruction at `at`."""
-    if hasattr(code, "co_positions"):
-        line = next(islice(code.co_positions(), at // 2, None), (None,))[0]
-        return line or code.co_firstlineno
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= at < end and number is not None:
-            line = number
-    return line
+    lines = (line for start, end, line in code.co_lines() if start <= at < end and line)
+    return next(lines, code.co_firstlineno)
 
 
 def source_of(file: str, line: int) -> str:

@@ -107,8 +107,7 @@ class _Reader(ast.NodeVisitor):
         self._maybe([node.target, *node.body], [])
         self._maybe(node.orelse, [])
 
-    def visit_AsyncFor(self, node: ast.AsyncFor) -> None:
-        self.visit_For(node)
+    visit_AsyncFor = visit_For
 
     def visit_Try(self, node: Any) -> None:
         before = set(self.bound)
@@ -146,8 +145,7 @@ class _Reader(ast.NodeVisitor):
         self._function(node.args, node.body, name=node.name)
         self.bound.add(node.name)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        self.visit_FunctionDef(node)
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self._function(node.args, [node.body])
@@ -175,24 +173,14 @@ class _Reader(ast.NodeVisitor):
         self._all(node.body)
         self.bound = saved | {node.name}
 
-    def _comprehension(self, node: Any, *results: ast.AST) -> None:
+    def _comprehension(self, node: Any) -> None:
         saved = set(self.bound)
         for generator in node.generators:
             self._all([generator.iter, generator.target, *generator.ifs])
-        self._all(results)
+        self._all([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
         self.bound = saved
 
-    def visit_ListComp(self, node: ast.ListComp) -> None:
-        self._comprehension(node, node.elt)
-
-    def visit_SetComp(self, node: ast.SetComp) -> None:
-        self._comprehension(node, node.elt)
-
-    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> None:
-        self._comprehension(node, node.elt)
-
-    def visit_DictComp(self, node: ast.DictComp) -> None:
-        self._comprehension(node, node.key, node.value)
+    visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension
 
     # -- magics below ours: their Python is a string in the tree
     def visit_Call(self, node: ast.Call) -> None:

@@ -32,18 +32,18 @@ class Scope:
         self.local = local
         self.outer = outer
 
+    @property
+    def _names(self) -> Any:
+        return ChainMap(self.local, self.outer, vars(builtins))  # type: ignore[arg-type]
+
     def name(self, name: str) -> Any:
         """What a name stands for, or `MISSING`."""
-        for names in (self.local, self.outer, vars(builtins)):
-            if name in names:
-                return names[name]
-        return MISSING
+        return self._names.get(name, MISSING)
 
     def value(self, node: ast.AST) -> Any:
         """What an expression stands for, or `MISSING`."""
-        names: Any = ChainMap(self.local, self.outer, vars(builtins))  # type: ignore[arg-type]
         try:
-            return _TorchEvaluator(names)[node]  # type: ignore[index]
+            return _TorchEvaluator(self._names)[node]  # type: ignore[index]
         except Exception:  # noqa: BLE001  not safe to read, or the user's own container or key
             return MISSING
 

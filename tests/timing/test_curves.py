@@ -9,7 +9,7 @@ from comparisons import SIZES, comparison, cubes, timing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.display import axes, svg
+from gpumagic.display import svg
 from gpumagic.timing.view.curves import SMALL, plot
 
 NUMBERS = st.floats(1e-9, 1e9)
@@ -133,7 +133,7 @@ def test_whatever_was_measured_is_drawn_within_the_frame(sizes, medians):
 @given(NUMBERS, st.floats(1.0001, 1e12))
 def test_ticks_are_few_round_and_within(low, ratio):
     high = low * ratio
-    found = axes.ticks(low, high)
+    found = svg.ticks(low, high)
     assert len(found) <= 8
     assert found == sorted(set(found))
     assert all(low * (1 - 1e-9) <= t <= high * (1 + 1e-9) for t in found)
@@ -143,7 +143,7 @@ def test_ticks_are_few_round_and_within(low, ratio):
 
 @given(st.lists(st.floats(0, 300), max_size=12), st.floats(5, 20))
 def test_names_keep_their_order_and_their_distance(places, gap):
-    found = axes.parted(places, gap, 0, 300)
+    found = svg.parted(places, gap, 0, 300)
     order = sorted(range(len(places)), key=lambda n: places[n])
     between = [found[b] - found[a] for a, b in itertools.pairwise(order)]
     assert all(step >= gap - 1e-9 for step in between)
@@ -153,12 +153,12 @@ def test_names_keep_their_order_and_their_distance(places, gap):
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=60, unique=True))
 def test_labels_do_not_touch(values):
     values = sorted(values)
-    scale = axes.Scale(values[0], max(values[-1], values[0] + 1), 0, 500)
+    scale = svg.Scale(values[0], max(values[-1], values[0] + 1), 0, 500)
 
     def width(value):
         return svg.LETTER * len(f"{value:,}")
 
-    kept = axes.apart(values, scale, width)
+    kept = svg.apart(values, scale, width)
     assert kept[-1] == values[-1]
     for a, b in itertools.pairwise(kept):
         assert scale(b) - width(b) / 2 > scale(a) + width(a) / 2

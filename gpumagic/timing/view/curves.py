@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
-from gpumagic.display import axes, svg
-from gpumagic.display.axes import Scale
+from gpumagic.display import svg
+from gpumagic.display.svg import Scale
 from gpumagic.display.units import fine
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.result.crossover import Crossover
@@ -145,7 +145,7 @@ class _Plot:
         f = self._frame
         lines = [svg.text(f.left - 8, f.top - 11, "time", "end", "gm-dim")]
         self._free(0.0, f.left - 8, 0.0)
-        for tick in axes.ticks(self._y.low, self._y.high):
+        for tick in svg.ticks(self._y.low, self._y.high):
             y = self._y(tick)
             lines.append(svg.line(f.left, y, self._end, y, "gm-grid"))
             lines.append(svg.text(f.left - 8, y + 4, _tick(tick), "end"))
@@ -156,10 +156,10 @@ class _Plot:
         f = self._frame
         words = {x: shown(value) for x, value in self._panel.points}
         xs = [x for x, _ in self._panel.points]
-        labeled = axes.apart(xs, self._x, lambda x: svg.LETTER * len(words[x]))
-        if self._x.log and len(labeled) < len(xs) and not axes.geometric(xs):
+        labeled = svg.apart(xs, self._x, lambda x: svg.LETTER * len(words[x]))
+        if self._x.log and len(labeled) < len(xs) and not svg.geometric(xs):
             # They are crowded at one end: round ones instead.
-            labeled = axes.ticks(self._x.low, self._x.high)
+            labeled = svg.ticks(self._x.low, self._x.high)
             words = {x: number(x) for x in labeled}
         parts = [svg.line(f.left, self._foot, self._end, self._foot, "gm-axis")]
         for x in labeled:
@@ -244,7 +244,7 @@ class _Plot:
     def _names(self) -> str:
         """Each curve's device, beside its end."""
         ends = [self._y(curve.known[-1][1].median or 1.0) for curve in self._curves]
-        heights = axes.parted(ends, _LINE_HEIGHT, self._frame.top + 4, self._foot)
+        heights = svg.parted(ends, _LINE_HEIGHT, self._frame.top + 4, self._foot)
         parts = []
         for curve, y in zip(self._curves, heights, strict=True):
             parts.append(svg.mark(curve.look, self._end + 10, y, 3.6))
