@@ -74,11 +74,14 @@ class ProgressLine:
     def _draw(self, words: str) -> None:
         from tqdm import tqdm
 
+        class Line(tqdm):  # type: ignore[misc]
+            monitor_interval = 0  # no thread that would live on
+
         # A line that wraps would not be erased whole.
         words = words[: get_terminal_size().columns - 1]
         if self._bar is None:
             # By None it is off where there is no terminal.
-            self._bar = tqdm(
+            self._bar = Line(
                 desc=words, bar_format="{desc}", leave=False, disable=None, file=self._terminal
             )
         else:

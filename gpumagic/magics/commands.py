@@ -1,10 +1,12 @@
 """Offer the magics: each parses its line, calls the library, and shows what that returns."""
 
+import ast
 import os
 import sys
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from IPython.core.error import UsageError
 from IPython.core.magic import (
     Magics,
     line_cell_magic,
@@ -19,8 +21,9 @@ from gpumagic import faults
 from gpumagic.errors import GpuError
 from gpumagic.magics.arguments import in_one_line, parse, placing_request, timing_request
 from gpumagic.magics.completion import complete_where
+from gpumagic.magics.gpuwatch import Watched
 from gpumagic.magics.mismatches import Explaining
-from gpumagic.magics.ongpu import CellHooks
+from gpumagic.magics.ongpu import CellHooks, RunningCell
 from gpumagic.magics.shown_once import Once
 
 
@@ -32,6 +35,7 @@ class GpuMagics(Magics):
         super().__init__(shell)
         self.explaining = Explaining(shell)
         self.cells = CellHooks(shell, display, self.explaining.explain_unshown)
+        self.watched = Watched(self.cells, display)
         self.once = Once(shell, self.cells.current)
 
     @no_var_expand
@@ -122,7 +126,7 @@ class GpuMagics(Magics):
         Peak memory is counted from the start of the cell, as after
         `torch.cuda.reset_peak_memory_stats()`. In a program: `with gpumagic.on(1):`.
         """
-        return self._stand(line) if cell is None else self.cells.run(line, cell)
+        return self._stand(line) if cell is None else self._run(line, cell)
 
     def _stand(self, line: str) -> None:
         cells, words = self.cells, line.partition("#")[0].split()
@@ -137,6 +141,33 @@ class GpuMagics(Magics):
             with in_one_line("%ongpu"):
                 cells.stand(placing_request(line, "%ongpu"))
             print(f"cells run on {cells.standing_on} from now on; %ongpu off ends it")
+
+    def _run(self, line: str, text: str) -> Any:
+        """Run the text as a cell of its own; the value is that of the last expression.
+
+        A cell that begins with `%%ongpu` does not come through here.
+        """
+        if not text.strip():
+            raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
+        shell, cell = self.cells.shell, RunningCell()
+        code = shell.transform_cell(f"%%ongpu {line}\n{text}")
+        name = shell.compile.cache(code, raw_code=text)
+        self.cells.stack.append(cell)
+        error: BaseException | None = None
+        try:
+            *body, last = shell.transform_ast(shell.compile.ast_parse(code, filename=name)).body
+            value = last.value if isinstance(last, ast.Expr) else None
+            if value is None:
+                body.append(last)
+            exec(compile(ast.Module(body, []), name, "exec"), shell.user_ns)
+            if value is not None:
+                return eval(compile(ast.Expression(value), name, "eval"), shell.user_ns)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self.cells.stack.remove(cell)
+            self.cells.finish(cell, error)
 
     @no_var_expand
     @line_magic
@@ -153,17 +184,16 @@ class GpuMagics(Magics):
 
         `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`.
         """
-        args, cells = parse("%gpuwatch", line), self.cells
+        args, watched = parse("%gpuwatch", line), self.watched
         if args.what == "on":
             with in_one_line("%gpuwatch"):
-                cells.count(report=args.report, strict=args.strict)
+                watched.start(report=args.report, strict=args.strict)
             print("copies and waits are counted from now on; %gpuwatch off ends it")
         elif args.what == "off":
-            counted = cells.watched.on
-            cells.count_no_more()
-            print("copies and waits are no longer counted" if counted else "nothing to end")
+            print("copies and waits are no longer counted" if watched.on else "nothing to end")
+            watched.stop()
         else:
-            print(f"%gpuwatch is {'on' if cells.watched.on else 'off; %gpuwatch on starts it'}")
+            print(f"%gpuwatch is {'on' if watched.on else 'off; %gpuwatch on starts it'}")
 
     @no_var_expand
     @needs_local_scope
@@ -219,7 +249,7 @@ class GpuMagics(Magics):
         above = "" if cell is None else f"%%gputime {line}"
         with in_one_line("%%gputime" if above else "%gputime"):
             self.cells.set_aside()
-            with self.cells.uncounted():
+            with self.watched.paused():
                 time_cell(self.shell, asked, above, code, local_ns)
 
 
@@ -251,6 +281,7 @@ def unload(shell: Any) -> None:
         return
     for hooks in (magics.cells, magics.explaining, magics.once):
         hooks.uninstall()
+    magics.watched.stop()
     if (dispatch := sys.modules.get("gpumagic.ledger.dispatch")) is not None:
         dispatch.uninstall()
     faults.forget()

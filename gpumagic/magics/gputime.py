@@ -58,7 +58,7 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
     try:
         made = timing.compare(
             code,
-            asked.where or None,
+            tuple(asked.where) or None,
             setup=setup,
             sweep=sweep,
             items=asked.items,

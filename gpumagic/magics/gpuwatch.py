@@ -1,43 +1,70 @@
 """Show the ledger of every cell while `%gpuwatch` is on, where `%%ongpu` does not report it."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from gpumagic import faults
 from gpumagic.errors import torch_needed
-
-if TYPE_CHECKING:
-    from gpumagic.ledger.watch import watch
+from gpumagic.magics.ongpu import CellHooks, RunningCell
 
 
 class Watched:
-    """Counts in the cells of one IPython shell, while it is on."""
+    """Counts copies and waits in the cells of one IPython shell, while it is on."""
 
-    def __init__(self, show: Callable[[Any], object]) -> None:
-        self.on = False
+    def __init__(self, cells: CellHooks, show: Callable[[Any], object]) -> None:
+        self._cells = cells
         self._show = show
         self._report = self._strict = False
 
-    def turn_on(self, *, report: bool, strict: bool) -> None:
+    @property
+    def on(self) -> bool:
+        return self._cells.watched is self
+
+    def start(self, *, report: bool, strict: bool) -> None:
+        """Count from now on, in the rest of the running cell too."""
         with torch_needed("%gpuwatch"):
             import gpumagic.ledger.watch  # noqa: F401
-        self.on, self._report, self._strict = True, report, strict
+        self.stop()
+        self._cells.watched, self._report, self._strict = self, report, strict
+        if not self._cells.stack:  # the extension was loaded in this very cell
+            self._cells.stack.append(RunningCell())
+        self.begin(self._cells.stack[-1])
 
-    def begin(self) -> "watch | None":
-        """Count from now on; nothing is while it is off."""
-        if not self.on:
-            return None
+    def stop(self) -> None:
+        """Count no longer, and show what was counted."""
+        self._cells.watched = None
+        for cell in reversed(self._cells.stack):
+            self.end(cell)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing of the running cell meanwhile, since counting takes time."""
+        counted = [cell for cell in self._cells.stack[-1:] if cell.watch]
+        for cell in counted:
+            self.end(cell)
+        try:
+            yield
+        finally:
+            for cell in counted:
+                self.begin(cell)
+
+    def begin(self, cell: RunningCell) -> None:
+        """Begin to count in a cell."""
         with faults.kept("starting the ledger of a cell for %gpuwatch"):
             from gpumagic.ledger.watch import watch
 
-            return watch(strict=self._strict).start()
+            cell.watch = watch(strict=self._strict).start()
 
-    def end(self, watched: "watch", *, shown: bool) -> None:
-        """Show what was counted, unless `%%ongpu` has shown it."""
+    def end(self, cell: RunningCell) -> None:
+        """Show what was counted in a cell, unless `%%ongpu` has shown it."""
+        watched, cell.watch = cell.watch, None
+        if watched is None:
+            return
         with faults.kept("showing the ledger of a cell for %gpuwatch"):
             from gpumagic.ledger.ledger_view import LedgerLine
 
             watched.stop()
             line = LedgerLine(watched.ledger)
-            if repr(line) and not shown:
+            if repr(line) and not cell.reported:
                 self._show(watched.ledger if self._report else line)

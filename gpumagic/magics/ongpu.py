@@ -1,29 +1,84 @@
 """Run the user's own cell on a device, as if its `%%ongpu` line were not there.
 
-The line becomes a call, which begins the run; `post_run_cell` ends it.
+The line becomes a call on the cell's first line (so every line keeps its number, and `await`,
+`Out[n]` and other magics work), which begins the run; `post_run_cell` ends it.
 """
 
 import ast
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
+from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
 
 from gpumagic import faults
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.magics.arguments import Request, placing_request
-from gpumagic.magics.gpuwatch import Watched
-from gpumagic.magics.ongpu_line import BEGIN, begin_standing, is_timed, line_of, transform
 
 if TYPE_CHECKING:
     from gpumagic.cell.run import Run
     from gpumagic.ledger.watch import watch
 
+_LINE = re.compile(r"%%ongpu(?!\w|\s*\?)")
+_TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gputime'")
+# `%ongpu cuda?` would be taken for a question about `cuda`.
+_FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
+_BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
 _EVENTS = ("pre_execute", "pre_run_cell", "post_execute", "post_run_cell")
+
+
+def transform(lines: list[str]) -> list[str]:
+    """Turn a leading `%%ongpu …` line into a call; leave every other cell as it is."""
+    first = next((n for n, line in enumerate(lines) if line.strip()), None)
+    if first is None:
+        return lines
+    line, rest = lines[first], lines[first + 1 :]
+    if match := _FALLBACK_LINE.match(line):
+        call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"
+        return [*lines[:first], call, *rest]
+    if not _LINE.match(line) or not "".join(rest).strip():
+        return lines  # an empty cell is the cell magic's to refuse
+    below = leading_empty_lines(list(rest))
+    if below[0].startswith("%%"):
+        # IPython sees a cell magic on the first line only. Its body counts its own lines.
+        rest = transform(cell_magic(below))
+        return [*lines[:first], f"{_begin(line.strip())}; {rest[0]}", *rest[1:]]
+    return [*lines[:first], f"{_begin(line.strip())}\n", *rest]
+
+
+# check_complete leaves such transformers out, and so asks for more lines as after any %%magic.
+transform.has_side_effects = True  # type: ignore[attr-defined]
+
+
+def _line_of(body: list[ast.stmt]) -> str | None:
+    """The `%%ongpu` line of a cell, if its first statement is the call that it became."""
+    call = body[0].value if body and isinstance(body[0], ast.Expr) else None
+    if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == _BEGIN:
+        return str(ast.literal_eval(call.args[0]))
+    return None
+
+
+def _is_timed(body: list[ast.stmt]) -> bool:
+    """Whether a cell is a `%%gputime` cell, which says itself where its code runs."""
+    return len(body) == 1 and bool(_TIMED.match(ast.unparse(body[0])))
+
+
+def _begin_standing(body: list[ast.stmt]) -> None:
+    """Put the call that a standing `%ongpu` becomes before all that a cell does."""
+    call = ast.parse(_begin("")).body[0]
+    for node in ast.walk(call):
+        ast.copy_location(node, body[0])
+    future = (isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in body)
+    body.insert(max((n + 1 for n, is_future in enumerate(future) if is_future), default=0), call)
+
+
+def _begin(text: str) -> str:
+    return f"get_ipython().{_BEGIN}({text!r})"
 
 
 @dataclass
@@ -54,7 +109,7 @@ class CellHooks:
         self.standing_on = ""
         self._show = show
         self._failed = failed
-        self.watched = Watched(show)
+        self.watched: Any = None  # what counts in each cell, while `%gpuwatch` is on
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
 
     # -- installing
@@ -64,17 +119,16 @@ class CellHooks:
         self.shell.ast_transformers.append(self)
         for event in _EVENTS:
             self.shell.events.register(event, getattr(self, f"_{event}"))
-        setattr(self.shell, BEGIN, self.begin)
+        setattr(self.shell, _BEGIN, self.begin)
 
     def uninstall(self) -> None:
         self.end_all()
-        self.count_no_more()
         self.shell.input_transformers_cleanup.remove(transform)
         if self in self.shell.ast_transformers:
             self.shell.ast_transformers.remove(self)
         for event in _EVENTS:
             self.shell.events.unregister(event, getattr(self, f"_{event}"))
-        delattr(self.shell, BEGIN)
+        delattr(self.shell, _BEGIN)
 
     @property
     def stack(self) -> list[RunningCell]:
@@ -91,26 +145,25 @@ class CellHooks:
 
     def _pre_run_cell(self, info: object) -> None:
         self.stack[-1].silent = False
-        self.stack[-1].watch = self.watched.begin()
+        if self.watched:
+            self.watched.begin(self.stack[-1])
 
     def _post_execute(self) -> None:
         # The end of any other cell is announced by post_run_cell too, which knows its error.
         if self.stack and self.stack[-1].silent:
-            cell = self.stack.pop()
-            self.finish(cell, None)
-            self._end_count(cell)
+            self._end(self.stack.pop(), None)
 
     def visit(self, tree: ast.Module) -> ast.Module:
         """As an AST transformer: put the call that begins the run into the tree."""
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
-        if line := line_of(body):
+        if line := _line_of(body):
             if cell and _is_dry_run(line):
                 # Nothing of the cell may run but that call, whose value is the result.
                 cell.tree, cell.dry = ast.Module(body[1:], []), True
                 body[1:] = []
-        elif self._stands_for(cell) and body and not is_timed(body):
-            begin_standing(body)
+        elif self._stands_for(cell) and body and not _is_timed(body):
+            _begin_standing(body)
         if cell and cell.tree is None:
             cell.tree = tree
         return tree
@@ -126,10 +179,14 @@ class CellHooks:
         error = getattr(result, "error_in_exec", None)
         if error is not None:
             self._failed(error)
-        self.finish(cell, error or getattr(result, "error_before_exec", None))
-        self._end_count(cell)
+        self._end(cell, error or getattr(result, "error_before_exec", None))
         while faults.untold:
             print(f"{faults.untold.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
+
+    def _end(self, cell: RunningCell, error: BaseException | None) -> None:
+        self.finish(cell, error)
+        if self.watched:
+            self.watched.end(cell)
 
     # -- beginning and ending
     def begin(self, text: str) -> Any:
@@ -158,10 +215,7 @@ class CellHooks:
 
     def place(self, cell: RunningCell, asked: Request) -> None:
         """Begin a run for `cell`, ending the one that it has. Raises `GpuError`."""
-        with torch_needed("%%ongpu"):
-            from gpumagic.cell.run import Run
-            from gpumagic.placement.torch_devices import find
-            from gpumagic.usercode.names import names_read
+        Run, find, names_read = _engine()
         self.finish(cell, None)
         cell.gone = True
         device = find(asked.where)
@@ -199,33 +253,6 @@ class CellHooks:
             self._show(report)
 
     # -- what the magics call
-    def run(self, line: str, text: str) -> Any:
-        """Run the text as a cell of its own; the value is that of the last expression.
-
-        A cell that begins with `%%ongpu` does not come through here.
-        """
-        if not text.strip():
-            raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
-        shell, cell = self.shell, RunningCell()
-        code = shell.transform_cell(f"%%ongpu {line}\n{text}")
-        name = shell.compile.cache(code, raw_code=text)
-        self.stack.append(cell)
-        error: BaseException | None = None
-        try:
-            *body, last = shell.transform_ast(shell.compile.ast_parse(code, filename=name)).body
-            value = last.value if isinstance(last, ast.Expr) else None
-            if value is None:
-                body.append(last)
-            exec(compile(ast.Module(body, []), name, "exec"), shell.user_ns)
-            if value is not None:
-                return eval(compile(ast.Expression(value), name, "eval"), shell.user_ns)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self.stack.remove(cell)
-            self.finish(cell, error)
-
     def stand(self, asked: Request) -> None:
         """Place the rest of the running cell and every cell after it."""
         standing = replace(asked, standing=True)
@@ -248,43 +275,21 @@ class CellHooks:
         if cell and cell.request and cell.request.standing:
             self.finish(cell, None)
 
-    def count(self, *, report: bool, strict: bool) -> None:
-        """Count the copies and waits of the rest of the running cell and of every cell after it."""
-        self.count_no_more()
-        self.watched.turn_on(report=report, strict=strict)
-        if not self.stack:  # the extension was loaded in this very cell
-            self.stack.append(RunningCell())
-        self.stack[-1].watch = self.watched.begin()
-
-    def count_no_more(self) -> None:
-        """Show what was counted, and count nothing of the cells that run, or come."""
-        self.watched.on = False
-        for cell in reversed(self.stack):
-            self._end_count(cell)
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Count nothing of the running cell meanwhile, since counting takes time."""
-        cell = self.current()
-        counted = cell is not None and self._end_count(cell)
-        try:
-            yield
-        finally:
-            if cell and counted:
-                cell.watch = self.watched.begin()
-
-    def _end_count(self, cell: RunningCell) -> bool:
-        """Show what was counted in a cell; whether it was."""
-        watch, cell.watch = cell.watch, None
-        if watch:
-            self.watched.end(watch, shown=cell.reported)
-        return watch is not None
-
     def end_all(self) -> None:
         """End every placement of this thread: the devices are about to go."""
         self.standing = None
         for cell in reversed(self.stack):
             self.finish(cell, None)
+
+
+@cache
+def _engine() -> Any:
+    """What needs torch: imported by the first cell that runs on a device."""
+    with torch_needed("%%ongpu"):
+        from gpumagic.cell.run import Run
+        from gpumagic.placement.torch_devices import find
+        from gpumagic.usercode.names import names_read
+    return Run, find, names_read
 
 
 def _is_dry_run(text: str) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gpumagic
-from gpumagic.magics.ongpu_line import transform
+from gpumagic.magics.ongpu import transform
 
 BEGIN = "get_ipython().begin_ongpu"
 
