@@ -122,12 +122,6 @@ def _linear(low: float, high: float) -> list[float]:
     return [float(f"{n * step:.12g}") for n in range(first, last + 1)]
 
 
-def geometric(values: Sequence[float]) -> bool:
-    """Whether each value is the same multiple of the one before."""
-    ratios = [b / a for a, b in pairwise(values)]
-    return not ratios or max(ratios) <= 1.01 * min(ratios)
-
-
 def apart(
     values: Sequence[float],
     scale: Callable[[float], float],

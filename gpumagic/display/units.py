@@ -71,6 +71,14 @@ def fine(seconds: float | None) -> str:
     return f"{_digits(seconds, _SECONDS)}s"
 
 
+def tick(seconds: float) -> str:
+    """Seconds beside an axis: ``"10 µs"``, ``"2.5 ms"``, ``"100 s"``."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= 0.9995 * scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
 def energy(joules: float | None) -> str:
     """Joules with three digits: ``"12.4 mJ"``, ``"1.24 kJ"``, ``"N/A"``."""
     return NOT_KNOWN if joules is None else f"{_digits(joules, _ANY)}J"

@@ -10,7 +10,6 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from gpumagic import faults
@@ -108,6 +107,7 @@ def compare(
     made = program(code, namespace, setup=setup, filename=filename, text=text)
     points = sweeping.points(values)
     each = sweeping.worked_through(items, namespace, points)
+    by_point = {sweeping.key(point): count for point, count in zip(points, each, strict=True)}
     stopwatch = stopwatch or Stopwatch()
 
     def told(now: Progress) -> None:
@@ -115,7 +115,7 @@ def compare(
         if progress is not None:
             progress(now)
 
-    title = next((line.strip() for line in made.text.splitlines() if line.strip()), "")
+    title = made.text.strip().partition("\n")[0].rstrip()
     total, wheres = len(points) * len(wanted), [target.where for target in wanted]
     task = Task(
         made,
@@ -127,18 +127,16 @@ def compare(
         Randomness(),
         Reporter(told, title, wheres, total, clock=stopwatch.clock),
         Agreeing(in_place),
+        by_point,
     )
     comparing = Comparing(task, points)
     try:
         contextvars.copy_context().run(comparing.run)  # what it sets of that ends with it
     finally:
         board.post(None)
-    of_point = {sweeping.key(point): count for point, count in zip(points, each, strict=True)}
     result = Comparison(
         code=made.text.strip("\n"),
-        timings=tuple(
-            replace(t, items=of_point[sweeping.key(t.values)]) for t in comparing.timings
-        ),
+        timings=tuple(comparing.timings),
         agreements=task.agreeing.agreements(),
         machine=machine.here(),
         time=time.time(),

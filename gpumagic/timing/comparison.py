@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from gpumagic.display import shown
 from gpumagic.errors import GpuError
 from gpumagic.timing.ask import sweep as sweeping
 from gpumagic.timing.result import change as changing
-from gpumagic.timing.result import crossover, stored
+from gpumagic.timing.result import stored
 from gpumagic.timing.result.lookup import Lookup
 from gpumagic.timing.result.machine import Machine
 from gpumagic.timing.result.timing import Agreement, Timing
@@ -110,11 +109,6 @@ class Comparison(Lookup, shown.Shown):
         timed = [self.at(where, values) for where in self.alone if not self.wrong(where)]
         known = [t for t in timed if t is not None and t.median is not None]
         return min(known, key=lambda t: t.median or 0.0, default=None)
-
-    @cached_property
-    def crossovers(self) -> tuple[crossover.Crossover, ...]:
-        """Where the order of two devices flips; empty where `axis` has no numbers."""
-        return crossover.find(self)
 
     def crossover(self, a: object, b: object, **values: Any) -> float | None:
         """The value from which on the order of two devices stays as it is at the end.

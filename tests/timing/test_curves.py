@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumagic.display import svg
-from gpumagic.timing.view.curves import SMALL, plot
+from gpumagic.display.plot import SMALL
+from gpumagic.timing.view.curves import plot
 
 NUMBERS = st.floats(1e-9, 1e9)
 

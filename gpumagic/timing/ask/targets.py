@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,7 +18,6 @@ class TimedDevices:
     """One device, or several at the same time."""
 
     parts: tuple[Device, ...]
-    note: str | None = None  # why it is not what was asked for
 
     @property
     def where(self) -> str:
@@ -25,14 +25,9 @@ class TimedDevices:
         return "+".join(str(device) for device in self.parts)
 
     @property
-    def name(self) -> str | None:
-        """The devices' names, each once."""
-        return " + ".join(dict.fromkeys(d.name for d in self.parts if d.name)) or None
-
-    @property
-    def virtual(self) -> bool:
-        """Whether one of them is."""
-        return any(device.virtual for device in self.parts)
+    def note(self) -> str | None:
+        """Why it is not what was asked for."""
+        return next((device.note for device in self.parts if device.note), None)
 
     @property
     def torch_devices(self) -> tuple[torch.device, ...]:
@@ -66,12 +61,10 @@ def targets(given: Iterable[object] | str | None) -> tuple[TimedDevices, ...]:
 
 def _named(one: object) -> list[TimedDevices]:
     if not isinstance(one, str):
-        device = find(one)
-        return [TimedDevices((device,), device.note)]
+        return [TimedDevices((find(one),))]
     made = []
-    # A blank after a comma or around a plus is none between two devices.
-    words = ",".join(part.strip() for part in one.split(",")).replace(" +", "+").replace("+ ", "+")
-    for part in (p for word in words.split() or [""] for p in word.split(",")):
+    # A blank beside a comma or a plus is none between two devices.
+    for part in re.split(r"\s*,\s*|\s+", re.sub(r"\s*\+\s*", "+", one.strip())):
         if part.lower() == "all" and (every := devices(memory=False)):
             made += [TimedDevices((device,)) for device in every]
         else:
@@ -80,5 +73,5 @@ def _named(one: object) -> list[TimedDevices]:
             parts = tuple(find(name) for name in part.split("+"))
             if len({str(device) for device in parts}) < len(parts):
                 raise GpuError(f"{part} names a device twice; type different ones, such as 0+1")
-            made.append(TimedDevices(parts, next((d.note for d in parts if d.note), None)))
+            made.append(TimedDevices(parts))
     return made

@@ -94,7 +94,7 @@ class Comparing:
         timing = one.timing(error)
         self.timings.append(timing)
         self._added = one
-        self.notes |= dict.fromkeys((*one.notes, *([_PRINTED] if one.dropped else [])))
+        self.notes |= dict.fromkeys((*one.notes, *([_PRINTED] if one.quiet.dropped else [])))
         self._task.reporter.end(timing.median, error or "done")
 
     def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:

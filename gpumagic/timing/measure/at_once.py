@@ -1,4 +1,4 @@
-"""Time several devices at the same time: a thread each, begun at a barrier, all waited for."""
+"""Time one device in this thread, or several at the same time in a thread each, all waited for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -73,23 +73,23 @@ def _raise_in(ident: int, kind: ctypes.py_object[type[BaseException]] | None) ->
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), kind)
 
 
-class Together:
-    """The same program on several devices, each on copies of its own."""
+class Runner:
+    """The same program on one device or on several, each on copies of its own."""
 
     def __init__(self, trials: Sequence[Trial], stopwatch: Stopwatch) -> None:
         self.trials = trials
         self._stopwatch = stopwatch
         self.failed: str | None = None  # the device whose exception was raised
-        self._workers = [Worker(str(trial.device)) for trial in trials]
-        self._stacks = [ExitStack() for _ in trials]
+        # One device needs no thread: in this one it can be interrupted at any step of Python.
+        alone = len(trials) == 1
+        self._workers = [] if alone else [Worker(str(trial.device)) for trial in trials]
 
     def set_up(self, n: int) -> None:
         """Place the n-th thread on its device and run the set-up there."""
-        modes, trial, stack = thread_modes(), self.trials[n], self._stacks[n]
+        modes, trial = thread_modes(), self.trials[n]
 
         def job() -> None:
-            modes(stack)
-            stack.callback(trial.leave)
+            modes(trial.stack)
             trial.set_up()
 
         self._all({n: job})
@@ -100,6 +100,9 @@ class Together:
 
     def lap(self, number: int) -> Lap:
         """A block on all at the same time: from the first that began until the last was done."""
+        if not self._workers:
+            (trial,) = self.trials
+            return self._stopwatch.lap(trial.loop, number, on=[trial.device])
         barrier = threading.Barrier(len(self.trials))
         jobs = {n: partial(self._run, n, number, barrier) for n in range(len(self.trials))}
         with self._undisturbed():
@@ -110,17 +113,17 @@ class Together:
 
     def alone(self, number: int) -> Lap:
         """The same blocks one device after the other, in the same threads."""
+        total = 0.0
         with self._undisturbed():
-            every = [
-                self._all({n: partial(self._run, n, number)})[0] for n in range(len(self.trials))
-            ]
-        total = sum(done - began for began, _, done, _ in every)
+            for n in range(len(self.trials)):
+                began, _, done, _ = self._all({n: partial(self._run, n, number)})[0]
+                total += done - began
         return Lap(total, total)
 
     def close(self) -> None:
         """Take the threads off their devices and end them."""
         try:
-            self._all({n: stack.close for n, stack in enumerate(self._stacks)})
+            self._all({n: trial.stack.close for n, trial in enumerate(self.trials)})
         finally:
             for worker in self._workers:
                 worker.close()
@@ -156,6 +159,8 @@ class Together:
         The first exception by order of the devices is raised, and its device is in `failed`; one
         that merely waited for another in vain comes last.
         """
+        if not self._workers:
+            return [job() for job in jobs.values()]
         given: dict[int, Future[Any]] = {}
         try:
             for n, job in jobs.items():

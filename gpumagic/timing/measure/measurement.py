@@ -19,12 +19,13 @@ from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.settings import Growth, deferred
 from gpumagic.ledger import ledger_view as view
 from gpumagic.ledger.watch import watch
+from gpumagic.timing.ask.sweep import key
 from gpumagic.timing.ask.targets import TimedDevices
-from gpumagic.timing.measure.at_once import Together
+from gpumagic.timing.measure.at_once import Runner
 from gpumagic.timing.measure.program import Program
 from gpumagic.timing.measure.repeats import Repeats
 from gpumagic.timing.measure.stopwatch import LEAST_S, Lap, Stopwatch, joules
-from gpumagic.timing.measure.trial import Alone, Trial
+from gpumagic.timing.measure.trial import Trial
 from gpumagic.timing.progress import Reporter, Stage
 from gpumagic.timing.result.agreement import Agreeing
 from gpumagic.timing.result.timing import Timing
@@ -45,6 +46,7 @@ class Task:
     randomness: Randomness  # as it was before
     reporter: Reporter
     agreeing: Agreeing  # gets what each first run gave, before the timing
+    items: Mapping[Any, float | None]  # what one run works through, by `sweep.key` of the values
 
 
 class Measuring:
@@ -55,20 +57,16 @@ class Measuring:
         self._timing = Timing(
             target.where,
             values=dict(values),
-            name=target.name,
+            items=task.items[key(values)],
+            name=" + ".join(dict.fromkeys(d.name for d in target.parts if d.name)) or None,
             uuid=target.parts[0].uuid if len(target.parts) == 1 else None,
-            virtual=target.virtual,
+            virtual=any(device.virtual for device in target.parts),
             steady=False,
         )
-        self._quiet = Quiet()
+        self.quiet = Quiet()  # drops what is printed after the first run
         self._repeats: Repeats | None = None
         self.failed = target.where  # the device that an exception was raised on
         self.notes: tuple[str, ...] = ()
-
-    @property
-    def dropped(self) -> bool:
-        """Whether some of what the code printed was not shown."""
-        return self._quiet.dropped
 
     def timing(self, error: str | None = None) -> Timing:
         """What was measured; of what ended in an error, no times."""
@@ -92,7 +90,6 @@ class Measuring:
     def run(self) -> None:
         """Copy, set up, run once, warm up, repeat. Everything is let go of at the end."""
         task = self._task
-        self._randomly()
         trials: list[Trial] = []
         # The stack closes itself only if a second interrupt came in our way.
         with ExitStack() as stack, _closing(stack):
@@ -114,15 +111,18 @@ class Measuring:
                 copy_seconds=sum(each.seconds for each in copies),
             )
             self.notes = tuple(note for each in copies for note in each.notes)
-            kind = Alone if len(trials) == 1 else Together
             with deferred():  # its threads are to be ended by somebody
-                runner = kind(trials, task.stopwatch)
+                runner = Runner(trials, task.stopwatch)
                 stack.callback(runner.close)
             meter = MemoryMeter()
             stack.callback(self._measure_memory, meter)
             meter.start()
             try:
-                after = self._set_up(runner)
+                after = []
+                for n in range(len(trials)):
+                    self._randomly()
+                    runner.set_up(n)
+                    after.append(Randomness())  # that the first run goes on from
                 # What each run would add to: the search path, the handlers of a logger …
                 growth = Growth()
                 self._first(runner, after)
@@ -132,28 +132,18 @@ class Measuring:
 
     def _randomly(self) -> None:
         every = [device for target in self._task.targets for device in target.torch_devices]
-        self._task.randomness.restore()
         if any(device.type == "cuda" for device in every):
             self._task.randomness.same_start(every)
+        else:
+            self._task.randomness.restore()
 
-    def _set_up(self, runner: Alone | Together) -> list[Randomness]:
-        """Set each device up with the same random numbers; the state that each goes on from."""
-        after = []
-        for n in range(len(runner.trials)):
-            if n:
-                self._randomly()
-            runner.set_up(n)
-            after.append(Randomness())
-        return after
-
-    def _first(self, runner: Alone | Together, randomness: list[Randomness]) -> None:
+    def _first(self, runner: Runner, randomness: list[Randomness]) -> None:
         prints = self._target is self._task.targets[0]
         gave: list[tuple[Any, frozenset[str]]] = []
         with self._transfers_watched():
             for n in range(len(runner.trials)):
-                if len(randomness) > 1:
-                    randomness[n].restore()
-                with nullcontext() if prints and not n else self._quiet:
+                randomness[n].restore()
+                with nullcontext() if prints and not n else self.quiet:
                     value = runner.first(n)
                 drawn = frozenset(_drawing(d) for d in self._task.randomness.drawn())
                 self._task.stopwatch.wait()
@@ -179,32 +169,33 @@ class Measuring:
                     watched.stop()
                     self._found(transfers=view.line(watched.ledger) or "")
 
-    def _repeat(self, runner: Alone | Together, growth: Growth) -> None:
+    def _repeat(self, runner: Runner, growth: Growth) -> None:
         task, clock = self._task, self._task.stopwatch.clock
-        max_time = task.max_time / 2 if isinstance(runner, Together) else task.max_time
+        several = len(runner.trials) > 1
+        max_time = task.max_time / 2 if several else task.max_time
 
         def repeated(lap: Callable[[int], Lap], **options: Any) -> Repeats:
             return Repeats(lap, max_time, clock=clock, between=growth.put_back, **options)
 
         def told(stage: Stage) -> None:
             if task.reporter.due:
-                with self._quiet.lifted():
+                with self.quiet.lifted():
                     median = repeats.median() if repeats.laps else None
                     task.reporter.at(stage, len(repeats.laps), median)
 
         before, began = joules(self._target.parts), clock()
         least = {} if before is None else {"least": LEAST_S}
         repeats = self._repeats = repeated(runner.lap, told=told, **least)
-        with self._quiet:
+        with self.quiet:
             repeats.run()
         after = joules(self._target.parts)
         used = None if before is None or after is None else after - before
         # A driver that was loaded anew counts from 0.
         if used is not None and used >= 0 and clock() - began >= LEAST_S:
             self._found(energy=used / repeats.runs)
-        if isinstance(runner, Together):
+        if several:
             alone = repeated(runner.alone)
-            with self._quiet:
+            with self.quiet:
                 try:
                     alone.run()
                 finally:

@@ -19,9 +19,9 @@ from gpumagic.timing.result.timing import interval
 NARROW = 0.01
 """The median is known when its 95 % interval is narrower than this part of it."""
 
-# A block is so long that what a block costs without a run in it, and the clock's own resolution,
-# are a thousandth of it or so. No longer: while other programs run, a short block is either left
-# alone or not, and the median is that of those left alone; each long one would be a mixture.
+# A block is so long that what a block costs without a run in it is a thousandth of it or so. No
+# longer: while other programs run, a short block is either left alone or not, and the median is
+# that of those left alone; each long one would be a mixture.
 _NEGLIGIBLE = 1e-3
 _LEAST_BLOCK_S = 1e-3
 # Steady: the last five blocks have a coefficient of variation under 2 % (A. Georges, D. Buytaert,
@@ -33,7 +33,6 @@ _WARM_SHARE = 0.2
 # As torch.utils.benchmark.Timer.blocked_autorange: what other programs do comes in bursts.
 _LEAST_TIMED_S = 0.2
 _LEAST, _MOST = 10, 10_000
-_RESOLUTION_S = time.get_clock_info("perf_counter").resolution
 
 
 class Repeats:
@@ -106,8 +105,7 @@ class Repeats:
     def _warm_up(self, each: float, began: float, share: float) -> None:
         """Run until it is steady, and find out how many runs make a block; `each` is of one."""
         empty = statistics.median(self._lap(0).total for _ in range(5))
-        block = max(empty / _NEGLIGIBLE, _RESOLUTION_S / _NEGLIGIBLE, _LEAST_BLOCK_S)
-        block = min(block, self._max_time / 2 / _LEAST)
+        block = min(max(empty / _NEGLIGIBLE, _LEAST_BLOCK_S), self._max_time / 2 / _LEAST)
         window: deque[float] = deque(maxlen=_WINDOW)
         while True:
             number = min(math.ceil(block / max(each, 1e-9)), 10 * self.number)

@@ -1,11 +1,11 @@
 """Run a program on one device at one value: on copies of what it reads, placed there.
 
-Guarantees: after `leave` and `close` nothing of it is left, on the device or in the variables.
+Guarantees: after `stack.close` and `close` nothing of it is left, there or in the variables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,7 +15,6 @@ from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.placement.scope import suspended
 from gpumagic.placement.swap import enter, leave
 from gpumagic.timing.measure.program import FUNCTION, Program
-from gpumagic.timing.measure.stopwatch import Lap, Stopwatch
 from gpumagic.timing.result.agreement import outcome
 
 
@@ -38,7 +37,7 @@ class Trial:
         self.device = device
         self._program, self._values = program, values
         self._before = {n: namespace[n] for n in values if n in namespace} if in_place else None
-        self._stack = ExitStack()
+        self.stack = ExitStack()  # what is to be undone on the thread that was set up
         # Last: an interrupt after it would not be followed by `close`.
         self.copies = CopiedVariables(
             namespace,
@@ -54,9 +53,9 @@ class Trial:
         space = self.copies.globals
         # New tensors are made on the device; on the CPU that is so without any doing of ours.
         if self.device.type == "cpu" and torch.get_default_device().type == "cpu":
-            self._stack.enter_context(suspended())
+            self.stack.enter_context(suspended())
         else:
-            self._stack.callback(leave, enter(self.device, namespace=space))
+            self.stack.callback(leave, enter(self.device, namespace=space))
         space.update(self._values)
         if self.copies.function is not None:
             space[FUNCTION] = self.copies.function
@@ -71,10 +70,6 @@ class Trial:
         """The numbers, on the CPU, in `value` and in what the code has assigned."""
         return outcome(self.copies.globals, self._program.assigned, value)
 
-    def leave(self) -> None:
-        """End the placement, on the thread that was set up."""
-        self._stack.close()
-
     def close(self) -> None:
         """Let go of everything."""
         space = self.copies.globals
@@ -86,32 +81,3 @@ class Trial:
                 for name in {*self._values, FUNCTION} - self._before.keys():
                     space.pop(name, None)
                 space.update(self._before)
-
-
-class Alone:
-    """One device, in this thread, which can be interrupted at any step of Python.
-
-    In shape as `Together`.
-    """
-
-    failed: str | None = None
-
-    def __init__(self, trials: Sequence[Trial], stopwatch: Stopwatch) -> None:
-        (self._trial,) = self.trials = trials
-        self._stopwatch = stopwatch
-
-    def set_up(self, n: int) -> None:
-        """Place this thread on the device and run the set-up there."""
-        self._trial.set_up()
-
-    def first(self, n: int) -> Any:
-        """The first run; its value."""
-        return self._trial.first()
-
-    def lap(self, number: int) -> Lap:
-        """A block of runs, timed."""
-        return self._stopwatch.lap(self._trial.loop, number, on=[self._trial.device])
-
-    def close(self) -> None:
-        """Leave the device."""
-        self._trial.leave()

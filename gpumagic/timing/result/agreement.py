@@ -88,31 +88,25 @@ def agree(
 
     Numbers that were drawn at random on both need not be the same.
     """
+    loose = _uses_tf32(reference) or _uses_tf32(where)
+    differences: list[_Difference] = []
+    skipped = []
     try:
-        return _agree(reference, expected, where, found, drawn)
+        for name in dict.fromkeys((*expected, *found)):
+            if name not in found or name not in expected:
+                absent = where if name not in found else reference
+                differences.append(_Difference(name, math.inf, f"{name} is missing on {absent}"))
+                continue
+            one, other = expected[name], found[name]
+            if isinstance(one, Skipped) or isinstance(other, Skipped):
+                nbytes = one.nbytes if isinstance(one, Skipped) else other.nbytes
+                skipped.append(f"{name} ({size(nbytes)})")
+            else:
+                differences.append(_compare(name, one, other, loose, where, reference))
     except Exception as error:  # noqa: BLE001  a comparison must never cost the measurement
         faults.keep("comparing the numbers of two devices", error)
         reason = f"comparing raised {type(error).__name__}"
         return Agreement(where, reference, None, reason=reason)
-
-
-def _agree(
-    reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
-) -> Agreement:
-    loose = _uses_tf32(reference) or _uses_tf32(where)
-    differences: list[_Difference] = []
-    skipped = []
-    for name in dict.fromkeys((*expected, *found)):
-        if name not in found or name not in expected:
-            absent = where if name not in found else reference
-            differences.append(_Difference(name, math.inf, f"{name} is missing on {absent}"))
-            continue
-        one, other = expected[name], found[name]
-        if isinstance(one, Skipped) or isinstance(other, Skipped):
-            nbytes = one.nbytes if isinstance(one, Skipped) else other.nbytes
-            skipped.append(f"{name} ({size(nbytes)})")
-        else:
-            differences.append(_compare(name, one, other, loose, where, reference))
     reason = f"too large to keep: {', '.join(skipped)}" if skipped else ""
     return _judge(Agreement(where, reference, True, reason=reason), differences, drawn)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any
 
-from gpumagic.timing.ask import sweep
-from gpumagic.timing.result.lookup import Lookup
 from gpumagic.timing.result.timing import Timing
 
 _Known = tuple[float, Timing, Timing]
@@ -25,28 +23,6 @@ class Crossover:
     at: float
     seconds: float
     values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's other variable
-
-
-def find(measured: Lookup) -> tuple[Crossover, ...]:
-    """Of every two devices, for each value of the sweep's other variable."""
-    name = measured.axis
-    values = measured.sweep[name] if name else ()
-    known = [(x, value) for value in values if (x := sweep.number(value)) is not None]
-    if name is None or len(known) < len(values):
-        return ()
-    known.sort(key=lambda pair: pair[0])
-    xs = [x for x, _ in known]
-    found = []
-    for fixed in measured.panels:
-        curves = {
-            where: [measured.at(where, {**fixed, name: value}) for _, value in known]
-            for where in measured.alone
-        }
-        for a, b in combinations(curves, 2):
-            for x, seconds, now in flips(xs, curves[a], curves[b]):
-                faster, slower = (a, b) if now == 0 else (b, a)
-                found.append(Crossover(faster, slower, name, x, seconds, fixed))
-    return tuple(found)
 
 
 def flips(

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
+from itertools import combinations, product
 from typing import Any
 
 from gpumagic import device as names
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
 from gpumagic.timing.ask import sweep as sweeping
+from gpumagic.timing.result.crossover import Crossover, flips
 from gpumagic.timing.result.machine import Machine
 from gpumagic.timing.result.timing import Agreement, Timing
 
@@ -124,6 +126,28 @@ class Lookup:
             return len(values) if all(sweeping.number(v) is not None for v in values) else 0
 
         return max(self.sweep, key=numbers)
+
+    @cached_property
+    def crossovers(self) -> tuple[Crossover, ...]:
+        """Where the order of two devices flips; empty where `axis` has no numbers.
+
+        Of every two devices, for each value of the sweep's other variable.
+        """
+        name = self.axis
+        values = self.sweep[name] if name else ()
+        known = [(x, value) for value in values if (x := sweeping.number(value)) is not None]
+        if name is None or len(known) < len(values):
+            return ()
+        known.sort(key=lambda pair: pair[0])
+        found = []
+        for fixed, (a, b) in product(self.panels, combinations(self.alone, 2)):
+            first, second = (
+                [self.at(where, {**fixed, name: value}) for _, value in known] for where in (a, b)
+            )
+            for x, seconds, now in flips([x for x, _ in known], first, second):
+                faster, slower = (a, b) if now == 0 else (b, a)
+                found.append(Crossover(faster, slower, name, x, seconds, fixed))
+        return tuple(found)
 
     @cached_property
     def panels(self) -> list[dict[str, Any]]:

@@ -62,19 +62,16 @@ def load(source: str | Path, kind: type[Record]) -> Record:
     """From JSON or from a file; see `Comparison.from_json`."""
     # JSON of an object begins with a brace, and a path may.
     if isinstance(source, str) and source.lstrip().startswith("{"):
-        return _loads(source, "the JSON", kind)
-    name = sweep.label(str(source), 200)
+        text, name = source, "the JSON"
+    else:
+        name = sweep.label(str(source), 200)
+        try:
+            text = Path(source).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise GpuError(f"{name}: {reason}; give the file that save() wrote") from None
     try:
-        text = Path(source).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise GpuError(f"{name}: {reason}; give the file that save() wrote") from None
-    return _loads(text, name, kind)
-
-
-def _loads(text: str, name: str, kind: type[Record]) -> Record:
-    try:
-        found = json.loads(text, object_hook=_number, parse_constant=_no_constant)
+        found = json.loads(text, object_hook=_number)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
@@ -90,10 +87,6 @@ def _loads(text: str, name: str, kind: type[Record]) -> Record:
     except _WrongError as wrong:
         raise GpuError(f"{name} is not as save() wrote it: {wrong}; measure again") from None
     return made
-
-
-def _no_constant(text: str) -> float:
-    raise ValueError(text)
 
 
 def _number(given: dict[str, Any]) -> Any:

@@ -101,18 +101,17 @@ class Timing:
     @property
     def host_median(self) -> float | None:
         """Seconds until Python went on; None where that is not known."""
-        return _median(self.host)
+        return statistics.median(self.host) if self.host else None
 
     @property
     def device_median(self) -> float | None:
         """Seconds by the devices' own events; None where there are none."""
-        return _median(self.device)
+        return statistics.median(self.device) if self.device else None
 
     @property
     def scaling(self) -> float | None:
         """Of ``0+1``: how much sooner both are done than one after the other."""
-        alone = _median(self.alone)
-        return alone / self.median if alone is not None and self.median else None
+        return statistics.median(self.alone) / self.median if self.alone and self.median else None
 
     def rate(self, items: float | None = None) -> float | None:
         """Items a second, of `items` where it has none of its own; None where that is not known.
@@ -142,10 +141,6 @@ class Agreement:
     reason: str = ""
     # The sweep's variables; empty without a sweep, or where all values agree alike.
     values: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _median(seconds: tuple[float, ...] | None) -> float | None:
-    return statistics.median(seconds) if seconds else None
 
 
 def interval(seconds: Sequence[float]) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from gpumagic.display import svg, table
+from gpumagic.display.plot import SMALL
 from gpumagic.display.style import block, folded, tag
 from gpumagic.display.table import Column, Fold
 from gpumagic.display.units import energy, fine, rate, size, times
@@ -103,7 +104,7 @@ def _plots(comparison: Comparison, columns: list[Column]) -> str:
     panels = comparison.panels
     figures = []
     for fixed in panels:
-        drawn = curves.plot(comparison, fixed, curves.SMALL if len(panels) > 1 else None)
+        drawn = curves.plot(comparison, fixed, SMALL if len(panels) > 1 else None)
         caption = tag("figcaption", point(fixed), "gm-code") if fixed else ""
         if drawn:
             figures.append(f"<figure>{caption}{drawn}</figure>")

@@ -6,11 +6,12 @@ from textwrap import wrap
 from typing import Any
 
 from gpumagic.display import svg
+from gpumagic.display.plot import Curve
 from gpumagic.display.units import fine
 from gpumagic.errors import library_needed
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.view import verdict
-from gpumagic.timing.view.curves import Curve, Panel
+from gpumagic.timing.view.curves import Panel
 from gpumagic.timing.view.verdict import point, shown
 
 _TITLE = 64  # characters
@@ -62,14 +63,14 @@ def _sweep(comparison: Comparison, ax: Any) -> None:
     first = panels[0]
     ax.set_yscale("log")
     if first.ordinal:
-        ax.set_xticks([x for x, _ in first.points], [shown(value) for _, value in first.points])
-    elif first.points[0][0] > 0:
+        ax.set_xticks([x for x, _ in first.values], [shown(value) for _, value in first.values])
+    elif first.values[0][0] > 0:
         ax.set_xscale("log")
     if len(panels) == 1:
         # Two pairs of devices may cross at the same value.
-        for words, c in {verdict.at(c): c for c in first.crossovers}.items():
-            ax.axvline(c.at, color="gray", linestyle=":", linewidth=1)
-            ax.annotate(words, (c.at, c.seconds), xytext=(5, -14), textcoords="offset points")
+        for c in {c.words: c for c in first.crossings}.values():
+            ax.axvline(c.x, color="gray", linestyle=":", linewidth=1)
+            ax.annotate(c.words, (c.x, c.y), xytext=(5, -14), textcoords="offset points")
     ax.set_xlabel(first.name)
     ax.set_ylabel("seconds, median")
     if ax.lines:
@@ -77,24 +78,22 @@ def _sweep(comparison: Comparison, ax: Any) -> None:
 
 
 def _curve(panel: Panel, curve: Curve, ax: Any, alpha: float) -> None:
-    if not curve.known:
+    if not curve.points:
         return
     look = curve.look
-    xs = [x for x, _ in curve.known]
+    xs, medians, lows, highs, _ = zip(*curve.points, strict=True)
     ax.plot(
         xs,
-        [t.median for _, t in curve.known],
+        medians,
         color=look.color,
         alpha=alpha,
         linestyle="none" if panel.ordinal else _DASHES[look.dash],
         marker=_MARKS[look.mark],
-        label=f"{curve.where}, {point(panel.fixed)}" if panel.fixed else curve.where,
+        label=f"{curve.name}, {point(panel.fixed)}" if panel.fixed else curve.name,
     )
-    for x, _, before in curve.failed:
-        if before is not None:
+    for x, _, _, last in curve.endings:
+        if last is not None:
             # Beside the last time, where a device could not go on.
-            y = before[1].median
-            ax.plot([x], [y], color=look.color, marker="x", markersize=8, linestyle="none")
+            ax.plot([x], [last.y], color=look.color, marker="x", markersize=8, linestyle="none")
     if not panel.ordinal:
-        lows, highs = zip(*(t.quartiles or (0.0, 0.0) for _, t in curve.known), strict=True)
         ax.fill_between(xs, lows, highs, color=look.color, alpha=0.15, linewidth=0)

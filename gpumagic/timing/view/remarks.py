@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from gpumagic.display.units import NOT_KNOWN, duration, size
 from gpumagic.timing.comparison import Comparison
@@ -109,20 +109,16 @@ def _between(change: Change) -> str:
 
 def _kinds(changes: Sequence[Change]) -> Iterator[str]:
     """Of a sweep: at how many values it is faster, slower, the same …"""
-    words: Mapping[str, str] = {
-        "same": "no change beyond the spread",
-        "unsure": "one run only, so that no change can be told",
-        "new": "not in the earlier run",
-        "failed": "no time in this run",
-    }
     for kind in dict.fromkeys(c.verdict for c in changes):
-        ratios = [c.ratio or 0.0 for c in changes if c.verdict == kind]
-        some = f"at {len(ratios)} of {len(changes)} values"
-        where = "at every value" if len(ratios) == len(changes) else some
-        if kind in words:
-            yield f"{words[kind]} {where}"
-        else:
-            yield f"{span(ratios if kind == 'faster' else [1 / r for r in ratios])} {kind} {where}"
+        alike = [c for c in changes if c.verdict == kind]
+        words = str(alike[0])
+        if kind == "unsure":
+            words = "one run only, so that no change can be told"
+        elif kind in ("faster", "slower"):
+            ratios = [c.ratio or 0.0 for c in alike]
+            words = f"{span(ratios if kind == 'faster' else [1 / r for r in ratios])} {kind}"
+        some = f"at {len(alike)} of {len(changes)} values"
+        yield f"{words} {'at every value' if len(alike) == len(changes) else some}"
 
 
 def measured(comparison: Comparison) -> list[str]:

@@ -40,24 +40,20 @@ def answer(comparison: Comparison) -> list[str]:
     if not any(t.median for t in comparison.timings):
         return ["nothing was measured"]
     real, virtual = _real(comparison), _virtual(comparison)
-    if len(real) < 2:
-        said = [] if wrong(comparison) and not virtual else _single(comparison, real)
-        said = virtual if virtual and comparison.sweep else [*virtual, *said]
+    if len(real) > 1:
+        compared = _pairs if comparison.sweep else _order
+        said = [*compared(comparison, real), *virtual]
+    elif comparison.sweep if virtual else wrong(comparison):
+        said = virtual
     else:
-        said = _pairs(comparison, real) if comparison.sweep else _order(comparison, real)
-        said += virtual
+        said = [*virtual, *_single(comparison, real)]
     return [*said, *_together(comparison)]
 
 
 def _real(comparison: Comparison) -> list[str]:
     """The devices whose times may be compared: alone, no virtual GPU, the right numbers."""
-    virtual = {t.where for t in comparison.timings if t.virtual}
-    timed = {t.where for t in comparison.timings if t.median}
-    return [
-        where
-        for where in comparison.alone
-        if where in timed and where not in virtual and not comparison.wrong(where)
-    ]
+    timed = {t.where for t in comparison.timings if t.median and not t.virtual}
+    return [w for w in comparison.alone if w in timed and not comparison.wrong(w)]
 
 
 def _virtual(comparison: Comparison) -> list[str]:
@@ -71,12 +67,12 @@ def _virtual(comparison: Comparison) -> list[str]:
 
 
 def _single(comparison: Comparison, real: Sequence[str]) -> list[str]:
-    """One device, which is compared with none."""
+    """The one device, if there is one, which is compared with none."""
     said = []
     for where in real:
-        timed = [t for t in comparison.of(where) if t.median is not None]
-        count = f"was timed at {len(timed)} point{'s' * (len(timed) != 1)}"
-        said.append(f"{where} {count if comparison.sweep else f'takes {fine(timed[0].median)}'}")
+        medians = [t.median for t in comparison.of(where) if t.median is not None]
+        count = f"was timed at {len(medians)} point{'s' * (len(medians) != 1)}"
+        said.append(f"{where} {count if comparison.sweep else f'takes {fine(medians[0])}'}")
     return said
 
 
