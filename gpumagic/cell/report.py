@@ -6,7 +6,7 @@ from gpumagic.cell.autofix import Fixed
 from gpumagic.device import Device
 from gpumagic.display.shown import Shown
 from gpumagic.ledger.entry import Ledger
-from gpumagic.moving.find_tensors import Left
+from gpumagic.moving.found_tensor import Left
 from gpumagic.moving.move import Moved
 
 
@@ -26,6 +26,7 @@ class Memory:
     peak: int
     allocated: int
     before: int
+    allocations: int = 1  # how many there were
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,6 +59,8 @@ class Report(Shown):
         The operands that `--fix` brought together.
     table : bool
         Show the ledger's table too (`--report`).
+    elsewhere : str
+        The devices of all its work, where it did none on its own: ``"cpu"``; else empty.
     error : str or None
         The name of the exception that ended the cell.
     fault : str or None
@@ -76,6 +79,7 @@ class Report(Shown):
     ledger_complete: bool = True
     fixed: tuple[Fixed, ...] = ()
     table: bool = False
+    elsewhere: str = ""
     error: str | None = None
     fault: str | None = None
 

@@ -40,16 +40,7 @@ def html(report: Report) -> str:
 def _parts(report: Report) -> list[str]:
     device = report.device
     where = f"{device} (virtual, at CPU speed)" if device.virtual else str(device)
-    parts = [f"{where}: {device.note}" if device.note else where]
-    took = duration(report.seconds)
-    if report.error:
-        parts.append(f"{report.error} after {took}")
-    elif not report.waited:
-        parts.append(f"{took}, not waited for")
-    else:
-        parts.append(took)
-    if report.fault:
-        parts.append(f"the device reports: {report.fault}")
+    parts = [f"{where}: {device.note}" if device.note else where, *_ran(report)]
     if report.moved:
         sources = ", ".join(dict.fromkeys(s for m in report.moved for s in m.sources))
         names = _some([m.name for m in report.moved])
@@ -70,6 +61,21 @@ def _parts(report: Report) -> list[str]:
     for memory in report.memory:
         where = "" if memory.device == str(device) else f"{memory.device} "
         parts.append(f"{where}peak {size(memory.peak)}")
+    return parts
+
+
+def _ran(report: Report) -> list[str]:
+    """How long it ran, and how it ended."""
+    took = duration(report.seconds)
+    if report.error:
+        took = f"{report.error} after {took}"
+    elif not report.waited:
+        took = f"{took}, not waited for"
+    parts = [took]
+    if report.fault:
+        parts.append(f"the device reports: {report.fault}")
+    if report.elsewhere:
+        parts.append(f"asked for {report.device}; all work was on {report.elsewhere}")
     return parts
 
 

@@ -16,7 +16,7 @@ from gpumagic.device import Device
 from gpumagic.ledger.entry import Ledger
 from gpumagic.ledger.watch import watch
 from gpumagic.moving.find_tensors import optimizers_in
-from gpumagic.moving.move import Moves, move_all, tensors_in, wait_for
+from gpumagic.moving.move import DATASET_STAYS, Moves, move_all, tensors_in, wait_for
 from gpumagic.placement.scope import Placement
 from gpumagic.placement.swap import enter, leave
 from gpumagic.placement.torch_devices import as_torch
@@ -55,7 +55,8 @@ class MemoryMeter:
             before, allocations_before = self._before.get(index, (0, 0))
             if allocations != allocations_before:
                 peak = max(peak, self._peaks.get(index, 0))
-                found[index] = Memory(f"cuda:{index}", peak, allocated, before)
+                made = allocations - allocations_before
+                found[index] = Memory(f"cuda:{index}", peak, allocated, before, made)
         return found
 
 
@@ -111,6 +112,7 @@ class Run:
         self._placement: Placement | None = None
         self._started = 0.0
         self._ledger_complete = True
+        self._before: set[int] = set()  # ids of the tensors that were variables
 
     def start(self) -> None:
         """Move and place; or raise `GpuError`, and nothing was moved."""
@@ -119,9 +121,10 @@ class Run:
                 variables_read(self._names, self._namespace),
                 self._target,
                 followers=optimizers_in(self._namespace),
-                bystanders=tensors_in(self._namespace),
+                namespace=self._namespace,
                 clock=self._clock,
             )
+        self._before = {id(tensor) for _, tensor in tensors_in(self._namespace)}
         self._started = self._clock()
         self._placement = enter(self._target, batches=self._move, namespace=self._namespace)
         self._meter.start()
@@ -163,11 +166,14 @@ class Run:
         ledger = None
         if fault is None:
             ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)
+        left = self._moves.left
+        if placement.delivered:
+            left = tuple(part for part in left if part.reason != DATASET_STAYS)
         report = Report(
             device=self.device,
             seconds=seconds,
             moved=self._moves.moved,
-            left=self._moves.left,
+            left=left,
             move_seconds=self._moves.seconds,
             batches=Batches(len(placement.delivered), sum(placement.delivered)),
             memory=tuple(memory.values()),
@@ -175,6 +181,7 @@ class Run:
             ledger_complete=self._ledger_complete,
             fixed=self._fix.done if self._fix is not None else (),
             table=self._table,
+            elsewhere="" if error or ledger is None else self._elsewhere(placement, memory, ledger),
             waited=not interrupted and fault is None,
             error=type(error).__name__ if error is not None else None,
             fault=fault,
@@ -182,6 +189,19 @@ class Run:
         global _last
         _last = report
         return report
+
+    def _elsewhere(self, place: Placement, memory: dict[int, Memory], ledger: Ledger) -> str:
+        """Where all of the cell's work was, as far as can be seen, if none was on its device."""
+        here = memory.get(self._target.index)
+        if self._target.type != "cuda" or (here and here.allocations > place.copies):
+            return ""
+        if others := [m.device for i, m in memory.items() if i != self._target.index]:
+            return ", ".join(others)
+        made = any(
+            tensor.device.type == "cpu" and id(tensor) not in self._before
+            for _, tensor in tensors_in(self._namespace)
+        )
+        return "cpu" if made or self._moves.left or ledger.transfers else ""
 
     def _wait_for_all(self, touched: Iterable[int]) -> None:
         wait_for(self._target)

@@ -18,7 +18,7 @@ from gpumagic.copies import shared_objects
 from gpumagic.copies.originals import Originals
 from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance
 from gpumagic.copies.storages import Blocks
-from gpumagic.moving.find_tensors import own_attributes
+from gpumagic.usercode.values import own
 
 
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]
@@ -91,7 +91,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
                 if leaf and getattr(tensor, name, None):
                     held[name] = getattr(tensor, name)
-        state = (held, own_attributes(tensor) or None)
+        state = (held, own(tensor) or None)
         args = (number, None if kind is Tensor else kind)
         if not any(state):
             return self.blocks.copied, args
@@ -113,4 +113,4 @@ def _set_tensor(tensor: Tensor, state: Any) -> None:
         for name, value in held.items():
             setattr(tensor, name, value)
     if attributes:
-        own_attributes(tensor).update(attributes)  # type: ignore[attr-defined]
+        own(tensor).update(attributes)

@@ -127,7 +127,7 @@ class CopiedVariables:
             raise self._refusal(values, error) from None
         finder = TensorFinder(self._namespace.get("__name__") or "__main__")
         finder.variables({**values, **copier.originals.met}.items())
-        homes = {id(f.tensor): f.home or device for f in finder.found}
+        homes = {id(f.tensor): f.home or device for f in finder.tensors}
         self._blocks.copy(homes)
         try:
             made = copier.read()
@@ -142,7 +142,7 @@ class CopiedVariables:
         self._finalized = copier.originals.finalized
         self.function = made.pop(_FUNCTION, None)
         self.globals.update(made)
-        tracked = (f.path for f in finder.found if f.tensor.grad_fn is not None)
+        tracked = (f.path for f in finder.tensors if f.tensor.grad_fn is not None)
         notes = {f"{path}: copied without its autograd graph": None for path in tracked}
         self.notes = (*notes, *copier.originals.notes)
         self.nbytes = self._blocks.nbytes
@@ -175,10 +175,12 @@ class CopiedVariables:
         variables = list(variables_read(names, space))
         finder = TensorFinder()
         finder.variables(variables)
-        origins: dict[torch.device, list[Tensor]] = {}
+        origins: dict[torch.device, list[Any]] = {}
         for found in finder.found:
             if found.must_move(device):
                 origins.setdefault(found.tensor.device, []).append(found.tensor)
+        for held in finder.movable:
+            origins.setdefault(held.tensors[0].tensor.device, []).append(held.value)
         self._origins = list(origins.items())
         try:
             moves = move_all(variables, device, followers=self._optimizers())

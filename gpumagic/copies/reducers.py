@@ -22,8 +22,8 @@ from torch import nn
 
 from gpumagic.copies import shared_objects
 from gpumagic.copies.originals import Originals
-from gpumagic.moving.find_tensors import own_attributes
 from gpumagic.usercode.compile import own_code
+from gpumagic.usercode.values import own
 from gpumagic.usercode.variables import globals_of
 
 # With one of these a function can reach any variable by its name in a text.
@@ -172,7 +172,7 @@ def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
         return originals.anew(value, _new_generator)
     if issubclass(kind, torch.jit.ScriptModule):
         return _reduce_script(originals, value)
-    base, held = shared_objects.solid_base(kind), own_attributes(value)
+    base, held = shared_objects.solid_base(kind), own(value)
     given: tuple[Any, ...] = ()
     slots: dict[tuple[type, str], Any] = {}
     items, ours = None, originals.is_ours(kind)

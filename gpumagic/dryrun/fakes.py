@@ -65,7 +65,7 @@ class Inherited:
         """Make fakes of all tensors that these variables hold."""
         finder = TensorFinder()
         finder.variables(variables)
-        for found in finder.found:
+        for found in finder.tensors:
             if is_real(found.tensor):
                 self._convert(found.tensor)
 

@@ -137,7 +137,7 @@ def describe(name: str, value: Any) -> Assigned:
         return Assigned(name, "a value that depends on data")
     finder = TensorFinder()
     finder.variables([(name, value)])
-    tensors = [found.tensor for found in finder.found]
+    tensors = [found.tensor for found in finder.tensors]
     devices = dict.fromkeys(str(t.device) for t in tensors)
     nbytes = sum(t.nbytes for t in tensors)
     return Assigned(name, _words(value, tensors), ", ".join(devices), nbytes)

@@ -4,85 +4,54 @@ It goes by types and calls no code of an object's: a proxy stays as it is, a fil
 mapping is not read, and an object whose every attribute raises does no harm.
 """
 
+import sys
 import types
 from collections import ChainMap, UserDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from inspect import CO_VARARGS
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-# A module's own dictionaries, which parameters(), buffers() and modules() already cover.
-_MODULE_STATE = {"_parameters", "_buffers", "_modules"}
+from gpumagic.moving.found_tensor import FoundTensor, Held, Left, Path, written
+from gpumagic.usercode.values import own
+
+# A module's own dictionaries, and what else every module has: of that, hooks may hold something.
+_MODULE_STATE = ("_parameters", "_buffers", "_modules")
+_EVERY_MODULES = vars(nn.Module()).keys()
+# Objects of these hold locks, threads and the notebook itself.
+_NO_LIBRARIES = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"} - {"__main__"}
+# How far it looks into the objects of libraries: in each other, and in all for one variable.
+_DEPTH, _OBJECTS = 4, 500
+# Under these an object may keep its device.
+DEVICE_NAMES = ("device", "_device")
 _PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType, torch.device}
-# The module of a class, whatever its metaclass answers.
-module_of = vars(type)["__module__"].__get__
-# The path to a value: the variable's name, then a step for each part on the way.
-Path = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class FoundTensor:
-    """A tensor, its path from a variable, and a device that it must be on whatever is asked for.
-
-    An optimizer keeps its step counters on the CPU: those have a `home`.
-    """
-
-    tensor: Tensor
-    steps: Path
-    home: torch.device | None = None
-
-    @property
-    def root(self) -> str:
-        """The variable through which it was found."""
-        return str(self.steps[0])
-
-    @property
-    def path(self) -> str:
-        """How a person would write it: ``net.layer.weight``, ``batch['x']``."""
-        return written(self.steps)
-
-    def must_move(self, device: torch.device) -> bool:
-        """Whether it is elsewhere, when `device` is asked for."""
-        return self.tensor.device != (self.home or device)
-
-
-@dataclass(frozen=True)
-class Left:
-    """A variable, or a part of one, that was not moved, and why."""
-
-    name: str
-    reason: str
-
-
-def written(steps: Path) -> str:
-    """A path as a person would write it."""
-    text = str(steps[0])
-    for kind, key in steps[1:]:
-        try:
-            text += f".{key}" if kind == "." else f"[{key!r}]"
-        except Exception:  # noqa: BLE001  the repr of a user's key
-            text += "[…]"
-    return text
 
 
 class TensorFinder:
     """Collects each tensor once, under the variable that it was first found through.
 
-    Of plain objects, those are looked into whose class is of the module `module`.
+    Objects of classes of the module `module` are looked into as far as they go, those of libraries
+    within bounds; with `sample`, only so many items of each container.
     """
 
-    def __init__(self, module: str = "__main__") -> None:
+    def __init__(self, module: str = "__main__", sample: int | None = None) -> None:
         self.found: list[FoundTensor] = []
         self.left: list[Left] = []  # what stays as a whole, or could not be looked into
         self.recurrent: list[nn.RNNBase] = []
-        self._module = module
+        self.datasets: list[Held] = []  # which stay
+        self.movable: list[Held] = []  # by a `to` of their own
+        self.naming: list[Any] = []  # objects that may name their device: `pipe.device`
+        self._module, self._sample = module, sample
+        self._depth = self._objects = 0
         self._seen: dict[int, object] = {}  # keeps what it met alive, so that an id stays its own
 
     def variables(self, variables: Iterable[tuple[str, object]]) -> None:
@@ -96,7 +65,13 @@ class TensorFinder:
         for name, optimizer in later:
             self._guarded(name, optimizer)
 
+    @property
+    def tensors(self) -> list[FoundTensor]:
+        """All that were found, those in `movable` objects too."""
+        return [*self.found, *(found for held in self.movable for found in held.tensors)]
+
     def _guarded(self, name: str, value: object) -> None:
+        self._depth = self._objects = 0
         try:
             self.value(value, (name,))
         except Exception as error:  # noqa: BLE001  what the user's own containers may raise
@@ -117,12 +92,12 @@ class TensorFinder:
     def _sequence(self, items: Any, steps: Path) -> None:
         if _may_hold_tensors(items):
             names = getattr(type(items), "_fields", None)
-            for n, item in enumerate(list(items)):
+            for n, item in enumerate(list(islice(items, self._sample))):
                 self.value(item, (*steps, (".", names[n]) if names else ("[]", n)))
 
     def _mapping(self, mapping: Any, steps: Path) -> None:
         if _may_hold_tensors(mapping.values()):
-            for key, item in list(mapping.items()):
+            for key, item in list(islice(mapping.items(), self._sample)):
                 self.value(item, (*steps, ("[]", key)))
 
     def _packed(self, packed: PackedSequence, steps: Path) -> None:
@@ -138,19 +113,46 @@ class TensorFinder:
 
     def _object(self, value: Any, steps: Path) -> None:
         kind = value if _is_class(value) else type(value)
-        if module_of(kind) == self._module:
+        if own(kind).get("__module__") == self._module:
             self._attributes(value, steps)
+        elif not _is_class(value) and self._depth < _DEPTH and self._objects < _OBJECTS:
+            self._objects += 1
+            self._depth += 1
+            self._library_object(value, steps)
+            self._depth -= 1
 
-    def _attributes(self, value: Any, steps: Path) -> None:
-        """Of a dataclass, or of an object or a class of the notebook itself."""
-        held = dict(vars(value) if _is_class(value) else own_attributes(value))
-        for base in type(value).__mro__:
-            for name, slot in vars(base).items():
-                if type(slot) is types.MemberDescriptorType and "__slots__" in vars(base):
-                    with suppress(AttributeError):  # never set
-                        held[name] = slot.__get__(value)
+    def _library_object(self, value: Any, steps: Path) -> None:
+        if _has_to(type(value)):
+            within = self._within(value, steps)
+            if within.tensors:
+                self.movable.append(within)
+            return
+        held = self._attributes(value, steps)
+        if not held.keys().isdisjoint(DEVICE_NAMES):
+            self.naming.append(value)
+
+    def _dataset(self, dataset: Any, steps: Path) -> None:
+        if self._sample:
+            self._attributes(dataset, steps)
+        else:
+            self.datasets.append(self._within(dataset, steps, sample=1))
+
+    def _within(self, value: Any, steps: Path, sample: int | None = None) -> Held:
+        finder = TensorFinder(self._module, sample or self._sample)
+        finder._depth, finder._objects = self._depth, self._objects
+        finder._first_time(value)
+        finder._attributes(value, steps)
+        self._objects = finder._objects
+        return Held(value, steps, finder.tensors)
+
+    def _attributes(self, value: Any, steps: Path) -> dict[str, Any]:
+        held = dict(own(value))
+        for slot in _slots_of(type(value)):
+            with suppress(AttributeError):  # never set
+                held[slot.__name__] = slot.__get__(value)
         for name, item in held.items():
             self.value(item, (*steps, (".", name)))
+        return held
 
     def tensor(self, tensor: Tensor, steps: Path, home: torch.device | None = None) -> None:
         """Note a tensor, and its gradient."""
@@ -163,18 +165,17 @@ class TensorFinder:
         if reason := _stays(module):
             self.left.append(Left(written(steps), reason))
             return
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        for name, tensor in own:
-            self.tensor(tensor, (*steps, (".", name)))
         if isinstance(module, nn.RNNBase):
             self.recurrent.append(module)
-        for name, child in module.named_children():
-            self.value(child, (*steps, (".", name)))
+        for part in _MODULE_STATE:
+            for name, item in getattr(module, part).items():
+                self.value(item, (*steps, (".", name)))
         # Module.to() would leave behind a tensor that is neither parameter nor buffer. One that
         # autograd tracks is what forward() keeps of its last run, and will make anew.
         for name, item in list(vars(module).items()):
-            kept = issubclass(type(item), Tensor) and item.grad_fn is not None
-            if name not in _MODULE_STATE and not kept:
+            if name in _EVERY_MODULES and (name in _MODULE_STATE or not item):
+                continue
+            if not issubclass(type(item), Tensor) or item.grad_fn is None:
                 self.value(item, (*steps, (".", name)))
 
     def _optimizer(self, optimizer: Optimizer, steps: Path) -> None:
@@ -199,7 +200,7 @@ class TensorFinder:
                         self.value(item, path)
 
 
-_Look = Callable[[TensorFinder, Any, Path], None]
+_Look = Callable[[TensorFinder, Any, Path], object]
 _LOOKS: tuple[tuple[_Look | None, Any], ...] = (
     (TensorFinder.tensor, Tensor),
     (TensorFinder._packed, PackedSequence),
@@ -209,7 +210,8 @@ _LOOKS: tuple[tuple[_Look | None, Any], ...] = (
     (TensorFinder._network, nn.Module),
     (TensorFinder._optimizer, Optimizer),
     # Data stays with its workers on the host; a loader's batches are delivered.
-    (None, (*_PLAIN, Dataset)),
+    (TensorFinder._dataset, Dataset),
+    (None, (*_PLAIN, DataLoader, Sampler, _BaseDataLoaderIter)),
     (TensorFinder._partial, partial),
     (TensorFinder._method, types.MethodType),
     (TensorFinder._attributes, types.SimpleNamespace),
@@ -220,29 +222,40 @@ class _LookInto(dict[type, _Look | None]):
     """How each type is looked into; None where it holds no tensors to move."""
 
     def __missing__(self, kind: type) -> _Look | None:
-        otherwise = TensorFinder._object
-        if any("__dataclass_fields__" in vars(base) for base in kind.__mro__):
-            otherwise = TensorFinder._attributes
-        look = next((look for look, kinds in _LOOKS if issubclass(kind, kinds)), otherwise)
-        if module_of(kind) != "__main__":  # a class that a cell defines anew must be free to go
+        home = str(own(kind).get("__module__"))
+        look = next((look for look, kinds in _LOOKS if issubclass(kind, kinds)), _otherwise(kind))
+        if home != "__main__":  # a class that a cell defines anew must be free to go
             self[kind] = look
         return look
+
+
+def _otherwise(kind: type) -> _Look | None:
+    home = kind.__module__.partition(".")[0] if not issubclass(kind, type) else ""
+    may = kind.__dictoffset__ or _slots_of(kind)
+    return TensorFinder._object if may and home not in _NO_LIBRARIES else None
 
 
 _look_into = _LookInto()
 
 
+def _slots_of(kind: type) -> list[types.MemberDescriptorType]:
+    """The `__slots__` of a class and its bases."""
+    held = [own(base) for base in kind.__mro__]
+    members = [slot for names in held if "__slots__" in names for slot in names.values()]
+    return [slot for slot in members if type(slot) is types.MemberDescriptorType]
+
+
+def _has_to(kind: type) -> bool:
+    """Whether its objects can be brought to a device by a `to` of their own."""
+    to = next((own(base)["to"] for base in kind.__mro__ if "to" in own(base)), None)
+    if type(to) is not types.FunctionType:
+        return False
+    code = to.__code__
+    return "device" in code.co_varnames[: code.co_argcount] or bool(code.co_flags & CO_VARARGS)
+
+
 def _is_class(value: object) -> bool:
     return issubclass(type(value), type)  # isinstance would ask a proxy for its __class__
-
-
-def own_attributes(value: object) -> Mapping[str, Any]:
-    """An object's `__dict__`, without asking its `__getattr__`."""
-    try:
-        held: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return held
 
 
 def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
@@ -257,8 +270,8 @@ def _near(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     yield name, value
     if type(value) in (list, tuple, dict) and len(value) <= 100:
         yield from ((name, item) for item in (value.values() if type(value) is dict else value))
-    elif module_of(type(value)) == "__main__":
-        for attribute, item in own_attributes(value).items():
+    elif own(type(value)).get("__module__") == "__main__":
+        for attribute, item in own(value).items():
             yield f"{name}.{attribute}", item
 
 

@@ -9,16 +9,21 @@ interrupts, none of it.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError
-from gpumagic.moving.find_tensors import FoundTensor, Left, TensorFinder
+from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder
+from gpumagic.moving.found_tensor import FoundTensor, Held, Left, written
 from gpumagic.moving.plan import MovePlan, bytes_of
 from gpumagic.placement.torch_devices import torch_device
+from gpumagic.usercode.values import own
+
+DATASET_STAYS = "a dataset stays where it is; a DataLoader's batches are brought"
 
 
 @dataclass(frozen=True)
@@ -49,38 +54,100 @@ def move_all(
     device: torch.device,
     *,
     followers: Iterable[tuple[str, Optimizer]] = (),
-    bystanders: Iterable[tuple[str, Tensor]] = (),
+    namespace: dict[str, Any] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Moves:
     """Bring tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
-    The state of `followers` follows those parameters that move; `bystanders` that share memory with
-    a tensor that moves are told in `Moves.left`.
+    The state of `followers` follows those parameters that move. In `namespace`, tensors that share
+    memory with one that moves are told in `Moves.left`, and names may be bound anew.
     """
     start = clock()
     finder = TensorFinder()
     finder.variables(variables)
-    moving = {id(found.tensor) for found in finder.found if found.must_move(device)}
+    by_to = [held for held in finder.movable if _must_move(held, device)]
+    moving = {id(found.tensor) for found in finder.tensors if found.must_move(device)}
     if moving:
         for name, optimizer in followers:
             finder.state(optimizer, (name,), only=moving)
+    left = [*finder.left, *(_data(held) for held in finder.datasets if _must_move(held, device))]
     wanted = [found for found in finder.found if found.must_move(device)]
-    if not wanted:
-        return Moves(left=tuple(finder.left))
+    if not wanted and not by_to:
+        for value in finder.naming:
+            _name_device(value, device)
+        return Moves(left=tuple(left))
     plan = MovePlan(device, wanted)
-    plan.note_bystanders(bystanders)
-    if not plan.copy():  # raised out here: a chained exception would keep the copies alive
-        raise GpuError(_no_room(device, wanted))
+    plan.note_bystanders(tensors_in(namespace or {}))
+    if not plan.copy() or not _has_room(device, by_to):
+        # Raised out here: a chained exception would keep the copies alive.
+        raise GpuError(
+            _no_room(device, [found for found in finder.tensors if found.must_move(device)])
+        )
     if plan.nbytes:
         plan.carry_out()
         for module in finder.recurrent:
             # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
             module.flatten_parameters()
-        wait_for(device)
+    for held in by_to:
+        _bring(held, device, plan, namespace or {})
+    for value in finder.naming:
+        _name_device(value, device)
+    wait_for(device)
     moved = tuple(
         Moved(name, nbytes, tuple(plan.sources[name])) for name, nbytes in plan.nbytes.items()
     )
-    return Moves(moved, (*finder.left, *plan.left), clock() - start if moved else 0.0)
+    return Moves(moved, (*left, *plan.left), clock() - start if moved else 0.0)
+
+
+def _must_move(held: Held, device: torch.device) -> bool:
+    return any(found.must_move(device) for found in held.tensors)
+
+
+def _data(held: Held) -> Left:
+    return Left(written(held.steps), DATASET_STAYS)
+
+
+def _has_room(device: torch.device, by_to: list[Held]) -> bool:
+    if device.type != "cuda" or not by_to:
+        return True
+    wanted = {id(f.tensor): f.tensor for held in by_to for f in held.tensors if f.must_move(device)}
+    return sum(map(bytes_of, wanted.values())) <= torch.cuda.mem_get_info(device)[0]
+
+
+def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str, Any]) -> None:
+    """Bring an object by its own `to`: it stays itself, or its name is bound anew."""
+    name = str(held.steps[0])
+    moving = [found for found in held.tensors if found.must_move(device)]
+    sources = [str(found.tensor.device) for found in moving]
+    try:
+        brought = held.value.to(device)
+    except Exception as error:  # noqa: BLE001  a library's own, told in the report
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        plan.left.append(Left(written(held.steps), f".to({str(device)!r}) raised {line}"))
+        return
+    if brought is not held.value:
+        if len(held.steps) > 1 or namespace.get(name) is not held.value:
+            reason = f"its .to({str(device)!r}) makes another object: bind that where it is used"
+            plan.left.append(Left(written(held.steps), reason))
+            return
+        namespace[name] = brought
+    plan.nbytes[name] = plan.nbytes.get(name, 0) + sum(bytes_of(f.tensor) for f in moving)
+    plan.sources.setdefault(name, {}).update(dict.fromkeys(sources))
+
+
+def _name_device(value: Any, device: torch.device) -> None:
+    """Have an object that names its own device, `pipe.device`, name that of what it holds."""
+    held = own(value)
+    parts = [item for item in held.values() if issubclass(type(item), (Tensor, nn.Module))]
+    devices = {
+        tensor.device
+        for part in parts
+        for tensor in (part.parameters() if isinstance(part, nn.Module) else [part])
+    }
+    for name in DEVICE_NAMES:
+        named = held.get(name)
+        if isinstance(named, (str, torch.device)) and devices == {device}:
+            held[name] = device if isinstance(named, torch.device) else str(device)
 
 
 def tensors_in(namespace: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:

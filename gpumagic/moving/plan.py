@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from gpumagic.moving.find_tensors import FoundTensor, Left
+from gpumagic.moving.found_tensor import FoundTensor, Left
 
 # A multiple of every element size: offsets stay whole when a copy begins in the middle.
 _ALIGNMENT = 64

@@ -36,6 +36,7 @@ def delivered(method: Callable[..., Any]) -> Callable[..., Any]:
         batch = tree_map(bringing.bring, batch)
         if bringing.copied:
             place.delivered.append(bringing.copied)
+            place.copies += bringing.copies
         return batch
 
     return deliver
@@ -54,22 +55,28 @@ def pin_what_can_be(pin: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Bringing:
-    """Copies the leaves of one batch to a device, and counts the bytes."""
+    """Copies the leaves of one batch to a device, and counts the bytes and the tensors."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.copied = 0
+        self.copied = self.copies = 0
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        if tensor.device != self.device:
+            self.copied += tensor.nbytes
+            self.copies += 1
 
     def bring(self, item: Any) -> Any:
         if isinstance(item, torch.Tensor):
-            if item.device != self.device:
-                self.copied += item.nbytes
+            self._count(item)
             return item.to(self.device, non_blocking=item.is_pinned())
         if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
             # A batch of tokens or a batch of graphs: pytree does not know them, but they have a
             # `to` of their own.
             values = item.values() if isinstance(item, Mapping) else vars(item).values()
-            self.copied += sum(v.nbytes for v in values if isinstance(v, torch.Tensor))
+            for value in values:
+                if isinstance(value, torch.Tensor):
+                    self._count(value)
             return item.to(self.device)
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
             parts = {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if f.init}

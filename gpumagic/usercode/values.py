@@ -106,10 +106,10 @@ def contents(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-def own(value: Any) -> Mapping[str, Any]:
+def own(value: Any) -> dict[str, Any]:
     """An object's `__dict__`, without asking its `__getattr__`."""
     try:
-        held: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+        held: dict[str, Any] = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
     return held

@@ -7,7 +7,7 @@ import pytest
 
 from gpumagic.cell.report import Batches, Memory, Report
 from gpumagic.device import CPU, Device
-from gpumagic.moving.find_tensors import Left
+from gpumagic.moving.found_tensor import Left
 from gpumagic.moving.move import Moved
 
 MIB = 2**20

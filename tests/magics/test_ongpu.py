@@ -248,6 +248,54 @@ def test_other_devices_that_the_cell_touches_are_in_the_report(ip):
     assert gpumagic.last_report().memory == ()
 
 
+@pytest.mark.parametrize(
+    ("cell", "where"),
+    [
+        ("y = X.cpu() @ X.cpu()", "cpu"),
+        ("y = hidden()", "cpu"),
+        ("loss.backward()", "cpu"),
+        ("y = X.to('cuda:0') @ X.to('cuda:0')", "cuda:0"),
+        ("for (x,) in loader: total = x.cpu() * 2", "cpu"),
+        ("y = X @ X", ""),
+        ("X.add_(1)", ""),
+        ("print(X.shape)", ""),
+        ("y = X.cpu(); 1 / 0", ""),
+    ],
+)
+def test_work_that_was_all_elsewhere_is_told(ip, cell, where):
+    ip.run(
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "X = torch.ones(2, 2); loader = DataLoader(TensorDataset(X.clone()))\n"
+        "hidden = (lambda x: lambda: x * 2)(torch.ones(2)).__call__\n"
+        "loss = torch.ones(1, requires_grad=True) * 2"
+    )
+    done = ip.run(f"%%ongpu 1\n{cell}")
+    assert gpumagic.last_report().elsewhere == where
+    assert (f"asked for cuda:1; all work was on {where}" in done.text) == bool(where)
+
+
+def test_a_dataset_that_a_cell_reads_is_named_unless_its_batches_came(ip):
+    ip.run(
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "data = TensorDataset(torch.ones(4, 2)); net = nn.Linear(2, 1)"
+    )
+    assert "left data: a dataset stays" in ip.run("%%ongpu 1\nlen(data)").text
+    cell = "%%ongpu 1\nfor (x,) in DataLoader(data): net(x)"
+    assert "left" not in ip.run(cell).text
+
+
+def test_an_object_of_a_library_that_the_cell_reads_comes_along(ip):
+    ip.run(
+        "made = torch.distributions.Normal(torch.zeros(3), torch.ones(3)); net = nn.Linear(3, 2)\n"
+        "schedule = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(net.parameters()), 1)"
+    )
+    done = ip.run("%%ongpu 1\ny = net(made.sample((4,)))")
+    assert done.success, done.text
+    assert "moved net, made" in done.text
+    assert ip.run("%%ongpu 0\nschedule.get_last_lr()").success
+    assert ip.ns["net"].weight.device.index == 0
+
+
 def test_the_notebooks_own_objects_come_along(ip):
     ip.run(
         "from torch.utils.data import DataLoader, TensorDataset\n"

@@ -8,6 +8,9 @@ import torch
 from moved_values import CPU, GPU1, moved
 from torch import nn
 
+import gpumagic
+from gpumagic.moving.move import DATASET_STAYS, move_all
+
 pytestmark = pytest.mark.usefixtures("gpus")
 
 
@@ -189,7 +192,7 @@ def walked(**variables):
     return finder
 
 
-def test_objects_of_the_notebook_are_looked_into_and_those_of_libraries_are_not():
+def test_objects_of_the_notebook_are_looked_into_and_datasets_stay():
     trainer = Trainer()
     trainer.extra = {"mask": torch.ones(1)}
     paths = {found.path for found in walked(trainer=trainer).found}
@@ -229,3 +232,121 @@ def test_tensors_of_an_optimizers_options_come_along():
     optimizer = torch.optim.AdamW(net.parameters(), lr=rate, foreach=False, capturable=True)
     moved(optimizer=optimizer)
     assert rate.device == GPU1
+
+
+# ---------------------------------------------------------------- objects of libraries
+LIBRARY = """
+import torch
+class Normal:
+    def __init__(self, loc): self.loc = loc
+    @property
+    def scale(self): raise AssertionError("a property was run")
+class Pipe:                             # as a pipeline of transformers
+    def __init__(self, model): self.model, self.device = model, torch.device("cpu")
+    def __call__(self, x): return self.model(x.to(self.device))
+class Net:                              # as a net of skorch
+    def __init__(self, module): self.module_, self.device = module, "cpu"
+class Graph:                            # as Data of torch_geometric
+    def __init__(self, x): self._store, self.where = {"x": x}, "cpu"
+    def to(self, device, *args):
+        self._store, self.where = {k: v.to(device) for k, v in self._store.items()}, str(device)
+        return self
+class Frozen:                           # as a TensorDict
+    def __init__(self, x): self.x = x
+    def to(self, *args): return Frozen(self.x.to(*args))
+class Stubborn(Frozen):
+    def to(self, device): raise NotImplementedError("not for quantized ones")
+class Unit:                             # as a Quantity of astropy
+    def __init__(self): self.value = 1
+    def to(self, unit): raise AssertionError("asked to convert")
+class Chain:
+    def __init__(self, next): self.next = next
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lib") / "site-packages"
+    folder.mkdir()
+    (folder / "a_library_with_tensors.py").write_text(LIBRARY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        import a_library_with_tensors
+
+        yield a_library_with_tensors
+
+
+def test_tensors_and_modules_in_objects_of_libraries_come_along(library):
+    loc, net = torch.ones(2), nn.Linear(2, 2)
+    normal, pipe, skorch = library.Normal(loc), library.Pipe(net), library.Net(nn.Linear(2, 1))
+    moves = moved(normal=normal, pipe=pipe, skorch=skorch)
+    assert [m.name for m in moves.moved] == ["normal", "pipe", "skorch"]
+    assert normal.loc is loc
+    assert loc.device == GPU1
+    assert pipe(torch.ones(2)).device == pipe.device == GPU1
+    assert skorch.device == "cuda:1"
+    assert next(skorch.module_.parameters()).device == GPU1
+    assert moved(pipe=pipe).moved == ()
+
+
+def test_a_device_that_an_object_names_follows_what_it_holds(library):
+    net = nn.Linear(2, 2)
+    pipe = library.Pipe(net)
+    moved(net=net)
+    moved(pipe=pipe)
+    assert pipe(torch.ones(2)).device == GPU1
+
+
+def test_an_object_with_a_to_of_its_own_is_brought_by_that(library):
+    x = torch.ones(2)
+    graph = library.Graph(x)
+    moves = moved(graph=graph, also=[graph])
+    assert graph.where == "cuda:1"
+    assert graph._store["x"].device == GPU1
+    assert [(m.name, m.nbytes, m.sources) for m in moves.moved] == [("graph", 8, ("cpu",))]
+    assert moved(graph=graph).moved == ()
+    assert moved(unit=library.Unit()).left == ()
+
+
+def test_where_to_makes_another_object_the_name_is_bound_anew(library):
+    frozen = library.Frozen(torch.ones(2))
+    space = {"frozen": frozen, "held": [frozen]}
+    moves = move_all(space.items(), GPU1, namespace=space)
+    assert space["frozen"].x.device == GPU1
+    assert frozen.x.device == CPU
+    assert [m.name for m in moves.moved] == ["frozen"]
+    (left,) = move_all([("held", [frozen])], GPU1, namespace=space).left
+    assert left.name == "held[0]"
+    assert "makes another object" in left.reason
+
+
+def test_an_object_whose_to_fails_is_left(library):
+    (left,) = moved(odd=library.Stubborn(torch.ones(2))).left
+    assert (left.name, left.reason) == (
+        "odd",
+        ".to('cuda:1') raised not for quantized ones",
+    )
+
+
+def test_no_room_for_an_object_with_a_to_of_its_own(library):
+    x, graph = torch.ones(2), library.Graph(torch.empty(2**28 + 1))
+    with pytest.raises(gpumagic.GpuError, match=r"graph 1\.0 GiB.*nothing was moved"):
+        moved(x=x, graph=graph)
+    assert x.device == CPU
+
+
+def test_objects_of_libraries_are_looked_into_within_bounds(library):
+    chain = library.Chain(torch.ones(1))
+    for _ in range(10):
+        chain = library.Chain(chain)
+    assert moved(chain=chain).moved == ()
+    many = [library.Chain(torch.ones(1)) for _ in range(600)]
+    moved(many=many)
+    assert 400 < sum(link.next.device == GPU1 for link in many) < 600
+
+
+def test_a_dataset_stays_and_is_named(library):
+    data = torch.utils.data.TensorDataset(torch.ones(2))
+    moves = moved(data=data, loader=torch.utils.data.DataLoader(data))
+    assert data.tensors[0].device == CPU
+    assert [(part.name, part.reason) for part in moves.left] == [("data", DATASET_STAYS)]

@@ -41,9 +41,7 @@ def test_small_overlapping_views_of_something_large_share_memory_there_too():
 def test_a_bystander_that_shared_memory_is_told():
     base = torch.zeros(10)
     part, elsewhere = base[2:6], base[7:]
-    moves = move_all(
-        [("part", part)], GPU1, bystanders=[("base", base), ("part", part), ("e", elsewhere)]
-    )
+    moves = move_all([("part", part)], GPU1, namespace={"base": base, "part": part, "e": elsewhere})
     assert [(x.name, "part" in x.reason) for x in moves.left] == [("base", True)]
 
 
