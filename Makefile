@@ -13,7 +13,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest
 PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist worksteal
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
-.PHONY: demo test check suite slow lab screenshots benchmark wheel test-wheel cuda-build clean
+.PHONY: demo test check suite slow lab screenshots benchmark wheel test-wheel cuda-build crash-hunt clean
 
 demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
 	$(BIN)/gpumagic demo
@@ -64,6 +64,9 @@ test-wheel: wheel  ## the wheel in an environment of its own, with neither Node.
 
 cuda-build: .venv/test  ## fail unless torch is built for CUDA and sees no GPU
 	$(BIN)/python -c "import torch; assert torch.version.cuda and not torch.cuda.is_available()"
+
+crash-hunt: cuda-build  ## fail if an operator or public function reaches CUDA or kills its process
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/crash_hunt.py
 
 clean:
 	rm -rf .venv .venv-wheel dist demo node_modules js/lib gpumagic/static gpumagic/labextension

@@ -25,7 +25,9 @@ it."""
 INDEXING = frozenset(
     ["index", "_unsafe_index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put"]
 )
-TAKEN_FROM_CPU = frozenset({"input_lengths", "target_lengths", "lengths", "lr"})
+TAKEN_FROM_CPU = frozenset(
+    ["cpu_nested_shape_example", "input_lengths", "lengths", "lr", "target_lengths"]
+)
 """Arguments that CUDA's kernels read on the host."""
 _SAME = "Expected all tensors to be on the same device, but"
 

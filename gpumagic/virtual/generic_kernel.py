@@ -8,6 +8,7 @@ come before that key, work on their own and no mode has to be on.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
@@ -19,8 +20,9 @@ from gpumagic.virtual import events
 from gpumagic.virtual.checks import INDEXING, Found, mixed, one_gpu
 from gpumagic.virtual.flip import adopt, flip
 from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
-from gpumagic.virtual.sparse import adopt_sparse, flip_sparse, replace_sparse
+from gpumagic.virtual.parts import adopt_parts, flip_parts, in_parts, replace_sparse
 from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
+from gpumagic.virtual.wider import compute_wider, lacks_type
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
@@ -40,10 +42,18 @@ WAITS = frozenset(
 )
 """Operators for which the host waits, because a value or a shape depends on the data."""
 DRAWS = frozenset(
-    ["native_dropout", "rrelu_with_noise", "_scaled_dot_product_flash_attention_for_cpu"]
+    {
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "gru",
+        "lstm",
+        "native_dropout",
+        "rnn_relu",
+        "rnn_tanh",
+        "rrelu_with_noise",
+    }
 )
 """Operators that draw random numbers and take no generator."""
-NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide", "fmod"})
+NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 """The only operators for which ``torch.ops`` takes a number where the schema says Tensor."""
 
 _as_it_is = contextlib.nullcontext()
@@ -54,8 +64,8 @@ class KernelPlan:
 
     __slots__ = (
         "arguments",
+        "composite",
         "draws",
-        "foreach",
         "generator_at",
         "name",
         "number_ok",
@@ -70,22 +80,22 @@ class KernelPlan:
         schema = op._schema
         self.name: str = schema.name.split("::")[1]
         self.arguments: list[str] = [a.name for a in schema.arguments]
-        self.outs = frozenset(a.name for a in schema.arguments if a.kwarg_only and _writes(a))
+        self.outs = frozenset(a.name for a in schema.arguments if a.kwarg_only and writes(a))
         self.tensors = {
             a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")
         }
-        self.view = any(r.alias_info is not None and not _writes(r) for r in schema.returns)
+        self.view = any(r.alias_info is not None and not writes(r) for r in schema.returns)
         self.results = len(schema.returns)
         self.generator_at = (
             self.arguments.index("generator") if "generator" in self.arguments else None
         )
-        self.foreach = self.name.startswith("_foreach_")
+        self.composite = not C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
         self.draws = self.name in DRAWS
         self.waits = self.name in WAITS
 
 
-def _writes(argument: Any) -> bool:
+def writes(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
@@ -117,7 +127,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     low_kwargs = {name: _lower(plan, name, x, found, numbers) for name, x in kwargs.items()}
     gpu = one_gpu(found) if found else gpu_of(kwargs.get("device"))
     if gpu is None:
-        if plan.foreach:  # CUDA too goes tensor by tensor then
+        if plan.composite:  # each operator within says itself what it thinks of the devices
             return op.redispatch(CPU, *args, **kwargs)
         gpu = mixed(op, plan.name, plan.outs, found)
     if "device" in kwargs:
@@ -139,9 +149,11 @@ def _lower(plan: KernelPlan, name: str, x: Any, found: Found, numbers: list[str]
     """An argument as the CPU's kernel takes it."""
     if isinstance(x, Tensor):
         low = x
-        if x.is_cuda:
-            if x.layout is not torch.strided:
-                low = flip_sparse(x)
+        if name in plan.outs and any(x is tensor for _, tensor, _ in found):
+            low = next(other for _, tensor, other in found if x is tensor)
+        elif x.is_cuda:
+            if in_parts(x):
+                low = flip_parts(x)
             elif name in plan.outs and not x.numel():
                 low = torch.empty(0, dtype=x.dtype)
             else:
@@ -185,19 +197,19 @@ def _compute(
     numbers: list[str],
 ) -> Any:
     __tracebackhide__ = True
-    if any(t.layout is not torch.strided for _, t, _ in found):
-        return op(*low, **low_kwargs)  # another dispatch key than CPU, which the arguments decide
-    if numbers and plan.number_ok:
-        return op(*low, **low_kwargs)
-    if numbers:
+    call = functools.partial(op.redispatch, CPU)
+    if numbers and not plan.number_ok:
         low = [
             torch.tensor(x, dtype=torch.result_type(found[0][1], x)) if name in numbers else x
             for name, x in zip(plan.arguments, low)  # noqa: B905 (defaults may be left out)
         ]
-        return op(*low, **low_kwargs)
+    if numbers or any(in_parts(t) for _, t, _ in found):
+        call = op  # the arguments decide on another dispatch key than CPU
     try:
-        return op.redispatch(CPU, *low, **low_kwargs)
+        return call(*low, **low_kwargs)
     except RuntimeError as error:
+        if lacks_type(error):
+            return compute_wider(op, call, low, low_kwargs, error)
         if not plan.outs or "not resizable" not in str(error):
             raise
     # An out= that is too small for its result: the CPU computes into new bytes instead.
@@ -205,7 +217,7 @@ def _compute(
         if name in plan.outs:
             low_kwargs[name] = torch.empty(0, dtype=tensor.dtype)
             found[n] = (name, tensor, low_kwargs[name])
-    return op.redispatch(CPU, *low, **low_kwargs)
+    return call(*low, **low_kwargs)
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
@@ -216,19 +228,17 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
         return result
     for name, tensor, low in found:
         if low is result and result.layout is not torch.strided:
-            return replace_sparse(tensor, adopt_sparse(result.clone(), gpu))
+            return replace_sparse(tensor, adopt_parts(result.clone(), gpu))
         if low is result:
             if name in plan.outs and low.shape != tensor.shape:
                 _resize_out(tensor, low, gpu)
             return tensor
+    if in_parts(result):
+        return adopt_parts(result, gpu)
     for _, _, low in found:  # an out= may have the bytes of an argument before it
-        if (
-            low.layout is torch.strided is result.layout
-            and low.data_ptr() == result.data_ptr()
-            and result.numel()
-        ):
+        if not in_parts(low) and low.data_ptr() == result.data_ptr() and result.numel():
             return adopt(result.clone(), gpu)  # an alias that the schema does not tell of
-    return adopt(result, gpu) if result.layout is torch.strided else adopt_sparse(result, gpu)
+    return adopt(result, gpu)
 
 
 def _resize_out(out: Tensor, low: Tensor, gpu: VirtualGpu) -> None:

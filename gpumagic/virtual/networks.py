@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
+from torch.utils._pytree import tree_leaves, tree_map
 
+C: Any = torch._C
 aten: Any = torch.ops.aten
 _FLASH = 1  # at::sdp::SDPBackend::flash_attention
 
 
 def network_kernels(overload: Callable[[str], Any]) -> dict[str, Callable[..., Any]]:
-    """By the operators' names. They stand above autograd, and below it for inference mode."""
+    """By the operators' names. They stand above autograd."""
     kernels: dict[str, Callable[..., Any]] = {
         f"{cell}.{variant}": _recurrent(overload(f"{cell}.{variant}"))
         for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -81,26 +83,59 @@ def _stand_in(tensor: Tensor) -> Tensor:
 
 
 def _recurrent(op: Any) -> Callable[..., Any]:
-    """torch's own decomposition into single operators, after cuDNN's check of devices."""
+    """torch's own decomposition into single operators, after cuDNN's check of devices.
+
+    Where autograd does not record, and nothing is packed, the CPU's kernel as a whole.
+    """
     names = [argument.name for argument in op._schema.arguments]
 
     def kernel(*args: Any) -> Any:
         given = dict(zip(names, args))  # noqa: B905 (defaults may be left out)
         device = args[0].device
-        hidden = given["hx"]
-        for kind, tensors in (
-            ("hidden", [hidden] if isinstance(hidden, Tensor) else hidden),
-            ("parameter", given["params"]),
-        ):
+        hidden = [given["hx"]] if isinstance(given["hx"], Tensor) else given["hx"]
+        for kind, tensors in (("hidden", hidden), ("parameter", given["params"])):
             for tensor in tensors:
                 if tensor.device != device:
                     raise RuntimeError(
                         f"Input and {kind} tensors are not at the same device, found input tensor "
                         f"at {device} and {kind} tensor at {tensor.device}"
                     )
-        return op.decompose(*args)
+        if torch.is_autocast_enabled("cuda"):
+            given = tree_map(_autocast, given)
+        tensors = (t for t in tree_leaves(given) if isinstance(t, Tensor))
+        records = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        if records or "batch_sizes" in given:
+            return _layers(op, given)
+        with C._AutoDispatchBelowAutograd():
+            return op(*given.values())
 
     return kernel
+
+
+def _autocast(x: Any) -> Any:
+    floats = isinstance(x, Tensor) and x.is_floating_point()
+    return x.to(torch.get_autocast_dtype("cuda")) if floats else x
+
+
+def _layers(op: Any, given: dict[str, Any]) -> Any:
+    """Layer by layer, since torch's decomposition leaves out the dropout between them."""
+    count = given["num_layers"]
+    if not (given["train"] and given["dropout"]):
+        return op.decompose(*given.values())
+    first = next(iter(given))
+    each = len(given["params"]) // count
+    single = isinstance(given["hx"], Tensor)
+    hidden = [given["hx"]] if single else given["hx"]
+    finals = []
+    for n in range(count):
+        if n:
+            given[first] = torch.dropout(given[first], given["dropout"], True)
+        parts = [h.chunk(count)[n] for h in hidden]
+        given |= {"hx": parts[0] if single else parts, "num_layers": 1}
+        layer = {**given, "params": given["params"][n * each : (n + 1) * each]}
+        given[first], *final = op.decompose(*layer.values())
+        finals.append(final)
+    return given[first], *(torch.cat(final) for final in zip(*finals, strict=True))
 
 
 def _lstm_cell(

@@ -18,10 +18,10 @@ aten: Any = torch.ops.aten
 Kernel = Callable[..., Any]
 
 
-def overload(name: str) -> Any:
-    """The operator ``aten::name``, with its overload after a dot."""
+def overload(name: str, space: str = "aten") -> Any:
+    """The operator ``space::name``, with its overload after a dot."""
     packet, _, variant = name.partition(".")
-    return getattr(getattr(aten, packet), variant or "default")
+    return getattr(getattr(getattr(torch.ops, space), packet), variant or "default")
 
 
 def own_kernels() -> dict[str, Kernel]:
@@ -34,6 +34,7 @@ def own_kernels() -> dict[str, Kernel]:
         "_local_scalar_dense": _item,
         "resize_": _resize_,
         "convolution": _convolution,
+        "histc": _histc,
         "record_stream": _nothing,
         # The CPU's has no bytes behind it, so it cannot be flipped.
         "_efficientzerotensor": torch.zeros,
@@ -133,6 +134,12 @@ def _convolution(input: Tensor, weight: Tensor, *rest: Any) -> Any:
             f"Input type ({of_input}) and weight type ({of_weight}) should be the same"
         )
     return run(aten.convolution.default, input, weight, *rest)
+
+
+def _histc(self: Tensor, *options: Any) -> Any:
+    # Of integers: CUDA has a kernel for it, the CPU has not.
+    numbers = self if self.is_floating_point() else self.double()
+    return run(aten.histc.default, numbers, *options).to(self.dtype)
 
 
 def _softmax(op: Any) -> Kernel:

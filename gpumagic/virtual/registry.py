@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
 import torch
 import torch._decomp  # registers the decompositions of recurrent networks
 
-from gpumagic.virtual import sparse
+from gpumagic.virtual import parts
+from gpumagic.virtual.cuda_api import patch
 from gpumagic.virtual.generators import host_kernels
-from gpumagic.virtual.generic_kernel import kernel_of, run
+from gpumagic.virtual.generic_kernel import kernel_of, run, writes
 from gpumagic.virtual.networks import network_kernels
 from gpumagic.virtual.operators import on_metadata, overload, own_kernels, pinning_kernels
 
@@ -21,6 +24,9 @@ Kernel = Callable[..., Any]
 # Kernels of these move bytes between processes, or are made anew by torch itself.
 _LEFT_ALONE = {"aten", "c10d", "symm_mem", "_native"}
 
+
+_TAKEN_APART = frozenset(["_lazy_clone", "_unsafe_view", "copy_", "linalg_lstsq", "unsafe_split"])
+"""Composite operators whose results share an argument's bytes, or come of another algorithm."""
 
 kernels: dict[str, Kernel] = {}
 """By name, those of aten at the key CUDA while virtual GPUs are on."""
@@ -35,8 +41,12 @@ def register(stack: ExitStack) -> None:
         stack.callback(kernels.clear)
         _register_dense(aten)
         _register_above(aten)
-        _register_sparse(aten)
+        _register_parts(aten)
         _register_others(stack)
+    # TorchScript's fuser would compile for a GPU, and ask its driver.
+    fuses = C._jit_can_fuse_on_gpu()
+    stack.callback(C._jit_override_can_fuse_on_gpu, fuses)
+    C._jit_override_can_fuse_on_gpu(False)
     rest = torch.library.Library("_", "IMPL", "CUDA")
     stack.callback(rest._destroy)
     rest.fallback(run)
@@ -45,17 +55,19 @@ def register(stack: ExitStack) -> None:
 def _register_dense(aten: Any) -> None:
     """The dispatch key CUDA, and what C++ gives to the CPU's though it is meant for a GPU."""
     kernels.update(own_kernels())
-    # C++ would take these apart into operators of another name, or ask is_cuda within them.
-    whole = {"convolution_backward", "native_dropout", "native_dropout_backward"}
-    whole |= {
-        n.removeprefix("aten::")
-        for n in C._dispatch_get_all_op_names()
-        if n.startswith("aten::_foreach_") and not n.endswith("out")
-    }
+    # What C++ makes of other operators may ask for the device within, and find CUDA's own stubs:
+    # it runs as a whole on the CPU.
+    composites = {n for n in _names("CompositeExplicitAutograd") if not n.endswith("out")}
+    whole = {name for name in composites if _is_whole(overload(name))}
+    not_whole = {"_fused_rms_norm", *host_kernels()}
     # On a CUDA build all of its own too: no real kernel must ever see these bytes.
-    for name in (_names("CPU") | _names("CUDA") | whole) - {"_fused_rms_norm"}:
-        if name not in kernels:
-            kernels[name] = kernel_of(overload(name)) if _can_run(name) else _refusal(name)
+    for name in _names("CPU") | _names("CUDA") | whole:
+        if name not in kernels and name not in not_whole:
+            kernels[name] = (
+                kernel_of(overload(name))
+                if _can_run(f"aten::{name}")
+                else _refusal(f"aten::{name}")
+            )
     for name, kernel in kernels.items():
         _put(aten, name, kernel, "CUDA")
     for name, kernel in (pinning_kernels() | host_kernels()).items():
@@ -66,36 +78,61 @@ def _register_above(aten: Any) -> None:
     """Operators that stand above autograd, and those that virtual GPUs refuse."""
     for name, kernel in network_kernels(overload).items():
         _put(aten, name, kernel, "AutogradCUDA")
-        _put(aten, name, kernel, "CUDA")  # inference mode goes past the first
-    for key in ("QuantizedCUDA", "NestedTensorCUDA"):
-        for name in _names(key):
-            _put(aten, name, _refusal(name), key)
+        # Inference mode goes past the first.
+        below = kernel_of(overload(name)) if name.endswith(".input") else kernel
+        _put(aten, name, below, "CUDA")
+    for name in _names("QuantizedCUDA"):
+        _put(aten, name, _refusal(f"aten::{name}"), "QuantizedCUDA")
 
 
-def _register_sparse(aten: Any) -> None:
-    makers = sparse.makers()
-    for key, of_cpu in sparse.KEYS.items():
+def _register_parts(aten: Any) -> None:
+    """Sparse and nested tensors, which have dispatch keys of their own."""
+    makers = parts.makers()
+    for key, of_cpu in parts.KEYS.items():
         as_it_is = C.DispatchKeySet(getattr(C.DispatchKey, of_cpu))
-        for name in (_names(of_cpu) | _names(key)) - sparse.CPU_ONLY:
-            if name in sparse.METADATA:
-                kernel = on_metadata(overload(name), as_it_is)
+        nested = of_cpu == "NestedTensorCPU"
+        there = _names(of_cpu)
+        for name in (there | _names(key)) - parts.CPU_ONLY:
+            op = overload(name)
+            if nested and name not in there:
+                kernel = _refusal(f"aten::{name}")
+            elif name in parts.METADATA or (nested and not _is_whole(op)):
+                kernel = on_metadata(op, as_it_is)
             else:
-                kernel = makers.get(name) or kernel_of(overload(name))
+                kernel = makers.get(name) or kernel_of(op)
             _put(aten, name, kernel, key)
 
 
 def _register_others(stack: ExitStack) -> None:
-    """Operators of other libraries that have both kernels (torchvision's, if it is there)."""
-    both = _all_names("CUDA") & _all_names("CPU")
-    for full in both:
-        space, _, name = full.partition("::")
-        if space in _LEFT_ALONE:
-            continue
-        packet, _, variant = name.partition(".")
-        op = getattr(getattr(getattr(torch.ops, space), packet), variant or "default")
-        other = torch.library.Library(space, "IMPL")
-        stack.callback(other._destroy)
-        _put(other, name, kernel_of(op), "CUDA")
+    """Operators of other libraries (torchvision's …), and of those that are loaded from now on."""
+    known: set[str] = set()
+
+    def register_new() -> None:
+        new = _all_names("CUDA") - known
+        known.update(new)
+        for full in sorted(new):
+            space, _, name = full.partition("::")
+            if space not in _LEFT_ALONE:
+                kernel = kernel_of(overload(name, space)) if _can_run(full) else _refusal(full)
+                other = torch.library.Library(space, "IMPL")
+                stack.callback(other._destroy)
+                _put(other, name, kernel, "CUDA")
+
+    def after(load: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(load)
+        def load_and_register(*args: Any) -> Any:
+            loaded = load(*args)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                register_new()
+            return loaded
+
+        return load_and_register
+
+    register_new()
+    loader, ops = ExtensionFileLoader, type(torch.ops)
+    patch(stack, loader, exec_module=after(loader.exec_module))
+    patch(stack, ops, load_library=after(ops.load_library))
 
 
 def _put(owner: Any, name: str, kernel: Kernel, key: str) -> None:
@@ -111,18 +148,36 @@ def _names(key: str) -> set[str]:
     return {n.removeprefix("aten::") for n in _all_names(key) if n.startswith("aten::")}
 
 
-def _can_run(name: str) -> bool:
+def _is_whole(op: Any) -> bool:
+    """Whether a composite operator gives on the CPU what it gives on a GPU, but for the device.
+
+    Not one that is about views or devices, or that draws and is given no generator.
+    """
+    schema, tags = op._schema, op.tags
+    kinds = {argument.name: str(argument.type) for argument in schema.arguments}
+    moves = "device" in kinds and any("Tensor" in kind for kind in kinds.values())
+    draws = torch.Tag.nondeterministic_seeded in tags and "generator" not in kinds
+    if moves or draws or torch.Tag.inplace_view in tags or schema.name[6:] in _TAKEN_APART:
+        return False
+    if any(argument.kwarg_only and writes(argument) for argument in schema.arguments):
+        return False
+    if not schema.returns:
+        return any(map(writes, schema.arguments))
+    return all("Tensor" in str(r.type) and (writes(r) or not r.alias_info) for r in schema.returns)
+
+
+def _can_run(full: str) -> bool:
     return any(
-        C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+        C._dispatch_has_kernel_for_dispatch_key(full, key)
         for key in ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
     )
 
 
-def _refusal(name: str) -> Kernel:
+def _refusal(full: str) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         raise NotImplementedError(
-            f"virtual GPUs have no aten::{name}: PyTorch has it for real GPUs only"
+            f"virtual GPUs have no {full}: there is a kernel for real GPUs only"
         )
 
     return kernel

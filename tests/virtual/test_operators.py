@@ -1,5 +1,6 @@
 """Single operators against the CPU; the whole of torch's own list is in benchmarks/."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,21 @@ def fast_path(d):
         return nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).to(d).eval()(x(d, 2, 3, 16))
 
 
+def padded_transformer(d):
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    net = nn.TransformerEncoder(layer, 2, mask_check=False).to(d).eval()
+    padding = torch.tensor([[False] * 4 + [True], [False] * 3 + [True] * 2], device=d)
+    with torch.no_grad():
+        return net(x(d, 2, 5, 16), src_key_padding_mask=padding)
+
+
+def nested_gradient(d):
+    given = [x(d, 2, 3).requires_grad_(), x(d, 1, 3).requires_grad_()]
+    nested = torch.nested.as_nested_tensor(given)
+    torch.nested.to_padded_tensor((nested * 2).relu_(), 0.0).sum().backward()
+    return [t.grad for t in given]
+
+
 def resized(d):
     t = torch.arange(6.0, device=d)
     return t.resize_(2, 2).clone()
@@ -78,6 +94,10 @@ CASES = {
     "half to float": lambda d: torch.softmax(x(d).half(), 1, dtype=torch.float32),
     "interpolate": lambda d: F.interpolate(x(d)[None, None], scale_factor=2, mode="bilinear"),
     "one_hot": lambda d: F.one_hot(torch.arange(3, device=d), 6),
+    "kaiser_window": lambda d: torch.kaiser_window(4, device=d),
+    "fmod": lambda d: [x(d).fmod(2), x(d).fmod_(1.0), x(d).remainder(2)],
+    "padded transformer": padded_transformer,
+    "nested gradient": nested_gradient,
     "histc": lambda d: torch.histc(x(d), 5),
     "bfloat16": lambda d: x(d).bfloat16() @ x(d, 8, 2).bfloat16(),
     "grid_sample": grid_sample,
@@ -98,6 +118,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_same_as_the_cpu(case, gpus):
     torch.manual_seed(0)
     cpu = CASES[case]("cpu")
@@ -107,6 +128,100 @@ def test_same_as_the_cpu(case, gpus):
     assert all(t.device == torch.device("cuda:1") for t in gpu)
     for a, b in zip(cpu, gpu, strict=True):
         torch.testing.assert_close(b.cpu(), a, rtol=1e-5, atol=1e-5)
+
+
+IN_PLACE = {
+    "logical_and_": lambda t, other: t.logical_and_(other),
+    "logical_or_": lambda t, other: t.logical_or_(other),
+    "ldexp_": lambda t, other: t.ldexp_(other),
+    "addr_": lambda t, other: t.addr_(other[0], other[0]),
+    "out= itself": lambda t, other: torch.add(t, other, out=t),
+}
+
+
+@pytest.mark.parametrize("case", IN_PLACE)
+def test_nothing_grows_in_place(case, gpus):
+    said = []
+    for d in ("cpu", "cuda:1"):
+        t = torch.ones(5, 1, device=d)
+        with pytest.raises(RuntimeError) as caught:
+            IN_PLACE[case](t, torch.ones(5, 5, device=d))
+        said.append(str(caught.value))
+        assert t.shape == (5, 1)
+    assert said[0] == said[1]
+
+
+WIDER = {
+    "rfft": (lambda t: torch.view_as_real(torch.fft.rfft(t)), torch.half),
+    "avg_pool3d": (lambda t: F.avg_pool3d(t[None, None], 2), torch.bfloat16),
+    "antialias": (
+        lambda t: F.interpolate(t[None], size=3, mode="bilinear", antialias=True),
+        torch.half,
+    ),
+    "multi_margin_loss": (lambda t: F.multi_margin_loss(t[0], t[0, :, 0].long() * 0), torch.half),
+}
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+@pytest.mark.parametrize("case", WIDER)
+def test_a_half_that_the_cpu_has_not_is_computed_wider_and_rounded(case, gpus):
+    compute, dtype = WIDER[case]
+    given = torch.arange(64.0).view(4, 4, 4).to(dtype)
+    found = compute(given.cuda(1))
+    assert found.dtype is dtype
+    assert torch.equal(found.cpu(), compute(given.float()).to(dtype))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+def test_types_that_cuda_has_and_the_cpu_has_not(gpus):
+    experts = torch.tensor([0, 1, 1], dtype=torch.int32, device="cuda")
+    counted = torch.histc(experts, bins=2, min=0, max=1)
+    assert (counted.tolist(), counted.dtype) == ([1, 2], torch.int32)
+    yes = torch.ones(3, 3, dtype=torch.bool, device="cuda")
+    assert yes.abs().all().item()
+    assert yes.trace().item() == 3
+    halves = torch.ones(2, dtype=torch.complex32, device="cuda")
+    assert halves.exp_().real.tolist() == torch.tensor([1.0, 1.0]).exp().half().tolist()
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda t: torch.linalg.qr(t.half()),  # nor has CUDA it
+        lambda t: t.cfloat().nansum(),
+    ],
+)
+def test_a_refusal_names_virtual_gpus(compute, gpus):
+    with pytest.raises(NotImplementedError, match=r"^virtual GPUs compute as the CPU does, and"):
+        compute(torch.ones(2, 2, device="cuda"))
+
+
+RECURRENT = {
+    "LSTM": lambda: nn.LSTM(6, 8, 2, dropout=0.5, bidirectional=True),
+    "GRU": lambda: nn.GRU(6, 8, 2, dropout=0.5, batch_first=True),
+    "RNN": lambda: nn.RNN(6, 8, 3, dropout=0.5),
+}
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_networks(kind, gpus, same):
+    torch.manual_seed(0)
+    net, given = RECURRENT[kind](), torch.randn(5, 3, 6)
+    with torch.no_grad():
+        cpu = net.eval()(given)
+        assert same(cpu[0], net.to("cuda:1")(given.cuda(1))[0])
+    out, state = net(given.cuda(1))  # while autograd records
+    torch.testing.assert_close(out.cpu(), cpu[0])
+    assert (state[0] if kind == "LSTM" else state).shape[0] == net.num_layers * (
+        2 if net.bidirectional else 1
+    )
+    torch.cuda.manual_seed(0)
+    one, other = net.train()(given.cuda(1))[0], net(given.cuda(1))[0]
+    assert not same(one, other)  # the dropout between layers
+    one.sum().backward()
+    assert net.weight_hh_l1.grad.device == torch.device("cuda:1")
+    with torch.autocast("cuda", torch.float16):
+        assert net(given.cuda(1))[0].dtype is torch.float16
 
 
 def sparse(d):
@@ -180,6 +295,15 @@ def test_a_slice_of_opinfo():
     done = opinfo("--sample", "40")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 wrong device" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_slice_of_the_crash_hunt():
+    pytest.importorskip("expecttest")
+    command = [sys.executable, str(BENCHMARK.with_name("crash_hunt.py")), "--sample", "40"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^torch\.Tensor +\d+ +[1-9]", done.stdout, re.M)
 
 
 @pytest.mark.slow

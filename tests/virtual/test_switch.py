@@ -1,9 +1,11 @@
 """On and off: whole or not at all, and nothing left behind."""
 
+import importlib
 import os
 import subprocess
 import sys
 import threading
+from importlib.machinery import ExtensionFileLoader
 
 import pytest
 import torch
@@ -23,6 +25,8 @@ KEYS = (
     "NestedTensorCUDA",
 )
 PLACES = {
+    "torch.ops": type(torch.ops),
+    "loader": ExtensionFileLoader,
     "torch": torch,
     "torch._C": torch._C,
     "torch.cuda": torch.cuda,
@@ -74,6 +78,50 @@ def test_a_failure_while_turning_on_leaves_nothing(monkeypatch, runtime):
     assert not virtual.enabled()
     assert state() == before
     assert published.read(runtime) == []
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is:DeprecationWarning")
+def test_torchscript_does_not_fuse_for_a_gpu_meanwhile():
+    before = torch._C._jit_can_fuse_on_gpu()
+    virtual.enable(1)
+    try:
+        scripted = torch.jit.script(_twice_and_more)
+        x = torch.ones(4, device="cuda")
+        for _ in range(4):  # it is fused at the second call
+            assert scripted(x).tolist() == _twice_and_more(x).tolist()
+        assert not torch._C._jit_can_fuse_on_gpu()
+    finally:
+        virtual.disable()
+    assert torch._C._jit_can_fuse_on_gpu() == before
+
+
+def _twice_and_more(t: torch.Tensor) -> torch.Tensor:
+    return (t * 2).relu() + t.sigmoid()
+
+
+LIBRARIES = {
+    "by torch": lambda: torch.ops.load_library(torch._C.__file__),
+    "as a module": lambda: importlib.reload(sys.modules["psutil._psutil_linux"]),
+}
+
+
+@pytest.mark.parametrize("load", LIBRARIES)
+def test_operators_of_a_library_that_is_loaded_later(load, gpus):
+    library = torch.library.Library("gpumagic_late", "DEF")
+    try:
+        for name in ("both", "only"):
+            library.define(f"{name}(Tensor x) -> Tensor")
+            library.impl(name, lambda x: pytest.fail("the kernel for a real GPU ran"), "CUDA")
+        library.impl("both", lambda x: x + 1, "CPU")
+        LIBRARIES[load]()
+        x = torch.ones(2, device="cuda:1")
+        assert torch.ops.gpumagic_late.both(x).tolist() == [2, 2]
+        said = r"^virtual GPUs have no gpumagic_late::only: there is a kernel for real GPUs only"
+        with pytest.raises(NotImplementedError, match=said):
+            torch.ops.gpumagic_late.only(x)
+        virtual.disable()
+    finally:
+        library._destroy()
 
 
 def test_on_twice(gpus):

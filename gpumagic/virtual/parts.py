@@ -1,8 +1,8 @@
-"""Build sparse tensors on a virtual GPU of indices and values that are virtual tensors too.
+"""Build sparse and nested tensors on a virtual GPU of parts that are virtual tensors too.
 
-A COO or compressed (CSR, CSC, BSR, BSC) tensor is rebuilt from its flipped parts for the CPU's
-kernel, and the result from its adopted ones. Operators that look at a sparse tensor's own metadata,
-or put it together, are the CPU's as they are: they serve any device.
+A COO, compressed (CSR, CSC, BSR, BSC) or nested tensor is rebuilt from its flipped parts for the
+CPU's kernel, and the result from its adopted ones. Operators that look at such a tensor's own
+metadata, or put it together, are the CPU's as they are: they serve any device.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-KEYS = {"SparseCUDA": "SparseCPU", "SparseCsrCUDA": "SparseCsrCPU"}
-"""The dispatch keys of sparse tensors, and those of the CPU kernels that serve them."""
+KEYS = {
+    "SparseCUDA": "SparseCPU",
+    "SparseCsrCUDA": "SparseCsrCPU",
+    "NestedTensorCUDA": "NestedTensorCPU",
+}
+"""The dispatch keys of such tensors, and those of the CPU kernels that serve them."""
 METADATA = frozenset(
     {
         "_coalesced_",
         "_dimI",
         "_dimV",
         "_indices",
+        "_nested_tensor_size",
+        "_nested_tensor_storage_offsets",
+        "_nested_tensor_strides",
         "_nnz",
         "_values",
         "ccol_indices",
@@ -67,13 +74,18 @@ def _made_there(op: Any) -> Callable[..., Tensor]:
     return kernel
 
 
-def flip_sparse(tensor: Tensor) -> Tensor:
-    """The CPU tensor over the bytes of a sparse tensor of a virtual GPU."""
+def in_parts(tensor: Tensor) -> bool:
+    """Whether a tensor is sparse or nested."""
+    return tensor.layout is not torch.strided or tensor.is_nested
+
+
+def flip_parts(tensor: Tensor) -> Tensor:
+    """The CPU tensor over the bytes of such a tensor of a virtual GPU."""
     return _rebuild(tensor, flip, torch.device("cpu"))
 
 
-def adopt_sparse(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
-    """A fresh sparse CPU tensor becomes a tensor of `gpu`, its parts charged to it."""
+def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
+    """A fresh sparse or nested CPU tensor becomes a tensor of `gpu`, its parts charged to it."""
     return _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
 
 
@@ -91,6 +103,14 @@ def replace_sparse(old: Tensor, new: Tensor) -> Tensor:
 def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Tensor:
     options = {"dtype": tensor.dtype, "layout": tensor.layout, "device": device}
     rebuilt: Tensor
+    if tensor.is_nested:
+        rebuilt = aten._nested_view_from_buffer(
+            part(tensor.values()),
+            tensor._nested_tensor_size(),
+            tensor._nested_tensor_strides(),
+            tensor._nested_tensor_storage_offsets(),
+        )
+        return rebuilt
     if tensor.layout is torch.sparse_coo:
         rebuilt = aten._sparse_coo_tensor_with_dims_and_tensors(
             tensor.sparse_dim(),
