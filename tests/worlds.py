@@ -12,7 +12,7 @@ import torch
 from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.placement import swap
-from gpumagic.usercode.names import names_read
+from gpumagic.usercode.variables import names_read
 
 CPU, GPU0, GPU1 = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
 _IMPORTS = """

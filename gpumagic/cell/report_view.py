@@ -7,7 +7,7 @@ from html import escape
 from gpumagic.cell.autofix import Fixed
 from gpumagic.cell.report import Report
 from gpumagic.display import table
-from gpumagic.display.style import block
+from gpumagic.display.shown import block
 from gpumagic.display.units import duration, size
 from gpumagic.ledger import ledger_view
 

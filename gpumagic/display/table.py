@@ -13,7 +13,7 @@ from html import escape
 from itertools import zip_longest
 from textwrap import wrap
 
-from gpumagic.display.style import tag
+from gpumagic.display.shown import tag
 
 WIDTH = 100
 GLUE = "\N{NO-BREAK SPACE}"

@@ -23,8 +23,7 @@ from gpumagic.dryrun.result import DryRun
 from gpumagic.dryrun.unknown import NotKnown, Stopped
 from gpumagic.placement.torch_devices import find
 from gpumagic.usercode.compile import compile_cell
-from gpumagic.usercode.names import names_read
-from gpumagic.usercode.variables import variables_read
+from gpumagic.usercode.variables import names_read, variables_read
 
 Note = Callable[[str], object]
 # Magics whose text runs here too, once; the others are left out.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from textwrap import indent
 
 from gpumagic.display import table
-from gpumagic.display.style import block, folded, tag
+from gpumagic.display.shown import block, folded, tag
 from gpumagic.display.units import duration, size
 from gpumagic.dryrun.result import DryRun, Peak, Unknown
 from gpumagic.ledger import ledger_view

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from gpumagic.display import table
-from gpumagic.display.style import block
+from gpumagic.display.shown import block
 from gpumagic.telemetry.doctor import Check
 
 _MARKS = {True: "✓", False: "✗", None: "·"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpumagic.display.style import bar, tag
+from gpumagic.display.shown import bar, tag
 from gpumagic.display.table import GLUE, Column, short
 from gpumagic.display.units import NOT_KNOWN, age, share, size
 from gpumagic.gputable.gpu_rows import GpuRow, held

@@ -8,7 +8,7 @@ from html import escape
 from textwrap import wrap
 
 from gpumagic.display import table
-from gpumagic.display.style import block, tag
+from gpumagic.display.shown import block, tag
 from gpumagic.gputable.gpu_columns import gpu_columns, holder_columns
 from gpumagic.gputable.gpu_rows import GpuRow, caption, cause, notes, rows, sentence
 from gpumagic.gputable.holders import by_notebook, by_process

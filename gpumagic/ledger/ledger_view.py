@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpumagic.display import table
-from gpumagic.display.style import block, tag
+from gpumagic.display.shown import block, tag
 from gpumagic.display.units import duration, size
 from gpumagic.ledger.advice import advise
 from gpumagic.ledger.entry import Entry, Ledger

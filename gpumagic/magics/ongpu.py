@@ -288,7 +288,7 @@ def _engine() -> Any:
     with torch_needed("%%ongpu"):
         from gpumagic.cell.run import Run
         from gpumagic.placement.torch_devices import find
-        from gpumagic.usercode.names import names_read
+        from gpumagic.usercode.variables import names_read
     return Run, find, names_read
 
 

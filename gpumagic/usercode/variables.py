@@ -1,20 +1,216 @@
-"""Follow the names that a cell reads to the variables, through the notebook's own functions.
+"""Find the variables that a cell reads: the names in its code, followed through the notebook's
+own functions. Nothing is run.
 
-A cell that says only `train()` reads what `train` reads: functions defined in the notebook are
-followed into their bodies, wherever a name of the cell leads to one.
+A name counts when its value from *before* the cell can reach an expression: `x = 1; print(x)` does
+not read the old `x`, `if c: x = 1` followed by `print(x)` does. A cell that says only `train()`
+reads what `train` reads.
 """
 
+import ast
 import dis
 import functools
+import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
 
+# Line and cell magics whose text is Python that runs in the user's namespace.
+_PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun", "gputime"}
+# With one of these, code reaches variables by names in its texts.
+_BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
+_OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
 _CACHED = type(functools.lru_cache(str))
 _GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
+
+
+# `transform` makes Python of the text of a nested magic, as `InteractiveShell.transform_cell` does.
+def names_read(tree: ast.AST, transform: Callable[[str], str] = str) -> list[str]:
+    """The global names that the code of `tree` reads, in the order of their first use."""
+    reader = _Reader(transform)
+    reader.visit(tree)
+    if _BY_NAME & reader.read.keys():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                reader.read.update(dict.fromkeys(re.findall(r"\w+", node.value)))
+    return list(reader.read)
+
+
+class _Reader(ast.NodeVisitor):
+    """Walks statements in the order in which they run, keeping what is surely bound by then."""
+
+    def __init__(self, transform: Callable[[str], str]) -> None:
+        self.read: dict[str, None] = {}
+        self.bound: set[str] = set()
+        self.transform = transform
+
+    # -- names
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self.bound.add(node.id)
+        elif isinstance(node.ctx, ast.Del):
+            self.bound.discard(node.id)
+        elif node.id not in self.bound:
+            self.read.setdefault(node.id)
+
+    def _all(self, nodes: Iterable[ast.AST | None]) -> None:
+        for node in nodes:
+            if node is not None:
+                self.visit(node)
+
+    def _maybe(self, *branches: Iterable[ast.AST | None]) -> None:
+        # Any of the branches may run: only what all of them bind is bound afterwards.
+        before = set(self.bound)
+        ends = []
+        for branch in branches:
+            self.bound = set(before)
+            self._all(branch)
+            ends.append(self.bound)
+        self.bound = set.intersection(*ends)
+
+    # -- statements that read before they bind
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._all([node.value, *node.targets])
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._all([node.annotation, node.value])
+        if node.value is not None:
+            self.visit(node.target)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name):
+            self.visit(ast.Name(node.target.id, ast.Load()))
+        self._all([node.value, node.target])
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._all([node.value, node.target])
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self.bound |= {(a.asname or a.name).split(".")[0] for a in node.names}
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        self.bound |= {a.asname or a.name for a in node.names}
+
+    # -- branches
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        self._maybe(node.body, node.orelse)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit(node.test)
+        self._maybe([node.body], [node.orelse])
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        self.visit(node.values[0])
+        self._maybe(node.values[1:], [])
+
+    def visit_While(self, node: ast.While) -> None:
+        self.visit(node.test)
+        self._maybe(node.body, [])
+        self._maybe(node.orelse, [])
+
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
+        self.visit(node.iter)
+        self._maybe([node.target, *node.body], [])
+        self._maybe(node.orelse, [])
+
+    visit_AsyncFor = visit_For
+
+    def visit_Try(self, node: Any) -> None:
+        before = set(self.bound)
+        self._all(node.body)
+        self._all(node.orelse)
+        completed, self.bound = self.bound, before
+        for handler in node.handlers:
+            self._maybe([handler], [])
+        self.bound = completed if not node.handlers else before
+        self._all(node.finalbody)
+
+    visit_TryStar = visit_Try
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        self._all([node.type])
+        if node.name:
+            self.bound.add(node.name)
+        self._all(node.body)
+
+    def visit_Match(self, node: ast.Match) -> None:
+        self.visit(node.subject)
+        before = set(self.bound)
+        for case in node.cases:
+            self.bound = set(before)
+            for pattern in ast.walk(case.pattern):
+                name = getattr(pattern, "name", None) or getattr(pattern, "rest", None)
+                if name:
+                    self.bound.add(name)
+            self._all([case.pattern, case.guard, *case.body])
+        self.bound = before
+
+    # -- scopes of their own
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._all(node.decorator_list)
+        self._function(node.args, node.body, name=node.name)
+        self.bound.add(node.name)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._function(node.args, [node.body])
+
+    def _function(self, args: ast.arguments, body: Iterable[ast.AST], name: str = "") -> None:
+        self._all([*args.defaults, *args.kw_defaults])
+        every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+        local = {a.arg for a in every if a is not None} | {name}
+        outer = set[str]()
+        for node in body:
+            for inner in ast.walk(node):
+                if isinstance(inner, (ast.Global, ast.Nonlocal)):
+                    outer |= set(inner.names)
+                elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    local.add(inner.id)
+        # The body runs later, when all that the cell binds at its top is bound: what matters
+        # is only which names are the function's own.
+        saved, self.bound = self.bound, self.bound | (local - outer)
+        self._all(body)
+        self.bound = saved
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._all([*node.decorator_list, *node.bases, *node.keywords])
+        saved = set(self.bound)
+        self._all(node.body)
+        self.bound = saved | {node.name}
+
+    def _comprehension(self, node: Any) -> None:
+        saved = set(self.bound)
+        for generator in node.generators:
+            self._all([generator.iter, generator.target, *generator.ifs])
+        self._all([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
+        self.bound = saved
+
+    visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension
+
+    # -- magics below ours: their Python is a string in the tree
+    def visit_Call(self, node: ast.Call) -> None:
+        self.generic_visit(node)
+        function = node.func
+        if not (
+            isinstance(function, ast.Attribute)
+            and function.attr in ("run_line_magic", "run_cell_magic")
+            and all(isinstance(a, ast.Constant) for a in node.args)
+        ):
+            return
+        magic, *texts = [str(a.value) for a in node.args if isinstance(a, ast.Constant)]
+        if magic not in _PYTHON_MAGICS or not texts:
+            return
+        # The text after the magic's name is Python too: a statement, or the set-up of %%timeit.
+        texts[0] = _OPTIONS.sub("", texts[0]).strip()
+        for text in texts:
+            try:
+                self.visit(ast.parse(self.transform(text)))
+            except SyntaxError:
+                continue
 
 
 def variables_read(

@@ -14,7 +14,7 @@ from torch import nn
 from gpumagic.cell.run import Run
 from gpumagic.device import Device
 from gpumagic.dryrun import dry_run_cell
-from gpumagic.usercode.names import names_read
+from gpumagic.usercode.variables import names_read
 
 GPU1 = Device("cuda", ordinal=1, virtual=True)
 

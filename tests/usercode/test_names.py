@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.usercode.names import names_read
+from gpumagic.usercode.variables import names_read
 
 CASES = {
     "print(x)": "print x",

@@ -19,8 +19,7 @@ from typing import Any
 
 from gpumagic.errors import GpuError
 from gpumagic.usercode.compile import awaits, compile_cell, looped, own_code
-from gpumagic.usercode.names import names_read
-from gpumagic.usercode.variables import variables_read
+from gpumagic.usercode.variables import names_read, variables_read
 
 # No name that code can say, so that none of the user's is hidden.
 FUNCTION = ".function"

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpumagic.display import svg, table
 from gpumagic.display.plot import SMALL
-from gpumagic.display.style import block, folded, tag
+from gpumagic.display.shown import block, folded, tag
 from gpumagic.display.table import Column, Fold
 from gpumagic.display.units import energy, fine, rate, size, times
 from gpumagic.timing.comparison import Comparison
