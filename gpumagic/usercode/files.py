@@ -3,7 +3,8 @@
 The one answer for every part of gpumagic: ask `is_users` of a ``co_filename``, a ``__file__`` or a
 spec's ``origin``, and show `label(file)`. What lies in a directory ``site-packages`` or
 ``dist-packages``, Python's own library, torch and gpumagic are libraries, wherever they were
-installed; cells, what is typed at a prompt, scripts and editable installs are the user's.
+installed, and what one of them writes and imports belongs to it; cells, what is typed at a prompt,
+scripts and editable installs are the user's.
 """
 
 import os
@@ -11,6 +12,7 @@ import re
 import sys
 import sysconfig
 from functools import lru_cache
+from types import ModuleType
 
 import torch
 
@@ -42,7 +44,17 @@ def is_users(file: str | None) -> bool:
     if _NAMED.search(file) or (file.endswith(_CYTHON) and not os.path.isabs(file)):
         return False
     # Paths as Python has them first: to make one absolute takes longer than all the rest.
-    return not file.startswith(_LIBRARIES) and not os.path.abspath(file).startswith(_LIBRARIES)
+    if file.startswith(_LIBRARIES) or os.path.abspath(file).startswith(_LIBRARIES):
+        return False
+    return not (os.path.isfile(file) and _is_generated(file))
+
+
+def _is_generated(file: str) -> bool:
+    """Whether a library wrote it: its module is one of a package that is installed elsewhere."""
+    modules = [(name, vars(m)) for name, m in [*sys.modules.items()] if type(m) is ModuleType]
+    name = next((name for name, held in modules if held.get("__file__") == file), "")
+    package = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
+    return package is not None and package != file and not is_users(package)
 
 
 def is_ours(file: str) -> bool:

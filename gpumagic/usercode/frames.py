@@ -43,13 +43,17 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 class FailedFrame:
     """One frame of a traceback: what failed in it, and the names that it sees."""
 
-    def __init__(self, tb: TracebackType, *, direct: bool, timed: str | None = None) -> None:
+    def __init__(
+        self, tb: TracebackType, *, library: FrameType | None, timed: str | None = None
+    ) -> None:
         frame = tb.tb_frame
         self.scope = Scope(_names(frame), frame.f_globals)
         self.code = frame.f_code
         self.filename = frame.f_code.co_filename
         self.line = tb.tb_lineno or frame.f_code.co_firstlineno
-        self.direct = direct  # between this frame and the error lies no code but torch's
+        self.direct = library is None  # between this frame and the error lies torch's code alone
+        # What the deepest frame of another library's sees.
+        self.library = _names(library) if library is not None else {}
         # The code of a cell or file itself, not of a function.
         self.at_top = not frame.f_code.co_flags & inspect.CO_OPTIMIZED
         found = _executing(tb, timed)
@@ -120,13 +124,13 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
             timed = traceback.tb_frame.f_locals.get("expr")  # what %%time compiles
         traceback = traceback.tb_next
     found: list[FailedFrame] = []
-    direct = True
+    library: FrameType | None = None
     for tb in reversed(chain[-_FRAMES:]):
         filename = tb.tb_frame.f_code.co_filename
         if is_users(filename):
             text = timed if filename in _TIMED and isinstance(timed, str) else None
-            found.append(FailedFrame(tb, direct=direct, timed=text))
-            direct = True
+            found.append(FailedFrame(tb, library=library, timed=text))
+            library = None
         elif not is_torchs(filename) and not is_ours(filename):
-            direct = False
+            library = library or tb.tb_frame
     return found

@@ -37,6 +37,7 @@ TEXTS = {
     "CPU": "mixed",
     "Tensor for argument #2 'mat1' is on CPU, but expected it to be on GPU (while checking "
     "arguments for addmm)": "mixed",
+    "nms_kernel, /vision/csrc/ops/cuda/nms_kernel.cu:170, scores must be a CUDA tensor": "mixed",
     "module must have its parameters and buffers on device cuda:0 (device_ids[0]) but found one "
     "of them on device: cpu": "mixed",
     "indices should be either on cpu or on the same device as the indexed tensor (cpu)": "index",

@@ -65,7 +65,8 @@ def move_tensors(site: Site, target: str, other_nbytes: int | None) -> Fix | Non
     Of several that can be bound again, one line moves all.
     """
     stmt = statement(site.node)
-    if stmt is None:
+    fixed = [p for p in site.odd if p.kind == "object" and not hasattr(type(p.value), "to")]
+    if stmt is None or fixed:
         return None
     moves = _Moves(site, Edit(site.frame, stmt), target)
     if not all(moves.add(part) for part in [*site.odd, *site.extra]):
@@ -133,9 +134,10 @@ class _Moves:
     def _how(self, part: Part) -> str:
         """``"before"`` for good, its ``"data"``, or ``"within"``."""
         node, frame = part.node, self.site.frame
-        if not self.may_precede or part.kind != "tensor" or in_own_scope(node):
+        if not self.may_precede or part.kind not in ("tensor", "object") or in_own_scope(node):
             return "within"
-        leaf = part.value is not None and part.value.is_leaf and part.value.requires_grad
+        tracked = part.kind == "tensor" and part.value is not None and part.value.requires_grad
+        leaf = tracked and part.value.is_leaf
         if isinstance(node, ast.Attribute) and part.text.endswith(node.attr):
             owner = frame.scope.value(node.value)
             if node.attr in own(owner).get("_parameters", {}):

@@ -57,7 +57,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _is_parameter(part: Part, frame: FailedFrame) -> bool:
-    known = part.kind == "tensor" and part.value is not None
+    known = part.kind in ("tensor", "object") and part.value is not None
     return known and part.text in frame.parameters and not frame.at_top
 
 

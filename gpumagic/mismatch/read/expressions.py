@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpumagic.mismatch.read.operand import Part, canonical, describe, flat
+from gpumagic.mismatch.read.operand import Part, canonical, describe, flat, held_by
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import MISSING, device_of, full, of_function
 
@@ -83,6 +83,9 @@ class Reader:
             return None
         if isinstance(node, (ast.Attribute, ast.Subscript)):
             inner = self.part(node.value)
+            if inner is not None and inner.kind == "object" and isinstance(node, ast.Attribute):
+                names = [name for name, _ in held_by(inner.value)]
+                return inner if node.attr in names else Part(node, text, "unknown")
             of_result = isinstance(node, ast.Subscript) or node.attr in _PART_OF
             if inner is None or inner.kind not in ("tensor", "made", "group"):
                 return Part(node, text, "unknown")

@@ -31,6 +31,7 @@ _KINDS = (
     ("host", r"legacy constructor expects device type: cpu but device type: \w+ was passed"),
     ("steps", r"state_steps should not be CUDA tensors"),
     ("mixed", r"\bsame devices?\b|\bsame device type\b|\bsame GPU\b|\bsame type of device\b"),
+    ("mixed", r"\w+ must be a CUDA tensor"),  # torchvision's
     ("mixed", r"found two different devices|\bon different devices\b|on a different device"),
     ("mixed", r"must have its parameters and buffers on device"),
     ("mixed", r"Expected object of (?:device type|backend) \w+ but got"),

@@ -1,8 +1,10 @@
 """Describe a value as an operand of an expression: where it is, how large, what it holds."""
 
 import ast
+from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -10,6 +12,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from gpumagic.usercode.values import contents, full, own
+
+_DEEP, _MOST = 5, 500  # an object's store, its layers, a layer, its tensors; of so many things
+_CLOSED = (type, ModuleType, FunctionType, nn.Module, str, bytes, int, float)
 
 
 @lru_cache(maxsize=1000)
@@ -27,7 +32,7 @@ class Part:
 
     node: ast.expr
     text: str  # as in the user's code
-    kind: str  # tensor, module, generator, group (of tensors), made (it has gone) or unknown
+    kind: str  # tensor, module, generator, group, object (of tensors), made (it has gone), unknown
     devices: tuple[str, ...] = ()  # most bytes first; none where not known
     nbytes: int | None = None
     dtype: str | None = None
@@ -67,7 +72,7 @@ def describe(value: Any, node: ast.expr, text: str) -> Part | None:
         return Part(node, text, "generator", (where,), about="generator", value=value)
     if issubclass(kind, Distribution):
         return _distribution(value, node, text)
-    return _container(value, node, text)
+    return _container(value, node, text) or _object(value, node, text)
 
 
 def like(part: Part, tensor: Tensor) -> Part:
@@ -153,14 +158,37 @@ def tensors_of(module: nn.Module) -> list[tuple[str, Tensor]]:
     return list(found.values())
 
 
+def _object(value: Any, node: ast.expr, text: str) -> Part | None:
+    of_torch = str(vars(type(value)).get("__module__")).startswith("torch.")
+    tensors = {} if of_torch else {id(t): t for _, t in held_by(value)}
+    return _of_tensors(value, [*tensors.values()], "object", node, text) if tensors else None
+
+
+def held_by(value: Any) -> list[tuple[str, Tensor]]:
+    """The tensors in an object's attributes and containers, by their own names; asks nothing."""
+    found, seen, queue = [], set[int](), deque([("", value, _DEEP)])
+    while queue and len(seen) < _MOST:
+        name, held, depth = queue.popleft()
+        if issubclass(type(held), Tensor):
+            found.append((name, held))
+        elif depth and id(held) not in seen and not issubclass(type(held), _CLOSED):
+            items = contents(held) or own(held).items()
+            queue.extend((str(key), inner, depth - 1) for key, inner in items)
+        seen.add(id(held))
+    return found
+
+
 def _module(module: nn.Module, node: ast.expr, text: str) -> Part:
-    tensors = [t for _, t in tensors_of(module)]
+    return _of_tensors(module, [t for _, t in tensors_of(module)], "module", node, text)
+
+
+def _of_tensors(value: Any, tensors: list[Tensor], kind: str, node: ast.expr, text: str) -> Part:
     weight: dict[str, int] = {}
     for tensor in tensors:
         where = full(tensor.device)
         weight[where] = weight.get(where, 0) + (bytes_of(tensor) or 0)
     devices = tuple(sorted(weight, key=lambda d: -weight[d]))
     count = len(tensors)
-    about = f"{type(module).__name__}, {count} tensor{'s' * (count != 1)}"
+    about = f"{type(value).__name__}, {count} tensor{'s' * (count != 1)}"
     nbytes = sum(weight.values())
-    return Part(node, text, "module", devices, nbytes, about=about, value=module)
+    return Part(node, text, kind, devices, nbytes, about=about, value=value)

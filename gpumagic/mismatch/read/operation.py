@@ -2,15 +2,18 @@
 
 import ast
 from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
 
 from gpumagic.mismatch.read.expressions import Reader, arguments
 from gpumagic.mismatch.read.messages import Message, agree
-from gpumagic.mismatch.read.operand import Part, flat
+from gpumagic.mismatch.read.operand import Part, flat, held_by
 from gpumagic.mismatch.read.syntax import parents
 from gpumagic.usercode.frames import FailedFrame
 
 _WITH_METHODS = ("tensor", "made", "module", "optimizer")
-_WITH_DEVICE = ("tensor", "made", "module")
+_WITH_DEVICE = ("tensor", "made", "module", "object")
 
 
 @dataclass(frozen=True)
@@ -110,24 +113,39 @@ def conflict(frame: FailedFrame, message: Message) -> Conflict | None:
     more than one operand that cannot be known.
     """
     reader = Reader(frame)
+    within = {_storage(tensor) for _, tensor in held_by(dict(frame.library))}
     found = []
     for node in frame.candidates:
         done = operation(node, reader)
-        leaves = _evidence(done, message, direct=frame.direct) if done else ()
+        leaves = _evidence(done, message, frame.direct, within) if done else ()
         if done and leaves:
             found.append(Conflict(frame, reader, done, leaves))
     # Where only the line is known, it may hold several: only where one alone fits is it certain.
     return found[0] if len(found) == 1 else None
 
 
-def _evidence(done: Operation, message: Message, *, direct: bool) -> tuple[Part, ...]:
-    """The operands that are on several devices, as the message has it; none if it is not so."""
+def _storage(tensor: Tensor) -> Any:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):  # sparse, or a subclass without one
+        return None
+
+
+def _evidence(
+    done: Operation, message: Message, direct: bool, within: set[Any]
+) -> tuple[Part, ...]:
+    """The operands that are on several devices, as the message has it; none if it is not so.
+
+    `within` has what a library's failing function sees: what it moved or made itself is not blamed.
+    """
     leaves = _leaves(done, message)
     located = [part for part in leaves if part.kind in _WITH_DEVICE and part.devices]
+    if not direct and not done.calls_module:
+        seen = [{_storage(t) for _, t in held_by(p.value)} - {None} for p in located]
+        located = [part for part, storages in zip(located, seen, strict=True) if storages & within]
     known = frozenset(d for part in located for d in part.devices)
     if len(known) > 1:
-        certain = agree(message.devices, known) and (direct or done.calls_module)
-        return tuple(located) if certain else ()
+        return tuple(located) if agree(message.devices, known) else ()
     unknown = [part for part in leaves if not part.devices and part.value is None]
     unknown = [part for part in unknown if part.kind in ("unknown", "made", "module")]
     if len(known) < 1 or len(unknown) != 1 or not direct:

@@ -1,0 +1,134 @@
+"""`gpumagic.explain`: errors within a library, by what the user handed to it."""
+
+import sys
+
+import pytest
+from snippets import names_told, run
+
+import gpumagic
+from gpumagic.usercode.files import is_users
+
+pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignore")]
+
+LIBRARY = """
+import importlib.util, sys, tempfile
+import torch
+from torch import nn
+
+class Store:
+    def __init__(self, mapping):
+        self._mapping = mapping
+
+class Data:
+    def __init__(self, **mapping):
+        self.__dict__["_store"] = Store(mapping)
+    def __getattr__(self, name):
+        return self._store._mapping[name]
+    def to(self, device):
+        return Data(**{key: value.to(device) for key, value in self._store._mapping.items()})
+
+class Layer:
+    def __init__(self, keys):
+        self.keys = keys
+    def update(self, new):
+        self.keys = torch.cat([self.keys, new])
+
+class Cache:
+    def __init__(self, keys):
+        self.layers = [Layer(keys)]
+    def update(self, new):
+        self.layers[0].update(new)
+
+def suppress(boxes, scores):
+    boxes, scores = boxes.view(-1), scores.view(-1)
+    return torch.where(scores > 0, boxes, scores)
+
+def own_mistake(boxes, scores):
+    return boxes + torch.zeros(boxes.shape)
+
+def generated(folder):
+    path = f"{folder}/libx.conv_propagate_1.py"
+    with open(path, "w") as file:
+        file.write("def propagate(x, index):\\n    return x.index_select(0, index)\\n")
+    spec = importlib.util.spec_from_file_location("libx.conv_propagate", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["libx.conv_propagate"] = module
+    spec.loader.exec_module(module)
+    return module
+
+class Conv(nn.Module):
+    def __init__(self, folder):
+        super().__init__()
+        self.weight, self.module = nn.Parameter(torch.ones(3)), generated(folder)
+    def forward(self, x, index):
+        return self.module.propagate(x * self.weight, index)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _libx(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "libx.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(folder)
+    yield
+    for name in ("libx", "libx.conv_propagate"):
+        sys.modules.pop(name, None)
+
+
+GIVEN = [
+    (
+        'boxes, scores = torch.ones(3, device="cuda"), torch.ones(3)\n'
+        "keep = libx.suppress(boxes, scores)\n",
+        {"boxes": ("cuda:0",), "scores": ("cpu",)},
+        "keep = libx.suppress(boxes, scores.to(boxes.device))",
+    ),
+    (
+        "data = libx.Data(x=torch.ones(3), index=torch.zeros(3))\n"
+        'w = torch.ones(3, device="cuda")\nlibx.suppress(w, data.x)\n',
+        {"w": ("cuda:0",), "data": ("cpu",)},
+        "libx.suppress(w, data.to(w.device).x)",
+    ),
+    (
+        "def use(data, net):\n    return net(data.x)\n"
+        "data, net = libx.Data(x=torch.ones(3)), nn.Linear(3, 1).cuda()\nuse(data, net)\n",
+        {"net": ("cuda:0",), "data": ("cpu",)},
+        'data = data.to("cuda:0")',
+    ),
+    (
+        'cache, new = libx.Cache(torch.ones(3)), torch.ones(3, device="cuda")\ncache.update(new)\n',
+        {"cache": ("cpu",), "new": ("cuda:0",)},
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "devices", "fixed"), GIVEN)
+def test_what_it_was_given_is_named(code, devices, fixed):
+    code = f"import libx\n{code}"
+    explanation = gpumagic.explain(run(code))
+    told = names_told(explanation)
+    assert {name: told[name].devices for name in devices} == devices
+    assert (explanation.fix and explanation.fix.code) == fixed
+    if fixed:
+        assert run(explanation.fix.apply(code)) is None
+
+
+def test_its_own_mistake_is_not_blamed_on_what_it_was_given():
+    error = run(
+        'import libx\nlibx.own_mistake(torch.ones(3, device="cuda"), torch.ones(3, device="cuda"))'
+    )
+    assert "same device" in str(error)
+    assert gpumagic.explain(error) is None
+
+
+def test_a_file_that_it_wrote_is_not_the_users(tmp_path):
+    code = (
+        "import libx\nconv = libx.Conv(folder).cuda()\nindex = torch.tensor([0, 1])\n"
+        "x = torch.ones(3, device='cuda')\ny = conv(x, index)\n"
+    )
+    explanation = gpumagic.explain(run(code, namespace={"folder": tmp_path}))
+    assert not is_users(sys.modules["libx.conv_propagate"].__file__)
+    assert (explanation.label, explanation.line) == ("snippet.py", 5)
+    assert names_told(explanation)["index"].odd
+    assert explanation.fix.label == "snippet.py"
