@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from gpumagic.display.shown import bar, tag
 from gpumagic.display.table import GLUE, Column, short
 from gpumagic.display.units import NOT_KNOWN, age, share, size
-from gpumagic.gputable.gpu_rows import GpuRow, held
 from gpumagic.gputable.holders import Holder, Split
 from gpumagic.telemetry.snapshot import GpuSample
 
@@ -16,31 +15,45 @@ _INKS = (("█", "mine"), ("▓", "others"), ("░", "reserved"))
 _FREE = "·"
 
 
-def gpu_columns(shown: Sequence[GpuRow], *, html: bool = False) -> list[Column]:
+def gpu_columns(
+    gpus: Sequence[GpuSample], splits: Sequence[Split | None], *, html: bool = False
+) -> list[Column]:
     """A row for each GPU; a column that says nothing of any of them is left out."""
-    gpus = [r.gpu for r in shown]
+    cut = {gpu.mig for gpu in gpus}
+    devices = ["MIG mode" if gpu.uuid in cut else device(gpu) for gpu in gpus]
+    # NVML's index, where it says what the device does not.
+    differs = [g.index not in (None, g.ordinal) and g.mig is None for g in gpus]
+    nvml = [str(gpu.index) if other else "" for gpu, other in zip(gpus, differs, strict=True)]
+    names = [_name(gpu) for gpu in gpus]
     temperatures = [_reading(gpu.temperature, "°C") for gpu in gpus]
     columns = [
-        Column("device", [r.device for r in shown], html=[_device(r) for r in shown]),
+        Column(
+            "device",
+            devices,
+            html=[_device(gpu, words) for gpu, words in zip(gpus, devices, strict=True)],
+        ),
         Column(
             "NVML",
-            [r.nvml for r in shown],
+            nvml,
             number=True,
             css="gm-dim",
-            html=[tag("span", r.nvml, title="the number in nvidia-smi") for r in shown],
+            html=[tag("span", index, title="the number in nvidia-smi") for index in nvml],
         ),
         Column(
             "name",
-            [_virtual(r.name) if r.gpu.virtual else r.name for r in shown],
+            [_virtual(n) if g.virtual else n for g, n in zip(gpus, names, strict=True)],
             fit="cut",
             css="gm-name",
-            html=[tag("span", r.name, title=f"{r.gpu.name or ''} {r.gpu.uuid}") for r in shown],
+            html=[
+                tag("span", name, title=f"{gpu.name or ''} {gpu.uuid}")
+                for gpu, name in zip(gpus, names, strict=True)
+            ],
         ),
         Column(
             "memory",
-            [text_bar(r.split, r.gpu.memory_total) for r in shown],
+            [text_bar(part, g.memory_total) for g, part in zip(gpus, splits, strict=True)],
             css="gm-tight",
-            html=[_memory(r) for r in shown],
+            html=[_memory(part, g.memory_total) for g, part in zip(gpus, splits, strict=True)],
         ),
         _readings("", [share(gpu.memory_used, gpu.memory_total) for gpu in gpus]),
         Column(
@@ -78,9 +91,9 @@ def _power(gpu: GpuSample) -> str:
     return NOT_KNOWN if gpu.power is None else f"{gpu.power:.0f}{limit} W"
 
 
-def text_bar(parts: Split, total: int | None) -> str:
+def text_bar(parts: Split | None, total: int | None) -> str:
     """A bar of characters; empty where it is not known how much is used."""
-    if not parts.known or not total:
+    if parts is None or not total:
         return " " * _BAR
     drawn = ""
     seen = 0
@@ -97,15 +110,14 @@ def _virtual(name: str) -> str:
     return name if "virtual" in name.lower() else f"{name} (virtual)"
 
 
-def _device(row: GpuRow) -> str:
-    here = row.gpu.ordinal is not None
-    device = tag("b", row.device, "gm-code") if here else tag("span", row.device, "gm-dim")
-    return device + (tag("span", "virtual", "gm-badge") if row.gpu.virtual else "")
+def _device(gpu: GpuSample, words: str) -> str:
+    here = gpu.ordinal is not None
+    shown = tag("b", words, "gm-code") if here else tag("span", words, "gm-dim")
+    return shown + (tag("span", "virtual", "gm-badge") if gpu.virtual else "")
 
 
-def _memory(row: GpuRow) -> str:
-    parts, total = row.split, row.gpu.memory_total
-    if not parts.known or not total:
+def _memory(parts: Split | None, total: int | None) -> str:
+    if parts is None or not total:
         return bar([], "not known how much is used")
     counts = {"this kernel": parts.mine, "others": parts.others, "reserved": parts.reserved}
     words = (f"{name} {size(count)}" for name, count in (counts | {"free": parts.free}).items())
@@ -124,11 +136,47 @@ def _hot(gpu: GpuSample) -> bool:
     return known and (gpu.temperature or 0.0) >= (gpu.temperature_limit or 0.0)
 
 
+def device(gpu: GpuSample) -> str:
+    """Where a tensor would have to be: ``"cuda:1"``, or why it cannot be."""
+    if gpu.lost:
+        return "lost"
+    if gpu.ordinal is not None:
+        return f"cuda:{gpu.ordinal}" + ("" if gpu.ordinal_certain else "?")
+    return "other process" if gpu.virtual else "not visible"
+
+
+def _name(gpu: GpuSample) -> str:
+    name = (gpu.name or "GPU of unknown model").removeprefix("NVIDIA ")
+    if gpu.mig is not None:
+        # "H100 80GB HBM3 MIG 1g.10gb": its parent's line, just above, says the rest.
+        return f"└ MIG {name.rpartition('MIG ')[2]}"
+    return name
+
+
+def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
+    """``["cuda:0 10.2 GiB", "cuda:1 3.1 GiB"]``."""
+    parts: dict[str, int | None] = {}
+    for gpu in gpus:
+        if gpu.uuid in holder.memory:
+            count, before = holder.memory[gpu.uuid], parts.get(label(gpu))
+            parts[label(gpu)] = count if before is None else before + (count or 0)
+    return [f"{name} {size(count)}" for name, count in parts.items()]
+
+
+def label(gpu: GpuSample) -> str:
+    """What a GPU is called in a sentence."""
+    if gpu.ordinal is not None:
+        return f"cuda:{gpu.ordinal}" + (" (virtual)" if gpu.virtual else "")
+    if gpu.virtual:
+        return "its own virtual GPUs"
+    return f"NVML {gpu.index}" if gpu.mig is None else _name(gpu).removeprefix("└ ")
+
+
 def holder_columns(
     holders: Sequence[Holder], gpus: Sequence[GpuSample], now: float, processes: bool, *, html: bool
 ) -> list[Column]:
     """A row for each holder: its memory, and of a process what it is."""
-    parts = [held(holder, gpus) for holder in holders]
+    parts = [_held(holder, gpus) for holder in holders]
     pids = [" ".join(map(str, holder.pids)) for holder in holders]
     started = [h.started for h in holders]
     columns = [

@@ -9,12 +9,13 @@ from textwrap import wrap
 
 from gpumagic.display import table
 from gpumagic.display.shown import block, tag
-from gpumagic.gputable.gpu_columns import gpu_columns, holder_columns
-from gpumagic.gputable.gpu_rows import GpuRow, caption, cause, notes, rows, sentence
-from gpumagic.gputable.holders import by_notebook, by_process
-from gpumagic.telemetry.snapshot import Snapshot
+from gpumagic.display.units import share
+from gpumagic.gputable.gpu_columns import gpu_columns, holder_columns, label
+from gpumagic.gputable.holders import by_notebook, by_process, split
+from gpumagic.telemetry.snapshot import GpuSample, Problem, Snapshot
 
 _LEGEND = "█ this kernel  ▓ others  ░ reserved by the driver  · free"
+_CERTAIN_CURE = "set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts to be sure"
 _COLORS = {"mine": "this kernel", "others": "others", "reserved": "the driver"}
 
 
@@ -32,10 +33,12 @@ class GpuTable:
     ) -> None:
         self.snapshot = snapshot
         self.processes = processes
-        self.rows = rows(snapshot, only)
-        shown = [row.gpu for row in self.rows]
+        self.gpus = [
+            gpu for gpu in snapshot.gpus if only is None or gpu.uuid in only or gpu.mig in only
+        ]
+        self.splits = [split(gpu, snapshot.processes) for gpu in self.gpus]
         sums = by_process if processes else by_notebook
-        self.holders = sums(shown, snapshot.processes)
+        self.holders = sums(self.gpus, snapshot.processes)
 
     def __repr__(self) -> str:
         return self.text()
@@ -43,12 +46,12 @@ class GpuTable:
     def text(self) -> str:
         """For terminals."""
         blocks = []
-        if self.rows:
-            head = table.short(caption(self.snapshot, self.rows), table.WIDTH)
-            blocks.append([head, *table.lines(gpu_columns(self.rows)), _LEGEND])
+        if self.gpus:
+            head = table.short(_caption(self.snapshot, self.gpus), table.WIDTH)
+            blocks.append([head, *table.lines(gpu_columns(self.gpus, self.splits)), _LEGEND])
         if self.holders:
             blocks.append(table.lines(self._holder_columns(html=False)))
-        remarks = [line for note in notes(self.rows) for line in wrap(note, table.WIDTH)]
+        remarks = [line for note in _notes(self.gpus) for line in wrap(note, table.WIDTH)]
         remarks += self._problem_lines()
         if remarks:
             blocks.append(remarks)
@@ -56,44 +59,84 @@ class GpuTable:
 
     def _repr_html_(self) -> str:
         parts = []
-        if self.rows:
-            parts.append(tag("div", caption(self.snapshot, self.rows), "gm-caption"))
-            parts.append(table.html(gpu_columns(self.rows, html=True), css="gm-titled"))
-            parts.append(_legend(self.rows))
+        if self.gpus:
+            parts.append(tag("div", _caption(self.snapshot, self.gpus), "gm-caption"))
+            parts.append(
+                table.html(gpu_columns(self.gpus, self.splits, html=True), css="gm-titled")
+            )
+            marks = (
+                f'<i class="gm-{part}"></i><span>{name}</span>'
+                for part, name in _COLORS.items()
+                if any(getattr(each, part, 0) for each in self.splits)
+            )
+            parts.append(f'<div class="gm-legend">{"".join(marks)}</div>')
         if self.holders:
             parts.append(table.html(self._holder_columns(html=True), css="gm-titled gm-section"))
-        parts += [tag("div", note, "gm-note") for note in notes(self.rows)]
+        parts += [tag("div", note, "gm-note") for note in _notes(self.gpus)]
         parts += [
-            f'<div class="gm-problem">{escape(cause(problem, no_gpu=not self.rows))}'
-            f"{'<br>' if self.rows else ' '}{_typed(sentence(problem.cure))}</div>"
+            f'<div class="gm-problem">{escape(self._cause(problem))}'
+            f"{'<br>' if self.gpus else ' '}{_typed(_sentence(problem.cure))}</div>"
             for problem in self.snapshot.problems
         ]
         return block("".join(parts))
 
     def _holder_columns(self, *, html: bool) -> list[table.Column]:
-        gpus = [row.gpu for row in self.rows]
-        return holder_columns(self.holders, gpus, self.snapshot.time, self.processes, html=html)
+        now = self.snapshot.time
+        return holder_columns(self.holders, self.gpus, now, self.processes, html=html)
+
+    def _cause(self, problem: Problem) -> str:
+        return _sentence(problem.cause) if self.gpus else f"No GPU: {problem.cause}."
 
     def _problem_lines(self) -> list[str]:
         lines = []
         for problem in self.snapshot.problems:
-            if not self.rows:
-                line = f"{cause(problem, no_gpu=True)[:-1]}; {problem.cure}"
-                lines += table.wrapped(line)
+            if not self.gpus:
+                lines += table.wrapped(f"{self._cause(problem)[:-1]}; {problem.cure}")
                 continue
-            lines += wrap(cause(problem, no_gpu=False), table.WIDTH)
-            lines += table.wrapped(sentence(problem.cure), "  ", "  ")
+            lines += wrap(self._cause(problem), table.WIDTH)
+            lines += table.wrapped(_sentence(problem.cure), "  ", "  ")
         return lines
 
 
-def _legend(shown: Sequence[GpuRow]) -> str:
-    """Of the colors that occur."""
-    marks = (
-        f'<i class="gm-{part}"></i><span>{name}</span>'
-        for part, name in _COLORS.items()
-        if any(getattr(row.split, part) for row in shown)
-    )
-    return f'<div class="gm-legend">{"".join(marks)}</div>'
+def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:
+    """The machine in one line."""
+    host = snapshot.host
+    whole = [gpu for gpu in gpus if gpu.mig is None]
+    virtual = sum(gpu.virtual for gpu in whole)
+    busy = "" if host.cpu_utilization is None else f" {host.cpu_utilization:.0f} %"
+    parts = [
+        host.name,
+        f"driver {snapshot.driver}" if snapshot.driver else "",
+        _count(len(whole) - virtual, "GPU"),
+        _count(virtual, "virtual GPU"),
+        f"{_count(host.cpu_count, 'CPU')}{busy}" if host.cpu_count else "",
+        f"RAM {share(host.memory_used, host.memory_total)}" if host.memory_total else "",
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count > 1)}" if count else ""
+
+
+def _notes(gpus: Sequence[GpuSample]) -> list[str]:
+    """What a reader of these GPUs' rows should be told, a sentence each."""
+    found = []
+    for gpu in gpus:
+        # At full load the power cap is where a GPU should be; that needs no note.
+        slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
+        if slow:
+            found.append(f"{label(gpu)} runs slower than it could: {', '.join(slow)}.")
+    if any(gpu.unified for gpu in gpus):
+        found.append("A GPU that shares the host's memory shows the host's.")
+    if any(not gpu.ordinal_certain for gpu in gpus):
+        found.append(f"cuda:N? is a guess, for CUDA may order unlike GPUs so; {_CERTAIN_CURE}.")
+    return found
+
+
+def _sentence(text: str) -> str:
+    """With a capital, if it does not begin with something to type, and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _typed(text: str) -> str:

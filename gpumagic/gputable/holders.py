@@ -15,17 +15,12 @@ UNSEEN = "processes not visible from here"
 
 @dataclass(frozen=True)
 class Split:
-    """One GPU's memory in bytes: this kernel's, that of all others, the driver's own, and free.
+    """One GPU's memory in bytes: this kernel's, that of all others, the driver's own, and free."""
 
-    ``known`` is False where the GPU does not tell how much is used; the parts are then 0 and mean
-    nothing.
-    """
-
-    mine: int = 0
-    others: int = 0
-    reserved: int = 0
-    free: int = 0
-    known: bool = True
+    mine: int
+    others: int
+    reserved: int
+    free: int
 
 
 @dataclass(frozen=True)
@@ -46,10 +41,10 @@ class Holder:
         return sum(count or 0 for count in self.memory.values())
 
 
-def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> Split:
-    """How one GPU's memory is shared out."""
+def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> Split | None:
+    """How one GPU's memory is shared out; None where it does not tell how much is used."""
     if gpu.memory_total is None or gpu.memory_used is None:
-        return Split(known=False)
+        return None
     mine = sum(p.memory or 0 for p in processes if p.uuid == gpu.uuid and p.mine)
     mine = min(mine, gpu.memory_used)
     reserved = gpu.memory_reserved or 0

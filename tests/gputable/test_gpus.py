@@ -111,8 +111,8 @@ def test_a_bar_shows_whatever_there_is() -> None:
     assert text_bar(Split(2, 2, 2, 94), 100).count("█") == 1
     assert text_bar(Split(2, 2, 2, 94), 100).count("▓") == 1
     assert text_bar(Split(50, 49, 2, 0), 100)[-1] in "▓░"
-    assert text_bar(Split(known=False), 100).strip() == ""
-    assert text_bar(Split(), 0).strip() == ""
+    assert text_bar(None, 100).strip() == ""
+    assert text_bar(Split(0, 0, 0, 0), 0).strip() == ""
 
 
 @settings(deadline=None)

@@ -29,8 +29,10 @@ def process(**facts: Any) -> ProcessSample:
 def test_memory_is_split_between_this_kernel_others_and_the_driver() -> None:
     both = (process(memory=10 * GIB, mine=True), process(pid=8, memory=5 * GIB))
     assert split(gpu(), both) == Split(10 * GIB, 20 * GIB, GIB, 49 * GIB)
-    assert split(gpu(memory_used=None), both) == Split(known=False)
-    assert split(gpu(), (process(mine=True, memory=99 * GIB),)).others == 0
+    assert split(gpu(memory_used=None), both) is None
+    greedy = split(gpu(), (process(mine=True, memory=99 * GIB),))
+    assert greedy is not None
+    assert greedy.others == 0
 
 
 def test_holders_are_this_kernel_then_the_greediest_then_the_unseen() -> None:
