@@ -41,10 +41,6 @@ class GpuTable:
         self.holders = sums(self.gpus, snapshot.processes)
 
     def __repr__(self) -> str:
-        return self.text()
-
-    def text(self) -> str:
-        """For terminals."""
         blocks = []
         if self.gpus:
             head = table.short(_caption(self.snapshot, self.gpus), table.WIDTH)

@@ -60,4 +60,4 @@ def _publish(value: Any) -> None:
     from gpumagic.magics.gpus import table
 
     shown = table(value)
-    display({"text/plain": shown.text(), "text/html": shown._repr_html_()}, raw=True)
+    display({"text/plain": repr(shown), "text/html": shown._repr_html_()}, raw=True)

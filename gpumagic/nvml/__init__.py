@@ -2,7 +2,6 @@
 
 from gpumagic.nvml.door import Nvml, door
 from gpumagic.nvml.driver_faults import DriverFault
-from gpumagic.nvml.fields import ALL_LINKS, Field, FieldId
-from gpumagic.nvml.library import Call, Gpu
+from gpumagic.nvml.library import ALL_LINKS, Call, Field, FieldId, Gpu
 
 __all__ = ["ALL_LINKS", "Call", "DriverFault", "Field", "FieldId", "Gpu", "Nvml", "door"]

@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpumagic.nvml.driver_faults import DriverFault, gpu_lost, gpu_silent
-from gpumagic.nvml.fields import Field, FieldId, parse
+from gpumagic.nvml.driver_faults import DriverFault, gpu_lost, gpu_silent, unreachable
 from gpumagic.nvml.gpm import Gpm
-from gpumagic.nvml.library import Call, Gpu, Library
+from gpumagic.nvml.library import Call, Field, FieldId, Gpu, Library, parse_fields
 from gpumagic.nvml.xids import Xids
 
 _FIRST_PAUSE_S = 1.0
@@ -36,10 +35,13 @@ class Nvml:
         self._clock = clock
         self._lock = threading.RLock()
         self._started = False
-        self._fault: DriverFault | None = None
-        self._lost: dict[str, DriverFault] = {}
+        # Why the driver cannot be asked, as of the last question.
+        self.fault: DriverFault | None = None
+        # GPUs that have fallen off the bus, by UUID, or by "index N" where that is not known; and
+        # those that answered nothing when last asked. Any thread may read: replaced, not changed.
+        self.lost: dict[str, DriverFault] = {}
+        self.silent: dict[str, DriverFault] = {}
         self._gpus: tuple[Gpu, ...] = ()
-        self._silent: dict[str, DriverFault] = {}
         self._seen: dict[int, Gpu] = {}
         self._gpus_until = 0.0
         self._pause = _FIRST_PAUSE_S
@@ -48,24 +50,9 @@ class Nvml:
         self._unsupported: dict[str, set[Call | FieldId]] = {}
 
     @property
-    def fault(self) -> DriverFault | None:
-        """Why the driver cannot be asked, as of the last question."""
-        return self._fault
-
-    @property
-    def lost(self) -> dict[str, DriverFault]:
-        """GPUs that have fallen off the bus, by UUID, or by ``"index N"`` where it is not known."""
-        return dict(self._lost)
-
-    @property
-    def silent(self) -> dict[str, DriverFault]:
-        """GPUs that have a handle and answered nothing when last asked, by UUID."""
-        return dict(self._silent)
-
-    @property
     def gone(self) -> tuple[Gpu, ...]:
         """The lost ones as they last were; their handles are dead."""
-        return tuple(gpu for gpu in self._seen.values() if gpu.uuid in self._lost)
+        return tuple(gpu for gpu in self._seen.values() if gpu.uuid in self.lost)
 
     def gpus(self) -> tuple[Gpu, ...]:
         """All GPUs in NVML's order, each followed by its MIG devices; empty under a fault."""
@@ -114,15 +101,16 @@ class Nvml:
                     continue
                 failure = error
                 if self._library.is_lost(error):
-                    self._lost[gpu.uuid] = gpu_lost(gpu.name, gpu.index)
+                    self.lost = {**self.lost, gpu.uuid: gpu_lost(gpu.name, gpu.index)}
         answered = any(answer is not None for answer in answers.values())
-        if answered and not alive:
-            self._silent.pop(gpu.uuid, None)
+        if answered and not alive and gpu.uuid in self.silent:
+            self.silent = {uuid: f for uuid, f in self.silent.items() if uuid != gpu.uuid}
         if answered or alive:
             if unsupported:
                 self._unsupported.setdefault(gpu.uuid, set()).update(unsupported)
         elif failure is not None:
-            self._silent[gpu.uuid] = gpu_silent(gpu.name, gpu.index, str(failure))
+            fault = gpu_silent(gpu.name, gpu.index, str(failure))
+            self.silent = {**self.silent, gpu.uuid: fault}
             # A handle outlives neither a reset of the driver nor its MIG instance.
             self._gpus_until = 0.0
         return answers
@@ -137,7 +125,7 @@ class Nvml:
         answers = self.ask(gpu, {"fields": call}, alive=True)["fields"]
         if answers is None:
             return {}
-        found, missing = parse(asked, answers)
+        found, missing = parse_fields(asked, answers)
         known.update(missing)
         return found
 
@@ -184,32 +172,32 @@ class Nvml:
         except self._library.errors as error:
             self._stop(error, now)
             return
-        before, lost = self._gpus, set(self._lost)
-        self._lost = {}
+        before, lost = self._gpus, set(self.lost)
+        self.lost = {}
         gpus: list[Gpu] = []
         for index in range(count):
             gpus += self._with_mig(index)
-        self._fault = None
+        self.fault = None
         self._gpus = tuple(gpus)
         self._gpus_until = now + _KEEP_GPUS_S
         self._forget(before, lost)
-        if self._lost:
+        if self.lost:
             self._wait(now)
         else:
             self._retry_at, self._pause = None, _FIRST_PAUSE_S
 
     def _forget(self, before: Iterable[Gpu], lost: set[str]) -> None:
-        """What was learnt of GPUs that are gone, were lost, or were cut into MIG devices or not."""
+        """Forget what was learnt of GPUs that are gone, were lost, or were cut or not since."""
         cut = {gpu.parent for gpu in before} ^ {gpu.parent for gpu in self._gpus}
         present = {gpu.uuid for gpu in self._gpus}
         for uuid in [*self._unsupported]:
             if uuid not in present or uuid in lost or uuid in cut:
                 del self._unsupported[uuid]
-        self._silent = {uuid: fault for uuid, fault in self._silent.items() if uuid in present}
+        self.silent = {uuid: fault for uuid, fault in self.silent.items() if uuid in present}
         self._gpm.keep(present - lost - cut)
 
     def _stop(self, error: Exception, now: float) -> None:
-        self._fault = self._library.fault(error)
+        self.fault = unreachable(error, self._library.module)
         if self._started:
             self._gpm.close()
             self._xids.close()
@@ -217,7 +205,7 @@ class Nvml:
             self._library.call("nvmlShutdown")
         self._started = False
         self._gpus = ()
-        self._lost, self._silent, self._unsupported = {}, {}, {}
+        self.lost, self.silent, self._unsupported = {}, {}, {}
         self._wait(now)
 
     def _wait(self, now: float) -> None:
@@ -233,9 +221,9 @@ class Nvml:
             # Its name and UUID are those of when it still answered.
             before = self._seen.get(index)
             lost = library.is_lost(error)
-            self._lost[before.uuid if before else f"index {index}"] = gpu_lost(
-                before.name if before else None, index, None if lost else str(error)
-            )
+            name, uuid = (before.name, before.uuid) if before else (None, f"index {index}")
+            fault = gpu_lost(name, index, None if lost else str(error))
+            self.lost = {**self.lost, uuid: fault}
             return []
         self._seen[index] = gpu
         gpus = [gpu]

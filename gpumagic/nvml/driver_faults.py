@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -14,18 +15,15 @@ class DriverFault:
     cure: str
 
 
-LIBRARY_MISSING = "library-missing"
-DRIVER_NOT_LOADED = "driver-not-loaded"
-
 # By NVML's return code.
 _UNREACHABLE = {
     12: DriverFault(
-        LIBRARY_MISSING,
+        "library-missing",
         "NVIDIA's driver is not installed",
         "install the driver, or in a container start it with --gpus all",
     ),
     9: DriverFault(
-        DRIVER_NOT_LOADED,
+        "driver-not-loaded",
         "NVIDIA's driver is installed but not loaded",
         "sudo modprobe nvidia; if that fails, see dmesg, or reinstall the driver for this kernel",
     ),
@@ -53,29 +51,23 @@ _UNREACHABLE = {
 }
 
 
-def unreachable(code: int | None, text: str) -> DriverFault:
-    """Why NVML cannot be used, from its return code."""
-    return _UNREACHABLE.get(
-        code or 0,
-        DriverFault(
-            "nvml-error", f"NVML cannot be used: {text}", "run %gpus --doctor, and see dmesg"
-        ),
-    )
-
-
-def no_pynvml() -> DriverFault:
-    return DriverFault(
-        "pynvml-missing",
-        "the Python package nvidia-ml-py is not installed",
-        "pip install nvidia-ml-py",
-    )
-
-
-def wrong_pynvml(path: str | None) -> DriverFault:
-    return DriverFault(
-        "pynvml-clash",
-        f"the module pynvml is not nvidia-ml-py's ({path or 'unknown path'})",
-        "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py",
+def unreachable(error: Exception, pynvml: Any) -> DriverFault:
+    """Why NVML cannot be started by this module, or asked for its GPUs."""
+    if isinstance(error, ImportError) and pynvml is None:
+        return DriverFault(
+            "pynvml-missing",
+            "the Python package nvidia-ml-py is not installed",
+            "pip install nvidia-ml-py",
+        )
+    if isinstance(error, ImportError):
+        path = getattr(pynvml, "__file__", None) or "unknown path"
+        return DriverFault(
+            "pynvml-clash",
+            f"the module pynvml is not nvidia-ml-py's ({path})",
+            "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py",
+        )
+    return _UNREACHABLE.get(getattr(error, "value", 0)) or DriverFault(
+        "nvml-error", f"NVML cannot be used: {error}", "run %gpus --doctor, and see dmesg"
     )
 
 

@@ -1,55 +1,73 @@
-"""Load ``pynvml`` when it is first needed, know its errors, and call it without raising."""
+"""Load ``pynvml`` when it is first needed, know its errors, and read what it answers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from gpumagic.nvml.driver_faults import DriverFault, no_pynvml, unreachable, wrong_pynvml
-
 # What gpumagic needs and only the maintained nvidia-ml-py has.
 _NEEDED = ("nvmlInitWithFlags", "nvmlMemory_v2", "nvmlDeviceGetMigMode", "NVMLError")
 
+_ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
+
+# By NVML's valueType: the member of its union, and whether a counter of that type wraps soon.
+_TYPES = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+_NARROW = (1, 5, 6)
+_SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND = 0, 2, 3, 13
+# An older driver does not know a newer number.
+_UNSUPPORTED = (_INVALID_ARGUMENT, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 
 Call = tuple[Any, ...]
 """A function's name and its arguments after the handle."""
+FieldId = int | tuple[int, int]
+"""A number of ``NVML_FI_DEV_…``, or that and its scope, such as a link."""
+
+ALL_LINKS = 0xFFFFFFFF
+"""The scope that sums a counter over all NVLinks."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What does not change about a GPU or a MIG device while its handle lives.
+    """What does not change about a GPU or a MIG device while its handle lives."""
 
-    ``index`` is NVML's (a MIG device has its parent's), ``parent`` the parent's UUID or None,
-    ``memory_total`` bytes or None where it shares the host's memory.
-    """
-
-    index: int
+    index: int  # NVML's; a MIG device has its parent's
     uuid: str
     name: str | None
-    memory_total: int | None
-    parent: str | None
+    memory_total: int | None  # bytes; None where it shares the host's
+    parent: str | None  # the parent's UUID, of a MIG device
     handle: Any
 
 
-class WrongModule(Exception):
-    """A module called pynvml that is not nvidia-ml-py."""
+@dataclass(frozen=True)
+class Field:
+    """The value of a counter."""
+
+    value: float
+    at_us: int | None  # microseconds of the driver's clock, None where it does not say
+    narrow: bool  # it has 32 bits or fewer and may have wrapped unseen
 
 
 class Library:
-    """NVML's functions, by pynvml or what stands for it; ``errors`` is what a call may raise."""
+    """NVML's functions, by pynvml or what stands for it."""
 
     def __init__(self, module: Any = None) -> None:
         self.module = module
-        self.errors = _errors_of(module)
+
+    @property
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What a call may raise: NVML's own error; and, of a pynvml that is older or newer than the
+        call, a missing name, a wrong argument, or an answer that cannot be read."""
+        own = getattr(self.module, "NVMLError", None)
+        return _ERRORS if own is None else (*_ERRORS, own)
 
     def load(self) -> None:
-        """Raises ImportError or WrongModule."""
+        """Raises ImportError, also for a module of that name which is not nvidia-ml-py's."""
         if self.module is None:
             self.module = import_module("pynvml")
-            self.errors = _errors_of(self.module)
         if not all(hasattr(self.module, name) for name in _NEEDED):
-            raise WrongModule
+            raise ImportError(name="pynvml")
 
     def make(self, function: str, *arguments: Any) -> Any:
         """Call a function; raises one of ``errors``."""
@@ -72,25 +90,19 @@ class Library:
         code: object = getattr(error, "value", None)
         return bool(code == self.module.NVML_ERROR_GPU_IS_LOST)
 
-    def fault(self, error: Exception) -> DriverFault:
-        """Why NVML cannot be started, or asked for its GPUs."""
-        if isinstance(error, ImportError):
-            return no_pynvml()
-        if isinstance(error, WrongModule):
-            return wrong_pynvml(getattr(self.module, "__file__", None))
-        return unreachable(getattr(error, "value", None), str(error))
 
-
-def _errors_of(module: Any) -> tuple[type[Exception], ...]:
-    """What a call may raise: NVML's own error; and, of a pynvml that is older or newer than the
-    call, a missing name, a wrong argument, or an answer that cannot be read."""
-    known: tuple[type[Exception], ...] = (
-        ImportError,
-        OSError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        WrongModule,
-    )
-    own = getattr(module, "NVMLError", None)
-    return known if own is None else (*known, own)
+def parse_fields(
+    ids: Iterable[FieldId], answers: Iterable[Any]
+) -> tuple[dict[FieldId, Field], set[FieldId]]:
+    """What was answered, and what this GPU or driver does not have."""
+    found: dict[FieldId, Field] = {}
+    missing: set[FieldId] = set()
+    for name, answer in zip(ids, answers, strict=True):
+        code, kind = int(answer.nvmlReturn), int(answer.valueType)
+        if code == _SUCCESS and kind in _TYPES:
+            value = getattr(answer.value, _TYPES[kind])
+            stamp = int(answer.timestamp)
+            found[name] = Field(value, stamp if stamp > 0 else None, kind in _NARROW)
+        elif code in _UNSUPPORTED:
+            missing.add(name)
+    return found, missing

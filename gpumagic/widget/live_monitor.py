@@ -140,7 +140,7 @@ class MonitorWidget(anywidget.AnyWidget):
         shown = GpuTable(self._last)
         hide = f"<style>{_NO_MODEL.format(self.table)}</style>"
         html = f'<div class="{self.table}">{hide}{shown._repr_html_()}</div>'
-        return {"text/plain": shown.text(), "text/html": html}
+        return {"text/plain": repr(shown), "text/html": html}
 
     def _keep(self) -> None:
         """Bring the table in the notebook up to date."""
