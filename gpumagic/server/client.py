@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpumagic.server.kernel_cells import KernelCells
+from gpumagic.server.kernels import KernelCells
 from gpumagic.telemetry.subscription import PERIODS_S
 
 LONGEST_MESSAGE = 4096
@@ -78,8 +78,7 @@ class Outbox:
         self._write = write
         self._cells = cells
         self._monotonic = monotonic
-        self._snapshot: bytes | None = None
-        self._history: bytes | None = None
+        self._waits: dict[str, bytes] = {}
         self._told = cells.revision
         self._due = -math.inf
         self._under_way = False
@@ -100,12 +99,12 @@ class Outbox:
             return
         # In step with the ticks, and never a burst after a pause.
         self._due = max(self._due + period, now + period / 2)
-        self._snapshot = message
+        self._waits["snapshot"] = message
         self.flush()
 
     def history(self, message: bytes) -> None:
         """The past, as it was asked for."""
-        self._history = message
+        self._waits["history"] = message
         self.flush()
 
     def flush(self) -> None:
@@ -120,15 +119,12 @@ class Outbox:
     def close(self) -> None:
         """The client is gone: send nothing more and keep nothing."""
         self._closed = True
-        self._snapshot = self._history = None
+        self._waits = {}
 
     def _next(self) -> bytes | None:
-        if self._snapshot is not None:
-            message, self._snapshot = self._snapshot, None
-            return message
-        if self._history is not None:
-            message, self._history = self._history, None
-            return message
+        for kind in ("snapshot", "history"):
+            if kind in self._waits:
+                return self._waits.pop(kind)
         if self._told < self._cells.revision:
             told, self._told = self._told, self._cells.revision
             return self._cells.news(told)

@@ -7,8 +7,7 @@ from pathlib import Path
 from jupyter_server.extension.application import ExtensionApp
 
 from gpumagic.server.hub import Hub
-from gpumagic.server.kernel_cells import KernelCells
-from gpumagic.server.notebooks import KernelTable
+from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.server.routes import HUB, routes
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.owners import Owners

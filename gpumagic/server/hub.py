@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 
 from gpumagic import faults
 from gpumagic.server.client import Outbox, Want
-from gpumagic.server.kernel_cells import KernelCells
-from gpumagic.server.notebooks import KernelTable
+from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.doctor import Check, Doctor
 from gpumagic.telemetry.owners import Owner, Owners
 from gpumagic.telemetry.sampler import Sampler

@@ -147,7 +147,7 @@ class Snapshot:
                 **{
                     **_known(cls, data),
                     "host": Host(**_known(Host, data.get("host") or {})),
-                    "gpus": tuple(_gpu(gpu) for gpu in data.get("gpus") or ()),
+                    "gpus": _many(GpuSample, data.get("gpus")),
                     "processes": _many(ProcessSample, data.get("processes")),
                     "problems": _many(Problem, data.get("problems")),
                 }
@@ -162,15 +162,10 @@ class Snapshot:
 
 
 def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in data.items() if name in names}
+    """The fields that this version has, with tuples for JSON's lists."""
+    known = {field.name: data[field.name] for field in fields(kind) if field.name in data}
+    return {n: tuple(value) if isinstance(value, list) else value for n, value in known.items()}
 
 
 def _many(kind: type[T], data: Any) -> tuple[T, ...]:
     return tuple(kind(**_known(kind, item)) for item in data or ())
-
-
-def _gpu(data: Mapping[str, Any]) -> GpuSample:
-    reasons = data.get("throttle")
-    throttle = None if reasons is None else tuple(reasons)
-    return GpuSample(**{**_known(GpuSample, data), "throttle": throttle})

@@ -98,8 +98,7 @@ class MonitorWidget(anywidget.AnyWidget):
             period=period, snapshot=self._last.to_dict(), table=f"gpumagic-table-{uuid4().hex}"
         )
         self._closed = False
-        shell = shell or get_ipython()
-        self._log = None if shell is None else ShellCells(shell, self._ran)
+        self._log = ShellCells(shell or get_ipython(), self._ran)
         self.on_msg(self.receive)
         self._wake()
 
@@ -167,9 +166,8 @@ class MonitorWidget(anywidget.AnyWidget):
             if self._awake or self._closed:
                 return
             self._awake = True
-        if self._log is not None:
-            self._log.install()
-            self._audience.receives(not self._log.busy)
+        self._log.install()
+        self._audience.receives(not self._log.busy)
         atexit.register(self._exit)
         self.history = self._sampler.history.since(None)
         self._subscription = self._sampler.subscribe(
@@ -187,8 +185,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._subscription.close()
         self._forget()
         atexit.unregister(self._exit)
-        if self._log is not None:
-            self._log.uninstall()
+        self._log.uninstall()
         self.history = {}
         self.timing, self.timings = {}, []
 
@@ -200,44 +197,34 @@ class MonitorWidget(anywidget.AnyWidget):
         if [entry.id for entry in self._board.entries] != [told["id"] for told in self.timings]:
             self.timings = [entry.to_dict() for entry in self._board.entries]
 
-    def _tick(self, snapshot: Snapshot) -> None:
-        """On the sampler's thread."""
+    def _tick(self, snapshot: Snapshot, ran: bool = False) -> None:
+        """On the sampler's thread; ``ran``: this is what a cell left behind."""
         if self._closed or not self._awake:
             return
-        if not self._audience.anyone():
+        if not ran and not self._audience.anyone():
             self._rest()
             return
         self._last = snapshot
         self.snapshot = snapshot.to_dict()
-        if self._log is not None and self._log.busy:
+        if self._log.busy and not ran:
             self._log.holds({process.uuid for process in snapshot.processes if process.mine})
-        elif self._due:
+        elif self._due or ran:
             self._keep()
 
     def _ran(self) -> None:
         """A cell began or ended, on the kernel's own thread."""
-        log = self._log
-        if log is None or self._closed:
+        if self._closed:
             return
-        mine = {process.uuid for process in self._last.processes if process.mine}
-        log.holds(mine)
-        self._audience.receives(not log.busy)
+        self._log.holds({process.uuid for process in self._last.processes if process.mine})
+        self._audience.receives(not self._log.busy)
         # A notebook in which a cell ran is to be saved anyway.
         self._due = True
         # The view has the others; a new one gets all.
-        self.cells = log.runs()[-_TOLD:]
-        if not log.busy:
+        self.cells = self._log.runs()[-_TOLD:]
+        if not self._log.busy:
             # What it left behind: the next cell may begin before the next tick.
             future = self._sampler.fresh(processes=True, max_age_s=0)
-            future.add_done_callback(lambda done: self._left(done.result()))
-
-    def _left(self, snapshot: Snapshot) -> None:
-        """A cell has run. On the sampler's thread."""
-        if self._closed or not self._awake:
-            return
-        self._last = snapshot
-        self.snapshot = snapshot.to_dict()
-        self._keep()
+            future.add_done_callback(lambda done: self._tick(done.result(), ran=True))
 
     def receive(self, _: Any, content: Any, buffers: Any) -> None:
         """Take a view's message: that it looks, or that it is gone."""
@@ -249,7 +236,7 @@ class MonitorWidget(anywidget.AnyWidget):
             self._wake()
             if new and not rested:
                 self.history = self._sampler.history.since(None)
-            if new and self._log is not None:
+            if new:
                 self.cells = self._log.runs()
         elif kind == "gone" and self._audience.leave(view):
             self._rest()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpumagic.server.kernel_cells import KernelCells
+from gpumagic.server.kernels import KernelCells
 from gpumagic.telemetry import ProcessSample, Snapshot
 
 

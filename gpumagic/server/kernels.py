@@ -1,22 +1,26 @@
-"""Record when cells ran, from the kernels' iopub channels: what marks the charts.
+"""Follow this server's kernels: whose notebook each runs, and when its cells ran.
 
-The sockets are its own and receive only what begins and ends a cell: a kernel's many lines of
-output are not sent here at all. Times are the kernels' own.
+Cells are recorded from sockets of our own to the kernels' iopub channels, which receive only what
+begins and ends a cell: a kernel's many lines of output are not sent here. Times are the kernels'.
 """
 
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 import zmq
 from jupyter_client.session import Session
+from jupyter_core.utils import ensure_async
+from tornado.web import HTTPError
 
 from gpumagic.telemetry.history import CellRun, CellRuns
+from gpumagic.telemetry.owners import Kernel
 from gpumagic.telemetry.processes import started
 from gpumagic.telemetry.snapshot import Snapshot
 
@@ -29,6 +33,75 @@ _SETTLED_S = 4.0
 # By beginning only can ZeroMQ choose, and ipykernel calls them "kernel.<some id>.status". What
 # makes many messages, output and widgets, begins otherwise.
 _TOPICS = (b"kernel", b"status", b"execute_input")
+
+
+class KernelTable:
+    """Whose notebook each kernel runs: the event loop refreshes it, and any thread may read."""
+
+    def __init__(self, kernel_manager: Any, session_manager: Any) -> None:
+        self._kernel_manager = kernel_manager
+        self._session_manager = session_manager
+        self._kernels: tuple[Kernel, ...] = ()
+        self._notebooks: dict[str, str] = {}
+
+    def kernels(self) -> Sequence[Kernel]:
+        """The kernels as of the last refresh, from any thread."""
+        return self._kernels
+
+    def notebook(self, kernel: str) -> str | None:
+        """The path of a kernel's notebook, from any thread."""
+        return self._notebooks.get(kernel)
+
+    def managers(self) -> dict[str, Any]:
+        """The manager of each kernel on this machine, by the kernel's id. On the event loop."""
+        found = {}
+        for kernel in self._kernel_manager.list_kernel_ids():
+            try:
+                manager = self._kernel_manager.get_kernel(kernel)
+            except (KeyError, HTTPError):
+                continue
+            if _pid(manager) is not None:
+                found[kernel] = manager
+        return found
+
+    async def refresh(self) -> None:
+        """Look at the managers again: cheap, and nothing that waits for a kernel."""
+        self._notebooks = await self._sessions()
+        self._kernels = tuple(
+            Kernel(pid, kernel, self._notebooks.get(kernel), _idle_since(manager))
+            for kernel, manager in self.managers().items()
+            if (pid := _pid(manager)) is not None
+        )
+
+    async def _sessions(self) -> dict[str, str]:
+        try:
+            sessions = await ensure_async(self._session_manager.list_sessions())
+        except (HTTPError, sqlite3.Error, OSError):
+            # A gateway that cannot be reached, or a server that stops: who was there, still is.
+            return self._notebooks
+        found: dict[str, str] = {}
+        # A console may share a notebook's kernel; it is the notebook that people look for.
+        for session in sorted(sessions, key=lambda session: session.get("type") == "notebook"):
+            kernel = (session.get("kernel") or {}).get("id")
+            name = session.get("path") or session.get("name")
+            if session.get("type") == "console":
+                name = session.get("name") or name
+            if kernel and name:
+                found[kernel] = name
+        return found
+
+
+def _pid(manager: Any) -> int | None:
+    """None for a kernel that is elsewhere, or whose provisioner does not say."""
+    pid = getattr(getattr(manager, "provisioner", None), "pid", None)
+    return pid if isinstance(pid, int) else None
+
+
+def _idle_since(manager: Any) -> float | None:
+    last = getattr(manager, "last_activity", None)
+    if getattr(manager, "execution_state", None) != "idle" or last is None:
+        return None
+    return float(last.timestamp())
 
 
 class KernelCells(CellRuns):
@@ -44,31 +117,27 @@ class KernelCells(CellRuns):
         self._clock = clock
         self._busy: dict[str, tuple[str, float]] = {}
         self._open: dict[tuple[str, str], str] = {}
-        self._channels: dict[str, Iopub] = {}
+        # The kernels whose cells are recorded, and how.
+        self.followed: dict[str, Iopub] = {}
         self._pids: dict[str, int] = {}
         self._held: dict[str, tuple[str, ...]] = {}
 
     def follow(self, managers: Mapping[str, Any]) -> None:
         """Record the cells of these kernels, and of no others any more."""
-        for kernel, channel in list(self._channels.items()):
+        for kernel, channel in list(self.followed.items()):
             manager = managers.get(kernel)
             if manager is None or not channel.is_of(manager):
-                self._channels.pop(kernel).close()
+                self.followed.pop(kernel).close()
             if manager is None:
                 self._abandon(kernel, self._clock())
         for kernel, manager in managers.items():
-            if kernel not in self._channels:
-                self._channels[kernel] = Iopub(manager, partial(self.receive, kernel))
+            if kernel not in self.followed:
+                self.followed[kernel] = Iopub(manager, partial(self.receive, kernel))
             pid = manager.provisioner.pid
             if self._pids.get(kernel, pid) != pid:
                 # It was started anew: nobody will report as ended what ran before.
                 self._abandon(kernel, started(pid) or self._clock())
         self._pids = {kernel: manager.provisioner.pid for kernel, manager in managers.items()}
-
-    @property
-    def followed(self) -> set[str]:
-        """The kernels whose cells are recorded."""
-        return set(self._channels)
 
     def stop(self) -> None:
         """Record no kernel any more."""
