@@ -137,7 +137,7 @@ def compare(
     result = Comparison(
         code=made.text.strip("\n"),
         timings=tuple(comparing.timings),
-        agreements=task.agreeing.agreements(),
+        agreements=tuple(task.agreeing.worst.values()),
         machine=machine.here(),
         time=time.time(),
         sweep=values,

@@ -106,7 +106,7 @@ class Comparison(Lookup, shown.Shown):
 
     def fastest(self, values: Mapping[str, Any]) -> Timing | None:
         """The one with the least median at a point, among those that count for `best`."""
-        timed = [self.at(where, values) for where in self.alone if not self.wrong(where)]
+        timed = [self.at(where, values) for where in self.alone if not self.disagreement(where)]
         known = [t for t in timed if t is not None and t.median is not None]
         return min(known, key=lambda t: t.median or 0.0, default=None)
 

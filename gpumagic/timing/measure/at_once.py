@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
 from typing import Any
 
 from gpumagic.isolation.output import THREADS
 from gpumagic.isolation.settings import thread_modes
-from gpumagic.timing.measure.stopwatch import Lap, Stopwatch, uncollected
+from gpumagic.timing.measure.stopwatch import Lap, Stopwatch
 from gpumagic.timing.measure.trial import Trial
 
 _Job = Callable[[], Any]
@@ -105,7 +104,7 @@ class Runner:
             return self._stopwatch.lap(trial.loop, number, on=[trial.device])
         barrier = threading.Barrier(len(self.trials))
         jobs = {n: partial(self._run, n, number, barrier) for n in range(len(self.trials))}
-        with self._undisturbed():
+        with self._stopwatch.undisturbed():
             began, went_on, done, device = zip(*self._all(jobs, barrier), strict=True)
         first = min(began)
         known = [seconds for seconds in device if seconds is not None]
@@ -114,7 +113,7 @@ class Runner:
     def alone(self, number: int) -> Lap:
         """The same blocks one device after the other, in the same threads."""
         total = 0.0
-        with self._undisturbed():
+        with self._stopwatch.undisturbed():
             for n in range(len(self.trials)):
                 began, _, done, _ = self._all({n: partial(self._run, n, number)})[0]
                 total += done - began
@@ -146,12 +145,6 @@ class Runner:
         done = clock()
         known = start is not None and end is not None
         return began, went_on, done, devices.elapsed(trial.device, start, end) if known else None
-
-    @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        with uncollected():
-            self._stopwatch.wait()
-            yield
 
     def _all(self, jobs: Mapping[int, _Job], barrier: threading.Barrier | None = None) -> list[Any]:
         """Wait for each job on its thread; an interrupt here interrupts them, and waits again.

@@ -145,7 +145,11 @@ class Measuring:
                 randomness[n].restore()
                 with nullcontext() if prints and not n else self.quiet:
                     value = runner.first(n)
-                drawn = frozenset(_drawing(d) for d in self._task.randomness.drawn())
+                # A GPU's model decides which numbers its generator gives.
+                drawn = frozenset(
+                    torch.cuda.get_device_name(name) if name.startswith("cuda") else name
+                    for name in self._task.randomness.drawn()
+                )
                 self._task.stopwatch.wait()
                 gave.append((value, drawn))
         if len(self._task.targets) * len(runner.trials) == 1:
@@ -218,12 +222,3 @@ def _closing(stack: ExitStack) -> Iterator[None]:
     finally:
         with deferred():
             stack.close()
-
-
-def _drawing(device: str) -> str:
-    """What decides which numbers a generator gives: their order is the model's of a GPU."""
-    if not device.startswith("cuda"):
-        return device
-    with suppress(RuntimeError, AssertionError):
-        return f"cuda {torch.cuda.get_device_name(device)}"
-    return "cuda"

@@ -87,7 +87,7 @@ def program(
         text = text or _text_of(code)
     return Program(
         text=text,
-        filename=name if function is None else _file_of(function) or name,
+        filename=_file_of(function, name),
         reads=tuple(name for name in dict.fromkeys(read) if name not in _NOT_VARIABLES),
         assigned=tuple(s.get_name() for s in assigned if s.is_assigned() or s.is_declared_global()),
         function=function,
@@ -148,6 +148,6 @@ def _text_of(function: Any) -> str:
         return "lambda"
 
 
-def _file_of(function: Any) -> str | None:
+def _file_of(function: Any, otherwise: str) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return None if code is None else str(code.co_filename)
+    return otherwise if code is None else str(code.co_filename)

@@ -66,18 +66,6 @@ class TorchDevices:
         return float(start.elapsed_time(end)) * 1e-3
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage is collected within, as `timeit` has it."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
 @dataclass(frozen=True)
 class Lap:
     """Seconds of a block of runs, all together."""
@@ -104,6 +92,17 @@ class Stopwatch:
             self.devices.wait(device)
         return started
 
+    @contextmanager
+    def undisturbed(self) -> Iterator[Sequence[torch.device]]:
+        """Begin when no device is at work; no garbage is collected within, as `timeit` has it."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield self.wait()
+        finally:
+            if collects:
+                gc.enable()
+
     def lap(
         self,
         run: Callable[[Iterable[None]], object],
@@ -117,8 +116,7 @@ class Stopwatch:
         clock, devices = self.clock, self.devices
         timed = [device for device in on if device.type != "cpu"]
         runs = repeat(None, number)
-        with uncollected():
-            started = self.wait()
+        with self.undisturbed() as started:
             starts = [devices.record(device) for device in timed]
             began = clock()
             run(runs)

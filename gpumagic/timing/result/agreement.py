@@ -45,7 +45,7 @@ class Agreeing:
         self._in_place = in_place
         self._at: dict[str, Any] | None = None
         self._first: tuple[str, dict[str, Any], frozenset[str]] | None = None
-        self._worst: dict[str, Agreement] = {}
+        self.worst: dict[str, Agreement] = {}  # of each device but the first
 
     def add(
         self, where: str, values: Mapping[str, Any], numbers: dict[str, Any], drawn: frozenset[str]
@@ -61,13 +61,9 @@ class Agreeing:
             found = agree(reference, expected, where, numbers, drew != drawn)
         if found.same is not True:
             found = replace(found, values=dict(values))
-        known = self._worst.get(where)
+        known = self.worst.get(where)
         if known is None or _badness(found) > _badness(known):
-            self._worst[where] = found
-
-    def agreements(self) -> tuple[Agreement, ...]:
-        """One for each device but the first."""
-        return tuple(self._worst.values())
+            self.worst[where] = found
 
     def forget(self) -> None:
         """Let go of the numbers."""
@@ -75,10 +71,7 @@ class Agreeing:
 
 
 def _badness(found: Agreement) -> tuple[int, float]:
-    order = {True: 0, None: 1, False: 2}[found.same]
-    # NaN, an infinity against a number, is beyond every difference.
-    largest = -1.0 if found.largest is None else found.largest
-    return order, math.inf if math.isnan(largest) else largest
+    return {True: 0, None: 1, False: 2}[found.same], found.largest or 0.0
 
 
 def agree(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpumagic.display.units import times
-from gpumagic.timing.ask import sweep
 from gpumagic.timing.result.lookup import Lookup
 from gpumagic.timing.result.timing import Timing
 
@@ -55,8 +54,7 @@ class Change:
 
 def changes(now: Lookup, earlier: Lookup) -> tuple[Change, ...]:
     """Each timing against that of the same device and values before, as `Timing.differs` has it."""
-    before = {(t.where, sweep.key(t.values)): t for t in earlier.timings if t.median}
-    return tuple(_change(t, before.get((t.where, sweep.key(t.values)))) for t in now.timings)
+    return tuple(_change(t, earlier.at(t.where, t.values)) for t in now.timings)
 
 
 def _change(now: Timing, before: Timing | None) -> Change:

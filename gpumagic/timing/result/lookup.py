@@ -111,10 +111,6 @@ class Lookup:
         found = [a for a in self.agreements if a.where == where and a.same is False]
         return max(found, key=lambda a: a.largest or 0.0, default=None)
 
-    def wrong(self, where: str) -> bool:
-        """Whether a device gave other numbers than the first."""
-        return self.disagreement(where) is not None
-
     @cached_property
     def axis(self) -> str | None:
         """The variable to draw along: the first with the most numbers; None without a sweep."""

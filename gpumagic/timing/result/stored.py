@@ -29,6 +29,7 @@ _YEAR_10_000 = 253_402_300_800
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 _LISTS = {tuple: (list, "list"), Mapping: (dict, "object")}
 Record = TypeVar("Record")
+_hints = lru_cache(get_type_hints)
 
 
 class _WrongError(Exception):
@@ -130,12 +131,6 @@ def _record(kind: Any, given: Any, where: str) -> Any:
     except TypeError:
         missing = next(f.name for f in fields(kind) if f.name not in given)
         raise _WrongError(f"{where or 'it'} has no {missing!r}") from None
-
-
-@lru_cache
-def _hints(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind)}
 
 
 def _require(holds: bool, otherwise: str) -> None:

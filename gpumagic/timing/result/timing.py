@@ -121,11 +121,6 @@ class Timing:
         worked = (self.items or items or 0) * (self.where.count("+") + 1)
         return worked / self.median if worked and self.median else None
 
-    @property
-    def together(self) -> bool:
-        """Whether this is the code on several devices at the same time."""
-        return "+" in self.where
-
 
 @dataclass(frozen=True)
 class Agreement:

@@ -7,6 +7,7 @@ N/A there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -153,23 +154,20 @@ def _of_devices(comparison: Comparison) -> list[Column]:
     peaks = [max(t.peak.values(), default=None) for t in timings]
     numbers = [remarks.numbers(comparison, t.where) for t in timings]
     wrong = ["gm-bad gm-this" * words.startswith("DIFFERS") for words in numbers]
+    number = partial(Column, number=True, css="gm-dim")
     columns = [
         Column("device", [f"{t.where}{' (virtual)' * t.virtual}" for t in timings], css="gm-code"),
-        _number("median", [t.error or fine(t.median) for t in timings], "gm-this", fit="cut"),
-        _number("IQR", [_iqr(t) for t in timings]),
-        _number("speed-up", [_speedup(comparison, t) for t in timings], "gm-this"),
-        _number("host", [_host(t) for t in timings]),
-        _number("throughput", [_throughput(comparison, t) for t in timings]),
-        _number("energy", _if_any([t.energy for t in timings], energy)),
-        _number("peak", _if_any(peaks, size)),
+        number("median", [t.error or fine(t.median) for t in timings], css="gm-this", fit="cut"),
+        number("IQR", [_iqr(t) for t in timings]),
+        number("speed-up", [_speedup(comparison, t) for t in timings], css="gm-this"),
+        number("host", [_host(t) for t in timings]),
+        number("throughput", [_throughput(comparison, t) for t in timings]),
+        number("energy", _if_any([t.energy for t in timings], energy)),
+        number("peak", _if_any(peaks, size)),
         Column("numbers", numbers, css=wrong),
     ]
     # A speed-up is of two.
     return [c for c in columns if sum(map(bool, c.cells)) >= (2 if c.head == "speed-up" else 1)]
-
-
-def _number(head: str, cells: Sequence[str], css: str = "gm-dim", fit: str = "") -> Column:
-    return Column(head, cells, number=True, fit=fit, css=css)
 
 
 def _if_any(values: Sequence[Any], words: Callable[[Any], str]) -> list[str]:
@@ -189,9 +187,9 @@ def _iqr(timing: Timing) -> str:
 def _speedup(comparison: Comparison, timing: Timing) -> str:
     """Against the first device; nothing for virtual GPUs, and for several at the same time."""
     first = comparison.at(comparison.alone[0], timing.values)
-    if timing.together or timing.virtual or first is None or first.virtual:
+    if "+" in timing.where or timing.virtual or first is None or first.virtual:
         return ""
-    if len(comparison.alone) < 2 or comparison.wrong(timing.where):
+    if len(comparison.alone) < 2 or comparison.disagreement(timing.where):
         return ""
     return times(first.median / timing.median) if first.median and timing.median else ""
 

@@ -53,7 +53,7 @@ def answer(comparison: Comparison) -> list[str]:
 def _real(comparison: Comparison) -> list[str]:
     """The devices whose times may be compared: alone, no virtual GPU, the right numbers."""
     timed = {t.where for t in comparison.timings if t.median and not t.virtual}
-    return [w for w in comparison.alone if w in timed and not comparison.wrong(w)]
+    return [w for w in comparison.alone if w in timed and not comparison.disagreement(w)]
 
 
 def _virtual(comparison: Comparison) -> list[str]:
