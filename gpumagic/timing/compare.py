@@ -146,7 +146,13 @@ def compare(
         notes=(*sweeping.unread(values, made, namespace), *comparing.notes),
         interrupted=comparing.interrupted,
     )
-    return _keep(result if against is None else result.against(against))
+    if against is not None:
+        result = result.against(against)
+    _last[:] = [result]
+    # What took minutes is not lost because a view of it fails.
+    with faults.kept("drawing a comparison for the monitor"):
+        board.keep(result.title, repr(result), result._repr_html_(), result.time)
+    return result
 
 
 _last: list[Comparison] = []
@@ -155,14 +161,6 @@ _last: list[Comparison] = []
 def last_comparison() -> Comparison | None:
     """What `%%gputime` or `compare` gave last in this process; None before the first."""
     return _last[0] if _last else None
-
-
-def _keep(made: Comparison) -> Comparison:
-    _last[:] = [made]
-    # What took minutes is not lost because a view of it fails.
-    with faults.kept("drawing a comparison for the monitor"):
-        board.keep(made.title, repr(made), made._repr_html_(), made.time)
-    return made
 
 
 def _check(max_time: float, in_place: bool, wanted: tuple[TimedDevices, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,13 +97,11 @@ class Comparison(Lookup, shown.Shown):
         GpuError
             Nothing was measured.
         """
-        wins: dict[str, int] = {}
-        for point in sweeping.points(self.sweep):
-            if (fastest := self.fastest(point)) is not None:
-                wins[fastest.where] = wins.get(fastest.where, 0) + 1
+        fastest = map(self.fastest, sweeping.points(self.sweep))
+        wins = Counter(timing.where for timing in fastest if timing is not None)
         if not wins:
             raise GpuError("nothing was measured, so that no device is the fastest")
-        return max(wins, key=lambda where: wins[where])
+        return wins.most_common(1)[0][0]
 
     def fastest(self, values: Mapping[str, Any]) -> Timing | None:
         """The one with the least median at a point, among those that count for `best`."""

@@ -13,8 +13,6 @@ from gpumagic.display.units import age, duration
 
 Stage = Literal["copy", "warm up", "timing", "done"]
 _PERIOD_S = 0.1
-# In the words of a view, where those of the engine are too short.
-_STATES = {"copy": "copying"}
 
 
 @dataclass(frozen=True)
@@ -54,12 +52,13 @@ class Progress:
 
         ``{"line": …, "bars": [{"where": "cuda:0", "share": 0.25, "text": "1.2 ms"}, …]}``
         """
+        spelled = {"copy": "copying"}
         slowest = max((seconds for _, seconds, _ in self.bars if seconds), default=0.0)
         bars = [
             {
                 "where": where,
                 "share": seconds / slowest if seconds else 0.0,
-                "text": _STATES.get(state, state) if seconds is None else duration(seconds),
+                "text": duration(seconds) if seconds is not None else spelled.get(state, state),
             }
             for where, seconds, state in self.bars
         ]

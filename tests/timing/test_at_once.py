@@ -11,11 +11,10 @@ from late import GPU0, GPU1
 
 from gpumagic.errors import GpuError
 from gpumagic.timing import compare
-from gpumagic.timing.measure import at_once
-from gpumagic.timing.measure.at_once import Runner, Worker
+from gpumagic.timing.measure import runner
 from gpumagic.timing.measure.program import program
+from gpumagic.timing.measure.runner import Runner, Trial, Worker
 from gpumagic.timing.measure.stopwatch import Stopwatch
-from gpumagic.timing.measure.trial import Trial
 
 MEET = threading.Barrier(2)
 
@@ -102,7 +101,7 @@ def test_ctrl_c_while_the_threads_are_begun_ends_them(gpus, monkeypatch):
             if name == "cuda:0":
                 signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(at_once, "Worker", Late)
+    monkeypatch.setattr(runner, "Worker", Late)
     made = compare("1", ["0+1"], namespace={}, max_time=0.1)
     assert made.interrupted
     assert not [t for t in threading.enumerate() if t.name.startswith("gputime")]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpumagic.display import svg
 from gpumagic.display.plot import SMALL
-from gpumagic.timing.view.curves import plot
+from gpumagic.timing.view.figure import drawn as plot
 
 NUMBERS = st.floats(1e-9, 1e9)
 

@@ -93,10 +93,10 @@ def unread(
     known = {**namespace, **dict.fromkeys(sweep)}
     read = {name for name, _ in variables_read(program.reads, known)}
     said = []
-    for name in sweep:
-        if name in program.assigned and name not in read:
+    for name in [name for name in sweep if name not in read]:
+        if name in program.assigned:
             said.append(f"{name} makes no difference: the code sets it itself")
-        elif name not in read and not re.search(rf"\b{name}\b", program.text):
+        elif not re.search(rf"\b{name}\b", program.text):
             said.append(f"{name} makes no difference: the code does not read it")
     return said
 

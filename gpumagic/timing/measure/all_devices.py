@@ -126,26 +126,24 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return "DefaultCPUAllocator" in text and any(words in text for words in _NO_ROOM)
 
 
-def _line_of(error: BaseException, filename: str) -> int | None:
-    """The line of the user's own code that the error came through last."""
+def _line_of(error: BaseException, filename: str, before: str) -> str:
+    """The line of the user's own code that the error came through last, where that is known."""
     trace = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in trace if frame.f_code.co_filename == filename]
-    return lines[-1] if lines else None
+    return f"{before}line {lines[-1]}" if lines else ""
 
 
 def _short(error: BaseException, filename: str) -> str:
     """``"ValueError at line 3: shapes differ"``."""
-    line = _line_of(error, filename)
     text = str(error).strip().partition("\n")[0]
-    at = "" if line is None else f" at line {line}"
+    at = _line_of(error, filename, " at ")
     return f"{type(error).__name__}{at}{f': {text}' if text else ''}"
 
 
 def _say_where(error: BaseException, filename: str, where: str, values: Mapping[str, Any]) -> None:
     """Have the error's traceback say which device it was on, and at which line and value."""
     at = "".join(f", {name} = {value!r}" for name, value in values.items())
-    line = _line_of(error, filename)
-    note = f"timed on {where}{at}" + ("" if line is None else f", line {line}")
+    note = f"timed on {where}{at}{_line_of(error, filename, ', ')}"
     if hasattr(error, "add_note"):
         error.add_note(note)
     else:  # Python 3.10

@@ -21,13 +21,12 @@ from gpumagic.ledger import ledger_view as view
 from gpumagic.ledger.watch import watch
 from gpumagic.timing.ask.sweep import key
 from gpumagic.timing.ask.targets import TimedDevices
-from gpumagic.timing.measure.at_once import Runner
 from gpumagic.timing.measure.program import Program
 from gpumagic.timing.measure.repeats import Repeats
+from gpumagic.timing.measure.runner import Runner, Trial
 from gpumagic.timing.measure.stopwatch import LEAST_S, Lap, Stopwatch, joules
-from gpumagic.timing.measure.trial import Trial
 from gpumagic.timing.progress import Reporter, Stage
-from gpumagic.timing.result.agreement import Agreeing
+from gpumagic.timing.result.agreement import Agreeing, outcome
 from gpumagic.timing.result.timing import Timing
 
 _WATCHING = "watching the copies of a timed run"
@@ -155,7 +154,7 @@ class Measuring:
         if len(self._task.targets) * len(runner.trials) == 1:
             return  # there is nothing to compare it with
         for trial, (value, drawn) in zip(runner.trials, gave, strict=True):
-            numbers = trial.numbers(value)
+            numbers = outcome(trial.copies.globals, self._task.program.assigned, value)
             self._task.agreeing.add(self._target.where, self._values, numbers, drawn)
 
     @contextmanager

@@ -146,9 +146,9 @@ def _compare(
             return _Difference(name, math.inf, said.replace("torch.", ""))
     if a.is_floating_point() or a.is_complex():
         return _within(name, a, b, a.dtype, loose)
-    if torch.equal(a, b):
-        return _Difference(name, 0.0, largest=0.0)
-    return _Difference(name, math.inf, f"{name} differs", _apart(a, b)[0])
+    same = torch.equal(a, b)
+    apart = 0.0 if same else _apart(a, b)[0]
+    return _Difference(name, 0.0 if same else math.inf, f"{name} differs", apart)
 
 
 def _within(name: str, a: Tensor, b: Tensor, dtype: torch.dtype, loose: bool) -> _Difference:

@@ -18,7 +18,7 @@ from gpumagic.display.table import Column, Fold
 from gpumagic.display.units import energy, fine, rate, size, times
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.result.timing import Timing
-from gpumagic.timing.view import curves, remarks, verdict
+from gpumagic.timing.view import figure, remarks, verdict
 from gpumagic.timing.view.verdict import percent, point, shown
 
 # Of a sweep, rows at its beginning and at its end. A saved notebook carries all of HTML's.
@@ -105,7 +105,7 @@ def _plots(comparison: Comparison, columns: list[Column]) -> str:
     panels = comparison.panels
     figures = []
     for fixed in panels:
-        drawn = curves.plot(comparison, fixed, SMALL if len(panels) > 1 else None)
+        drawn = figure.drawn(comparison, fixed, SMALL if len(panels) > 1 else None)
         caption = tag("figcaption", point(fixed), "gm-code") if fixed else ""
         if drawn:
             figures.append(f"<figure>{caption}{drawn}</figure>")

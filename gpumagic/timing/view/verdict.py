@@ -12,7 +12,7 @@ from typing import Any
 from gpumagic.display.units import fine, times
 from gpumagic.timing.ask.sweep import label
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.result.crossover import Crossover
+from gpumagic.timing.result.lookup import Crossover
 
 # The median is measured to 1 %: less is no difference to speak of.
 _EVEN = 1.01
