@@ -47,7 +47,8 @@ class Crossings:
 
     def note(self, copy: bool, operator: str, source: str, destination: str, nbytes: int) -> None:
         """Count a copy, or a wait of the host, that the running line would make."""
-        if self.silent or source == destination or "meta" in (source, destination):
+        nothing = source == destination or "meta" in (source, destination) or not nbytes
+        if self.silent or nothing:
             return
         inner = _caller(sys._getframe(1))
         user, how = locate(inner)

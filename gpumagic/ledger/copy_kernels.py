@@ -106,12 +106,12 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
         if type(src) not in _PLAIN:
             src = as_tensor(src)
         destination, source = self.get_device(), src.get_device()
-        if source == destination:
+        if source == destination or not (nbytes := src.nbytes):
             return None
         found = counts((True, "copy_", source, destination, non_blocking), src)
         if not found:
             return None
-        nbytes, host = src.nbytes, self if destination == HOST else src
+        host = self if destination == HOST else src
         blocking = not non_blocking and (source == HOST or destination == HOST)
 
         def after(seconds: float) -> None:
@@ -121,19 +121,19 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
 
         if virtual:
             return after
-        return _on_real(found, after, destination if source == HOST else source, nbytes)
+        return _on_real(found, after, destination if source == HOST else source)
 
     return counted(base, before, 2)
 
 
-def _on_real(found: Sequence[Count], after: After, index: int, nbytes: int) -> After:
+def _on_real(found: Sequence[Count], after: After, index: int) -> After:
     """What is to be called after a copy by GPU `index`, which its own stream times."""
     begun, copies = _begin(found, index), here.copies
 
     def after_on_real(seconds: float) -> None:
         # Where a dtype or strides change too, torch copies by way of a temporary: by `copy_`
         # again, which has counted itself.
-        if here.copies == copies and nbytes:
+        if here.copies == copies:
             here.copies += 1
             after(0.0)
             if begun is not None:

@@ -36,7 +36,7 @@ WAITS = (
     "unique_dim",
 )
 """Operators for which the host waits, because a value or a shape depends on the data."""
-INDEXING = ("_index_put_impl_", "index")
+INDEXING = ("_index_put_impl_", "index", "index_put", "index_put_")
 
 # Calling a kernel that was replaced needs torch 2.9.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")

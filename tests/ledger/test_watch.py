@@ -42,6 +42,10 @@ def test_copies(do, expected):
     assert {e.code for e in ledger} != {""}
 
 
+def test_a_copy_of_nothing_is_none():
+    assert len(seen(lambda: torch.zeros(0).to("cuda"))) == 0
+
+
 WAITS = [
     (lambda x: x.sum().item(), "item", 1),
     (lambda x: float(x[0, 0]), "item", 1),
@@ -56,7 +60,8 @@ WAITS = [
     (lambda x: x.nonzero(), "nonzero", 1),
     (lambda x: torch.where(x > 1), "nonzero", 1),
     (lambda x: x[x > 1], "index", 1),
-    (lambda x: x.index_put_((x > 1,), x.new_ones(10)), "_index_put_impl_", 1),
+    (lambda x: x.index_put_((x > 1,), x.new_ones(10)), "index_put_", 1),
+    (lambda x: x.index_put((x > 1,), x.new_ones(10)), "index_put", 1),
     (lambda x: torch.masked_select(x, x > 1), "masked_select", 1),
     (lambda x: x.unique(), "_unique2", 1),
     (lambda x: x.long().flatten().bincount(), "bincount", 1),
