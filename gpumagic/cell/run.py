@@ -15,8 +15,8 @@ from gpumagic.cell.report import Batches, Memory, Report
 from gpumagic.device import Device
 from gpumagic.ledger.entry import Ledger
 from gpumagic.ledger.watch import watch
-from gpumagic.moving.find_tensors import optimizers_in
-from gpumagic.moving.move import DATASET_STAYS, Moves, move_all, tensors_in, wait_for
+from gpumagic.moving.find_tensors import DATASET_STAYS, optimizers_in
+from gpumagic.moving.move import Moves, move_all, tensors_in, wait_for
 from gpumagic.placement.scope import Placement
 from gpumagic.placement.swap import enter, leave
 from gpumagic.placement.torch_devices import as_torch

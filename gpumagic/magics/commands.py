@@ -285,8 +285,6 @@ def unload(shell: Any) -> None:
     if (dispatch := sys.modules.get("gpumagic.ledger.dispatch")) is not None:
         dispatch.uninstall()
     faults.forget()
-    if (placing := sys.modules.get("gpumagic.placement.swap")) is not None:
-        placing.forget_twins()
     shell.Completer.custom_matchers.remove(complete_where)
     manager = shell.magics_manager
     for kind, ours in magics.magics.items():

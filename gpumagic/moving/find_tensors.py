@@ -36,6 +36,10 @@ DEVICE_NAMES = ("device", "_device")
 _PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType, torch.device}
 
 
+DATASET_STAYS = "a dataset stays where it is; a DataLoader's batches are brought"
+NUMPY_STAYS = "its library uses NumPy, which reads tensors on the CPU alone"
+
+
 class TensorFinder:
     """Collects each tensor once, under the variable that it was first found through.
 
@@ -47,7 +51,7 @@ class TensorFinder:
         self.found: list[FoundTensor] = []
         self.left: list[Left] = []  # what stays as a whole, or could not be looked into
         self.recurrent: list[nn.RNNBase] = []
-        self.datasets: list[Held] = []  # which stay
+        self.staying: list[Held] = []
         self.movable: list[Held] = []  # by a `to` of their own
         self.naming: list[Any] = []  # objects that may name their device: `pipe.device`
         self._module, self._sample = module, sample
@@ -127,7 +131,11 @@ class TensorFinder:
             if within.tensors:
                 self.movable.append(within)
             return
-        held = self._attributes(value, steps)
+        stays = _uses_numpy(type(value))
+        held = self._attributes(value, steps, tensors=not stays)
+        if stays:
+            tensors = [FoundTensor(t, steps) for t in held.values() if issubclass(type(t), Tensor)]
+            self.staying.append(Held(value, steps, tensors, NUMPY_STAYS))
         if not held.keys().isdisjoint(DEVICE_NAMES):
             self.naming.append(value)
 
@@ -135,23 +143,24 @@ class TensorFinder:
         if self._sample:
             self._attributes(dataset, steps)
         else:
-            self.datasets.append(self._within(dataset, steps, sample=1))
+            self.staying.append(self._within(dataset, steps, DATASET_STAYS, sample=1))
 
-    def _within(self, value: Any, steps: Path, sample: int | None = None) -> Held:
+    def _within(self, value: Any, steps: Path, reason: str = "", sample: int | None = None) -> Held:
         finder = TensorFinder(self._module, sample or self._sample)
         finder._depth, finder._objects = self._depth, self._objects
         finder._first_time(value)
         finder._attributes(value, steps)
         self._objects = finder._objects
-        return Held(value, steps, finder.tensors)
+        return Held(value, steps, finder.tensors, reason)
 
-    def _attributes(self, value: Any, steps: Path) -> dict[str, Any]:
+    def _attributes(self, value: Any, steps: Path, *, tensors: bool = True) -> dict[str, Any]:
         held = dict(own(value))
         for slot in _slots_of(type(value)):
             with suppress(AttributeError):  # never set
                 held[slot.__name__] = slot.__get__(value)
         for name, item in held.items():
-            self.value(item, (*steps, (".", name)))
+            if tensors or not issubclass(type(item), Tensor):
+                self.value(item, (*steps, (".", name)))
         return held
 
     def tensor(self, tensor: Tensor, steps: Path, home: torch.device | None = None) -> None:
@@ -243,6 +252,11 @@ def _slots_of(kind: type) -> list[types.MemberDescriptorType]:
     held = [own(base) for base in kind.__mro__]
     members = [slot for names in held if "__slots__" in names for slot in names.values()]
     return [slot for slot in members if type(slot) is types.MemberDescriptorType]
+
+
+def _uses_numpy(kind: type) -> bool:
+    names = vars(sys.modules.get(kind.__module__, types)).values()
+    return "numpy" in sys.modules and any(value is sys.modules["numpy"] for value in names)
 
 
 def _has_to(kind: type) -> bool:

@@ -46,11 +46,12 @@ class Left:
 
 @dataclass(frozen=True)
 class Held:
-    """An object of a library, its path, and the tensors that were found in it."""
+    """An object of a library, its path, the tensors that were found in it, and why they stay."""
 
     value: Any
     steps: Path
     tensors: list[FoundTensor]
+    reason: str = ""
 
 
 def written(steps: Path) -> str:

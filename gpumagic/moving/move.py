@@ -23,8 +23,6 @@ from gpumagic.moving.plan import MovePlan, bytes_of
 from gpumagic.placement.torch_devices import torch_device
 from gpumagic.usercode.values import own
 
-DATASET_STAYS = "a dataset stays where it is; a DataLoader's batches are brought"
-
 
 @dataclass(frozen=True)
 class Moved:
@@ -70,7 +68,8 @@ def move_all(
     if moving:
         for name, optimizer in followers:
             finder.state(optimizer, (name,), only=moving)
-    left = [*finder.left, *(_data(held) for held in finder.datasets if _must_move(held, device))]
+    staying = [held for held in finder.staying if _must_move(held, device)]
+    left = [*finder.left, *(Left(written(held.steps), held.reason) for held in staying)]
     wanted = [found for found in finder.found if found.must_move(device)]
     if not wanted and not by_to:
         for value in finder.naming:
@@ -101,10 +100,6 @@ def move_all(
 
 def _must_move(held: Held, device: torch.device) -> bool:
     return any(found.must_move(device) for found in held.tensors)
-
-
-def _data(held: Held) -> Left:
-    return Left(written(held.steps), DATASET_STAYS)
 
 
 def _has_room(device: torch.device, by_to: list[Held]) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.utils.data
 from torch import Tensor
-from torch.jit import _builtins
 from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -230,9 +229,6 @@ def twins() -> Iterator[tuple[Any, str, Any, Wrapper]]:
                 continue
             if value not in made:
                 made[value] = (special or _factory)(value)
-                operator = _builtins._find_builtin(value)
-                if operator:  # torch.jit.script looks functions up by identity
-                    _builtins._register_builtin(made[value], operator)
             yield owner, name, value, made[value]
     for name, value in list(vars(torch).items()):
         if type(value) is _TENSOR_TYPE:

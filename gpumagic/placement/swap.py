@@ -89,6 +89,7 @@ _in_torch: list[_Swap] = []
 _in_libraries: list[_Swap] = []
 _twin_of: dict[Any, Wrapper] = {}
 _real_of: dict[Any, Any] = {}
+_scripted: dict[int, str] = {}  # torch.jit.script looks functions up by identity
 # Of torch's modules, originals and twins: a namespace with none of them has nothing to swap.
 _ids: set[int] = set()
 _holders = 0
@@ -97,18 +98,18 @@ _namespaces: dict[int, dict[str, Any]] = {}
 
 def _install(namespace: dict[str, Any] | None) -> None:
     """Swap the names in, once for all placements; `_remove` undoes it when the last one ends."""
-    global _holders, _last_before
+    global _holders
     with _lock:
         if not _in_torch:
             _prepare()
         if _holders == 0:
+            _look_at(_new_modules())
             _swap_torch()
             _forget_dynamos_tables()
             sys.meta_path.insert(0, _finder)
-            for module in _modules_of_the_user():
-                _swap_namespace(vars(module))
+            for name in _user_modules & sys.modules.keys():
+                _swap_namespace(vars(sys.modules[name]))
             _swap(_in_libraries)
-            _last_before = _last_module()
         _holders += 1
         try:
             if namespace is not None:
@@ -119,7 +120,7 @@ def _install(namespace: dict[str, Any] | None) -> None:
 
 
 def _remove() -> None:
-    global _holders, _last_before
+    global _holders
     with _lock:
         _holders -= 1
         if _holders:
@@ -128,9 +129,10 @@ def _remove() -> None:
         _swap_torch(back=True)
         _swap(_in_libraries, back=True)
         # What was imported from torch meanwhile holds twins: give those their originals too.
-        for module in _imported_after(_last_before).values():
+        imported = _new_modules()
+        for module in imported.values():
             _swap(_held(getattr(module, "__dict__", {}), _real_of))
-        _last_before = None
+        _look_at(imported)
         while _namespaces:
             _swap(_held(_namespaces.popitem()[1], _real_of))
         _forget_dynamos_tables()
@@ -141,22 +143,12 @@ def installed() -> bool:
     return _holders > 0
 
 
-def forget_twins() -> None:
-    """Take the twins out of torch's own tables too; the next placement makes them anew."""
-    global _last_looked_at
-    with _lock:
-        if not _holders:
-            for twin in _real_of:
-                _builtins._get_builtin_table().pop(id(twin), None)
-            for known in (_in_torch, _in_libraries, _twin_of, _real_of, _ids):
-                known.clear()
-            _last_looked_at = None
-
-
 def _prepare() -> None:
     for owner, name, real, twin in twins():
         _in_torch.append((vars(owner) if owner in SPACES else owner, name, real, twin))
         _twin_of[real], _real_of[twin] = twin, real
+        if operator := _builtins._find_builtin(real):
+            _scripted[id(twin)] = operator
     _ids.update(map(id, (*SPACES, *_twin_of, *_real_of)))
 
 
@@ -174,9 +166,15 @@ def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
 
 def _swap_torch(*, back: bool = False) -> None:
     _swap(_in_torch, back=back)
-    if not back and "__new__" not in vars(Tensor):
-        Tensor.__new__ = _tensor_new  # type: ignore[method-assign]
-    elif back and vars(Tensor).get("__new__") is _tensor_new:
+    scripted = _builtins._get_builtin_table()
+    if not back:
+        scripted.update(_scripted)
+        if "__new__" not in vars(Tensor):
+            Tensor.__new__ = _tensor_new  # type: ignore[method-assign]
+        return
+    for twin in _scripted:
+        scripted.pop(twin, None)
+    if vars(Tensor).get("__new__") is _tensor_new:
         del Tensor.__new__
 
 
@@ -249,45 +247,31 @@ def _defaults(function: FunctionType, table: dict[Any, Any]) -> Iterator[_Swap]:
             yield function.__kwdefaults__, name, value, table[value]
 
 
-# The module that was imported last, when it was last looked.
-_last_looked_at: tuple[str, Any] | None = None
-_last_before: tuple[str, Any] | None = None
-_user_modules: set[str] = set()
+_user_modules: set[str] = set()  # by name: one that is imported anew is another object
+_known: dict[str, int] = {}  # the ids of all modules when it was last looked
+_last_known: tuple[str, int] | None = None
 
 
-def _modules_of_the_user() -> list[types.ModuleType]:
-    """Modules that are no installed libraries; what libraries hold is looked for once."""
-    global _last_looked_at
-    for name, module in _imported_after(_last_looked_at).items():
+def _new_modules() -> dict[str, Any]:
+    """The modules that were imported since this was last called."""
+    global _last_known
+    name = next(reversed(sys.modules))
+    last = name, id(sys.modules[name])
+    if last == _last_known:  # `sys.modules` keeps the order of imports
+        return {}
+    _last_known, before = last, dict(_known)
+    _known.update((name, id(module)) for name, module in list(sys.modules.items()))
+    return {n: sys.modules.get(n) for n, known in _known.items() if before.get(n) != known}
+
+
+def _look_at(modules: dict[str, Any]) -> None:
+    """Note those of the user, to be searched each time; those of libraries are searched once."""
+    for name, module in modules.items():
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and is_users(file):
             _user_modules.add(name)
         elif name.partition(".")[0] not in ("torch", "gpumagic"):
             _in_libraries.extend(_held(getattr(module, "__dict__", {}), _twin_of))
-    _last_looked_at = _last_module()
-    # By name: a module that was imported anew is another object.
-    return [sys.modules[name] for name in _user_modules & sys.modules.keys()]
-
-
-def _last_module() -> tuple[str, Any]:
-    name = next(reversed(sys.modules))
-    return name, sys.modules[name]
-
-
-def _imported_after(last: tuple[str, Any] | None) -> dict[str, Any]:
-    """The modules that come after `last`, in the order of imports that `sys.modules` keeps.
-
-    All of them if it is there no longer: what stands at its name now came later.
-    """
-    found: dict[str, Any] = {}
-    if last is not None and _last_module()[1] is last[1]:
-        return found
-    for name in reversed(list(sys.modules)):
-        module = sys.modules.get(name)
-        if last is not None and name == last[0] and module is last[1]:
-            break
-        found[name] = module
-    return found
 
 
 def _forget_dynamos_tables() -> None:

@@ -9,7 +9,8 @@ from moved_values import CPU, GPU1, moved
 from torch import nn
 
 import gpumagic
-from gpumagic.moving.move import DATASET_STAYS, move_all
+from gpumagic.moving.find_tensors import DATASET_STAYS, NUMPY_STAYS
+from gpumagic.moving.move import move_all
 
 pytestmark = pytest.mark.usefixtures("gpus")
 
@@ -264,14 +265,27 @@ class Chain:
 """
 
 
+SCHEDULER = """
+import numpy
+import torch
+class Scheduler:                        # as one of diffusers
+    def __init__(self): self.alphas, self.net = torch.ones(2), torch.nn.Linear(1, 1)
+    def set_timesteps(self): return self.alphas.numpy()
+"""
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lib") / "site-packages"
     folder.mkdir()
     (folder / "a_library_with_tensors.py").write_text(LIBRARY)
     with pytest.MonkeyPatch.context() as patch:
+        (folder / "a_library_with_numpy.py").write_text(SCHEDULER)
         patch.syspath_prepend(folder)
+        import a_library_with_numpy
         import a_library_with_tensors
+
+        a_library_with_tensors.Scheduler = a_library_with_numpy.Scheduler
 
         yield a_library_with_tensors
 
@@ -345,7 +359,15 @@ def test_objects_of_libraries_are_looked_into_within_bounds(library):
     assert 400 < sum(link.next.device == GPU1 for link in many) < 600
 
 
-def test_a_dataset_stays_and_is_named(library):
+def test_tensors_that_a_library_reads_by_numpy_stay_and_are_named(library):
+    scheduler = library.Scheduler()
+    moves = moved(scheduler=scheduler)
+    assert scheduler.set_timesteps().tolist() == [1, 1]
+    assert scheduler.net.weight.device == GPU1
+    assert [(part.name, part.reason) for part in moves.left] == [("scheduler", NUMPY_STAYS)]
+
+
+def test_a_dataset_stays_and_is_named():
     data = torch.utils.data.TensorDataset(torch.ones(2))
     moves = moved(data=data, loader=torch.utils.data.DataLoader(data))
     assert data.tensors[0].device == CPU
