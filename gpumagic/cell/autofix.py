@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import BuiltinFunctionType, FrameType, FunctionType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -143,10 +143,7 @@ def _writes(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     dunder = name.startswith("__")
     in_place = name.startswith("__i") if dunder else name.endswith("_")
-    return name == "__setitem__" or (in_place and isinstance(func, _C_FUNCTIONS))
-
-
-_C_FUNCTIONS = (BuiltinFunctionType, type(Tensor.add_), type(Tensor.__iadd__), FunctionType)
+    return in_place or name == "__setitem__"
 
 
 def _name(tensor: Tensor, user: FrameType | None) -> str:

@@ -15,8 +15,8 @@ from gpumagic.cell.report import Batches, Memory, Report
 from gpumagic.device import Device
 from gpumagic.ledger.entry import Ledger
 from gpumagic.ledger.watch import watch
-from gpumagic.moving.find_tensors import DATASET_STAYS, optimizers_in
-from gpumagic.moving.move import Moves, move_all, tensors_in, wait_for
+from gpumagic.moving.find_tensors import DATASET_STAYS
+from gpumagic.moving.move import Moves, move_all, optimizers_in, tensors_in, wait_for
 from gpumagic.placement.scope import Placement
 from gpumagic.placement.swap import enter, leave
 from gpumagic.placement.torch_devices import as_torch
@@ -175,7 +175,7 @@ class Run:
             moved=self._moves.moved,
             left=left,
             move_seconds=self._moves.seconds,
-            batches=Batches(len(placement.delivered), sum(placement.delivered)),
+            batches=Batches(len(placement.delivered), sum(map(sum, placement.delivered))),
             memory=tuple(memory.values()),
             ledger=Ledger() if ledger is None else ledger,
             ledger_complete=self._ledger_complete,
@@ -193,7 +193,9 @@ class Run:
     def _elsewhere(self, place: Placement, memory: dict[int, Memory], ledger: Ledger) -> str:
         """Where all of the cell's work was, as far as can be seen, if none was on its device."""
         here = memory.get(self._target.index)
-        if self._target.type != "cuda" or (here and here.allocations > place.copies):
+        if self._target.type != "cuda" or (
+            here and here.allocations > sum(map(len, place.delivered))
+        ):
             return ""
         if others := [m.device for i, m in memory.items() if i != self._target.index]:
             return ", ".join(others)

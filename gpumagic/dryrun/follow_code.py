@@ -31,8 +31,7 @@ from gpumagic.dryrun.result import DryRun, Mismatch, Unknown, describe
 from gpumagic.dryrun.unknown import Stopped, raised
 from gpumagic.errors import GpuError
 from gpumagic.mismatch import explain
-from gpumagic.moving.find_tensors import optimizers_in
-from gpumagic.moving.move import Moved, move_all
+from gpumagic.moving.move import Moved, move_all, optimizers_in
 from gpumagic.placement.scope import in_force, placement
 from gpumagic.placement.swap import enter
 from gpumagic.placement.torch_devices import as_torch

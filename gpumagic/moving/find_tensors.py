@@ -7,7 +7,7 @@ mapping is not read, and an object whose every attribute raises does no harm.
 import sys
 import types
 from collections import ChainMap, UserDict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from functools import partial
 from inspect import CO_VARARGS
@@ -27,14 +27,15 @@ from gpumagic.usercode.values import own
 # A module's own dictionaries, and what else every module has: of that, hooks may hold something.
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _EVERY_MODULES = vars(nn.Module()).keys()
+# The module of a class, whatever its metaclass answers.
+module_of = vars(type)["__module__"].__get__
 # Objects of these hold locks, threads and the notebook itself.
-_NO_LIBRARIES = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"} - {"__main__"}
+_NO_LIBRARIES = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
 # How far it looks into the objects of libraries: in each other, and in all for one variable.
 _DEPTH, _OBJECTS = 4, 500
 # Under these an object may keep its device.
 DEVICE_NAMES = ("device", "_device")
 _PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType, torch.device}
-
 
 DATASET_STAYS = "a dataset stays where it is; a DataLoader's batches are brought"
 NUMPY_STAYS = "its library uses NumPy, which reads tensors on the CPU alone"
@@ -117,7 +118,7 @@ class TensorFinder:
 
     def _object(self, value: Any, steps: Path) -> None:
         kind = value if _is_class(value) else type(value)
-        if own(kind).get("__module__") == self._module:
+        if module_of(kind) == self._module:
             self._attributes(value, steps)
         elif not _is_class(value) and self._depth < _DEPTH and self._objects < _OBJECTS:
             self._objects += 1
@@ -231,15 +232,14 @@ class _LookInto(dict[type, _Look | None]):
     """How each type is looked into; None where it holds no tensors to move."""
 
     def __missing__(self, kind: type) -> _Look | None:
-        home = str(own(kind).get("__module__"))
         look = next((look for look, kinds in _LOOKS if issubclass(kind, kinds)), _otherwise(kind))
-        if home != "__main__":  # a class that a cell defines anew must be free to go
+        if module_of(kind) != "__main__":  # a class that a cell defines anew must be free to go
             self[kind] = look
         return look
 
 
 def _otherwise(kind: type) -> _Look | None:
-    home = kind.__module__.partition(".")[0] if not issubclass(kind, type) else ""
+    home = module_of(kind).partition(".")[0] if not issubclass(kind, type) else ""
     may = kind.__dictoffset__ or _slots_of(kind)
     return TensorFinder._object if may and home not in _NO_LIBRARIES else None
 
@@ -255,7 +255,7 @@ def _slots_of(kind: type) -> list[types.MemberDescriptorType]:
 
 
 def _uses_numpy(kind: type) -> bool:
-    names = vars(sys.modules.get(kind.__module__, types)).values()
+    names = vars(sys.modules.get(module_of(kind), types)).values()
     return "numpy" in sys.modules and any(value is sys.modules["numpy"] for value in names)
 
 
@@ -270,23 +270,6 @@ def _has_to(kind: type) -> bool:
 
 def _is_class(value: object) -> bool:
     return issubclass(type(value), type)  # isinstance would ask a proxy for its __class__
-
-
-def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
-    """The optimizers that a notebook holds, by name: also in small containers and own objects."""
-    for name, value in list(namespace.items()):
-        for path, item in _near(name, value):
-            if issubclass(type(item), Optimizer):
-                yield path, item
-
-
-def _near(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    yield name, value
-    if type(value) in (list, tuple, dict) and len(value) <= 100:
-        yield from ((name, item) for item in (value.values() if type(value) is dict else value))
-    elif own(type(value)).get("__module__") == "__main__":
-        for attribute, item in own(value).items():
-            yield f"{name}.{attribute}", item
 
 
 def _may_hold_tensors(items: Iterable[object]) -> bool:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError
-from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder
+from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder, module_of
 from gpumagic.moving.found_tensor import FoundTensor, Held, Left, written
 from gpumagic.moving.plan import MovePlan, bytes_of
 from gpumagic.placement.torch_devices import torch_device
@@ -150,6 +150,23 @@ def tensors_in(namespace: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     for name, value in list(namespace.items()):
         if type(value) is Tensor and not name.startswith("_"):
             yield name, value
+
+
+def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
+    """The optimizers that a notebook holds, by name: also in small containers and own objects."""
+    for name, value in list(namespace.items()):
+        for path, item in _near(name, value):
+            if issubclass(type(item), Optimizer):
+                yield path, item
+
+
+def _near(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    yield name, value
+    if type(value) in (list, tuple, dict) and len(value) <= 100:
+        yield from ((name, item) for item in (value.values() if type(value) is dict else value))
+    elif module_of(type(value)) == "__main__":
+        for attribute, item in own(value).items():
+            yield f"{name}.{attribute}", item
 
 
 def wait_for(device: torch.device) -> None:

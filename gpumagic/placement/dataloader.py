@@ -32,11 +32,10 @@ def delivered(method: Callable[..., Any]) -> Callable[..., Any]:
             batch = method(*args, **kwargs)
         if place is None or not place.batches or place.device is None:
             return batch
-        bringing = _Bringing(place.device)
-        batch = tree_map(bringing.bring, batch)
-        if bringing.copied:
-            place.delivered.append(bringing.copied)
-            place.copies += bringing.copies
+        copied: list[int] = []
+        batch = tree_map(functools.partial(_bring, place.device, copied), batch)
+        if copied:
+            place.delivered.append(copied)
         return batch
 
     return deliver
@@ -54,31 +53,20 @@ def pin_what_can_be(pin: Callable[..., Any]) -> Callable[..., Any]:
     return pinned
 
 
-class _Bringing:
-    """Copies the leaves of one batch to a device, and counts the bytes and the tensors."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.copied = self.copies = 0
-
-    def _count(self, tensor: torch.Tensor) -> None:
-        if tensor.device != self.device:
-            self.copied += tensor.nbytes
-            self.copies += 1
-
-    def bring(self, item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            self._count(item)
-            return item.to(self.device, non_blocking=item.is_pinned())
-        if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
-            # A batch of tokens or a batch of graphs: pytree does not know them, but they have a
-            # `to` of their own.
-            values = item.values() if isinstance(item, Mapping) else vars(item).values()
-            for value in values:
-                if isinstance(value, torch.Tensor):
-                    self._count(value)
-            return item.to(self.device)
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
-            parts = {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if f.init}
-            return dataclasses.replace(item, **tree_map(self.bring, parts))
-        return item
+def _bring(device: torch.device, copied: list[int], item: Any) -> Any:
+    """Copy a leaf of a batch to a device, and note the bytes of each tensor."""
+    if isinstance(item, torch.Tensor):
+        if item.device != device:
+            copied.append(item.nbytes)
+        return item.to(device, non_blocking=item.is_pinned())
+    if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
+        # A batch of tokens or a batch of graphs: pytree does not know them, but they have a
+        # `to` of their own.
+        values = item.values() if isinstance(item, Mapping) else vars(item).values()
+        copied += [value.nbytes for value in values if isinstance(value, torch.Tensor)]
+        return item.to(device)
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        parts = {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if f.init}
+        bring = functools.partial(_bring, device, copied)
+        return dataclasses.replace(item, **tree_map(bring, parts))
+    return item

@@ -26,8 +26,7 @@ class Placement:
     direct: torch.device | None  # as `device`, but None too while `overruled` might say yes
     previous_index: int | None = None  # of the current CUDA device before
     owner: object = None  # the `gpumagic.on` that entered it
-    delivered: list[int] = field(default_factory=list)  # bytes of each batch
-    copies: int = 0  # of tensors, in all of these
+    delivered: list[list[int]] = field(default_factory=list)  # bytes of each tensor of each batch
 
     def overruled(self) -> bool:
         """Whether the user entered a `with torch.device(...)` since: then that one decides."""

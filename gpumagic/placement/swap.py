@@ -229,7 +229,7 @@ def _held(namespace: dict[str, Any], table: dict[Any, Any]) -> Iterator[_Swap]:
             yield namespace, name, value, other
         elif kind is FunctionType:
             yield from _defaults(value, table)
-        elif issubclass(kind, type) and own(value).get("__module__") == namespace.get("__name__"):
+        elif issubclass(kind, type) and _module_of(value) == namespace.get("__name__"):
             for member in list(own(value).values()):
                 if type(member) in (staticmethod, classmethod):
                     member = member.__func__
@@ -247,6 +247,8 @@ def _defaults(function: FunctionType, table: dict[Any, Any]) -> Iterator[_Swap]:
             yield function.__kwdefaults__, name, value, table[value]
 
 
+# The module of a class, whatever its metaclass answers.
+_module_of = vars(type)["__module__"].__get__
 _user_modules: set[str] = set()  # by name: one that is imported anew is another object
 _known: dict[str, int] = {}  # the ids of all modules when it was last looked
 _last_known: tuple[str, int] | None = None
