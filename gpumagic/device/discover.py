@@ -25,10 +25,7 @@ devices_changed: list[Callable[[], None]] = []
 
 
 def set_virtual(devices: VirtualDevices | None) -> None:
-    """Register this process's virtual GPUs; None takes them back.
-
-    A function is asked at each use, so that ``memory_free`` is that of the moment.
-    """
+    """Register this process's virtual GPUs, or who lists them anew at each use; None undoes it."""
     global _virtual, _cuda_order
     _cuda_order = None  # of the devices that these replace, or that go now
     _virtual = devices if devices is None or callable(devices) else tuple(devices)
@@ -37,11 +34,8 @@ def set_virtual(devices: VirtualDevices | None) -> None:
 
 
 def set_cuda_order(uuids: Sequence[str] | None) -> None:
-    """Tell what CUDA itself reports: its devices' UUIDs, by ordinal. None forgets it.
-
-    Once CUDA has started, it does not read the environment again and its own order is the truth.
-    A UUID may lack its prefix, as torch gives it.
-    """
+    """Tell what CUDA itself reports: its devices' UUIDs, by ordinal. None forgets it."""
+    # Once CUDA has started, it does not read the environment again and its own order is the truth.
     global _cuda_order
     _cuda_order = None if uuids is None else tuple(uuids)
 
@@ -49,7 +43,6 @@ def set_cuda_order(uuids: Sequence[str] | None) -> None:
 def here(env: Mapping[str, str] | None = None, *, memory: bool = True) -> list[Device]:
     """The CUDA devices of this process, by ordinal: never an exception, empty without a driver.
 
-    The virtual ones where they are on; else those that NVML knows and CUDA would show by `env`.
     With `memory`, how much is free too, which is a driver call per GPU.
     """
     if _virtual is not None:
@@ -77,6 +70,7 @@ def _in_cuda_order(physical: Iterable[Device], order: Sequence[str]) -> list[Dev
 
 
 def _bare(uuid: str | None) -> str:
+    # Torch gives a UUID without its prefix.
     return (uuid or "").removeprefix("GPU-").removeprefix("MIG-").lower()
 
 

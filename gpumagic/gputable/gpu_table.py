@@ -11,7 +11,7 @@ from gpumagic.display import table
 from gpumagic.display.shown import block, tag
 from gpumagic.display.units import share
 from gpumagic.gputable.gpu_columns import gpu_columns, holder_columns, label
-from gpumagic.gputable.holders import by_notebook, by_process, split
+from gpumagic.gputable.holders import holders, split
 from gpumagic.telemetry.snapshot import GpuSample, Problem, Snapshot
 
 _LEGEND = "█ this kernel  ▓ others  ░ reserved by the driver  · free"
@@ -37,8 +37,7 @@ class GpuTable:
             gpu for gpu in snapshot.gpus if only is None or gpu.uuid in only or gpu.mig in only
         ]
         self.splits = [split(gpu, snapshot.processes) for gpu in self.gpus]
-        sums = by_process if processes else by_notebook
-        self.holders = sums(self.gpus, snapshot.processes)
+        self.holders = holders(self.gpus, snapshot.processes, each=processes)
 
     def __repr__(self) -> str:
         blocks = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -52,35 +52,22 @@ def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> Split | None:
     return Split(mine, gpu.memory_used - mine, reserved, free)
 
 
-def by_process(gpus: Sequence[GpuSample], processes: Iterable[ProcessSample]) -> list[Holder]:
-    """One holder per process: this kernel first, then by memory; last who cannot be seen."""
-    return _holders(gpus, processes, lambda process: (process.pid,))
-
-
-def by_notebook(gpus: Sequence[GpuSample], processes: Iterable[ProcessSample]) -> list[Holder]:
-    """One holder per notebook, or per program and user where there is no notebook."""
-
-    def owner(process: ProcessSample) -> tuple[object, ...]:
-        who = process.notebook or process.name or process.pid
-        return (process.mine, who, process.user)
-
-    return _holders(gpus, processes, owner)
-
-
-def _holders(
-    gpus: Sequence[GpuSample],
-    processes: Iterable[ProcessSample],
-    key: Callable[[ProcessSample], tuple[object, ...]],
+def holders(
+    gpus: Sequence[GpuSample], processes: Iterable[ProcessSample], *, each: bool
 ) -> list[Holder]:
+    """This kernel first, then by memory, last who cannot be seen: `each` process by itself, or
+    those of a notebook, or of a program and user where there is none, together."""
     shown = {gpu.uuid for gpu in gpus}
     groups: dict[tuple[object, ...], list[ProcessSample]] = {}
     for process in processes:
         if process.uuid in shown:
-            groups.setdefault(key(process), []).append(process)
-    holders = [_holder(group) for group in groups.values()]
-    holders.sort(key=lambda holder: (not holder.mine, -holder.total, holder.name))
-    unseen = _unseen(gpus, holders)
-    return [*holders, Holder(UNSEEN, None, (), unseen)] if unseen else holders
+            who = process.notebook or process.name or process.pid
+            key = (process.pid,) if each else (process.mine, who, process.user)
+            groups.setdefault(key, []).append(process)
+    found = [_holder(group) for group in groups.values()]
+    found.sort(key=lambda holder: (not holder.mine, -holder.total, holder.name))
+    unseen = _unseen(gpus, found)
+    return [*found, Holder(UNSEEN, None, (), unseen)] if unseen else found
 
 
 def _holder(group: Sequence[ProcessSample]) -> Holder:

@@ -199,7 +199,7 @@ class Nvml:
     def _stop(self, error: Exception, now: float) -> None:
         self.fault = unreachable(error, self._library.module)
         if self._started:
-            self._gpm.close()
+            self._gpm.keep(set())
             self._xids.close()
             # So that the next attempt loads the driver's present state, not the one that failed.
             self._library.call("nvmlShutdown")

@@ -59,16 +59,12 @@ class Gpm:
         return pair.metrics
 
     def keep(self, uuids: set[str]) -> None:
-        """Let go of what belongs to other GPUs than these."""
+        """Let go of what belongs to other GPUs than these: of all before NVML is shut down."""
         with self._lock:
             for uuid in [uuid for uuid in self._pairs if uuid not in uuids]:
                 pair = self._pairs.pop(uuid)
                 for sample in (pair.before, pair.spare) if pair else ():
                     self._library.call("nvmlGpmSampleFree", sample)
-
-    def close(self) -> None:
-        """Let go of everything; to be called before NVML is shut down."""
-        self.keep(set())
 
     def _pair(self, handle: Any) -> _Pair | None:
         support = self._library.call("nvmlGpmQueryDeviceSupport", handle)

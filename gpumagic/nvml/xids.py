@@ -17,10 +17,7 @@ _TRIES = 3
 
 
 class Xids:
-    """The errors of those GPUs that can tell.
-
-    The set is made anew when the GPUs change, and let go before NVML is shut down.
-    """
+    """The errors of those GPUs that can tell; the set is made anew when the GPUs change."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -31,30 +28,27 @@ class Xids:
 
     def poll(self, handles: Mapping[str, Any]) -> list[tuple[str, int]]:
         """UUID and Xid of each error since the question before, oldest first; of whole GPUs."""
-        with self._lock:
-            return self._poll(handles)
-
-    def _poll(self, handles: Mapping[str, Any]) -> list[tuple[str, int]]:
-        if set(self._watched.values()) != handles.keys():
-            self.close()
-            self._watched = {_address(handle): uuid for uuid, handle in handles.items()}
-        if self._set is None and self._failures < _TRIES:
-            self._set = self._make(handles)
-            self._failures += self._set is None
         found: list[tuple[str, int]] = []
-        while self._set is not None and len(found) < _MOST:
-            try:
-                event = self._library.make("nvmlEventSetWait_v2", self._set, 0)
-            except self._library.errors as error:
-                if getattr(error, "value", None) != _TIMEOUT:
-                    # One of its GPUs is lost; the next set will be made without it.
-                    self._failures += 1
-                    self._free()
-                break
-            # By its handle: a GPU that is lost does not tell its UUID.
-            uuid = self._watched.get(_address(event.device))
-            if uuid is not None and event.eventType == _XID_CRITICAL_ERROR:
-                found.append((uuid, int(event.eventData)))
+        with self._lock:
+            if set(self._watched.values()) != handles.keys():
+                self.close()
+                self._watched = {_address(handle): uuid for uuid, handle in handles.items()}
+            if self._set is None and self._failures < _TRIES:
+                self._set = self._make(handles)
+                self._failures += self._set is None
+            while self._set is not None and len(found) < _MOST:
+                try:
+                    event = self._library.make("nvmlEventSetWait_v2", self._set, 0)
+                except self._library.errors as error:
+                    if getattr(error, "value", None) != _TIMEOUT:
+                        # One of its GPUs is lost; the next set will be made without it.
+                        self._failures += 1
+                        self._free()
+                    break
+                # By its handle: a GPU that is lost does not tell its UUID.
+                uuid = self._watched.get(_address(event.device))
+                if uuid is not None and event.eventType == _XID_CRITICAL_ERROR:
+                    found.append((uuid, int(event.eventData)))
         return found
 
     def close(self) -> None:

@@ -20,22 +20,17 @@ from gpumagic.telemetry.virtual_state import state_folder
 _NVIDIA_VENDOR = "0x10de"
 # Of PCI devices, those that show pictures or compute.
 _GPU_CLASSES = ("0x0300", "0x0302")
-
-
 _Found = tuple[bool | None, str, str]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
-
-    ``ok`` is None where it is neither right nor wrong; ``cure`` is empty unless ``ok`` is False.
-    """
+    """One thing that was looked at."""
 
     name: str
-    ok: bool | None
+    ok: bool | None  # None where it is neither right nor wrong
     found: str
-    cure: str = ""
+    cure: str = ""  # where ok is False
 
 
 class Doctor:

@@ -17,7 +17,14 @@ from pathlib import Path
 
 from gpumagic import nvml
 from gpumagic.device import Device, visible
-from gpumagic.telemetry.processes import Process, Processes, ignores_hangup, is_alive, is_kernel
+from gpumagic.telemetry.processes import (
+    Process,
+    Processes,
+    ignores_hangup,
+    is_alive,
+    is_kernel,
+    started,
+)
 
 # How long it is believed that a kernel lives which might be a process's.
 _BELIEVED_S = 5.0
@@ -87,7 +94,7 @@ class Owners:
     def look_up(self, pids: set[int]) -> dict[int, Owner]:
         """By pid; a process that is gone, or that cannot be seen from here, has an empty Owner."""
         kernels = self._certain()
-        self._detached = {key for key in self._detached if self._lives(*key)}
+        self._detached = {(pid, began) for pid, began in self._detached if started(pid) == began}
         return {pid: self._owner(pid, kernels) for pid in pids}
 
     def _certain(self) -> dict[int, Kernel]:
@@ -140,10 +147,6 @@ class Owners:
         # Where this process ignores it too, as a server under nohup does, that shows nothing.
         told = ignores_hangup(facts.pid) and not ignores_hangup(os.getpid())
         return not told and (facts.pid, facts.started) not in self._detached
-
-    def _lives(self, pid: int, started: float) -> bool:
-        process = self._processes.look(pid)
-        return process is not None and process.facts.started == started
 
     def _from_root(self, notebook: str | None) -> str | None:
         """The name that the server has for a notebook which its environment named in full."""

@@ -77,17 +77,14 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """A process that holds memory on a GPU.
-
-    Program, notebook and start are known only of the user who took the snapshot.
-    """
+    """A process that holds memory on a GPU."""
 
     uuid: str  # of the GPU or MIG device
     pid: int
     memory: int | None = None
     kind: str | None = None  # "compute", "graphics", "mps", or several joined with "+"
-    name: str | None = None
-    user: str | None = None
+    name: str | None = None  # as all below, known only of the user who took the snapshot
+    user: str | None = None  # known of all
     notebook: str | None = None  # whose kernel it is
     started: float | None = None
     mine: bool = False  # it is the process that took the snapshot
@@ -111,15 +108,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A machine's GPUs and who holds them at one moment.
-
-    ``source`` says what was asked, such as ``"nvml"``, ``"virtual"`` or ``"nvml+virtual"``.
-    """
+    """A machine's GPUs and who holds them at one moment."""
 
     time: float
     host: Host = Host()
     driver: str | None = None
-    source: str = "none"
+    source: str = "none"  # or what was asked: "nvml", "virtual" or "nvml+virtual"
     gpus: tuple[GpuSample, ...] = ()
     processes: tuple[ProcessSample, ...] = ()
     problems: tuple[Problem, ...] = ()

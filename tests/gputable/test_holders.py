@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumagic.gputable.holders import Split, by_notebook, by_process, split
+from gpumagic.gputable.holders import Split, holders, split
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
 GIB = 2**30
@@ -41,31 +41,31 @@ def test_holders_are_this_kernel_then_the_greediest_then_the_unseen() -> None:
         process(pid=2, memory=9 * GIB, notebook="work/big.ipynb"),
         process(pid=3, memory=GIB, notebook="work/mine.ipynb", mine=True),
     )
-    holders = by_notebook([gpu()], some)
-    assert [holder.name for holder in holders] == [
+    found = holders([gpu()], some, each=False)
+    assert [holder.name for holder in found] == [
         "this kernel (mine.ipynb)",
         "big.ipynb",
         "small.ipynb",
         "processes not visible from here",
     ]
-    assert holders[-1].memory == {"GPU-0": 18 * GIB}
+    assert found[-1].memory == {"GPU-0": 18 * GIB}
 
 
 def test_processes_of_one_notebook_are_summed_or_told_apart() -> None:
     workers = tuple(process(pid=pid, memory=GIB, notebook="a.ipynb") for pid in (1, 2))
     gpus = [gpu(memory_used=2 * GIB)]
-    (together,) = by_notebook(gpus, workers)
+    (together,) = holders(gpus, workers, each=False)
     assert (together.pids, together.memory) == ((1, 2), {"GPU-0": 2 * GIB})
-    assert [holder.pids for holder in by_process(gpus, workers)] == [(1,), (2,)]
+    assert [holder.pids for holder in holders(gpus, workers, each=True)] == [(1,), (2,)]
 
 
 def test_equal_names_of_different_users_are_not_summed() -> None:
     gpus = [gpu(memory_used=2 * GIB)]
     two = (process(pid=1, user="ada"), process(pid=2, user="grace"))
-    assert [holder.user for holder in by_notebook(gpus, two)] == ["ada", "grace"]
+    assert [holder.user for holder in holders(gpus, two, each=False)] == ["ada", "grace"]
 
 
 def test_strangers_are_told_apart_by_their_pid() -> None:
     gpus = [gpu(memory_used=2 * GIB)]
     two = tuple(process(pid=pid, name=None, user="grace") for pid in (1, 2))
-    assert [holder.name for holder in by_notebook(gpus, two)] == ["process 1", "process 2"]
+    assert [holder.name for holder in holders(gpus, two, each=False)] == ["process 1", "process 2"]
