@@ -16,19 +16,17 @@ from itertools import takewhile
 from gpumagic import nvml
 from gpumagic.device.device import Device
 
-VirtualDevices = Sequence[Device] | Callable[[], Sequence[Device]]
-
-_virtual: VirtualDevices | None = None
+_virtual: Callable[[], Sequence[Device]] | None = None
 _cuda_order: tuple[str, ...] | None = None
 devices_changed: list[Callable[[], None]] = []
 """Called when virtual GPUs come or go: what was made for the devices before is stale."""
 
 
-def set_virtual(devices: VirtualDevices | None) -> None:
-    """Register this process's virtual GPUs, or who lists them anew at each use; None undoes it."""
+def set_virtual(devices: Callable[[], Sequence[Device]] | None) -> None:
+    """Register what lists this process's virtual GPUs, anew at each use; None undoes it."""
     global _virtual, _cuda_order
     _cuda_order = None  # of the devices that these replace, or that go now
-    _virtual = devices if devices is None or callable(devices) else tuple(devices)
+    _virtual = devices
     for forget in devices_changed:
         forget()
 
@@ -40,21 +38,25 @@ def set_cuda_order(uuids: Sequence[str] | None) -> None:
     _cuda_order = None if uuids is None else tuple(uuids)
 
 
-def here(env: Mapping[str, str] | None = None, *, memory: bool = True) -> list[Device]:
+def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
+    """All GPUs of this machine, in NVML's order, each followed by its MIG devices; may ask it."""
+    return [
+        Device("cuda", None, gpu.uuid, gpu.index, gpu.name, gpu.memory_total)
+        for gpu in (door or nvml.door()).gpus()
+    ]
+
+
+def here(*, memory: bool = True) -> list[Device]:
     """The CUDA devices of this process, by ordinal: never an exception, empty without a driver.
 
     With `memory`, how much is free too, which is a driver call per GPU.
     """
     if _virtual is not None:
-        return list(_virtual() if callable(_virtual) else _virtual)
-    physical = [
-        Device("cuda", None, gpu.uuid, gpu.index, gpu.name, gpu.memory_total)
-        for gpu in nvml.door().gpus()
-    ]
+        return list(_virtual())
     if _cuda_order is not None:
-        found = _in_cuda_order(physical, _cuda_order)
+        found = _in_cuda_order(physical_gpus(), _cuda_order)
     else:
-        found = visible(physical, os.environ if env is None else env)
+        found = visible(physical_gpus(), os.environ)
     if not memory:
         return found
     free = nvml.door().memory_free([device.uuid for device in found if device.uuid])
@@ -77,9 +79,8 @@ def _bare(uuid: str | None) -> str:
 def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:
     """CUDA's devices by ordinal, with ``ordinal`` and ``ordinal_certain`` set.
 
-    `physical` has all GPUs in NVML's order, each followed by its MIG devices (which have its
-    ``index``); `env` has ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``. A process sees one MIG
-    device at most, and no other GPU beside it.
+    `env` has ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``. A process sees one MIG device at
+    most, and no other GPU beside it.
     """
     gpus = [device for device in physical if not _is_mig(device)]
     text = env.get("CUDA_VISIBLE_DEVICES")

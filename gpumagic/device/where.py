@@ -69,12 +69,10 @@ def resolve_one(
 
 
 def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
-    """What a WHERE that starts like this can become, the likeliest first.
-
-    After a comma its last part is completed, and what stands before is not offered again.
-    """
+    """What a WHERE, or its last part, can become that starts like this; the likeliest first."""
     if devices is None:
         devices = here(memory=False)
+    # What stands before a comma is not offered again.
     head, comma, start = prefix.rpartition(",")
     taken = {part.strip() for part in head.split(",")}
     ordinals = [device.ordinal for device in devices]

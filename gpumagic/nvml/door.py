@@ -79,12 +79,10 @@ class Nvml:
     def ask(
         self, gpu: Gpu, questions: Mapping[str, Call], *, alive: bool = False
     ) -> dict[str, Any]:
-        """Ask a GPU several things at once: NVML functions, and their arguments after the handle.
+        """Ask a GPU several things at once; the answers have the same names, None for no answer.
 
-        The answers have the same names; None where there is no answer. What a GPU does not support
-        is not asked of it again, unless it answered nothing at all, for then it is the GPU or the
-        driver that is in trouble, not the questions. ``alive``: it has just answered something
-        else.
+        What a GPU does not support is not asked of it again, unless it answered nothing at all, for
+        then the GPU or the driver is in trouble. ``alive``: it has just answered something else.
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.get(gpu.uuid, ())

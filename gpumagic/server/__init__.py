@@ -4,7 +4,3 @@ Guarantees: every route is authenticated and authorised, and refuses foreign ori
 NVML runs on the event loop; with nobody watching nothing is asked; a driver that is missing or
 broken is something to tell, not to fail for; when the server stops, nothing is left.
 """
-
-from gpumagic.server.extension import Extension
-
-__all__ = ["Extension"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -64,20 +65,12 @@ def _number(value: object) -> float | None:
 
 
 class Outbox:
-    """Sends to one client. On the event loop.
+    """Sends to one client, on the event loop; the future of ``write`` is done when a message has
+    left this process."""
 
-    ``write`` begins to send a message; its future is done when the message has left this process.
-    """
-
-    def __init__(
-        self,
-        write: Callable[[bytes], asyncio.Future[None]],
-        cells: KernelCells,
-        monotonic: Callable[[], float],
-    ) -> None:
+    def __init__(self, write: Callable[[bytes], asyncio.Future[None]], cells: KernelCells) -> None:
         self._write = write
         self._cells = cells
-        self._monotonic = monotonic
         self._waits: dict[str, bytes] = {}
         self._told = cells.revision
         self._due = -math.inf
@@ -88,12 +81,12 @@ class Outbox:
     def ask(self, want: Want) -> None:
         """The client asked for something else."""
         # Who becomes impatient does not wait until the longer period is over.
-        self._due = min(self._due, self._monotonic() + want.period_s)
+        self._due = min(self._due, time.monotonic() + want.period_s)
         self.want = want
 
     def snapshot(self, message: bytes) -> None:
         """There is a new snapshot, which this client may not want yet."""
-        now = self._monotonic()
+        now = time.monotonic()
         period = self.want.period_s
         if now < self._due - _TOLERANCE * period:
             return

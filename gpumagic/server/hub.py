@@ -32,11 +32,8 @@ T = TypeVar("T")
 
 
 def aside(function: Callable[[], T]) -> asyncio.Future[T]:
-    """Run what may block on a thread of its own; cancelling the future only forgets the result.
-
-    The thread is a daemon, unlike an executor's: a driver that never answers does not keep the
-    server from ending.
-    """
+    """Run what may block on a thread of its own; cancelling the future only forgets the result."""
+    # A daemon, unlike an executor's: a driver that never answers does not keep the server alive.
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -82,7 +79,7 @@ class Hub:
 
     def join(self, write: Callable[[bytes], asyncio.Future[None]]) -> Outbox:
         """Add a client: it gets a snapshot at once, or as soon as there is one."""
-        outbox = Outbox(write, self.cells, time.monotonic)
+        outbox = Outbox(write, self.cells)
         if self._closed:
             outbox.close()
             return outbox

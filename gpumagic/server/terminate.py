@@ -59,10 +59,8 @@ def parse_order(body: bytes) -> Order:
 
 
 async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[bool, str]:
-    """End an orphan: whether it has ended, and what to say. The owner is of this moment.
-
-    Raises NotEnded where it is no orphan of this user that holds GPU memory, or another process.
-    """
+    """End an orphan: whether it has ended, and what to say. NotEnded where it is no orphan of this
+    user that holds GPU memory, or another process."""
     _check(order, snapshot, owner)
     named = f"process {order.pid} ({owner.name or 'unknown'})"
     try:

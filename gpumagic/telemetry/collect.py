@@ -26,10 +26,8 @@ _JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
 
 
 class Collector:
-    """Takes snapshots from its sources, by default those of this machine.
-
-    ``here`` lists the CUDA devices of this process; None in a server, which uses no GPU itself.
-    """
+    """Takes snapshots from its sources, by default those of this machine; ``here`` lists the CUDA
+    devices of this process, and is None in a server, which uses no GPU itself."""
 
     def __init__(
         self,

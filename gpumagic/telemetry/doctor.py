@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from gpumagic import nvml
-from gpumagic.device import Device, visible
+from gpumagic.device import physical_gpus, visible
 from gpumagic.telemetry.virtual_state import state_folder
 
 _NVIDIA_VENDOR = "0x10de"
@@ -136,9 +136,7 @@ class Doctor:
         setting = self._env.get("CUDA_VISIBLE_DEVICES")
         if setting is None:
             return None, "not set: all GPUs are visible", ""
-        physical = [
-            Device("cuda", None, gpu.uuid, gpu.index, gpu.name) for gpu in self._door.gpus()
-        ]
+        physical = physical_gpus(self._door)
         left = visible(physical, self._env)
         found = f"{setting!r} leaves {len(left)} of {len(physical)}"
         if left or not physical:

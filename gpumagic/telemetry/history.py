@@ -64,11 +64,8 @@ class History:
             return True
 
     def since(self, time: float | None = None) -> dict[str, Any]:
-        """What was read after a moment (everything that is kept if None), ready for JSON.
-
-        ``{"time": […], "gpus": {uuid: {"utilization": […], "memory_used": […]}}}``: the n-th value
-        of each belongs to the n-th time; percent and bytes, None where not known.
-        """
+        """What was read after a moment (everything that is kept if None), ready for JSON:
+        ``{"time": […], "gpus": {uuid: {"utilization": […], "memory_used": […]}}}``."""
         with self._lock:
             kept = list(self._moments)
         told = [moment for moment in kept if time is None or moment[0] > time]

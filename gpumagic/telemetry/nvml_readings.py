@@ -158,11 +158,12 @@ def read(
     bits = answers["throttle"]
     if bits is None:
         bits = door.ask(gpu, _BEFORE_535, alive=True)["throttle"]
+    slowing = None if bits is None else tuple(why for bit, why in _THROTTLE.items() if bits & bit)
     fan = answers["fan"]
     return {
         **answers,
         "power": _thousandth(answers["power"]),
-        "throttle": None if bits is None else _reasons(bits),
+        "throttle": slowing,
         "fan": float(fan) if fan is not None and fan <= _MOST_FAN else None,
         **_activity(door, gpu, rates, limits),
     }
@@ -235,7 +236,3 @@ def _percent(value: float | None) -> float | None:
 
 def _thousandth(value: int | None) -> float | None:
     return None if value is None else value / 1000
-
-
-def _reasons(bits: int) -> tuple[str, ...]:
-    return tuple(reason for bit, reason in _THROTTLE.items() if bits & bit)

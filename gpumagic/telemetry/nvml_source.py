@@ -80,11 +80,8 @@ class NvmlSource:
         return self._driver
 
     def gpus(self, host: Host, patience: float = 0.0) -> list[GpuSample]:
-        """All GPUs, also lost ones; the host's memory stands for that of one that shares it.
-
-        ``patience``: how many times its interval a reading may be old; unless 0, Xid errors are
-        watched.
-        """
+        """All GPUs, also lost ones; ``patience``: how many times its interval a reading may be old,
+        and unless 0, Xid errors are watched."""
         door = self._door()
         gpus = door.gpus()
         if not gpus:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpumagic import nvml
-from gpumagic.device import Device, visible
+from gpumagic.device import Device, physical_gpus, visible
 from gpumagic.telemetry.processes import (
     Process,
     Processes,
@@ -26,8 +24,6 @@ from gpumagic.telemetry.processes import (
     started,
 )
 
-# How long it is believed that a kernel lives which might be a process's.
-_BELIEVED_S = 5.0
 # Start times are sums of floats; the system counts them in hundredths.
 _SAME_S = 0.005
 _LONGEST_INFO = 65536
@@ -60,39 +56,28 @@ class Owner:
     ordinals: Mapping[str, int] = field(default_factory=dict)  # CUDA's in that process, by UUID
 
 
-def physical_gpus() -> Sequence[Device]:
-    """All GPUs of this machine, as far as the driver was asked; may ask it."""
-    return [Device("cuda", None, gpu.uuid, gpu.index, gpu.name) for gpu in nvml.door().gpus()]
-
-
 class Owners:
-    """Looks processes up, and remembers those that are still the same process.
-
-    ``kernels`` are known for certain, as a Jupyter server's own are; others are found by their
-    command lines. ``gpus`` give CUDA's numbers in another process; notebooks are named from
-    ``root``.
-    """
+    """Looks processes up. ``kernels`` are known for certain, as a Jupyter server's own are, others
+    are found by their command lines; notebooks are named from ``root``."""
 
     def __init__(
         self,
         kernels: Callable[[], Sequence[Kernel]] = tuple,
         gpus: Callable[[], Sequence[Device]] = physical_gpus,
         root: Path | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._kernels = kernels
         self._gpus = gpus
         self._root = root
-        self._clock = clock
         self._processes = Processes()
         self._began: dict[tuple[str, int], float] = {}
         # Those that had left their kernel's session while it still lived.
         self._detached: set[tuple[int, float]] = set()
-        self._living: list[int] = []
-        self._counted_at = float("-inf")
+        self._living: list[Process] | None = None
 
     def look_up(self, pids: set[int]) -> dict[int, Owner]:
         """By pid; a process that is gone, or that cannot be seen from here, has an empty Owner."""
+        self._living = None
         kernels = self._certain()
         self._detached = {(pid, began) for pid, began in self._detached if started(pid) == began}
         return {pid: self._owner(pid, kernels) for pid in pids}
@@ -141,8 +126,7 @@ class Owners:
             return False
         if is_alive(process.session):
             return False
-        living = self._living_kernels(process, kernels)
-        if any(_may_have_started(kernel, process) for kernel in living):
+        if any(_may_have_started(kernel, process) for kernel in self._living_kernels(kernels)):
             self._detached.add((facts.pid, facts.started))
         # Where this process ignores it too, as a server under nohup does, that shows nothing.
         told = ignores_hangup(facts.pid) and not ignores_hangup(os.getpid())
@@ -155,18 +139,12 @@ class Owners:
         path = Path(notebook)
         return path.relative_to(self._root).as_posix() if self._root in path.parents else notebook
 
-    def _living_kernels(self, process: Process, kernels: Mapping[int, Kernel]) -> list[Process]:
-        now = self._clock()
-        # Who could have started the process was there when it began.
-        counted_since = self._counted_at > process.facts.started + 1
-        if not counted_since or self._counted_at < now - _BELIEVED_S:
-            certain = [self._processes.look(pid) for pid in kernels]
-            found = [k for k in certain if k] + list(self._processes.kernels())
-            self._living = [k.facts.pid for k in found]
-            self._counted_at = now
-        # Looked at anew: the clock may have been set, which moves all start times.
-        living = [self._processes.look(pid) for pid in self._living if is_alive(pid)]
-        return [kernel for kernel in living if kernel]
+    def _living_kernels(self, kernels: Mapping[int, Kernel]) -> list[Process]:
+        """Looks at every process, so at most once for each look-up."""
+        if self._living is None:
+            certain = (self._processes.look(pid) for pid in kernels if is_alive(pid))
+            self._living = [*filter(None, certain), *self._processes.kernels()]
+        return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
         # A notebook may set the variable later, which nobody sees from outside; that is rare only

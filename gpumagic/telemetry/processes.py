@@ -88,15 +88,13 @@ class Processes:
         """All living kernels of this user, by their command lines. Looks at every process."""
         for pid in psutil.pids():
             process = self.look(pid)
-            if process and process.facts.connection and is_kernel(process):
+            if process and process.facts.connection and is_kernel(process) and is_alive(pid):
                 yield process
 
 
 def is_kernel(process: Process) -> bool:
-    """Whether a process with a connection file in its command line is the kernel itself.
-
-    A child that was forked has its parent's command line, but does not lead a session.
-    """
+    """Whether a process with a connection file in its command line is the kernel itself."""
+    # A child that was forked has its parent's command line, but does not lead a session.
     return process.leads or process.session is None or process.facts.server_pid is None
 
 
@@ -136,9 +134,17 @@ def _session(pid: int) -> int | None:
 
 
 def _facts(process: psutil.Process) -> Facts:
-    user, started = _user(process), process.create_time()
-    if not _same_user(process):
-        return Facts(process.pid, started, user)
+    began = process.create_time()
+    try:
+        user = process.username()
+    except (psutil.Error, KeyError):
+        user = None
+    if hasattr(os, "getuid"):
+        ours = process.uids().real == os.getuid()
+    else:
+        ours = user == psutil.Process().username()
+    if not ours:
+        return Facts(process.pid, began, user)
     try:
         words = process.cmdline()
         env = process.environ()
@@ -147,7 +153,7 @@ def _facts(process: psutil.Process) -> Facts:
     parent = env.get("JPY_PARENT_PID", "")
     return Facts(
         process.pid,
-        started,
+        began,
         user,
         ours=True,
         name=process.name(),
@@ -168,16 +174,3 @@ def _connection(words: list[str], launched: bool) -> Path | None:
         if launched or word.startswith("-") or words[n - 1] in ("-f", "--f"):
             return Path(path)
     return None
-
-
-def _user(process: psutil.Process) -> str | None:
-    try:
-        return process.username()
-    except (psutil.Error, KeyError):
-        return None
-
-
-def _same_user(process: psutil.Process) -> bool:
-    if hasattr(os, "getuid"):
-        return process.uids().real == os.getuid()
-    return process.username() == psutil.Process().username()

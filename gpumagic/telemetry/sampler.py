@@ -32,11 +32,8 @@ _PATIENCE, _NO_PATIENCE = 2.0, 0.9
 
 
 class Sampler:
-    """Takes snapshots as often as the most impatient subscriber asks; ``history`` keeps them.
-
-    After ``stalled_s`` seconds without an answer of the driver the subscribers are told. Without
-    ``threads`` it does only what its ``drive`` is called for.
-    """
+    """Takes snapshots for its subscribers, who are told where the driver has not answered for
+    ``stalled_s`` seconds; without ``threads`` it does only what its ``drive`` is called for."""
 
     def __init__(
         self,

@@ -80,13 +80,11 @@ class Waiting(NamedTuple):
 
 
 class Pace:
-    """When ticks are due: on a grid of the period, without drift and without bursts.
-
-    All moments in seconds of one monotonic clock; ``ticked`` is the last tick's, on the grid.
-    """
+    """When ticks are due: on a grid of the period, without drift and without bursts."""
 
     def __init__(self) -> None:
         self.period_s = math.inf
+        # When the last tick was due, on the grid, and the next is: by one monotonic clock.
         self.ticked = self._due = -math.inf
 
     def set_period(self, period_s: float, now: float) -> None:

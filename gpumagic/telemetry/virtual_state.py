@@ -67,18 +67,16 @@ class VirtualState:
 
 
 class Publisher:
-    """The counters of this process's virtual GPUs, readable by every process of this user.
+    """The counters of this process's virtual GPUs, readable by every process of this user."""
 
-    ``counters`` are writable rows of int64, one per GPU, to be indexed with ``ALLOCATED`` and its
-    like; after a fork the child finds private rows here. ``path`` is None where no file could be
-    written: this process still sees its own GPUs.
-    """
-
+    # Rows of int64, one per GPU, to be indexed with ``ALLOCATED`` and its like, and to be written;
+    # after a fork the child finds private ones here.
     counters: list[memoryview]
 
     def __init__(self, gpus: Sequence[VirtualFacts], folder: Path | None = None) -> None:
         self._pid = os.getpid()
         self._facts = tuple(gpus)
+        # None where no file could be written: this process still sees its own GPUs.
         self.path: Path | None = None
         self._shared = mmap.mmap(-1, _HEADER + _ROW * len(gpus))
         facts = [asdict(gpu) for gpu in gpus]
@@ -152,10 +150,7 @@ def state_folder() -> Path:
 
 
 def read(folder: Path | None = None) -> list[VirtualState]:
-    """All virtual GPUs of this user's living processes, by process and ordinal.
-
-    A file whose process is gone is removed if that can be done. Never raises for what a file holds.
-    """
+    """All virtual GPUs of this user's living processes, by process and ordinal."""
     found = [state for publisher in list(_live) for state in publisher.states()]
     own = {state.pid for state in found}
     folder = state_folder() if folder is None else folder
@@ -170,7 +165,8 @@ def read(folder: Path | None = None) -> list[VirtualState]:
 
 
 def read_file(path: Path) -> list[VirtualState]:
-    """The virtual GPUs in one state file; nothing where it cannot be trusted."""
+    """The virtual GPUs in one state file; nothing where it cannot be trusted. It is removed where
+    its process is gone."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(_HEADER))

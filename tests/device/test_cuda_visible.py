@@ -117,5 +117,6 @@ def test_cudas_own_order_is_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     door = SimpleNamespace(gpus=lambda: known, memory_free=lambda uuids: {"GPU-c3": 5})
     monkeypatch.setattr("gpumagic.nvml.door", lambda: door)
     device.set_cuda_order(["c3", "GPU-a0"])
-    found = device.here({"CUDA_VISIBLE_DEVICES": "1"})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    found = device.here()
     assert [(p.ordinal, p.index, p.memory_free) for p in found] == [(0, 3, 5), (1, 0, None)]

@@ -213,7 +213,7 @@ def test_equality_is_about_the_place() -> None:
 
 
 def test_virtual_ones_stand_in_for_all() -> None:
-    device.set_virtual([gpu(0, virtual=True)])
+    device.set_virtual(lambda: [gpu(0, virtual=True)])
     assert device.here() == [gpu(0, virtual=True)]
     frees = iter([3, 9])
     device.set_virtual(lambda: [gpu(0, virtual=True, memory_free=next(frees))])

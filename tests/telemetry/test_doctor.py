@@ -13,7 +13,7 @@ import pytest
 from gpumagic.nvml import DriverFault
 from gpumagic.telemetry.doctor import Check, Doctor
 
-GPU = SimpleNamespace(uuid="GPU-1", index=0, name="H100", parent=None)
+GPU = SimpleNamespace(uuid="GPU-1", index=0, name="H100", parent=None, memory_total=None)
 
 
 def look(
