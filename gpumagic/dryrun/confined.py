@@ -7,10 +7,12 @@ Only for a child that will end by itself: nothing here can be undone.
 
 import builtins
 import ctypes
+import errno
 import getpass
 import io
 import logging
 import os
+import struct
 import sys
 import threading
 import warnings
@@ -57,9 +59,8 @@ class Confinement:
         warnings.simplefilter("ignore")
         _catch_displays()
 
-    def begin(self) -> None:
-        """Refuse from now on."""
-        write_nothing()
+    def begin(self) -> bool:
+        """Refuse from now on; whether the kernel refuses what C++ code writes, too."""
         sys.dont_write_bytecode = True
         # torch logs what it then raises.
         for name in ("torch._subclasses.fake_tensor", "torch._prims_common"):
@@ -71,6 +72,7 @@ class Confinement:
         builtins.input = getpass.getpass = _refusing("asking for input")
         self._import_without_fakes()
         sys.addaudithook(self._audit)
+        return held_by_the_kernel()
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         reason = ""
@@ -120,22 +122,26 @@ def _catch_displays() -> None:
         shell.display_pub = CapturingDisplayPublisher()
 
 
-# Of Linux's Landlock.
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
-_VERSION = 1
-_PATH_BENEATH = 1
-_NO_NEW_PRIVILEGES = 38
+def held_by_the_kernel() -> bool:
+    """Let Linux refuse the same to code that Python does not see; False where it cannot for files.
+
+    It needs no privilege and cannot be undone; what may be read stays readable.
+    """
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    code = _filter(os.uname().machine)
+    libc.prctl(_SECCOMP, _FILTER, ctypes.byref(_Program(len(code) // 8, code)), 0, 0)
+    return _no_file_written(libc)
+
+
+# Files are Landlock's, of Linux 5.13 and newer: system calls have the same numbers everywhere.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION = _PATH_BENEATH = 1
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
 # Write, remove a folder or a file, make any kind of them.
 _WRITING = sum(1 << bit for bit in (1, *range(4, 13)))
-
-
-class _Ruleset(ctypes.Structure):
-    _fields_ = (
-        ("files", ctypes.c_uint64),
-        ("network", ctypes.c_uint64),
-        ("scope", ctypes.c_uint64),
-    )
 
 
 class _Beneath(ctypes.Structure):
@@ -144,25 +150,69 @@ class _Beneath(ctypes.Structure):
     _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
 
 
-def write_nothing() -> bool:
-    """Refuse every write to a file but to the null device; False where the kernel cannot."""
-    if sys.platform != "linux":
-        return False
-    libc = ctypes.CDLL(None, use_errno=True)
+def _no_file_written(libc: Any) -> bool:
+    """Refuse every write to a file but to the null device."""
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
     if version < 1:
         return False
     truncating = _TRUNCATE if version >= 3 else 0
-    # Bind and connect by TCP; signals, and sockets without a name, to others.
-    rules = _Ruleset(
-        _WRITING | truncating, 0b11 if version >= 4 else 0, 0b11 if version >= 6 else 0
-    )
-    known = 24 if version >= 6 else 16 if version >= 4 else 8
-    ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(known), 0)
+    rules = ctypes.c_uint64(_WRITING | truncating)
+    ruleset = libc.syscall(_CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(8), 0)
     if ruleset < 0:
         return False
-    null = os.open(os.devnull, os.O_PATH)
-    allowed = _Beneath(_WRITE_FILE | truncating, null)
+    allowed = _Beneath(_WRITE_FILE | truncating, os.open(os.devnull, os.O_PATH))
     libc.syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(allowed), 0)
-    libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
     return bool(libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0)
+
+
+# All else is a filter of system calls.
+_NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
+_LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
+# By machine, which has a number itself: calls that change a file but for its content (its length,
+# mode, owner, times and attributes), that connect and send, start a program or reach into another
+# process; then those that signal or change the process that is their first argument, or second.
+_CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+    "x86_64": (
+        0xC000003E,
+        (
+            *(76, *range(90, 95), 132, *range(188, 191), *range(197, 200), 235, 260, 261, 268),
+            *(280, 452, 42, 44, 46, 49, 307, 425, 59, 322, 101, 311, 424, 129, 297, 200),
+        ),
+        (62, 234, 302, 142, 144, 203, 314, 109),
+        (141, 251),
+    ),
+    "aarch64": (
+        0xC00000B7,
+        (
+            *(*range(5, 8), *range(14, 17), 45, *range(52, 56), 88, 452),
+            *(200, 203, 206, 211, 269, 425, 221, 281, 117, 271, 424, 138, 240, 130),
+        ),
+        (129, 131, 261, 118, 119, 122, 274, 154),
+        (140, 30),
+    ),
+}
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
+def _filter(machine: str) -> bytes:
+    """The program that the kernel runs before each system call, in its own code."""
+
+    def step(does: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
+        return struct.pack("=HBBI", does, then, otherwise, value)  # and how many steps to leave out
+
+    allow, refuse = step(_RETURN, _ALLOW), step(_RETURN, _REFUSE)
+    if machine not in _CALLS:
+        return allow
+    number, always, *of_others = _CALLS[machine]
+    steps = [step(_LOAD, 4), step(_IS, number, 1), allow, step(_LOAD, 0)]
+    for call in always:
+        steps += [step(_IS, call, 0, 1), refuse]
+    for argument, calls in enumerate(of_others):
+        process = [step(_LOAD, 16 + 8 * argument), step(_IS, 0, 2), step(_IS, os.getpid(), 1)]
+        for call in calls:
+            steps += [step(_IS, call, 0, 5), *process, refuse, allow]
+    return b"".join([*steps, allow])

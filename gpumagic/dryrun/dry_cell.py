@@ -109,9 +109,9 @@ class _DryShell:
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
         if name in _PYTHON:
             number = sys._getframe(1).f_lineno
-            first = linecache.getline(self._file, number).strip("'\" ")
             # On the line of our own magic, it was a line below.
-            return self._python(name, cell, number + first.startswith("%%ongpu"))
+            below = "%%ongpu" in linecache.getline(self._file, number)
+            return self._python(name, cell, number + below)
         return self._left_out(f"%%{name}")
 
     def system(self, command: str) -> None:

@@ -124,7 +124,10 @@ class _Following:
         calls = Calls(inherited.fake, self._crossings)
         install(mode, calls, self.note, self._waited, before.virtual)
         with calls, mode, self._operators:
-            confinement.begin()
+            if not confinement.begin():
+                self.note(
+                    "what C++ code writes is not refused: this system has no Landlock", BEFORE
+                )
             with self._caught():
                 if self._target is not None:
                     self._bring(self._target)
@@ -245,4 +248,10 @@ def _reference(value: Any) -> Any:
 def _is_refusal(error: BaseException) -> bool:
     """Whether an error is the kernel's answer to a writer that Python does not see."""
     number = error.errno if isinstance(error, OSError) else None
-    return number in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) or _DENIED in str(error)
+    if number not in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) and _DENIED not in str(error):
+        return False
+    path = getattr(error, "filename", None)
+    if not isinstance(path, (str, bytes)):
+        return True
+    # Not where it may not be written anyway: that is the user's own error.
+    return os.access(path if os.path.lexists(path) else os.path.dirname(path) or ".", os.W_OK)

@@ -8,6 +8,7 @@ private copy. The function is not kept from anything else here: see `confined`.
 """
 
 import ctypes
+import gc
 import mmap
 import os
 import re
@@ -87,7 +88,11 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+        collects = gc.isenabled()
+        gc.disable()  # it could end a mapping that is about to be replaced
         _detach(keep=sender.fileno())
+        if collects:
+            gc.enable()
         faults.forget()  # those from now on are sent
         try:
             done, value = True, work()

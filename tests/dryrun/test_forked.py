@@ -5,6 +5,7 @@ import decimal
 import gc
 import locale
 import logging
+import mmap
 import os
 import random
 import signal
@@ -26,7 +27,7 @@ from torch import nn
 
 from gpumagic import GpuError, dry_run, faults
 from gpumagic.dryrun import follow_code
-from gpumagic.dryrun.confined import write_nothing
+from gpumagic.dryrun.confined import held_by_the_kernel
 from gpumagic.dryrun.forked import run_forked
 from gpumagic.virtual import switch
 
@@ -125,7 +126,7 @@ def test_files_that_are_open_are_neither_written_nor_read_on(tmp_path):
     assert shared.tolist() == [0, 0, 0]
 
 
-@pytest.mark.skipif(not run_forked(write_nothing, 10), reason="a kernel without Landlock")
+@pytest.mark.skipif(not run_forked(held_by_the_kernel, 10), reason="a kernel without Landlock")
 def test_a_writer_in_c_writes_nothing(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"kept")
@@ -173,6 +174,27 @@ def test_a_crash_is_said_in_a_line():
         dry_run(lambda: ctypes.string_at(0))
     with pytest.raises(GpuError, match="an exit of its own"):
         dry_run(lambda: os._exit(3))
+
+
+def test_shared_memory_that_is_garbage_ends_no_copy():
+    """It was collected while the copy made its own of it."""
+    at = 0
+
+    def leave_garbage():
+        if not at:
+            return
+        gc.disable()
+        for _ in range(50):
+            mapped = [mmap.mmap(-1, 2**14)]
+            mapped.append(mapped)
+            mapped[0][0:1] = b"x"
+        gc.set_threshold(at)
+        gc.enable()
+
+    os.register_at_fork(after_in_child=leave_garbage)
+    for at in (300, 600, 900):  # noqa: B007  it is read above
+        assert run_forked(lambda: 1, 10) == 1
+    at = 0
 
 
 def test_where_there_is_no_fork_a_line_says_so(monkeypatch):
