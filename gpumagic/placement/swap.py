@@ -26,7 +26,6 @@ from torch.utils._device import _device_constructors
 from gpumagic.placement.factories import SPACES, TWIN_KINDS, Wrapper, tensor_new, twins
 from gpumagic.placement.scope import Placement, in_force
 from gpumagic.usercode.files import is_users
-from gpumagic.usercode.values import own
 
 # torch keeps tables keyed by these very functions. Built while names are swapped, they would miss
 # the real ones for ever: so build them now.
@@ -230,7 +229,7 @@ def _held(namespace: dict[str, Any], table: dict[Any, Any]) -> Iterator[_Swap]:
         elif kind is FunctionType:
             yield from _defaults(value, table)
         elif issubclass(kind, type) and _module_of(value) == namespace.get("__name__"):
-            for member in list(own(value).values()):
+            for member in list(_names_in(value).values()):
                 if type(member) in (staticmethod, classmethod):
                     member = member.__func__
                 if type(member) is FunctionType:
@@ -247,8 +246,9 @@ def _defaults(function: FunctionType, table: dict[Any, Any]) -> Iterator[_Swap]:
             yield function.__kwdefaults__, name, value, table[value]
 
 
-# The module of a class, whatever its metaclass answers.
+# Of a class, whatever its metaclass answers.
 _module_of = vars(type)["__module__"].__get__
+_names_in = vars(type)["__dict__"].__get__
 _user_modules: set[str] = set()  # by name: one that is imported anew is another object
 _known: dict[str, int] = {}  # the ids of all modules when it was last looked
 _last_known: tuple[str, int] | None = None
