@@ -98,23 +98,12 @@ class CopiedVariables:
         self.globals.update(self._namespace)
         self._blocks = Blocks()
         copier = Copier(self._namespace, self.globals, self._blocks)
-        failure: str | None = None
         try:
             self._make(copier, device)
-        except torch.OutOfMemoryError as error:
-            failure = str(error)
-        except BaseException:
-            self._drop(copier)
-            raise
-        else:
+        except BaseException as error:  # noqa: BLE001  its frames would keep the copies alive
+            raise error.with_traceback(None) from None
+        finally:
             copier.clear()
-        if failure is not None:  # raised out here: a chained exception would keep the copies alive
-            self._drop(copier)
-            raise torch.OutOfMemoryError(failure)
-
-    def _drop(self, copier: Copier) -> None:
-        copier.clear()
-        self.close()
 
     def _make(self, copier: Copier, device: torch.device) -> None:
         values = {name: self._namespace[name] for name in self._names}

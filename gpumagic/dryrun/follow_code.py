@@ -56,6 +56,11 @@ class Subject:
     move: bool  # whether what the code reads is brought there
     limit: float  # seconds
 
+    @property
+    def virtual(self) -> bool:
+        """Whether it would be placed on a virtual GPU."""
+        return self.device is not None and self.device.virtual
+
 
 def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> DryRun:
     """Follow the code of `subject` in a copy of this process, or raise `GpuError`.
@@ -82,18 +87,12 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
     try:
         result: DryRun = run_forked(work, subject.limit + _GRACE_S, waiting)
     except TimeoutError:
-        return _nothing_known(device, subject.limit)
+        limit = f"the time limit of {subject.limit:g} s"
+        end = Unknown(None, f"{limit}, in code that does not let itself be interrupted", True)
+        seconds = time.monotonic() - before.time
+        where = str(device or "")
+        return DryRun(where, unknown=(end,), seconds=seconds, virtual=subject.virtual)
     return result
-
-
-def _nothing_known(device: Device | None, limit: float) -> DryRun:
-    reason = f"the time limit of {limit:g} s, in code that does not let itself be interrupted"
-    return DryRun(
-        device="" if device is None else str(device),
-        unknown=(Unknown(None, reason, True),),
-        seconds=limit + _GRACE_S,
-        virtual=device is not None and device.virtual,
-    )
 
 
 class _Following:
@@ -138,13 +137,12 @@ class _Following:
             new = [*variables.assigned(), *((n, v) for n, v in named.items() if v is not None)]
             assigned = tuple(describe(name, value) for name, value in new)
         mismatches = self._mismatches()
-        virtual = subject.device is not None and subject.device.virtual
         return DryRun(
-            device=str(subject.device) if subject.device is not None else "",
+            device=str(subject.device or ""),
             assigned=assigned,
             peak=peaks(self._held, before),
             moved=self._moved,
-            ledger=self._crossings.ledger(virtual),
+            ledger=self._crossings.ledger(subject.virtual),
             unknown=tuple(self._unknown.values()),
             mismatches=mismatches,
             error=faults.in_words(self._error) if self._error and not mismatches else None,
@@ -152,7 +150,7 @@ class _Following:
             printed=confinement.printed.getvalue(),
             operators=self._operators.count,
             seconds=time.monotonic() - before.time,
-            virtual=virtual,
+            virtual=subject.virtual,
         )
 
     def _bring(self, target: torch.device) -> None:

@@ -33,11 +33,11 @@ import psutil
 import pytest
 import torch
 import torch._dynamo  # what that sets is its own
-from gpumagic.usercode.names import names_read
 from torch import nn
 
 from gpumagic import GpuError, dry_run
 from gpumagic.dryrun import confined, dry_run_cell, follow_code
+from gpumagic.usercode.variables import names_read
 
 IMPORTS = (
     "io os sys json csv pickle shutil pathlib tempfile gzip bz2 lzma zipfile tarfile codecs "
