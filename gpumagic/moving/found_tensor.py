@@ -53,6 +53,10 @@ class Held:
     tensors: list[FoundTensor]
     reason: str = ""
 
+    def must_move(self, device: torch.device) -> bool:
+        """Whether a tensor of it is elsewhere, when `device` is asked for."""
+        return any(found.must_move(device) for found in self.tensors)
+
 
 def written(steps: Path) -> str:
     """A path as a person would write it."""

@@ -63,57 +63,45 @@ def move_all(
     start = clock()
     finder = TensorFinder()
     finder.variables(variables)
-    by_to = [held for held in finder.movable if _must_move(held, device)]
+    by_to = [held for held in finder.movable if held.must_move(device)]
+    staying = [held for held in finder.staying if held.must_move(device)]
     moving = {id(found.tensor) for found in finder.tensors if found.must_move(device)}
     if moving:
         for name, optimizer in followers:
             finder.state(optimizer, (name,), only=moving)
-    staying = [held for held in finder.staying if _must_move(held, device)]
-    left = [*finder.left, *(Left(written(held.steps), held.reason) for held in staying)]
-    wanted = [found for found in finder.found if found.must_move(device)]
-    if not wanted and not by_to:
-        for value in finder.naming:
-            _name_device(value, device)
-        return Moves(left=tuple(left))
-    plan = MovePlan(device, wanted)
-    plan.note_bystanders(tensors_in(namespace or {}))
-    if not plan.copy() or not _has_room(device, by_to):
-        # Raised out here: a chained exception would keep the copies alive.
-        raise GpuError(
-            _no_room(device, [found for found in finder.tensors if found.must_move(device)])
-        )
-    if plan.nbytes:
+    plan = MovePlan(device, [found for found in finder.found if found.must_move(device)])
+    plan.left[:0] = [*finder.left, *(Left(written(h.steps), h.reason) for h in staying)]
+    if moving:
+        plan.note_bystanders(tensors_in(namespace or {}))
+        if not plan.copy() or not _has_room(device, by_to):
+            # Raised out here: a chained exception would keep the copies alive.
+            raise GpuError(_no_room(device, finder.tensors))
         plan.carry_out()
         for module in finder.recurrent:
             # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
             module.flatten_parameters()
-    for held in by_to:
-        _bring(held, device, plan, namespace or {})
+        for held in by_to:
+            _bring(held, device, plan, namespace or {})
+        wait_for(device)
     for value in finder.naming:
         _name_device(value, device)
-    wait_for(device)
     moved = tuple(
         Moved(name, nbytes, tuple(plan.sources[name])) for name, nbytes in plan.nbytes.items()
     )
-    return Moves(moved, (*left, *plan.left), clock() - start if moved else 0.0)
-
-
-def _must_move(held: Held, device: torch.device) -> bool:
-    return any(found.must_move(device) for found in held.tensors)
+    return Moves(moved, tuple(plan.left), clock() - start if moved else 0.0)
 
 
 def _has_room(device: torch.device, by_to: list[Held]) -> bool:
-    if device.type != "cuda" or not by_to:
-        return True
     wanted = {id(f.tensor): f.tensor for held in by_to for f in held.tensors if f.must_move(device)}
-    return sum(map(bytes_of, wanted.values())) <= torch.cuda.mem_get_info(device)[0]
+    room = torch.cuda.mem_get_info(device)[0] if wanted and device.type == "cuda" else None
+    return room is None or sum(map(bytes_of, wanted.values())) <= room
 
 
 def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str, Any]) -> None:
     """Bring an object by its own `to`: it stays itself, or its name is bound anew."""
     name = str(held.steps[0])
-    moving = [found for found in held.tensors if found.must_move(device)]
-    sources = [str(found.tensor.device) for found in moving]
+    moving = [found.tensor for found in held.tensors if found.must_move(device)]
+    sources = [str(tensor.device) for tensor in moving]
     try:
         brought = held.value.to(device)
     except Exception as error:  # noqa: BLE001  a library's own, told in the report
@@ -126,7 +114,7 @@ def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str
             plan.left.append(Left(written(held.steps), reason))
             return
         namespace[name] = brought
-    plan.nbytes[name] = plan.nbytes.get(name, 0) + sum(bytes_of(f.tensor) for f in moving)
+    plan.nbytes[name] = plan.nbytes.get(name, 0) + sum(map(bytes_of, moving))
     plan.sources.setdefault(name, {}).update(dict.fromkeys(sources))
 
 
@@ -177,10 +165,11 @@ def wait_for(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def _no_room(device: torch.device, wanted: list[FoundTensor]) -> str:
+def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
     needed: dict[str, int] = {}
-    for found in wanted:
-        needed[found.root] = needed.get(found.root, 0) + bytes_of(found.tensor)
+    for found in tensors:
+        if found.must_move(device):
+            needed[found.root] = needed.get(found.root, 0) + bytes_of(found.tensor)
     largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
     names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in largest)
     free = size(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else "too little"
