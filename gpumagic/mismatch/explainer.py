@@ -16,6 +16,7 @@ from gpumagic.mismatch.explanation import Explanation, Fix, Operand
 from gpumagic.mismatch.fix.choose import Choice, choose
 from gpumagic.mismatch.fix.host_and_state import for_host, for_load, for_optimizer
 from gpumagic.mismatch.fix.later_uses import also_needed, result_clashes
+from gpumagic.mismatch.fix.make_there import make_there
 from gpumagic.mismatch.fix.moves import move_modules, move_tensors
 from gpumagic.mismatch.fix.random_numbers import for_generator
 from gpumagic.mismatch.fix.site import Site, climb
@@ -88,7 +89,10 @@ def _mismatch(clash: Conflict, choice: Choice, outer: list[FailedFrame], kind: s
     extra = also_needed(frame, node, odd, choice.target) if data else []
     site = Site(frame, node, odd, extra, list(clash.leaves), clash.operation.fixed)
     above, names = climb(site, outer) if data else (site, {})
-    fix = _fix(site, above, choice) if data else move_modules(site, choice)
+    if not data:
+        fix = move_modules(site, choice)
+    else:
+        fix = make_there(site, choice.target) or _fix(site, above, choice)
     frames = [frame for frame in outer if fix is None or frame.filename == fix.filename]
     if fix is not None and result_clashes(frames, odd, choice.target):
         fix = None

@@ -83,3 +83,74 @@ def test_a_file_of_another_machine_is_loaded_to_the_cpu_with_what_else_was_asked
     assert isinstance(error, FileNotFoundError)
     fix = gpumagic.explain(RuntimeError(said).with_traceback(error.__traceback__)).fix
     assert fix.code == "data = torch.load('missing.pt', weights_only=True, map_location=\"cpu\")"
+
+
+MADE = [
+    (
+        "total = torch.zeros(3)\nfor _ in range(3):\n    loss = torch.rand(3, device='cuda')\n"
+        "    total += loss\n",
+        'total = torch.zeros(3, device="cuda:0")',
+    ),
+    (
+        "device, total = 'cuda:0', 0\nhits = torch.zeros(1)\nfor _ in range(3):\n"
+        "    hits = hits + torch.ones(1, device=device)\n",
+        "hits = torch.zeros(1, device=device)",
+    ),
+    (
+        "def noisy(x):\n    noise = torch.randn(x.shape)\n    return x + 0.1 * noise\n"
+        "noisy(torch.ones(3, device='cuda'))\n",
+        "    noise = torch.randn_like(x)",
+    ),
+    (
+        "x = torch.ones(3, device='cuda')\ny = x + 0.1 * torch.rand(x.size())\n",
+        "y = x + 0.1 * torch.rand_like(x)",
+    ),
+    # Another dtype, or another size: the likes of `x` would not do.
+    (
+        "x = torch.ones(3, device='cuda').half()\ny = x + torch.rand(x.shape)\n",
+        "y = x + torch.rand(x.shape, device=x.device)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "fixed"), MADE)
+def test_what_is_made_at_home_is_made_there_rather_than_moved_each_time(code, fixed):
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == fixed
+    assert run(fix.apply(code)) is None
+
+
+def test_an_accumulator_that_the_host_reads_stays():
+    code = (
+        "total = torch.zeros(3)\nfor _ in range(2):\n    total += torch.ones(3, device='cuda')\n"
+        "total.numpy()\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.line == 3
+    assert run(fix.apply(code)) is None
+
+
+FUNCTION = """
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        return grad * w, grad * x
+w = torch.ones(3, requires_grad=True)
+x = torch.ones(3, device="cuda", requires_grad=True)
+{call}.sum().backward()
+"""
+
+
+def test_within_a_functions_own_forward_nothing_is_moved():
+    code = FUNCTION.replace("{call}", "Scale.apply(x, w)")
+    fix = gpumagic.explain(run(code)).fix
+    assert "Scale.apply(x, w.to(x.device))" in fix.code
+    assert run(fix.apply(code)) is None
+    explanation = gpumagic.explain(run(FUNCTION.replace("{call}", "Scale.apply(*[x, w * 1])")))
+    assert names_told(explanation)["w"].odd
+    assert explanation.fix is None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from gpumagic.mismatch.fix.make_there import maker
 from gpumagic.mismatch.read.messages import Message
 from gpumagic.mismatch.read.operand import Part
 from gpumagic.mismatch.read.operation import Conflict
@@ -60,6 +61,12 @@ def _written_on(found: Conflict) -> str | None:
     devices = {d for part in found.leaves for d in part.devices}
     if fixed is None or fixed.device not in devices or _is_left_behind(fixed, found):
         return None
+    on_gpu = [d for d in devices if d != "cpu"]
+    if fixed.device == "cpu" and len(on_gpu) == 1:
+        node, others = found.operation.node, [p for p in found.leaves if p.key != fixed.key]
+        alone = all(part.device != "cpu" for part in others)
+        if alone and maker(fixed, found.frame, node, on_gpu[0], written=True):
+            return None  # better made on the GPU than added to on the host
     return fixed.device
 
 

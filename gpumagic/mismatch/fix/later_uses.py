@@ -33,7 +33,7 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
     found: dict[str, Part] = {}
     for reader, clashing in _clashes(frame, node, odd, moved, target):
         for part in clashing:
-            for named in _named(part, reader):
+            for named in named_in(part, reader):
                 if named.device == part.device and named.key not in moved:
                     found[named.key] = named
                     moved[named.key] = target
@@ -56,6 +56,12 @@ def result_clashes(outer: list[FailedFrame], odd: Iterable[Part], target: str) -
         if not isinstance(statement(node), ast.Return):
             break
     return False
+
+
+def meets_others(frame: FailedFrame, node: ast.AST, part: Part, target: str) -> bool:
+    """Whether a value, on `target` from `node` on, then meets what is where it was."""
+    found = _clashes(frame, node, [part], {part.key: target}, target)
+    return any(clashing for _, clashing in found)
 
 
 def _clashes(
@@ -96,7 +102,7 @@ def wants_one_device(node: ast.AST, reader: Reader) -> bool:
     return False
 
 
-def _named(part: Part, reader: Reader) -> list[Part]:
+def named_in(part: Part, reader: Reader) -> list[Part]:
     """The tensors with a name that an operand is, or was made from."""
     if part.kind == "tensor":
         return [part]

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from gpumagic.mismatch.explanation import Fix
 from gpumagic.mismatch.fix.choose import Choice
 from gpumagic.mismatch.fix.later_uses import wants_one_device
+from gpumagic.mismatch.fix.make_there import told
 from gpumagic.mismatch.fix.site import Edit, Site, bracketed, can_precede, moving, written_device
-from gpumagic.mismatch.read.expressions import FACTORIES, Reader
+from gpumagic.mismatch.read.expressions import Reader
 from gpumagic.mismatch.read.operand import Part, bytes_of, tensors_of
 from gpumagic.mismatch.read.syntax import (
     function_of,
@@ -66,7 +67,10 @@ def move_tensors(site: Site, target: str, other_nbytes: int | None) -> Fix | Non
     """
     stmt = statement(site.node)
     fixed = [p for p in site.odd if p.kind == "object" and not hasattr(type(p.value), "to")]
-    if stmt is None or fixed:
+    given = site.frame.parameters
+    # In a Function's forward it would not do: gradients must be where the inputs were.
+    inputs = [p for p in site.odd if p.text in given] if given[:1] == ("ctx",) else []
+    if stmt is None or fixed or inputs:
         return None
     moves = _Moves(site, Edit(site.frame, stmt), target)
     if not all(moves.add(part) for part in [*site.odd, *site.extra]):
@@ -125,9 +129,10 @@ class _Moves:
         self.nbytes[part.key] = 0 if part.factory else part.nbytes
         node, text = part.node, moving(bracketed(part.node, part.text), self.within)
         whole = site.frame.text(node)
-        if part.factory and isinstance(node, ast.Call):
-            text = with_device(node, part.text, self.within)
-        elif whole != part.text and _contents(site.frame.scope.value(node)):
+        if part.factory:
+            self.edit.replaced += told(node, site.frame, self.within, self.target)
+            return
+        if whole != part.text and _contents(site.frame.scope.value(node)):
             text = _each(whole, site.frame.scope.value(node), self.within)
         self.edit.replaced.append((node, text))
 
@@ -206,15 +211,3 @@ def _each(container: str, owner: Any, device: str) -> str:
         return f"{{k: {moved} for k, v in {container}.items()}}"
     inner = f"{moved} for t in {container}"
     return f"tuple({inner})" if type(owner) is tuple else f"[{inner}]"
-
-
-def with_device(node: ast.Call, text: str, device: str) -> str:
-    """A call that makes a tensor, told where; where that is not possible, moved."""
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
-    given = {keyword.arg for keyword in node.keywords}
-    known = name in FACTORIES or name.endswith("_like") or name.startswith("new_")
-    if not known or given & {"device", "generator", "out", None} or not text.endswith(")"):
-        return moving(text, device)
-    inside = text[:-1].rstrip().rstrip(",")
-    comma = "" if inside.endswith("(") else ", "
-    return f"{inside}{comma}device={device})"

@@ -8,7 +8,7 @@ from gpumagic.mismatch.explanation import Fix
 from gpumagic.mismatch.read.expressions import Reader
 from gpumagic.mismatch.read.operand import Part, flat
 from gpumagic.mismatch.read.operation import operation
-from gpumagic.mismatch.read.syntax import function_of, in_own_scope
+from gpumagic.mismatch.read.syntax import function_of, in_own_scope, root
 from gpumagic.usercode.files import label
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import device_of, full
@@ -63,9 +63,13 @@ def _is_parameter(part: Part, frame: FailedFrame) -> bool:
 
 def written_device(site: Site, target: str, *, before: bool) -> str:
     """An expression for the device, as its user would write it there."""
-    # At the head of a loop, what it binds is not known yet.
-    at_hand = [] if isinstance(site.node, ast.stmt) else _at_hand(site, before)
-    for name in [*_DEVICE_NAMES, *(f"{name}.device" for name in at_hand)]:
+    names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, before))]
+    if isinstance(site.node, ast.stmt):  # a line above: what is bound from there on is not known
+        nodes = ast.walk(function_of(site.node) or site.node)
+        later = [n for n in nodes if isinstance(n, ast.Name) and n.lineno >= site.node.lineno]
+        unknown = {n.id for n in later if isinstance(n.ctx, ast.Store)}
+        names = [name for name in names if root(name) not in unknown]
+    for name in names:
         value = site.frame.scope.value(ast.parse(name, mode="eval").body)
         device = device_of(value) if type(value) is not int else None
         if device is not None and full(device) == target:

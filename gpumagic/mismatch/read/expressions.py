@@ -107,8 +107,9 @@ class Reader:
             return None
         loose = [part for part in flat(parts) if not part.scalar]
         known = dict.fromkeys(part.device for part in loose if part.device)
-        if len(known) == 1:
-            return Part(node, text, "made", tuple(d for d in known if d))
+        forgot = bool(loose) and all(part.factory for part in loose)
+        if len(known) == 1 or (forgot and not known):
+            return Part(node, text, "made", tuple(d for d in known if d), factory=forgot)
         if not loose:
             return Part(node, text, "made", ("cpu",), scalar=True)
         return Part(node, text, "unknown")
