@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpumagic.nvml.driver_faults import DriverFault, gpu_lost, gpu_silent, unreachable
-from gpumagic.nvml.gpm import Gpm
 from gpumagic.nvml.library import Call, Field, FieldId, Gpu, Library, parse_fields
-from gpumagic.nvml.xids import Xids
+from gpumagic.nvml.since_last import Gpm, Xids
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -120,7 +121,6 @@ class KernelCells(CellRuns):
         # The kernels whose cells are recorded, and how.
         self.followed: dict[str, Iopub] = {}
         self._pids: dict[str, int] = {}
-        self._held: dict[str, tuple[str, ...]] = {}
 
     def follow(self, managers: Mapping[str, Any]) -> None:
         """Record the cells of these kernels, and of no others any more."""
@@ -170,17 +170,12 @@ class KernelCells(CellRuns):
 
     def see(self, snapshot: Snapshot) -> None:
         """Who holds memory on which GPU, for the runs of now and of just before."""
-        if snapshot.processes:
-            held: dict[str, set[str]] = {}
-            for process in snapshot.processes:
-                if process.kernel is not None:
-                    held.setdefault(process.kernel, set()).add(process.uuid)
-            self._held = {kernel: tuple(sorted(uuids)) for kernel, uuids in held.items()}
-        elif not snapshot.problems:
-            self._held = {}
+        held: dict[str | None, set[str]] = defaultdict(set)
+        for process in snapshot.processes:
+            held[process.kernel].add(process.uuid)
         for run in self.since():
             if run.end is None or run.end >= snapshot.time - _SETTLED_S:
-                self.hold(run.id, self._held.get(run.kernel or "", ()))
+                self.hold(run.id, held[run.kernel])
 
     def runs(self, since: float | None = None) -> list[CellRun]:
         """The runs that had not ended at a moment; all that are kept if None."""
@@ -199,8 +194,7 @@ class KernelCells(CellRuns):
         busy, since = self._busy.get(kernel, ("", when))
         number = count if isinstance(count, int) else None
         start = since if busy == asked else when
-        gpus = self._held.get(kernel, ())
-        self.keep(CellRun(run, kernel, self._notebook(kernel), number, start, None, gpus))
+        self.keep(CellRun(run, kernel, self._notebook(kernel), number, start))
         self._forget()
 
     def _abandon(self, kernel: str, when: float) -> None:

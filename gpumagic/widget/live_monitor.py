@@ -26,8 +26,7 @@ from gpumagic.telemetry.measurements import Board, board
 from gpumagic.telemetry.sampler import Sampler, shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.telemetry.subscription import PERIODS_S
-from gpumagic.widget.audience import Audience
-from gpumagic.widget.shell_cells import ShellCells
+from gpumagic.widget.notebook_watch import Audience, ShellCells
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
 RESULTS = 50

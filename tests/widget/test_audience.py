@@ -4,7 +4,7 @@ from fake_sampler import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.widget.audience import Audience
+from gpumagic.widget.notebook_watch import Audience
 
 
 def test_a_view_that_is_silent_for_long_is_gone():

@@ -11,8 +11,7 @@ from IPython.core.events import EventManager, available_events
 
 from gpumagic.errors import GpuError
 from gpumagic.widget import monitor
-from gpumagic.widget.audience import Audience
-from gpumagic.widget.shell_cells import KEPT, ShellCells
+from gpumagic.widget.notebook_watch import KEPT, Audience, ShellCells
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

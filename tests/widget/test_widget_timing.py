@@ -8,7 +8,7 @@ import pytest
 from fake_sampler import Clock, Sampler
 
 from gpumagic.telemetry.measurements import Board
-from gpumagic.widget.audience import Audience
+from gpumagic.widget.notebook_watch import Audience
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NOW = {"line": "a @ a · cuda:0", "bars": [{"where": "cuda:0", "share": 1.0, "text": "1 ms"}]}
