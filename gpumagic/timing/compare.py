@@ -125,7 +125,7 @@ def compare(
         max_time,
         stopwatch,
         Randomness(),
-        Reporter(told, title, wheres, total, clock=stopwatch.clock),
+        Reporter(told, title, wheres, total, stopwatch.clock),
         Agreeing(in_place),
         by_point,
     )

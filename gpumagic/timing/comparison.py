@@ -72,8 +72,8 @@ class Comparison(Lookup, shown.Shown):
         told = [line for line in lines if line and not line.startswith("#")]
         if not told:
             return "no code"
-        first = told[0] if len(told[0]) < _TITLE else told[0][: _TITLE - 2] + " …"
-        return first if len(told) == 1 or first.endswith("…") else f"{first} …"
+        first = told[0] if len(told[0]) < _TITLE else told[0][: _TITLE - 2]
+        return first if [first] == told else f"{first} …"
 
     def speedup(self, where: object, reference: object, **values: Any) -> float:
         """How many times faster `where` is than `reference`; less than 1 if it is slower.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -74,7 +73,7 @@ class Reporter:
         title: str,
         wheres: Sequence[str],
         total: int,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
     ) -> None:
         self._call, self._clock = call, clock
         self._now = Progress(title, wheres[0], total=total)

@@ -140,6 +140,14 @@ def test_in_place_it_is_the_variables_own_doing(gpus):
     assert [g.same for g in made.agreements] == [None]
 
 
+def test_in_place_nothing_of_ours_stays_among_the_variables(gpus):
+    a, space = torch.zeros(1), {"n": 1}
+    compare("n + k", ["cpu"], namespace=space, in_place=True, setup="k = 1", max_time=0.02)
+    assert space == {"n": 1, "k": 1}
+    compare(lambda: a.add_(1), ["cpu"], namespace=space, in_place=True, max_time=0.02)
+    assert space == {"n": 1, "k": 1}
+
+
 # -- sweeps
 def test_every_value_on_every_device_before_the_next(gpus):
     made = compare(

@@ -8,14 +8,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from numbers import Integral, Real
-from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpumagic.errors import GpuError
+from gpumagic.timing.measure.program import Program
 from gpumagic.usercode.variables import globals_of, variables_read
-
-if TYPE_CHECKING:
-    from gpumagic.timing.measure.program import Program
 
 MOST_POINTS = 1000
 _ITEMS = "type a number above 0, or an expression for one, such as len(sentences)"
@@ -124,17 +121,13 @@ def worked_through(
         at = tuple((name, repr(value)) for name, value in mine.items())
         if at not in known:
             told = "".join([f"items {items}", *(f", {name} = {value}" for name, value in at)])
-            known[at] = _computed(code, told, {**namespace, **values})
+            try:
+                value = eval(code, {**namespace, **values})
+            except Exception as error:  # noqa: BLE001  it is the user's
+                raise GpuError(f"{told}: {type(error).__name__}: {error}; {_ITEMS}") from None
+            known[at] = _above_0(value, f"{told}: {str(value)[:40]}")
         found.append(known[at])
     return found
-
-
-def _computed(code: CodeType, told: str, names: dict[str, Any]) -> float:
-    try:
-        value = eval(code, names)
-    except Exception as error:  # noqa: BLE001  it is the user's
-        raise GpuError(f"{told}: {type(error).__name__}: {error}; {_ITEMS}") from None
-    return _above_0(value, f"{told}: {str(value)[:40]}")
 
 
 def _above_0(value: Any, told: str) -> float:

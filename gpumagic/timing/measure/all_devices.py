@@ -20,7 +20,6 @@ from gpumagic.timing.measure.measurement import Measuring, Task
 from gpumagic.timing.result.timing import Timing
 
 _OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
-_NO_ROOM = ("can't allocate memory", "not enough memory")
 _PRINTED = "what the code prints or displays is shown of its first run only"
 
 
@@ -119,11 +118,9 @@ def _give_back() -> None:
 
 def _is_out_of_memory(error: BaseException) -> bool:
     """Whether memory was short: that of a GPU, by torch's own class, or the host's."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
+    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
     # The host's allocator raises a plain RuntimeError.
-    text = str(error)
-    return "DefaultCPUAllocator" in text and any(words in text for words in _NO_ROOM)
+    return known or "DefaultCPUAllocator" in str(error)
 
 
 def _line_of(error: BaseException, filename: str, before: str) -> str:

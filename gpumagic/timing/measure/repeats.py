@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
@@ -49,7 +48,7 @@ class Repeats:
         lap: Callable[[int], Lap],
         max_time: float,
         *,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
         told: Callable[[Stage], object] = lambda stage: None,
         between: Callable[[], object] = lambda: None,
         least: float = _LEAST_TIMED_S,

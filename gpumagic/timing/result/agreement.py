@@ -61,9 +61,7 @@ class Agreeing:
             found = agree(reference, expected, where, numbers, drew != drawn)
         if found.same is not True:
             found = replace(found, values=dict(values))
-        known = self.worst.get(where)
-        if known is None or _badness(found) > _badness(known):
-            self.worst[where] = found
+        self.worst[where] = max(self.worst.get(where, found), found, key=_badness)
 
     def forget(self) -> None:
         """Let go of the numbers."""

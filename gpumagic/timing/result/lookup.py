@@ -20,8 +20,6 @@ from gpumagic.timing.ask import sweep as sweeping
 from gpumagic.timing.result.machine import Machine
 from gpumagic.timing.result.timing import Agreement, Timing
 
-_Known = tuple[float, Timing, Timing]
-
 
 @dataclass(frozen=True)
 class Crossover:
@@ -129,14 +127,11 @@ class Lookup:
     @cached_property
     def axis(self) -> str | None:
         """The variable to draw along: the first with the most numbers; None without a sweep."""
-        if not self.sweep:
-            return None
-
-        def numbers(name: str) -> int:
-            values = self.sweep[name]
-            return len(values) if all(sweeping.number(v) is not None for v in values) else 0
-
-        return max(self.sweep, key=numbers)
+        numbers = {
+            name: len(values) if all(sweeping.number(v) is not None for v in values) else 0
+            for name, values in self.sweep.items()
+        }
+        return max(numbers, key=lambda name: numbers[name], default=None)
 
     @cached_property
     def crossovers(self) -> tuple[Crossover, ...]:
@@ -198,7 +193,9 @@ def _ratio(a: Timing, b: Timing) -> float:
     return math.log((a.median or 1.0) / (b.median or 1.0))
 
 
-def _cross(known: Sequence[_Known], now: int, log: bool) -> tuple[float, float]:
+def _cross(
+    known: Sequence[tuple[float, Timing, Timing]], now: int, log: bool
+) -> tuple[float, float]:
     """The last meeting of two lines through points, of which the ends are ordered differently."""
     for (x0, a0, b0), (x1, a1, b1) in reversed(list(pairwise(known))):
         was, is_ = _ratio(a0, b0), _ratio(a1, b1)

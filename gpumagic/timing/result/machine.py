@@ -32,11 +32,18 @@ class Machine:
 
 def here(cpuinfo: Path = _CPUINFO) -> Machine:
     """What this machine is, without starting CUDA: the driver is known by NVML."""
+    try:
+        text = cpuinfo.read_text(errors="replace")
+    except OSError:
+        text = ""
+    named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    # ARM's kernels give none there, and `platform` the architecture at most.
+    cpu = named[1] if named else platform.processor() or platform.machine()
     cuda = torch.version.cuda
     driver = nvml.door().system("nvmlSystemGetDriverVersion") if cuda else None
     return Machine(
         host=socket.gethostname() or None,
-        cpu=_cpu(cpuinfo),
+        cpu=" ".join(cpu.split()) or None,
         cpu_count=os.cpu_count(),
         threads=torch.get_num_threads(),
         python=platform.python_version(),
@@ -44,14 +51,3 @@ def here(cpuinfo: Path = _CPUINFO) -> Machine:
         cuda=cuda,
         driver=driver.decode() if isinstance(driver, bytes) else driver,
     )
-
-
-def _cpu(cpuinfo: Path) -> str | None:
-    """The model's name; ARM's kernels give none there, and `platform` the architecture at most."""
-    try:
-        text = cpuinfo.read_text(errors="replace")
-    except OSError:
-        text = ""
-    named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
-    words = named[1] if named else platform.processor() or platform.machine()
-    return " ".join(words.split()) or None

@@ -53,8 +53,8 @@ def _uncertain(comparison: Comparison) -> Iterator[str]:
     """Of `Measurement`'s warning, and of medians that are not certain when the time was over."""
     wide = [t for t in comparison.timings if t.unsteady]
     single = [t for t in comparison.timings if len(t.seconds) == 1]
-    several = [t for t in comparison.timings if len(t.seconds) > 1]
-    loose = [t for t in several if not t.steady and not t.unsteady and _width(t) > _LOOSE]
+    others = [t for t in comparison.timings if not t.steady and not t.unsteady]
+    loose = [t for t in others if _width(t) > _LOOSE]  # of one run it is 0
     if wide:
         worst = max(t.iqr or 0.0 for t in wide)
         yield (

@@ -14,9 +14,6 @@ from gpumagic.timing.ask.sweep import label
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.result.lookup import Crossover
 
-# The median is measured to 1 %: less is no difference to speak of.
-_EVEN = 1.01
-
 
 def wrong(comparison: Comparison) -> list[str]:
     """Which device gave other numbers than the first: a fast wrong answer is no answer."""
@@ -46,7 +43,7 @@ def answer(comparison: Comparison) -> list[str]:
     elif comparison.sweep if virtual else wrong(comparison):
         said = virtual
     else:
-        said = [*virtual, *_single(comparison, real)]
+        said = [*virtual, *(_single(comparison, where) for where in real)]
     return [*said, *_together(comparison)]
 
 
@@ -66,24 +63,23 @@ def _virtual(comparison: Comparison) -> list[str]:
     return [f"{both(names)} {are} virtual: {their} times are the CPU's and say nothing about a GPU"]
 
 
-def _single(comparison: Comparison, real: Sequence[str]) -> list[str]:
-    """The one device, if there is one, which is compared with none."""
-    said = []
-    for where in real:
-        medians = [t.median for t in comparison.of(where) if t.median is not None]
-        count = f"was timed at {len(medians)} point{'s' * (len(medians) != 1)}"
-        said.append(f"{where} {count if comparison.sweep else f'takes {fine(medians[0])}'}")
-    return said
+def _single(comparison: Comparison, where: str) -> str:
+    """The one device, which is compared with none."""
+    medians = [t.median for t in comparison.of(where) if t.median is not None]
+    count = f"was timed at {len(medians)} point{'s' * (len(medians) != 1)}"
+    return f"{where} {count if comparison.sweep else f'takes {fine(medians[0])}'}"
 
 
 def _order(comparison: Comparison, real: Sequence[str]) -> list[str]:
     """The fastest, those that are as fast, and by how much they are faster than the others."""
-    timed = {t.where: t for t in comparison.timings}
-    medians = {where: timed[where].median or 0.0 for where in real}
-    best = min(real, key=lambda where: medians[where])
-    ratios = {w: medians[w] / medians[best] for w in real if medians[best]}
-    equal = [w for w in real if ratios.get(w, 1) < _EVEN or not timed[w].differs(timed[best])]
-    by = [f"{times(ratios[other])} faster than {other}" for other in real if other not in equal]
+    timed = [t for t in comparison.timings if t.where in real]
+    best = min(timed, key=lambda t: t.median or 0.0)
+    equal = [t.where for t in timed if not t.differs(best)]
+    by = [
+        f"{times((t.median or 0.0) / (best.median or 1.0))} faster than {t.where}"
+        for t in timed
+        if t.where not in equal
+    ]
     if not by:
         return [f"{both(real)} do not differ by more than the spread"]
     return [f"{both(equal)} {'is' if len(equal) == 1 else 'are'} {both(by)}"]
