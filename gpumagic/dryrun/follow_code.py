@@ -20,12 +20,11 @@ import torch
 
 from gpumagic import faults
 from gpumagic.device import Device
-from gpumagic.dryrun import engine_after_fork
 from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
 from gpumagic.dryrun.fake_operators import Crossings, Operators
 from gpumagic.dryrun.fakes import Fakes, Inherited
-from gpumagic.dryrun.forked import run_forked
+from gpumagic.dryrun.forked import engine_flags, let_backward_run, run_forked
 from gpumagic.dryrun.held_memory import Before, HeldMemory, measure, peaks
 from gpumagic.dryrun.result import DryRun, Mismatch, Unknown, describe
 from gpumagic.dryrun.unknown import Stopped, raised
@@ -72,14 +71,14 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
     importlib.import_module("torch._dynamo")  # else each copy would load it anew
     device = subject.device
     before = measure(None if device is None else as_torch(device))
-    outer, flags = placement(), engine_after_fork.flags()
+    outer, flags = placement(), engine_flags()
 
     def work() -> DryRun:
         global _following
         _following = True
         if before.real:
             switch.stand_in(before.real)
-        engine_after_fork.restore(flags)
+        let_backward_run(flags)
         if outer is not None:
             in_force.set(outer)  # a fork leaves it
         return _Following(subject).run(before)

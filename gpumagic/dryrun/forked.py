@@ -9,6 +9,7 @@ private copy. The function is not kept from anything else here: see `confined`.
 
 import ctypes
 import gc
+import itertools
 import mmap
 import os
 import re
@@ -18,8 +19,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import lru_cache
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NamedTuple
+
+import torch
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
@@ -110,7 +114,7 @@ def _where(fault: faults.Fault) -> str:
     return " ".join([fault.error, *[line for line in lines if line.startswith("File ")][-1:]])
 
 
-class Mapping(NamedTuple):
+class _Mapping(NamedTuple):
     """A stretch of this process's memory."""
 
     start: int
@@ -129,7 +133,7 @@ def _detach(keep: int) -> None:
         descriptors = {0, 1, 2}
     for descriptor in descriptors - {keep, nowhere}:
         _detach_descriptor(descriptor, nowhere)
-    for mapping in mappings():
+    for mapping in _mappings():
         if mapping.access.startswith("rw") and mapping.access.endswith("s"):
             _make_private(mapping)
 
@@ -148,7 +152,7 @@ def _detach_descriptor(descriptor: int, nowhere: int) -> None:
         os.dup2(nowhere, descriptor, inheritable=False)
 
 
-def mappings() -> list[Mapping]:
+def _mappings() -> list[_Mapping]:
     """The memory of this process, in the order of its addresses; empty where it cannot be known."""
     try:
         with open("/proc/self/maps") as file:
@@ -156,13 +160,13 @@ def mappings() -> list[Mapping]:
     except OSError:
         return []
     return [
-        Mapping(int(m[1], 16), int(m[2], 16) - int(m[1], 16), m[3], int(m[4], 16), m[5])
+        _Mapping(int(m[1], 16), int(m[2], 16) - int(m[1], 16), m[3], int(m[4], 16), m[5])
         for m in found
         if m is not None
     ]
 
 
-def _make_private(mapping: Mapping) -> None:
+def _make_private(mapping: _Mapping) -> None:
     start, size, _, offset, path = mapping
     if path.startswith("/dev/") and not path.startswith(("/dev/shm/", "/dev/zero")):
         return  # a device's own
@@ -179,3 +183,55 @@ def _make_private(mapping: Mapping) -> None:
         return
     remap(start, size, access, _PRIVATE_FIXED, file, offset)
     os.close(file)
+
+
+# Once a backward pass has run with a GPU, torch's engine refuses every backward pass in a forked
+# child, because the engine's threads are gone. A dry run needs none of them: it runs all of it on
+# its own thread. The refusal is one flag in libtorch_cpu's memory, set in the child by fork itself;
+# it is found by comparing that memory before and after, and cleared in the child alone.
+_LIBRARY = "libtorch_cpu.so"
+_PAGE, _MOST = 4096, 16 * 2**20
+
+
+def engine_flags() -> bytes:
+    """The zeroed variables of libtorch_cpu, as they are before the fork; empty where unknown."""
+    start, size = _variables()
+    return ctypes.string_at(start, size)
+
+
+def let_backward_run(before: bytes) -> None:
+    """In the child: let backward passes run here, if they do not."""
+    torch.autograd.set_multithreading_enabled(False)
+    if _works() or not before:
+        return
+    start, size = _variables()
+    after = ctypes.string_at(start, size)
+    for at in (m.start() for m in re.finditer(b"\1", after) if before[m.start()] == 0):
+        flag = ctypes.c_ubyte.from_address(start + at)
+        flag.value = 0
+        if _works():
+            return
+        flag.value = 1
+
+
+def _works() -> bool:
+    try:
+        with torch.enable_grad():
+            torch.ones((), device="cpu", requires_grad=True).clone().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1)
+def _variables() -> tuple[int, int]:
+    """Where that library's variables without a first value lie, and how many bytes they are.
+
+    The anonymous memory right behind the last part of the library that is mapped from its file.
+    """
+    for before, after in itertools.pairwise(_mappings()):
+        follows = before.start + before.size == after.start and not after.path
+        if before.path.endswith(_LIBRARY) and follows and after.access.startswith("rw"):
+            # They begin in the last page of what is mapped.
+            return after.start - _PAGE, min(after.size, _MOST) + _PAGE
+    return 0, 0

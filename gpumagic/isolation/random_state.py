@@ -30,7 +30,7 @@ class Randomness:
             numpy.random.set_state(self._numpy)
         for name, state in self._devices.items():
             _set(name, state)
-        for name, generator in _cuda_generators():
+        for name, generator in _generators().items():
             if name not in self._devices:
                 # As `torch.manual_seed` seeds a device that starts later.
                 generator.manual_seed(torch.initial_seed())
@@ -54,26 +54,23 @@ class Randomness:
         }
 
 
-def _cuda_generators() -> list[tuple[str, Any]]:
-    # To ask must not start CUDA.
-    if not torch.cuda.is_initialized():
-        return []
-    return [(f"cuda:{n}", made) for n, made in enumerate(torch.cuda.default_generators)]
+def _generators() -> dict[str, Any]:
+    """Those that torch's own functions draw from, by device; to ask must not start CUDA."""
+    found: dict[str, Any] = {"cpu": torch.default_generator}
+    if torch.cuda.is_initialized():
+        found |= {f"cuda:{n}": made for n, made in enumerate(torch.cuda.default_generators)}
+    return found
 
 
 def _states() -> dict[str, Tensor]:
-    states = {"cpu": torch.default_generator.get_state()}
+    states = {name: generator.get_state() for name, generator in _generators().items()}
     if torch.backends.mps.is_available():
         states["mps:0"] = torch.mps.get_rng_state()
-    return states | {name: generator.get_state() for name, generator in _cuda_generators()}
+    return states
 
 
 def _set(name: str, state: Tensor) -> None:
-    if name == "cpu":
-        torch.default_generator.set_state(state)
-    elif name.startswith("mps"):
+    if name.startswith("mps"):
         torch.mps.set_rng_state(state)
-    else:
-        for here, generator in _cuda_generators():
-            if here == name:
-                generator.set_state(state)
+    elif name in (generators := _generators()):
+        generators[name].set_state(state)
