@@ -7,7 +7,8 @@ path that is not intercepted ends in a kernel of CUDA. All runs in forked childr
 five types, forward and backward, and every public function of torch, Tensor, torch.nn.functional,
 fft, linalg, special, signal, and torchvision.ops with arguments of many kinds. What a call raises
 does not matter, unless it comes from CUDA. Prints a table and what was found. Ends with 1 if
-anything killed its process or reached CUDA.
+anything killed its process or reached CUDA. One entry is late: `Tensor.index` of 0.5 never ends, on
+any device.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ def _of_function(group: str, name: str) -> Iterator[Callable[[], Any]]:
     some = torch.arange(1.0, 17.0, device=_DEVICE)
     tensors = [some, some.view(4, 4), some.view(1, 4, 4), some.view(1, 1, 4, 4), some[0], some[:0]]
     tensors += [some.view(4, 4).to(getattr(torch, dtype)) for dtype in DTYPES[1:]]
+    yield _by_name(function)
     for n in (1, 4):
         yield lambda n=n: function(n, **there)
         yield lambda n=n: function(n, n, **there)
@@ -139,6 +141,29 @@ def _of_function(group: str, name: str) -> Iterator[Callable[[], Any]]:
         yield lambda x=x: function([x, x])
         yield lambda x=x: function("ii->i", x)
         yield lambda x=x: function(x, **there)
+
+
+def _by_name(function: Callable[..., Any]) -> Callable[[], Any]:
+    """A call that fits its parameters by their names, as those of torchvision want it."""
+    import torch
+
+    boxes = torch.tensor([[0.0, 0, 2, 2], [1, 1, 3, 3]], device=_DEVICE)
+    image = torch.arange(32.0, device=_DEVICE).view(1, 2, 4, 4)
+    fitting: dict[str, Any] = dict.fromkeys(("boxes", "boxes1", "boxes2"), boxes)
+    fitting |= {"scores": boxes[:, 0], "iou_threshold": 0.5, "min_size": 1.0, "size": (4, 4)}
+    fitting |= {"idxs": boxes[:, 0].long(), "masks": image[0] > 3, "in_fmt": "xyxy", "p": 0.5}
+    fitting |= {"out_fmt": "cxcywh", "block_size": 1, "mode": "row", "output_size": 2}
+    fitting |= {"offset": image.new_zeros(1, 18, 2, 2), "weight": image.new_ones(3, 2, 3, 3)}
+    fitting |= {"inputs": image, "targets": image, "input": image, "x": [image, image]}
+    if "roi" in function.__name__:
+        image, boxes = image.repeat(1, 2, 1, 1), torch.cat([boxes[:, :1] * 0, boxes], 1)
+        fitting |= {"input": image, "boxes": boxes}
+
+    def call() -> Any:
+        parameters = inspect.signature(function).parameters.values()
+        return function(**{p.name: fitting[p.name] for p in parameters if p.default is p.empty})
+
+    return call
 
 
 def hunt(todo: list[tuple[str, str]]) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -42,15 +42,7 @@ WAITS = frozenset(
 )
 """Operators for which the host waits, because a value or a shape depends on the data."""
 DRAWS = frozenset(
-    {
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "gru",
-        "lstm",
-        "native_dropout",
-        "rnn_relu",
-        "rnn_tanh",
-        "rrelu_with_noise",
-    }
+    ["native_dropout", "rrelu_with_noise", "_scaled_dot_product_flash_attention_for_cpu"]
 )
 """Operators that draw random numbers and take no generator."""
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})

@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-C: Any = torch._C
 aten: Any = torch.ops.aten
 _FLASH = 1  # at::sdp::SDPBackend::flash_attention
 
 
 def network_kernels(overload: Callable[[str], Any]) -> dict[str, Callable[..., Any]]:
-    """By the operators' names. They stand above autograd."""
+    """By the operators' names. They stand above autograd, and below it for inference mode."""
     kernels: dict[str, Callable[..., Any]] = {
         f"{cell}.{variant}": _recurrent(overload(f"{cell}.{variant}"))
         for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -83,10 +82,7 @@ def _stand_in(tensor: Tensor) -> Tensor:
 
 
 def _recurrent(op: Any) -> Callable[..., Any]:
-    """torch's own decomposition into single operators, after cuDNN's check of devices.
-
-    Where autograd does not record, and nothing is packed, the CPU's kernel as a whole.
-    """
+    """torch's own decomposition into single operators, after cuDNN's check of devices."""
     names = [argument.name for argument in op._schema.arguments]
 
     def kernel(*args: Any) -> Any:
@@ -102,12 +98,7 @@ def _recurrent(op: Any) -> Callable[..., Any]:
                     )
         if torch.is_autocast_enabled("cuda"):
             given = tree_map(_autocast, given)
-        tensors = (t for t in tree_leaves(given) if isinstance(t, Tensor))
-        records = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        if records or "batch_sizes" in given:
-            return _layers(op, given)
-        with C._AutoDispatchBelowAutograd():
-            return op(*given.values())
+        return _layers(op, given)
 
     return kernel
 

@@ -25,8 +25,19 @@ Kernel = Callable[..., Any]
 _LEFT_ALONE = {"aten", "c10d", "symm_mem", "_native"}
 
 
-_TAKEN_APART = frozenset(["_lazy_clone", "_unsafe_view", "copy_", "linalg_lstsq", "unsafe_split"])
-"""Composite operators whose results share an argument's bytes, or come of another algorithm."""
+_TAKEN_APART = frozenset(
+    [
+        "_lazy_clone",
+        "_unsafe_view",
+        "copy_",
+        "index_put",
+        "index_put_",
+        "linalg_lstsq",
+        "unsafe_split",
+    ]
+)
+"""Composite operators whose results share an argument's bytes, come of another algorithm on the CPU,
+or have a wait within."""
 
 kernels: dict[str, Kernel] = {}
 """By name, those of aten at the key CUDA while virtual GPUs are on."""
@@ -78,9 +89,7 @@ def _register_above(aten: Any) -> None:
     """Operators that stand above autograd, and those that virtual GPUs refuse."""
     for name, kernel in network_kernels(overload).items():
         _put(aten, name, kernel, "AutogradCUDA")
-        # Inference mode goes past the first.
-        below = kernel_of(overload(name)) if name.endswith(".input") else kernel
-        _put(aten, name, below, "CUDA")
+        _put(aten, name, kernel, "CUDA")  # inference mode goes past the first
     for name in _names("QuantizedCUDA"):
         _put(aten, name, _refusal(f"aten::{name}"), "QuantizedCUDA")
 

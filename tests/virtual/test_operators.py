@@ -207,14 +207,8 @@ RECURRENT = {
 def test_recurrent_networks(kind, gpus, same):
     torch.manual_seed(0)
     net, given = RECURRENT[kind](), torch.randn(5, 3, 6)
-    with torch.no_grad():
-        cpu = net.eval()(given)
-        assert same(cpu[0], net.to("cuda:1")(given.cuda(1))[0])
-    out, state = net(given.cuda(1))  # while autograd records
-    torch.testing.assert_close(out.cpu(), cpu[0])
-    assert (state[0] if kind == "LSTM" else state).shape[0] == net.num_layers * (
-        2 if net.bidirectional else 1
-    )
+    cpu = net.eval()(given)[0]
+    torch.testing.assert_close(net.to("cuda:1")(given.cuda(1))[0].cpu(), cpu)
     torch.cuda.manual_seed(0)
     one, other = net.train()(given.cuda(1))[0], net(given.cuda(1))[0]
     assert not same(one, other)  # the dropout between layers

@@ -80,7 +80,7 @@ def test_a_failure_while_turning_on_leaves_nothing(monkeypatch, runtime):
     assert published.read(runtime) == []
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
 def test_torchscript_does_not_fuse_for_a_gpu_meanwhile():
     before = torch._C._jit_can_fuse_on_gpu()
     virtual.enable(1)
