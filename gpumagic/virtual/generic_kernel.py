@@ -54,20 +54,6 @@ _as_it_is = contextlib.nullcontext()
 class KernelPlan:
     """What the kernel must know of an operator, read from its schema once."""
 
-    __slots__ = (
-        "arguments",
-        "composite",
-        "draws",
-        "generator_at",
-        "name",
-        "number_ok",
-        "outs",
-        "results",
-        "tensors",
-        "view",
-        "waits",
-    )
-
     def __init__(self, op: Any) -> None:
         schema = op._schema
         self.name: str = schema.name.split("::")[1]
@@ -111,12 +97,12 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     if plan.view:  # metadata only: the CPU's kernel serves any device
         return op.redispatch(CPU, *args, **kwargs)
     found: Found = []
-    numbers: list[str] = []
+    above: list[str] = []  # arguments for which another key than CPU decides
     low = [
-        _lower(plan, name, x, found, numbers)
+        _lower(plan, name, x, found, above)
         for name, x in zip(plan.arguments, args)  # noqa: B905 (defaults may be left out)
     ]
-    low_kwargs = {name: _lower(plan, name, x, found, numbers) for name, x in kwargs.items()}
+    low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
     gpu = one_gpu(found) if found else gpu_of(kwargs.get("device"))
     if gpu is None:
         if plan.composite:  # each operator within says itself what it thinks of the devices
@@ -130,14 +116,14 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         _tell(plan, found, gpu)
     started = perf_counter_ns()
     with cpu_draws_from(gpu.generator) if plan.draws else _as_it_is:
-        result = _compute(op, plan, low, low_kwargs, found, numbers)
+        result = _compute(op, plan, low, low_kwargs, found, above)
     gpu.account.worked(started)
     if plan.results > 1 and type(result) is tuple:
         return tuple([_lift(plan, r, found, gpu) for r in result])
     return _lift(plan, result, found, gpu)
 
 
-def _lower(plan: KernelPlan, name: str, x: Any, found: Found, numbers: list[str]) -> Any:
+def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) -> Any:
     """An argument as the CPU's kernel takes it."""
     if isinstance(x, Tensor):
         low = x
@@ -146,6 +132,7 @@ def _lower(plan: KernelPlan, name: str, x: Any, found: Found, numbers: list[str]
         elif x.is_cuda:
             if in_parts(x):
                 low = flip_parts(x)
+                above.append(name)
             elif name in plan.outs and not x.numel():
                 low = torch.empty(0, dtype=x.dtype)
             else:
@@ -154,9 +141,9 @@ def _lower(plan: KernelPlan, name: str, x: Any, found: Found, numbers: list[str]
         return low
     if isinstance(x, (list, tuple)):
         if x and not isinstance(x[0], int):
-            return [_lower(plan, name, y, found, numbers) for y in x]
+            return [_lower(plan, name, y, found, above) for y in x]
     elif name in plan.tensors and isinstance(x, (int, float, complex)):
-        numbers.append(name)  # C++ hands a "wrapped number" tensor to Python as a number
+        above.append(name)  # C++ hands a "wrapped number" tensor to Python as a number
     return x
 
 
@@ -186,17 +173,17 @@ def _compute(
     low: list[Any],
     low_kwargs: dict[str, Any],
     found: Found,
-    numbers: list[str],
+    above: list[str],
 ) -> Any:
     __tracebackhide__ = True
-    call = functools.partial(op.redispatch, CPU)
-    if numbers and not plan.number_ok:
+    call = op if above else functools.partial(op.redispatch, CPU)
+    if above and not plan.number_ok:
         low = [
-            torch.tensor(x, dtype=torch.result_type(found[0][1], x)) if name in numbers else x
+            torch.tensor(x, dtype=torch.result_type(found[0][1], x))
+            if name in above and isinstance(x, (int, float, complex))
+            else x
             for name, x in zip(plan.arguments, low)  # noqa: B905 (defaults may be left out)
         ]
-    if numbers or any(in_parts(t) for _, t, _ in found):
-        call = op  # the arguments decide on another dispatch key than CPU
     try:
         return call(*low, **low_kwargs)
     except RuntimeError as error:
@@ -219,16 +206,17 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
     if not isinstance(result, Tensor):
         return result
     for name, tensor, low in found:
-        if low is result and result.layout is not torch.strided:
-            return replace_sparse(tensor, adopt_parts(result.clone(), gpu))
         if low is result:
+            if result.layout is not torch.strided:
+                return replace_sparse(tensor, adopt_parts(result.clone(), gpu))
             if name in plan.outs and low.shape != tensor.shape:
                 _resize_out(tensor, low, gpu)
             return tensor
     if in_parts(result):
         return adopt_parts(result, gpu)
+    pointer = result.data_ptr()
     for _, _, low in found:  # an out= may have the bytes of an argument before it
-        if not in_parts(low) and low.data_ptr() == result.data_ptr() and result.numel():
+        if pointer and low.layout is torch.strided and low.data_ptr() == pointer:
             return adopt(result.clone(), gpu)  # an alias that the schema does not tell of
     return adopt(result, gpu)
 

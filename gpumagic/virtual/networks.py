@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp.decompositions import gru_cell_data, lstm_cell
 from torch.nn.functional import linear
 from torch.utils._pytree import tree_map
 
@@ -130,32 +131,12 @@ def _layers(op: Any, given: dict[str, Any]) -> Any:
 
 
 def _lstm_cell(
-    input: Tensor,
-    hx: list[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    gates = linear(hx[0], w_hh, b_hh) + linear(input, w_ih, b_ih)
-    keep, forget, new, out = gates.chunk(4, 1)
-    state = forget.sigmoid() * hx[1] + keep.sigmoid() * new.tanh()
-    return out.sigmoid() * state.tanh(), state
+    input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
+) -> Any:
+    return lstm_cell(linear(input, w_ih, b_ih), hx[0], hx[1], w_hh, b_hh, None, 1)
 
 
 def _gru_cell(
-    input: Tensor,
-    hx: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> Tensor:
-    from_input, from_state = (
-        linear(input, w_ih, b_ih).chunk(3, 1),
-        linear(hx, w_hh, b_hh).chunk(3, 1),
-    )
-    reset = (from_input[0] + from_state[0]).sigmoid()
-    update = (from_input[1] + from_state[1]).sigmoid()
-    new = (from_input[2] + reset * from_state[2]).tanh()
-    return (hx - new) * update + new
+    input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
+) -> Any:
+    return gru_cell_data(input, hx, w_ih, b_ih, w_hh, b_hh)

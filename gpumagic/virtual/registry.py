@@ -25,19 +25,10 @@ Kernel = Callable[..., Any]
 _LEFT_ALONE = {"aten", "c10d", "symm_mem", "_native"}
 
 
-_TAKEN_APART = frozenset(
-    [
-        "_lazy_clone",
-        "_unsafe_view",
-        "copy_",
-        "index_put",
-        "index_put_",
-        "linalg_lstsq",
-        "unsafe_split",
-    ]
-)
-"""Composite operators whose results share an argument's bytes, come of another algorithm on the CPU,
-or have a wait within."""
+_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}
+"""Composite operators whose results share an argument's bytes, which their schema does not tell."""
+_TAKEN_APART = _SHARE | {"copy_", "index_put", "index_put_", "linalg_lstsq"}
+"""Those, and those that copy, wait or choose an algorithm by the device."""
 
 kernels: dict[str, Kernel] = {}
 """By name, those of aten at the key CUDA while virtual GPUs are on."""
