@@ -61,7 +61,8 @@ def _register_dense(aten: Any) -> None:
     # it runs as a whole on the CPU.
     composites = {n for n in _names("CompositeExplicitAutograd") if not n.endswith("out")}
     whole = {name for name in composites if _is_whole(overload(name))}
-    not_whole = {"_fused_rms_norm", *host_kernels()}
+    # The second refuses lengths that are not the host's.
+    not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *host_kernels()}
     # On a CUDA build all of its own too: no real kernel must ever see these bytes.
     for name in _names("CPU") | _names("CUDA") | whole:
         if name not in kernels and name not in not_whole:

@@ -61,10 +61,7 @@ def describe(value: Any, node: ast.expr, text: str) -> Part | None:
     """A value as an operand."""
     kind = type(value)
     if issubclass(kind, Tensor):
-        part = Part(node, text, "tensor", (full(value.device),), value=value)
-        batched = torch._C._functorch.is_batchedtensor(value)
-        part = like(part, value)
-        return replace(part, about=f"{part.about}, one of a batch by vmap") if batched else part
+        return _tensor(value, node, text)
     if issubclass(kind, nn.Module):
         return _module(value, node, text)
     if issubclass(kind, torch.Generator):
@@ -75,14 +72,14 @@ def describe(value: Any, node: ast.expr, text: str) -> Part | None:
     return _container(value, node, text) or _object(value, node, text)
 
 
-def like(part: Part, tensor: Tensor) -> Part:
-    """The part with the shape, type and size of a tensor."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    shape = tuple(int(n) for n in tensor.shape)
+def _tensor(value: Tensor, node: ast.expr, text: str) -> Part:
+    where, dtype = full(value.device), str(value.dtype).removeprefix("torch.")
+    shape = tuple(int(n) for n in value.shape)
     about = f"{dtype}[{', '.join(map(str, shape))}]"
-    scalar = part.scalar or (not shape and part.device == "cpu")
-    nbytes = bytes_of(tensor)
-    return replace(part, nbytes=nbytes, dtype=dtype, shape=shape, about=about, scalar=scalar)
+    if torch._C._functorch.is_batchedtensor(value):
+        about += ", one of a batch by vmap"
+    scalar, nbytes = not shape and where == "cpu", bytes_of(value)
+    return Part(node, text, "tensor", (where,), nbytes, dtype, shape, about, scalar, value=value)
 
 
 def _container(value: Any, node: ast.expr, text: str) -> Part | None:
