@@ -6,10 +6,7 @@ from typing import Any
 from IPython.display import display
 
 # By name, so that loading us does not import it.
-_KINDS = (
-    ("gpumagic.telemetry.snapshot", "Snapshot"),
-    ("gpumagic.widget.live_monitor", "MonitorWidget"),
-)
+_SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
 
 
 class Once:
@@ -28,18 +25,19 @@ class Once:
         self._shown_in: object = None
 
     def install(self) -> None:
-        for kind in _KINDS:
-            self._formatter.for_type_by_name(*kind, self._display)
+        self._formatter.for_type_by_name(*_SNAPSHOT, self._display)
 
     def uninstall(self) -> None:
-        for name in _KINDS:
-            self._formatter.deferred_printers.pop(name, None)
+        self._formatter.deferred_printers.pop(_SNAPSHOT, None)
         for kind, printer in list(self._formatter.type_printers.items()):
             if printer == self._display:
                 self._formatter.type_printers.pop(kind)
 
     def show(self, value: Any) -> Any:
         """Show it now; returns it."""
+        # The class that is ours and common to all: of widgets each has one of its own below it.
+        ours = [kind for kind in type(value).__mro__ if kind.__module__.startswith("gpumagic.")]
+        self._formatter.for_type(ours[-1], self._display)
         _publish(value)
         self._shown, self._shown_in = value, self._cell()
         return value
