@@ -36,6 +36,7 @@ from gpumagic.placement.swap import enter
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.lines import BEFORE, UserLine, innermost, innermost_of
 from gpumagic.virtual import switch
+from gpumagic.virtual.virtual_gpus import keep_after_fork
 
 LIMIT_S = 60.0
 _GRACE_S = 5.0  # past the limit, to end by itself with what it knows by then
@@ -112,6 +113,7 @@ class _Following:
         self._unknown.setdefault((where, reason), Unknown(where, reason, ended))
 
     def run(self, before: Before) -> DryRun:
+        keep_after_fork()
         subject, named, variables = self._subject, dict[str, Any](), _Variables({})
         confinement = Confinement()
         mode = Fakes(allow_fallback_kernels=False, allow_non_fake_inputs=True)

@@ -187,6 +187,8 @@ class CellHooks:
         self.finish(cell, error)
         if self.watched:
             self.watched.end(cell)
+        if virtual := sys.modules.get("gpumagic.virtual"):
+            virtual.refresh()
 
     # -- beginning and ending
     def begin(self, text: str) -> Any:

@@ -17,7 +17,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -76,6 +76,7 @@ class Publisher:
     def __init__(self, gpus: Sequence[VirtualFacts], folder: Path | None = None) -> None:
         self._pid = os.getpid()
         self._facts = tuple(gpus)
+        self.refresh: Callable[[], None] = lambda: None  # called before they are read here
         # None where no file could be written: this process still sees its own GPUs.
         self.path: Path | None = None
         self._shared = mmap.mmap(-1, _HEADER + _ROW * len(gpus))
@@ -107,6 +108,7 @@ class Publisher:
 
     def states(self) -> list[VirtualState]:
         """These GPUs now, straight from memory."""
+        self.refresh()
         return _states(self._pid, self._facts, [list(row) for row in self.counters])
 
     def close(self) -> None:

@@ -40,7 +40,10 @@ _HEADER_WORDS = 2  # before a table's entries: offset to top, type information
 _DESTRUCTORS = 2
 _GUARD_WORDS = 64
 _HOOKS_WORDS = 64  # the table has 49 or 50; what follows it is copied and never called
+_ALLOCATOR_BYTES = 64  # it has no more than the address of its virtual table
+_STORAGE_WORDS = 12  # of c10::StorageImpl, as many as lie in every version; one is its allocator's
 
+_pinned: list[tuple[int, int]] = []
 # C++ may look at these until the very end of the process, after Python is gone.
 _kept: list[Any] = []
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
@@ -102,10 +105,33 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
     order = header_order()[1:]
     if "getPinnedMemoryAllocator" in order and hasattr(c10, CPU_ALLOCATOR):
         at = first + order.index("getPinnedMemoryAllocator")
-        table[at] = _address(getattr(c10, CPU_ALLOCATOR))
+        table[at] = _address(_pinned_allocator(c10))
     _kept.append(table)
     stack.callback(setattr, pointer, "value", pointer.value)
     pointer.value = ctypes.addressof(table) + _HEADER_WORDS * ctypes.sizeof(ctypes.c_void_p)
+
+
+def _pinned_allocator(c10: ctypes.CDLL) -> Any:
+    """A function that gives a twin of the CPU's allocator, by which its storages are known."""
+    get = getattr(c10, CPU_ALLOCATOR)
+    get.restype = ctypes.c_void_p
+    ordinary = get()
+    twin = ctypes.create_string_buffer(ctypes.string_at(ordinary, _ALLOCATOR_BYTES))
+    give = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda self: ctypes.addressof(twin))
+    words = _words_of(torch.empty(1).untyped_storage())
+    if ordinary in words:
+        _pinned.append((words.index(ordinary), ctypes.addressof(twin)))
+    _kept.append((twin, give))
+    return give
+
+
+def is_pinned(storage: torch.UntypedStorage) -> bool:
+    """Whether a storage of the CPU was made pinned."""
+    return any(_words_of(storage)[at] == allocator for at, allocator in _pinned)
+
+
+def _words_of(storage: torch.UntypedStorage) -> list[int | None]:
+    return list((ctypes.c_void_p * _STORAGE_WORDS).from_address(storage._cdata))
 
 
 def _address(function: Any) -> int | None:

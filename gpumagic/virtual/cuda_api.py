@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.virtual import virtual_storages
+from gpumagic.virtual import collectives, events, profiling, virtual_storages
 from gpumagic.virtual.generators import Generator
 from gpumagic.virtual.memory_account import MemoryStat
 from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Stream
-from gpumagic.virtual.virtual_gpus import GPUS, gpu_of
+from gpumagic.virtual.virtual_gpus import GPUS, gpu_of, in_bad_fork
 
 C: Any = torch._C
 _missing = object()
@@ -40,7 +40,7 @@ def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
 def install(stack: ExitStack) -> None:
     """Let ``torch.cuda`` see the virtual GPUs until `stack` is closed."""
     for gpu in GPUS:
-        gpu.generator, gpu.stream = Generator(gpu.device), Stream(gpu.device)
+        gpu.generator, gpu.stream = Generator(gpu.device), _default_stream(gpu.device)
     patch(stack, C, **_device_functions(), **_memory_functions(), **_copying_functions())
     patch(stack, C, _has_cudnn=False)
     patch(
@@ -53,21 +53,25 @@ def install(stack: ExitStack) -> None:
         _device_count_nvml=lambda: len(GPUS),
         _initialized=False,
         _cached_device_count=None,
-        _is_in_bad_fork=_no,
+        _is_in_bad_fork=in_bad_fork,
         _queued_calls=list(torch.cuda._queued_calls),
         default_generators=tuple(gpu.generator for gpu in GPUS),
         Stream=Stream,
         Event=Event,
         current_stream=_current_stream,
-        default_stream=_current_stream,
+        default_stream=_default_stream,
         set_stream=_set_stream,
         is_current_stream_capturing=_no,
     )
     patch(stack, torch, Generator=Generator, Stream=AnyStream, Event=AnyEvent)
-    patch(stack, torch.cuda.nvtx, _nvtx=_Nvtx())
+    stack.callback(events.set_sync_debug_mode, 0)
+    collectives.register(stack)
+    patch(stack, torch.cuda.nvtx, _nvtx=profiling.Nvtx())
+    patch(stack, torch.autograd.profiler.profile, __init__=profiling.on_the_cpu)
     patch(stack, torch.cuda.nccl, is_available=_no)
     patch(stack, torch.backends.cudnn, is_acceptable=_no, version=_nothing)
     patch(stack, torch.storage, _to=virtual_storages.to)
+    patch(stack, torch.UntypedStorage, **virtual_storages.refusals())
     patch(stack, torch.storage._StorageBase, clone=virtual_storages.clone)
     for module in (torch.autograd, torch.autograd.graph):
         patch(stack, module, _engine_run_backward=_backward)
@@ -77,12 +81,14 @@ def install(stack: ExitStack) -> None:
     stack.callback(warn, True)
     if torch.version.cuda is None:
         patch(stack, torch.cuda, **_tensor_types())
+    else:
+        patch(stack, torch.distributed, Reducer=collectives.refused_reducer)
 
 
 def _device_functions() -> dict[str, Any]:
     return {
         "_cuda_init": _nothing,
-        "_cuda_isInBadFork": _no,
+        "_cuda_isInBadFork": in_bad_fork,
         "_cuda_getArchFlags": _nothing,
         "_cuda_getDeviceCount": lambda: len(GPUS),
         "_cuda_getDevice": C._accelerator_getDeviceIndex,
@@ -95,8 +101,8 @@ def _device_functions() -> dict[str, Any]:
         "_cuda_isCurrentStreamCapturing": _no,
         "_cuda_synchronize": _nothing,
         "_cuda_ipc_collect": _nothing,
-        "_cuda_set_sync_debug_mode": _nothing,
-        "_cuda_get_sync_debug_mode": lambda: 0,
+        "_cuda_set_sync_debug_mode": events.set_sync_debug_mode,
+        "_cuda_get_sync_debug_mode": lambda: events.sync_debug_mode,
         "_accelerator_synchronizeDevice": _nothing,
     }
 
@@ -157,13 +163,19 @@ def _current_stream(device: Any = None) -> Any:
     return gpu_of(device).stream
 
 
+def _default_stream(device: Any = None) -> Stream:
+    return Stream(gpu_of(device).device, stream_id=0)
+
+
 def _set_stream(stream: Any) -> None:
     if stream is not None:
         gpu_of(stream.device_index).stream = stream
+        _set_device(stream.device_index)
 
 
 def _memory_stats(index: int) -> dict[str, Any]:
     account = gpu_of(index).account
+    account.refresh()
     pools: dict[str, Any] = {}
     for names, stat in (
         (("allocated_bytes", "active_bytes", "requested_bytes"), account.bytes),
@@ -250,15 +262,6 @@ def _backward(*args: Any, **kwargs: Any) -> Any:
     # were, if a backward pass ran before; and the user's frames stay in the traceback.
     with torch.autograd.set_multithreading_enabled(False):
         return _run_backward(*args, **kwargs)
-
-
-class _Nvtx:
-    """Marks for a profiler that is not there."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lambda *args: 0
 
 
 def _tensor_types() -> dict[str, type]:

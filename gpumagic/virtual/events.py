@@ -1,7 +1,12 @@
-"""Report copies and waits between devices to whoever listens; internal to gpumagic."""
+"""Report copies and waits between devices to whoever listens.
+
+One listener is torch's own debug mode, which warns, or raises, where the host waits for a GPU. To
+it, copies to a GPU are asynchronous: whether they block is not reported.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -22,3 +27,25 @@ def emit(
     """Call every listener."""
     for listener in listeners:
         listener(kind, operator, source, destination, nbytes)
+
+
+sync_debug_mode = 0
+"""0: none, 1: warn, 2: raise."""
+
+
+def set_sync_debug_mode(mode: int) -> None:
+    """What ``torch.cuda.set_sync_debug_mode`` calls."""
+    global sync_debug_mode
+    sync_debug_mode = int(mode)
+    if _debug in listeners:
+        listeners.remove(_debug)
+    if mode:
+        listeners.append(_debug)
+
+
+def _debug(kind: str, operator: str, source: object, to: torch.device, nbytes: int) -> None:
+    __tracebackhide__ = True
+    if kind == "sync" or (kind == "copy" and to.type == "cpu"):
+        if sync_debug_mode == 2:
+            raise RuntimeError("called a synchronizing CUDA operation")
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=2)

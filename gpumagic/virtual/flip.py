@@ -8,7 +8,6 @@ own deleter keeps the first tensor alive as long as the second.
 from __future__ import annotations
 
 import ctypes
-import weakref
 from typing import Any
 
 import torch
@@ -42,30 +41,9 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
     return flipped._neg_view() if tensor.is_neg() else flipped
 
 
-class _Block(weakref.ref[Tensor]):
-    """An allocation on a GPU. It dies with the CPU tensor that owns the bytes."""
-
-    __slots__ = ("gpu", "size")
-    gpu: VirtualGpu
-    size: int
-
-
-# A weak reference calls back only while it lives itself.
-_blocks: set[weakref.ref[Tensor]] = set()
-
-
-def _freed(block: weakref.ref[Tensor]) -> None:
-    _blocks.discard(block)
-    assert isinstance(block, _Block)
-    block.gpu.account.release(block.size)
-
-
 def adopt(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
     """A fresh CPU tensor becomes a tensor of `gpu`, charged to it until its bytes are freed."""
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
-        size = gpu.account.charge(nbytes)
-        block = _Block(tensor, _freed)
-        block.gpu, block.size = gpu, size
-        _blocks.add(block)
+        gpu.account.charge(tensor, nbytes)
     return flip(tensor, gpu.code)

@@ -1,16 +1,19 @@
 """Count what lies on one virtual GPU: bytes, blocks, peaks, and the capacity they must fit in.
 
 Guarantees: the numbers are right whichever threads allocate and free, and when a garbage collection
-frees in the midst of an allocation; the published row of counters follows every change.
+frees in the midst of an allocation. What was freed is counted, and the published row of counters
+written, at the next allocation or reading.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter_ns, time_ns
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -61,6 +64,13 @@ class MemoryStat:
         self.allocated = self.freed = 0
 
 
+class _Block(weakref.ref[Any]):
+    """An allocation. It dies with the object that owns the bytes."""
+
+    __slots__ = ("size",)
+    size: int
+
+
 class MemoryAccount:
     """The memory of one virtual GPU; ``limit`` is how many bytes of its capacity may be allocated.
 
@@ -74,53 +84,55 @@ class MemoryAccount:
         self.bytes, self.blocks, self.reserved = MemoryStat(), MemoryStat(), MemoryStat()
         self.ooms = self.retries = 0
         self._row: Counters = row
-        self._lock = threading.Lock()
-        # A tensor may die on any thread, and in a garbage collection that starts while this very
-        # thread holds the lock: so freeing only queues, and whoever can take the lock frees.
-        self._freed: deque[int] = deque()
+        self.refusal = ""  # why nothing can be allocated
+        self._lock = threading.RLock()  # a garbage collection may read the numbers within
+        # A weak reference calls back only while it lives itself.
+        self._live: set[weakref.ref[Any]] = set()
+        # An owner may die on any thread and at any moment. What is called then is one function of
+        # C: in one of Python an interrupt may arrive, which Python would drop there.
+        self._freed: deque[weakref.ref[Any]] = deque()
         self._busy = 0
         self._window = perf_counter_ns()
 
-    def charge(self, nbytes: int) -> int:
-        """Allocate; returns the block's size in bytes, or raises ``torch.OutOfMemoryError``."""
-        size = -(-nbytes // BLOCK) * BLOCK
-        if self._freed:
-            self._free_queued()
+    def charge(self, owner: Any, nbytes: int) -> None:
+        """Allocate until `owner` dies, or raise ``torch.OutOfMemoryError``."""
+        if self.refusal:
+            raise RuntimeError(self.refusal)
+        block = _Block(owner, self._freed.append)
+        block.size = -(-nbytes // BLOCK) * BLOCK
         with self._lock:
-            fits = self.bytes.current + size <= self.limit
+            self._take_freed()
+            fits = self.bytes.current + block.size <= self.limit
             if fits:
-                self.bytes.add(size)
+                self._live.add(block)
+                self.bytes.add(block.size)
                 self.blocks.add(1)
                 grown = self.bytes.current - self.reserved.current
                 if grown > 0:
                     self.reserved.add(-(-grown // SEGMENT) * SEGMENT)
-                self._publish()
+            self._publish()
         if not fits:
-            raise self._out_of_memory(size)
-        if self._freed:
-            self._free_queued()
-        return size
+            raise self._out_of_memory(block.size)
 
-    def release(self, size: int) -> None:
-        """Free a block of `size` bytes; safe in a finalizer."""
-        self._freed.append(size)
-        self._free_queued()
+    def refresh(self) -> None:
+        """Count what was freed since the last allocation."""
+        with self._lock:
+            self._take_freed()
+            self._publish()
 
-    def _free_queued(self) -> None:
-        # Looked at again after the lock is free: a block may have been queued meanwhile by one
-        # who found it taken.
-        while self._freed and self._lock.acquire(blocking=False):
-            try:
-                while self._freed:
-                    self.bytes.take(self._freed.popleft())
-                    self.blocks.take(1)
-                self._publish()
-            finally:
-                self._lock.release()
+    def _take_freed(self) -> None:
+        with suppress(IndexError):
+            while True:
+                block = self._freed.popleft()
+                assert isinstance(block, _Block)
+                self._live.discard(block)
+                self.bytes.take(block.size)
+                self.blocks.take(1)
 
     def empty_cache(self) -> None:
         """Give back to the "driver" what is reserved but not allocated."""
         with self._lock:
+            self._take_freed()
             unused = self.reserved.current - -(-self.bytes.current // SEGMENT) * SEGMENT
             if unused > 0:
                 self.reserved.take(unused)
@@ -128,11 +140,13 @@ class MemoryAccount:
 
     def reset_peak(self) -> None:
         with self._lock:
+            self._take_freed()
             for stat in (self.bytes, self.blocks, self.reserved):
                 stat.reset_peak()
 
     def reset_accumulated(self) -> None:
         with self._lock:
+            self._take_freed()
             for stat in (self.bytes, self.blocks, self.reserved):
                 stat.reset_accumulated()
             self.ooms = self.retries = 0
@@ -140,6 +154,7 @@ class MemoryAccount:
     @property
     def free(self) -> int:
         """Bytes that the "driver" has left."""
+        self.refresh()
         return max(self.capacity - self.reserved.current, 0)
 
     def worked(self, since: int) -> None:
@@ -156,7 +171,7 @@ class MemoryAccount:
     def unpublish(self) -> None:
         """Count on, but for this process alone (and with a lock that no other thread holds)."""
         self._row = [0] * COUNTERS
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _publish(self) -> None:
         self._row[ALLOCATED] = self.bytes.current

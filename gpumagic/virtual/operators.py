@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpumagic.virtual import events
+from gpumagic.virtual import abi, events
 from gpumagic.virtual.flip import adopt, flip
 from gpumagic.virtual.generic_kernel import CPU, HOST, run
 from gpumagic.virtual.virtual_gpus import gpu_of
@@ -157,19 +156,11 @@ def _softmax_backward(op: Any) -> Kernel:
     return kernel
 
 
-# The storages that were asked to be pinned, by address; they need no more than to say so.
-_pinned: weakref.WeakValueDictionary[int, torch.UntypedStorage] = weakref.WeakValueDictionary()
-
-
 def _is_pinned(self: Tensor, device: Any = None) -> bool:
-    return not self.is_cuda and bool(_pinned) and self.untyped_storage().data_ptr() in _pinned
+    return not self.is_cuda and abi.is_pinned(self.untyped_storage())
 
 
 def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
     if self.is_cuda:
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
-    pinned: Tensor = aten.clone.default.redispatch(CPU, self)
-    storage = pinned.untyped_storage()
-    if storage.nbytes():
-        _pinned[storage.data_ptr()] = storage
-    return pinned
+    return torch.empty_like(self, pin_memory=True).copy_(self)

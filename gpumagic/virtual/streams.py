@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ from gpumagic.virtual.virtual_gpus import gpu_of
 
 C: Any = torch._C
 _CUDA = 1  # c10::DeviceType::CUDA
+_numbers = itertools.count(1)  # 0 is the default stream of each GPU
 
 
 class _AnyStream(type(C.Stream)):  # type: ignore[misc]
@@ -45,26 +47,29 @@ class AnyEvent(metaclass=_AnyEvent):
 class Stream(C.Stream):  # type: ignore[misc]
     """``torch.cuda.Stream`` while virtual GPUs are on."""
 
-    cuda_stream = 0
     priority = 0
 
-    def __new__(cls, device: Any = None, priority: int = 0, **_: Any) -> Stream:
-        index = gpu_of(device).index
-        self: Stream = super().__new__(cls, stream_id=0, device_index=index, device_type=_CUDA)
+    def __new__(
+        cls, device: Any = None, priority: int = 0, stream_id: int | None = None, **of: Any
+    ) -> Stream:
+        index = gpu_of(of.get("device_index") if device is None else device).index
+        number = next(_numbers) if stream_id is None else stream_id
+        self: Stream = super().__new__(cls, stream_id=number, device_index=index, device_type=_CUDA)
         return self
+
+    @property
+    def cuda_stream(self) -> int:
+        """Its handle, 0 of a default stream."""
+        return int(self.stream_id)
 
     def query(self) -> bool:
         """Whether all work is done."""
         return True
 
-    def synchronize(self) -> None:
-        """Wait for all work."""
+    def synchronize(self, *other: Any) -> None:
+        """Wait for all work; or let later work wait for another stream or an event."""
 
-    def wait_event(self, event: Any) -> None:
-        """Let later work wait for an event."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Let later work wait for another stream."""
+    wait_event = wait_stream = synchronize
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event at this point of the stream."""
@@ -95,15 +100,14 @@ class Event:
         """Mark this point of a stream."""
         self._at = time.perf_counter()
 
-    def wait(self, stream: Any = None) -> None:
-        """Let a stream's later work wait for this point."""
-
     def query(self) -> bool:
         """Whether the work before this point is done."""
         return True
 
-    def synchronize(self) -> None:
-        """Wait for the work before this point."""
+    def synchronize(self, stream: Any = None) -> None:
+        """Wait for the work before this point; or let a stream's later work wait for it."""
+
+    wait = synchronize
 
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds of CPU time to a later event: they say nothing about a GPU."""

@@ -14,7 +14,7 @@ import torch
 from gpumagic.device import Device, set_virtual
 from gpumagic.errors import GpuError
 from gpumagic.telemetry.virtual_state import COUNTERS, Publisher, VirtualFacts
-from gpumagic.virtual import abi, cuda_api, events, gate, registry
+from gpumagic.virtual import abi, cuda_api, events, gate, refresh, registry
 from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu
 
@@ -65,6 +65,7 @@ def _make(stack: ExitStack, number: int, capacity: int) -> None:
     ids = [uuid.uuid4() for _ in range(number)]
     publisher = Publisher([VirtualFacts(f"GPU-{u}", NAME, capacity) for u in ids])
     stack.callback(publisher.close)
+    publisher.refresh = refresh
     for index, (u, row) in enumerate(zip(ids, publisher.counters, strict=True)):
         account = MemoryAccount(index, capacity, row)
         stack.callback(account.unpublish)

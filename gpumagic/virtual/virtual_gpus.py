@@ -76,10 +76,25 @@ def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
     return GPUS[device]
 
 
+def in_bad_fork() -> bool:
+    """Whether this is the child of a fork, in which CUDA cannot be used either."""
+    return any(gpu.account.refusal for gpu in GPUS)
+
+
+def keep_after_fork() -> None:
+    """Let such a child use the copies that it has of its parent's virtual GPUs."""
+    for gpu in GPUS:
+        gpu.account.refusal = ""
+
+
 def _leave_to_parent() -> None:
     # The child of a fork has copies of these tensors; what it does with them is not its parent's.
     for gpu in GPUS:
         gpu.account.unpublish()
+        gpu.account.refusal = (
+            "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you "
+            "must use the 'spawn' start method"
+        )
 
 
 if hasattr(os, "register_at_fork"):

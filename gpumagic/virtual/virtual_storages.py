@@ -26,3 +26,23 @@ def clone(self: Any, _clone: Any = torch.storage._StorageBase.clone) -> Any:
     if self.device.type != "cuda":
         return _clone(self)
     return make(self.nbytes(), self.device).copy_(self)
+
+
+_REAL_ONLY = {
+    "resize_": "virtual GPUs cannot resize a storage, as FSDP does; use a mesh of CPUs",
+    "_share_cuda_": "virtual GPUs share no memory with other processes; send tensor.cpu()",
+}
+
+
+def refusals() -> dict[str, Any]:
+    """What C++ has for the storages of real GPUs only, as methods that say so."""
+    return {name: _refusal(getattr(torch.UntypedStorage, name), name) for name in _REAL_ONLY}
+
+
+def _refusal(method: Any, name: str) -> Any:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == "cuda":
+            raise NotImplementedError(_REAL_ONLY[name])
+        return method(self, *args, **kwargs)
+
+    return refuse

@@ -1,11 +1,13 @@
 """The rest of torch.cuda: devices, properties, streams, events, random numbers, types."""
 
 import itertools
+import os
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 from gpumagic import device
 
@@ -83,6 +85,33 @@ def test_streams_and_events():
         begin.elapsed_time(torch.cuda.Event())
 
 
+def test_a_stream_is_one_of_its_own_and_its_device_is_current_within():
+    one, two = torch.cuda.Stream(), torch.cuda.Stream(device=1)
+    assert one == one
+    assert one != torch.cuda.Stream()
+    assert torch.cuda.current_stream() == torch.cuda.default_stream() != one
+    with torch.cuda.stream(two):
+        assert torch.cuda.current_device() == 1
+        assert torch.cuda.current_stream() == two != torch.cuda.default_stream()
+        assert torch.ones(1, device="cuda").device.index == 1
+    assert torch.cuda.current_device() == 0
+    assert torch.cuda.current_stream(1) == torch.cuda.default_stream(1)
+
+
+def test_the_debug_mode_names_where_the_host_waits():
+    x = torch.ones(3, device="cuda")
+    torch.cuda.set_sync_debug_mode("warn")
+    assert torch.cuda.get_sync_debug_mode() == 1
+    with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
+        x.sum().item()
+    torch.cuda.set_sync_debug_mode("error")
+    y = x + x
+    with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+        y.cpu()
+    torch.cuda.set_sync_debug_mode("default")
+    assert y.cpu().tolist() == [2, 2, 2]
+
+
 def test_torchs_own_stream_and_event():
     stream = torch.Stream("cuda:1")
     assert stream.device == torch.device("cuda:1")
@@ -98,6 +127,41 @@ def test_torchs_own_stream_and_event():
 def test_marks_for_a_profiler_do_nothing():
     with torch.cuda.nvtx.range("step"):
         assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+def test_a_profile_has_the_cpus_times_and_says_so(capfd):
+    both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    profiled = profile(activities=both)
+    with pytest.warns(UserWarning, match="virtual GPUs: the profile has the CPU's times alone"):
+        profiled.start()
+    torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
+    profiled.stop()
+    assert "aten::mm" in profiled.key_averages().table(sort_by="cuda_time_total")
+    assert "Failed to record" not in capfd.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_is_refused_in_cudas_words():
+    x = torch.ones(2, device="cuda")
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        for use in (torch.cuda.init, lambda: torch.ones(1, device="cuda"), lambda: x + 1):
+            try:
+                use()
+            except RuntimeError as error:
+                os.write(write, f"{error}\n".encode())
+        torch.manual_seed(1)  # as each worker of a DataLoader does
+        os.write(write, str(torch.ones(2).sum().item()).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        *refused, works = told.read().splitlines()
+    os.waitpid(pid, 0)
+    assert len(refused) == 3
+    assert all(line.startswith("Cannot re-initialize CUDA in forked sub") for line in refused)
+    assert works == "2.0"
+    assert (x + 1).sum().item() == 4
 
 
 def test_seeds_give_the_cpus_numbers(same):
@@ -149,7 +213,11 @@ def test_pinned_memory():
     assert not torch.ones(4).is_pinned()
     with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
         torch.ones(4, device="cuda").pin_memory()
-    assert torch.zeros(3, pin_memory=True).cuda().tolist() == [0, 0, 0]
+    made = torch.zeros(3, pin_memory=True)
+    assert made.is_pinned()
+    assert torch.empty_like(made, pin_memory=True)[1:].is_pinned()
+    assert not made.clone().is_pinned()
+    assert made.cuda().tolist() == [0, 0, 0]
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")

@@ -1,0 +1,83 @@
+"""Run collectives on virtual GPUs by the CPU's backend, on the bytes as they lie in its memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from gpumagic.virtual.flip import flip
+
+C: Any = torch._C
+
+
+def register(stack: ExitStack) -> None:
+    """Register them at the key CUDA until `stack` is closed."""
+    if not torch.distributed.is_available():
+        return
+    names = C._dispatch_get_registrations_for_dispatch_key("CUDA")
+    library = torch.library.Library("c10d", "IMPL")
+    stack.callback(library._destroy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "overriding a previously registered kernel": on purpose
+        for name in (name.removeprefix("c10d::") for name in names if name.startswith("c10d::")):
+            operator = getattr(torch.ops.c10d, name).default
+            library.impl(name, _on_the_cpu(operator), "CUDA", allow_override=True)
+
+
+def refused_reducer(*args: Any, **kwargs: Any) -> None:
+    """What DistributedDataParallel makes, on a build where it cannot work."""
+    raise NotImplementedError(
+        "virtual GPUs: DistributedDataParallel asks the driver for times on a CUDA build of "
+        "PyTorch; use a CPU build, or all_reduce the gradients"
+    )
+
+
+def _on_the_cpu(operator: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        lent: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def lend(x: Any) -> Any:
+            if not isinstance(x, Tensor) or not x.is_cuda:
+                return x
+            low = flip(x)
+            lent[id(low)] = x, low
+            return low
+
+        def back(x: Any) -> Any:
+            if isinstance(x, C.ScriptObject):
+                return Lent.boxed(Lent(Lent.unbox(x), back))
+            return lent[id(x)][0] if id(x) in lent else x
+
+        return tree_map(back, operator(*tree_map(lend, args), **tree_map(lend, kwargs)))
+
+    return kernel
+
+
+# C++ keeps of a work in Python no more than its own half alive.
+_running: set[Any] = set()
+
+
+class Lent(torch.distributed.Work):
+    """A collective under way, whose future has the tensors that were given."""
+
+    def __init__(self, work: Any, back: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._work, self._back = work, back
+        _running.add(self)
+
+    def wait(self, *timeout: Any) -> Any:
+        try:
+            return self._work.wait(*timeout)
+        finally:
+            _running.discard(self)
+
+    def get_future(self) -> Any:
+        _running.discard(self)
+        return self._work.get_future().then(lambda done: tree_map(self._back, done.value()))
