@@ -187,10 +187,9 @@ class CellHooks:
         self.finish(cell, error)
         if self.watched:
             self.watched.end(cell)
-        if virtual := sys.modules.get("gpumagic.virtual"):
-            virtual.refresh()
+        if gpus := sys.modules.get("gpumagic.virtual.virtual_gpus"):
+            gpus.refresh()  # what the cell freed
 
-    # -- beginning and ending
     def begin(self, text: str) -> Any:
         """Place the rest of the running cell; called from the cell itself.
 

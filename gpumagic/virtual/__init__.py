@@ -73,15 +73,9 @@ def live_tensors() -> int:
     """How many pieces of memory tensors hold on the virtual GPUs now: one for all views of it."""
     if not enabled():
         return 0
-    refresh()
-    return sum(gpu.account.blocks.current for gpu in sys.modules[f"{__name__}.virtual_gpus"].GPUS)
-
-
-def refresh() -> None:
-    """Count, and publish, what was freed until now; else the next allocation does it."""
-    if enabled():
-        for gpu in sys.modules[f"{__name__}.virtual_gpus"].GPUS:
-            gpu.account.refresh()
+    gpus = sys.modules[f"{__name__}.virtual_gpus"]
+    gpus.refresh()
+    return sum(gpu.account.blocks.current for gpu in gpus.GPUS)
 
 
 def _number(devices: object) -> int:

@@ -14,7 +14,8 @@ For whoever audits which private parts of torch are touched, each stands in one 
   until off: what :func:`gpumagic.virtual.cuda_api.install` hands to ``patch``, and nothing else;
 * registered until off: what :mod:`gpumagic.virtual.registry` registers, at the dispatch keys CUDA,
   AutogradCUDA, SparseCUDA, SparseCsrCUDA, QuantizedCUDA, NestedTensorCUDA and CPU; it also
-  looks for new kernels whenever a library has been loaded, and turns TorchScript's fuser off;
+  looks for new kernels whenever a library has been loaded, and turns TorchScript's fuser off; and
+  c10d's kernels in :mod:`gpumagic.virtual.collectives`;
 * only read or called: every other name after ``C.``, ``torch._`` or ``aten._`` in this package, and
   torchgen's ``native_functions.yaml``.
 

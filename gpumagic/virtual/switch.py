@@ -14,9 +14,9 @@ import torch
 from gpumagic.device import Device, set_virtual
 from gpumagic.errors import GpuError
 from gpumagic.telemetry.virtual_state import COUNTERS, Publisher, VirtualFacts
-from gpumagic.virtual import abi, cuda_api, events, gate, refresh, registry
+from gpumagic.virtual import abi, cuda_api, events, gate, registry
 from gpumagic.virtual.memory_account import MemoryAccount
-from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu
+from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, refresh
 
 C: Any = torch._C
 _on = ExitStack()

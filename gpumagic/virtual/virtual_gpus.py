@@ -76,6 +76,12 @@ def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
     return GPUS[device]
 
 
+def refresh() -> None:
+    """Count, and publish, what was freed until now; else the next allocation does it."""
+    for gpu in GPUS:
+        gpu.account.refresh()
+
+
 def in_bad_fork() -> bool:
     """Whether this is the child of a fork, in which CUDA cannot be used either."""
     return any(gpu.account.refusal for gpu in GPUS)

@@ -232,8 +232,6 @@ virtual.enable(2)
 kept = torch.ones(2**20, device="cuda:1")
 pid = os.fork()
 if not pid:
-    more = kept + 1
-    assert more.sum().item() == 2**21 and torch.cuda.memory_allocated(1) == 8 * 2**20
     del kept
     virtual.disable()
     os._exit(0)
