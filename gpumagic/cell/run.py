@@ -166,9 +166,8 @@ class Run:
         ledger = None
         if fault is None:
             ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)
-        left = self._moves.left
-        if placement.delivered:
-            left = tuple(part for part in left if part.reason != DATASET_STAYS)
+        came = DATASET_STAYS if placement.delivered else None
+        left = tuple(part for part in self._moves.left if part.reason != came)
         report = Report(
             device=self.device,
             seconds=seconds,
