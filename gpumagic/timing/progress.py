@@ -47,10 +47,7 @@ class Progress:
         return " · ".join(part for part in parts if part)
 
     def posted(self) -> dict[str, Any]:
-        """As JSON, for the monitor: its line, and a bar for each device, out of the slowest.
-
-        ``{"line": …, "bars": [{"where": "cuda:0", "share": 0.25, "text": "1.2 ms"}, …]}``
-        """
+        """As JSON, for the monitor: its line, and a bar for each device, out of the slowest."""
         spelled = {"copy": "copying"}
         slowest = max((seconds for _, seconds, _ in self.bars if seconds), default=0.0)
         bars = [

@@ -77,7 +77,7 @@ def test_what_else_is_different_is_told():
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"virtual": True}, "cuda:0: a virtual GPU then, a GPU now"),
+        ({"virtual": True, "name": "Virtual GPU"}, "cuda:0: Virtual GPU then, H200 now"),
         ({"uuid": "GPU-2"}, "cuda:0: another H200 of the same name"),
     ],
 )

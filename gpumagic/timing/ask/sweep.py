@@ -12,7 +12,7 @@ from typing import Any
 
 from gpumagic.errors import GpuError
 from gpumagic.timing.measure.program import Program
-from gpumagic.usercode.variables import globals_of, variables_read
+from gpumagic.usercode.variables import variables_read
 
 MOST_POINTS = 1000
 _ITEMS = "type a number above 0, or an expression for one, such as len(sentences)"
@@ -103,30 +103,21 @@ def worked_through(
     namespace: Mapping[str, Any],
     points: Sequence[Mapping[str, Any]],
 ) -> list[float | None]:
-    """Items of one run, at each point of a sweep; an expression is computed once for equal values.
-
-    Raises GpuError for what is no number above 0.
-    """
+    """Items of one run, at each point of a sweep; or GpuError for what is no number above 0."""
     if not isinstance(items, str):
         return [None if items is None else _above_0(items, f"items={items}")] * len(points)
     try:
         code = compile(items.strip(), "<items>", "eval")
     except (SyntaxError, ValueError):
         raise GpuError(f"items {items} is no expression; {_ITEMS}") from None
-    named = globals_of(code)
-    known: dict[tuple[tuple[str, str], ...], float] = {}
     found: list[float | None] = []
     for values in points:
-        mine = {name: value for name, value in values.items() if name in named}
-        at = tuple((name, repr(value)) for name, value in mine.items())
-        if at not in known:
-            told = "".join([f"items {items}", *(f", {name} = {value}" for name, value in at)])
-            try:
-                value = eval(code, {**namespace, **values})
-            except Exception as error:  # noqa: BLE001  it is the user's
-                raise GpuError(f"{told}: {type(error).__name__}: {error}; {_ITEMS}") from None
-            known[at] = _above_0(value, f"{told}: {str(value)[:40]}")
-        found.append(known[at])
+        told = ", ".join([f"items {items}", *(f"{n} = {value!r}" for n, value in values.items())])
+        try:
+            value = eval(code, {**namespace, **values})
+        except Exception as error:  # noqa: BLE001  it is the user's
+            raise GpuError(f"{told}: {type(error).__name__}: {error}; {_ITEMS}") from None
+        found.append(_above_0(value, f"{told}: {str(value)[:40]}"))
     return found
 
 

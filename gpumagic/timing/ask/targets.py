@@ -36,11 +36,7 @@ class TimedDevices:
 
 
 def targets(given: Iterable[object] | str | None) -> tuple[TimedDevices, ...]:
-    """The targets that are named, in that order; the CPU and every GPU if None.
-
-    ``"0+1"`` is two at the same time; commas or blanks stand between several; ``"all"`` is every
-    GPU. Raises GpuError for no such device, none at all, or one twice.
-    """
+    """The targets that are named, in that order; the CPU and every GPU if None; or GpuError."""
     if given is None:
         return tuple(TimedDevices((d,)) for d in [find("cpu"), *devices(memory=False)])
     if isinstance(given, (str, int, torch.device, Device)) or not isinstance(given, Iterable):

@@ -1,10 +1,13 @@
 """Measure one target at one value, from the copying of its inputs to its `Timing`.
 
 Whatever happens meanwhile, `Measuring.timing` is what there is by then, and nothing else is left.
+Of what the code raises it is told where that was.
 """
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -221,3 +224,34 @@ def _closing(stack: ExitStack) -> Iterator[None]:
     finally:
         with deferred():
             stack.close()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was short: that of a GPU, by torch's own class, or the host's."""
+    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    # The host's allocator raises a plain RuntimeError.
+    return known or "DefaultCPUAllocator" in str(error)
+
+
+def _line_of(error: BaseException, filename: str, before: str) -> str:
+    """The line of the user's own code that the error came through last, where that is known."""
+    trace = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in trace if frame.f_code.co_filename == filename]
+    return f"{before}line {lines[-1]}" if lines else ""
+
+
+def short(error: BaseException, filename: str) -> str:
+    """``"ValueError at line 3: shapes differ"``."""
+    text = str(error).strip().partition("\n")[0]
+    at = _line_of(error, filename, " at ")
+    return f"{type(error).__name__}{at}{f': {text}' if text else ''}"
+
+
+def say_where(error: BaseException, filename: str, where: str, values: Mapping[str, Any]) -> None:
+    """Have the error's traceback say which device it was on, and at which line and value."""
+    at = "".join(f", {name} = {value!r}" for name, value in values.items())
+    note = f"timed on {where}{at}{_line_of(error, filename, ', ')}"
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10
+        print(f"{type(error).__name__}: {note}", file=sys.stderr)

@@ -63,11 +63,7 @@ def program(
     filename: str | None = None,
     text: str | None = None,
 ) -> Program:
-    """Compile `code`, Python or a function without arguments; `setup` runs before, once.
-
-    `text` is how the user knows it, where `code` was made of other text. Raises GpuError for what
-    cannot be timed, and SyntaxError as a cell does.
-    """
+    """Compile Python or a function without arguments; GpuError for what cannot be timed."""
     named = _remember(setup)
     before = ast.parse(setup, named)
     if awaits(before):

@@ -35,12 +35,10 @@ _LEAST, _MOST = 10, 10_000
 
 
 class Repeats:
-    """Repeats of one piece of code.
+    """Repeats of one piece of code, of which `lap` times a block of so many runs.
 
-    `lap` times a block of so many runs; 0 for an empty one. `max_time` is in seconds, for warm-up
-    and repeats together: the repeat that would end after it is not begun, but one there always is,
-    and of what takes a fifth of it or more there is no other warm-up. `told` is called before each
-    block and `between` after it. The repeats take `least` seconds, if there is the time.
+    A repeat that would end after `max_time` seconds, warm-up included, is not begun, but one there
+    always is; they take `least` seconds, if there is the time.
     """
 
     def __init__(

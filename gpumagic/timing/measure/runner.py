@@ -218,11 +218,7 @@ class Runner:
         return began, went_on, done, devices.elapsed(trial.device, start, end) if known else None
 
     def _all(self, jobs: Mapping[int, _Job], barrier: threading.Barrier | None = None) -> list[Any]:
-        """Wait for each job on its thread; an interrupt here interrupts them, and waits again.
-
-        The first exception by order of the devices is raised, and its device is in `failed`; one
-        that merely waited for another in vain comes last.
-        """
+        """Wait for each job on its thread; an interrupt here interrupts them, and waits again."""
         if not self._workers:
             return [job() for job in jobs.values()]
         given: dict[int, Future[Any]] = {}
@@ -242,6 +238,7 @@ class Runner:
             _wait(given.values())
             raise
         failed = [(n, error) for n, future in given.items() if (error := future.exception())]
+        # What merely waited for another in vain comes last.
         failed.sort(key=lambda item: isinstance(item[1], threading.BrokenBarrierError))
         for n, error in failed:
             self.failed = str(self.trials[n].device)

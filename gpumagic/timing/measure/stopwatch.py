@@ -109,10 +109,7 @@ class Stopwatch:
         number: int,
         on: Iterable[torch.device] = (),
     ) -> Lap:
-        """Have `run` run `number` times, once for each item of what it is given.
-
-        Of the GPUs `on` their own time is wanted too.
-        """
+        """Have `run` run `number` times; of the GPUs `on` their own time is wanted too."""
         clock, devices = self.clock, self.devices
         timed = [device for device in on if device.type != "cpu"]
         runs = repeat(None, number)
@@ -141,10 +138,7 @@ class Stopwatch:
 
 
 def joules(devices: Sequence[Device], door: nvml.Nvml | None = None) -> float | None:
-    """What the whole boards have used since the driver was loaded; None where one has no counter.
-
-    Virtual GPUs, the CPU and MIG devices have none.
-    """
+    """What whole boards have used since the driver was loaded; None where one has no counter."""
     if not all(d.kind == "cuda" and d.uuid and not d.virtual for d in devices):
         return None
     door = door or nvml.door()

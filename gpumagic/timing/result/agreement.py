@@ -35,11 +35,7 @@ _IN_PLACE = "each device goes on from what the one before has left, in place"
 
 
 class Agreeing:
-    """Keeps what the first device gave at one value, and the worst agreement of each other one.
-
-    Where code works in place nothing can be compared: the inputs of the second are not those of
-    the first.
-    """
+    """Keeps what the first device gave at one value, and the worst agreement of each other one."""
 
     def __init__(self, in_place: bool) -> None:
         self._in_place = in_place
@@ -75,10 +71,7 @@ def _badness(found: Agreement) -> tuple[int, float]:
 def agree(
     reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
 ) -> Agreement:
-    """Whether what `outcome` found on one device are the numbers expected by another.
-
-    Numbers that were drawn at random on both need not be the same.
-    """
+    """Whether two devices gave the same `outcome`; numbers `drawn` at random need not be."""
     loose = _uses_tf32(reference) or _uses_tf32(where)
     differences: list[_Difference] = []
     skipped = []
@@ -201,10 +194,7 @@ class Skipped:
 def outcome(
     globals: dict[str, Any], assigned: Iterable[str], value: Any, most: int = _KEPT
 ) -> dict[str, Any]:
-    """Detached tensors on the CPU, numbers, and `Skipped` for what is beyond `most` bytes in all.
-
-    By the names that a person would write: ``out[0]``; ``Out`` is the last expression's value.
-    """
+    """Numbers and tensors on the CPU, `most` bytes in all, by the names that a person writes."""
     found: dict[str, Any] = {}
     room = most
     values = {name: globals[name] for name in assigned if name in globals}
@@ -268,6 +258,4 @@ def _on_host(tensor: Tensor) -> Tensor:
         plain = tensor.detach().to("cpu", copy=True)
         if plain.layout is not torch.strided:
             plain = plain.to_dense()
-        if plain.is_quantized:
-            plain = plain.dequantize()
         return plain.resolve_conj().resolve_neg()

@@ -26,11 +26,7 @@ Verdict = Literal["faster", "slower", "same", "unsure", "new", "failed"]
 
 @dataclass(frozen=True)
 class Change:
-    """One device at one value, now against then.
-
-    One run only has no spread, and is "unsure"; what was not measured then is "new", and what has
-    no time now has "failed".
-    """
+    """One device at one value, now against then; of one run only it is "unsure"."""
 
     where: str
     verdict: Verdict
@@ -87,13 +83,8 @@ def differences(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
             found.append(f"{name} {_or(was)} then, {_or(is_)} now")
     then = {t.where: t for t in earlier.timings}
     for where, timing in {t.where: t for t in now.timings}.items():
-        before = then.get(where)
-        if before is None:
-            continue
-        if before.virtual != timing.virtual:
-            kind = "a virtual GPU then, a GPU now" if before.virtual else "a GPU then, virtual now"
-            found.append(f"{where}: {kind}")
-        elif before.name != timing.name:
+        before = then.get(where, timing)
+        if before.name != timing.name:
             found.append(f"{where}: {_or(before.name)} then, {_or(timing.name)} now")
         elif before.uuid != timing.uuid:
             found.append(f"{where}: another {_or(timing.name)} of the same name")

@@ -135,10 +135,7 @@ class Lookup:
 
     @cached_property
     def crossovers(self) -> tuple[Crossover, ...]:
-        """Where the order of two devices flips; empty where `axis` has no numbers.
-
-        Of every two devices, for each value of the sweep's other variable.
-        """
+        """Where the order of any two devices flips; empty where `axis` has no numbers."""
         name = self.axis
         values = self.sweep[name] if name else ()
         known = [(x, value) for value in values if (x := sweeping.number(value)) is not None]
@@ -165,10 +162,9 @@ class Lookup:
 def flips(
     xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
 ) -> list[tuple[float, float, int]]:
-    """Where the order of two curves flips beyond both spreads: x, seconds, and who is faster then.
+    """Where the order flips beyond both spreads: x, seconds, and who is faster then, 0 or 1.
 
-    It is 0 for `a` and 1 for `b`; None, and a timing without `seconds`, is a gap. Between two
-    ascending x lies a line in log-log, or a straight one where some x is not positive.
+    Between two x lies a line in log-log, or a straight one where some x is not positive.
     """
     known = [
         (x, first, second)

@@ -71,10 +71,7 @@ class Timing:
 
     @property
     def iqr(self) -> float | None:
-        """From the first quartile to the third, out of the median: 0.02 is 2 %.
-
-        None for fewer than four repeats, of which Measurement does not say it either.
-        """
+        """From the first quartile to the third, out of the median; None for under four repeats."""
         if self.quartiles is None or len(self.seconds) < 4 or not self.median:
             return None
         return (self.quartiles[1] - self.quartiles[0]) / self.median
@@ -82,9 +79,8 @@ class Timing:
     def differs(self, other: Timing) -> bool:
         """Whether two medians differ by more than both spreads.
 
-        The 95 % intervals of both do not meet, and neither median lies between the other's
-        quartiles: of thousands of repeats the interval is narrower than what one run of a program
-        differs from the next, which the quartiles tell better.
+        Of thousands of repeats the 95 % interval is narrower than what one run of a program differs
+        from the next: so neither median may lie between the other's quartiles either.
         """
         low, high = sorted((self, other), key=lambda t: t.median or 0.0)
         if not (low.interval and high.interval and low.quartiles and high.quartiles):
@@ -114,10 +110,7 @@ class Timing:
         return statistics.median(self.alone) / self.median if self.alone and self.median else None
 
     def rate(self, items: float | None = None) -> float | None:
-        """Items a second, of `items` where it has none of its own; None where that is not known.
-
-        Two devices at the same time work through two of them.
-        """
+        """Items a second, of `items` where it has none of its own; two devices do two at once."""
         worked = (self.items or items or 0) * (self.where.count("+") + 1)
         return worked / self.median if worked and self.median else None
 
@@ -141,12 +134,9 @@ class Agreement:
 def interval(seconds: Sequence[float]) -> tuple[float, float]:
     """The 95 % confidence interval of the median, whatever the distribution.
 
-    Between the j-th smallest and the j-th largest, where j is the greatest for which a binomial
-    variable of n fair tosses is below j with a probability of 2.5 % or less (W. J. Conover,
-    Practical Nonparametric Statistics, 3rd edition, section 3.2; J.-Y. Le Boudec, Performance
-    Evaluation of Computer and Communication Systems, 2010, theorem 2.1 and its table in appendix A,
-    from which the formula for more than 70 is). Of fewer than `LEAST` it is the whole range, which
-    covers the median with probability ``1 - 2 ** (1 - n)`` only: 94 % for five, 50 % for two.
+    Between the j-th smallest and the j-th largest (J.-Y. Le Boudec, Performance Evaluation of
+    Computer and Communication Systems, 2010, theorem 2.1 and its table in appendix A). Of fewer
+    than `LEAST` it is the whole range: that covers the median at 94 % for five, 50 % for two.
     """
     ordered = sorted(seconds)
     rank = _rank(len(ordered))

@@ -154,13 +154,10 @@ def _copies(comparison: Comparison) -> Iterator[str]:
 
 
 def _inside(comparison: Comparison) -> Iterator[str]:
-    said = [(t.where, t.transfers) for t in comparison.timings]
-    found, last = by_words(said), ""
-    if comparison.sweep and len(found) > 2:
-        # They differ in bytes from value to value: the last says it.
-        found = by_words({where: words for where, words in said if words}.items())
-        last = " (at the last value)"
-    for words, wheres in found.items():
+    # In a sweep they differ in bytes from value to value: the last says it.
+    said = {t.where: t.transfers for t in comparison.timings if t.transfers}
+    last = " (at the last value)" if comparison.sweep else ""
+    for words, wheres in by_words(said.items()).items():
         yield f"inside each run, on {both(wheres)}: {words}{last}"
 
 
