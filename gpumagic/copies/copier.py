@@ -22,10 +22,7 @@ from gpumagic.usercode.values import own
 
 
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]
-    """Copies values in two steps: `write` reads the originals, `read` makes the copies.
-
-    `fresh` becomes the globals of the copies of the notebook's functions.
-    """
+    """Copies values in two steps: `write` reads the originals, `read` makes the copies."""
 
     def __init__(self, namespace: dict[str, Any], fresh: dict[str, Any], blocks: Blocks) -> None:
         self._stream = io.BytesIO()

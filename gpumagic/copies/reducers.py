@@ -256,7 +256,9 @@ def _set_weak(made: Any, state: Any) -> None:
 
 
 def _reduce_lock(originals: Originals, lock: Any) -> Any:
-    shared_objects.refuse(lock, type(lock))
+    if getattr(lock, "_is_owned", bool)() or not lock.acquire(blocking=False):
+        raise shared_objects.Uncopied("a lock that is held", lock)
+    lock.release()
     return (threading.Lock if type(lock) is shared_objects.LOCKS[0] else threading.RLock), ()
 
 

@@ -93,10 +93,7 @@ def is_shared(value: Any, kind: type, of_modules: Container[int]) -> bool:
 
 
 def of_its_module(kind: type) -> frozenset[int]:
-    """The ids of the objects of a class that its library keeps by name.
-
-    As `random.random.__self__`, or a sentinel that its library compares by ``is``.
-    """
+    """The ids of the objects of a class that its library keeps by name, as sentinels."""
     name = kind.__module__
     if name in ("__main__", "builtins") or name not in sys.modules:
         return frozenset()
@@ -128,34 +125,21 @@ def is_default_generator(generator: torch.Generator) -> bool:
 
 def refuse(value: Any, kind: type) -> None:
     """Raise `Uncopied` for what a pickle would copy, but into something else."""
-    if kind in LOCKS:
-        if is_held(value):
-            raise Uncopied("a lock that is held", value)
-    elif issubclass(kind, io.IOBase) and kind not in (io.StringIO, io.BytesIO):
+    if issubclass(kind, io.IOBase) and kind not in (io.StringIO, io.BytesIO):
         raise Uncopied("an open file", value)
-    elif within(kind, ("subprocess.Popen", "multiprocessing.process.BaseProcess")):
+    if within(kind, ("subprocess.Popen", "multiprocessing.process.BaseProcess")):
         raise Uncopied("a process", value)
-    elif issubclass(kind, _BaseDataLoaderIter):
+    if issubclass(kind, _BaseDataLoaderIter):
         raise Uncopied("an iterator over a DataLoader", value)
-    elif kind.__name__ == "CUDAGraph":
+    if kind.__name__ == "CUDAGraph":
         raise Uncopied("a CUDA graph", value)
 
 
 def is_array(value: Any, kind: type) -> bool:
     """Whether it is a numpy array of numbers."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return False
-    kinds = (numpy.ndarray, numpy.recarray, numpy.matrix, numpy.memmap)
-    return kind in kinds and not value.dtype.hasobject
-
-
-def is_held(lock: Any) -> bool:
-    """Whether somebody holds a lock now."""
-    if getattr(lock, "_is_owned", bool)() or not lock.acquire(blocking=False):
-        return True
-    lock.release()
-    return False
+    kinds = ("ndarray", "recarray", "matrix", "memmap")
+    of_numpy = kind.__name__ in kinds and kind.__module__.partition(".")[0] == "numpy"
+    return of_numpy and not value.dtype.hasobject
 
 
 def is_importable(value: Any) -> bool:
@@ -167,10 +151,7 @@ def is_importable(value: Any) -> bool:
 
 
 def by_attributes(kind: type, ours: bool) -> bool:
-    """Whether a copy has copies of the attributes, whatever the class does when it is pickled.
-
-    `ours` is a class of the notebook.
-    """
+    """Whether a copy has copies of the attributes, whatever the class does when it is pickled."""
     if issubclass(kind, torch.jit.ScriptModule):
         return False
     if issubclass(kind, _WHOLE):

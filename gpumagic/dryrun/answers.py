@@ -1,8 +1,7 @@
 """Answer what is called on tensors without data: a dry run's outer mode.
 
 Real tensors that are reached some other way become fakes, and what only data could tell is said
-not to be known. What of torch fakes cannot go through is replaced, in a child that will end by
-itself: nothing is undone.
+not to be known. What of torch fakes cannot go through is replaced, and not put back.
 """
 
 import sys
@@ -92,12 +91,9 @@ class Calls(TorchFunctionMode):
         return type(item) is NotKnown
 
     # -- answers
-    def waits(self, tensor: Any, operator: str, nbytes: int) -> None:
-        self._crossings.note(False, operator, str(tensor.device), "cpu", nbytes)
-
     def item(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         tensor, name = args[0], _NAMES[func]
-        self.waits(tensor, "item", tensor.element_size())
+        self._crossings.note(False, "item", str(tensor.device), "cpu", tensor.element_size())
         constant = tensor.constant
         if constant is not None:
             with torch._C.DisableTorchFunction():
@@ -129,8 +125,7 @@ class Calls(TorchFunctionMode):
 
     def shown(self, func: Any, args: Any, kwargs: Any, frame: Any) -> str:
         tensor = args[0]
-        if tensor.device.type != "cpu":
-            self.waits(tensor, "print", 0)
+        self._crossings.note(False, "print", str(tensor.device), "cpu", 0)
         if _NAMES[func] == "format" and tensor.dim() == 0:
             return "?"
         where = "" if tensor.device.type == "cpu" else f", device='{tensor.device}'"
@@ -198,10 +193,7 @@ def install(
     wait: Callable[..., object],
     virtual: bool,
 ) -> None:
-    """Replace what of torch fakes cannot go through, for as long as this process lives.
-
-    `note` is called with a phrase for what was left out, `wait` where the code waits for a device.
-    """
+    """Replace what of torch fakes cannot go through, for as long as this process lives."""
 
     def left_out(name: str) -> Callable[..., object]:
         return lambda *args, **kwargs: note(f"{name} was left out")

@@ -35,14 +35,10 @@ Replaced = tuple[Any, bool] | None
 
 
 class Composites:
-    """Finds when a result takes the place of its operator's first argument.
-
-    It stands in front of those composites for as long as it lives. `made` says how many storages
-    were made so far.
-    """
+    """Finds when a result takes the place of its operator's first argument."""
 
     def __init__(self, made: Callable[[], int]) -> None:
-        self._made = made
+        self._made = made  # how many storages were so far; `age` in the same count
         self._simple: set[Any] = set()  # operators that are no composites
         self._within = 0
         self._node: Any = None
@@ -70,10 +66,7 @@ class Composites:
             self._within -= 1
 
     def replaced(self, func: Any, name: str, args: Any, age: Callable[[Any], int]) -> Replaced:
-        """What `func`, which is about to run, would write into, and whether that is certain.
-
-        `age` says how many storages were made when that of a tensor was.
-        """
+        """What `func`, which is about to run, would write into, and whether that is certain."""
         node = C._current_autograd_node()
         # Not the node itself, which would keep what it saved.
         number = None if node is None else (node.name(), node._sequence_nr())

@@ -123,10 +123,7 @@ def _catch_displays() -> None:
 
 
 def held_by_the_kernel() -> bool:
-    """Let Linux refuse the same to code that Python does not see; False where it cannot for files.
-
-    It needs no privilege and cannot be undone; what may be read stays readable.
-    """
+    """Let Linux refuse the same to C++ code; False where it cannot refuse writes to files."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)

@@ -16,7 +16,6 @@ from typing import Any
 
 from IPython.core.compilerop import PyCF_MASK
 
-from gpumagic.device import Device
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.follow_code import LIMIT_S, Subject, dry
 from gpumagic.dryrun.result import DryRun
@@ -32,51 +31,28 @@ _NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit
 
 
 def dry_run_cell(
-    tree: ast.Module,
-    file: str,
-    namespace: dict[str, Any],
-    names: Iterable[str],
-    *,
-    device: Device | None,
-    move: bool = True,
-    waiting: Callable[[float], object] | None = None,
-    transform: Callable[[str], str] = str,
-    flags: int = 0,
+    shell: Any, tree: Any, file: str, where: str | None, *, move: bool = True
 ) -> DryRun:
-    """What a cell would do, from its tree and the `names` that it reads.
-
-    `transform` makes Python of the text of a magic; `flags` are those of ``from __future__``.
-    """
-    names = [name for name in names if name not in _NOT_VARIABLES]
+    """What the rest of a running cell would do, on a device or where it is; or `GpuError`."""
+    device, line = None if where is None else find(where), ProgressLine(shell)
+    namespace, flags = shell.user_ns, shell.compile.flags & PyCF_MASK
+    names = [n for n in names_read(tree, shell.transform_cell) if n not in _NOT_VARIABLES]
+    if "torch._dynamo" not in sys.modules:
+        line.update("dry run: the first one loads more of torch, which takes some seconds")
 
     def prepare(note: Note) -> Callable[[], dict[str, Any]]:
         def execute(part: ast.Module) -> Any:
             return _execute(compile_cell(part, file, flags), namespace)
 
-        shell = _DryShell(note, file, transform, execute)
-        namespace["get_ipython"] = lambda: shell
+        stand_in = _DryShell(note, file, shell.transform_cell, execute)
+        namespace["get_ipython"] = lambda: stand_in
         return lambda: {"Out": execute(tree)}
 
     reads = list(variables_read(names, namespace))
-    return dry(Subject(namespace, reads, prepare, device, move, LIMIT_S), waiting)
-
-
-def dry_run_in_shell(shell: Any, tree: Any, file: str, where: str, *, move: bool = True) -> DryRun:
-    """What the rest of a shell's running cell would do; raises `GpuError`."""
-    device, line = find(where), ProgressLine(shell)
-    if "torch._dynamo" not in sys.modules:
-        line.update("dry run: the first one loads more of torch, which takes some seconds")
+    subject = Subject(namespace, reads, prepare, device, move, LIMIT_S)
     try:
-        return dry_run_cell(
-            tree,
-            file,
-            shell.user_ns,
-            names_read(tree, shell.transform_cell),
-            device=device,
-            move=move,
-            waiting=lambda seconds: line.update(f"dry run: {seconds:.0f} s; Ctrl-C ends it"),
-            transform=shell.transform_cell,
-            flags=shell.compile.flags & PyCF_MASK,
+        return dry(
+            subject, lambda seconds: line.update(f"dry run: {seconds:.0f} s; Ctrl-C ends it")
         )
     finally:
         line.close()

@@ -212,16 +212,14 @@ def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(self), torch.empty_like(self) if on_host else self.new_empty(0)
 
 
-def _like_self(self: Tensor, **_: Any) -> Tensor:
-    return torch.empty_like(self)
-
-
 _OWN: dict[str, Callable[..., Any]] = {
     "_transformer_encoder_layer_fwd": lambda src, **_: torch.empty_like(src),
     "_native_multi_head_attention": _attention,
     **dict.fromkeys(("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"), lambda **_: False),
     **dict.fromkeys(("binary_cross_entropy", "mse_loss", "smooth_l1_loss"), _loss),
     "log_sigmoid_forward": _log_sigmoid,
-    "multi_margin_loss_backward": _like_self,
-    "multilabel_margin_loss_backward": _like_self,
+    **dict.fromkeys(
+        ("multi_margin_loss_backward", "multilabel_margin_loss_backward"),
+        lambda self, **_: torch.empty_like(self),
+    ),
 }

@@ -47,15 +47,12 @@ def set_data(tensor: Any, new: Any) -> None:
 
 
 class Inherited:
-    """Makes fakes of what is there, and of what libraries make without the modes.
-
-    `count` is called with each new fake, `tracked` when a backward pass reaches a tensor that an
-    earlier cell computed.
-    """
+    """Makes fakes of what is there, and of what libraries make without the modes."""
 
     def __init__(
         self, mode: Fakes, count: Callable[[Any], None], tracked: Callable[[], None]
     ) -> None:
+        # Called with each new fake, and when a backward pass goes on into an earlier cell.
         self._mode, self._count, self._tracked = mode, count, tracked
         # The real ones: to free what lies on a GPU would be a call to its driver.
         self._kept: list[Tensor] = []

@@ -63,10 +63,7 @@ class Subject:
 
 
 def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> DryRun:
-    """Follow the code of `subject` in a copy of this process, or raise `GpuError`.
-
-    `waiting` is called with the seconds so far, once a second after the first two.
-    """
+    """Follow the code of `subject` in a copy of this process, or raise `GpuError`."""
     if _following:
         raise GpuError("a dry run is under way, and follows no other")
     importlib.import_module("torch._dynamo")  # else each copy would load it anew

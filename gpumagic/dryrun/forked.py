@@ -225,10 +225,7 @@ def _works() -> bool:
 
 @lru_cache(maxsize=1)
 def _variables() -> tuple[int, int]:
-    """Where that library's variables without a first value lie, and how many bytes they are.
-
-    The anonymous memory right behind the last part of the library that is mapped from its file.
-    """
+    """The anonymous memory right behind what is mapped of that library: address and bytes."""
     for before, after in itertools.pairwise(_mappings()):
         follows = before.start + before.size == after.start and not after.path
         if before.path.endswith(_LIBRARY) and follows and after.access.startswith("rw"):

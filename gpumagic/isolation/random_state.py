@@ -10,10 +10,7 @@ from torch import Tensor
 
 
 class Randomness:
-    """The random state of torch on every started device, of `random` and of numpy.
-
-    Made, it holds the state of now.
-    """
+    """The random state of now of torch on every started device, of `random` and of numpy."""
 
     def __init__(self) -> None:
         self._devices = _states()

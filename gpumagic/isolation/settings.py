@@ -100,10 +100,7 @@ def deferred() -> Iterator[None]:
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
-    """What gives another thread, until a stack is closed, the modes of this one.
-
-    Of torch and of numpy: each thread decides for itself whether gradients are recorded.
-    """
+    """What gives another thread, until a stack is closed, the modes of torch and numpy here."""
     inference = torch.is_inference_mode_enabled()
     here = _now(chain(of_a_thread(), of_numpy()))
 

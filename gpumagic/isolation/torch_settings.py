@@ -62,7 +62,11 @@ def of_the_process() -> list[Setting]:
         *accessors(torch.multiprocessing, "_sharing_strategy"),
         *_of_backends(),
         *attributes(module, "_global_is_full_backward_hook"),
-        *(mapping(f"torch's {n}", held, grows=True) for n, held in module_hooks().items()),
+        *(
+            mapping(f"torch's {name}", hooks, grows=True)
+            for name, hooks in vars(module).items()
+            if name.startswith("_global_") and isinstance(hooks, dict)
+        ),
     ]
 
 
@@ -93,15 +97,6 @@ def _of_backends() -> list[Setting]:
         *pairs(backends.cuda, *((f"{k}_sdp_enabled", f"enable_{k}_sdp") for k in kinds)),
         *accessors(backends.mha, "_fastpath_enabled"),
     ]
-
-
-def module_hooks() -> dict[str, dict[Any, Any]]:
-    """Those of all modules, by the names that torch has for them."""
-    return {
-        name: held
-        for name, held in vars(module).items()
-        if name.startswith("_global_") and isinstance(held, dict)
-    }
 
 
 # A guard that goes away ends its mode.

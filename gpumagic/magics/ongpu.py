@@ -237,8 +237,8 @@ class CellHooks:
 
     def dry_run(self, cell: RunningCell, asked: Request, file: str) -> Any:
         with torch_needed("%%ongpu"):
-            from gpumagic.dryrun import dry_run_in_shell
-        result = dry_run_in_shell(self.shell, cell.tree, file, asked.where, move=asked.move)
+            from gpumagic.dryrun import dry_run_cell
+        result = dry_run_cell(self.shell, cell.tree, file, asked.where, move=asked.move)
         if self.shell.displayhook.quiet():  # a semicolon at the end is about the cell's own value
             self._show(result)
             return None

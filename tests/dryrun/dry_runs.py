@@ -1,12 +1,15 @@
 """What the tests of dry runs share: a cell's, and the same code really run on a virtual GPU."""
 
+import ast
 import gc
+from types import SimpleNamespace
 
 import pytest
 
 import gpumagic
 from gpumagic.cell.run import Run
 from gpumagic.device import Device
+from gpumagic.dryrun import dry_run_cell
 
 
 def measured(function, *args):
@@ -36,6 +39,12 @@ def dry(ip, cell, options="1"):
     assert isinstance(done.result, gpumagic.DryRun)
     assert str(done.result) in done.text
     return done.result
+
+
+def of_cell(code, space, where=None):
+    """The dry run of a cell whose variables are `space`."""
+    shell = SimpleNamespace(user_ns=space, transform_cell=str, compile=SimpleNamespace(flags=0))
+    return dry_run_cell(shell, ast.parse(code), "<cell>", where)
 
 
 def assigned(result):

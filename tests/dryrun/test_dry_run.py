@@ -1,15 +1,14 @@
 """`gpumagic.dry_run`: functions, and what is refused."""
 
-import ast
 import functools
 import threading
 
 import pytest
 import torch
+from dry_runs import of_cell
 from torch import nn
 
 from gpumagic import GpuError, dry_run
-from gpumagic.dryrun import dry_run_cell
 
 pytestmark = pytest.mark.usefixtures("gpus")
 
@@ -169,8 +168,7 @@ def test_memory_that_other_variables_keep():
     def peak(**others):
         space = {"a": torch.ones(1000, 1000, device="cuda:1"), "torch": torch}
         space |= {name: take(space["a"]) for name, take in others.items()}
-        tree = ast.parse("a = a + 1\na = a + 1")
-        result = dry_run_cell(tree, "<cell>", space, ["a"], device=None)
+        result = of_cell("a = a + 1\na = a + 1", space)
         return result.peak["cuda:1"].needed
 
     size = -(-4_000_000 // 512) * 512

@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 import torch
+from dry_runs import of_cell
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from gpumagic.cell.run import Run
 from gpumagic.device import Device
-from gpumagic.dryrun import dry_run_cell
 from gpumagic.usercode.variables import names_read
 
 GPU1 = Device("cuda", ordinal=1, virtual=True)
@@ -172,7 +172,7 @@ def test_random_programs(gpus_once, statements):
     code = "\n".join(statements)
     tree = ast.parse(code)
     before = snapshot(space)
-    result = dry_run_cell(tree, "<cell>", space, names_read(tree), device=GPU1)
+    result = of_cell(code, space, "1")
     after = snapshot(space)
     for part in before:
         assert after[part] == before[part], (part, code)

@@ -1,7 +1,6 @@
 """What writes, changes or sends, by every route: after a dry run of it nothing is changed."""
 
 import array
-import ast
 import builtins
 import contextvars
 import ctypes
@@ -33,11 +32,11 @@ import psutil
 import pytest
 import torch
 import torch._dynamo  # what that sets is its own
+from dry_runs import of_cell
 from torch import nn
 
 from gpumagic import GpuError, dry_run
-from gpumagic.dryrun import confined, dry_run_cell, follow_code
-from gpumagic.usercode.variables import names_read
+from gpumagic.dryrun import confined, follow_code
 
 IMPORTS = (
     "io os sys json csv pickle shutil pathlib tempfile gzip bz2 lzma zipfile tarfile codecs "
@@ -359,10 +358,9 @@ def guarded(line):
 def unchanged(world, lines):
     """The dry run of these lines, each going on after the last was refused."""
     code = "\n".join(["raised = {}", *map(guarded, lines)])
-    tree = ast.parse(code)
     before, children = world["look"](), set(psutil.Process().children(recursive=True))
     try:
-        return dry_run_cell(tree, "<cell>", world, names_read(tree), device=None)
+        return of_cell(code, world)
     finally:
         after = world["look"]()
         assert {part for part in before if after[part] != before[part]} == set()
