@@ -196,6 +196,6 @@ class Comparison(Lookup, shown.Shown):
         Raises
         ------
         GpuError
-            matplotlib is not installed, or the sweep has two variables with a value each.
+            matplotlib is not installed.
         """
         return shown.view(self, "figure").plot(self, ax)

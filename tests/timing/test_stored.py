@@ -110,7 +110,6 @@ def of_first_timing(**changes):
         (changed(sweep=[]), "sweep is no object"),
         (changed(sweep={"n": []}), "without values"),
         (changed(sweep={"m": [1]}), "are not the sweep's variables"),
-        (changed(items=-1), "items is not above 0"),
         (changed(surprise=1), "unknown 'surprise'"),
         (changed(machine={}), "machine has no 'host'"),
         (changed(change=[{"where": "cpu", "verdict": "fine"}]), "verdict is not one of faster"),

@@ -4,6 +4,7 @@ import pytest
 from comparisons import around, timing
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.benchmark import Measurement, TaskSpec
 
 from gpumagic.timing.result.timing import Timing
 
@@ -13,8 +14,8 @@ TIMES = st.lists(st.floats(1e-6, 10), min_size=4, max_size=60).map(tuple)
 @given(TIMES, st.integers(1, 50))
 def test_statistics_are_those_of_torchs_measurement(seconds, number):
     made = Timing("cpu", seconds, number=number)
-    theirs = made.measurement
-    assert theirs.number_per_run == number
+    times = [each * number for each in seconds]
+    theirs = Measurement(number_per_run=number, raw_times=times, task_spec=TaskSpec("x", "pass"))
     assert made.median == pytest.approx(theirs.median, rel=1e-12)
     assert made.iqr == pytest.approx(theirs.iqr / theirs.median, rel=1e-6, abs=1e-12)
     assert made.unsteady is theirs.has_warnings

@@ -141,7 +141,6 @@ def _require(holds: bool, otherwise: str) -> None:
 def _check(made: Any) -> None:
     """What its types do not say."""
     _require(0 <= made.time < _YEAR_10_000, "time is no time that a clock has shown")
-    _require(_positive(made.items), "items is not above 0")
     swept = len(made.sweep) <= 2 and all(made.sweep.values())
     _require(swept, "sweep has more than two variables, or one without values")
     for n, timing in enumerate(made.timings):
@@ -149,14 +148,9 @@ def _check(made: Any) -> None:
         for name in ("seconds", "host", "device", "alone"):
             possible = all(math.isfinite(s) and s >= 0 for s in getattr(timing, name) or ())
             _require(possible, f"{where}.{name} has a time that cannot be")
-        _require(_positive(timing.items), f"{where}.items is not above 0")
         _require(timing.number > 0 and timing.where != "", f"{where} has no runs, or no device")
         swept = set(timing.values) == set(made.sweep)
         _require(swept, f"{where}.values are not the sweep's variables")
-
-
-def _positive(value: float | None) -> bool:
-    return value is None or (math.isfinite(value) and value > 0)
 
 
 def to_pandas(timings: Iterable[Timing], items: float | None) -> DataFrame:

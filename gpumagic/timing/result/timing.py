@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
-from torch.utils.benchmark import Measurement, TaskSpec
-
 CONFIDENCE = 0.95
 # Fewer repeats than these have no such interval: 2 · 0.5⁵ is more than 5 %.
 LEAST = 6
@@ -44,15 +42,6 @@ class Timing:
     error: str | None = None
     items: float | None = None  # what one run works through there
     steady: bool = True  # False where the time limit came before the median was certain
-
-    @cached_property
-    def measurement(self) -> Measurement | None:
-        """The repeats as torch's own benchmark has them; None where nothing was measured."""
-        if not self.seconds:
-            return None
-        task = TaskSpec(stmt=self.where, setup="pass", label=self.where)
-        times = [each * self.number for each in self.seconds]
-        return Measurement(number_per_run=self.number, raw_times=times, task_spec=task)
 
     @cached_property
     def median(self) -> float | None:
@@ -90,9 +79,9 @@ class Timing:
 
     @property
     def unsteady(self) -> bool:
-        """Whether Measurement warns that the repeats are spread widely."""
-        # It divides by the median.
-        return bool(self.median) and self.measurement is not None and self.measurement.has_warnings
+        """Whether the repeats are spread widely, as torch.utils.benchmark's Measurement warns."""
+        first, third = self.quartiles or (0.0, 0.0)
+        return bool(self.median) and third - first >= 0.1 * (self.median or 0.0)
 
     @property
     def host_median(self) -> float | None:
