@@ -1,7 +1,8 @@
 """Bring operands that lie on several devices to one, for `%%ongpu … --fix`, and say so.
 
-Only for cells that ask for it: unlike the ledger, it is a mode over all functions of torch, which
-then cost about a microsecond more.
+All go to the device that holds the most bytes of them. A variable moves itself, keeping its
+identity; what autograd tracks, and views, are copied for that one call. Only for cells that ask for
+it: unlike the ledger, it is a mode over all functions of torch, which cost a microsecond more.
 """
 
 import re
@@ -43,11 +44,7 @@ class Fixed:
 
 
 class AutoFix(TorchFunctionMode):
-    """Catches the error of mixed devices, brings the operands together, and tries again.
-
-    All go to the device that holds the most bytes of them. A variable moves itself, keeping its
-    identity; what autograd tracks, and views, are copied for that one call.
-    """
+    """Catches the error of mixed devices, brings the operands together, and tries again."""
 
     def __init__(self) -> None:
         super().__init__()

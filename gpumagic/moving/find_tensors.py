@@ -61,26 +61,17 @@ class TensorFinder:
 
     def variables(self, variables: Iterable[tuple[str, object]]) -> None:
         """Look into named values: optimizers last, so that modules name the parameters."""
-        later = []
-        for name, value in variables:
-            if issubclass(type(value), Optimizer):
-                later.append((name, value))
-            else:
-                self._guarded(name, value)
-        for name, optimizer in later:
-            self._guarded(name, optimizer)
+        for name, value in sorted(variables, key=lambda item: issubclass(type(item[1]), Optimizer)):
+            self._depth = self._objects = 0
+            try:
+                self.value(value, (name,))
+            except Exception as error:  # noqa: BLE001  what the user's own containers may raise
+                self.left.append(Left(name, f"looking into it raised {type(error).__name__}"))
 
     @property
     def tensors(self) -> list[FoundTensor]:
         """All that were found, those in `movable` objects too."""
         return [*self.found, *(found for held in self.movable for found in held.tensors)]
-
-    def _guarded(self, name: str, value: object) -> None:
-        self._depth = self._objects = 0
-        try:
-            self.value(value, (name,))
-        except Exception as error:  # noqa: BLE001  what the user's own containers may raise
-            self.left.append(Left(name, f"looking into it raised {type(error).__name__}"))
 
     def _first_time(self, value: object) -> bool:
         if id(value) in self._seen:
@@ -117,10 +108,10 @@ class TensorFinder:
         self.value(method.__self__, (*steps, (".", "__self__")))
 
     def _object(self, value: Any, steps: Path) -> None:
-        kind = value if _is_class(value) else type(value)
-        if module_of(kind) == self._module:
+        is_class = issubclass(type(value), type)  # isinstance would ask a proxy for its __class__
+        if module_of(value if is_class else type(value)) == self._module:
             self._attributes(value, steps)
-        elif not _is_class(value) and self._depth < _DEPTH and self._objects < _OBJECTS:
+        elif not is_class and self._depth < _DEPTH and self._objects < _OBJECTS:
             self._objects += 1
             self._depth += 1
             self._library_object(value, steps)
@@ -129,8 +120,7 @@ class TensorFinder:
     def _library_object(self, value: Any, steps: Path) -> None:
         if _has_to(type(value)):
             within = self._within(value, steps)
-            if within.tensors:
-                self.movable.append(within)
+            self.movable += [within] if within.tensors else []
             return
         stays = _uses_numpy(type(value))
         held = self._attributes(value, steps, tensors=not stays)
@@ -266,10 +256,6 @@ def _has_to(kind: type) -> bool:
         return False
     code = to.__code__
     return "device" in code.co_varnames[: code.co_argcount] or bool(code.co_flags & CO_VARARGS)
-
-
-def _is_class(value: object) -> bool:
-    return issubclass(type(value), type)  # isinstance would ask a proxy for its __class__
 
 
 def _may_hold_tensors(items: Iterable[object]) -> bool:

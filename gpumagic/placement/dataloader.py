@@ -11,17 +11,6 @@ from torch.utils._pytree import tree_map
 from gpumagic.placement.scope import placement, suspended
 
 
-def host_only(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a method without placement: seeds, samplers and shared memory are the host's."""
-
-    @functools.wraps(method)
-    def on_host(*args: Any, **kwargs: Any) -> Any:
-        with suspended():
-            return method(*args, **kwargs)
-
-    return on_host
-
-
 def delivered(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a loader's `__next__`: the batch is made on the host and brought to the device."""
 

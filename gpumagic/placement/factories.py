@@ -18,7 +18,7 @@ from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.placement import dataloader
-from gpumagic.placement.scope import in_force, placement
+from gpumagic.placement.scope import in_force, placement, suspended
 
 Wrapper = Callable[..., Any]
 
@@ -71,28 +71,19 @@ def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
             and not is_host_code[frame(caller).f_globals.get("__name__")]
         ):
             return make(*args, **place.keywords)
-        made_elsewhere = kwargs.get("out") is not None or kwargs.get("pin_memory")
-        if kwargs.get("device") is not None or made_elsewhere:
-            return make(*args, **kwargs)
-        device = _chosen(frame(caller))
-        if device is None:
+        told = kwargs.get("device") is not None or kwargs.get("out") is not None
+        if told or kwargs.get("pin_memory") or (device := _chosen(frame(caller))) is None:
             return make(*args, **kwargs)
         generator = kwargs.get("generator")
         if generator is not None and generator.device != device:
-            return _by_generator(make, device, args, kwargs)
+            # A generator draws on its own device only; the numbers are brought over.
+            needs_grad = kwargs.pop("requires_grad", False)
+            kwargs["device"] = generator.device
+            return make(*args, **kwargs).to(device).requires_grad_(needs_grad)
         kwargs["device"] = device
         return make(*args, **kwargs)
 
     return placed
-
-
-def _by_generator(
-    make: Wrapper, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    # A generator draws on its own device only; the numbers are brought over.
-    needs_grad = kwargs.pop("requires_grad", False)
-    kwargs["device"] = kwargs["generator"].device
-    return make(*args, **kwargs).to(device).requires_grad_(needs_grad)
 
 
 def _converter(make: Wrapper) -> Wrapper:
@@ -144,19 +135,20 @@ def _load(make: Wrapper) -> Wrapper:
 
 
 def _default_device(make: Wrapper) -> Wrapper:
-    @functools.wraps(make)
-    def placed() -> torch.device:
-        return _chosen() or make()
+    return functools.wraps(make)(lambda: _chosen() or make())
 
-    return placed
+
+def _fresh(made: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """What `torch.Tensor(...)` made: brought over unless it is another's memory."""
+    alias = bool(args) and isinstance(args[0], (Tensor, torch.UntypedStorage))
+    device = None if kwargs or alias else _chosen()
+    return made if device is None else made.to(device)
 
 
 def tensor_new(make: Wrapper) -> Wrapper:
     def placed(cls: type, *args: Any, **kwargs: Any) -> Any:
         made = make(cls, *args, **kwargs)
-        alias = bool(args) and isinstance(args[0], (Tensor, torch.UntypedStorage))
-        device = None if cls is not Tensor or kwargs or alias else _chosen()
-        return made if device is None else made.to(device)
+        return _fresh(made, args, kwargs) if cls is Tensor else made
 
     return placed
 
@@ -167,10 +159,7 @@ class _LegacyType(type):
     real: Any
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = cls.real(*args, **kwargs)
-        alias = bool(args) and isinstance(args[0], Tensor)
-        device = None if kwargs or alias else _chosen()
-        return made if device is None else made.to(device)
+        return _fresh(cls.real(*args, **kwargs), args, kwargs)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, cls.real)
@@ -236,7 +225,8 @@ def twins() -> Iterator[tuple[Any, str, Any, Wrapper]]:
     yield from (
         (owner, name, vars(owner)[name], wrap(vars(owner)[name]))
         for owner, name, wrap in (
-            (torch.utils.data.DataLoader, "__iter__", dataloader.host_only),
+            # Seeds, samplers and shared memory are the host's.
+            (torch.utils.data.DataLoader, "__iter__", suspended()),
             (_BaseDataLoaderIter, "__next__", dataloader.delivered),
             (pin_memory, "pin_memory", dataloader.pin_what_can_be),
             # C++ makes a DeviceContext for each `with` and pushes it without calling __enter__.

@@ -24,7 +24,7 @@ from torch.jit import _builtins
 from torch.utils._device import _device_constructors
 
 from gpumagic.placement.factories import SPACES, TWIN_KINDS, Wrapper, tensor_new, twins
-from gpumagic.placement.scope import Placement, in_force
+from gpumagic.placement.scope import Placement, in_force, placement
 from gpumagic.usercode.files import is_users
 
 # torch keeps tables keyed by these very functions. Built while names are swapped, they would miss
@@ -41,9 +41,7 @@ def enter(
 
     In `namespace`, names that were imported from torch earlier are placed too.
     """
-    outer, modes = in_force.get(), _len_torch_function_stack()
-    while outer is not None and outer.device is None:
-        outer = outer.outer
+    outer, modes = placement(), _len_torch_function_stack()
     implied = device.type == "cpu" and not modes
     keywords = {} if implied else {"device": device}
     place = Placement(device, batches, outer, modes, keywords, direct=device)
@@ -178,10 +176,7 @@ def _swap_torch(*, back: bool = False) -> None:
 
 
 class _TorchFinder(MetaPathFinder):
-    """Imports torch's own modules under torch's own names.
-
-    Some are imported late (an optimizer imports dynamo) and build tables keyed by the factories.
-    """
+    """Imports torch's own modules under its own names: some build tables keyed by the factories."""
 
     def __init__(self) -> None:
         self._importing = False
