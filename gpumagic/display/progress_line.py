@@ -18,10 +18,7 @@ PATIENCE_S = 2.0
 
 
 class ProgressLine:
-    """The line under a cell, or in a terminal: of a shell without a kernel, standard error.
-
-    A timer writes it once too, for one step may last long, and no update comes while it does.
-    """
+    """The line under a cell, or in a terminal; a timer writes it once too, for a step may last."""
 
     def __init__(
         self,

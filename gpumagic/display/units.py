@@ -56,11 +56,9 @@ def duration(seconds: float | None) -> str:
         minutes, rest = divmod(round(seconds), 60)
         hours, minutes = divmod(minutes, 60)
         return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-    for scale, unit, digits in ((1.0, "s", 1), (1e3, "ms", 0), (1e6, "µs", 0)):
-        value = seconds * scale
-        if value >= 0.9995:
-            return f"{value:.{digits + (value < 9.95)}f} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
+    scaled, prefix = _scaled(seconds, _SECONDS)
+    digits = 0 if prefix == "n" else (scaled < 9.95) + (prefix == "")
+    return f"{scaled:.{digits}f} {prefix}s"
 
 
 def fine(seconds: float | None) -> str:
@@ -73,10 +71,8 @@ def fine(seconds: float | None) -> str:
 
 def tick(seconds: float) -> str:
     """Seconds beside an axis: ``"10 µs"``, ``"2.5 ms"``, ``"100 s"``."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= 0.9995 * scale:
-            return f"{seconds / scale:.4g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+    scaled, prefix = _scaled(seconds, _SECONDS)
+    return f"{scaled:.{3 if prefix == 'n' else 4}g} {prefix}s"
 
 
 def energy(joules: float | None) -> str:
@@ -105,13 +101,16 @@ _MANY = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _ANY = (*_MANY[:-1], *_SECONDS[:-1])
 
 
+def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> tuple[float, str]:
+    # 999.5 ms would round to four digits.
+    scale, prefix = next((s for s in scales if abs(value) >= 0.9995 * s[0]), scales[-1])
+    return value / scale, prefix
+
+
 def _digits(value: float, scales: tuple[tuple[float, str], ...]) -> str:
     if not value:
         return "0 "
-    # 999.5 ms would round to four digits.
-    scale, prefix = next((s for s in scales if abs(value) >= 0.9995 * s[0]), scales[-1])
-    scaled = value / scale
+    scaled, prefix = _scaled(value, scales)
     digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
     # Less than a nanosecond says nothing of what a clock measured.
-    digits = 0 if prefix == "n" else digits
-    return f"{scaled:.{digits}f} {prefix}"
+    return f"{scaled:.{0 if prefix == 'n' else digits}f} {prefix}"

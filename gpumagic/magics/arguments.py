@@ -132,25 +132,11 @@ def parse(magic: str, line: str) -> Namespace:
         # "/gpu:1" and "0,1" are plain words to shlex; a quoted word loses its quotes.
         words = shlex.split(line, comments=True)
         if magic.endswith("gputime"):  # options may stand between its devices
-            return parser.parse_intermixed_args(_joined(words, parser))
+            return parser.parse_intermixed_args(words)
         return parser.parse_args(words)
     except ValueError as error:
         usage = parser.format_usage().strip()
         raise UsageError(f"{magic}: {error} in {line.strip()}; {usage}") from None
-
-
-def _joined(words: list[str], parser: LineParser) -> list[str]:
-    """`n=1, 2`, `0 + 1` and `cpu, 0` as the one word each that they are meant to be."""
-    made: list[str] = []
-    for n, word in enumerate(words):
-        before = {words[n - back] for back in (1, 2) if n >= back} - {"--sweep"}
-        last = made[-1] if made and not any(map(parser.takes_a_value, before)) else ""
-        joins = last[-1:] in (*",+=",) or word[0] in ",+=" if last and word else False
-        if joins and not last.startswith("-") and not word.startswith("--"):
-            made[-1] += word
-        else:
-            made.append(word)
-    return made
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class GpuMagics(Magics):
             if args.live:
                 monitor = gpus.live(args.where)
                 return None if monitor is None else self.once.show(monitor)
-            return self.once.show(gpus.gpus(args.where, processes=args.processes))
+            return self.once.show(gpus.gpus(args.where), processes=args.processes)
 
     @no_var_expand
     @line_cell_magic
@@ -143,10 +143,7 @@ class GpuMagics(Magics):
             print(f"cells run on {cells.standing_on} from now on; %ongpu off ends it")
 
     def _run(self, line: str, text: str) -> Any:
-        """Run the text as a cell of its own; the value is that of the last expression.
-
-        A cell that begins with `%%ongpu` does not come through here.
-        """
+        """Run the text as a cell, which those that begin with `%%ongpu` are already."""
         if not text.strip():
             raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
         shell, cell = self.cells.shell, RunningCell()

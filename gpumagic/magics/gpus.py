@@ -1,23 +1,18 @@
 """Make what `%gpus` shows: a Snapshot as a table, the live monitor, the doctor, virtual GPUs."""
 
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from IPython.display import display
 
 from gpumagic import device, faults
 from gpumagic.errors import GpuError
-from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot
 
 
-class ByProcess(Snapshot):
-    """A Snapshot whose table has a line for each process."""
-
-
-def gpus(where: str | None = None, *, processes: bool = False) -> Snapshot:
+def gpus(where: str | None = None) -> Snapshot:
     """The machine now, or the GPUs that `where` names."""
     _tell_cuda_order()
     wanted = _uuids(where) if where else None
@@ -28,8 +23,6 @@ def gpus(where: str | None = None, *, processes: bool = False) -> Snapshot:
             gpus=tuple(g for g in snapshot.gpus if g.uuid in wanted),
             processes=tuple(p for p in snapshot.processes if p.uuid in wanted),
         )
-    if processes:
-        snapshot = ByProcess(**{f.name: getattr(snapshot, f.name) for f in fields(snapshot)})
     return snapshot
 
 
@@ -92,8 +85,3 @@ def virtual_off() -> None:
     virtual.disable()
     lost = f"; {alive} tensor{'s' * (alive > 1)} that lived there can no longer be used"
     print("virtual GPUs are off" + (lost if alive else ""))
-
-
-def table(snapshot: Snapshot) -> GpuTable:
-    """A Snapshot as its table."""
-    return GpuTable(snapshot, processes=isinstance(snapshot, ByProcess))

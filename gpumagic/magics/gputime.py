@@ -30,9 +30,7 @@ _TEXT = "<timed "
 def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = None) -> None:
     """Time `text`, as it was typed, show the Comparison and bind it as the line asks.
 
-    `magic` is the line above the text, `""` where the text is on it; `scope` has the names of the
-    function that the magic is called in. Raises as `compare`, and KeyboardInterrupt after what was
-    finished has been shown and bound.
+    `magic` is the line above the text, if any; `scope` the names of the function that called it.
     """
     with torch_needed("%%gputime"):
         from gpumagic import timing
@@ -101,11 +99,7 @@ def _check(code: str, text: str, magic: str, setup: str) -> None:
 
 
 def _check_code(code: str, lines: int, what: str = "") -> None:
-    """Refuse code that is none, or no Python, in one line: GpuError.
-
-    A SyntaxError would be shown with all of the calls that led to it. Of several `lines` that of
-    the error is told; `what` is what it is: `"--setup: "`.
-    """
+    """Refuse what is no Python in one line, which has the number of several `lines`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,8 +1,7 @@
 """Show the explanation of an error between devices, under its traceback.
 
-The traceback, the exception and what IPython keeps of it are left as they are: the explanation is
-an output of its own, shown after them. It is shown wherever the shell shows a traceback, so for
-`%%time`, `%run` and callbacks of widgets too.
+The traceback, the exception and what IPython keeps of it are left as they are. It is shown wherever
+the shell shows a traceback, so for `%%time`, `%run` and callbacks of widgets too.
 """
 
 import sys

@@ -10,11 +10,7 @@ _SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
 
 
 class Once:
-    """Displays Snapshots and live monitors in one shell.
-
-    `%gpus` shows what it returns wherever in the cell it stands; when IPython then displays the
-    value of that same cell, it is not repeated.
-    """
+    """Displays Snapshots and live monitors in one shell, each once in the cell of its `%gpus`."""
 
     def __init__(self, shell: Any, cell: Callable[[], object]) -> None:
         self._formatter = shell.display_formatter.ipython_display_formatter
@@ -33,12 +29,12 @@ class Once:
             if printer == self._display:
                 self._formatter.type_printers.pop(kind)
 
-    def show(self, value: Any) -> Any:
+    def show(self, value: Any, *, processes: bool = False) -> Any:
         """Show it now; returns it."""
         # The class that is ours and common to all: of widgets each has one of its own below it.
         ours = [kind for kind in type(value).__mro__ if kind.__module__.startswith("gpumagic.")]
         self._formatter.for_type(ours[-1], self._display)
-        _publish(value)
+        _publish(value, processes)
         self._shown, self._shown_in = value, self._cell()
         return value
 
@@ -51,11 +47,11 @@ class Once:
             print(f"<Snapshot of {len(value.gpus)} GPUs>")
 
 
-def _publish(value: Any) -> None:
+def _publish(value: Any, processes: bool = False) -> None:
     if hasattr(value, "_ipython_display_"):
         value._ipython_display_()
         return
-    from gpumagic.magics.gpus import table
+    from gpumagic.gputable.gpu_table import GpuTable
 
-    shown = table(value)
+    shown = GpuTable(value, processes=processes)
     display({"text/plain": repr(shown), "text/html": shown._repr_html_()}, raw=True)

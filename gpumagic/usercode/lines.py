@@ -1,8 +1,6 @@
 """Find the line of the user's code that is running, and the expression there.
 
-`innermost(frame)` is that line of a stack, `innermost_of(traceback)` that of an error: a
-`UserLine`, plain data that keeps no frame, and so no tensor, alive. Where code objects are at hand
-instead, `line_at(code, at)`, `expression(code, at)` and `called(code, at)` say what stands there.
+What is found is plain data, which keeps no frame, and so no tensor, alive.
 """
 
 import ast
@@ -135,10 +133,7 @@ def source_of(file: str, line: int) -> str:
 
 @lru_cache(maxsize=1024)
 def expression(code: CodeType, at: int) -> str:
-    """The source of the expression that the instruction at `at` of the user's code computes.
-
-    In one line; the whole line where the expression cannot be found, empty without a source.
-    """
+    """The expression that an instruction computes, in one line; else its whole line, or nothing."""
     line = line_of(code, at)
     # A frame would keep all that the code sees alive; of a frame, these are what is looked at.
     frame: Any = SimpleNamespace(f_code=code, f_lasti=at, f_lineno=line, f_globals={})
