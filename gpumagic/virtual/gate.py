@@ -25,8 +25,8 @@ which torch cannot be asked about.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import hashlib
 import json
 import os
 import platform
@@ -166,16 +166,10 @@ def _run(command: list[str]) -> str | None:
 
 def _build(command: list[str]) -> str:
     """What a verdict holds for: this build of torch, this Python, this package."""
-    library = Path(torch.__file__).parent / "lib"
-    stamps = [
-        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
-        for path in sorted(library.glob("libc10.*")) + sorted(library.glob("libtorch_cpu.*"))
-    ]
-    source = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        source.update(path.read_bytes())
-    about = (torch.__version__, torch.version.git_version, sys.version, stamps, _real_gpus())
-    return hashlib.sha256(repr((about, source.hexdigest(), command)).encode()).hexdigest()
+    library, package = Path(torch.__file__).parent / "lib", Path(__file__).parent
+    files = [*library.glob("libc10.*"), *library.glob("libtorch_cpu.*"), *package.glob("*.py")]
+    stamps = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    return repr((torch.__version__, sys.version, stamps, _real_gpus(), command))
 
 
 def _read(cache: Path) -> dict[str, str | None]:
@@ -187,15 +181,9 @@ def _read(cache: Path) -> dict[str, str | None]:
 
 
 def _write(cache: Path, known: dict[str, str | None]) -> None:
-    try:
+    with contextlib.suppress(OSError):  # a verdict that cannot be kept is found again
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=cache.parent, delete=False, encoding="utf-8"
-        ) as file:
-            json.dump(known, file)
-        os.replace(file.name, cache)
-    except OSError:
-        return  # a verdict that cannot be kept is found again
+        cache.write_text(json.dumps(known), encoding="utf-8")
 
 
 def _release() -> tuple[int, int]:

@@ -7,9 +7,8 @@ stream alone.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +18,8 @@ from gpumagic.virtual.virtual_gpus import gpu_of
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
+ANYONES = C.DispatchKeySet(C.DispatchKey.IPU)
+"""Kernels that serve every device are found by a key that nobody has."""
 _on_cuda: set[int] = set()
 _swapping = threading.RLock()
 
@@ -62,45 +63,19 @@ def host_kernels() -> dict[str, Any]:
 
     C++ takes a virtual GPU's for one of the CPU, which it is; a real one it would refuse.
     """
-
-    def randperm(n: int, generator: Any, dtype: Any = None, **options: Any) -> Tensor:
-        new = _new([n], generator, torch.int64 if dtype is None else dtype, **options)
-        return aten.randperm.generator_out(n, generator=generator, out=new)  # type: ignore[no-any-return]
-
-    def rand(size: Any, generator: Any, **options: Any) -> Tensor:
-        return _new(size, generator, **options).uniform_(generator=generator)
-
-    def randn(size: Any, generator: Any, **options: Any) -> Tensor:
-        return _new(size, generator, **options).normal_(generator=generator)
-
-    def randint(
-        low: int, high: int, size: Any, generator: Any, dtype: Any = torch.int64, **options: Any
-    ) -> Tensor:
-        return _new(size, generator, dtype, **options).random_(low, high, generator=generator)
-
-    return {
-        "randperm.generator": randperm,
-        "rand.generator": rand,
-        "randn.generator": randn,
-        "randint.generator": functools.partial(randint, 0),
-        "randint.low_generator": randint,
-    }
+    named = (aten.randperm, aten.rand, aten.randn, aten.randint)
+    ops = [*(packet.generator for packet in named), aten.randint.low_generator]
+    return {op.name().removeprefix("aten::"): _on_host(op) for op in ops}
 
 
-def _new(
-    size: Any,
-    generator: Any,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Tensor:
-    if generator is not None and belongs_to_cuda(generator):
-        raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
-    # By the operator: a default device is none of its business.
-    options = {"dtype": dtype, "layout": layout, "device": device, "pin_memory": pin_memory}
-    new: Tensor = aten.empty.memory_format(size, **options)
-    return new
+def _on_host(op: Any) -> Callable[..., Tensor]:
+    def kernel(*args: Any, generator: Any, **options: Any) -> Tensor:
+        if generator is not None and belongs_to_cuda(generator):
+            raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
+        drawn: Tensor = op.redispatch(ANYONES, *args, generator=generator, **options)
+        return drawn
+
+    return kernel
 
 
 @contextlib.contextmanager

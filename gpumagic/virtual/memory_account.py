@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter_ns, time_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -30,12 +30,6 @@ BLOCK = 512
 """Bytes: CUDA's caching allocator rounds every request up to a multiple of this."""
 SEGMENT = 2 * 2**20
 """Bytes: it asks the driver for at least as much at a time."""
-
-
-class Counters(Protocol):
-    """Counters that can be written one by one."""
-
-    def __setitem__(self, column: int, value: int, /) -> None: ...
 
 
 @dataclass(slots=True)
@@ -57,12 +51,6 @@ class MemoryStat:
         self.current -= n
         self.freed += n
 
-    def reset_peak(self) -> None:
-        self.peak = self.current
-
-    def reset_accumulated(self) -> None:
-        self.allocated = self.freed = 0
-
 
 class _Block(weakref.ref[Any]):
     """An allocation. It dies with the object that owns the bytes."""
@@ -77,13 +65,13 @@ class MemoryAccount:
     The numbers are published in ``row`` (see :mod:`gpumagic.telemetry.virtual_state`).
     """
 
-    def __init__(self, ordinal: int, capacity: int, row: Counters) -> None:
+    def __init__(self, ordinal: int, capacity: int, row: Any) -> None:
         self.ordinal = ordinal
         self.capacity = capacity
         self.limit = capacity
         self.bytes, self.blocks, self.reserved = MemoryStat(), MemoryStat(), MemoryStat()
         self.ooms = self.retries = 0
-        self._row: Counters = row
+        self._row: Any = row
         self.refusal = ""  # why nothing can be allocated
         self._lock = threading.RLock()  # a garbage collection may read the numbers within
         # A weak reference calls back only while it lives itself.
@@ -142,13 +130,13 @@ class MemoryAccount:
         with self._lock:
             self._take_freed()
             for stat in (self.bytes, self.blocks, self.reserved):
-                stat.reset_peak()
+                stat.peak = stat.current
 
     def reset_accumulated(self) -> None:
         with self._lock:
             self._take_freed()
             for stat in (self.bytes, self.blocks, self.reserved):
-                stat.reset_accumulated()
+                stat.allocated = stat.freed = 0
             self.ooms = self.retries = 0
 
     @property

@@ -27,28 +27,15 @@ KEYS = {
 METADATA = frozenset(
     {
         "_coalesced_",
-        "_dimI",
-        "_dimV",
-        "_indices",
         "_nested_tensor_size",
         "_nested_tensor_storage_offsets",
         "_nested_tensor_strides",
-        "_nnz",
-        "_values",
-        "ccol_indices",
-        "col_indices",
         "copy_sparse_to_sparse_",
-        "crow_indices",
-        "dense_dim",
-        "indices",
-        "is_coalesced",
-        "row_indices",
-        "sparse_dim",
         "sparse_resize_",
         "sparse_resize_and_clear_",
-        "values",
     }
 )
+"""Operators that are about how such a tensor is put together, though their schema does not tell."""
 CPU_ONLY = frozenset({"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"})
 """CUDA has no such kernel, and the CPU's asks whether its arguments require a gradient."""
 _COO = C.DispatchKeySet(C.DispatchKey.SparseCPU)

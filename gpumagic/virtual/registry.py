@@ -27,8 +27,8 @@ _LEFT_ALONE = {"aten", "c10d", "symm_mem", "_native"}
 
 _SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}
 """Composite operators whose results share an argument's bytes, which their schema does not tell."""
-_TAKEN_APART = _SHARE | {"copy_", "index_put", "index_put_", "linalg_lstsq"}
-"""Those, and those that copy, wait or choose an algorithm by the device."""
+_TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq"}
+"""Those, and those that copy or choose an algorithm by the device."""
 
 kernels: dict[str, Kernel] = {}
 """By name, those of aten at the key CUDA while virtual GPUs are on."""
@@ -91,16 +91,15 @@ def _register_parts(aten: Any) -> None:
     makers = parts.makers()
     for key, of_cpu in parts.KEYS.items():
         as_it_is = C.DispatchKeySet(getattr(C.DispatchKey, of_cpu))
-        nested = of_cpu == "NestedTensorCPU"
         there = _names(of_cpu)
         for name in (there | _names(key)) - parts.CPU_ONLY:
             op = overload(name)
-            if nested and name not in there:
+            if name not in there:
                 kernel = _refusal(f"aten::{name}")
-            elif name in parts.METADATA or (nested and not _is_whole(op)):
-                kernel = on_metadata(op, as_it_is)
+            elif name in parts.METADATA or not (name.endswith("out") or _is_whole(op)):
+                kernel = makers.get(name) or on_metadata(op, as_it_is)
             else:
-                kernel = makers.get(name) or kernel_of(op)
+                kernel = kernel_of(op)
             _put(aten, name, kernel, key)
 
 
