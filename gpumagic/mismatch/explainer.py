@@ -96,7 +96,7 @@ def _mismatch(clash: Conflict, choice: Choice, outer: list[FailedFrame], kind: s
     frames = [frame for frame in outer if fix is None or frame.filename == fix.filename]
     if fix is not None and result_clashes(frames, odd, choice.target):
         fix = None
-    why = reason(choice, clash.leaves, [(frame, odd), (above.frame, above.odd)], kind)
+    why = reason(clash.leaves, [(frame, odd), (above.frame, above.odd)], kind)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpumagic.mismatch.fix.choose import Choice
 from gpumagic.mismatch.read.expressions import loads_as_saved
 from gpumagic.mismatch.read.operand import Part
 from gpumagic.mismatch.read.syntax import parents
@@ -15,11 +14,9 @@ from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import MISSING, own
 
 _MOVING = ("to", "cuda", "cpu")
-_INDEXING = ("gather", "index_", "scatter", "take", "embedding")
 
 
 def reason(
-    choice: Choice,
     leaves: tuple[Part, ...],
     frames: list[tuple[FailedFrame, list[Part]]],
     kind: str,
@@ -42,7 +39,7 @@ def reason(
         return "a dict does not move with the model: each of its tensors does by itself"
     if kind == "index":
         return "an index must be on the CPU or on the same device as what it indexes"
-    return _index(choice, leaves, frames[0][0])
+    return None
 
 
 def _not_assigned(part: Part, frame: FailedFrame) -> str | None:
@@ -130,17 +127,6 @@ def _made_later(part: Part) -> str | None:
     if part.kind != "module" or len(part.devices) < 2:
         return None
     return f"a part of {part.text} was made or replaced after .to(), or is a plain attribute"
-
-
-def _index(choice: Choice, leaves: tuple[Part, ...], frame: FailedFrame) -> str | None:
-    """What is odd are the numbers of the rows that a table or a function takes."""
-    call = frame.failed
-    name = ast.unparse(call.func).split(".")[-1].rstrip("_") if isinstance(call, ast.Call) else ""
-    tables = any(isinstance(p.value, (nn.Embedding, nn.EmbeddingBag)) for p in leaves)
-    whole = any((part.dtype or "").startswith("int") for part in choice.odd)
-    if whole and (tables or name.startswith(_INDEXING)):
-        return "an index must be on the same device as what it indexes"
-    return None
 
 
 def _forgotten_move(name: str, frame: FailedFrame) -> ast.Expr | None:

@@ -50,7 +50,7 @@ def maker(
     if call is None or not call.factory:
         return None
     deeper = len(loops_around(node)) > len(loops_around(made[0]))
-    adds = deeper and (written or statement(node) in stmts)
+    adds = written or (deeper and statement(node) in stmts)
     host = any(_goes_to_numpy(use) for use in uses(scope, part.text))
     if host or (frame.at_top and not adds):
         return None

@@ -124,7 +124,7 @@ class _Moves:
         if part.kind == "tensor":
             near = _uses_near(part, site)
             self.edit.replaced += [(node, moving(part.text, self.within)) for node in near]
-        if part in site.extra:
+        if part in site.extra and part.node not in ast.walk(site.node):
             return  # where it is used near, it moves; else its own turn comes
         self.nbytes[part.key] = 0 if part.factory else part.nbytes
         node, text = part.node, moving(bracketed(part.node, part.text), self.within)

@@ -38,7 +38,7 @@ def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation |
     if part.value is None:
         fix = _made(part.node, frame, target)
     else:
-        fix = _made_there(part, node, target, frames) or _made_once(part, node, target, frames)
+        fix = _made_there(part, node, target, frames)
     drawn = [p for p in parts if p.kind in ("tensor", "made")]
     rows = [row(shown, False) for p in drawn for shown, _ in named(p, reader, False)]
     why = f"numbers for {target} are drawn by a generator on {target}"
@@ -89,20 +89,6 @@ def _made_there(part: Part, node: ast.Call, target: str, frames: list[FailedFram
     return None
 
 
-def _made_once(part: Part, node: ast.Call, target: str, frames: list[FailedFrame]) -> Fix | None:
-    """A line in the cell, before its outermost loop, that binds the name to one on `target`."""
-    found = _in_the_cell(part, frames)
-    if found is None or not found[1].isidentifier():
-        return None
-    frame, text, stmt = found
-    body = frame.tree.body if frame.tree else []
-    rest = ast.Module([s for s in body if (s.end_lineno or s.lineno) >= stmt.lineno], [])
-    if _draws_elsewhere(text, rest, node, target, part, frame):
-        return None
-    line = f'{text} = torch.Generator("{target}").manual_seed({text}.initial_seed())'
-    return Edit(frame, stmt, [line]).fix(0)
-
-
 def _in_the_cell(part: Part, frames: list[FailedFrame]) -> tuple[FailedFrame, str, ast.stmt] | None:
     """What a cell or script calls it, and the statement there before which a line runs once."""
     top = next((frame for frame in frames if frame.at_top), None)
@@ -110,10 +96,8 @@ def _in_the_cell(part: Part, frames: list[FailedFrame]) -> tuple[FailedFrame, st
     inner = statement(failed) if failed is not None else None
     if top is None or failed is None or inner is None:
         return None
-    calls = (n for n in ast.walk(failed) if isinstance(n, ast.Call))
-    handed = [argument for call in calls for argument in arguments(call)]
-    names = [ast.Name(part.text)] if part.text.isidentifier() else [part.node]
-    texts = [ast.unparse(n) for n in [*names, *handed] if top.scope.value(n) is part.value]
+    nodes = [part.node, *ast.walk(failed)]
+    texts = [ast.unparse(n) for n in nodes if top.scope.value(n) is part.value]
     loops = loops_around(inner)
     stmt = loops[-1] if loops else inner
     if not texts or not (isinstance(stmt, ast.While) or can_precede(top, stmt)):

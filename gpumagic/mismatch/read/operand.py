@@ -125,10 +125,8 @@ def _distribution(value: Distribution, node: ast.expr, text: str) -> Part | None
 
 
 def bytes_of(tensor: Tensor) -> int | None:
-    """Its bytes; of one slice under vmap, those of the whole batch, which is what would move."""
+    """Its bytes, if it has any to be known."""
     try:
-        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            tensor = torch._C._functorch.get_unwrapped(tensor)
         return tensor.numel() * tensor.element_size()
     except (RuntimeError, NotImplementedError):
         return None

@@ -1,6 +1,7 @@
 """Describe parts as the rows of an explanation: words and numbers, no tensors."""
 
 import ast
+from itertools import groupby
 
 from gpumagic.mismatch.explanation import Operand
 from gpumagic.mismatch.read.expressions import Reader
@@ -19,16 +20,12 @@ def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
 
 def listed(parts: list[tuple[Part, bool]]) -> list[tuple[Part, bool]]:
     """Parts and whether each is odd; of a long list of tensors the first few, odd ones first."""
-    groups: dict[int, list[tuple[Part, bool]]] = {}
-    for part, odd in parts:
-        groups.setdefault(id(part.node), []).append((part, odd))
     shown = []
-    for group in groups.values():
-        if len(group) > 2 * _SHOWN:
-            few = [pair for pair in group if pair[1]][:_SHOWN]
-            few += [pair for pair in group if not pair[1]][:1]
-            group = [pair for pair in group if pair in few]
-        shown += group
+    for _, group in groupby(parts, key=lambda pair: id(pair[0].node)):
+        pairs = list(group)
+        if len(pairs) > 2 * _SHOWN:
+            pairs = [p for p in pairs if p[1]][:_SHOWN] + [p for p in pairs if not p[1]][:1]
+        shown += pairs
     return shown
 
 
