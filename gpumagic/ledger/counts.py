@@ -14,8 +14,8 @@ from gpumagic.ledger.entry import Entry, Ledger, merged
 from gpumagic.ledger.via import PRINT, WORDS
 from gpumagic.usercode.lines import expression, line_at
 
-# Code that a loop compiles anew each time would make an entry each time: past this many, entries
-# are merged by what is shown of them.
+# Code that a loop compiles anew each time would make an entry each time: past so many, new ones are
+# counted without their lines.
 _MOST = 4096
 # Of copies at one line, the first so many are timed, then each of so many.
 _FIRST, _EVERY = 64, 16
@@ -144,8 +144,6 @@ class Tally:
     virtual: bool = False  # whether the devices are
     # By operator, devices and instruction.
     counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)
-    _leaving: list[Count] = field(default_factory=list)
-    _folded: tuple[Entry, ...] = ()
     # Reentrant: a finalizer that runs meanwhile may copy too.
     _lock: Any = field(default_factory=threading.RLock)
 
@@ -153,23 +151,12 @@ class Tally:
         """Begin to count under `key`."""
         with self._lock:
             if len(self.counts) >= _MOST:
-                self._fold()
+                key, new.code, new.kept = (key[0], key[-1]), None, None
             return self.counts.setdefault(key, new)
 
     def ledger(self) -> Ledger:
         """What was counted so far; on a real GPU, waits for the copies that are timed."""
         TIMER.read_all()
         with self._lock:
-            counts = [*self._leaving, *self.counts.values()]
-            return Ledger(merged([*self._folded, *_entries(counts)]), self.virtual)
-
-    def _fold(self) -> None:
-        TIMER.read_all()
-        # Those that a call is about to add to are folded the next time only.
-        self._folded = merged([*self._folded, *_entries(self._leaving)])
-        self._leaving = list(self.counts.values())
-        self.counts.clear()
-
-
-def _entries(counts: Sequence[Count]) -> list[Entry]:
-    return [count.entry() for count in counts if count.count]
+            counts = [*self.counts.values()]
+        return Ledger(merged(count.entry() for count in counts if count.count), self.virtual)

@@ -78,16 +78,12 @@ def written_device(site: Site, target: str, *, before: bool) -> str:
 
 
 def _at_hand(site: Site, before: bool) -> Iterator[str]:
-    """The names in the operands, and the arguments that the function is always called with."""
+    """The names in the operands."""
     for part in [*site.anchors, *site.odd]:
         for node in ast.walk(part.node):
             hidden = in_own_scope(node) and (before or not in_own_scope(part.node))
             if isinstance(node, (ast.Name, ast.Attribute)) and not hidden:
                 yield ast.unparse(node)
-    function = function_of(site.node)
-    if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        given = [*function.args.posonlyargs, *function.args.args]
-        yield from [a.arg for a in given[: len(given) - len(function.args.defaults)]]
 
 
 def moving(text: str, device: str) -> str:
