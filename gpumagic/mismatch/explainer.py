@@ -13,10 +13,9 @@ import torch
 
 from gpumagic import faults
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand
-from gpumagic.mismatch.fix.choose import Choice, choose
+from gpumagic.mismatch.fix.choose import Choice, choose, make_there
 from gpumagic.mismatch.fix.host_and_state import for_host, for_load, for_optimizer
 from gpumagic.mismatch.fix.later_uses import also_needed, result_clashes
-from gpumagic.mismatch.fix.make_there import make_there
 from gpumagic.mismatch.fix.moves import move_modules, move_tensors
 from gpumagic.mismatch.fix.random_numbers import for_generator
 from gpumagic.mismatch.fix.site import Site, climb

@@ -88,7 +88,7 @@ def _plain_list(part: Part, frame: FailedFrame) -> str | None:
 
 
 def _assigned_so(part: Part, frame: FailedFrame) -> str | None:
-    """The user's own line that put it where it is, or loaded it."""
+    """The user's own line that loaded it."""
     assigned = _last_assignment(part.key, frame) if part.kind == "tensor" else None
     if assigned is None:
         return None
@@ -96,23 +96,12 @@ def _assigned_so(part: Part, frame: FailedFrame) -> str | None:
     if isinstance(made, (ast.DictComp, ast.ListComp)):
         made = made.value if isinstance(made, ast.DictComp) else made.elt
     calls = [n for n in ast.walk(made) if isinstance(n, ast.Call)]
-    if part.device == "cpu" and isinstance(made, ast.Call):
-        if _to_the_cpu(made):
-            return f"line {assigned.lineno} puts it on the CPU: {frame.text(assigned)}"
-        if isinstance(made.func, ast.Attribute) and (kept := _no_buffer(made.func.value, frame)):
-            return kept
     if any(loads_as_saved(n, frame.scope.value(n.func)) for n in calls):
         return (
             f"line {assigned.lineno}: torch.load puts a tensor back on the device that it was "
             "saved from, unless told otherwise with map_location"
         )
     return None
-
-
-def _to_the_cpu(node: ast.Call) -> bool:
-    nodes = list(ast.walk(node))
-    named = any(isinstance(n, ast.Constant) and n.value == "cpu" for n in nodes)
-    return named or any(isinstance(n, ast.Attribute) and n.attr == "cpu" for n in nodes)
 
 
 def _made_here(part: Part) -> str | None:

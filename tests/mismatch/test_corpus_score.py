@@ -23,7 +23,7 @@ def test_the_score_of_all_snippets():
     assert result.right["rightly withheld"] >= 5
     # Of the rules that choose what moves, and of the causes that are known; no promise.
     assert result.share("the odd one") >= 0.9
-    assert result.share("the reason") >= 0.85
+    assert result.share("the reason") >= 0.8
     assert len(result.missed["fix is at the line"]) <= 1
 
 

@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Fix
-from gpumagic.mismatch.fix.choose import Choice
+from gpumagic.mismatch.fix.choose import Choice, told
 from gpumagic.mismatch.fix.later_uses import wants_one_device
-from gpumagic.mismatch.fix.make_there import told
 from gpumagic.mismatch.fix.site import Edit, Site, bracketed, can_precede, moving, written_device
 from gpumagic.mismatch.read.expressions import Reader
 from gpumagic.mismatch.read.operand import Part, bytes_of, tensors_of

@@ -56,7 +56,7 @@ class Reader:
         if isinstance(node, (ast.Constant, ast.Lambda, ast.JoinedStr)):
             return None
         if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
-            value = MISSING if self._hangs_on_moved(node) else self.scope.value(node)
+            value = self.scope.value(node)
             return self._unread(node, text) if value is MISSING else describe(value, node, text)
         if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)):
             elements = node.values if isinstance(node, ast.Dict) else node.elts
@@ -69,14 +69,6 @@ class Reader:
         if isinstance(node, ast.Call):
             return self._call(node, text)
         return Part(node, text, "unknown")
-
-    def _hangs_on_moved(self, node: ast.expr) -> bool:
-        """Whether it is an attribute or item of what is taken to be elsewhere."""
-        while self.moved and isinstance(node, (ast.Attribute, ast.Subscript)):
-            node = node.value
-            if canonical(self.text(node)) in self.moved:
-                return True
-        return False
 
     def _unread(self, node: ast.expr, text: str) -> Part | None:
         if isinstance(node, ast.Attribute) and node.attr in _NO_TENSOR:
