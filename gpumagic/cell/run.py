@@ -27,11 +27,7 @@ _NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit
 
 
 class MemoryMeter:
-    """Measures the peak memory of a stretch of code on each CUDA device, from `start` to `stop`.
-
-    torch keeps one peak per device, so starting resets it (`torch.cuda.reset_peak_memory_stats`);
-    meters that are running already are told the peak they would lose, and theirs includes ours.
-    """
+    """Measures the peak memory of a stretch of code on each CUDA device, from `start` to `stop`."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[int, int]] = {}
@@ -40,7 +36,7 @@ class MemoryMeter:
     def start(self) -> None:
         """Begin, on every device that CUDA has started."""
         for index, (allocated, peak, allocations) in _read_memory():
-            for meter in _running:
+            for meter in _running:  # torch keeps one peak, which is reset: they would lose it
                 meter._peaks[index] = max(meter._peaks.get(index, 0), peak)
             torch.cuda.reset_peak_memory_stats(index)
             self._before[index] = allocated, allocations
@@ -198,10 +194,8 @@ class Run:
             return ""
         if others := [m.device for i, m in memory.items() if i != self._target.index]:
             return ", ".join(others)
-        made = any(
-            tensor.device.type == "cpu" and id(tensor) not in self._before
-            for _, tensor in tensors_in(self._namespace)
-        )
+        new = (t for _, t in tensors_in(self._namespace) if id(t) not in self._before)
+        made = any(tensor.device.type == "cpu" for tensor in new)
         return "cpu" if made or self._moves.left or ledger.transfers else ""
 
     def _wait_for_all(self, touched: Iterable[int]) -> None:

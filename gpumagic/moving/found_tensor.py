@@ -12,14 +12,11 @@ Path = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class FoundTensor:
-    """A tensor, its path from a variable, and a device that it must be on whatever is asked for.
-
-    An optimizer keeps its step counters on the CPU: those have a `home`.
-    """
+    """A tensor, its path from a variable, and a device that it must be on whatever is asked for."""
 
     tensor: Tensor
     steps: Path
-    home: torch.device | None = None
+    home: torch.device | None = None  # the CPU for an optimizer's step counters
 
     @property
     def root(self) -> str:
