@@ -96,15 +96,11 @@ def _reduce_cached(originals: Originals, cached: Any) -> Any:
     held = dict(vars(cached))
     originals.notes[f"{cached.__name__}: copied with an empty cache"] = None
     anew = originals.anew(cached, _new_cached, held.pop("__wrapped__"))
-    return *anew, held, None, None, _set_attributes
+    return *anew, held
 
 
 def _new_cached(old: Any, function: Any) -> Any:
     return functools.lru_cache(**old.cache_parameters())(function)
-
-
-def _set_attributes(value: Any, held: dict[str, Any]) -> None:
-    vars(value).update(held)
 
 
 # -- classes

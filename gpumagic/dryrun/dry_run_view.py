@@ -56,17 +56,14 @@ def html(run: DryRun) -> str:
 def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
     """What it assigns and what is brought before it, each under its title."""
     assigned = [(a.name, a.kind, a.device) for a in run.assigned]
-    for title, rows in (("assigns", assigned), ("brings", _brought(run))):
+    to = f" → {run.device}"
+    brought = [(m.name, size(m.nbytes), ", ".join(m.sources) + to) for m in run.moved]
+    for title, rows in (("assigns", assigned), ("brings", brought)):
         if rows:
             first, middle, last = zip(*rows, strict=True)
-            yield (
-                title,
-                [
-                    table.Column("", first, css="gm-code"),
-                    table.Column("", middle),
-                    table.Column("", last, fit="cut", css="gm-code gm-dim"),
-                ],
-            )
+            names = table.Column("", first, css="gm-code")
+            devices = table.Column("", last, fit="cut", css="gm-code gm-dim")
+            yield title, [names, table.Column("", middle), devices]
 
 
 def head(run: DryRun) -> str:
@@ -116,8 +113,3 @@ def _said(unknown: Unknown) -> str:
     source = "" if not where.line or "get_ipython()" in where.source else where.source
     line = str(replace(where, source=""))
     return f"{line}: {unknown.reason}" + (f" · {source}" if source else "")
-
-
-def _brought(run: DryRun) -> list[tuple[str, str, str]]:
-    """What `%%ongpu` would bring: the variable, its bytes, and from where to where."""
-    return [(m.name, size(m.nbytes), f"{', '.join(m.sources)} → {run.device}") for m in run.moved]

@@ -23,6 +23,14 @@ from gpumagic.placement.scope import placement
 class Fakes(FakeTensorMode):
     """torch's mode, on the CPU alone: no byte and no context on the device that a fake names."""
 
+    def __init__(self, count: Callable[[Any], None], tracked: Callable[[], None]) -> None:
+        super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        # Called with each new fake, and when a backward pass goes on into an earlier cell.
+        self._count, self._tracked = count, tracked
+        # The real ones: to free what lies on a GPU would be a call to its driver.
+        self._kept: list[Tensor] = []
+        self._without: dict[int, str] = {}
+
     @property
     def avoid_device_init(self) -> bool:
         return True
@@ -30,35 +38,7 @@ class Fakes(FakeTensorMode):
     def __deepcopy__(self, memo: object) -> "Fakes":
         return self  # else the copy of a module would bring a second mode
 
-
-@contextmanager
-def suspended() -> Iterator[None]:
-    """Real tensors within: for what belongs to the process and not to the run."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        yield
-
-
-def set_data(tensor: Any, new: Any) -> None:
-    """`tensor.data = new` of fakes, which torch leaves on the old device."""
-    with torch._C.DisableTorchFunction():
-        torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
-        tensor.fake_device = new.fake_device
-        tensor.constant = None
-
-
-class Inherited:
-    """Makes fakes of what is there, and of what libraries make without the modes."""
-
-    def __init__(
-        self, mode: Fakes, count: Callable[[Any], None], tracked: Callable[[], None]
-    ) -> None:
-        # Called with each new fake, and when a backward pass goes on into an earlier cell.
-        self._mode, self._count, self._tracked = mode, count, tracked
-        # The real ones: to free what lies on a GPU would be a call to its driver.
-        self._kept: list[Tensor] = []
-        self._without: dict[int, str] = {}
-
-    def all_of(self, variables: Iterable[tuple[str, Any]]) -> None:
+    def take_over(self, variables: Iterable[tuple[str, Any]]) -> None:
         """Make fakes of all tensors that these variables hold."""
         finder = TensorFinder()
         finder.variables(variables)
@@ -104,19 +84,33 @@ class Inherited:
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             kind = LazyParameter if isinstance(tensor, UninitializedParameter) else LazyBuffer
             data = tensor.data
-            return new_lazy(self._mode, kind)(kind, tensor.requires_grad, data.device, data.dtype)
-        plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
-        if not plain and not isinstance(tensor, (nn.Parameter, nn.Buffer)):
+            return new_lazy(self, kind)(kind, tensor.requires_grad, data.device, data.dtype)
+        if type(tensor) is not Tensor and not isinstance(tensor, (nn.Parameter, nn.Buffer)):
             raise NotImplementedError("it is no plain tensor")
         with suspended():
             if _is_a_number(tensor):
-                convert = self._mode.fake_tensor_converter.from_real_tensor
-                return convert(self._mode, tensor.clone(), make_constant=True)
-            fake: Any = self._mode.from_tensor(tensor, static_shapes=True)
+                convert = self.fake_tensor_converter.from_real_tensor
+                return convert(self, tensor.clone(), make_constant=True)
+            fake: Any = self.from_tensor(tensor, static_shapes=True)
             if tensor.grad_fn is not None and fake.requires_grad:
                 leaf = fake.detach().requires_grad_()
                 fake = _Cut.apply(leaf, self._tracked)  # type: ignore[no-untyped-call]
         return fake
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Real tensors within: for what belongs to the process and not to the run."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+def set_data(tensor: Any, new: Any) -> None:
+    """`tensor.data = new` of fakes, which torch leaves on the old device."""
+    with torch._C.DisableTorchFunction():
+        torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
+        tensor.fake_device = new.fake_device
+        tensor.constant = None
 
 
 def is_real(tensor: Tensor) -> bool:

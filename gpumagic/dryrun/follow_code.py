@@ -23,7 +23,7 @@ from gpumagic.device import Device
 from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
 from gpumagic.dryrun.fake_operators import Crossings, Operators
-from gpumagic.dryrun.fakes import Fakes, Inherited
+from gpumagic.dryrun.fakes import Fakes
 from gpumagic.dryrun.forked import engine_flags, let_backward_run, run_forked
 from gpumagic.dryrun.held_memory import Before, HeldMemory, measure, peaks
 from gpumagic.dryrun.result import DryRun, Mismatch, Unknown, describe
@@ -113,12 +113,11 @@ class _Following:
         keep_after_fork()
         subject, named, variables = self._subject, dict[str, Any](), _Variables({})
         confinement = Confinement()
-        mode = Fakes(allow_fallback_kernels=False, allow_non_fake_inputs=True)
-        inherited = Inherited(mode, self._held.add_existing, self._tracked)
-        inherited.all_of([*subject.reads, *subject.namespace.items()])
+        mode = Fakes(self._held.add_existing, self._tracked)
+        mode.take_over([*subject.reads, *subject.namespace.items()])
         self._held.begin()
         go = subject.prepare(self.note)
-        calls = Calls(inherited.fake, self._crossings)
+        calls = Calls(mode.fake, self._crossings)
         install(mode, calls, self.note, self._waited, before.virtual)
         with calls, mode, self._operators:
             if not confinement.begin():
@@ -211,11 +210,9 @@ class _Following:
         with faults.kept("explaining the error of a dry run"):
             explanation = explain(error, namespace=self._subject.namespace)
         text = faults.in_words(error)
-        if explanation is None and "same device" not in text:
-            return ()
-        shown = str(explanation) if explanation is not None else None
-        html = explanation._repr_html_() if explanation is not None else None
-        return (Mismatch(self._error_at, text, shown, html),)
+        if explanation is None:
+            return (Mismatch(self._error_at, text),) if "same device" in text else ()
+        return (Mismatch(self._error_at, text, str(explanation), explanation._repr_html_()),)
 
 
 class _Variables:

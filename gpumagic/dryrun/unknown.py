@@ -64,15 +64,13 @@ def _computes(name: str) -> Callable[..., Any]:
         parts = (getattr(other, "whole", isinstance(other, int)) for other in others)
         return NotKnown(self.what, whole=self.whole and "truediv" not in name and all(parts))
 
-    compute.__name__ = name
     return compute
 
 
-def _decides(name: str, does: str) -> Callable[..., Any]:
+def _decides(does: str) -> Callable[..., Any]:
     def decide(self: NotKnown, *others: Any) -> Any:
         raise Stopped(f"{does} {self.what} depends on data")
 
-    decide.__name__ = name
     return decide
 
 
@@ -85,4 +83,4 @@ for _name, _does in {
     "hash": "a key that is",
     **dict.fromkeys(("iter", "len", "getitem", "contains", "call"), "the contents of"),
 }.items():
-    setattr(NotKnown, f"__{_name}__", _decides(f"__{_name}__", _does))
+    setattr(NotKnown, f"__{_name}__", _decides(_does))
