@@ -32,8 +32,7 @@ def share(used: float | None, total: float | None) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """How long something has lived, in its two largest units: ``"4 s"``, ``"8 min"``,
-    ``"2 h 5 min"``, ``"4 d 15 h"``, ``"N/A"``."""
+    """How long something has lived: ``"4 s"``, ``"8 min"``, ``"2 h 5 min"``, ``"4 d 15 h"``."""
     if seconds is None:
         return NOT_KNOWN
     whole = max(int(seconds), 0)
@@ -46,8 +45,7 @@ def age(seconds: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds with two or three digits: ``"1.24 s"``, ``"3.1 ms"``, ``"45 µs"``, ``"2 min 5 s"``,
-    ``"N/A"``."""
+    """Seconds with two digits or three: ``"1.24 s"``, ``"45 µs"``, ``"2 min 5 s"``."""
     if seconds is None:
         return NOT_KNOWN
     if seconds < 0:
@@ -62,8 +60,7 @@ def duration(seconds: float | None) -> str:
 
 
 def fine(seconds: float | None) -> str:
-    """Seconds with three digits, for what is compared: ``"1.24 s"``, ``"3.10 ms"``, ``"448 µs"``,
-    ``"N/A"``; from a minute on like `duration`."""
+    """Seconds with three digits, for what is compared: ``"3.10 ms"``, ``"448 µs"``."""
     if seconds is None or abs(seconds) >= 59.95:
         return duration(seconds)
     return f"{_digits(seconds, _SECONDS)}s"
@@ -86,8 +83,7 @@ def rate(each_second: float | None) -> str:
 
 
 def times(ratio: float | None) -> str:
-    """A ratio with three digits, and more where it is nearly one: ``"1.32 ×"``, ``"11.3 ×"``,
-    ``"1,240 ×"``, ``"1.004 ×"``, ``"N/A"``."""
+    """A ratio with three digits, more where it is nearly one: ``"1.32 ×"``, ``"1.004 ×"``."""
     if ratio is None:
         return NOT_KNOWN
     if ratio >= 99.95:

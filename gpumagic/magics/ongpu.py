@@ -191,10 +191,7 @@ class CellHooks:
             gpus.refresh()  # what the cell freed
 
     def begin(self, text: str) -> Any:
-        """Place the rest of the running cell; called from the cell itself.
-
-        A dry run takes the cell's place: its result is returned.
-        """
+        """Place the rest of the cell that calls this, or give its dry run in its place."""
         cell = self.current()
         if cell is None or cell.silent:
             raise UsageError("%%ongpu cannot place code that IPython runs silently")

@@ -24,10 +24,8 @@ def parse(
 ) -> dict[str, tuple[Any, ...]]:
     """What was typed after each ``--sweep``, by variable, in the order of typing; or GpuError.
 
-    ``"n=64,256,1024"``; ``"n=100..1000:100"``, both ends included, in steps of 1 if none is given;
-    ``"batch=pow2:1..4096"``, the powers of two between; ``"p=0.1,1e-3"``; ``"how=mean,sum"``,
-    words, which become strings; ``"dtype=torch.float16"``, what `names` have; or these together,
-    with commas.
+    ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``, or several of these
+    with commas; ``"dtype=torch.float16"`` is what `names` have.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for typed in given:

@@ -22,8 +22,6 @@ def compile_cell(
 ) -> tuple[CodeType, CodeType | None]:
     """The statements of a cell, and apart from them its last expression, None if it has none.
 
-    `flags` are those of ``from __future__`` in cells before.
-
     `eval` of either gives a coroutine where the flag `inspect.CO_COROUTINE` is set: it awaits.
     """
     body, last = tree.body, None
@@ -77,10 +75,7 @@ def looped(tree: ast.Module, filename: str, names: list[str]) -> CodeType:
 
 
 class _Plain(ast.NodeTransformer):
-    """Says for a function what the top of a cell says of its variables, which are global.
-
-    A function may not annotate those, and `exec`, `eval`, `locals` and `vars` would not find them.
-    """
+    """Rewrites what the top of a cell may say of its variables, and a function may not."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -101,10 +96,10 @@ class _Plain(ast.NodeTransformer):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
         return ast.copy_location(ast.Pass(), node) if node.module == "__future__" else node
 
-    def _leave(self, node: ast.AST) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
         return node
 
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave
+    visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = visit_FunctionDef
 
 
 def own_code(code: CodeType) -> CodeType:

@@ -1,10 +1,8 @@
 """Tell whether a file is the user's, and name it as the user knows it.
 
-The one answer for every part of gpumagic: ask `is_users` of a ``co_filename``, a ``__file__`` or a
-spec's ``origin``, and show `label(file)`. What lies in a directory ``site-packages`` or
-``dist-packages``, Python's own library, torch and gpumagic are libraries, wherever they were
-installed, and what one of them writes and imports belongs to it; cells, what is typed at a prompt,
-scripts and editable installs are the user's.
+What lies in a directory ``site-packages`` or ``dist-packages``, Python's own library, torch and
+gpumagic are libraries, wherever they were installed, and what one of them writes and imports
+belongs to it; cells, what is typed at a prompt, scripts and editable installs are the user's.
 """
 
 import os

@@ -1,7 +1,6 @@
 """Read what an expression stands for in a frame, without running any of the user's code.
 
-What pure_eval finds safe, and besides it what torch and its users keep things in: modules, named
-tuples, subclasses of dict and list. No property, no `__getattr__`, no `__getitem__`, no call.
+What pure_eval finds safe, and what torch and its users keep things in. No property, no call.
 """
 
 import ast

@@ -57,10 +57,7 @@ class Stream(C.Stream):  # type: ignore[misc]
         self: Stream = super().__new__(cls, stream_id=number, device_index=index, device_type=_CUDA)
         return self
 
-    @property
-    def cuda_stream(self) -> int:
-        """Its handle, 0 of a default stream."""
-        return int(self.stream_id)
+    cuda_stream = property(lambda self: self.stream_id)
 
     def query(self) -> bool:
         """Whether all work is done."""
