@@ -24,8 +24,8 @@ def parse(
 ) -> dict[str, tuple[Any, ...]]:
     """What was typed after each ``--sweep``, by variable, in the order of typing; or GpuError.
 
-    ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``, or several of these
-    with commas; ``"dtype=torch.float16"`` is what `names` have.
+    ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``, or several with
+    commas; ``"dtype=torch.float16"`` is what `names` have.
     """
     found: dict[str, tuple[Any, ...]] = {}
     for typed in given:
