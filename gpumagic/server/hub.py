@@ -22,7 +22,7 @@ from gpumagic.telemetry.doctor import Check, Doctor
 from gpumagic.telemetry.owners import Owner, Owners
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Problem, Snapshot
-from gpumagic.telemetry.subscription import Subscription, report_once
+from gpumagic.telemetry.subscription import Subscription
 
 # So many clients are told without a pause; each costs some 50 µs.
 _GROUP = 4
@@ -223,11 +223,10 @@ class Hub:
     async def _look_after(self) -> None:
         """Follow the kernels and their cells, while there are clients and a while longer."""
         while self.clients or time.monotonic() - self._left_at < self.linger_s:
-            try:
+            # A kernel manager may be anybody's.
+            with faults.kept("looking at this server's kernels"):
                 await self.kernels.refresh()
                 self.cells.follow(self.kernels.managers())
-            except Exception as error:  # noqa: BLE001  kept; a kernel manager may be anybody's
-                report_once("looking at this server's kernels", error)
             await asyncio.sleep(self.refresh_s)
         self.cells.stop()
         self._watch = None

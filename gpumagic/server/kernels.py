@@ -116,7 +116,6 @@ class KernelCells(CellRuns):
         self._news = (-1, -1, b"")
         self._notebook = notebook
         self._clock = clock
-        self._busy: dict[str, tuple[str, float]] = {}
         self._open: dict[tuple[str, str], str] = {}
         # The kernels whose cells are recorded, and how.
         self.followed: dict[str, Iopub] = {}
@@ -150,8 +149,6 @@ class KernelCells(CellRuns):
             kind = message["header"]["msg_type"]
             content = message["content"]
             when = _seconds(message["header"]["date"], self._clock)
-            if kind == "status" and content["execution_state"] == "starting":
-                self._abandon(kernel, when)
             if not parent or parent["msg_type"] != "execute_request":
                 return
             asked = str(parent["msg_id"])
@@ -159,10 +156,7 @@ class KernelCells(CellRuns):
                 # The kernel's own id of this message: those of a client may come twice.
                 run = str(message["header"]["msg_id"])
                 self._open[kernel, asked] = run
-                self._begin(run, asked, kernel, content.get("execution_count"), when)
-            elif kind == "status" and content["execution_state"] == "busy":
-                # One per kernel: a silent run never becomes a cell.
-                self._busy[kernel] = (asked, when)
+                self._begin(run, kernel, content.get("execution_count"), when)
             elif kind == "status" and content["execution_state"] == "idle":
                 self.end(self._open.pop((kernel, asked), ""), when)
         except (KeyError, TypeError, AttributeError):
@@ -190,11 +184,9 @@ class KernelCells(CellRuns):
             self._news = (revision, self.revision, message.encode())
         return self._news[2]
 
-    def _begin(self, run: str, asked: str, kernel: str, count: Any, when: float) -> None:
-        busy, since = self._busy.get(kernel, ("", when))
+    def _begin(self, run: str, kernel: str, count: Any, when: float) -> None:
         number = count if isinstance(count, int) else None
-        start = since if busy == asked else when
-        self.keep(CellRun(run, kernel, self._notebook(kernel), number, start))
+        self.keep(CellRun(run, kernel, self._notebook(kernel), number, when))
         self._forget()
 
     def _abandon(self, kernel: str, when: float) -> None:

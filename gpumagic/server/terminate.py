@@ -65,9 +65,6 @@ async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[boo
     named = f"process {order.pid} ({owner.name or 'unknown'})"
     try:
         process = psutil.Process(order.pid)
-        if abs(process.create_time() - order.started) > _SAME_START_S:
-            raise NotEnded(409, _ANOTHER.format(order.pid))
-        # psutil looks once more whether it still is that process.
         process.kill() if order.force else process.terminate()
     except psutil.NoSuchProcess:
         return True, f"{named} has ended by itself"
@@ -81,9 +78,6 @@ async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[boo
     return False, f"{named} still runs after {WAIT_S:.0f} s; {again}"
 
 
-_ANOTHER = "process {0} began at another time: it is another one by now; look again"
-
-
 def _check(order: Order, snapshot: Snapshot, owner: Owner) -> None:
     if all(process.pid != order.pid for process in snapshot.processes):
         silent = [p.cause for p in snapshot.problems if p.code == "stalled"]
@@ -95,7 +89,10 @@ def _check(order: Order, snapshot: Snapshot, owner: Owner) -> None:
     if owner.started is None:
         raise NotEnded(403, f"process {order.pid} is another user's")
     if abs(owner.started - order.started) > _SAME_START_S:
-        raise NotEnded(409, _ANOTHER.format(order.pid))
+        raise NotEnded(
+            409,
+            f"process {order.pid} began at another time: it is another one by now; look again",
+        )
     # By both: the snapshots saw it while its kernel lived; the owner is of this moment.
     told = any(process.orphan for process in snapshot.processes if process.pid == order.pid)
     if not owner.orphan or not told:

@@ -37,8 +37,7 @@ _THROTTLE = {
     0x040: "hardware thermal slowdown",
     0x080: "power brake",
 }
-# Bytes a second and lane, by PCIe generation; and what no link of today does.
-_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
+# Bytes a second that no link of today does.
 _MOST_PCIE, _MOST_NVLINK = 250e9, 5e12
 _MOST_FAN = 200
 # A mean over longer than this says nothing of now.
@@ -145,11 +144,8 @@ def fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
     }, alive
 
 
-def read(
-    door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, rates: Rates, limits: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A tier's readings of a GPU that has just answered something else; ``limits`` are what was
-    read of ``STILL``."""
+def read(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, rates: Rates) -> dict[str, Any]:
+    """A tier's readings of a GPU that has just answered something else."""
     answers = door.ask(gpu, tier.questions, alive=True)
     if tier is STILL:
         return {**answers, "power_limit": _thousandth(answers["power_limit"])}
@@ -165,7 +161,7 @@ def read(
         "power": _thousandth(answers["power"]),
         "throttle": slowing,
         "fan": float(fan) if fan is not None and fan <= _MOST_FAN else None,
-        **_activity(door, gpu, rates, limits),
+        **_activity(door, gpu, rates),
     }
 
 
@@ -192,9 +188,7 @@ def merge(gpu: nvml.Gpu, lists: Mapping[str, tuple[Any, ...]]) -> list[ProcessSa
     return [ProcessSample(gpu.uuid, pid, memory[pid], "+".join(kinds[pid])) for pid in memory]
 
 
-def _activity(
-    door: nvml.Nvml, gpu: nvml.Gpu, rates: Rates, limits: Mapping[str, Any]
-) -> dict[str, float | None]:
+def _activity(door: nvml.Nvml, gpu: nvml.Gpu, rates: Rates) -> dict[str, float | None]:
     """From GPM where there is one, for its counters are wide; else from counters by field."""
     metrics = door.gpm(gpu, _GPM)
     found: dict[str, float | None] = {
@@ -204,7 +198,7 @@ def _activity(
         value = metrics.get(number)
         found[name] = None if value is None or value < 0 else value * 2**20
     counters: tuple[tuple[str, nvml.FieldId, nvml.FieldId, int, float], ...] = (
-        ("pcie", _PCIE_SENT, _PCIE_RECEIVED, 1, _most_pcie(limits)),
+        ("pcie", _PCIE_SENT, _PCIE_RECEIVED, 1, _MOST_PCIE),
         ("nvlink", _NVLINK_SENT, _NVLINK_RECEIVED, 1024, _MOST_NVLINK),
     )
     for kind, sent, received, unit, most in counters:
@@ -215,13 +209,6 @@ def _activity(
             rate = rates.per_second((gpu.uuid, name), fields.get(field), most / unit)
             found[name] = None if rate is None else rate * unit
     return found
-
-
-def _most_pcie(limits: Mapping[str, Any]) -> float:
-    """What the link can do; a little more, for clocks differ."""
-    lane = _LANE.get(limits.get("pcie_generation_limit") or 0)
-    width = limits.get("pcie_width_limit")
-    return 1.2 * lane * width if lane and width else _MOST_PCIE
 
 
 def _integer(structure: Any, name: str) -> int | None:

@@ -9,7 +9,6 @@ from typing import Any
 from gpumagic import nvml
 from gpumagic.telemetry.nvml_readings import (
     LISTS,
-    STILL,
     TIERS,
     Rates,
     Tier,
@@ -164,12 +163,8 @@ class NvmlSource:
 
     def _read(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> None:
         now = self._monotonic()
-        found: Any
-        if tier in LISTS:
-            found = read_list(door, gpu, tier)
-        else:
-            _, limits = self._kept.get((gpu.uuid, STILL.name), (now, {}))
-            found = read(door, gpu, tier, self._rates, limits)
+        is_list = tier in LISTS
+        found = read_list(door, gpu, tier) if is_list else read(door, gpu, tier, self._rates)
         self._kept[gpu.uuid, tier.name] = (now, found)
 
     def _due(self, gpu: nvml.Gpu, tier: Tier, patience: float) -> float:

@@ -70,7 +70,6 @@ class Owners:
         self._gpus = gpus
         self._root = root
         self._processes = Processes()
-        self._began: dict[tuple[str, int], float] = {}
         # Those that had left their kernel's session while it still lived.
         self._detached: set[tuple[int, float]] = set()
         self._living: list[Process] | None = None
@@ -78,23 +77,9 @@ class Owners:
     def look_up(self, pids: set[int]) -> dict[int, Owner]:
         """By pid; a process that is gone, or that cannot be seen from here, has an empty Owner."""
         self._living = None
-        kernels = self._certain()
+        kernels = {kernel.pid: kernel for kernel in self._kernels()}
         self._detached = {(pid, began) for pid, began in self._detached if started(pid) == began}
         return {pid: self._owner(pid, kernels) for pid in pids}
-
-    def _certain(self) -> dict[int, Kernel]:
-        """The kernels that were told, without those whose pid is another process's by now."""
-        found, began = {}, {}
-        for kernel in self._kernels():
-            process = self._processes.look(kernel.pid)
-            key = (kernel.id, kernel.pid)
-            if process is None:
-                continue
-            began[key] = self._began.get(key, process.facts.started)
-            if began[key] == process.facts.started:
-                found[kernel.pid] = kernel
-        self._began = began
-        return found
 
     def _owner(self, pid: int, kernels: Mapping[int, Kernel]) -> Owner:
         line = self._processes.line(pid)

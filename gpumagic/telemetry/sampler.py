@@ -17,10 +17,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
 
+from gpumagic import faults
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.history import History
 from gpumagic.telemetry.snapshot import Problem, Snapshot
-from gpumagic.telemetry.subscription import Listener, Pace, Subscription, Waiting, report_once
+from gpumagic.telemetry.subscription import Listener, Pace, Subscription, Waiting
 
 # A driver that has not answered for so long is said to stall.
 _STALLED_S = 2.0
@@ -180,7 +181,7 @@ class Sampler:
         try:
             snapshot = self._source.take(processes=processes, patience=patience)
         except Exception as error:  # noqa: BLE001  kept and told, and the next may succeed
-            report_once("taking a snapshot of the GPUs", error)
+            faults.keep("taking a snapshot of the GPUs", error)
             problem = Problem(
                 "snapshot-failed",
                 f"gpumagic could not take a snapshot ({type(error).__name__}: {error})",
@@ -193,10 +194,8 @@ class Sampler:
             self._called_at = self._monotonic()
             self._changed.notify_all()
         if ahead_s:
-            try:
+            with faults.kept("reading the GPUs ahead"):
                 self._source.chore(processes=processes, seconds=ahead_s)
-            except Exception as error:  # noqa: BLE001  kept; the next tick shows what is wrong
-                report_once("reading the GPUs ahead", error)
         with self._changed:
             self._call = None
             self._changed.notify_all()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import lru_cache
 from typing import NamedTuple
 
 from gpumagic import faults
@@ -17,7 +15,6 @@ PERIODS_S = (0.25, 60.0)
 
 # A tick that comes so much of a period early is one's own.
 _TOLERANCE = 0.1
-_log = logging.getLogger(__name__)
 
 Listener = Callable[[Snapshot], None]
 
@@ -59,10 +56,8 @@ class Subscription:
         """Call the listener; one that fails must not cost the others theirs."""
         if self._listener is None or self.closed:
             return
-        try:
+        with faults.kept("calling a listener of the GPU monitor"):
             self._listener(snapshot)
-        except Exception as error:  # noqa: BLE001  kept, and logged once
-            report_once("calling a listener of the GPU monitor", error)
 
     def __enter__(self) -> Subscription:
         return self
@@ -104,14 +99,3 @@ class Pace:
     def pause(self, now: float) -> float | None:
         """Seconds until the next tick; None where none ever is."""
         return None if math.isinf(self.period_s) else max(self._due - now, 0.0)
-
-
-def report_once(doing: str, error: Exception) -> None:
-    """Keep a fault of the monitor for the doctor; what comes at each tick is logged once."""
-    faults.keep(doing, error)
-    _warn(f"gpumagic failed while {doing}: {error!r}")
-
-
-@lru_cache(64)
-def _warn(text: str) -> None:
-    _log.warning(text)

@@ -21,9 +21,8 @@ def test_a_silent_run_is_no_cell_and_an_old_one_is_forgotten():
     log.receive("k", message("status", execution_state="idle"))
     assert log.runs() == []
     log.receive("k", message("status", "run-2", execution_state="busy"))
-    now[0] += 5
     log.receive("k", message("execute_input", "run-2", execution_count=2))
-    now[0] += 5
+    now[0] += 10
     log.receive("k", message("status", "run-2", execution_state="idle"))
     (run,) = log.runs()
     assert (run.start, run.end, run.count) == (1000.0, 1010.0, 2)

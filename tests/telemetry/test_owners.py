@@ -193,15 +193,6 @@ def test_what_a_server_wrote_may_be_anything(start: Start, tmp_path: Path, text:
     assert one(Owners(), kernel.pid).server is None
 
 
-def test_a_pid_that_is_another_processes_by_now_is_no_kernel(start: Start) -> None:
-    kernel = start(env={"JPY_PARENT_PID": "", "JPY_SESSION_NAME": ""})
-    owners = Owners(lambda: [Kernel(kernel.child, "gone", "b.ipynb")])
-    assert one(owners, kernel.child).kernel == "gone"
-    began = owners._began["gone", kernel.child]
-    owners._began["gone", kernel.child] = began - 60
-    assert one(owners, kernel.child).kernel == "abc-1"
-
-
 def test_of_another_users_process_nothing_but_the_user(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import pytest
@@ -120,9 +119,7 @@ def test_periods_are_bounded(machine: Machine, period: float) -> None:
     assert PERIODS_S == (0.25, 60.0)
 
 
-def test_a_listener_that_raises_costs_nobody_else_anything(
-    machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_listener_that_raises_costs_nobody_else_anything(machine: Machine) -> None:
     told = []
 
     def bad(snapshot: Snapshot) -> None:
@@ -130,15 +127,11 @@ def test_a_listener_that_raises_costs_nobody_else_anything(
 
     machine.sampler.subscribe(bad)
     machine.sampler.subscribe(told.append)
-    with caplog.at_level(logging.WARNING):
-        machine.run(5)
+    machine.run(5)
     assert len(told) == 6
     (fault,) = [f for f in faults.all_kept() if "a listener" in f.doing]
     assert "mine" in fault.traceback + fault.error
-    assert [record.getMessage() for record in caplog.records] == [
-        "gpumagic failed while calling a listener of the GPU monitor: RuntimeError('mine')"
-    ]
-    assert caplog.records[0].exc_info is None
+    assert fault.count == 6
 
 
 def test_a_listener_may_close_itself_and_others(machine: Machine) -> None:
@@ -156,19 +149,16 @@ def test_a_listener_may_close_itself_and_others(machine: Machine) -> None:
     assert len(machine.asked) == 1
 
 
-def test_a_source_that_fails_is_a_problem_and_recovers(
-    machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_source_that_fails_is_a_problem_and_recovers(machine: Machine) -> None:
     machine.sampler.subscribe()
     machine.error = RuntimeError("odd")
-    with caplog.at_level(logging.WARNING):
-        machine.run(3)
+    machine.run(3)
     latest = machine.sampler.latest()
     assert latest is not None
     (problem,) = latest.problems
     assert problem.code == "snapshot-failed"
     assert "RuntimeError: odd" in problem.cause
-    assert len(caplog.records) == 1
+    assert [f.count for f in faults.all_kept() if "a snapshot" in f.doing] == [4]
     machine.error = None
     machine.run(1)
     latest = machine.sampler.latest()
