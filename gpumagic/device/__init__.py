@@ -5,8 +5,8 @@ The UUID is the key; a CUDA ordinal and an NVML index are labels. Never imports 
 NVML only when somebody asks what there is.
 """
 
-from gpumagic.device.device import CPU as CPU
-from gpumagic.device.device import Device as Device
+from gpumagic.device.discover import CPU as CPU
+from gpumagic.device.discover import Device as Device
 from gpumagic.device.discover import devices_changed as devices_changed
 from gpumagic.device.discover import here as here
 from gpumagic.device.discover import physical_gpus as physical_gpus

@@ -9,8 +9,7 @@ from dataclasses import replace
 from operator import index as as_integer
 from platform import machine
 
-from gpumagic.device.device import CPU, Device
-from gpumagic.device.discover import here
+from gpumagic.device.discover import CPU, Device, here
 from gpumagic.errors import GpuError
 
 _NUMBER = r"(?P<number>[0-9]{1,9})"

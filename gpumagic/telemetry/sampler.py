@@ -71,7 +71,7 @@ class Sampler:
     def subscribe(
         self, listener: Listener | None = None, *, period_s: float = 1.0, processes: bool = False
     ) -> Subscription:
-        """Watch, until the subscription is closed; ValueError for a period out of ``PERIODS_S``.
+        """Watch, until the subscription is closed; GpuError for a period out of ``PERIODS_S``.
 
         The listener is called with each snapshot, at most once per period, on a thread of the
         sampler: it must return at once. With ``processes`` the driver is asked who holds memory

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpumagic import faults
+from gpumagic.errors import GpuError
 from gpumagic.telemetry.snapshot import Snapshot
 
 PERIODS_S = (0.25, 60.0)
@@ -29,12 +30,9 @@ class Subscription:
         period_s: float,
         processes: bool,
     ) -> None:
-        least, greatest = PERIODS_S
-        if not least <= period_s <= greatest:
-            raise ValueError(f"a period of {period_s} s; from {least} to {greatest} s is possible")
         self._follow = follow
         self._listener = listener
-        self.period_s = float(period_s)
+        self.period_s = checked(period_s)
         self.processes = processes
         self.closed = False
         self._delivered_at = -math.inf
@@ -64,6 +62,19 @@ class Subscription:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def checked(period_s: Any) -> float:
+    """The period in seconds, or GpuError where it is out of bounds."""
+    least, greatest = PERIODS_S
+    number = isinstance(period_s, int | float) and period_s == period_s
+    if number and least <= period_s <= greatest:
+        return float(period_s)
+    fitting = min(max(period_s, least), greatest) if number else 1
+    raise GpuError(
+        f"a period of {period_s!r}: it must be from {least} to {greatest:g} s;"
+        f" type gpumagic.monitor({fitting:g})"
+    )
 
 
 class Waiting(NamedTuple):

@@ -25,7 +25,7 @@ from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.measurements import Board, board
 from gpumagic.telemetry.sampler import Sampler, shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
-from gpumagic.telemetry.subscription import PERIODS_S
+from gpumagic.telemetry.subscription import checked
 from gpumagic.widget.notebook_watch import Audience, ShellCells
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
@@ -80,7 +80,7 @@ class MonitorWidget(anywidget.AnyWidget):
         audience: Audience | None = None,
         board: Board = board,
     ) -> None:
-        _check(period)
+        checked(period)
         self._sampler = sampler or shared_sampler()
         self._audience = audience or Audience()
         # Of each time it was displayed: what its table and its view are called.
@@ -240,15 +240,3 @@ class MonitorWidget(anywidget.AnyWidget):
         elif kind == "gone" and self._audience.leave(view):
             self._rest()
             self._keep()
-
-
-def _check(period: Any) -> None:
-    low, high = PERIODS_S
-    number = isinstance(period, int | float) and period == period
-    if number and low <= period <= high:
-        return
-    fitting = min(max(period, low), high) if number else 1
-    raise GpuError(
-        f"a period of {period!r}: it must be from {low} to {high:g} s;"
-        f" type gpumagic.monitor({fitting:g})"
-    )
