@@ -35,11 +35,6 @@ class Holder:
     kind: str | None = None
     started: float | None = None
 
-    @property
-    def total(self) -> int:
-        """Bytes on all GPUs, of those that are known."""
-        return sum(count or 0 for count in self.memory.values())
-
 
 def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> Split | None:
     """How one GPU's memory is shared out; None where it does not tell how much is used."""
@@ -65,7 +60,7 @@ def holders(
             key = (process.pid,) if each else (process.mine, who, process.user)
             groups.setdefault(key, []).append(process)
     found = [_holder(group) for group in groups.values()]
-    found.sort(key=lambda holder: (not holder.mine, -holder.total, holder.name))
+    found.sort(key=lambda one: (not one.mine, -sum(filter(None, one.memory.values())), one.name))
     unseen = _unseen(gpus, found)
     return [*found, Holder(UNSEEN, None, (), unseen)] if unseen else found
 

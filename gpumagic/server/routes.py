@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import io
 import json
 import math
 import socket
@@ -37,7 +38,6 @@ _COLUMNS = (
     "temperature (°C)",
     "power (W)",
 )
-_ROWS_AT_ONCE = 2000
 _RENDERER = Path(__file__).parents[1] / "static" / "widget.js"
 # What the system keeps for a client that does not read is a queue too: keep it short, in bytes.
 _SEND_BUFFER = 32768
@@ -141,18 +141,14 @@ async def _metrics(route: GetRoute) -> None:
 async def _export(route: GetRoute) -> None:
     """The history as a file of comma-separated values, for spreadsheets."""
     since = route.since()
-    readings = await aside(lambda: route.hub.sampler.history.readings(since))
-    route.set_header("Content-Type", "text/csv; charset=utf-8")
+
+    def table() -> str:
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([_COLUMNS, *route.hub.sampler.history.readings(since)])
+        return text.getvalue()
+
     route.set_header("Content-Disposition", 'attachment; filename="gpus.csv"')
-    table = csv.writer(route)
-    table.writerow(_COLUMNS)
-    for n, reading in enumerate(readings, 1):
-        table.writerow(reading)
-        if n % _ROWS_AT_ONCE == 0:
-            await route.flush()
-            # A client that reads fast must not keep all others waiting.
-            await asyncio.sleep(0)
-    route.finish(set_content_type="text/csv; charset=utf-8")
+    route.finish(await aside(table), set_content_type="text/csv; charset=utf-8")
 
 
 async def _renderer(route: GetRoute) -> None:

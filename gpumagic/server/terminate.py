@@ -47,9 +47,8 @@ def parse_order(body: bytes) -> Order:
         order = json.loads(body)
     except (ValueError, RecursionError):
         order = None
-    if not isinstance(order, dict):
-        order = {}
-    pid, started, force = order.get("pid"), order.get("started"), order.get("force", False)
+    given = order if isinstance(order, dict) else {}
+    pid, started, force = given.get("pid"), given.get("started"), given.get("force", False)
     # True is an integer too, to Python.
     if type(pid) is int and type(started) in (int, float) and type(force) is bool:
         made = Order(pid, started or 0.0, force)

@@ -27,10 +27,6 @@ class Measured:
     time: float  # Unix time of its end
     id: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
-        return {**vars(self)}
-
 
 class Board:
     """What is measured now, what was, and who wants to know."""

@@ -194,7 +194,7 @@ class MonitorWidget(anywidget.AnyWidget):
             return
         self.timing = self._board.now or {}
         if [entry.id for entry in self._board.entries] != [told["id"] for told in self.timings]:
-            self.timings = [entry.to_dict() for entry in self._board.entries]
+            self.timings = [{**vars(entry)} for entry in self._board.entries]
 
     def _tick(self, snapshot: Snapshot, ran: bool = False) -> None:
         """On the sampler's thread; ``ran``: this is what a cell left behind."""

@@ -30,7 +30,7 @@ def test_what_was_measured_stands_newest_first(made):
         ("second", "<b>2 ms</b>", 2.0),
         ("first", None, 1.0),
     ]
-    told = made.entries[0].to_dict()
+    told = vars(made.entries[0])
     assert set(told) == {"id", "title", "time", "text", "html"}  # a Result of snapshot.ts
 
 
