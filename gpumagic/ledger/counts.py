@@ -12,10 +12,10 @@ import torch
 
 from gpumagic.ledger.entry import Entry, Ledger, merged
 from gpumagic.ledger.via import PRINT, WORDS
-from gpumagic.usercode.lines import expression, line_at
+from gpumagic.usercode.lines import expression, line_at, line_of
 
 # Code that a loop compiles anew each time would make an entry each time: past so many, new ones are
-# counted without their lines.
+# counted by their lines.
 _MOST = 4096
 # Of copies at one line, the first so many are timed, then each of so many.
 _FIRST, _EVERY = 64, 16
@@ -150,8 +150,8 @@ class Tally:
     def add(self, key: tuple[Any, ...], new: Count) -> Count:
         """Begin to count under `key`."""
         with self._lock:
-            if len(self.counts) >= _MOST:
-                key, new.code, new.kept = (key[0], key[-1]), None, None
+            if len(self.counts) >= _MOST and new.code is not None:
+                key = (key[0], new.code.co_filename, line_of(new.code, new.at), key[-1])
             return self.counts.setdefault(key, new)
 
     def ledger(self) -> Ledger:
