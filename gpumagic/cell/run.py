@@ -152,7 +152,9 @@ class Run:
             memory = self._meter.stop()
             # After an interrupt the user wants the prompt back, not the end of the queue.
             if not interrupted:
-                self._wait_for_all(memory)
+                touched = (torch.device("cuda", index) for index in memory)
+                for device in dict.fromkeys((self._target, *touched)):
+                    wait_for(device)
         except (RuntimeError, AssertionError, AttributeError) as failed:
             # An error of the device itself surfaces at the wait; so does a device that is gone.
             fault = str(failed).strip().splitlines()[0]
@@ -197,12 +199,6 @@ class Run:
         new = (t for _, t in tensors_in(self._namespace) if id(t) not in self._before)
         made = any(tensor.device.type == "cpu" for tensor in new)
         return "cpu" if made or self._moves.left or ledger.transfers else ""
-
-    def _wait_for_all(self, touched: Iterable[int]) -> None:
-        wait_for(self._target)
-        for index in touched:
-            if index != self._target.index or self._target.type != "cuda":
-                wait_for(torch.device("cuda", index))
 
 
 _last: Report | None = None

@@ -75,9 +75,9 @@ class MovePlan:
         """Copy a tensor by its own `to`: the way of subclasses and of layouts without strides."""
         try:
             new = found.tensor.data.to(found.home or self.device)
-        except torch.OutOfMemoryError:
-            raise
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             self.left.append(Left(found.path, str(error).strip().splitlines()[0]))
         else:
             if torch._has_compatible_shallow_copy_type(found.tensor, new):

@@ -127,9 +127,7 @@ def _normal(make: Wrapper) -> Wrapper:
 def _load(make: Wrapper) -> Wrapper:
     @functools.wraps(make)
     def placed(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if map_location is None:
-            map_location = _chosen()
-        return make(f, map_location, *args, **kwargs)
+        return make(f, _chosen() if map_location is None else map_location, *args, **kwargs)
 
     return placed
 

@@ -7,6 +7,7 @@ it; leaving it restores every name and the current CUDA device, whatever happene
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar, cast
@@ -57,9 +58,8 @@ class on:
         self._entered: list[Placement] = []
 
     def __enter__(self) -> torch.device:
-        caller = inspect.currentframe()
-        space = caller.f_back.f_globals if caller and caller.f_back else None
-        place = enter(self.device, batches=self.batches, namespace=space)
+        caller = sys._getframe(1).f_globals
+        place = enter(self.device, batches=self.batches, namespace=caller)
         place.owner = self
         self._entered.append(place)
         return self.device
