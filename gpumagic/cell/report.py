@@ -6,8 +6,8 @@ from gpumagic.cell.autofix import Fixed
 from gpumagic.device import Device
 from gpumagic.display.shown import Shown
 from gpumagic.ledger.entry import Ledger
-from gpumagic.moving.found_tensor import Left
 from gpumagic.moving.move import Moved
+from gpumagic.moving.plan import Left
 
 
 @dataclass(frozen=True)

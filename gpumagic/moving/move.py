@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError
 from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder, module_of
-from gpumagic.moving.found_tensor import FoundTensor, Held, Left, written
-from gpumagic.moving.plan import MovePlan, bytes_of
+from gpumagic.moving.plan import FoundTensor, Held, Left, MovePlan, bytes_of, written
 from gpumagic.placement.torch_devices import torch_device
 from gpumagic.usercode.values import own
 

@@ -41,7 +41,7 @@ def enter(
 
     In `namespace`, names that were imported from torch earlier are placed too.
     """
-    outer, modes = placement(), _len_torch_function_stack()
+    outer, modes = in_force.get() and placement(), _len_torch_function_stack()
     implied = device.type == "cpu" and not modes
     keywords = {} if implied else {"device": device}
     place = Placement(device, batches, outer, modes, keywords, direct=device)

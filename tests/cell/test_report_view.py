@@ -7,8 +7,8 @@ import pytest
 
 from gpumagic.cell.report import Batches, Memory, Report
 from gpumagic.device import CPU, Device
-from gpumagic.moving.found_tensor import Left
 from gpumagic.moving.move import Moved
+from gpumagic.moving.plan import Left
 
 MIB = 2**20
 PLAIN = Report(Device("cuda", ordinal=1), seconds=1.24)
