@@ -4,13 +4,11 @@ Under any mode torch's C++ writes into a new tensor where it otherwise writes in
 else has, so that a dry run would hold both at once. Here it is said which these are.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
@@ -26,10 +24,10 @@ _EXPLICIT = {
 }
 _NODES = frozenset({"BinaryCrossEntropyWithLogitsBackward0"})
 _SUMS = frozenset({"add", "sub", "mul"})
+# Virtual GPUs have kernels of their own for them.
 _NETWORKS = frozenset(
     ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
 )
-"""Virtual GPUs have kernels of their own for them."""
 
 Replaced = tuple[Any, bool] | None
 
@@ -43,7 +41,6 @@ class Composites:
         self._within = 0
         self._node: Any = None
         self._before = 0  # storages that there were when the node began
-
         self._library = torch.library.Library("aten", "IMPL")
         for name in _IN_PLACE:
             for key in ("AutogradCPU", "AutogradCUDA"):
@@ -51,19 +48,13 @@ class Composites:
 
     def _kernel(self, op: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            mine = isinstance(args[0], FakeTensor)  # other threads compute meanwhile
-            with self._in_place() if mine else nullcontext():
+            self._within += 1
+            try:
                 return op._op_dk(_COMPOSITE, *args, **kwargs)
+            finally:
+                self._within -= 1
 
         return kernel
-
-    @contextmanager
-    def _in_place(self) -> Iterator[None]:
-        self._within += 1
-        try:
-            yield
-        finally:
-            self._within -= 1
 
     def replaced(self, func: Any, name: str, args: Any, age: Callable[[Any], int]) -> Replaced:
         """What `func`, which is about to run, would write into, and whether that is certain."""
