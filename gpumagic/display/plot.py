@@ -15,22 +15,20 @@ from gpumagic.display import svg
 # More points than these would be a row of beads.
 _FEW = 24
 _LINE_HEIGHT = 15.0
+# Margins; on the right the names come on top.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 26.0, 26.0, 42.0
 # A plot shrinks to this part of its size where there is little room; then one scrolls.
 _LEAST = 0.6
 
 
 class Frame(NamedTuple):
-    """The plot's size in pixels, and its margins; on the right the names come on top."""
+    """A plot's size in pixels."""
 
     width: float = 680.0
     height: float = 320.0
-    left: float = 58.0
-    right: float = 26.0
-    top: float = 26.0
-    bottom: float = 42.0
 
 
-SMALL = Frame(width=300.0, height=230.0)
+SMALL = Frame(300.0, 230.0)
 
 
 class Point(NamedTuple):
@@ -88,13 +86,13 @@ class Plot:
     ) -> None:
         self._frame, self._words, self._ordinal = frame, words, ordinal
         self._curves = curves
-        self._foot = frame.height - frame.bottom
-        self._end = frame.width - frame.right - svg.LETTER * max(len(c.name) for c in curves)
+        self._foot = frame.height - _BOTTOM
+        self._end = frame.width - _RIGHT - svg.LETTER * max(len(c.name) for c in curves)
         low, high = min(heights := list(heights)), max(heights)
         # Air above and below, and around a flat curve.
         air = max((high / low) ** 0.06, 1.08)
-        self._y = svg.Scale(low / air, high * air, self._foot, frame.top)
-        xs, start, end = list(words), frame.left + 12, self._end - 12
+        self._y = svg.Scale(low / air, high * air, self._foot, _TOP)
+        xs, start, end = list(words), _LEFT + 12, self._end - 12
         half = (end - start) / len(xs) / 2 if ordinal else 0.0
         log = xs[0] > 0 and not ordinal
         self._x = svg.Scale(xs[0], xs[-1], start + half, end - half, log)
@@ -122,29 +120,28 @@ class Plot:
         )
 
     def _grid(self, tick: Callable[[float], str]) -> Iterator[str]:
-        f = self._frame
-        yield svg.text(f.left - 8, f.top - 11, "time", "end", "gm-dim")
-        self._free(0.0, f.left - 8, 0.0)
+        yield svg.text(_LEFT - 8, _TOP - 11, "time", "end", "gm-dim")
+        self._free(0.0, _LEFT - 8, 0.0)
         for value in svg.ticks(self._y.low, self._y.high):
             y = self._y(value)
-            yield svg.line(f.left, y, self._end, y, "gm-grid")
-            yield svg.text(f.left - 8, y + 4, tick(value), "end")
+            yield svg.line(_LEFT, y, self._end, y, "gm-grid")
+            yield svg.text(_LEFT - 8, y + 4, tick(value), "end")
 
     def _below(self, name: str) -> Iterator[str]:
         """The axis of the variable."""
         f, words = self._frame, self._words
-        yield svg.line(f.left, self._foot, self._end, self._foot, "gm-axis")
+        yield svg.line(_LEFT, self._foot, self._end, self._foot, "gm-axis")
         for x in svg.apart(list(words), self._x, lambda x: svg.LETTER * len(words[x])):
             at = self._x(x)
             yield svg.line(at, self._foot, at, self._foot + 4, "gm-axis")
             yield svg.text(at, self._foot + 17, words[x], "middle")
-        yield svg.text((f.left + self._end) / 2, f.height - 6, name, "middle", "gm-code")
+        yield svg.text((_LEFT + self._end) / 2, f.height - 6, name, "middle", "gm-code")
 
     def _names(self) -> Iterator[str]:
         """Each curve's name, beside its end."""
         ending = [curve for curve in self._curves if curve.points]
         ends = [self._y(curve.points[-1].y) for curve in ending]
-        heights = svg.parted(ends, _LINE_HEIGHT, self._frame.top + 4, self._foot)
+        heights = svg.parted(ends, _LINE_HEIGHT, _TOP + 4, self._foot)
         for curve, y in zip(ending, heights, strict=True):
             yield svg.mark(curve.look, self._end + 10, y, 3.6)
             yield svg.text(self._end + 19, y + 4, curve.name)
@@ -159,10 +156,10 @@ class Plot:
         )
         half = svg.LETTER * len(words) / 2
         # Beside the word above the axis.
-        middle = max(x, self._frame.left + half)
+        middle = max(x, _LEFT + half)
         if self._free(middle - half, middle + half, 0.0):
-            yield svg.line(x, self._frame.top - 6, x, self._foot, "gm-crossing")
-            yield svg.text(middle, self._frame.top - 11, words, "middle", "gm-this")
+            yield svg.line(x, _TOP - 6, x, self._foot, "gm-crossing")
+            yield svg.text(middle, _TOP - 11, words, "middle", "gm-this")
 
     def _free(self, start: float, end: float, y: float) -> bool:
         """Whether nothing is written there, and it is taken from now on."""
@@ -190,7 +187,7 @@ class Plot:
 
     def _ending(self, ending: Ending, color: str) -> Iterator[str]:
         """A ✕ beside the curve's last value, since there is none to put it at."""
-        x, y, start = self._x(ending.x), self._frame.top + 8, self._frame.left
+        x, y, start = self._x(ending.x), _TOP + 8, _LEFT
         if ending.last:
             last, y = self._x(ending.last.x), self._y(ending.last.y)
             start = last - 4

@@ -10,7 +10,7 @@ import torch
 
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
-from gpumagic.placement.torch_devices import as_torch, devices, find
+from gpumagic.placement.torch_devices import devices, find
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,6 @@ class TimedDevices:
     def note(self) -> str | None:
         """Why it is not what was asked for."""
         return next((device.note for device in self.parts if device.note), None)
-
-    @property
-    def torch_devices(self) -> tuple[torch.device, ...]:
-        """As torch has them."""
-        return tuple(as_torch(device) for device in self.parts)
 
 
 def targets(given: Iterable[object] | str | None) -> tuple[TimedDevices, ...]:

@@ -22,6 +22,7 @@ from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.settings import Growth, deferred
 from gpumagic.ledger import ledger_view as view
 from gpumagic.ledger.watch import watch
+from gpumagic.placement.torch_devices import as_torch
 from gpumagic.timing.ask.sweep import key
 from gpumagic.timing.ask.targets import TimedDevices
 from gpumagic.timing.measure.program import Program
@@ -96,10 +97,10 @@ class Measuring:
         # The stack closes itself only if a second interrupt came in our way.
         with ExitStack() as stack, _closing(stack):
             task.stopwatch.wait()  # what earlier cells have queued is no part of the copying
-            for device in self._target.torch_devices:
+            for device in self._target.parts:
                 trial = Trial(
                     task.program,
-                    device,
+                    as_torch(device),
                     task.namespace,
                     self._values,
                     in_place=task.in_place,
@@ -133,7 +134,7 @@ class Measuring:
                 self.failed = runner.failed or self.failed
 
     def _randomly(self) -> None:
-        every = [device for target in self._task.targets for device in target.torch_devices]
+        every = [as_torch(part) for target in self._task.targets for part in target.parts]
         if any(device.type == "cuda" for device in every):
             self._task.randomness.same_start(every)
         else:
@@ -209,11 +210,11 @@ class Measuring:
 
     def _measure_memory(self, meter: MemoryMeter) -> None:
         found = {f"cuda:{index}": memory.peak for index, memory in meter.stop().items()}
-        for device in self._target.torch_devices:
-            if device.type == "cuda" and torch.cuda.is_initialized():
+        for device in map(str, self._target.parts):
+            if device.startswith("cuda") and torch.cuda.is_initialized():
                 # It may have needed no more than its inputs.
                 with suppress(RuntimeError, AssertionError):
-                    found.setdefault(str(device), torch.cuda.memory_allocated(device))
+                    found.setdefault(device, torch.cuda.memory_allocated(device))
         self._found(peak=dict(sorted(found.items())))
 
 

@@ -184,10 +184,8 @@ class Runner:
     def alone(self, number: int) -> Lap:
         """The same blocks one device after the other, in the same threads."""
         total = 0.0
-        with self._stopwatch.undisturbed():
-            for n in range(len(self.trials)):
-                began, _, done, _ = self._all({n: partial(self._run, n, number)})[0]
-                total += done - began
+        for n, trial in enumerate(self.trials):
+            total += self._all({n: partial(self._stopwatch.lap, trial.loop, number)})[0].total
         return Lap(total, total)
 
     def close(self) -> None:
@@ -198,13 +196,12 @@ class Runner:
             for worker in self._workers:
                 worker.close()
 
-    def _run(self, n: int, number: int, barrier: threading.Barrier | None = None) -> _Times:
+    def _run(self, n: int, number: int, barrier: threading.Barrier) -> _Times:
         trial, devices, clock = self.trials[n], self._stopwatch.devices, self._stopwatch.clock
         others = [other.device for other in self.trials if other is not trial]
         runs = repeat(None, number)
         start = devices.record(trial.device)
-        if barrier is not None:
-            barrier.wait()
+        barrier.wait()
         began = clock()
         trial.loop(runs)
         went_on = clock()
