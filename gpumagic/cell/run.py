@@ -22,9 +22,6 @@ from gpumagic.placement.swap import enter, leave
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.variables import variables_read
 
-# IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
-_NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
-
 
 class MemoryMeter:
     """Measures the peak memory of a stretch of code on each CUDA device, from `start` to `stop`."""
@@ -97,7 +94,7 @@ class Run:
         self.device = device
         self._target = as_torch(device)
         self._namespace = namespace
-        self._names = [n for n in names if n not in _NOT_VARIABLES]
+        self._names = list(names)
         self._move = move
         self._clock = clock
         self._moves = Moves()

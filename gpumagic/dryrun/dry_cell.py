@@ -27,7 +27,6 @@ from gpumagic.usercode.variables import names_read, variables_read
 Note = Callable[[str], object]
 # Magics whose text runs here too, once; the others are left out.
 _PYTHON = {"time", "timeit", "capture", "prun"}
-_NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 
 
 def dry_run_cell(
@@ -36,7 +35,7 @@ def dry_run_cell(
     """What the rest of a running cell would do, on a device or where it is; or `GpuError`."""
     device, line = None if where is None else find(where), ProgressLine(shell)
     namespace, flags = shell.user_ns, shell.compile.flags & PyCF_MASK
-    names = [n for n in names_read(tree, shell.transform_cell) if n not in _NOT_VARIABLES]
+    names = names_read(tree, shell.transform_cell)
     if "torch._dynamo" not in sys.modules:
         line.update("dry run: the first one loads more of torch, which takes some seconds")
 

@@ -1,5 +1,4 @@
-"""Find the variables that a cell reads: the names in its code, followed through the notebook's
-own functions. Nothing is run.
+"""Find the variables that a cell reads, also through the notebook's own functions; run nothing.
 
 A name counts when its value from *before* the cell can reach an expression: `x = 1; print(x)` does
 not read the old `x`, `if c: x = 1` followed by `print(x)` does. A cell that says only `train()`
@@ -21,6 +20,8 @@ from torch import nn
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun", "gputime"}
 # With one of these, code reaches variables by names in its texts.
 _BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
+# IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
+NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
 _CACHED = type(functools.lru_cache(str))
 _GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
@@ -35,7 +36,7 @@ def names_read(tree: ast.AST, transform: Callable[[str], str] = str) -> list[str
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 reader.read.update(dict.fromkeys(re.findall(r"\w+", node.value)))
-    return list(reader.read)
+    return [name for name in reader.read if name not in NOT_VARIABLES]
 
 
 class _Reader(ast.NodeVisitor):

@@ -40,12 +40,13 @@ CASES = {
     "await g(x)": "g x",
     "match p:\n    case [a, *b]: a + b + c": "p c",
     "a and (b := c) or b": "a c b",
-    "get_ipython().run_line_magic('timeit', '-n 10 net(X)')": "get_ipython net X",
-    "get_ipython().run_cell_magic('time', '', 'y = net(X)\\n')": "get_ipython net X",
-    "get_ipython().run_cell_magic('timeit', '-n 1 z = W', 'z @ X\\n')": "get_ipython W X",
-    "get_ipython().run_cell_magic('bash', '', 'echo X')": "get_ipython",
-    "get_ipython().run_line_magic('timeit', 'not python')": "get_ipython python",
-    "get_ipython().run_line_magic('time', ')(')": "get_ipython",
+    "Out[3] + x": "x",
+    "get_ipython().run_line_magic('timeit', '-n 10 net(X)')": "net X",
+    "get_ipython().run_cell_magic('time', '', 'y = net(X)\\n')": "net X",
+    "get_ipython().run_cell_magic('timeit', '-n 1 z = W', 'z @ X\\n')": "W X",
+    "get_ipython().run_cell_magic('bash', '', 'echo X')": "",
+    "get_ipython().run_line_magic('timeit', 'not python')": "python",
+    "get_ipython().run_line_magic('time', ')(')": "",
 }
 
 

@@ -19,12 +19,10 @@ from typing import Any
 
 from gpumagic.errors import GpuError
 from gpumagic.usercode.compile import awaits, compile_cell, looped, own_code
-from gpumagic.usercode.variables import names_read, variables_read
+from gpumagic.usercode.variables import NOT_VARIABLES, names_read, variables_read
 
 # No name that code can say, so that none of the user's is hidden.
 FUNCTION = ".function"
-# IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
-_NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def program(
     return Program(
         text=text,
         filename=_file_of(function, name),
-        reads=tuple(name for name in dict.fromkeys(read) if name not in _NOT_VARIABLES),
+        reads=tuple(dict.fromkeys(read)),
         assigned=tuple(s.get_name() for s in assigned if s.is_assigned() or s.is_declared_global()),
         function=function,
         _setup=compile(before, named, "exec", dont_inherit=True),
@@ -123,7 +121,7 @@ def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
         raise GpuError("compare cannot time an async function; give it one that awaits nothing")
     module = str(getattr(inspect.unwrap(function), "__module__", "__main__"))
     found = variables_read([FUNCTION], {**namespace, FUNCTION: function}, module)
-    return [name for name, _ in found if name in namespace]
+    return [name for name, _ in found if name in namespace and name not in NOT_VARIABLES]
 
 
 def _remember(code: str) -> str:
