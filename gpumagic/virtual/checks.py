@@ -56,7 +56,7 @@ def mixed(op: Any, name: str, outs: frozenset[str], found: Found) -> VirtualGpu:
             "expected self and mask to be on the same device, but got mask on "
             f"{found[1][1].device} and self on {home}"
         )
-    iterates, method = _rule(name, op._schema.overload_name)
+    iterates, method = _rules().get(op.name().removeprefix("aten::"), (True, ""))
     if iterates:
         home = gpu.device
     for argument, tensor, _ in found:
@@ -86,14 +86,9 @@ def _check_indices(name: str, home: torch.device, found: Found) -> None:
             emit("index", name, tensor.device, home, tensor.nbytes)
 
 
-def _rule(name: str, overload: str) -> tuple[bool, str]:
-    """Whether an operator leaves the check to TensorIterator, and its wrapper's name."""
-    full = f"{name}.{overload}" if overload else name
-    return _rules().get(full, (True, ""))
-
-
 @cache
 def _rules() -> dict[str, tuple[bool, str]]:
+    """Whether an operator leaves the check to TensorIterator, and its wrapper's name."""
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
     try:
         text = path.read_text(encoding="utf-8")

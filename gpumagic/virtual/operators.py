@@ -26,15 +26,15 @@ def overload(name: str, space: str = "aten") -> Any:
 def own_kernels() -> dict[str, Kernel]:
     """The kernels of this module for the dispatch key CUDA, by the operators' names."""
     kernels: dict[str, Kernel] = {
-        "empty.memory_format": _empty,
-        "empty_strided": _empty_strided,
+        "empty.memory_format": _empty(aten.empty.memory_format),
+        "empty_strided": _empty(aten.empty_strided.default),
         "copy_": _copy_,
         "fill_.Tensor": _fill_,
         "_local_scalar_dense": _item,
         "resize_": _resize_,
         "convolution": _convolution,
         "histc": _histc,
-        "record_stream": _nothing,
+        "record_stream": lambda *args: None,
         # The CPU's has no bytes behind it, so it cannot be flipped.
         "_efficientzerotensor": torch.zeros,
     }
@@ -42,7 +42,7 @@ def own_kernels() -> dict[str, Kernel]:
         name = f"set_.{variant}".rstrip(".")
         kernels[name] = on_metadata(overload(name), CPU)
     for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
-        kernels[name] = kernels[f"{name}.Tensor"] = _no
+        kernels[name] = kernels[f"{name}.Tensor"] = lambda *args, **kwargs: False
     for name in ("_softmax", "_log_softmax"):
         kernels[name] = _softmax(overload(name))
         backward = f"{name}_backward_data"
@@ -55,36 +55,18 @@ def pinning_kernels() -> dict[str, Kernel]:
     return {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
 
 
-def _nothing(*args: Any) -> None:
-    pass
+def _empty(op: Any) -> Kernel:
+    def kernel(
+        *shape: Any,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        **memory_format: Any,
+    ) -> Tensor:
+        return adopt(op.redispatch(CPU, *shape, dtype=dtype, **memory_format), gpu_of(device))
 
-
-def _no(*args: Any, **kwargs: Any) -> bool:
-    return False
-
-
-def _empty(
-    size: Any,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
-) -> Tensor:
-    new = aten.empty.memory_format.redispatch(CPU, size, dtype=dtype, memory_format=memory_format)
-    return adopt(new, gpu_of(device))
-
-
-def _empty_strided(
-    size: Any,
-    stride: Any,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> Tensor:
-    new = aten.empty_strided.default.redispatch(CPU, size, stride, dtype=dtype)
-    return adopt(new, gpu_of(device))
+    return kernel
 
 
 def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:

@@ -77,10 +77,7 @@ def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
 
 
 def replace_sparse(old: Tensor, new: Tensor) -> Tensor:
-    """`old` takes over the parts of `new`: what an operator that writes in place needs.
-
-    Only for COO: NotImplementedError for the other layouts, whose parts cannot be replaced.
-    """
+    """`old` takes over the parts of `new`: what an operator that writes in place needs."""
     if old.layout is not torch.sparse_coo:
         raise NotImplementedError(f"virtual GPUs cannot write into a {old.layout} tensor in place")
     replaced: Tensor = aten.copy_sparse_to_sparse_.default.redispatch(_COO, old, new)

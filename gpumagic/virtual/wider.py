@@ -70,7 +70,6 @@ def compute_wider(
 
 
 def _cuda_has(op: Any, tensors: list[Tensor]) -> bool:
-    if _CUDA_HAS.match(op.name()):
-        return True
     alike = torch.Tag.pointwise in op.tags or op.name().startswith(("aten::sum", "aten::prod"))
-    return alike and any(t.dtype is torch.complex32 for t in tensors)
+    complex_halves = alike and any(t.dtype is torch.complex32 for t in tensors)
+    return complex_halves or _CUDA_HAS.match(op.name()) is not None
