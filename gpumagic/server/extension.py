@@ -24,7 +24,9 @@ class Extension(ExtensionApp):
         server = self.serverapp
         assert server is not None
         kernels = KernelTable(server.kernel_manager, server.session_manager)
-        sampler = make_sampler(kernels, Path(server.root_dir))
+        owners = Owners(kernels.kernels, root=Path(server.root_dir))
+        # The server itself uses no GPU.
+        sampler = Sampler(Collector(owners=owners, here=None))
         self.hub = Hub(sampler, kernels, KernelCells(kernels.notebook))
         self.settings[HUB] = self.hub
 
@@ -36,8 +38,3 @@ class Extension(ExtensionApp):
         """End all that runs: the server stops."""
         if hasattr(self, "hub"):
             await self.hub.close()
-
-
-def make_sampler(kernels: KernelTable, root: Path) -> Sampler:
-    """A sampler with this server's kernels; the server itself uses no GPU."""
-    return Sampler(Collector(owners=Owners(kernels.kernels, root=root), here=None))

@@ -148,7 +148,8 @@ class KernelCells(CellRuns):
             parent = message["parent_header"]
             kind = message["header"]["msg_type"]
             content = message["content"]
-            when = _seconds(message["header"]["date"], self._clock)
+            date = message["header"]["date"]
+            when = date.timestamp() if isinstance(date, datetime) else self._clock()
             if not parent or parent["msg_type"] != "execute_request":
                 return
             asked = str(parent["msg_id"])
@@ -200,10 +201,6 @@ class KernelCells(CellRuns):
     def _forget(self) -> None:
         oldest = self._clock() - KEPT_S
         self.forget(lambda run: run.end is not None and run.end < oldest)
-
-
-def _seconds(date: Any, clock: Callable[[], float]) -> float:
-    return date.timestamp() if isinstance(date, datetime) else clock()
 
 
 class Iopub:

@@ -5,7 +5,6 @@ Importing this imports neither ipywidgets nor anywidget, which a plain terminal 
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from gpumagic.gputable.gpu_table import GpuTable
@@ -38,7 +37,10 @@ def monitor(period: float = 1.0) -> MonitorWidget | None:
     GpuError
         The period is out of bounds, or the JavaScript has not been built.
     """
-    if not _in_a_notebook():
+    from IPython import get_ipython
+
+    # A kernel, and so perhaps a front end that shows widgets.
+    if not hasattr(get_ipython(), "kernel"):
         from gpumagic.telemetry.collect import snapshot
 
         print(GpuTable(snapshot()))
@@ -47,12 +49,3 @@ def monitor(period: float = 1.0) -> MonitorWidget | None:
     from gpumagic.widget.live_monitor import MonitorWidget
 
     return MonitorWidget(period)
-
-
-def _in_a_notebook() -> bool:
-    """Whether there is a kernel, and so perhaps a front end that shows widgets."""
-    if "IPython" not in sys.modules:
-        return False
-    from IPython import get_ipython
-
-    return hasattr(get_ipython(), "kernel")

@@ -55,7 +55,7 @@ class Machine:
 def machine(monkeypatch):
     """The server's sampler asks this machine; without the fixture, the real one."""
     made = Machine()
-    monkeypatch.setattr(extension, "make_sampler", lambda kernels, root: Sampler(made))
+    monkeypatch.setattr(extension, "Sampler", lambda collector: Sampler(made))
     return made
 
 
