@@ -9,7 +9,6 @@ from __future__ import annotations
 import types
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -176,6 +175,7 @@ def _set_stream(stream: Any) -> None:
 def _memory_stats(index: int) -> dict[str, Any]:
     account = gpu_of(index).account
     account.refresh()
+    none = vars(MemoryStat())
     pools: dict[str, Any] = {}
     for names, stat in (
         (("allocated_bytes", "active_bytes", "requested_bytes"), account.bytes),
@@ -183,12 +183,11 @@ def _memory_stats(index: int) -> dict[str, Any]:
         (("reserved_bytes",), account.reserved),
         (("segment", "inactive_split", "inactive_split_bytes"), None),
     ):
-        none = asdict(MemoryStat())
-        numbers = none if stat is None else asdict(stat)
+        numbers = none if stat is None else vars(stat).copy()
         for name in names:  # there is one pool here; it stands as the large one
             pools[name] = {"all": numbers, "large_pool": numbers, "small_pool": none}
     for name in ("oversize_allocations", "oversize_segments"):
-        pools[name] = asdict(MemoryStat())
+        pools[name] = none
     return pools | {
         "num_alloc_retries": account.retries,
         "num_ooms": account.ooms,

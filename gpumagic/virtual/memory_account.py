@@ -32,7 +32,7 @@ SEGMENT = 2 * 2**20
 """Bytes: it asks the driver for at least as much at a time."""
 
 
-@dataclass(slots=True)
+@dataclass
 class MemoryStat:
     """Something counted the way ``torch.cuda.memory_stats`` reports it."""
 
