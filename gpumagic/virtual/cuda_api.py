@@ -109,16 +109,16 @@ def _device_functions() -> dict[str, Any]:
 def _memory_functions() -> dict[str, Any]:
     return {
         "_cuda_memoryStats": _memory_stats,
-        "_cuda_resetPeakMemoryStats": _reset_peak,
-        "_cuda_resetAccumulatedMemoryStats": _reset_accumulated,
+        "_cuda_resetPeakMemoryStats": _reset("reset_peak"),
+        "_cuda_resetAccumulatedMemoryStats": _reset("reset_accumulated"),
         "_cuda_getMemoryFraction": _memory_fraction,
         "_cuda_setMemoryFraction": _set_memory_fraction,
         "_cuda_emptyCache": _empty_cache,
         "_host_emptyCache": _nothing,
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_accelerator_getDeviceStats": _memory_stats,
-        "_accelerator_resetPeakStats": _reset_peak,
-        "_accelerator_resetAccumulatedStats": _reset_accumulated,
+        "_accelerator_resetPeakStats": _reset("reset_peak"),
+        "_accelerator_resetAccumulatedStats": _reset("reset_accumulated"),
         "_accelerator_getMemoryInfo": _memory_info,
         "_accelerator_emptyCache": _empty_cache,
         "_accelerator_emptyHostCache": _nothing,
@@ -203,12 +203,8 @@ def _memory_info(index: int) -> tuple[int, int]:
     return account.free, account.capacity
 
 
-def _reset_peak(index: int) -> None:
-    gpu_of(index).account.reset_peak()
-
-
-def _reset_accumulated(index: int) -> None:
-    gpu_of(index).account.reset_accumulated()
+def _reset(what: str) -> Any:
+    return lambda index: getattr(gpu_of(index).account, what)()
 
 
 def _memory_fraction(index: int) -> float:
