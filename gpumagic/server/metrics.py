@@ -24,12 +24,7 @@ _GAUGES = (
     ("memory_used_bytes", "Memory in use, without what is reserved.", "memory_used", 1),
     ("memory_reserved_bytes", "Memory that the driver keeps.", "memory_reserved", 1),
     ("utilization_ratio", "Part of the time in which a kernel ran.", "utilization", 0.01),
-    (
-        "memory_utilization_ratio",
-        "Part of the time in which memory was read or written.",
-        "memory_utilization",
-        0.01,
-    ),
+    ("memory_utilization_ratio", "Part of the time of memory access.", "memory_utilization", 0.01),
     ("temperature_celsius", "Temperature.", "temperature", 1),
     ("power_watts", "Power drawn.", "power", 1),
     ("power_limit_watts", "Power limit in force.", "power_limit", 1),

@@ -71,12 +71,8 @@ class Sampler:
     def subscribe(
         self, listener: Listener | None = None, *, period_s: float = 1.0, processes: bool = False
     ) -> Subscription:
-        """Watch, until the subscription is closed; GpuError for a period out of ``PERIODS_S``.
-
-        The listener is called with each snapshot, at most once per period, on a thread of the
-        sampler: it must return at once. With ``processes`` the driver is asked who holds memory
-        too, which costs it several milliseconds per GPU.
-        """
+        """Watch, until the subscription is closed; GpuError for a period out of ``PERIODS_S``. The
+        listener is called at most once per period, on a thread that it must not hold up."""
         made = Subscription(self._follow, listener, period_s, processes)
         with self._changed:
             made.closed = self.closed
@@ -91,9 +87,7 @@ class Sampler:
 
     def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Future[Snapshot]:
         """A snapshot that is at most so many seconds old: the last one, or one that is taken now.
-
-        The future does not fail: where the driver stalls, it has what :meth:`latest` has.
-        """
+        The future does not fail: where the driver stalls, it has what :meth:`latest` has."""
         future: Future[Snapshot] = Future()
         future.set_running_or_notify_cancel()
         with self._changed:

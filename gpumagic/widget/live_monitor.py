@@ -52,10 +52,7 @@ def script(path: Path = SCRIPT) -> str:
 
 
 class MonitorWidget(anywidget.AnyWidget):
-    """The live monitor in a notebook; made by :func:`gpumagic.monitor`.
-
-    Sampler, shell, audience and board are this process's own unless they are given.
-    """
+    """The live monitor in a notebook; made by :func:`gpumagic.monitor`."""
 
     period = Float(1.0).tag(sync=True)
     snapshot = Dict().tag(sync=True)
