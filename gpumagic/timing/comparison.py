@@ -169,7 +169,8 @@ class Comparison(Lookup, shown.Shown):
         GpuError
             There is no such file, or it is no comparison of a version that is known here.
         """
-        return stored.load(source, cls)
+        made: Comparison = stored.load(source, cls)
+        return made
 
     def to_pandas(self) -> DataFrame:
         """A row for each timing: its variables, seconds, bytes and joules.

@@ -35,11 +35,7 @@ _LEAST, _MOST = 10, 10_000
 
 
 class Repeats:
-    """Repeats of one piece of code, of which `lap` times a block of so many runs.
-
-    A repeat that would end after `max_time` seconds, warm-up included, is not begun, but one there
-    always is; they take `least` seconds, if there is the time.
-    """
+    """Repeats of code that `lap` times: one at least, and for `least` seconds within `max_time`."""
 
     def __init__(
         self,

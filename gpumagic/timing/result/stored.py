@@ -13,7 +13,7 @@ from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from gpumagic.errors import GpuError, library_needed
 from gpumagic.timing.ask import sweep
@@ -28,7 +28,6 @@ VERSION = 1
 _YEAR_10_000 = 253_402_300_800
 _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 _LISTS = {tuple: (list, "list"), Mapping: (dict, "object")}
-Record = TypeVar("Record")
 _hints = lru_cache(get_type_hints)
 
 
@@ -59,7 +58,7 @@ def _plain(value: Any) -> Any:
     return float(value) if math.isfinite(value) else {"float": str(float(value))}
 
 
-def load(source: str | Path, kind: type[Record]) -> Record:
+def load(source: str | Path, kind: Any) -> Any:
     """From JSON or from a file; see `Comparison.from_json`."""
     # JSON of an object begins with a brace, and a path may.
     if isinstance(source, str) and source.lstrip().startswith("{"):
@@ -83,7 +82,7 @@ def load(source: str | Path, kind: type[Record]) -> Record:
             "update gpumagic, or measure again"
         )
     try:
-        made: Record = _read(kind, found, "")
+        made = _read(kind, found, "")
         _check(made)
     except _WrongError as wrong:
         raise GpuError(f"{name} is not as save() wrote it: {wrong}; measure again") from None

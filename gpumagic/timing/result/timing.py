@@ -66,11 +66,9 @@ class Timing:
         return (self.quartiles[1] - self.quartiles[0]) / self.median
 
     def differs(self, other: Timing) -> bool:
-        """Whether two medians differ by more than both spreads.
-
-        Of thousands of repeats the 95 % interval is narrower than what one run of a program differs
-        from the next: so neither median may lie between the other's quartiles either.
-        """
+        """Whether two medians differ by more than both spreads."""
+        # Of thousands of repeats the 95 % interval is narrower than what one run of a program
+        # differs from the next: so neither median may lie between the other's quartiles either.
         low, high = sorted((self, other), key=lambda t: t.median or 0.0)
         if not (low.interval and high.interval and low.quartiles and high.quartiles):
             return False
