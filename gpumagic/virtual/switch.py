@@ -16,7 +16,7 @@ from gpumagic.errors import GpuError
 from gpumagic.telemetry.virtual_state import COUNTERS, Publisher, VirtualFacts
 from gpumagic.virtual import abi, cuda_api, events, gate, registry
 from gpumagic.virtual.memory_account import MemoryAccount
-from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, refresh
+from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, in_bad_fork, refresh
 
 C: Any = torch._C
 _on = ExitStack()
@@ -43,8 +43,13 @@ def install(number: int, capacity: int) -> None:
         cuda_api.install(stack)
         registry.register(stack)
         torch.cuda.init()
-        stack.callback(C._accelerator_setDeviceIndex, 0)
+        stack.callback(_back_to_first)
         _on = stack.pop_all()
+
+
+def _back_to_first() -> None:
+    if not in_bad_fork():  # where C++ would refuse, and there is nothing to leave in order
+        C._accelerator_setDeviceIndex(0)
 
 
 def turn_off() -> None:
