@@ -21,6 +21,9 @@ from gpumagic.errors import GpuError
 # Up to a -- that stands alone and in no quotes.
 _BEFORE_CODE = re.compile(r"""((?:[^\s'"]+|'[^']*'|"(?:\\.|[^"\\])*"|\s+)*?)(?<!\S)--(?:\s+|$)""")
 
+# Blanks beside a comma, a plus or an equals sign that is in no quotes.
+_BLANKS = re.compile(r"""('[^']*'|"[^"]*")|\s*([,+=])(?:\s+(?!--))?""")
+
 
 @contextmanager
 def in_one_line(magic: str) -> Iterator[None]:
@@ -130,10 +133,10 @@ def parse(magic: str, line: str) -> Namespace:
     parser = parser_of(magic)
     try:
         # "/gpu:1" and "0,1" are plain words to shlex; a quoted word loses its quotes.
-        words = shlex.split(line, comments=True)
         if magic.endswith("gputime"):  # options may stand between its devices
-            return parser.parse_intermixed_args(words)
-        return parser.parse_args(words)
+            line = _BLANKS.sub(lambda found: found[1] or found[2], line)
+            return parser.parse_intermixed_args(shlex.split(line, comments=True))
+        return parser.parse_args(shlex.split(line, comments=True))
     except ValueError as error:
         usage = parser.format_usage().strip()
         raise UsageError(f"{magic}: {error} in {line.strip()}; {usage}") from None

@@ -55,7 +55,7 @@ def _named(one: object) -> list[TimedDevices]:
         return [TimedDevices((find(one),))]
     made = []
     # A blank beside a comma or a plus is none between two devices.
-    for part in re.split(r"\s*,\s*|\s+", re.sub(r"\s*\+\s*", "+", one.strip())):
+    for part in re.split(r"\s*,\s*|\s+", re.sub(r"\s*\+\s*", "+", one.strip(" ,"))):
         if part.lower() == "all" and (every := devices(memory=False)):
             made += [TimedDevices((device,)) for device in every]
         else:
