@@ -4,8 +4,6 @@ A fault of ours must not stop the user's cell, and must not be lost either: whoe
 hands it to `keep`. `%gpus --doctor` shows them all; the cell that one spoiled says so in a line.
 """
 
-from __future__ import annotations
-
 import threading
 import traceback
 from collections.abc import Iterator

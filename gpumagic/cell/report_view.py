@@ -1,7 +1,5 @@
 """Show a cell's report: a line of text, or the same in HTML with its details folded beneath."""
 
-from __future__ import annotations
-
 from html import escape
 
 from gpumagic.cell.autofix import Fixed

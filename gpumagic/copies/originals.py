@@ -4,8 +4,6 @@ The copier writes a number for what is shared; what makes an object anew asks he
 and for the copy that a cycle has led to before.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable
 from typing import Any

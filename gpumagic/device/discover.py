@@ -6,8 +6,6 @@ numbers and UUIDs are not mixed, the list ends at its first invalid entry, and a
 leaves none.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Resolve a WHERE, in any of the usual spellings, to devices or to one line of error."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

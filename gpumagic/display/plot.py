@@ -4,8 +4,6 @@ Curves differ by color, by mark and, if there are many, by dashes; each bears it
 the page's color, and the curves' colors stand out from white and from black alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple

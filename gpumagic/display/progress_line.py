@@ -4,8 +4,6 @@ Work that is over in 2 s has no line. A pipe or a file gets nothing, a terminal 
 notebook an output that is updated in place.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

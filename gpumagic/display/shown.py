@@ -5,8 +5,6 @@ first time, so that a record costs no import of what draws it. The colors are th
 for light and for dark; text is always escaped.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from html import escape
 from importlib import import_module

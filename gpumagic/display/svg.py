@@ -1,7 +1,5 @@
 """Draw the pieces of plots in SVG, scale values to its pixels, and choose those worth a label."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

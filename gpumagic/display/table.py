@@ -4,8 +4,6 @@ Lines are at most 100 columns wide, numbers stand to the right, and a character 
 as wide counts as two.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass

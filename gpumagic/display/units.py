@@ -1,7 +1,5 @@
 """Spell bytes, seconds, joules and rates as people read them; what is not known is N/A, never 0."""
 
-from __future__ import annotations
-
 NOT_KNOWN = "N/A"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _GIB = 2**30

@@ -1,7 +1,5 @@
 """Show a dry run: the peak first, then what would fail, then the details."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from textwrap import indent

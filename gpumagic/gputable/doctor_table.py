@@ -1,7 +1,5 @@
 """Show what the doctor checked, what was found, and what to type: ``%gpus --doctor``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 

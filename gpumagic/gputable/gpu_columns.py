@@ -1,7 +1,5 @@
 """Set out GPUs and their holders as columns, for text and for HTML."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from gpumagic.display.shown import bar, tag

@@ -1,7 +1,5 @@
 """Show what GPUs there are, how busy they are, and who holds them: the table of ``%gpus``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from html import escape

@@ -1,7 +1,5 @@
 """Sum up who holds how much of which GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath

@@ -4,8 +4,6 @@ Legal mixing gives no warning: a number or a zero-dimensional CPU tensor beside 
 that names its device, a value that is read or printed now and then, what a library does by itself.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Show the ledger as one line, and as a table with advice below each line of the source."""
 
-from __future__ import annotations
-
 from gpumagic.display import table
 from gpumagic.display.shown import block, tag
 from gpumagic.display.units import duration, size

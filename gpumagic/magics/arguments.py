@@ -1,7 +1,5 @@
 """Parse the lines of the magics; what may not stand in them is an error of one line."""
 
-from __future__ import annotations
-
 import argparse
 import keyword
 import math

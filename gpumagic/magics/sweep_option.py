@@ -1,7 +1,5 @@
 """Read what was typed after `--sweep`: the values that a variable takes."""
 
-from __future__ import annotations
-
 import ast
 import math
 import re

@@ -1,7 +1,5 @@
 """Show an explained error between devices: a few lines of text, or the same as a small table."""
 
-from __future__ import annotations
-
 from html import escape
 from textwrap import dedent, indent
 

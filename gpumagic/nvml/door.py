@@ -6,8 +6,6 @@ and a GPU that is lost are a :class:`DriverFault` with cause and cure, retried w
 so a later question can succeed. Any call may stall for seconds: never ask on an event loop.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

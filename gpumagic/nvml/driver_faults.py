@@ -1,7 +1,5 @@
 """Explain what stands between a person and a GPU: the cause, and how to fix it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

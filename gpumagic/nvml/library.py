@@ -1,7 +1,5 @@
 """Load ``pynvml`` when it is first needed, know its errors, and read what it answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module

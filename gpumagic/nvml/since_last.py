@@ -5,8 +5,6 @@ one before is kept, so that nothing has to sleep. Xid errors come by NVML's even
 waiting. Samples and set are let go before NVML is shut down.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import threading

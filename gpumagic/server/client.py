@@ -4,8 +4,6 @@ Nothing that it sends raises. One message is under way at a time, and what comes
 what waits: a client on a slow line gets fewer snapshots and not older ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Start and stop the monitor with the Jupyter server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from jupyter_server.extension.application import ExtensionApp

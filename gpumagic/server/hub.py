@@ -4,8 +4,6 @@ Each snapshot is encoded once, on the sampler's thread, and handed to the client
 so that other requests are served in between.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

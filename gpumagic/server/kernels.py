@@ -4,8 +4,6 @@ Cells are recorded from sockets of our own to the kernels' iopub channels, which
 begins and ends a cell: a kernel's many lines of output are not sent here. Times are the kernels'.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

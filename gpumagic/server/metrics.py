@@ -1,7 +1,5 @@
 """Write a snapshot in Prometheus's text format: base units, no sample for what is not known."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -4,8 +4,6 @@ Nothing else can be ended here. Who asks names the process twice, by pid and by 
 that another one that has its pid by now is left alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Collect one snapshot from all sources. Whatever is wrong is in the snapshot; nothing raises."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -3,8 +3,6 @@
 Looks only: opens nothing on the GPU, imports neither torch nor anything that is not needed anyway.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

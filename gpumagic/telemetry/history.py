@@ -4,8 +4,6 @@ Any thread may read. GPUs may come and go: where one was not there it has None, 
 left the ring is forgotten.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ Nothing here depends on torch, IPython or a widget. Any thread may post and read
 called on the thread that posts, and can neither fail it nor hold it up with a lock.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable

@@ -4,8 +4,6 @@ In a sample's units, with rates of counters by their own time: never negative, n
 be. Never ``nvmlDeviceGetPcieThroughput``: it sleeps 20 ms a direction.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Hashable, Mapping

@@ -1,7 +1,5 @@
 """Sample NVIDIA's GPUs by NVML, each reading as often as its kind needs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from typing import Any

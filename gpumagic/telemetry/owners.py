@@ -6,8 +6,6 @@ its session's leader is gone, no living kernel is old enough to have started it,
 that it was made to outlive its kernel, as a daemon and what was started under ``nohup`` are.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ Of another user's process only the user's name is read, even where root may read
 line or an environment may hold secrets.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

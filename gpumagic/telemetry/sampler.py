@@ -5,8 +5,6 @@ keeps the time and calls the subscribers, and never waits for the first: where a
 they get the last values with their age and a Problem, until it returns and all goes on.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading

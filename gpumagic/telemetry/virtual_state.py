@@ -6,8 +6,6 @@ thread. A reader never trusts a file: one that is torn, foreign, or left by a pr
 counts as not there.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import mmap

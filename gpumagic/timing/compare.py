@@ -4,8 +4,6 @@ Guarantees: Ctrl-C keeps what is finished, and what code has set for the process
 was given last is kept, and the monitor shows how far it is.
 """
 
-from __future__ import annotations
-
 import contextvars
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """Say how far a comparison is, now and then and never while something is timed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

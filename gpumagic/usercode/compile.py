@@ -4,7 +4,6 @@ What IPython allows at the top of a cell compiles here too: `await`, `async for`
 comprehensions that are asynchronous.
 """
 
-from __future__ import annotations
 import __future__ as future
 
 import ast

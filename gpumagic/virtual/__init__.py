@@ -10,8 +10,6 @@ Guarantees: importing this package imports no torch; nothing is ever turned on b
 :mod:`gpumagic.virtual.gate`.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 

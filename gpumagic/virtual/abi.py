@@ -15,8 +15,6 @@ module may be used at all.
   memory is ordinary CPU memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import sys

@@ -1,7 +1,5 @@
 """Try virtual GPUs on a build of torch, in a process that :mod:`gpumagic.virtual.gate` starts."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 

@@ -6,8 +6,6 @@ part of the text. Which operator follows which is read from the ``native_functio
 ships, when the first such error is raised.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Run collectives on virtual GPUs by the CPU's backend, on the bytes as they lie in its memory."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack

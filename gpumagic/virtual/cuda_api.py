@@ -4,8 +4,6 @@ The stock ``torch.cuda`` module runs unchanged on top of it. Everything is set t
 :func:`patch`, which notes what was there.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ One listener is torch's own debug mode, which warns, or raises, where the host w
 it, copies to a GPU are asynchronous: whether they block is not reported.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ is imported again: about 1.5 µs, nothing is copied, strides and every dtype are
 own deleter keeps the first tensor alive as long as the second.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

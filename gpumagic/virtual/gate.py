@@ -23,8 +23,6 @@ Off again, torch is as it was, but that warnings of accumulating gradients on an
 which torch cannot be asked about.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -5,8 +5,6 @@ over onto the GPU. It stands at the dispatch key CUDA, so autograd, autocast, vm
 come before that key, work on their own and no mode has to be on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable

@@ -5,8 +5,6 @@ frees in the midst of an allocation. What was freed is counted, and the publishe
 written, at the next allocation or reading.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections import deque

@@ -1,7 +1,5 @@
 """Decompose attention and recurrent networks, which C++ would give to cuDNN or fused kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

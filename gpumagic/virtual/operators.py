@@ -1,7 +1,5 @@
 """Run what the generic kernel cannot: making, copying, reading, resizing, pinning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

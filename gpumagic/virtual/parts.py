@@ -5,8 +5,6 @@ CPU's kernel, and the result from its adopted ones. Operators that look at such 
 metadata, or put it together, are the CPU's as they are: they serve any device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Let torch's profiler have the CPU's times alone: virtual GPUs run no kernels of their own."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

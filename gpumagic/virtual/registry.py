@@ -1,7 +1,5 @@
 """Register the kernels at torch's dispatch keys while virtual GPUs are on."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Turn virtual GPUs on and off, whole or not at all."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Make storages on virtual GPUs: torch calls a constructor that C++ refuses for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ An error that the CPU's kernel raises about a type is never shown as it is: it w
 had raised it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ it without a kernel, and is brought up to date when a cell has run; the view hid
 lives.
 """
 
-from __future__ import annotations
-
 import atexit
 import threading
 import time

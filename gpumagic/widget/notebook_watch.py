@@ -4,8 +4,6 @@ Each view says again and again that it is there. A kernel that runs a cell recei
 time does not count: only a view that is silent while the kernel could receive is gone.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

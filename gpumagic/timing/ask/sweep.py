@@ -1,7 +1,5 @@
 """Check a sweep: the values that variables take, the points that these make, the items at each."""
 
-from __future__ import annotations
-
 import keyword
 import math
 import re

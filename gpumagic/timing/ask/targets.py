@@ -1,7 +1,5 @@
 """Name the devices that a comparison is over: each alone, or several at the same time."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Whatever happens meanwhile, `Measuring.timing` is what there is by then, and not
 Of what the code raises it is told where that was.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping

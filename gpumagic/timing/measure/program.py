@@ -5,8 +5,6 @@ are global variables, as at the top of a cell; lines and file are those of the u
 refuses at the top of a cell (`return`, `yield`) it refuses here.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect

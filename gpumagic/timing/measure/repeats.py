@@ -3,8 +3,6 @@
 The first run is not here: it is made before, and counts as warm-up of what is run for long.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from bisect import insort

@@ -5,8 +5,6 @@ started in this process is waited for before a block and after it, with all its 
 is the current one.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

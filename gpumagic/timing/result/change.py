@@ -1,7 +1,5 @@
 """Tell what changed since an earlier comparison, by no less than both spreads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

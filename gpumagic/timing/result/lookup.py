@@ -3,8 +3,6 @@
 A device may be spelled in any way that people use, and need not be on this machine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Describe the machine that this process runs on, for what was measured on it."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -4,8 +4,6 @@ A column that says nothing of any device is left out; what is known of one and n
 N/A there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape

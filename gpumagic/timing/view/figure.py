@@ -1,7 +1,5 @@
 """Gather a sweep's curves, and draw them in SVG; or draw any comparison with matplotlib."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from textwrap import wrap
 from typing import Any

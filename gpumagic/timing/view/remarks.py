@@ -1,7 +1,5 @@
 """Say what a comparison has beside its answer: doubts, changes, how and where it was measured."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence

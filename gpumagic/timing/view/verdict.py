@@ -4,8 +4,6 @@ Values, points, ratios and lists are spelled here, in the one way in which a com
 device that gave other numbers is never called fast, nor is a virtual GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
