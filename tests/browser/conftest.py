@@ -33,28 +33,52 @@ def lab(tmp_path_factory):
     made.stop()
 
 
-@pytest.fixture(scope="package")
-def browser():
-    """A Chromium without a window.
+class Chromium:
+    """A Chromium without a window, and a context for all pages: code compiled for one is kept.
 
-    Not for the whole session: while Playwright runs, no other test of this process can use asyncio.
+    It ends when the next test is none in a browser: while Playwright runs, no other test of this
+    process can use asyncio.
     """
-    path = chromium.find()
-    if path is None:
-        pytest.fail(chromium.HOW)
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=path, args=list(chromium.ARGS))
-        yield made
-        made.close()
+
+    def __init__(self):
+        path = chromium.find()
+        if path is None:
+            pytest.fail(chromium.HOW)
+        self._playwright = sync_playwright().start()
+        launch = self._playwright.chromium.launch
+        self.browser = launch(executable_path=path, args=list(chromium.ARGS))
+        self.context = self.browser.new_context(viewport={"width": 1200, "height": 900})
+        self.context.set_default_timeout(WAIT_MS)
+
+    def close(self):
+        self.browser.close()
+        self._playwright.stop()
 
 
-@pytest.fixture(scope="package")
-def context(browser):
-    """One for all pages: one that finds JupyterLab compiled loads in a fifth of the time."""
-    made = browser.new_context(viewport={"width": 1200, "height": 900})
-    made.set_default_timeout(WAIT_MS)
-    yield made
-    made.close()
+running: list[Chromium] = []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem):
+    if running and (nextitem is None or Path(__file__).parent not in nextitem.path.parents):
+        running.pop().close()
+
+
+@pytest.fixture(scope="module")
+def shared_chromium():
+    if not running:
+        running.append(Chromium())
+    return running[0]
+
+
+@pytest.fixture(scope="module")
+def browser(shared_chromium):
+    return shared_chromium.browser
+
+
+@pytest.fixture(scope="module")
+def context(shared_chromium):
+    return shared_chromium.context
 
 
 @contextmanager

@@ -16,6 +16,7 @@ NOT_OURS = (
     "Failed to load resource",
     "Failed to fetch",
     "Could not restore the debugger state",
+    "Canceled future for",
 )
 # Before the monitor's code is there, the panel says nothing.
 SAYS = """([...document.querySelectorAll('#gpumagic-panel div')].find(node => node.shadowRoot)
