@@ -2,6 +2,8 @@
 
 import random
 import signal
+import subprocess
+import sys
 import threading
 import traceback
 
@@ -155,3 +157,29 @@ def test_a_worker_that_is_interrupted_between_jobs_goes_on():
         assert found.count(2) >= 19
     finally:
         worker.close()
+
+
+PROFILED = """
+import sys, threading
+from gpumagic.timing.measure.runner import Worker
+
+def job():
+    began.set()
+    while True:
+        pass
+
+worker, began = Worker("test"), threading.Event()
+future = worker.submit(job)
+began.wait()
+worker.interrupt()
+assert future.exception() is not None
+sys.setprofile(lambda *args: None)
+(lambda: None)()
+sys.setprofile(None)
+"""
+
+
+def test_a_profiler_runs_after_an_interrupted_worker():
+    """In a process of its own: where it hangs, no signal ends it."""
+    done = subprocess.run([sys.executable, "-c", PROFILED], timeout=100, check=False)
+    assert done.returncode == 0

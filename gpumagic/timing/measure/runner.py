@@ -114,7 +114,7 @@ class Worker:
         with self._lock:
             if self._ident is not None and not self._interrupted:
                 self._interrupted = True
-                _raise_in(self._ident, ctypes.py_object(KeyboardInterrupt))
+                _raise_in(self._ident, KeyboardInterrupt)
 
     def close(self) -> None:
         """End it; only code that cannot be interrupted is not waited for."""
@@ -135,12 +135,30 @@ class Worker:
         """No interrupt comes from here on, nor one that was sent too late."""
         with self._lock:
             if self._interrupted:
-                _raise_in(threading.get_ident(), None)
+                _take_back()
             self._ident, self._interrupted = None, False
 
 
-def _raise_in(ident: int, kind: ctypes.py_object[type[BaseException]] | None) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), kind)
+class _TakenBack(BaseException):
+    """Comes in the place of an interrupt that was sent too late."""
+
+
+def _take_back() -> None:
+    """Let no interrupt of this thread come any more.
+
+    Were it replaced by nothing, Python up to 3.12 would look for it at every step ever after, and
+    hang in the first function that a profiler or debugger follows.
+    """
+    try:
+        _raise_in(threading.get_ident(), _TakenBack)
+        while True:
+            pass
+    except _TakenBack:
+        pass
+
+
+def _raise_in(ident: int, kind: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
 
 
 class Runner:
