@@ -60,7 +60,7 @@ class Confinement:
         _catch_displays()
 
     def begin(self) -> bool:
-        """Refuse from now on; whether the kernel refuses what C++ code writes, too."""
+        """Refuse from now on; whether the kernel refuses all of it to C++ code, too."""
         sys.dont_write_bytecode = True
         # torch logs what it then raises.
         for name in ("torch._subclasses.fake_tensor", "torch._prims_common"):
@@ -123,14 +123,15 @@ def _catch_displays() -> None:
 
 
 def held_by_the_kernel() -> bool:
-    """Let Linux refuse the same to C++ code; False where it cannot refuse writes to files."""
+    """Let Linux refuse the same to C++ code; False where it does not refuse all of it."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    code = _filter(os.uname().machine)
-    libc.prctl(_SECCOMP, _FILTER, ctypes.byref(_Program(len(code) // 8, code)), 0, 0)
-    return _no_file_written(libc)
+    machine = os.uname().machine
+    code = _filter(machine)
+    refused = libc.prctl(_SECCOMP, _FILTER, ctypes.byref(_Program(len(code) // 8, code)), 0, 0)
+    return _no_file_written(libc) and refused == 0 and machine in _CALLS
 
 
 # Files are Landlock's, of Linux 5.13 and newer: system calls have the same numbers everywhere.
@@ -174,7 +175,7 @@ _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
         0xC000003E,
         (
             *(76, *range(90, 95), 132, *range(188, 191), *range(197, 200), 235, 260, 261, 268),
-            *(280, 452, 42, 44, 46, 49, 307, 425, 59, 322, 101, 311, 424, 129, 297, 200),
+            *(280, 452, 463, 466, 42, 44, 46, 49, 307, 425, 59, 322, 101, 311, 424, 129, 297, 200),
         ),
         (62, 234, 302, 142, 144, 203, 314, 109),
         (141, 251),
@@ -182,7 +183,7 @@ _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
     "aarch64": (
         0xC00000B7,
         (
-            *(*range(5, 8), *range(14, 17), 45, *range(52, 56), 88, 452),
+            *(*range(5, 8), *range(14, 17), 45, *range(52, 56), 88, 452, 463, 466),
             *(200, 203, 206, 211, 269, 425, 221, 281, 117, 271, 424, 138, 240, 130),
         ),
         (129, 131, 261, 118, 119, 122, 274, 154),

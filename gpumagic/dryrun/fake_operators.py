@@ -47,8 +47,8 @@ class Crossings:
 
     def note(self, copy: bool, operator: str, source: str, destination: str, nbytes: int) -> None:
         """Count a copy, or a wait of the host, that the running line would make."""
-        nothing = source == destination or "meta" in (source, destination) or not nbytes
-        if self.silent or nothing:
+        nothing = source == destination or "meta" in (source, destination)
+        if self.silent or nothing or (copy and not nbytes):
             return
         inner = _caller(sys._getframe(1))
         user, how = locate(inner)

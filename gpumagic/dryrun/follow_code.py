@@ -121,9 +121,7 @@ class _Following:
         install(mode, calls, self.note, self._waited, before.virtual)
         with calls, mode, self._operators:
             if not confinement.begin():
-                self.note(
-                    "what C++ code writes is not refused: this system has no Landlock", BEFORE
-                )
+                self.note("not all is refused to C++ code: no Landlock or no seccomp", BEFORE)
             with self._caught():
                 if self._target is not None:
                     self._bring(self._target)

@@ -90,6 +90,7 @@ def _received(
 def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills
+        os.setpgid(0, 0)  # what signals its own group reaches it alone
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         collects = gc.isenabled()

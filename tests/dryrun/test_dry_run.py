@@ -1,6 +1,8 @@
 """`gpumagic.dry_run`: functions, and what is refused."""
 
+import ctypes
 import functools
+import signal
 import threading
 
 import pytest
@@ -189,3 +191,24 @@ def test_no_peak_for_what_is_there_but_met_late():
     result = dry_run(lambda: holder.tensor.sum())
     assert result.peak["cuda:1"].needed == 512
     assert result.peak["cuda:1"].peak == torch.cuda.memory_allocated(1) + 512
+
+
+def test_waits_that_copy_nothing_are_counted():
+    x = torch.ones(3, device="cuda:1")
+
+    def waits():
+        torch.cuda.synchronize()
+        print(x)
+
+    operators = [entry.operator for entry in dry_run(waits).ledger.entries if entry.kind == "wait"]
+    assert sorted(operators) == ["print", "synchronize"]
+
+
+def test_a_signal_to_its_group_reaches_the_copy_alone():
+    seen = []
+    before = signal.signal(signal.SIGUSR1, lambda *args: seen.append(1))
+    try:
+        dry_run(lambda: ctypes.CDLL(None).kill(0, signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == []
