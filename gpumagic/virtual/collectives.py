@@ -62,7 +62,10 @@ def _on_the_cpu(operator: Any) -> Callable[..., Any]:
 _running: set[Any] = set()
 
 
-class Lent(torch.distributed.Work):
+_Work: Any = getattr(torch.distributed, "Work", object)  # a build of torch may have none
+
+
+class Lent(_Work):  # type: ignore[misc]
     """A collective under way, whose future has the tensors that were given."""
 
     def __init__(self, work: Any, back: Callable[[Any], Any]) -> None:
@@ -75,6 +78,9 @@ class Lent(torch.distributed.Work):
             return self._work.wait(*timeout)
         finally:
             _running.discard(self)
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
 
     def get_future(self) -> Any:
         _running.discard(self)

@@ -4,6 +4,7 @@ One listener is torch's own debug mode, which warns, or raises, where the host w
 it, copies to a GPU are asynchronous: whether they block is not reported.
 """
 
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -46,4 +47,7 @@ def _debug(kind: str, operator: str, source: object, to: torch.device, nbytes: i
     if kind == "sync" or (kind == "copy" and to.type == "cpu"):
         if sync_debug_mode == 2:
             raise RuntimeError("called a synchronizing CUDA operation")
-        warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
+        depth, frame = 2, sys._getframe(1)
+        while frame.f_back and frame.f_globals["__name__"].startswith("gpumagic.virtual."):
+            depth, frame = depth + 1, frame.f_back
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=depth)

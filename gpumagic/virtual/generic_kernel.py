@@ -20,7 +20,7 @@ from gpumagic.virtual.flip import adopt, flip
 from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
 from gpumagic.virtual.parts import adopt_parts, flip_parts, in_parts, replace_sparse
 from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
-from gpumagic.virtual.wider import compute_wider, lacks_type
+from gpumagic.virtual.wider import compute_wider, lacks_type, writes
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
@@ -69,10 +69,6 @@ class KernelPlan:
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
         self.draws = self.name in DRAWS
         self.waits = self.name in WAITS
-
-
-def writes(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 _plans: dict[Any, KernelPlan] = {}

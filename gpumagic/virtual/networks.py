@@ -103,7 +103,7 @@ def _recurrent(op: Any) -> Callable[..., Any]:
 
 
 def _autocast(x: Any) -> Any:
-    floats = isinstance(x, Tensor) and x.is_floating_point()
+    floats = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.double
     return x.to(torch.get_autocast_dtype("cuda")) if floats else x
 
 

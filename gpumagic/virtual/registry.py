@@ -13,9 +13,10 @@ import torch._decomp  # registers the decompositions of recurrent networks
 from gpumagic.virtual import parts
 from gpumagic.virtual.cuda_api import patch
 from gpumagic.virtual.generators import host_kernels
-from gpumagic.virtual.generic_kernel import kernel_of, run, writes
+from gpumagic.virtual.generic_kernel import kernel_of, run
 from gpumagic.virtual.networks import network_kernels
 from gpumagic.virtual.operators import on_metadata, overload, own_kernels, pinning_kernels
+from gpumagic.virtual.wider import writes
 
 C: Any = torch._C
 Kernel = Callable[..., Any]
@@ -104,6 +105,7 @@ def _register_parts(aten: Any) -> None:
 def _register_others(stack: ExitStack) -> None:
     """Operators of other libraries (torchvision's …), and of those that are loaded from now on."""
     known: set[str] = set()
+    libraries = stack.enter_context(ExitStack())  # open until off: `stack` itself is handed on
 
     def register_new() -> None:
         new = _all_names("CUDA") - known
@@ -113,13 +115,13 @@ def _register_others(stack: ExitStack) -> None:
             if space not in _LEFT_ALONE:
                 kernel = kernel_of(overload(name, space)) if _can_run(full) else _refusal(full)
                 other = torch.library.Library(space, "IMPL")
-                stack.callback(other._destroy)
+                libraries.callback(other._destroy)
                 _put(other, name, kernel, "CUDA")
 
     def after(load: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(load)
-        def load_and_register(*args: Any) -> Any:
-            loaded = load(*args)
+        def load_and_register(*args: Any, **kwargs: Any) -> Any:
+            loaded = load(*args, **kwargs)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 register_new()

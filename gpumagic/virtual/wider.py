@@ -61,10 +61,18 @@ def compute_wider(
         raise NotImplementedError(
             f"virtual GPUs compute as the CPU does, and its {op.name()} says: {error}"
         ) from None
-    if op._schema.is_mutable:
-        for given, wide in pairs:
+    arguments = op._schema.arguments
+    named = dict(zip((a.name for a in arguments), args)) | kwargs  # noqa: B905 (defaults left out)
+    written = {id(x) for x in tree_leaves([named.get(a.name) for a in arguments if writes(a)])}
+    for given, wide in pairs:
+        if id(given) in written:
             given.copy_(wide)
     return tree_map(round_, result)
+
+
+def writes(argument: Any) -> bool:
+    """Whether an operator writes into an argument, or returns what it has written into."""
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _cuda_has(op: Any, tensors: list[Tensor]) -> bool:

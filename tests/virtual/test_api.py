@@ -102,8 +102,9 @@ def test_the_debug_mode_names_where_the_host_waits():
     x = torch.ones(3, device="cuda")
     torch.cuda.set_sync_debug_mode("warn")
     assert torch.cuda.get_sync_debug_mode() == 1
-    with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
+    with pytest.warns(UserWarning, match="called a synchronizing CUDA operation") as caught:
         x.sum().item()
+    assert caught[0].filename == __file__
     torch.cuda.set_sync_debug_mode("error")
     y = x + x
     with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):

@@ -29,6 +29,7 @@ def work(rank, store):
         waiting = dist.all_reduce(summed, async_op=True)
         (known,) = waiting.get_future().wait()
         waiting.wait()
+        assert waiting.is_completed()
         assert known.device == here
         gathered = [torch.zeros(1, device=here) for _ in range(2)]
         dist.all_gather(gathered, torch.full((1,), float(rank), device=here))

@@ -181,6 +181,8 @@ def test_types_that_cuda_has_and_the_cpu_has_not(gpus):
     assert yes.abs().all().item()
     assert yes.trace().item() == 3
     halves = torch.ones(2, dtype=torch.complex32, device="cuda")
+    twos = halves + halves
+    assert twos.div_(twos).real.tolist() == [1, 1]
     assert halves.exp_().real.tolist() == torch.tensor([1.0, 1.0]).exp().half().tolist()
 
 
