@@ -12,13 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpumagic.server.kernels import KernelCells
-from gpumagic.telemetry.subscription import PERIODS_S
+from gpumagic.telemetry.subscription import PERIODS_S, TOLERANCE
 
 LONGEST_MESSAGE = 4096
 """Bytes; who sends more is cut off."""
-
-# A tick that is this part of its period early is one's own.
-_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ class Outbox:
         """There is a new snapshot, which this client may not want yet."""
         now = time.monotonic()
         period = self.want.period_s
-        if now < self._due - _TOLERANCE * period:
+        if now < self._due - TOLERANCE * period:
             return
         # In step with the ticks, and never a burst after a pause.
         self._due = max(self._due + period, now + period / 2)

@@ -25,6 +25,7 @@ from gpumagic.telemetry.subscription import Subscription
 # So many clients are told without a pause; each costs some 50 µs.
 _GROUP = 4
 _YOUNG_S = 2.0
+_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 T = TypeVar("T")
 
@@ -132,8 +133,11 @@ class Hub:
         cells = [run.to_dict() for run in self.cells.runs(since)]
 
         def encoded() -> bytes:
-            past = {"type": "history", "history": self.sampler.history.since(since), "cells": cells}
-            return json.dumps(past, ensure_ascii=False, allow_nan=False).encode()
+            past = self.sampler.history.since(since)
+            # GPU by GPU: a single long `dumps` would keep the event loop from running meanwhile.
+            gpus = ",".join(f"{_json(uuid)}:{_json(held)}" for uuid, held in past["gpus"].items())
+            history = f'{{"time":{_json(past["time"])},"gpus":{{{gpus}}}}}'
+            return f'{{"type":"history","history":{history},"cells":{_json(cells)}}}'.encode()
 
         return await aside(encoded)
 

@@ -62,6 +62,9 @@ async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[boo
     named = f"process {order.pid} ({owner.name or 'unknown'})"
     try:
         process = psutil.Process(order.pid)
+        # Another may have its pid since its owner was looked up; from here on psutil takes care.
+        if abs(process.create_time() - order.started) > _SAME_START_S:
+            raise psutil.NoSuchProcess(order.pid)
         process.kill() if order.force else process.terminate()
     except psutil.NoSuchProcess:
         return True, f"{named} has ended by itself"

@@ -59,14 +59,16 @@ class Processes:
     """Looks at processes; the facts of those that are looked at again are kept."""
 
     def __init__(self) -> None:
-        self._facts = lru_cache(4096)(_facts)
+        self._facts = lru_cache(65536)(_facts)
 
     def look(self, pid: int) -> Process | None:
         """A process; None where there is none of that pid, or it cannot be seen from here."""
         try:
             process = psutil.Process(pid)
             with process.oneshot():
-                return Process(self._facts(process), process.ppid(), _session(pid))
+                # By its start too: a clock that is set moves the starts of all.
+                facts = self._facts(process, process.create_time())
+                return Process(facts, process.ppid(), _session(pid))
         except (psutil.Error, ValueError, OverflowError):
             return None
 
@@ -131,8 +133,7 @@ def _session(pid: int) -> int | None:
         return None
 
 
-def _facts(process: psutil.Process) -> Facts:
-    began = process.create_time()
+def _facts(process: psutil.Process, began: float) -> Facts:
     try:
         user = process.username()
     except (psutil.Error, KeyError):

@@ -15,7 +15,7 @@ PERIODS_S = (0.25, 60.0)
 """The least and the greatest period that can be asked for, in seconds."""
 
 # A tick that comes so much of a period early is one's own.
-_TOLERANCE = 0.1
+TOLERANCE = 0.1
 
 Listener = Callable[[Snapshot], None]
 
@@ -45,7 +45,7 @@ class Subscription:
 
     def has_turn(self, at: float, always: bool) -> bool:
         """Whether its period is over at this moment, which then begins anew."""
-        turn = always or at - self._delivered_at >= self.period_s * (1 - _TOLERANCE)
+        turn = always or at - self._delivered_at >= self.period_s * (1 - TOLERANCE)
         if turn:
             self._delivered_at = at
         return turn

@@ -176,15 +176,7 @@ def read_file(path: Path) -> list[VirtualState]:
             ]
             rows = [struct.unpack(f"<{COUNTERS}q", file.read(_ROW)) for _ in facts]
         pid, start = int(header["pid"]), float(header["started"])
-    except (
-        OSError,
-        ValueError,
-        struct.error,
-        TypeError,
-        LookupError,
-        ArithmeticError,
-        RecursionError,
-    ):
+    except (OSError, *_MALFORMED):
         return []
     if path.stem != str(pid):
         return []
