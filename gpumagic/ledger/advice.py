@@ -16,12 +16,12 @@ from gpumagic.ledger.entry import Entry
 from gpumagic.ledger.via import DISPLAY, ENGINE, FIX, LOADER, PRINT
 from gpumagic.usercode.lines import line_of
 
+_ONCE = "the size of its result depends on the data; do it once, before the loop"
 _BY_SIZE = {
-    "bincount": "the size of its result depends on the data; do it once, before the loop",
+    "bincount": _ONCE,
     "equal": "compare on the device, (a == b).all(), and read that later",
     "repeat_interleave": "give it output_size=, and it need not wait",
 }
-_UNIQUE = "the size of its result depends on the data; do it once, before the loop"
 _MASK = (
     "the size of its result depends on the data; torch.where(mask, x, 0) keeps the size and "
     "does not wait"
@@ -84,7 +84,7 @@ def _of_wait(entry: Entry) -> Advice | None:
     elif entry.operator == "synchronize":
         text = "wait once, after the loop"
     else:
-        text = _BY_SIZE.get(entry.operator, _UNIQUE if "unique" in entry.operator else _MASK)
+        text = _BY_SIZE.get(entry.operator, _ONCE if "unique" in entry.operator else _MASK)
         return _all(entry, text)
     return _all_but_one(entry, text)
 

@@ -85,7 +85,8 @@ def counted(
 
 def _is_counting() -> bool:
     if not attribute.running and next(passed) >= _MOST_PASSED:
-        idle()
+        with kept("taking out the kernels that count"):
+            idle()
     return bool(attribute.running)
 
 

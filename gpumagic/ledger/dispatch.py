@@ -179,12 +179,12 @@ def uninstall() -> None:
 def _uninstall_idle() -> None:
     """Leave torch's own kernels alone again, until the next watch."""
     with _lock:
-        # One that was replaced lives on while it runs, where it can be held.
-        if _CAN_CALL_REPLACED and not attribute.running:
+        if not attribute.running:
             uninstall()
 
 
-copy_kernels.idle = _uninstall_idle
+if _CAN_CALL_REPLACED:  # one that was replaced lives on while it runs, where it can be held
+    copy_kernels.idle = _uninstall_idle
 # What stood in front of the kernels of GPUs that are gone is in front of nothing.
 devices_changed.append(uninstall)
 
