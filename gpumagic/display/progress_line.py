@@ -67,20 +67,20 @@ class ProgressLine:
             self._output.update({"text/plain": words}, raw=True)
 
     def _draw(self, words: str) -> None:
+        # A line that wraps would not be erased whole.
+        words = words[: get_terminal_size().columns - 1]
+        if self._bar is not None:
+            self._bar.set_description_str(words)
+            return
         from tqdm import tqdm
 
         class Line(tqdm):  # type: ignore[misc]
             monitor_interval = 0  # no thread that would live on
 
-        # A line that wraps would not be erased whole.
-        words = words[: get_terminal_size().columns - 1]
-        if self._bar is None:
-            # By None it is off where there is no terminal.
-            self._bar = Line(
-                desc=words, bar_format="{desc}", leave=False, disable=None, file=self._terminal
-            )
-        else:
-            self._bar.set_description_str(words)
+        # By None it is off where there is no terminal.
+        self._bar = Line(
+            desc=words, bar_format="{desc}", leave=False, disable=None, file=self._terminal
+        )
 
     def close(self, result: Any = None) -> None:
         """Take it away; in its place `result` is shown, unless it is None."""

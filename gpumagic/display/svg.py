@@ -97,7 +97,7 @@ class Scale:
 def ticks(low: float, high: float) -> list[float]:
     """Round values between two positive ones on a logarithmic axis, from coarse to fine.
 
-    Powers of ten where three of them lie between, else 1, 2, 5, else round steps.
+    Powers of ten where three of them lie between, else 1 and 3, else 1, 2, 5, else round steps.
     """
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):

@@ -64,10 +64,13 @@ class _Dropping:
         self._target, self._quiet = target, quiet
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("write", "writelines", "publish", "clear_output") and self._quiet.drops():
-            return _drop
-        return getattr(self._target, name)
+        real = getattr(self._target, name)
+        if name not in ("write", "writelines", "publish", "clear_output"):
+            return real
 
+        def unless_dropped(*args: Any, **options: Any) -> Any:
+            if self._quiet.drops():
+                return len(args[0]) if args else 0
+            return real(*args, **options)
 
-def _drop(*args: Any, **options: Any) -> int:
-    return len(args[0]) if args else 0
+        return unless_dropped

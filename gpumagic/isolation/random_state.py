@@ -37,6 +37,8 @@ class Randomness:
         """Put all of it back, and let each of these CUDA devices draw what the first one would."""
         self.restore()
         here = [str(d) for d in devices if d.type == "cuda"]
+        if here:
+            torch.cuda.init()  # it is about to be used, and has no generator before
         now = _states()
         for name in here:
             _set(name, now[here[0]])

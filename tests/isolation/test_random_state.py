@@ -36,6 +36,14 @@ def test_whatever_is_drawn_is_put_back_and_known(draws):
     assert state.drawn() == set()
 
 
+def test_a_gpu_that_has_not_started_is_started(monkeypatch, gpus):
+    started = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(started))
+    monkeypatch.setattr(torch.cuda, "init", lambda: started.append(1))
+    Randomness().same_start([GPU0])
+    assert started == [1]
+
+
 def test_every_device_draws_the_same_from_the_same_start():
     torch.rand(5, device=GPU1)
     state, before = Randomness(), random_state()

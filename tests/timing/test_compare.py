@@ -317,3 +317,14 @@ def test_nonsense_is_refused_with_a_line(gpus, code, devices, options, says):
 def test_without_devices_it_is_the_cpu_and_every_gpu(gpus):
     assert list(measured("late.work(1.0)", None, max_time=1)) == ["cpu", "cuda:0", "cuda:1"]
     assert list(measured("late.work(1.0)", "all cpu", max_time=1)) == ["cuda:0", "cuda:1", "cpu"]
+
+
+def test_a_function_in_place_may_compare_another_in_place(gpus):
+    space = {}
+
+    def outer():
+        compare(lambda: 1, ["cpu"], namespace=space, in_place=True, max_time=0.01)
+
+    made = compare(outer, ["cpu"], namespace=space, in_place=True, max_time=0.05)
+    assert made.timings[0].error is None
+    assert space == {}

@@ -193,11 +193,11 @@ class Measuring:
         repeats = self._repeats = repeated(runner.lap, told=told, **least)
         with self.quiet:
             repeats.run()
-        after = joules(self._target.parts)
-        used = None if before is None or after is None else after - before
+        long = before is not None and clock() - began >= LEAST_S
+        after = joules(self._target.parts) if long else None
         # A driver that was loaded anew counts from 0.
-        if used is not None and used >= 0 and clock() - began >= LEAST_S:
-            self._found(energy=used / repeats.runs)
+        if before is not None and after is not None and after >= before:
+            self._found(energy=(after - before) / repeats.runs)
         if several:
             alone = repeated(runner.alone)
             with self.quiet:

@@ -50,7 +50,8 @@ class Trial:
     ) -> None:
         self.device = device
         self._program, self._values = program, values
-        self._before = {n: namespace[n] for n in values if n in namespace} if in_place else None
+        ours = (*values, FUNCTION)  # which one within another's code finds there
+        self._before = {n: namespace[n] for n in ours if n in namespace} if in_place else None
         self.stack = ExitStack()  # what is to be undone on the thread that was set up
         # Last: an interrupt after it would not be followed by `close`.
         self.copies = CopiedVariables(
@@ -146,7 +147,7 @@ class _TakenBack(BaseException):
 def _take_back() -> None:
     """Let no interrupt of this thread come any more.
 
-    Were it replaced by nothing, Python up to 3.12 would look for it at every step ever after, and
+    Were it replaced by nothing, Python 3.11 would look for it at every step ever after, and
     hang in the first function that a profiler or debugger follows.
     """
     try:

@@ -17,7 +17,7 @@ from gpumagic.display.units import energy, fine, rate, size, times
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.result.timing import Timing
 from gpumagic.timing.view import figure, remarks, verdict
-from gpumagic.timing.view.verdict import percent, point, shown
+from gpumagic.timing.view.verdict import percent, point, spelled
 
 # Of a sweep, rows at its beginning and at its end. A saved notebook carries all of HTML's.
 _FOLD = Fold(24, 12, "… {} more; to_pandas() has all")
@@ -210,7 +210,7 @@ def _of_sweep(comparison: Comparison) -> list[Column]:
     points = comparison.points
     won = [_winner(comparison, point) for point in points]
     columns = [
-        Column(name, [shown(point[name]) for point in points], number=True)
+        Column(name, [spelled(values[name]) for values in points], number=True)
         for name in comparison.sweep
     ]
     for where in comparison.devices:
@@ -233,7 +233,7 @@ def _cell(timing: Timing | None) -> str:
     if timing is None:
         return "–"
     if timing.error:
-        return f"✕ {shown(timing.error)}"
+        return f"✕ {spelled(timing.error)}"
     return f"{'~' * timing.unsteady}{fine(timing.median)}"
 
 

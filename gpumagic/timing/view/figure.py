@@ -10,7 +10,7 @@ from gpumagic.display.units import fine, tick
 from gpumagic.errors import library_needed
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.view import verdict
-from gpumagic.timing.view.verdict import at_point, percent, point, shown
+from gpumagic.timing.view.verdict import at_point, percent, point, spelled
 
 _TITLE = 64  # characters
 _DASHES = {"": "-", "7 3": "--", "2 3": ":", "9 3 2 3": "-."}
@@ -51,7 +51,7 @@ class Panel:
                 tip = f"{tip} · {fine(timing.median)}{spread}"
                 points.append(Point(x, timing.median, low, high, tip))
             elif timing.error not in (None, "interrupted"):
-                words = shown(timing.error)
+                words = spelled(timing.error)
                 last = points[-1] if points else None
                 endings.append(Ending(x, words, f"{tip} · {words}", last))
         return Curve(where, look, points, endings)
@@ -70,7 +70,7 @@ def drawn(comparison: Comparison, fixed: Mapping[str, Any], frame: Frame | None 
     # Of all panels, so that they can be compared.
     timings = comparison.timings
     heights = [edge for t in timings for edge in (*(t.quartiles or ()), t.median) if edge]
-    words = {x: shown(value) for x, value in panel.values}
+    words = {x: spelled(value) for x, value in panel.values}
     label = f"median time over {panel.name}{at_point(fixed)}: {'; '.join(ends)}"
     made = Plot(frame or Frame(), words, heights, panel.curves, ordinal=panel.ordinal)
     return made.svg(panel.name, tick, panel.crossings, label)
@@ -120,7 +120,7 @@ def _sweep(comparison: Comparison, ax: Any) -> None:
     first = panels[0]
     ax.set_yscale("log")
     if first.ordinal:
-        ax.set_xticks([x for x, _ in first.values], [shown(value) for _, value in first.values])
+        ax.set_xticks([x for x, _ in first.values], [spelled(value) for _, value in first.values])
     elif first.values[0][0] > 0:
         ax.set_xscale("log")
     if len(panels) == 1:

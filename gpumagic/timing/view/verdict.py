@@ -114,7 +114,7 @@ def _pair(comparison: Comparison, first: str, other: str, fixed: Mapping[str, An
         most = max(ratios) if faster == other else 1 / min(ratios)
         return f"{faster} is faster than {slower} from {at(flips[0])}, by up to {times(most)}"
     if flips:
-        places = both(number(c.at) for c in flips)
+        places = both(estimate(c.at) for c in flips)
         return f"{first} and {other} change places at {axis} ≈ {places}"
     return _throughout(first, other, axis, ratios, differ)
 
@@ -146,7 +146,7 @@ def crossovers(comparison: Comparison, fixed: Mapping[str, Any]) -> list[Crossov
 
 def at(crossover: Crossover) -> str:
     """``"n ≈ 190"``."""
-    return f"{crossover.variable} ≈ {number(crossover.at)}"
+    return f"{crossover.variable} ≈ {estimate(crossover.at)}"
 
 
 def _together(comparison: Comparison) -> Iterable[str]:
@@ -160,13 +160,13 @@ def _together(comparison: Comparison) -> Iterable[str]:
             yield f"{names}{virtual} at the same time: {by} of one after the other"
 
 
-def number(value: float) -> str:
+def estimate(value: float) -> str:
     """A value of a sweep that is an estimate: ``"190"``, ``"2,000"``, ``"0.0013"``."""
     rounded = float(f"{value:.2g}")
     return f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:g}"
 
 
-def shown(value: object) -> str:
+def spelled(value: object) -> str:
     """A value of a sweep: ``"16,384"``, ``"0.001"``, ``"float16"``."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
@@ -175,7 +175,7 @@ def shown(value: object) -> str:
 
 def point(values: Mapping[str, Any]) -> str:
     """``"n = 256, batch = 4"``."""
-    return ", ".join(f"{name} = {shown(value)}" for name, value in values.items())
+    return ", ".join(f"{name} = {spelled(value)}" for name, value in values.items())
 
 
 def at_point(values: Mapping[str, Any]) -> str:
