@@ -16,11 +16,11 @@ from IPython.core.error import UsageError
 
 from gpumagic.errors import GpuError
 
+_QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
 # Up to a -- that stands alone and in no quotes.
-_BEFORE_CODE = re.compile(r"""((?:[^\s'"]+|'[^']*'|"(?:\\.|[^"\\])*"|\s+)*?)(?<!\S)--(?:\s+|$)""")
-
+_BEFORE_CODE = re.compile(rf"""((?:[^\s'"]+|{_QUOTED}|\s+)*?)(?<!\S)--(?:\s+|$)""")
 # Blanks beside a comma, a plus or an equals sign that is in no quotes.
-_BLANKS = re.compile(r"""('[^']*'|"[^"]*")|\s*([,+=])(?:\s+(?!--))?""")
+_BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
 
 
 @contextmanager

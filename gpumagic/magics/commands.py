@@ -1,6 +1,5 @@
 """Offer the magics: each parses its line, calls the library, and shows what that returns."""
 
-import ast
 import os
 import sys
 from typing import Any
@@ -146,19 +145,20 @@ class GpuMagics(Magics):
         """Run the text as a cell, which those that begin with `%%ongpu` are already."""
         if not text.strip():
             raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
+        from gpumagic.usercode.compile import awaits, compile_cell
+
         shell, cell = self.cells.shell, RunningCell()
         code = shell.transform_cell(f"%%ongpu {line}\n{text}")
         name = shell.compile.cache(code, raw_code=text)
         self.cells.stack.append(cell)
         error: BaseException | None = None
         try:
-            *body, last = shell.transform_ast(shell.compile.ast_parse(code, filename=name)).body
-            value = last.value if isinstance(last, ast.Expr) else None
-            if value is None:
-                body.append(last)
-            exec(compile(ast.Module(body, []), name, "exec"), shell.user_ns)
-            if value is not None:
-                return eval(compile(ast.Expression(value), name, "eval"), shell.user_ns)
+            tree = shell.transform_ast(shell.compile.ast_parse(code, filename=name))
+            if awaits(tree):
+                raise UsageError("%%ongpu: it awaits; put %%ongpu on the first line of the cell")
+            body, value = compile_cell(tree, name, shell.compile.flags)
+            exec(body, shell.user_ns)
+            return None if value is None else eval(value, shell.user_ns)
         except BaseException as raised:
             error = raised
             raise

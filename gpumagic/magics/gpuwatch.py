@@ -27,9 +27,7 @@ class Watched:
             import gpumagic.ledger.watch  # noqa: F401
         self.stop()
         self._cells.watched, self._report, self._strict = self, report, strict
-        if not self._cells.stack:  # the extension was loaded in this very cell
-            self._cells.stack.append(RunningCell())
-        self.begin(self._cells.stack[-1])
+        self.begin(self._cells.running())
 
     def stop(self) -> None:
         """Count no longer, and show what was counted."""

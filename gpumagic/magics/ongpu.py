@@ -99,10 +99,7 @@ class CellHooks:
     """What IPython calls around each cell of one shell."""
 
     def __init__(
-        self,
-        shell: Any,
-        show: Callable[[Any], object],
-        failed: Callable[[BaseException], object],
+        self, shell: Any, show: Callable[[Any], object], failed: Callable[[BaseException], object]
     ) -> None:
         self.shell = shell
         self.standing: Request | None = None
@@ -138,6 +135,12 @@ class CellHooks:
     def current(self) -> RunningCell | None:
         """The innermost cell that runs on this thread."""
         return self.stack[-1] if self.stack else None
+
+    def running(self) -> RunningCell:
+        """The innermost cell, also the very one that has loaded the extension."""
+        if not self.stack:
+            self.stack.append(RunningCell())
+        return self.stack[-1]
 
     # -- what IPython calls
     def _pre_execute(self) -> None:
@@ -254,7 +257,7 @@ class CellHooks:
     def stand(self, asked: Request) -> None:
         """Place the rest of the running cell and every cell after it."""
         standing = replace(asked, standing=True)
-        cell = self.current() or RunningCell()
+        cell = self.running()
         self.place(cell, standing)
         self.standing, self.standing_on = standing, cell.run.device.label if cell.run else ""
 

@@ -18,6 +18,7 @@ SHORT = "--max-time 0.02"
         ("--sweep n = 1,-2 cpu", ["cpu"], ["n=1,-2"]),
         ("cpu, --quiet", ["cpu,"], []),
         ("--setup 'x, = y' cpu", ["cpu"], []),
+        (r'--setup "x, = y" cpu --against "a\", b"', ["cpu"], []),
     ],
 )
 def test_blanks_within_a_word_are_none(line, where, sweep):

@@ -153,3 +153,11 @@ def test_hundreds_of_cells_leave_nothing_behind(ip):
     assert threading.active_count() == threads
     assert len(torch.overrides._get_current_function_mode_stack()) == modes
     assert torch.cuda.memory_allocated(0) + torch.cuda.memory_allocated(1) <= 4 * 512
+
+
+def test_a_placement_that_begins_with_the_extension_can_be_ended(gpus, shell):
+    shell.ip.run_line_magic("unload_ext", "gpumagic")
+    shell.run("import torch\n%load_ext gpumagic\n%ongpu 1\nx = torch.zeros(1)")
+    assert shell.ns["x"].device.index == 1
+    shell.run("%ongpu off")
+    assert shell.run("torch.zeros(1).device.type").result == "cpu"
