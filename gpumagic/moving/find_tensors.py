@@ -22,13 +22,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.moving.plan import FoundTensor, Held, Left, Path, written
-from gpumagic.usercode.values import own
+from gpumagic.usercode.values import defined_in, members_of, own
 
 # A module's own dictionaries, and what else every module has: of that, hooks may hold something.
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _EVERY_MODULES = vars(nn.Module()).keys()
-# The module of a class, whatever its metaclass answers.
-module_of = vars(type)["__module__"].__get__
 # Objects of these hold locks, threads and the notebook itself.
 _NO_LIBRARIES = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
 # How far it looks into the objects of libraries: in each other, and in all for one variable.
@@ -109,7 +107,7 @@ class TensorFinder:
 
     def _object(self, value: Any, steps: Path) -> None:
         is_class = issubclass(type(value), type)  # isinstance would ask a proxy for its __class__
-        if module_of(value if is_class else type(value)) == self._module:
+        if defined_in(value if is_class else type(value)) == self._module:
             self._attributes(value, steps)
         elif not is_class and self._depth < _DEPTH and self._objects < _OBJECTS:
             self._objects += 1
@@ -223,13 +221,13 @@ class _LookInto(dict[type, _Look | None]):
 
     def __missing__(self, kind: type) -> _Look | None:
         look = next((look for look, kinds in _LOOKS if issubclass(kind, kinds)), _otherwise(kind))
-        if module_of(kind) != "__main__":  # a class that a cell defines anew must be free to go
+        if defined_in(kind) != "__main__":  # a class that a cell defines anew must be free to go
             self[kind] = look
         return look
 
 
 def _otherwise(kind: type) -> _Look | None:
-    home = module_of(kind).partition(".")[0] if not issubclass(kind, type) else ""
+    home = defined_in(kind).partition(".")[0] if not issubclass(kind, type) else ""
     may = kind.__dictoffset__ or _slots_of(kind)
     return TensorFinder._object if may and home not in _NO_LIBRARIES else None
 
@@ -239,19 +237,19 @@ _look_into = _LookInto()
 
 def _slots_of(kind: type) -> list[types.MemberDescriptorType]:
     """The `__slots__` of a class and its bases."""
-    held = [own(base) for base in kind.__mro__]
+    held = [members_of(base) for base in kind.__mro__]
     members = [slot for names in held if "__slots__" in names for slot in names.values()]
     return [slot for slot in members if type(slot) is types.MemberDescriptorType]
 
 
 def _uses_numpy(kind: type) -> bool:
-    names = vars(sys.modules.get(module_of(kind), types)).values()
+    names = vars(sys.modules.get(defined_in(kind), types)).values()
     return "numpy" in sys.modules and any(value is sys.modules["numpy"] for value in names)
 
 
 def _has_to(kind: type) -> bool:
     """Whether its objects can be brought to a device by a `to` of their own."""
-    to = next((own(base)["to"] for base in kind.__mro__ if "to" in own(base)), None)
+    to = next((members_of(b)["to"] for b in kind.__mro__ if "to" in members_of(b)), None)
     if type(to) is not types.FunctionType:
         return False
     code = to.__code__

@@ -3,7 +3,8 @@
 Guarantees: a tensor keeps its identity, so aliases, containers, modules and optimizers still
 agree; tensors that share memory still share it; a leaf that requires a gradient stays a leaf; what
 is there already is not touched; and either all of it moves or, when memory runs out or the user
-interrupts, none of it.
+interrupts, none of it. An object of a library that has a `to` of its own is brought by that, last,
+and is what that makes of it.
 """
 
 import time
@@ -17,10 +18,10 @@ from torch.optim import Optimizer
 
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError
-from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder, module_of
+from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder
 from gpumagic.moving.plan import FoundTensor, Held, Left, MovePlan, bytes_of, written
 from gpumagic.placement.torch_devices import torch_device
-from gpumagic.usercode.values import own
+from gpumagic.usercode.values import defined_in, own
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def _near(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     yield name, value
     if type(value) in (list, tuple, dict) and len(value) <= 100:
         yield from ((name, item) for item in (value.values() if type(value) is dict else value))
-    elif module_of(type(value)) == "__main__":
+    elif defined_in(type(value)) == "__main__":
         for attribute, item in own(value).items():
             yield f"{name}.{attribute}", item
 

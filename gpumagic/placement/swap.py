@@ -26,6 +26,7 @@ from torch.utils._device import _device_constructors
 from gpumagic.placement.factories import SPACES, TWIN_KINDS, Wrapper, tensor_new, twins
 from gpumagic.placement.scope import Placement, in_force, placement
 from gpumagic.usercode.files import is_users
+from gpumagic.usercode.values import defined_in, members_of
 
 # torch keeps tables keyed by these very functions. Built while names are swapped, they would miss
 # the real ones for ever: so build them now.
@@ -223,8 +224,8 @@ def _held(namespace: dict[str, Any], table: dict[Any, Any]) -> Iterator[_Swap]:
             yield namespace, name, value, other
         elif kind is FunctionType:
             yield from _defaults(value, table)
-        elif issubclass(kind, type) and _module_of(value) == namespace.get("__name__"):
-            for member in list(_names_in(value).values()):
+        elif issubclass(kind, type) and defined_in(value) == namespace.get("__name__"):
+            for member in list(members_of(value).values()):
                 if type(member) in (staticmethod, classmethod):
                     member = member.__func__
                 if type(member) is FunctionType:
@@ -241,9 +242,6 @@ def _defaults(function: FunctionType, table: dict[Any, Any]) -> Iterator[_Swap]:
             yield function.__kwdefaults__, name, value, table[value]
 
 
-# Of a class, whatever its metaclass answers.
-_module_of = vars(type)["__module__"].__get__
-_names_in = vars(type)["__dict__"].__get__
 _user_modules: set[str] = set()  # by name: one that is imported anew is another object
 _known: dict[str, int] = {}  # the ids of all modules when it was last looked
 _last_known: tuple[str, int] | None = None

@@ -16,6 +16,8 @@ from typing import Any
 
 from torch import nn
 
+from gpumagic.usercode.values import defined_in
+
 # Line and cell magics whose text is Python that runs in the user's namespace.
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun", "gputime"}
 # With one of these, code reaches variables by names in its texts.
@@ -285,7 +287,7 @@ def _methods(kind: type, module: str) -> list[FunctionType]:
     return [
         function
         for base in kind.__mro__
-        if base.__module__ == module
+        if defined_in(base) == module
         for member in vars(base).values()
         if type(member) in (FunctionType, staticmethod, classmethod, property, _CACHED)
         for function in _functions(member, module)
