@@ -49,7 +49,6 @@ class _Reader(ast.NodeVisitor):
         self.bound: set[str] = set()
         self.transform = transform
 
-    # -- names
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Store):
             self.bound.add(node.id)
@@ -90,11 +89,10 @@ class _Reader(ast.NodeVisitor):
     def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
         self._all([node.value, node.target])
 
-    def visit_Import(self, node: ast.Import) -> None:
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         self.bound |= {(a.asname or a.name).split(".")[0] for a in node.names}
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        self.bound |= {a.asname or a.name for a in node.names}
+    visit_ImportFrom = visit_Import
 
     # -- branches
     def visit_If(self, node: ast.If) -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def kernel(tmp_path_factory):
     runtime = str(tmp_path_factory.mktemp("kernels"))
     started = Kernel(GPUMAGIC_RUNTIME_DIR=runtime, GPUMAGIC_VIRTUAL="2")
-    started.run("%load_ext gpumagic\nimport torch, gpumagic\na = torch.ones(64, 64)")
+    started.run("%load_ext gpumagic\nimport threading, torch, gpumagic\na = torch.ones(64, 64)")
     yield started
     started.stop()
 
@@ -55,7 +55,8 @@ def test_a_short_one_is_one_output_and_not_in_out(kernel):
 
 
 def test_a_long_one_has_a_line_whose_place_the_result_takes(kernel):
-    sent = kernel.send("%gputime cpu 0 1 --max-time 1.5 -- a @ a @ a")
+    # However fast the machine is, six of these take more than the 2 s without a line.
+    sent = kernel.send("%gputime cpu 0 1 --max-time 1.5 -- threading.Event().wait(0.5); a @ a @ a")
     found = displays(wire(kernel, sent))
     assert found[0][0] == "display_data"
     name = found[0][1]["transient"]["display_id"]
