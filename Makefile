@@ -8,7 +8,9 @@ PIP_INSTALL = pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS
 INSTALL = $(BIN)/$(PIP_INSTALL) -e
 # .venv brings a Node.js of its own, for machines that have none.
 NPM = PATH="$(CURDIR)/$(BIN):$$PATH" npm
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest
+# Compiled modules are kept even where the shell forbids it (PYTHONDONTWRITEBYTECODE): the tests start many
+# processes, and one that has to compile torch takes four times as long to import it.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest
 # One more than processors: the tests in a browser mostly wait.
 PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist worksteal
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
