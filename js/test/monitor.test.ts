@@ -1,6 +1,6 @@
 import { describe, expect, test, vi } from 'vitest';
 import { Monitor } from '../src/monitor/monitor.js';
-import { all, at, BUSY, fixture, mount, one, text } from './stage.js';
+import { all, at, BUSY, fixture, mount, one, root, text } from './stage.js';
 
 describe('what is shown', () => {
   test('a card for each GPU, with its name and what it is', () => {
@@ -108,12 +108,33 @@ describe('what is shown', () => {
     monitor.draw();
     expect(text(monitor, '.check > [role=img]')).toEqual(['✗', '✓', '·']);
     expect(one(monitor, '.doctor').textContent).toContain('%gpus --virtual 2');
+    // One recommendation, and none to ask the doctor whom one has before oneself.
+    expect(one(monitor, '.advice').textContent).toBe('None. Install it.');
+    expect(one(monitor, '.checks').textContent).not.toContain('install it');
+    expect(text(monitor, '.check.dim b')).toEqual(['container']);
+    expect(root(monitor).textContent).not.toContain('--doctor');
     (one(monitor, '.again') as HTMLButtonElement).click();
     expect(look).toHaveBeenCalledOnce();
     monitor.update(fixture());
     monitor.diagnose(null);
     monitor.draw();
     expect(one(monitor, '.doctor').hidden).toBe(true);
+  });
+
+  test('what a host offers is a button, which stays the same one as its words change', () => {
+    const monitor = mount({ ...fixture(), gpus: [], processes: [] });
+    const press = vi.fn();
+    const offer = { buttons: [{ label: 'in a.ipynb', hint: 'it ends', press }], said: '' };
+    monitor.offer({ ...offer, busy: false });
+    monitor.draw();
+    const button = one(monitor, '.offer button') as HTMLButtonElement;
+    button.click();
+    expect(press).toHaveBeenCalledOnce();
+    monitor.offer({ ...offer, said: 'it runs', busy: true });
+    monitor.draw();
+    expect(one(monitor, '.offer button')).toBe(button);
+    expect(button.disabled).toBe(true);
+    expect(text(monitor, '.offer [role=status]')).toEqual(['it runs']);
   });
 
   test('before anything is known it says that it looks', () => {

@@ -86,7 +86,7 @@ it('says that there is no GPU, which alone is nothing wrong', () => {
       null,
       english,
     );
-  expect(none('library-missing')).toEqual({ text: 'no GPU', details: 'c: d', wrong: false });
+  expect(none('library-missing')).toEqual({ text: 'no GPU', details: 'c', wrong: false });
   expect(none('version-mismatch')).toEqual({ text: '⚠ no GPU', details: 'c: d', wrong: true });
 });
 

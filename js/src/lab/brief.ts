@@ -2,13 +2,11 @@
 
 import type { Translate } from '../monitor/shared.js';
 import { size } from '../monitor/units.js';
-import { label as own } from '../monitor/words.js';
+import { broken, label as own } from '../monitor/words.js';
 import type { GpuSample, Snapshot } from '../snapshot.js';
 
 const GIB = 2 ** 30;
 const LISTED = 16;
-/** Where there is no GPU these say only why; nothing is broken. */
-const JUST_NO_GPU = ['no-gpu', 'library-missing', 'driver-not-loaded', 'pynvml-missing'];
 
 export interface Brief {
   text: string;
@@ -65,12 +63,14 @@ export function held(snapshot: Snapshot, kernel: string): string | null {
 export function brief(snapshot: Snapshot, uuid: string | null, t: Translate): Brief {
   const { gpus, problems } = snapshot;
   const gpu = chosen(snapshot, uuid);
-  const broken = problems.filter((problem) => gpus.length || !JUST_NO_GPU.includes(problem.code));
+  const bad = broken(snapshot);
   const more = gpus.length > 1 ? ` +${gpus.length - 1}` : '';
   const lines = gpus.slice(0, LISTED).map((one) => `${reading(one, t)} · ${one.name ?? ''}`);
   if (gpus.length > LISTED) lines.push(t('and %1 more', gpus.length - LISTED));
-  lines.push(...problems.map((problem) => `${problem.cause}: ${problem.cure}`));
+  lines.push(
+    ...problems.map((one) => (bad.includes(one) ? `${one.cause}: ${one.cure}` : one.cause)),
+  );
   const text = gpu ? reading(gpu, t) + more : t('no GPU');
-  const wrong = broken.length > 0 || gpus.some((one) => one.lost);
+  const wrong = bad.length > 0 || gpus.some((one) => one.lost);
   return { text: wrong ? `⚠ ${text}` : text, details: lines.join('\n'), wrong };
 }

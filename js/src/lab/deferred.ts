@@ -13,7 +13,7 @@ export interface Renderer {
 
 type Told = Pick<
   Monitor,
-  'update' | 'seed' | 'mark' | 'diagnose' | 'connection' | 'here' | 'options'
+  'update' | 'seed' | 'mark' | 'diagnose' | 'offer' | 'connection' | 'here' | 'options'
 >;
 /** Of these, what was told last is not all there is to know. */
 const ADDS = new Set<keyof Told>(['seed', 'mark']);
@@ -71,6 +71,10 @@ export class Deferred implements Told {
 
   diagnose(...said: Parameters<Told['diagnose']>): void {
     this.#tell('diagnose', (monitor) => monitor.diagnose(...said));
+  }
+
+  offer(...said: Parameters<Told['offer']>): void {
+    this.#tell('offer', (monitor) => monitor.offer(...said));
   }
 
   connection(...said: Parameters<Told['connection']>): void {

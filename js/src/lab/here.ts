@@ -1,31 +1,36 @@
-/** The kernel of the notebook or console that has the focus; null where there is none. */
+/** The notebook or console that has the focus, and its kernel; null where there is none. */
 
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { ISessionContext } from '@jupyterlab/apputils';
 
 /** Any widget with a session: so no notebook package is needed. */
-interface Sessions {
+export interface WithSession {
   sessionContext?: ISessionContext;
 }
 
 export function followKernel(
   shell: JupyterFrontEnd.IShell,
-  changed: (kernel: string | null) => void,
+  changed: (kernel: string | null, context: ISessionContext | null) => void,
 ): void {
-  let context: ISessionContext | undefined;
+  let context: ISessionContext | null = null;
   let last: string | null = null;
+  const kernel = () => context?.session?.kernel?.id ?? null;
   const tell = () => {
-    const kernel = context?.session?.kernel?.id ?? null;
-    if (kernel === last) return;
-    last = kernel;
-    changed(kernel);
+    last = kernel();
+    changed(last, context);
+  };
+  const tellKernel = () => {
+    if (kernel() !== last) tell();
   };
   const follow = () => {
-    const next = (shell.currentWidget as Sessions | null)?.sessionContext;
+    const next = (shell.currentWidget as WithSession | null)?.sessionContext ?? null;
     if (next === context) return;
-    context?.kernelChanged.disconnect(tell);
+    context?.kernelChanged.disconnect(tellKernel);
+    context?.propertyChanged.disconnect(tell);
     context = next;
-    context?.kernelChanged.connect(tell);
+    context?.kernelChanged.connect(tellKernel);
+    // A notebook that gets another name.
+    context?.propertyChanged.connect(tell);
     tell();
   };
   shell.currentChanged?.connect(follow);

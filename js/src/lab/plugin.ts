@@ -5,7 +5,7 @@ import {
   type JupyterFrontEnd,
   type JupyterFrontEndPlugin,
 } from '@jupyterlab/application';
-import { ICommandPalette } from '@jupyterlab/apputils';
+import { ICommandPalette, Notification } from '@jupyterlab/apputils';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator } from '@jupyterlab/translation';
@@ -16,7 +16,9 @@ import { Deferred } from './deferred.js';
 import { followKernel } from './here.js';
 import { gpuIcon } from './icon.js';
 import { Kernels } from './kernels.js';
+import { Lines } from './lines.js';
 import { notify } from './notify.js';
+import { Offers } from './offers.js';
 import { Api } from './request.js';
 import { follow, read } from './settings.js';
 import { Panel } from './sidebar.js';
@@ -28,7 +30,9 @@ import { page, storage } from './world.js';
 const ID = 'gpumagic:plugin';
 const SHOW = 'gpumagic:show';
 const DOCTOR = 'gpumagic:doctor';
+const VIRTUAL = 'gpumagic:virtual';
 const RANK = 600;
+const TOLD_MS = 10_000;
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: ID,
@@ -63,6 +67,8 @@ async function activate(
     label: t('GPUs'),
   };
   const monitor = new Deferred((attempt) => api.renderer(attempt), options, t);
+  const told = (text: string) => void Notification.success(text, { autoClose: TOLD_MS });
+  const offers = new Offers(new Lines(app, t), monitor, told, t);
   const doctor = new Doctor(api, monitor, (snapshot) => stream.show(snapshot));
 
   const seen = () =>
@@ -81,7 +87,11 @@ async function activate(
     null,
   );
 
-  const show = () => shell.activateById(panel.id);
+  const show = async () => {
+    // The palette gives the focus back as soon as its command returns: the panel is to have it.
+    await null;
+    shell.activateById(panel.id);
+  };
   const status = new StatusItem(t, show);
   const inStatus = stream.subscribe(status, null);
   const alerts = new Alerts(settings.limits, t, storage());
@@ -106,22 +116,29 @@ async function activate(
     isActive: () => settings.statusBar,
   });
 
-  followKernel(shell, (kernel) => {
+  followKernel(shell, (kernel, context) => {
     monitor.here(kernel);
+    offers.here(context);
     status.here(kernel);
     if (kernel) void watch.holders();
   });
 
-  commands.addCommand(SHOW, { label: t('Show GPUs'), icon: gpuIcon, execute: show });
+  commands.addCommand(SHOW, { label: t('Show GPUs'), execute: show });
   commands.addCommand(DOCTOR, {
     label: t('GPU Doctor'),
     caption: t('What stands between this server and a GPU, and how to fix it'),
     icon: gpuIcon,
     execute: () => {
       const isSeen = panel.isVisible;
-      show();
+      void show();
       return doctor.call(isSeen);
     },
   });
-  for (const command of [SHOW, DOCTOR]) palette?.addItem({ command, category: t('GPUs') });
+  commands.addCommand(VIRTUAL, {
+    label: t('Use 2 Virtual GPUs in This Notebook'),
+    caption: t('Virtual GPUs stand in where there is no GPU'),
+    icon: gpuIcon,
+    execute: () => offers.virtual().catch((error) => void Notification.error(error.message)),
+  });
+  for (const command of [SHOW, DOCTOR, VIRTUAL]) palette?.addItem({ command, category: t('GPUs') });
 }

@@ -59,7 +59,8 @@ export class StatusItem extends Widget {
     const { text, details, wrong } = this.#snapshot
       ? brief(this.#snapshot, this.#uuid, t)
       : { text: t('GPU …'), details: '', wrong: false };
-    const hint = t('Show the GPUs');
+    const none = this.#snapshot?.gpus.length === 0;
+    const hint = none ? t('Show why, and virtual GPUs to try with') : t('Show the GPUs');
     const title = [lost ? this.#connection.text : '', details, hint].filter(Boolean).join('\n');
     // A button's own name, unlike a title, is read aloud; and each only when it changed.
     if (this.#button.textContent !== text) this.#button.textContent = text;

@@ -2,6 +2,7 @@
 
 import type { Check, Problem } from '../snapshot.js';
 import { Field, h, Rows, sentence, show, typed } from './dom.js';
+import { type Offer, OfferView } from './offer.js';
 import type { Shared, Translate } from './shared.js';
 
 class ProblemRow {
@@ -63,6 +64,7 @@ class CheckRow {
           ? ['✓', 'good', t('right')]
           : ['✗', 'bad', t('wrong')];
     this.#mark.say(mark).look(look);
+    this.node.classList.toggle('dim', ok === null);
     if (this.#said === word + found + cure) return;
     this.#said = word + found + cure;
     this.#mark.node.setAttribute('aria-label', word);
@@ -71,23 +73,31 @@ class CheckRow {
   }
 }
 
+/** What a person without an NVIDIA card is told to do: that has a button here. */
+const isOffered = (cure: string) => cure.includes('%gpus --virtual');
+
 export class Doctor {
   readonly node: HTMLElement;
   #checks: Rows<Check, CheckRow>;
   #title = new Field('h2');
-  #kind: HTMLElement;
+  #advice = h('p', 'advice');
+  #advised = '';
+  #offer: OfferView;
   #shared: Shared;
 
   constructor(shared: Shared) {
     const { t, actions } = shared;
     this.#shared = shared;
     this.#checks = new Rows(h('ul', 'checks'), (check) => new CheckRow(check, t));
-    this.#kind = h(
-      'p',
-      'dim',
-      ...typed(t('Without one, `%gpus --virtual 2` in a notebook makes two virtual ones.')),
+    this.#offer = new OfferView(t);
+    this.node = h(
+      'section',
+      'doctor',
+      this.#title.node,
+      this.#advice,
+      this.#offer.node,
+      this.#checks.node,
     );
-    this.node = h('section', 'doctor', this.#title.node, this.#checks.node, this.#kind);
     if (!actions.look) return;
     const again = h('button', 'again', t('Look again'));
     again.type = 'button';
@@ -95,13 +105,29 @@ export class Doctor {
     this.node.append(again);
   }
 
-  /** Checks, or null where none are known; `none` says that there is no GPU, `told` why. */
-  update(checks: Check[] | null, none: boolean, told: Problem[]): void {
+  /** Checks, or null where none are known; `why` there is no GPU, null where there is one. */
+  update(checks: Check[] | null, why: Problem[] | null, offer: Offer | null): void {
     const { t } = this.#shared;
-    show(this.node, none || checks !== null);
-    this.#title.say(none ? t('No GPU is visible here') : t('Checks'));
-    this.#checks.update((checks ?? []).map((check) => [check.name, check] as const));
-    // Once is enough.
-    show(this.#kind, none && !told.some(({ cure }) => cure.includes('%gpus --virtual')));
+    show(this.node, why !== null || checks !== null);
+    this.#title.say(why ? t('No GPU is visible here') : t('Checks'));
+    show(this.#offer.node, why !== null);
+    if (why) this.#offer.update(offer);
+    const first = checks?.find(({ ok }) => ok === false);
+    if (!why || (first && isOffered(first.cure))) this.#advise('', '');
+    else if (first) this.#advise(first.found, first.cure);
+    else this.#advise(checks ? '' : (why[0]?.cause ?? ''), '');
+    const shown = (checks ?? []).map((check) =>
+      why && (check === first || isOffered(check.cure)) ? { ...check, cure: '' } : check,
+    );
+    this.#checks.update(shown.map((check) => [check.name, check] as const));
+  }
+
+  /** The first cause, and the one thing to do about it, above all else. */
+  #advise(cause: string, cure: string): void {
+    show(this.#advice, cause !== '');
+    if (cause + cure === this.#advised) return;
+    this.#advised = cause + cure;
+    const [what, then] = [typed(sentence(cause)), typed(sentence(cure))];
+    this.#advice.replaceChildren(...(cure ? [...what, ' ', h('b', '', ...then)] : what));
   }
 }

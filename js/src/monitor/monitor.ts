@@ -4,6 +4,7 @@ import type { CellRun, Check, History, Host, Result, Snapshot, Timing } from '..
 import { Doctor, Problems } from './doctor.js';
 import { Field, h, parts, show } from './dom.js';
 import { Gpus } from './gpus.js';
+import { OFFER_CSS, type Offer } from './offer.js';
 import { inks, onTheme, remember, remembered, Sight, Sizes } from './page.js';
 import { Results } from './results.js';
 import { Runs, Series } from './series.js';
@@ -11,6 +12,7 @@ import { type Actions, english, type Shared, type Translate } from './shared.js'
 import type { Spark } from './spark.js';
 import { CSS } from './style.js';
 import { reading, share } from './units.js';
+import { broken } from './words.js';
 
 export type { Actions, Translate } from './shared.js';
 
@@ -55,6 +57,7 @@ export class Monitor {
   #endTheme: () => void;
   #snapshot: Snapshot | null = null;
   #checks: Check[] | null = null;
+  #offer: Offer | null = null;
   #visible = true;
   #stale = true;
   #themed = 2;
@@ -122,6 +125,12 @@ export class Monitor {
     this.#due();
   }
 
+  /** What can be done, at a press, about there being no GPU. */
+  offer(offer: Offer): void {
+    this.#offer = offer;
+    this.#due();
+  }
+
   connection({ kind, text }: Connection): void {
     const { t } = this.#shared;
     const words = {
@@ -175,12 +184,12 @@ export class Monitor {
     if (!this.#stale || this.#disposed) return;
     this.#stale = false;
     if (snapshot) {
-      this.#problems.update(snapshot.problems);
+      this.#problems.update(broken(snapshot));
       this.#gpus.update(snapshot);
       this.#host.offer(this.#caption(snapshot.host, snapshot.driver));
     }
     const none = snapshot !== null && snapshot.gpus.length === 0;
-    this.#doctor.update(this.#checks, none, snapshot?.problems ?? []);
+    this.#doctor.update(this.#checks, none ? snapshot.problems : null, this.#offer);
     show(this.#bones, snapshot === null && this.#checks === null);
     show(this.#gpus.node, snapshot !== null && !none);
     if (this.#themed > 0) {
@@ -203,7 +212,7 @@ export class Monitor {
   }
 
   #build(label: string): void {
-    const sheet = h('style', '', CSS);
+    const sheet = h('style', '', CSS + OFFER_CSS);
     const top = h('div', 'top', this.#host.node, this.#state.node);
     this.#state.node.setAttribute('role', 'status');
     this.#tip.hidden = true;

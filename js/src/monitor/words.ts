@@ -1,6 +1,6 @@
 /** What a GPU is called, and what is to be said of its state. */
 
-import type { GpuSample } from '../snapshot.js';
+import type { GpuSample, Problem, Snapshot } from '../snapshot.js';
 import type { Translate } from './shared.js';
 import type { View } from './split.js';
 import { age } from './units.js';
@@ -52,3 +52,10 @@ export function faults(gpu: GpuSample, t: Translate): Badge[] {
   if (gpu.age >= 3) found.push([t('%1 old', age(gpu.age)), 'warn']);
   return found;
 }
+
+/** Where there is no GPU these say only why; nothing is broken. */
+const JUST_NO_GPU = ['no-gpu', 'library-missing', 'driver-not-loaded', 'pynvml-missing'];
+
+/** The problems about which something should be done. */
+export const broken = ({ gpus, problems }: Snapshot): Problem[] =>
+  problems.filter((problem) => gpus.length > 0 || !JUST_NO_GPU.includes(problem.code));
