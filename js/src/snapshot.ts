@@ -83,6 +83,8 @@ export interface Snapshot {
   time: number;
   host: Host;
   driver: string | null;
+  /** The newest CUDA that the driver can run: "13.0"; an older server does not say. */
+  cuda?: string | null;
   source: string;
   gpus: GpuSample[];
   processes: ProcessSample[];
@@ -94,7 +96,18 @@ export interface History {
   /** Seconds of Unix time, ascending. */
   time: number[];
   /** By UUID. */
-  gpus: Record<string, { utilization: (number | null)[]; memory_used: (number | null)[] }>;
+  gpus: Record<string, Past>;
+}
+
+/** One GPU's columns; an older server has only the first two. */
+export interface Past {
+  utilization: (number | null)[];
+  memory_used: (number | null)[];
+  power?: (number | null)[];
+  pcie?: (number | null)[];
+  nvlink?: (number | null)[];
+  /** Bytes by holder: "mine", "left", "others", or the kernel of a notebook. */
+  held?: Record<string, (number | null)[]>;
 }
 
 /** A cell that ran, or runs (end is null). */

@@ -1,5 +1,5 @@
 import { describe, expect, test, vi } from 'vitest';
-import { groups, split, views } from '../src/monitor/split.js';
+import { groups, heldBy, split, views } from '../src/monitor/split.js';
 import type { GpuSample, ProcessSample } from '../src/snapshot.js';
 import { all, at, BUSY, crowd, fixture, GIB, mount, one, text } from './stage.js';
 
@@ -21,17 +21,25 @@ describe('who holds what', () => {
     ...more,
   });
 
-  test('others are what is used and is no notebook’s', () => {
+  const parts = (gpu: GpuSample, processes: ProcessSample[], here: string | null) => {
+    const held = heldBy({ ...fixture(), gpus: [gpu], processes });
+    return split(gpu, held.get(gpu.uuid), here);
+  };
+
+  test('each holder has its owner, and what nobody holds is unaccounted', () => {
     const held = [
       process({ kernel: 'k1', notebook: 'a.ipynb' }),
       process({ kernel: 'k2', notebook: 'b.ipynb', memory: 5 * GIB }),
       process({ user: 'grace', name: null }),
+      process({ kernel: 'k3', notebook: 'c.ipynb', orphan: true, memory: 2 * GIB }),
     ];
-    expect(split(gpu(), held, 'k1')).toEqual({
+    expect(parts(gpu(), held, 'k1')).toEqual({
       mine: 10 * GIB,
       books: 5 * GIB,
-      others: 25 * GIB,
-      reserved: GIB,
+      others: 10 * GIB,
+      left: 2 * GIB,
+      unseen: 13 * GIB,
+      driver: GIB,
       free: 39 * GIB,
       known: true,
     });
@@ -39,9 +47,9 @@ describe('who holds what', () => {
 
   test('more than is used is never told', () => {
     const held = [process({ mine: true, memory: 90 * GIB }), process({ kernel: 'k2' })];
-    const { mine, books, others } = split(gpu(), held, null);
+    const { mine, books, others } = parts(gpu(), held, null);
     expect([mine, books, others]).toEqual([40 * GIB, 0, 0]);
-    expect(split(gpu({ memory_used: null }), held, null).known).toBe(false);
+    expect(parts(gpu({ memory_used: null }), held, null).known).toBe(false);
   });
 
   test('workers count for their notebook, strangers for their user', () => {
@@ -65,7 +73,7 @@ describe('who holds what', () => {
   test('what nobody visible holds is a row of its own', () => {
     const snapshot = { ...fixture(), gpus: [gpu()], processes: [] };
     expect(at(views(snapshot, null), 0).unseen).toBe(40 * GIB);
-    expect(text(mount(snapshot), '.process')).toEqual(['others40.0 GiB']);
+    expect(text(mount(snapshot), '.process')).toEqual(['unaccounted40.0 GiB']);
   });
 
   test('buttons only where they make sense, each with the process', () => {
@@ -88,7 +96,7 @@ describe('who holds what', () => {
         'Shut down the kernel: a.ipynb',
       ],
       ['Go to the notebook: b.ipynb'],
-      ['Terminate the orphan: python3 (pid 3)'],
+      ['End what was left behind: you · python3 (pid 3)'],
       [],
       [],
     ]);
@@ -108,20 +116,20 @@ describe('who holds what', () => {
 });
 
 describe('many', () => {
-  test('past eight GPUs they are lines, and an opened one is a card', () => {
-    expect(all(mount(crowd(8)), '.line')).toEqual([]);
-    const monitor = mount(crowd(9));
-    expect(all(monitor, '.line')).toHaveLength(9);
+  test('from four GPUs on they are lines, and an opened one is a card', () => {
+    expect(all(mount(crowd(3)), '.line')).toEqual([]);
+    const monitor = mount(crowd(4));
+    expect(all(monitor, '.line')).toHaveLength(4);
     expect(all(monitor, 'canvas')).toEqual([]);
     one(monitor, '.line button').click();
     expect(all(monitor, 'canvas')).toHaveLength(2);
     expect(one(monitor, '.line button').getAttribute('aria-expanded')).toBe('true');
-    // Not asked for lines, it has them all the same.
-    monitor.options({ compact: false });
+    monitor.options({ density: 'cards' });
     monitor.draw();
-    expect(all(monitor, '.line')).toHaveLength(9);
+    expect(all(monitor, '.line')).toEqual([]);
+    expect(all(monitor, '.card')).toHaveLength(4);
     const few = mount(crowd(2));
-    few.options({ compact: true });
+    few.options({ density: 'lines' });
     few.draw();
     expect(all(few, '.line')).toHaveLength(2);
   });

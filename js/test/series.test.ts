@@ -4,15 +4,19 @@ import { age, energy, lasted, reading, share, size, watts } from '../src/monitor
 import type { Snapshot } from '../src/snapshot.js';
 
 const at = (time: number, utilization: number | null, more: object = {}): Snapshot =>
-  ({ time, gpus: [{ uuid: 'a', utilization, memory_used: 1, age: 0, ...more }] }) as never;
+  ({
+    time,
+    gpus: [{ uuid: 'a', utilization, memory_used: 1, age: 0, ...more }],
+    processes: [],
+  }) as never;
 
 test('a history fills the past and leaves what is newer', () => {
   const series = new Series();
   for (const time of [8, 10, 11]) series.push(at(time, time));
   series.seed({ time: [9, 10], gpus: { a: { utilization: [1, null], memory_used: [5, 6] } } });
   expect(series.time).toEqual([8, 9, 10, 11]);
-  expect(series.column('a').utilization).toEqual([8, 1, Number.NaN, 11]);
-  expect(series.column('a').memory).toEqual([1, 5, 6, 1]);
+  expect(series.values('a', 'utilization')).toEqual([8, 1, Number.NaN, 11]);
+  expect(series.values('a', 'memory')).toEqual([1, 5, 6, 1]);
   series.seed({ time: [], gpus: {} });
   expect(series.time).toHaveLength(4);
 });
@@ -21,8 +25,8 @@ test('a GPU that comes late has nothing to say of the time before', () => {
   const series = new Series();
   series.push(at(1, 1, { uuid: 'b' }));
   series.push(at(2, 2));
-  expect(series.column('a').utilization).toEqual([Number.NaN, 2]);
-  expect(series.column('b').utilization).toEqual([1, Number.NaN]);
+  expect(series.values('a', 'utilization')).toEqual([Number.NaN, 2]);
+  expect(series.values('b', 'utilization')).toEqual([1, Number.NaN]);
 });
 
 test('old values and old snapshots are not those of now', () => {
@@ -33,15 +37,15 @@ test('old values and old snapshots are not those of now', () => {
   series.push(at(3, 80, { age: 4 }));
   series.push(at(4, 90, { lost: true }));
   expect(series.time).toEqual([2, 3, 4]);
-  expect(series.column('a').utilization).toEqual([50, Number.NaN, Number.NaN]);
+  expect(series.values('a', 'utilization')).toEqual([50, Number.NaN, Number.NaN]);
 });
 
 test('it does not grow for ever', () => {
   const series = new Series();
   for (let time = 0; time < 5000; time++) series.push(at(time, time));
   expect(series.time.length).toBeLessThanOrEqual(1600);
-  expect(series.column('a').utilization.at(-1)).toBe(4999);
-  expect(series.column('a').utilization).toHaveLength(series.time.length);
+  expect(series.values('a', 'utilization').at(-1)).toBe(4999);
+  expect(series.values('a', 'utilization')).toHaveLength(series.time.length);
 });
 
 test('an hour at any period is kept, with its peaks and means', () => {
@@ -71,7 +75,7 @@ test('a clock that is set back does not stop the charts', () => {
   expect(series.time.at(-1)).toBe(5001);
   series.push(at(1001.5, 3));
   expect(series.time).toEqual([1000, 1001, 1001.5]);
-  expect(series.column('a').utilization).toEqual([1, 1, 3]);
+  expect(series.values('a', 'utilization')).toEqual([1, 1, 3]);
 });
 
 test('runs stand in the order in which they began, however they are told', () => {

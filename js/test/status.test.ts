@@ -6,7 +6,7 @@ import type { GpuSample, Snapshot } from '../src/snapshot.js';
 
 const FIXTURE: Snapshot = fixture;
 const MIG = pick((gpu) => gpu.mig !== null);
-const BUSY = pick((gpu) => gpu.utilization === 97);
+const BUSY = { ...pick((gpu) => gpu.utilization === 97), ordinal: null };
 const VIRTUAL = pick((gpu) => gpu.virtual);
 const GIB = 2 ** 30;
 
@@ -39,10 +39,13 @@ it('is one GPU in a few words', () => {
 });
 
 it('is the busiest of many, the fuller of equally busy ones, a lost one last', () => {
-  expect(text(VIRTUAL, BUSY)).toBe('GPU 1 97 % · 34.0/80 GiB +1');
-  const full = { ...VIRTUAL, utilization: 97, memory_used: VIRTUAL.memory_total };
-  expect(text(BUSY, full)).toContain('cuda:0 97 %');
-  expect(chosen(machine({ gpus: [{ ...BUSY, lost: true }, VIRTUAL] }), null)).toBe(VIRTUAL);
+  expect(text(VIRTUAL, BUSY)).toBe('GPU 1 97 % · 34.0/80 GiB');
+  const full = { ...BUSY, index: 5, uuid: 'full', memory_used: BUSY.memory_total };
+  expect(text(BUSY, full)).toBe('busiest of 2: GPU 5 97 % · 80.0/80 GiB');
+  expect(chosen(machine({ gpus: [{ ...BUSY, lost: true }, VIRTUAL] }), null)).toMatchObject({
+    lost: true,
+  });
+  expect(chosen(machine({ gpus: [VIRTUAL] }), null)).toBe(VIRTUAL);
 });
 
 it('is the one on which the current notebook holds most', () => {
@@ -56,16 +59,24 @@ it('is the one on which the current notebook holds most', () => {
     { ...one, kernel: 'another', memory: 99, uuid: MIG.uuid },
   ];
   const snapshot = machine({ processes, gpus: [MIG, BUSY, VIRTUAL] });
-  expect(held(snapshot, kernel)).toBe(VIRTUAL.uuid);
+  const own = held(snapshot, kernel);
+  expect(own).toEqual({ uuid: VIRTUAL.uuid, ordinal: 0, notebook: 'train.ipynb' });
   expect(held(snapshot, 'nobody')).toBeNull();
-  expect(brief(snapshot, VIRTUAL.uuid, english).text).toBe('cuda:0 13 % · 3.0/16 GiB +2');
-  expect(brief(snapshot, 'GPU-gone', english).text).toContain('GPU 1');
+  expect(brief(snapshot, own, english).text).toBe('train.ipynb: cuda:0 13 % · 3.0/16 GiB');
+  const gone = { uuid: 'GPU-gone', ordinal: 3, notebook: 'train.ipynb' };
+  expect(brief(snapshot, gone, english).text).toBe('GPU 1 97 % · 34.0/80 GiB');
+  const here = { ...gone, uuid: BUSY.uuid };
+  expect(brief(snapshot, here, english).text).toContain('train.ipynb: cuda:3 97 %');
 });
 
 it('tells of all of them, and of what is wrong, in the details', () => {
-  const { text, details, wrong } = brief(FIXTURE, null, english);
+  const { text, details, wrong } = brief(
+    machine({ gpus: FIXTURE.gpus, problems: FIXTURE.problems }),
+    null,
+    english,
+  );
   expect(wrong).toBe(true);
-  expect(text).toMatch(/^⚠ GPU 1 97 %/);
+  expect(text).toMatch(/^⚠ busiest of 3: cuda:0 97 %/);
   const lines = details.split('\n');
   expect(lines[FIXTURE.gpus.indexOf(MIG)]).toBe(
     'GPU 0 MIG 1g.10gb 1.0/10 GiB · NVIDIA H100 80GB HBM3 MIG 1g.10gb',
@@ -86,8 +97,16 @@ it('says that there is no GPU, which alone is nothing wrong', () => {
       null,
       english,
     );
-  expect(none('library-missing')).toEqual({ text: 'no GPU', details: 'c', wrong: false });
-  expect(none('version-mismatch')).toEqual({ text: '⚠ no GPU', details: 'c: d', wrong: true });
+  const said = { text: 'no GPU', details: 'c', wrong: false, full: false };
+  expect(none('library-missing')).toEqual(said);
+  const wrong = { text: '⚠ no GPU', details: 'c: d', wrong: true, full: false };
+  expect(none('version-mismatch')).toEqual(wrong);
+});
+
+it('says where memory is nearly full', () => {
+  const gpu = { ...BUSY, memory_used: 79.5 * GIB };
+  expect(brief(machine({ gpus: [gpu] }), null, english).full).toBe(true);
+  expect(brief(machine({ gpus: [BUSY] }), null, english).full).toBe(false);
 });
 
 it('names a lost GPU as lost', () => {

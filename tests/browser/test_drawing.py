@@ -173,8 +173,8 @@ def test_charts_follow_the_theme(opened):
 def test_in_forced_colors_bars_are_still_told_apart(opened):
     page = opened(SNAPSHOT, 300, forced_colors="active")
     colors = page.evaluate(
-        """['mine', 'others', 'reserved'].map(name =>
-            getComputedStyle(root.querySelector('.bar .' + name)).backgroundColor)"""
+        """['mine', 'others', 'driver'].map(name =>
+            getComputedStyle(root.querySelector('.dot.' + name)).backgroundColor)"""
     )
     assert len(set(colors)) == 3
 

@@ -1,11 +1,10 @@
 /** The machine in a few words: for the status bar and the alerts. */
 
 import type { Translate } from '../monitor/shared.js';
-import { size } from '../monitor/units.js';
-import { broken, label as own } from '../monitor/words.js';
+import { filled } from '../monitor/units.js';
+import { broken, file, full, label as own, physical } from '../monitor/words.js';
 import type { GpuSample, Snapshot } from '../snapshot.js';
 
-const GIB = 2 ** 30;
 const LISTED = 16;
 
 export interface Brief {
@@ -13,38 +12,39 @@ export interface Brief {
   /** One line for each GPU, then what is wrong. */
   details: string;
   wrong: boolean;
+  /** The memory of the GPU that is shown is nearly full. */
+  full: boolean;
 }
 
-/** What people call it where nothing stands around it: "GPU 0", "GPU 0 MIG 1g.10gb", "cuda:0". */
-export function label(gpu: GpuSample): string {
-  return gpu.mig === null ? own(gpu) : `GPU ${gpu.index ?? '?'} ${own(gpu)}`;
+/** The GPU of the current notebook, and what it is called there. */
+export interface Own {
+  uuid: string;
+  ordinal: number | null;
+  notebook: string | null;
 }
 
-const round = (value: number) => value.toFixed(value < 99.95 && value % 1 ? 1 : 0);
-
-/** "12.3/80 GiB"; what is not known is left out. */
-function memory(gpu: GpuSample): string {
-  const { memory_used: used, memory_total: total } = gpu;
-  if (used == null) return '';
-  if (total == null) return size(used);
-  const [unit, name] = total < GIB ? [2 ** 20, 'MiB'] : [GIB, 'GiB'];
-  return `${(used / unit).toFixed(1)}/${round(total / unit)} ${name}`;
+/** What people call it where nothing stands around it: "cuda:0", "GPU 0 MIG 1g.10gb". */
+export function label(gpu: GpuSample, ordinal = gpu.ordinal): string {
+  return gpu.mig === null ? own(gpu, ordinal) : `${physical(gpu)} ${own(gpu)}`;
 }
 
-function reading(gpu: GpuSample, t: Translate): string {
-  if (gpu.lost) return `${label(gpu)} ${t('lost')}`;
+function reading(gpu: GpuSample, t: Translate, ordinal = gpu.ordinal): string {
+  const name = label(gpu, ordinal);
+  if (gpu.lost) return `${name} ${t('lost')}`;
   const load = gpu.utilization == null ? '' : `${gpu.utilization.toFixed(0)} %`;
-  const parts = [load, memory(gpu)].filter(Boolean).join(' · ');
-  return `${label(gpu)} ${parts || t('N/A')}`;
+  const parts = [load, filled(gpu.memory_used, gpu.memory_total)].filter(Boolean).join(' · ');
+  return `${name} ${parts || t('N/A')}`;
 }
 
 const fullness = (gpu: GpuSample) => (gpu.memory_used ?? 0) / (gpu.memory_total || Infinity);
 
-/** The GPU with most of the kernel's memory, else the one that does most. */
-export function chosen(snapshot: Snapshot, uuid: string | null): GpuSample | undefined {
-  const own = snapshot.gpus.find((gpu) => gpu.uuid === uuid);
+/** The GPU with most of the kernel's memory, else the one that does most: of all, or of the real. */
+export function chosen({ gpus }: Snapshot, uuid: string | null): GpuSample | undefined {
+  const own = gpus.find((gpu) => gpu.uuid === uuid);
   if (own) return own;
-  return [...snapshot.gpus].sort(
+  // Another kernel's virtual GPUs are of no use here.
+  const real = gpus.filter((gpu) => !gpu.virtual);
+  return (real.length ? real : [...gpus]).sort(
     (a, b) =>
       Number(a.lost) - Number(b.lost) ||
       (b.utilization ?? -1) - (a.utilization ?? -1) ||
@@ -53,24 +53,37 @@ export function chosen(snapshot: Snapshot, uuid: string | null): GpuSample | und
 }
 
 /** The GPU on which this kernel holds most; null where it holds nothing. */
-export function held(snapshot: Snapshot, kernel: string): string | null {
+export function held(snapshot: Snapshot, kernel: string): Own | null {
   const sums = new Map<string, number>();
-  for (const { uuid, kernel: id, memory: bytes } of snapshot.processes)
-    if (id === kernel) sums.set(uuid, (sums.get(uuid) ?? 0) + (bytes ?? 1));
-  return [...sums].sort(([, a], [, b]) => b - a)[0]?.[0] ?? null;
+  const its = snapshot.processes.filter((process) => process.kernel === kernel);
+  for (const { uuid, memory: bytes } of its) sums.set(uuid, (sums.get(uuid) ?? 0) + (bytes ?? 1));
+  const most = [...sums].sort(([, a], [, b]) => b - a)[0]?.[0];
+  const there = its.find((process) => process.uuid === most);
+  if (!there) return null;
+  const { uuid, ordinal, notebook } = there;
+  return { uuid, ordinal, notebook: notebook && file(notebook) };
 }
 
-export function brief(snapshot: Snapshot, uuid: string | null, t: Translate): Brief {
+/** "train.ipynb: cuda:0 97 % · 34.0/80 GiB", or "busiest of 8: …". */
+export function brief(snapshot: Snapshot, own: Own | null, t: Translate): Brief {
   const { gpus, problems } = snapshot;
-  const gpu = chosen(snapshot, uuid);
+  const gpu = chosen(snapshot, own?.uuid ?? null);
   const bad = broken(snapshot);
-  const more = gpus.length > 1 ? ` +${gpus.length - 1}` : '';
   const lines = gpus.slice(0, LISTED).map((one) => `${reading(one, t)} · ${one.name ?? ''}`);
   if (gpus.length > LISTED) lines.push(t('and %1 more', gpus.length - LISTED));
   lines.push(
     ...problems.map((one) => (bad.includes(one) ? `${one.cause}: ${one.cure}` : one.cause)),
   );
-  const text = gpu ? reading(gpu, t) + more : t('no GPU');
+  const isOwn = own !== null && gpu?.uuid === own.uuid;
+  const ordinal = (isOwn ? own.ordinal : null) ?? gpu?.ordinal ?? null;
+  const text = gpu ? whose(gpus, isOwn ? own : null, t) + reading(gpu, t, ordinal) : t('no GPU');
   const wrong = bad.length > 0 || gpus.some((one) => one.lost);
-  return { text: wrong ? `⚠ ${text}` : text, details: lines.join('\n'), wrong };
+  const details = lines.join('\n');
+  return { text: wrong ? `⚠ ${text}` : text, details, wrong, full: !!gpu && full(gpu) };
+}
+
+function whose(gpus: readonly GpuSample[], own: Own | null, t: Translate): string {
+  if (own) return own.notebook ? `${own.notebook}: ` : '';
+  const whole = gpus.filter((gpu) => gpu.mig === null && !gpu.virtual).length;
+  return whole > 1 ? `${t('busiest of %1', whole)}: ` : '';
 }

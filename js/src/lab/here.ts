@@ -24,7 +24,9 @@ export function followKernel(
   };
   const follow = () => {
     const next = (shell.currentWidget as WithSession | null)?.sessionContext ?? null;
-    if (next === context) return;
+    // A picture, a text, or the page of the GPUs beside it: the notebook is still the one at hand.
+    const stays = !next && shell.currentWidget && context && !context.isDisposed;
+    if (next === context || stays) return;
     context?.kernelChanged.disconnect(tellKernel);
     context?.propertyChanged.disconnect(tell);
     context = next;

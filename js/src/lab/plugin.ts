@@ -100,7 +100,7 @@ async function activate(
   let side = '';
   await follow(registry, ID, (next) => {
     settings = next;
-    monitor.options({ compact: next.compact, window: next.window });
+    monitor.options({ density: next.density, window: next.window });
     inPanel.change(seen());
     status.setHidden(!next.statusBar);
     inStatus.change(statusBar && next.statusBar ? { period: next.period } : null);

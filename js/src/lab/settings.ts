@@ -1,14 +1,17 @@
 /** The settings as the schema has them, whatever stands in the file. */
 
 import type { ISettingRegistry } from '@jupyterlab/settingregistry';
+import type { Density } from '../monitor/shared.js';
 import type { Limits } from './findings.js';
+
+const DENSITIES: readonly Density[] = ['auto', 'cards', 'lines'];
 
 export interface Settings {
   /** Seconds. */
   period: number;
   /** Seconds. */
   window: number;
-  compact: boolean;
+  density: Density;
   side: 'left' | 'right';
   statusBar: boolean;
   limits: Limits;
@@ -27,7 +30,7 @@ export function read(composite: Readonly<Record<string, unknown>> = {}): Setting
   return {
     period: number('period', 1, 0.25, 60),
     window: number('history', 2, 0.5, 60) * 60,
-    compact: on('compact', false),
+    density: DENSITIES.find((one) => one === composite.density) ?? 'auto',
     side: composite.side === 'left' ? 'left' : 'right',
     statusBar: on('statusBar'),
     limits: {

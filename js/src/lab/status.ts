@@ -4,7 +4,9 @@ import { Widget } from '@lumino/widgets';
 import type { Translate } from '../monitor/shared.js';
 import type { Snapshot } from '../snapshot.js';
 import type { Connection } from './audience.js';
-import { brief, held } from './brief.js';
+import { brief, held, type Own } from './brief.js';
+
+const TROUBLE = 'color-mix(in srgb, var(--jp-warn-color1) 72%, var(--jp-ui-font-color1))';
 
 export class StatusItem extends Widget {
   #button = document.createElement('button');
@@ -13,7 +15,7 @@ export class StatusItem extends Widget {
   #connection: Connection = { kind: 'connecting' };
   #kernel: string | null = null;
   /** The GPU of the current notebook, as last known: not every snapshot tells who holds memory. */
-  #uuid: string | null = null;
+  #own: Own | null = null;
 
   constructor(t: Translate, pressed: () => void) {
     super();
@@ -37,7 +39,7 @@ export class StatusItem extends Widget {
 
   snapshot(snapshot: Snapshot): void {
     this.#snapshot = snapshot;
-    if (this.#kernel && snapshot.processes.length) this.#uuid = held(snapshot, this.#kernel);
+    if (this.#kernel && snapshot.processes.length) this.#own = held(snapshot, this.#kernel);
     this.#draw();
   }
 
@@ -49,16 +51,16 @@ export class StatusItem extends Widget {
   /** The kernel of the current notebook. */
   here(kernel: string | null): void {
     this.#kernel = kernel;
-    this.#uuid = kernel && this.#snapshot ? held(this.#snapshot, kernel) : null;
+    this.#own = kernel && this.#snapshot ? held(this.#snapshot, kernel) : null;
     this.#draw();
   }
 
   #draw(): void {
     const t = this.#t;
     const lost = this.#connection.kind === 'lost';
-    const { text, details, wrong } = this.#snapshot
-      ? brief(this.#snapshot, this.#uuid, t)
-      : { text: t('GPU …'), details: '', wrong: false };
+    const { text, details, wrong, full } = this.#snapshot
+      ? brief(this.#snapshot, this.#own, t)
+      : { text: t('GPU …'), details: '', wrong: false, full: false };
     const none = this.#snapshot?.gpus.length === 0;
     const hint = none ? t('Show why, and virtual GPUs to try with') : t('Show the GPUs');
     const title = [lost ? this.#connection.text : '', details, hint].filter(Boolean).join('\n');
@@ -66,6 +68,7 @@ export class StatusItem extends Widget {
     if (this.#button.textContent !== text) this.#button.textContent = text;
     if (this.#button.title !== title) this.#button.title = title;
     this.#button.style.opacity = lost ? '0.5' : '1';
+    this.#button.style.color = full || wrong ? TROUBLE : '';
     this.node.classList.toggle('jp-mod-wrong', wrong);
   }
 }

@@ -2,20 +2,28 @@
 
 import { h } from './dom.js';
 import type { Shared } from './shared.js';
-import type { Parts } from './split.js';
+import { OWNERS, type Owner, type Parts } from './split.js';
 import { size } from './units.js';
 
-const OWNERS = ['mine', 'books', 'others', 'reserved'] as const;
-
-/** The names of the owners, in the order of the bar. */
-export function names({ t }: Shared): Record<(typeof OWNERS)[number], string> {
+/** What the owners are called, in every view. */
+export function names({ t }: Shared): Record<Owner, string> {
   return {
     mine: t('this notebook'),
-    books: t('other notebooks'),
-    others: t('others'),
-    reserved: t('reserved'),
+    books: t('my other notebooks'),
+    others: t('other processes'),
+    left: t('left behind'),
+    unseen: t('unaccounted'),
+    driver: t('driver'),
   };
 }
+
+/** "this notebook 10.0 GiB · driver 640 MiB": those who hold something. */
+export const told = (parts: Record<Owner, number>, shared: Shared): string[] => {
+  const called = names(shared);
+  return OWNERS.filter((name) => parts[name] > 0).map(
+    (name) => `${called[name]} ${size(parts[name])}`,
+  );
+};
 
 /** Coloured parts of a whole, written when one of them moved by something one can see. */
 class Strip {
@@ -35,7 +43,7 @@ class Strip {
       left -= width;
       columns += `${width / 10}% `;
     }
-    // One write for all parts: 64 GPUs have 320 of them.
+    // One write for all parts: 64 GPUs have 450 of them.
     if (columns !== this.#columns) this.node.style.gridTemplateColumns = this.#columns = columns;
   }
 }
@@ -85,10 +93,6 @@ export class MemoryBar {
   #words(parts: Parts): string {
     const { t } = this.#shared;
     if (!parts.known) return t('not known how much is used');
-    const called = names(this.#shared);
-    return [
-      ...OWNERS.filter((name) => parts[name]).map((name) => `${called[name]} ${size(parts[name])}`),
-      `${t('free')} ${size(parts.free)}`,
-    ].join(', ');
+    return [...told(parts, this.#shared), `${t('free')} ${size(parts.free)}`].join(', ');
   }
 }

@@ -1,5 +1,6 @@
 /** Below a GPU's head: faults, charts, who holds the memory; opened, all that is known. */
 
+import type { GpuSample } from '../snapshot.js';
 import { Badges } from './badges.js';
 import { MemoryBar } from './bar.js';
 import { Chart } from './chart.js';
@@ -8,8 +9,8 @@ import { Facts } from './facts.js';
 import { Processes } from './processes.js';
 import type { Shared } from './shared.js';
 import type { View } from './split.js';
-import { reading, share } from './units.js';
-import { faults, label } from './words.js';
+import { age, filled, NOT_KNOWN, reading } from './units.js';
+import { called, faults, file, full } from './words.js';
 
 /** A MIG device below its parent. */
 class Slice {
@@ -18,18 +19,23 @@ class Slice {
   #memory = new Field('span', 'number');
   #bar: MemoryBar;
   #processes: Processes;
+  #shared: Shared;
 
   constructor(shared: Shared) {
+    this.#shared = shared;
     this.#bar = new MemoryBar(shared, true);
     this.#processes = new Processes(shared, shared.t('Processes'));
     const line = h('div', 'slice', this.#name.node, this.#bar.node, this.#memory.node);
     this.node = h('li', '', line, this.#processes.node);
   }
 
-  update({ gpu, parts, processes, unseen }: View): void {
-    this.#name.say(label(gpu)).hint(gpu.uuid);
+  update(view: View): void {
+    const { gpu, parts, processes, unseen } = view;
+    this.#name.say(called(view, this.#shared.here)).hint(gpu.uuid);
     this.#bar.update(parts, gpu.memory_total);
-    this.#memory.say(share(gpu.memory_used, gpu.memory_total));
+    this.#memory
+      .say(filled(gpu.memory_used, gpu.memory_total) ?? NOT_KNOWN)
+      .look(full(gpu) ? 'number warn' : 'number');
     this.#processes.update(processes, unseen, true);
   }
 }
@@ -38,47 +44,70 @@ export class Body {
   readonly node: HTMLElement;
   #shared: Shared;
   #faults = new Badges();
+  #were = new Field('div', 'dim');
   #busy: Chart;
   #memory: Chart;
-  #bar: MemoryBar;
+  #span = new Field();
   #slices: Rows<View, Slice>;
   #processes: Processes;
   #facts: Facts | null = null;
+  #more: HTMLButtonElement | null = null;
+  #all = false;
 
-  constructor({ gpu }: View, shared: Shared) {
+  /** `brief`: what is opened is only this, and all readings are one press further. */
+  constructor(view: View, shared: Shared, brief: boolean) {
     const { t } = shared;
+    const { uuid } = view.gpu;
     this.#shared = shared;
-    this.#busy = new Chart('utilization', t('Utilization'), gpu.uuid, shared);
-    this.#memory = new Chart('memory', t('Memory'), gpu.uuid, shared);
-    this.#bar = new MemoryBar(shared, true);
-    this.#memory.node.append(this.#bar.node);
+    this.#busy = new Chart('utilization', t('Utilization'), uuid, shared);
+    this.#memory = new Chart('memory', t('Memory'), uuid, shared);
     this.#slices = new Rows(h('ul', 'slices'), () => new Slice(shared));
-    this.#processes = new Processes(shared, t('Processes on %1', label(gpu)));
+    this.#processes = new Processes(shared, t('Processes on %1', called(view, shared.here)));
+    const axis = h('div', 'axis dim', this.#span.node, h('span', '', t('now')));
+    axis.setAttribute('aria-hidden', 'true');
     this.node = h(
       'div',
       'body',
       this.#faults.node,
-      h('div', 'charts', this.#busy.node, this.#memory.node),
+      this.#were.node,
+      h('div', 'charts', this.#busy.node, this.#memory.node, axis),
       this.#slices.node,
       this.#processes.node,
     );
+    if (!brief) return;
+    this.#more = h('button', 'dim more', t('all readings'));
+    this.#more.type = 'button';
+    this.#more.ariaExpanded = 'false';
+    this.#more.addEventListener('click', () => {
+      this.#all = !this.#all;
+      (this.#more as HTMLElement).ariaExpanded = String(this.#all);
+      this.#tell(view.gpu, this.#all);
+    });
+    this.node.append(this.#more);
   }
 
   update(view: View, open: boolean): void {
-    const { gpu, parts, migs, processes, unseen } = view;
+    const { gpu, migs, processes, unseen } = view;
     this.#faults.update(faults(gpu, this.#shared.t));
+    this.#were.offer(gpu.lost ? this.#whoWas(gpu.uuid) : '');
     this.#busy.value.say(reading(gpu.utilization, '%'));
-    this.#memory.value.say(share(gpu.memory_used, gpu.memory_total));
+    this.#memory.value
+      .say(filled(gpu.memory_used, gpu.memory_total) ?? NOT_KNOWN)
+      .look(full(gpu) ? 'warn' : '');
+    this.#span.say(`−${age(this.#shared.window)}`);
     this.#busy.update(gpu);
     this.#memory.update(gpu);
-    this.#bar.update(parts, gpu.memory_total);
     this.#slices.update(migs.map((mig) => [mig.gpu.uuid, mig] as const));
     show(this.#slices.node, migs.length > 0);
     this.#processes.update(processes, unseen, open);
-    if (open && !this.#facts) {
+    this.#tell(gpu, this.#more ? this.#all : open);
+  }
+
+  #tell(gpu: GpuSample, all: boolean): void {
+    if (all && !this.#facts) {
       this.#facts = new Facts(this.#shared);
       this.node.append(this.#facts.node);
-    } else if (!open && this.#facts) {
+    } else if (!all && this.#facts) {
       this.#facts.node.remove();
       this.#facts = null;
     }
@@ -93,5 +122,14 @@ export class Body {
   dispose(): void {
     this.#busy.dispose();
     this.#memory.dispose();
+  }
+
+  /** "train.ipynb was here". */
+  #whoWas(uuid: string): string {
+    const { t, runs, were } = this.#shared;
+    const last = runs.of(uuid).at(-1)?.notebook;
+    const names = were.get(uuid) ?? (last ? [file(last)] : []);
+    if (names.length > 1) return t('%1 were here', names.join(', '));
+    return names.length ? t('%1 was here', names[0] as string) : '';
   }
 }

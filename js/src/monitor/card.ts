@@ -3,14 +3,13 @@
 import { Badges } from './badges.js';
 import { BusyBar, MemoryBar } from './bar.js';
 import { Body } from './body.js';
-import { Field, h, icon, show } from './dom.js';
+import { CHEVRON, Field, h, icon, show } from './dom.js';
 import { Pace } from './pace.js';
 import type { Shared } from './shared.js';
 import type { View } from './split.js';
 import { NOT_KNOWN, reading, size, watts } from './units.js';
-import { faults, hot, kinds, label, model } from './words.js';
+import { also, called, faults, full, hot, kinds, model } from './words.js';
 
-const CHEVRON = 'M6 4l4 4-4 4';
 let made = 0;
 const whole = (value: number | null): string => (value === null ? NOT_KNOWN : value.toFixed(0));
 
@@ -23,6 +22,7 @@ interface Head {
 class CardHead implements Head {
   #shared: Shared;
   #kinds = new Badges();
+  #also = new Field('span', 'also dim');
   #name = new Field('span', 'name dim');
   #heat = new Field();
   #power = new Field();
@@ -35,12 +35,13 @@ class CardHead implements Head {
     this.#shared = shared;
     const power = [this.#power.node, this.#limit.node, this.#unit.node];
     this.#warm = h('span', 'heat', this.#heat.node, ' · ', ...power);
-    this.nodes = [this.#kinds.node, this.#name.node, this.#warm];
+    this.nodes = [this.#also.node, this.#kinds.node, this.#name.node, this.#warm];
   }
 
   update(view: View): void {
     const { gpu } = view;
     const { t } = this.#shared;
+    this.#also.offer(also(view, this.#shared.here)).hint(t('the number in nvidia-smi'));
     this.#kinds.update(kinds(view, t));
     const name = model(view, t);
     this.#name.say(name).hint(`${name} ${gpu.uuid}`.trim());
@@ -88,7 +89,9 @@ class LineHead implements Head {
     this.#busy.update(gpu.utilization);
     this.#percent.say(gpu.lost ? t('lost') : reading(gpu.utilization, '%'));
     this.#memory.update(parts, gpu.memory_total);
-    this.#used.say(gpu.lost ? NOT_KNOWN : size(gpu.memory_used));
+    this.#used
+      .say(gpu.lost ? NOT_KNOWN : size(gpu.memory_used))
+      .look(full(gpu) ? 'number warn' : 'number');
     this.#heat
       .say(
         gpu.virtual ? '' : gpu.temperature === null ? NOT_KNOWN : `${Math.round(gpu.temperature)}°`,
@@ -129,7 +132,7 @@ export class Card {
   }
 
   get #open(): boolean {
-    return this.#shared.open.has(this.#uuid);
+    return this.#shared.open.get(this.#uuid) ?? this.#view.standing;
   }
 
   /** What is not on the screen is written when it comes there. */
@@ -150,7 +153,13 @@ export class Card {
     this.#late = false;
     const view = this.#view;
     const { gpu } = view;
-    this.#label.say(label(gpu));
+    this.#show();
+    const { here } = this.#shared;
+    const other = this.#compact ? also(view, here) : '';
+    this.#label
+      .say(called(view, here))
+      .look(view.parts.mine > 0 ? 'own' : '')
+      .hint([other, model(view, this.#shared.t)].filter(Boolean).join(' · '));
     this.#head.update(view);
     const where = `cuda:${gpu.ordinal}`;
     const bar = this.#shared.timing.bars?.find((bar) => bar.where === where);
@@ -173,8 +182,7 @@ export class Card {
   }
 
   #toggle(): void {
-    if (this.#open) this.#shared.open.delete(this.#uuid);
-    else this.#shared.open.add(this.#uuid);
+    this.#shared.open.set(this.#uuid, !this.#open);
     this.#show();
     this.#write();
     this.draw();
@@ -183,10 +191,10 @@ export class Card {
 
   #show(): void {
     const open = this.#open;
-    this.#button.setAttribute('aria-expanded', String(open));
+    if (this.#button.ariaExpanded !== String(open)) this.#button.ariaExpanded = String(open);
     if (open || !this.#compact) {
       if (!this.#body) {
-        this.#body = new Body(this.#view, this.#shared);
+        this.#body = new Body(this.#view, this.#shared, this.#compact);
         this.#body.node.id = this.#id;
         this.node.append(this.#body.node);
       }

@@ -1,9 +1,11 @@
 /** A chart with its caption, and what a pointer or the keyboard finds in it. */
 
 import type { CellRun, GpuSample } from '../snapshot.js';
+import { told as toldParts } from './bar.js';
 import { Field, h } from './dom.js';
 import type { Shared } from './shared.js';
-import { Spark } from './spark.js';
+import { type Band, Spark } from './spark.js';
+import { OWNERS, type Owner, ownerOf } from './split.js';
 import { age, lasted, NOT_KNOWN, reading, size } from './units.js';
 
 /** "In [12] work/train.ipynb · 12 s · peak 34.2 GiB · mean 87 %". */
@@ -22,11 +24,12 @@ export function told(run: CellRun, uuid: string, { t, series, now }: Shared): st
 export class Chart {
   readonly value = new Field('b');
   readonly node: HTMLElement;
-  readonly spark: Spark;
+  readonly spark = new Spark();
   #shared: Shared;
   #kind: 'utilization' | 'memory';
   #uuid: string;
-  #top = 100;
+  #total: number | null = null;
+  #reserved = 0;
   /** The run that the keyboard stands on. */
   #at: string | null = null;
   /** Where the pointer is, in pixels from the left. */
@@ -36,7 +39,6 @@ export class Chart {
     this.#shared = shared;
     this.#kind = kind;
     this.#uuid = uuid;
-    this.spark = new Spark(kind);
     const canvas = this.spark.node;
     canvas.setAttribute('aria-label', shared.t('%1 over time', title));
     canvas.addEventListener('pointermove', (event) => {
@@ -47,17 +49,15 @@ export class Chart {
     canvas.addEventListener('focus', () => this.#step(0));
     canvas.addEventListener('blur', () => this.#leave());
     canvas.addEventListener('keydown', (event) => this.#key(event));
-    this.node = h(
-      'div',
-      'chart',
-      h('div', 'cap', h('span', 'dim', title), this.value.node),
-      canvas,
-    );
+    const caption = h('div', 'cap', h('span', 'dim', title), this.value.node);
+    this.node = h('div', 'chart', caption, canvas);
     shared.watch(this.spark);
   }
 
   update(gpu: GpuSample): void {
-    this.#top = this.#kind === 'memory' ? gpu.memory_total || Number.POSITIVE_INFINITY : 100;
+    // A GPU that is lost no longer says how much it had.
+    this.#total = gpu.memory_total ?? this.#total;
+    this.#reserved = gpu.memory_reserved ?? this.#reserved;
   }
 
   draw(): void {
@@ -70,18 +70,51 @@ export class Chart {
       if (runs.length) this.spark.node.tabIndex = 0;
       else this.spark.node.removeAttribute('tabindex');
     }
+    const values = series.values(this.#uuid, this.#kind);
+    const isMemory = this.#kind === 'memory';
     this.spark.draw(
       {
         time: series.time,
-        values: series.column(this.#uuid)[this.#kind],
+        values,
+        bands: isMemory ? this.#bands(values) : [],
+        ink: isMemory ? inks.driver : inks.busy,
         from: series.from(now - window),
-        top: this.#top,
+        top: isMemory ? (this.#total ?? most(values)) : 100,
         now,
         window,
         runs,
       },
       inks,
     );
+  }
+
+  /** Memory by owner, over time. */
+  #bands(used: readonly number[]): Band[] {
+    const { inks } = this.#shared;
+    const parts = this.#parts();
+    const unseen = used.map((bytes, n) => {
+      let rest = bytes || 0;
+      for (const values of parts.values()) rest -= values[n] || 0;
+      return Math.max(rest, 0);
+    });
+    parts.set('unseen', unseen);
+    parts.set('driver', new Array<number>(used.length).fill(this.#reserved));
+    return OWNERS.flatMap((owner) => {
+      const values = parts.get(owner);
+      return values ? [{ values, ink: inks[owner] }] : [];
+    });
+  }
+
+  /** What the holders that are known held, by owner. */
+  #parts(): Map<Owner, readonly number[]> {
+    const { series, here } = this.#shared;
+    const parts = new Map<Owner, readonly number[]>();
+    for (const [holder, values] of series.held(this.#uuid)) {
+      const owner = ownerOf(holder, here);
+      const before = parts.get(owner);
+      parts.set(owner, before ? before.map((bytes, n) => (bytes || 0) + (values[n] || 0)) : values);
+    }
+    return parts;
   }
 
   dispose(): void {
@@ -104,21 +137,24 @@ export class Chart {
     );
     const lines = under.slice(-3).map((run) => told(run, this.#uuid, this.#shared));
     this.spark.hover = across;
-    this.#shared.tip(this.spark, [...lines, this.#sample(at)], false);
+    this.#shared.tip(this.spark, [...lines, ...this.#sample(at)], false);
   }
 
-  #sample(at: number): string {
+  #sample(at: number): string[] {
     const { series, now, t } = this.#shared;
     const after = series.from(at);
     const before = Math.max(after - 1, 0);
     const [a, b] = [series.time[before] ?? 0, series.time[after] ?? Number.POSITIVE_INFINITY];
     const n = at - a <= b - at ? before : after;
     const time = series.time[n];
-    const value = series.column(this.#uuid)[this.#kind][n];
-    if (time === undefined || Math.abs(time - at) > 5) return NOT_KNOWN;
+    const value = series.values(this.#uuid, this.#kind)[n];
+    if (time === undefined || Math.abs(time - at) > 5) return [NOT_KNOWN];
     const known = value === undefined || Number.isNaN(value) ? null : value;
     const shown = this.#kind === 'memory' ? size(known) : reading(known, '%');
-    return t('%1, %2 ago', shown, age(now - time));
+    const ago = t('%1, %2 ago', shown, age(now - time));
+    if (this.#kind !== 'memory') return [ago];
+    const parts = [...this.#parts()].map(([owner, values]) => [owner, values[n] || 0]);
+    return [ago, ...toldParts(Object.fromEntries(parts), this.#shared)];
   }
 
   #key(event: KeyboardEvent): void {
@@ -154,3 +190,6 @@ export class Chart {
     this.draw();
   }
 }
+
+const most = (values: readonly number[]): number =>
+  values.reduce((most, value) => (value > most ? value : most), 1);

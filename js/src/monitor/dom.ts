@@ -14,6 +14,8 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   return node;
 }
 
+export const CHEVRON = 'M6 4l4 4-4 4';
+
 /** A picture of strokes in a field of 16 by 16. */
 export function icon(path: string): SVGElement {
   const svg = document.createElementNS(SVG, 'svg');

@@ -1,81 +1,54 @@
-/** The list of GPUs: cards, past eight of them lines, and then also who holds memory over all. */
+/** The list of GPUs: cards, or where there are many lines, of which this notebook's stand first. */
 
-import type { Snapshot } from '../snapshot.js';
+import type { ProcessSample, Snapshot } from '../snapshot.js';
 import { names } from './bar.js';
 import { Card } from './card.js';
 import { h, Rows, show } from './dom.js';
+import { Fold, type Folded, fold } from './fold.js';
 import type { Sight } from './page.js';
 import { Processes } from './processes.js';
-import type { Shared } from './shared.js';
-import { type Parts, type View, views } from './split.js';
+import type { Density, Shared } from './shared.js';
+import { OWNERS, type Owner, type View, views } from './split.js';
+import { Summary } from './summary.js';
+import { file } from './words.js';
 
-/** More than this are lines. */
-const CARDS = 8;
+/** So many are lines, where the reader did not choose. */
+const LINES = 4;
+/** More than so many, and who holds them is told before them. */
+const MANY = 8;
+/** So many of this notebook's lines stand open. */
+const OPEN = 2;
 
-export class Gpus {
-  readonly node = h('div');
-  /** Lines also where there are few. */
-  compact = false;
+/** Cards or lines of some GPUs, made anew when it is the other. */
+class List {
+  readonly node = h('ul', 'gpus');
   #shared: Shared;
   #sight: Sight;
-  #list: HTMLUListElement | null = null;
   #cards: Rows<View, Card> | null = null;
   #lines = false;
-  #held: Processes;
-  #holders: HTMLElement;
-  #legend = h('div', 'legend');
-  #marks: [keyof Parts, HTMLElement][];
 
-  constructor(shared: Shared, sight: Sight) {
-    const { t } = shared;
+  constructor(shared: Shared, sight: Sight, label: string) {
     this.#shared = shared;
     this.#sight = sight;
-    this.#held = new Processes(shared, t('Held by'));
-    this.#holders = h('section', 'held', h('h2', '', t('Held by')), this.#held.node);
-    this.#marks = Object.entries(names(shared)).map(([name, text]) => {
-      const mark = h('span', '', h('i', `dot ${name}`), h('span', 'dim', text));
-      this.#legend.append(mark);
-      return [name as keyof Parts, mark];
-    });
-    this.node.append(this.#holders, this.#legend);
+    this.node.setAttribute('aria-label', label);
   }
 
-  update(snapshot: Snapshot): void {
-    const shown = views(snapshot, this.#shared.here);
-    const lines = this.compact || shown.length > CARDS;
-    if (!this.#cards || lines !== this.#lines) this.#make(lines);
-    this.#cards?.update(shown.map((view) => [view.gpu.uuid, view] as const));
-    const unseen = shown.reduce((sum, view) => sum + view.unseen, 0);
-    // A card says who holds its memory; of lines one wants to know it of all at once.
-    this.#held.update(lines ? snapshot.processes : [], lines ? unseen : 0, true);
-    show(this.#holders, lines && (snapshot.processes.length > 0 || unseen > 0));
-    for (const [name, mark] of this.#marks)
-      show(
-        mark,
-        shown.some(({ parts }) => parts[name]),
-      );
+  get cards(): Iterable<Card> {
+    return this.#cards?.rows ?? [];
   }
 
-  draw(): void {
-    for (const card of this.#cards?.rows ?? []) card.draw();
+  update(views: readonly View[], lines: boolean): void {
+    if (!this.#cards || lines !== this.#lines) {
+      this.#cards?.update([]);
+      this.#lines = lines;
+      this.node.className = lines ? 'gpus lines' : 'gpus';
+      this.#cards = new Rows(this.node, (view) => this.#card(view));
+    }
+    this.#cards.update(views.map((view) => [view.gpu.uuid, view] as const));
   }
 
-  dispose(): void {
-    this.#cards?.update([]);
-  }
-
-  #make(lines: boolean): void {
-    this.dispose();
-    this.#list?.remove();
-    this.#list = h('ul', lines ? 'gpus lines' : 'gpus');
-    this.#list.setAttribute('aria-label', this.#shared.t('GPUs'));
-    this.node.prepend(this.#list);
-    this.#lines = lines;
-    this.#cards = new Rows(this.#list, (view) => this.#card(view, lines));
-  }
-
-  #card(view: View, lines: boolean): Card {
-    const card = new Card(view, lines, this.#shared);
+  #card(view: View): Card {
+    const card = new Card(view, this.#lines, this.#shared);
     this.#sight.watch(card.node, (visible) => card.see(visible));
     const dispose = card.dispose.bind(card);
     card.dispose = () => {
@@ -83,5 +56,127 @@ export class Gpus {
       dispose();
     };
     return card;
+  }
+}
+
+export class Gpus {
+  readonly node = h('div');
+  density: Density = 'auto';
+  /** Whether they are lines now. */
+  lines = false;
+  #shared: Shared;
+  #summary: Summary;
+  #list: List;
+  #lists = new Set<List>();
+  #folds: Rows<Folded, Fold>;
+  #held: Processes;
+  #holders: HTMLElement;
+  #legend = h('div', 'legend');
+  #marks: [Owner, HTMLElement][];
+  #order: string[] = [];
+
+  constructor(shared: Shared, sight: Sight, changed: () => void) {
+    const { t } = shared;
+    this.#shared = shared;
+    this.#summary = new Summary(shared, () => {
+      this.#order = [];
+      changed();
+    });
+    this.#list = new List(shared, sight, t('GPUs'));
+    this.#lists.add(this.#list);
+    this.#folds = new Rows(h('ul', 'folds'), (folded) => this.#fold(folded, sight));
+    this.#held = new Processes(shared, t('Held by'));
+    this.#holders = h('section', 'held', h('h2', '', t('Held by')), this.#held.node);
+    const called = names(shared);
+    this.#marks = OWNERS.map((name) => {
+      const mark = h('span', '', h('i', `dot ${name}`), h('span', 'dim', called[name]));
+      this.#legend.append(mark);
+      return [name, mark];
+    });
+    this.node.append(
+      this.#summary.node,
+      this.#list.node,
+      this.#folds.node,
+      this.#holders,
+      this.#legend,
+    );
+  }
+
+  update(snapshot: Snapshot): void {
+    const all = views(snapshot, this.#shared.here);
+    this.#remember(all);
+    const [shown, folds] = fold(all, this.#shared);
+    this.lines = this.density === 'auto' ? shown.length >= LINES : this.density === 'lines';
+    const mine = shown.filter(({ parts }) => parts.mine > 0);
+    if (this.lines && mine.length <= OPEN) for (const view of mine) view.standing = true;
+    this.#summary.update(shown, this.lines);
+    this.#list.update(this.lines ? this.#ordered(shown) : shown, this.lines);
+    this.#folds.update(folds.map((folded) => [folded.key, folded] as const));
+    show(this.#folds.node, folds.length > 0);
+    this.#hold(shown);
+    for (const [name, mark] of this.#marks)
+      show(
+        mark,
+        all.some(({ parts }) => parts[name]),
+      );
+  }
+
+  draw(): void {
+    for (const list of this.#lists) for (const card of list.cards) card.draw();
+  }
+
+  dispose(): void {
+    this.#list.update([], this.lines);
+    this.#folds.update([]);
+  }
+
+  /** A card says who holds its memory; of lines one wants to know it of all at once. */
+  #hold(shown: readonly View[]): void {
+    const held: ProcessSample[] = this.lines
+      ? shown.flatMap(({ processes, migs }) => [
+          ...migs.flatMap((mig) => mig.processes),
+          ...processes,
+        ])
+      : [];
+    const unseen = this.lines ? shown.reduce((sum, view) => sum + view.unseen, 0) : 0;
+    const first = shown.length > MANY;
+    this.#held.update(held, unseen, !first);
+    show(this.#holders, held.length > 0 || unseen > 0);
+    if (first === (this.#holders.nextSibling === this.#list.node)) return;
+    if (first) this.#list.node.before(this.#holders);
+    else this.#legend.before(this.#holders);
+  }
+
+  /** Not while the pointer is on them: what one is about to press must not go away. */
+  #ordered(shown: readonly View[]): View[] {
+    const ordered = this.#summary.order(shown);
+    const still = this.#list.node.matches(':hover') && this.#order.length === shown.length;
+    if (still) {
+      const place = new Map(this.#order.map((uuid, n) => [uuid, n]));
+      const at = ({ gpu }: View): number => place.get(gpu.uuid) ?? shown.length;
+      return ordered.sort((a, b) => at(a) - at(b));
+    }
+    this.#order = ordered.map(({ gpu }) => gpu.uuid);
+    return ordered;
+  }
+
+  #fold({ name }: Folded, sight: Sight): Fold {
+    const list = new List(this.#shared, sight, this.#shared.t('GPUs of %1', name));
+    this.#lists.add(list);
+    const { node } = list;
+    const folded = new Fold(this.#shared, { node, update: (views) => list.update(views, true) });
+    folded.dispose = () => {
+      list.update([], true);
+      this.#lists.delete(list);
+    };
+    return folded;
+  }
+
+  #remember(all: readonly View[]): void {
+    const { were } = this.#shared;
+    for (const { gpu, processes } of all) {
+      const books = processes.flatMap(({ notebook }) => (notebook ? [file(notebook)] : []));
+      if (books.length && !gpu.lost) were.set(gpu.uuid, [...new Set(books)]);
+    }
   }
 }

@@ -1,17 +1,17 @@
 /** The live monitor: owns a node, takes snapshots, and draws only what can be seen. */
 
-import type { CellRun, Check, History, Host, Result, Snapshot, Timing } from '../snapshot.js';
+import type { CellRun, Check, History, Result, Snapshot, Timing } from '../snapshot.js';
 import { Doctor, Problems } from './doctor.js';
-import { Field, h, parts, show } from './dom.js';
+import { h, parts, show } from './dom.js';
 import { Gpus } from './gpus.js';
 import { OFFER_CSS, type Offer } from './offer.js';
-import { inks, onTheme, remember, remembered, Sight, Sizes } from './page.js';
+import { inks, onTheme, probe, remember, remembered, Sight, Sizes } from './page.js';
 import { Results } from './results.js';
 import { Runs, Series } from './series.js';
-import { type Actions, english, type Shared, type Translate } from './shared.js';
-import type { Spark } from './spark.js';
+import { type Actions, type Density, english, type Shared, type Translate } from './shared.js';
+import type { Inks, Spark } from './spark.js';
 import { CSS } from './style.js';
-import { reading, share } from './units.js';
+import { Toolbar } from './toolbar.js';
 import { broken } from './words.js';
 
 export type { Actions, Translate } from './shared.js';
@@ -32,8 +32,8 @@ export interface Connection {
 const POINTS = 800;
 
 export interface ViewOptions {
-  /** A line for each GPU; past eight of them it is so anyway. */
-  compact?: boolean;
+  /** A card or a line for each GPU. */
+  density?: Density;
   /** Seconds that a chart shows. */
   window?: number;
 }
@@ -42,8 +42,7 @@ export class Monitor {
   readonly node = document.createElement('div');
   #shared: Shared;
   #all = h('div', 'all');
-  #host = new Field('span', 'host dim');
-  #state = new Field('span', 'state dim');
+  #toolbar: Toolbar;
   #problems = new Problems();
   #doctor: Doctor;
   #gpus: Gpus;
@@ -51,7 +50,7 @@ export class Monitor {
   #results: Results;
   #bones = h('div', 'bones dim');
   #tip = h('div', 'tip');
-  #probe = h('i', 'probe');
+  #probe = probe();
   #sizes: Sizes;
   #sight = new Sight();
   #endTheme: () => void;
@@ -71,19 +70,21 @@ export class Monitor {
       actions,
       series: new Series(),
       runs: new Runs(),
-      inks: { utilization: '', memory: '', mark: '', line: '' },
+      inks: {} as Inks,
       here: null,
       now: 0,
       timing: {},
       window: 120,
       open: remembered(),
+      were: new Map(),
       watch: (spark) => this.#sizes.watch(spark),
       unwatch: (spark) => this.#sizes.unwatch(spark),
       tip: (at, lines, spoken) => this.#point(at, lines, spoken),
       toggled: () => remember(this.#shared.open),
     };
     this.#doctor = new Doctor(this.#shared);
-    this.#gpus = new Gpus(this.#shared, this.#sight);
+    this.#toolbar = new Toolbar(this.#shared, (density) => this.#choose(density));
+    this.#gpus = new Gpus(this.#shared, this.#sight, () => this.#due());
     this.#timings = new Results(t('Timings'));
     this.#results = new Results(t('Results'));
     this.#build(label ?? t('GPU monitor'));
@@ -141,7 +142,7 @@ export class Monitor {
       lost: t('connection lost, trying again'),
     };
     this.#all.dataset['kind'] = kind;
-    this.#state.say(text ?? words[kind]);
+    this.#toolbar.state.say(text ?? words[kind]);
   }
 
   /** The kernel that "this notebook" is. */
@@ -167,8 +168,8 @@ export class Monitor {
     this.#due();
   }
 
-  options({ compact, window }: ViewOptions): void {
-    this.#gpus.compact = compact ?? false;
+  options({ density, window }: ViewOptions): void {
+    this.#gpus.density = density ?? 'auto';
     if (window) {
       this.#shared.window = window;
       this.#shared.series.step = window / POINTS;
@@ -186,7 +187,7 @@ export class Monitor {
     if (snapshot) {
       this.#problems.update(broken(snapshot));
       this.#gpus.update(snapshot);
-      this.#host.offer(this.#caption(snapshot.host, snapshot.driver));
+      this.#toolbar.update(snapshot, this.#gpus.lines);
     }
     const none = snapshot !== null && snapshot.gpus.length === 0;
     this.#doctor.update(this.#checks, none ? snapshot.problems : null, this.#offer);
@@ -213,8 +214,6 @@ export class Monitor {
 
   #build(label: string): void {
     const sheet = h('style', '', CSS + OFFER_CSS);
-    const top = h('div', 'top', this.#host.node, this.#state.node);
-    this.#state.node.setAttribute('role', 'status');
     this.#tip.hidden = true;
     this.#bones.append(this.#shared.t('Looking for GPUs…'));
     this.#doctor.node.hidden = true;
@@ -222,7 +221,7 @@ export class Monitor {
     this.#all.setAttribute('role', 'region');
     this.#all.setAttribute('aria-label', label);
     this.#all.append(
-      top,
+      this.#toolbar.node,
       this.#problems.node,
       this.#doctor.node,
       this.#bones,
@@ -236,17 +235,11 @@ export class Monitor {
     this.node.attachShadow({ mode: 'open' }).append(sheet, this.#all);
   }
 
-  #caption(host: Host, driver: string | null): string {
-    const { t } = this.#shared;
-    const cpu = host.cpu_utilization === null ? '' : ` ${reading(host.cpu_utilization, '%')}`;
-    return [
-      host.name,
-      driver && t('driver %1', driver),
-      host.cpu_count && `${host.cpu_count} CPU${host.cpu_count > 1 ? 's' : ''}${cpu}`,
-      host.memory_total && `RAM ${share(host.memory_used, host.memory_total)}`,
-    ]
-      .filter(Boolean)
-      .join(' · ');
+  #choose(density: Density): void {
+    const { actions } = this.#shared;
+    this.#gpus.density = density;
+    actions.density?.(density);
+    this.#due();
   }
 
   #due(): void {

@@ -1,16 +1,21 @@
 /** What the page does around a monitor: its theme, the sizes of boxes, what is on the screen. */
 
+import { h } from './dom.js';
 import type { Inks, Spark } from './spark.js';
+import { OWNERS } from './split.js';
 
-/** The colors that CSS gives now; one hidden element has them all. */
+const INKS = [...OWNERS, 'busy', 'mark', 'rule'] as const;
+
+/** An element with a child for each color, from which `inks` reads it. */
+export const probe = (): HTMLElement => h('i', 'probe', ...INKS.map((name) => h('i', name)));
+
+/** The colors that CSS gives now. */
 export function inks(probe: HTMLElement): Inks {
-  const style = getComputedStyle(probe);
-  return {
-    utilization: style.color,
-    memory: style.borderTopColor,
-    mark: style.outlineColor,
-    line: style.backgroundColor,
-  };
+  const colors = INKS.map((name, n) => {
+    const child = probe.children[n];
+    return [name, child ? getComputedStyle(child).backgroundColor : ''];
+  });
+  return Object.fromEntries(colors) as Inks;
 }
 
 const ATTRIBUTES = ['class', 'style', 'data-jp-theme-name', 'data-jp-theme-light', 'data-theme'];
@@ -92,16 +97,16 @@ export class Sight {
 
 const KEY = 'gpumagic:open';
 
-/** What the reader left open in this tab. */
-export function remembered(): Set<string> {
+/** What the reader opened and closed in this tab. */
+export function remembered(): Map<string, boolean> {
   try {
-    return new Set(JSON.parse(sessionStorage.getItem(KEY) ?? '[]') as string[]);
+    return new Map(JSON.parse(sessionStorage.getItem(KEY) ?? '[]') as [string, boolean][]);
   } catch {
-    return new Set();
+    return new Map();
   }
 }
 
-export function remember(open: Set<string>): void {
+export function remember(open: Map<string, boolean>): void {
   try {
     sessionStorage.setItem(KEY, JSON.stringify([...open]));
   } catch {

@@ -2,15 +2,18 @@
 
 import type { ProcessSample } from '../snapshot.js';
 import { Field, h, icon, Rows, show } from './dom.js';
-import type { Actions, Shared } from './shared.js';
+import type { Shared } from './shared.js';
 import { type Group, groups, stranger } from './split.js';
 import { age, size } from './units.js';
+import { file } from './words.js';
 
 /** Rows of a GPU that is not open. */
-const FEW = 5;
+const FEW = 4;
+/** A cell that runs for less is not worth a word that flickers. */
+const LONG_S = 2;
 
 type Item = Group | { key: string; memory: number };
-type Act = Exclude<keyof Actions, 'look'>;
+type Act = 'goTo' | 'interrupt' | 'shutDown' | 'terminate';
 
 const ICONS: Record<Act, string> = {
   goTo: 'M6 3.5h6.500v6.500M12 4L4 12',
@@ -45,7 +48,7 @@ class ProcessRow {
       goTo: t('Go to the notebook'),
       interrupt: t('Interrupt the kernel'),
       shutDown: t('Shut down the kernel'),
-      terminate: t('Terminate the orphan'),
+      terminate: t('End what was left behind'),
     };
     for (const act of Object.keys(ICONS) as Act[]) {
       if (!actions[act]) continue;
@@ -64,8 +67,8 @@ class ProcessRow {
     const { t } = this.#shared;
     this.#memory.say(size(item.memory));
     if (!('main' in item)) {
-      this.#dot.look('dot others');
-      this.#name.say(t('others')).hint(t('processes not visible from here'));
+      this.#dot.look('dot unseen');
+      this.#name.look('who').say(t('unaccounted')).hint(t('no process that can be seen holds it'));
       this.#note.offer('');
       show(this.#acts, false);
       return;
@@ -79,7 +82,10 @@ class ProcessRow {
       .say(name)
       .hint(this.#whole(item));
     const notes = this.#notes(item).join(' · ');
-    this.#note.offer(notes).hint(notes);
+    this.#note
+      .offer(notes)
+      .hint(notes)
+      .look(`note ${main.orphan ? 'warn' : 'dim'}`);
     let some = false;
     for (const [act, button] of this.#buttons) {
       const sense = sensible(act, main);
@@ -89,22 +95,27 @@ class ProcessRow {
       if (sense && button.ariaLabel !== label) button.ariaLabel = label;
     }
     show(this.#acts, some);
-    this.node.classList.toggle('steered', some);
+    this.node.classList.toggle('trouble', main.orphan);
   }
 
+  /** A notebook, whose process it is: "alice", "you · python3", "gone (pid 123)". */
   #named(main: ProcessSample): string {
-    if (main.notebook) return main.notebook.slice(main.notebook.lastIndexOf('/') + 1);
+    const { t } = this.#shared;
+    if (main.notebook) return file(main.notebook);
+    if (main.mine) return t('this kernel');
     if (stranger(main)) return main.user as string;
-    if (main.mine) return this.#shared.t('this kernel');
-    return main.name ?? this.#shared.t('process %1', main.pid);
+    return main.name ? t('you · %1', main.name) : t('gone (pid %1)', main.pid);
   }
 
   #notes({ main, all, key, owner }: Group): string[] {
-    const { t, now } = this.#shared;
+    const { t, now, runs } = this.#shared;
     const notes = [];
+    const run = main.orphan ? undefined : runs.running(main.kernel);
     const gpus = new Set(all.map(({ uuid }) => uuid)).size;
     if (gpus > 1) notes.push(t('%1 GPUs', gpus));
-    if (main.orphan) notes.push(t('orphan: its kernel is gone'));
+    if (main.orphan) notes.push(t('still running'));
+    else if (run && now - run.start >= LONG_S)
+      notes.push(t('In [%1] · %2', run.count ?? ' ', age(now - run.start)));
     else if (main.idle_since !== null && owner !== 'mine' && now - main.idle_since >= 60)
       notes.push(t('idle %1', age(now - main.idle_since)));
     const workers = new Set(all.filter((process) => process.child).map(({ pid }) => pid)).size;
@@ -126,6 +137,7 @@ class ProcessRow {
     return [
       main.notebook ?? main.name ?? '',
       owner === 'mine' ? t('this notebook') : '',
+      main.orphan ? t('its kernel is gone') : '',
       main.user ?? '',
       main.kind ?? '',
       main.ordinal === null ? '' : `cuda:${main.ordinal}`,
@@ -141,24 +153,34 @@ class ProcessRow {
 export class Processes {
   readonly node = h('div');
   #rows: Rows<Item, ProcessRow>;
-  #more = new Field('div', 'dim more');
+  #more = new Field('button', 'dim more');
+  #whole = false;
   #shared: Shared;
+  #said: [ProcessSample[], number, boolean] = [[], 0, true];
 
   constructor(shared: Shared, label: string) {
     this.#shared = shared;
     this.#rows = new Rows(h('ul', 'processes'), () => new ProcessRow(shared));
     this.#rows.node.setAttribute('aria-label', label);
+    this.#more.node.addEventListener('click', () => {
+      this.#whole = !this.#whole;
+      this.update(...this.#said);
+    });
     this.node.append(this.#rows.node, this.#more.node);
     this.update([], 0, true);
   }
 
+  /** `all`, or the first few and a button for the rest. */
   update(processes: ProcessSample[], unseen: number, all: boolean): void {
-    const items: Item[] = groups(processes, this.#shared.here);
-    if (unseen) items.push({ key: 'others', memory: unseen });
-    const shown = all || items.length <= FEW + 1 ? items : items.slice(0, FEW);
+    const { t, here } = this.#shared;
+    this.#said = [processes, unseen, all];
+    const items: Item[] = groups(processes, here);
+    if (unseen) items.push({ key: 'unseen', memory: unseen });
+    const few = !all && items.length > FEW + 1;
+    const shown = few && !this.#whole ? items.slice(0, FEW) : items;
     this.#rows.update(shown.map((item) => [item.key, item] as const));
     const rest = items.length - shown.length;
-    this.#more.offer(rest ? this.#shared.t('and %1 more', rest) : '');
+    this.#more.offer(few ? (rest ? t('and %1 more', rest) : t('fewer')) : '');
     show(this.node, items.length > 0);
   }
 }

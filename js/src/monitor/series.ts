@@ -1,6 +1,7 @@
 /** The past of each GPU, and the cells that ran in it. */
 
-import type { CellRun, History, Snapshot } from '../snapshot.js';
+import type { CellRun, GpuSample, History, Snapshot } from '../snapshot.js';
+import { heldBy } from './split.js';
 
 /** Samples kept; the oldest quarter goes when there are more. */
 const KEPT = 1600;
@@ -8,12 +9,22 @@ const KEPT = 1600;
 const KEPT_S = 3600;
 /** A clock that went back by more than this was set. */
 const SET_BACK_S = 60;
+/** Before the name of a holder: so its column of bytes is called. */
+const HELD = '@';
 
-/** NaN is "not known". */
-export interface Column {
-  utilization: number[];
-  memory: number[];
-}
+const sum = (a: number | null, b: number | null): number | null =>
+  a === null && b === null ? null : (a ?? 0) + (b ?? 0);
+
+/** What is charted, and how it is read. */
+const READ = {
+  utilization: (gpu: GpuSample) => gpu.utilization,
+  memory: (gpu: GpuSample) => gpu.memory_used,
+  pcie: (gpu: GpuSample) => sum(gpu.pcie_received, gpu.pcie_sent),
+  nvlink: (gpu: GpuSample) => sum(gpu.nvlink_received, gpu.nvlink_sent),
+  power: (gpu: GpuSample) => gpu.power,
+};
+export type Metric = keyof typeof READ;
+export const METRICS = Object.keys(READ) as Metric[];
 
 /** What a cell did to one GPU: null where no sample was taken while it ran. */
 export interface Stats {
@@ -30,25 +41,28 @@ export function gap(time: readonly number[], n: number): boolean {
   return b - a > 3 * usual;
 }
 
-/** Columns over one axis of time. */
+/** Columns over one axis of time; NaN is "not known". */
 export class Series {
   time: number[] = [];
   /** Seconds; of samples that come faster, one is made. */
   step = 0;
-  #gpus = new Map<string, Column>();
+  #gpus = new Map<string, Map<string, number[]>>();
 
-  column(uuid: string): Column {
-    let found = this.#gpus.get(uuid);
-    if (!found) {
-      found = { utilization: [], memory: [] };
-      this.#gpus.set(uuid, found);
-    }
-    // One that came late, or was away, has nothing to say of that time.
-    while (found.utilization.length < this.time.length) {
-      found.utilization.push(Number.NaN);
-      found.memory.push(Number.NaN);
-    }
-    return found;
+  /** One GPU's values, as many as there are times. */
+  values(uuid: string, metric: Metric): readonly number[] {
+    return this.#long(this.#gpus.get(uuid)?.get(metric) ?? []);
+  }
+
+  /** Whether anything is known of a metric. */
+  has(uuid: string, metric: Metric): boolean {
+    return this.#gpus.get(uuid)?.has(metric) ?? false;
+  }
+
+  /** Who held one GPU's memory: each holder with its bytes over time. */
+  held(uuid: string): [string, readonly number[]][] {
+    return [...(this.#gpus.get(uuid) ?? [])]
+      .filter(([name]) => name.startsWith(HELD))
+      .map(([name, values]) => [name.slice(HELD.length), this.#long(values)]);
   }
 
   /** Adds a snapshot's values; what is not newer than the last adds nothing. */
@@ -56,12 +70,13 @@ export class Series {
     const last = this.time.at(-1) ?? Number.NEGATIVE_INFINITY;
     if (last - snapshot.time > SET_BACK_S) this.#keep(0, this.from(snapshot.time));
     else if (snapshot.time <= last) return;
+    const held = heldBy(snapshot);
     for (const gpu of snapshot.gpus) {
-      const column = this.column(gpu.uuid);
       // Values that the driver gave some time ago are not those of now.
-      const old = gpu.lost || gpu.age > 1;
-      column.utilization.push(old ? Number.NaN : (gpu.utilization ?? Number.NaN));
-      column.memory.push(old ? Number.NaN : (gpu.memory_used ?? Number.NaN));
+      if (gpu.lost || gpu.age > 1) continue;
+      for (const metric of METRICS) this.#push(gpu.uuid, metric, READ[metric](gpu) ?? null);
+      for (const [holder, bytes] of held.get(gpu.uuid) ?? [])
+        this.#push(gpu.uuid, HELD + holder, bytes);
     }
     this.time.push(snapshot.time);
     const n = this.time.length - 1;
@@ -77,20 +92,18 @@ export class Series {
     const old = this.time;
     const before = old.filter((time) => time < first).length;
     const after = old.filter((time) => time <= last).length;
-    const uuids = new Set([...this.#gpus.keys(), ...Object.keys(history.gpus)]);
-    const merged = (was: number[], told: (number | null)[] | undefined): number[] => [
-      ...was.slice(0, before),
-      ...times.map((_, n) => told?.[n] ?? Number.NaN),
-      ...was.slice(after),
-    ];
-    for (const uuid of uuids) {
-      const was = this.column(uuid);
-      const told = history.gpus[uuid];
-      this.#gpus.set(uuid, {
-        utilization: merged(was.utilization, told?.utilization),
-        memory: merged(was.memory, told?.memory_used),
-      });
-    }
+    const was = new Map(old.map((time, n) => [time, n]));
+    const past = new Map(Object.entries(history.gpus).map(([uuid, told]) => [uuid, pastOf(told)]));
+    for (const [uuid, columns] of past) for (const name of columns.keys()) this.#column(uuid, name);
+    for (const [uuid, columns] of this.#gpus)
+      for (const [name, values] of columns) {
+        this.#long(values);
+        const told = past.get(uuid)?.get(name);
+        // Of what the history does not tell, nothing that is known is forgotten.
+        const at = (n: number, time: number) => (told ? told[n] : values[was.get(time) ?? -1]);
+        const found = times.map((time, n) => at(n, time) ?? Number.NaN);
+        values.splice(before, after - before, ...found);
+      }
     this.time = [...old.slice(0, before), ...times, ...old.slice(after)];
     this.#keep(Math.max(this.time.length - KEPT, 0), this.time.length);
   }
@@ -109,7 +122,7 @@ export class Series {
 
   /** Peak memory and mean utilization of one GPU over a time. */
   stats(uuid: string, start: number, end: number): Stats {
-    const { utilization, memory } = this.column(uuid);
+    const [utilization, memory] = [this.values(uuid, 'utilization'), this.values(uuid, 'memory')];
     const [first, past] = [this.from(start), this.from(end + 1e-6)];
     const peaks = memory.slice(first, past).filter((value) => !Number.isNaN(value));
     let [sum, seconds] = [0, 0];
@@ -129,34 +142,65 @@ export class Series {
     };
   }
 
+  #push(uuid: string, name: string, value: number | null): void {
+    if (value !== null) this.#column(uuid, name).push(value);
+  }
+
+  #column(uuid: string, name: string): number[] {
+    let columns = this.#gpus.get(uuid);
+    if (!columns) {
+      columns = new Map();
+      this.#gpus.set(uuid, columns);
+    }
+    let values = columns.get(name);
+    if (!values) {
+      values = [];
+      columns.set(name, values);
+    }
+    return this.#long(values);
+  }
+
+  /** One that came late, or was away, has nothing to say of that time. */
+  #long(values: number[]): number[] {
+    while (values.length < this.time.length) values.push(Number.NaN);
+    return values;
+  }
+
   #keep(first: number, past: number): void {
-    for (const [uuid, { utilization, memory }] of this.#columns()) {
-      const kept = memory.slice(first, past);
-      if (kept.every(Number.isNaN)) this.#gpus.delete(uuid);
-      else this.#gpus.set(uuid, { utilization: utilization.slice(first, past), memory: kept });
+    for (const [uuid, columns] of this.#gpus) {
+      for (const [name, values] of columns) {
+        const kept = this.#long(values).slice(first, past);
+        if (kept.every(Number.isNaN)) columns.delete(name);
+        else columns.set(name, kept);
+      }
+      if (!columns.size) this.#gpus.delete(uuid);
     }
     this.time = this.time.slice(first, past);
   }
 
-  /** Makes one sample of number n and the next: their mean utilization, their peak memory. */
+  /** Makes one sample of number n and the next: the peak of bytes, the mean of all else. */
   #join(n: number): void {
     const [before, a, b] = this.time.slice(n - 1) as [number, number, number];
     const share = (b - a) / (b - before);
-    const join = (values: number[], of: (a: number, b: number) => number): void => {
-      const [a, b] = values.slice(n) as [number, number];
-      values.splice(n, 2, Number.isNaN(a) ? b : Number.isNaN(b) ? a : of(a, b));
-    };
-    for (const [, { utilization, memory }] of this.#columns()) {
-      join(utilization, (a, b) => a + (b - a) * share);
-      join(memory, Math.max);
-    }
+    for (const columns of this.#gpus.values())
+      for (const [name, values] of columns) {
+        const [a, b] = this.#long(values).slice(n) as [number, number];
+        const isBytes = name === 'memory' || name.startsWith(HELD);
+        const both = isBytes ? Math.max(a, b) : a + (b - a) * share;
+        values.splice(n, 2, Number.isNaN(a) ? b : Number.isNaN(b) ? a : both);
+      }
     this.time.splice(n, 1);
   }
+}
 
-  /** All columns, each as long as the axis. */
-  #columns(): [string, Column][] {
-    return [...this.#gpus.keys()].map((uuid) => [uuid, this.column(uuid)]);
-  }
+/** The columns of a history, by our names. */
+function pastOf(told: History['gpus'][string]): Map<string, (number | null)[]> {
+  const past = new Map<string, (number | null)[]>();
+  const { memory_used: memory, held, ...rest } = told;
+  past.set('memory', memory);
+  for (const [metric, values] of Object.entries(rest)) past.set(metric, values);
+  for (const [holder, values] of Object.entries(held ?? {})) past.set(HELD + holder, values);
+  return past;
 }
 
 /** Cell runs by GPU, oldest first; those of long ago are forgotten. */
@@ -179,5 +223,11 @@ export class Runs {
   /** Those that touched a GPU. */
   of(uuid: string): readonly CellRun[] {
     return this.#gpus.get(uuid) ?? [];
+  }
+
+  /** What a kernel runs now. */
+  running(kernel: string | null): CellRun | undefined {
+    if (kernel === null) return undefined;
+    return [...this.#runs.values()].find((run) => run.kernel === kernel && run.end === null);
   }
 }

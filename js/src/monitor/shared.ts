@@ -15,7 +15,14 @@ export interface Actions {
   terminate?(process: ProcessSample): void;
   /** Looks again what the doctor finds. */
   look?(): void;
+  /** Keeps what the reader chose. */
+  density?(density: Density): void;
+  /** Opens the GPUs as a page of their own. */
+  page?(): void;
 }
+
+/** A card or a line for each GPU; "auto": lines where there are many. */
+export type Density = 'auto' | 'cards' | 'lines';
 
 /** Text in the reader's language; %1, %2 stand for the values. */
 export type Translate = (text: string, ...values: (string | number)[]) => string;
@@ -36,8 +43,10 @@ export interface Shared {
   timing: Timing;
   /** Seconds that a chart shows. */
   window: number;
-  /** UUIDs of the GPUs that are open. */
-  readonly open: Set<string>;
+  /** What the reader opened (true) or closed: GPUs by UUID, and others' notebooks. */
+  readonly open: Map<string, boolean>;
+  /** The notebooks that were last seen on a GPU, by its UUID. */
+  readonly were: Map<string, string[]>;
   /** Tells a chart its size, until `unwatch`. */
   watch(spark: Spark): void;
   unwatch(spark: Spark): void;

@@ -1,18 +1,13 @@
-/** Who holds how much: the sums behind the bars and the process rows. */
+/** Who holds how much: the sums behind the charts, the bars and the process rows. */
 
 import type { GpuSample, ProcessSample, Snapshot } from '../snapshot.js';
 
-export type Owner = 'mine' | 'books' | 'others';
+/** Whose memory it can be, in the order of every chart and bar. */
+export const OWNERS = ['mine', 'books', 'others', 'left', 'unseen', 'driver'] as const;
+export type Owner = (typeof OWNERS)[number];
 
 /** Bytes of one GPU by owner; all 0 where `known` is false. */
-export interface Parts {
-  mine: number;
-  books: number;
-  others: number;
-  reserved: number;
-  free: number;
-  known: boolean;
-}
+export type Parts = Record<Owner, number> & { free: number; known: boolean };
 
 /** One GPU with what belongs to it. */
 export interface View {
@@ -20,77 +15,116 @@ export interface View {
   migs: View[];
   processes: ProcessSample[];
   parts: Parts;
-  /** Of those who cannot be seen; 0 where nothing can be said. */
+  /** Bytes that no process accounts for; 0 where some process does not tell how much it holds. */
   unseen: number;
+  /** Which of those MIG devices of its parent it is that have its name; 0 where it is the only one. */
+  nth: number;
+  /** It is open where the reader has not said. */
+  standing: boolean;
 }
+
+/** Bytes by holder: "mine", "left", "others", or the kernel of a notebook. */
+export type Held = ReadonlyMap<string, number>;
 
 // A driver's own rounding, and what it holds without a process, is not somebody's memory.
 const NOBODYS = 32 * 2 ** 20;
-const UNKNOWN: Parts = { mine: 0, books: 0, others: 0, reserved: 0, free: 0, known: false };
+const NOTHING: Held = new Map();
 
-/** Whose memory it is; `here` is the kernel of this notebook. */
-export function owner(process: ProcessSample, here: string | null): Owner {
-  if (process.mine || (here !== null && process.kernel === here && !process.orphan)) return 'mine';
-  return (process.kernel || process.notebook) && !process.orphan ? 'books' : 'others';
+function holder(process: ProcessSample): string {
+  if (process.orphan) return 'left';
+  if (process.mine) return 'mine';
+  return process.kernel ?? process.notebook ?? 'others';
 }
 
-/** How one GPU's memory is shared out: "others" is what is used and is no notebook's. */
-export function split(gpu: GpuSample, processes: ProcessSample[], here: string | null): Parts {
-  const { memory_total: total, memory_used: used } = gpu;
-  if (total === null || used === null) return UNKNOWN;
-  let mine = 0;
-  let books = 0;
+/** Whose the memory of a holder is; `here` is the kernel of this notebook. */
+export function ownerOf(held: string, here: string | null): Owner {
+  if (held === here) return 'mine';
+  return held === 'mine' || held === 'left' || held === 'others' ? held : 'books';
+}
+
+export const owner = (process: ProcessSample, here: string | null): Owner =>
+  ownerOf(holder(process), here);
+
+/** Bytes by GPU and by holder; a GPU has those of its MIG devices too. */
+export function heldBy({ gpus, processes }: Snapshot): Map<string, Map<string, number>> {
+  const parents = new Map(gpus.map((gpu) => [gpu.uuid, gpu.mig]));
+  const all = new Map<string, Map<string, number>>();
   for (const process of processes) {
-    const whose = owner(process, here);
-    if (whose === 'mine') mine += process.memory ?? 0;
-    else if (whose === 'books') books += process.memory ?? 0;
+    const key = holder(process);
+    for (const uuid of [process.uuid, parents.get(process.uuid)]) {
+      if (!uuid) continue;
+      const one = all.get(uuid) ?? new Map<string, number>();
+      all.set(uuid, one.set(key, (one.get(key) ?? 0) + (process.memory ?? 0)));
+    }
   }
-  mine = Math.min(mine, used);
-  books = Math.min(books, used - mine);
+  return all;
+}
+
+/** How `used` bytes are shared out: each holder at most what is left, then what nobody holds. */
+export function shared(used: number, held: Held, here: string | null): Record<Owner, number> {
+  const parts = { mine: 0, books: 0, others: 0, left: 0, unseen: 0, driver: 0 };
+  for (const [key, bytes] of held) parts[ownerOf(key, here)] += bytes;
+  let rest = used;
+  for (const name of OWNERS) rest -= parts[name] = Math.min(parts[name], rest);
+  if (rest > NOBODYS) parts.unseen = rest;
+  else parts.driver = rest;
+  return parts;
+}
+
+/** How one GPU's memory is shared out. */
+export function split(gpu: GpuSample, held: Held | undefined, here: string | null): Parts {
+  const { memory_total: total, memory_used: used } = gpu;
+  const known = total !== null && used !== null;
+  const parts = shared(known ? used : 0, known ? (held ?? NOTHING) : NOTHING, here);
+  if (!known) return { ...parts, free: 0, known };
   const reserved = gpu.memory_reserved ?? 0;
-  const free = Math.max(total - used - reserved, 0);
-  return { mine, books, others: used - mine - books, reserved, free, known: true };
+  parts.driver += reserved;
+  return { ...parts, free: Math.max(total - used - reserved, 0), known };
 }
 
 /** The GPUs of a snapshot, each with its MIG devices and its processes. */
 export function views(snapshot: Snapshot, here: string | null): View[] {
-  const held = new Map<string, ProcessSample[]>();
+  const held = heldBy(snapshot);
+  const on = new Map<string, ProcessSample[]>();
   for (const process of snapshot.processes) {
-    const list = held.get(process.uuid);
+    const list = on.get(process.uuid);
     if (list) list.push(process);
-    else held.set(process.uuid, [process]);
+    else on.set(process.uuid, [process]);
   }
   const parents = new Set(snapshot.gpus.map((gpu) => gpu.uuid));
-  const children = new Map<string, View[]>();
-  const whole: View[] = [];
+  const isSlice = (gpu: GpuSample): boolean => gpu.mig !== null && parents.has(gpu.mig);
   const make = (gpu: GpuSample, migs: View[]): View => {
-    const processes = held.get(gpu.uuid) ?? [];
-    // A parent's memory is that of its MIG devices.
-    const all = migs.length ? [...processes, ...migs.flatMap((mig) => mig.processes)] : processes;
-    const parts = split(gpu, all, here);
-    return { gpu, migs, processes, parts, unseen: migs.length ? 0 : unseen(gpu, processes) };
+    const processes = on.get(gpu.uuid) ?? [];
+    const parts = split(gpu, held.get(gpu.uuid), here);
+    const silent = migs.length || gpu.unified || processes.some(({ memory }) => memory === null);
+    return {
+      gpu,
+      migs,
+      processes,
+      parts,
+      unseen: silent ? 0 : parts.unseen,
+      nth: 0,
+      standing: false,
+    };
   };
-  for (const gpu of snapshot.gpus) {
-    if (gpu.mig === null || !parents.has(gpu.mig)) continue;
+  const children = new Map<string | null, View[]>();
+  for (const gpu of snapshot.gpus.filter(isSlice)) {
     const list = children.get(gpu.mig) ?? [];
     list.push(make(gpu, []));
     children.set(gpu.mig, list);
   }
-  for (const gpu of snapshot.gpus) {
-    if (gpu.mig !== null && parents.has(gpu.mig)) continue;
-    whole.push(make(gpu, children.get(gpu.uuid) ?? []));
-  }
-  return whole;
+  for (const list of children.values()) number(list);
+  return snapshot.gpus
+    .filter((gpu) => !isSlice(gpu))
+    .map((gpu) => make(gpu, children.get(gpu.uuid) ?? []));
 }
 
-function unseen(gpu: GpuSample, processes: ProcessSample[]): number {
-  if (gpu.memory_used === null || gpu.unified) return 0;
-  let rest = gpu.memory_used;
-  for (const process of processes) {
-    if (process.memory === null) return 0;
-    rest -= process.memory;
+/** Tells MIG devices of one name apart. */
+function number(slices: View[]): void {
+  for (const slice of slices) {
+    const same = slices.filter(({ gpu }) => gpu.name === slice.gpu.name);
+    if (same.length > 1) slice.nth = same.indexOf(slice) + 1;
   }
-  return rest > NOBODYS ? rest : 0;
 }
 
 /** A row of the list of processes: a notebook with its workers, a program, or another user. */

@@ -26,6 +26,14 @@ export function share(used: number | null, total: number | null): string {
   return `${part} / ${(total / divisor).toFixed(digits)} ${unit}`;
 }
 
+/** The same with no more digits than it takes: "34.2/80 GiB"; null where it is not known. */
+export function filled(used: number | null, total: number | null): string | null {
+  if (used == null || total == null) return used == null ? null : size(used);
+  const [unit, name] = total < GIB ? [2 ** 20, 'MiB'] : [GIB, 'GiB'];
+  const round = (value: number) => value.toFixed(value < 99.95 && value % 1 ? 1 : 0);
+  return `${(used / unit).toFixed(used / unit < 99.95 ? 1 : 0)}/${round(total / unit)} ${name}`;
+}
+
 /** How long something has lived: "4 s", "8 min", "2 h 5 min", "4 d 15 h". */
 export function age(seconds: number | null): string {
   if (seconds === null) return NOT_KNOWN;

@@ -2,22 +2,47 @@
 
 import type { GpuSample, Problem, Snapshot } from '../snapshot.js';
 import type { Translate } from './shared.js';
-import type { View } from './split.js';
+import { owner, type View } from './split.js';
 import { age } from './units.js';
 
-/** "GPU 0", "cuda:1" of a virtual one, "MIG 1g.10gb". */
-export function label(gpu: GpuSample): string {
+/** "cuda:1" where it is known which that is, else "GPU 0"; "MIG 1g.10gb", "MIG 1g.10gb #2". */
+export function label(gpu: GpuSample, ordinal = gpu.ordinal, nth = 0): string {
   if (gpu.virtual) return gpu.virtual_ordinal === null ? 'GPU' : `cuda:${gpu.virtual_ordinal}`;
-  if (gpu.mig !== null)
-    return `MIG ${(gpu.name ?? '').split('MIG ').at(-1) || gpu.uuid.slice(4, 12)}`;
-  return `GPU ${gpu.index ?? gpu.uuid.slice(4, 12)}`;
+  if (gpu.mig !== null) {
+    const profile = (gpu.name ?? '').split('MIG ').at(-1) || gpu.uuid.slice(4, 12);
+    return `MIG ${profile}${nth ? ` #${nth}` : ''}`;
+  }
+  if (ordinal !== null) return `cuda:${ordinal}${gpu.ordinal_certain ? '' : '?'}`;
+  return physical(gpu);
 }
 
-/** The model; of a virtual GPU, whose cuda:0 it is. */
-export function model({ gpu, processes }: View, t: Translate): string {
+/** What nvidia-smi calls it: "GPU 0". */
+export const physical = (gpu: GpuSample): string => `GPU ${gpu.index ?? gpu.uuid.slice(4, 12)}`;
+
+/** CUDA's number of it in this notebook, or where there is none, in the process that looked. */
+export function ordinalOf({ gpu, processes }: View, here: string | null): number | null {
+  const own = processes.find((process) => owner(process, here) === 'mine');
+  return own?.ordinal ?? gpu.ordinal;
+}
+
+/** What it is called in this notebook. */
+export const called = (view: View, here: string | null): string =>
+  label(view.gpu, ordinalOf(view, here), view.nth);
+
+/** Its other name where that has another number: "GPU 1" of cuda:0. */
+export function also(view: View, here: string | null): string {
+  const { gpu } = view;
+  const ordinal = ordinalOf(view, here);
+  const differs = ordinal !== null && gpu.index !== null && ordinal !== gpu.index;
+  return differs && !gpu.virtual && gpu.mig === null ? physical(gpu) : '';
+}
+
+/** "train.ipynb" of "work/train.ipynb". */
+export const file = (path: string): string => path.slice(path.lastIndexOf('/') + 1);
+
+/** The model; none of a virtual GPU, but the name that it was given. */
+export function model({ gpu }: View, t: Translate): string {
   if (gpu.virtual) {
-    const book = processes.find((process) => process.notebook)?.notebook;
-    if (book) return book.slice(book.lastIndexOf('/') + 1);
     return /^virtual gpu$/i.test(gpu.name ?? '') ? '' : (gpu.name ?? '');
   }
   return (gpu.name ?? t('GPU of unknown model')).replace(/^NVIDIA /, '');
@@ -37,6 +62,14 @@ export function kinds({ gpu, migs }: View, t: Translate): Badge[] {
 export function hot(gpu: GpuSample): boolean {
   const { temperature, temperature_limit: limit } = gpu;
   return temperature !== null && limit !== null && temperature >= limit;
+}
+
+/** From this share of its memory on it counts as full. */
+const FULL = 0.95;
+
+export function full({ memory_used: used, memory_total: total, ...gpu }: GpuSample): boolean {
+  const reserved = gpu.unified ? 0 : (gpu.memory_reserved ?? 0);
+  return used !== null && !!total && (used + reserved) / total >= FULL;
 }
 
 /** What is wrong with it, or holds it back. */

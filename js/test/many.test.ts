@@ -1,0 +1,212 @@
+import { describe, expect, test, vi } from 'vitest';
+import type { GpuSample, ProcessSample, Snapshot } from '../src/snapshot.js';
+import { all, at, BUSY, crowd, fixture, GIB, mount, one, text } from './stage.js';
+
+const process = (uuid: string, more: Partial<ProcessSample> = {}): ProcessSample => ({
+  ...at(fixture().processes, 0),
+  uuid,
+  mine: false,
+  ordinal: null,
+  ...more,
+});
+const book = (uuid: string, name: string, bytes: number, pid = 1): ProcessSample =>
+  process(uuid, { notebook: `work/${name}`, kernel: `k ${name}`, memory: bytes, pid });
+const names = (monitor: ReturnType<typeof mount>): string[] =>
+  text(monitor, '.gpus > .gpu > .head .open');
+
+describe('lines', () => {
+  test('this notebook’s stand first and open, as long as they are few', () => {
+    const snapshot = crowd(8);
+    for (const gpu of snapshot.gpus) gpu.ordinal = gpu.index;
+    snapshot.processes = [book('GPU-5', 'train.ipynb', GIB), book('GPU-2', 'other.ipynb', GIB)];
+    const monitor = mount(snapshot);
+    expect(names(monitor).slice(0, 2)).toEqual(['cuda:0', 'cuda:1']);
+    monitor.here('k train.ipynb');
+    monitor.draw();
+    expect(names(monitor).slice(0, 2)).toEqual(['cuda:5', 'cuda:0']);
+    const opened = () =>
+      all(monitor, '.open[aria-expanded=true]').map((button) => button.textContent);
+    expect(opened()).toEqual(['cuda:5']);
+    // Closed by the reader, it stays closed.
+    one(monitor, '.open[aria-expanded=true]').click();
+    monitor.update({ ...snapshot, time: snapshot.time + 1 });
+    monitor.draw();
+    expect(opened()).toEqual([]);
+    snapshot.processes = snapshot.gpus.map(({ uuid }) => book(uuid, 'train.ipynb', GIB));
+    monitor.update({ ...snapshot, time: snapshot.time + 2 });
+    monitor.draw();
+    expect(opened()).toEqual([]);
+  });
+
+  test('one line sums them up', () => {
+    const snapshot = crowd(8);
+    snapshot.gpus.forEach((gpu, n) => {
+      gpu.utilization = n < 5 ? 50 : 0;
+      gpu.memory_used = n < 6 ? 10 * GIB : 0;
+    });
+    at(snapshot.gpus, 0).lost = true;
+    const said = () => text(monitor, '.summary:not([hidden]) > span');
+    const monitor = mount(snapshot);
+    expect(said()).toEqual(['8 GPUs · 1 lost · 4 busy · 2 free · 50.0 GiB held']);
+    monitor.update(crowd(2));
+    monitor.draw();
+    expect(said()).toEqual([]);
+  });
+
+  test('they stand in the order that was chosen, what is not known last', () => {
+    const snapshot = crowd(4);
+    for (const gpu of snapshot.gpus) gpu.ordinal = gpu.index;
+    [5, 90, null, 40].forEach((value, n) => {
+      at(snapshot.gpus, n).utilization = value;
+    });
+    const monitor = mount(snapshot);
+    const select = one(monitor, 'select') as HTMLSelectElement;
+    select.value = 'utilization';
+    select.dispatchEvent(new Event('change'));
+    monitor.draw();
+    expect(names(monitor)).toEqual(['cuda:1', 'cuda:3', 'cuda:0', 'cuda:2']);
+    expect(text(monitor, '.order span')).toEqual(['by utilization']);
+  });
+
+  test('cards and lines are one press apart, and the host keeps the choice', () => {
+    const density = vi.fn();
+    const monitor = mount(crowd(2), { density });
+    const [cards, lines] = all(monitor, '.tool');
+    expect([cards?.ariaPressed, lines?.ariaPressed]).toEqual(['true', 'false']);
+    lines?.click();
+    monitor.draw();
+    expect(all(monitor, 'li.line')).toHaveLength(2);
+    expect([cards?.ariaPressed, lines?.ariaPressed]).toEqual(['false', 'true']);
+    expect(density).toHaveBeenCalledWith('lines');
+  });
+
+  test('who holds them is told before more than eight, a few at first', () => {
+    const snapshot = crowd(9);
+    snapshot.processes = snapshot.gpus.map(({ uuid }, n) => book(uuid, `${n}.ipynb`, GIB, n));
+    const monitor = mount(snapshot);
+    expect(one(monitor, '.held').nextElementSibling?.className).toBe('gpus lines');
+    expect(all(monitor, '.held .process')).toHaveLength(4);
+    const more = one(monitor, '.held .more');
+    // What is held beyond the processes is one more row.
+    expect(more.textContent).toBe('and 6 more');
+    more.click();
+    expect(all(monitor, '.held .process')).toHaveLength(10);
+    monitor.update(crowd(5));
+    monitor.draw();
+    expect(one(monitor, '.held').previousElementSibling?.className).toBe('folds');
+  });
+});
+
+describe('virtual GPUs of other kernels', () => {
+  const virtual = (uuid: string, ordinal: number): GpuSample => ({
+    ...at(fixture().gpus, -1),
+    uuid,
+    virtual_ordinal: ordinal,
+    memory_used: GIB,
+  });
+  const snapshot = (): Snapshot => ({
+    ...fixture(),
+    gpus: [virtual('a0', 0), virtual('a1', 1), virtual('b0', 0)],
+    processes: [
+      book('a0', 'explore.ipynb', GIB),
+      book('a1', 'explore.ipynb', GIB),
+      book('b0', 'train.ipynb', GIB, 2),
+    ],
+    problems: [],
+  });
+
+  test('are one line under their notebook’s name, which opens', () => {
+    const monitor = mount(snapshot());
+    monitor.here('k train.ipynb');
+    monitor.draw();
+    expect(text(monitor, '.card .open')).toEqual(['cuda:0']);
+    expect(text(monitor, '.fold > .head')).toEqual(['explore.ipynb2 virtual · 2.0 GiB']);
+    expect(all(monitor, '.fold .line')).toEqual([]);
+    one(monitor, '.fold .head').click();
+    expect(text(monitor, '.fold .line .open')).toEqual(['cuda:0', 'cuda:1']);
+    expect(one(monitor, '.fold .open').ariaExpanded).toBe('true');
+    monitor.here('k explore.ipynb');
+    monitor.draw();
+    expect(text(monitor, '.card .open')).toEqual(['cuda:0', 'cuda:1']);
+    expect(text(monitor, '.fold > .head')).toEqual(['train.ipynb1 virtual · 1.0 GiB']);
+  });
+
+  test('are open where there is nothing else to see', () => {
+    const alone = snapshot();
+    alone.gpus.pop();
+    const monitor = mount(alone);
+    expect(all(monitor, '.fold .line')).toHaveLength(2);
+  });
+});
+
+describe('words', () => {
+  const busy = (more: Partial<GpuSample> = {}): GpuSample => ({
+    ...at(fixture().gpus, BUSY),
+    uuid: 'u',
+    ...more,
+  });
+
+  test('it is cuda:0, and GPU 1 where that is another number', () => {
+    const monitor = mount({ ...fixture(), gpus: [busy({ ordinal: 0, index: 1 })] });
+    expect(text(monitor, '.head .open, .also:not([hidden])')).toEqual(['cuda:0', 'GPU 1']);
+    // As this notebook has it, not as the server does.
+    const own = process('u', { kernel: 'k', ordinal: 1 });
+    monitor.here('k');
+    monitor.update({ ...fixture(), gpus: [busy({ ordinal: 0, index: 1 })], processes: [own] });
+    monitor.draw();
+    expect(text(monitor, '.head .open, .also:not([hidden])')).toEqual(['cuda:1']);
+  });
+
+  test('others by user, by program, or as gone', () => {
+    const nobody = { notebook: null, kernel: null, name: null, user: null };
+    const monitor = mount({
+      ...fixture(),
+      gpus: [busy()],
+      processes: [
+        process('u', { ...nobody, pid: 1, memory: 3 * GIB, user: 'alice' }),
+        process('u', { ...nobody, pid: 2, memory: 2 * GIB, user: 'ada', name: 'python3' }),
+        process('u', { ...nobody, pid: 3, memory: GIB }),
+      ],
+    });
+    const who = text(monitor, '.process .who');
+    expect(who).toEqual(['alice', 'you · python3', 'gone (pid 3)', 'unaccounted']);
+  });
+
+  test('a notebook says what it runs, and for how long', () => {
+    const snapshot = { ...fixture(), gpus: [busy()], processes: [process('u', { kernel: 'k' })] };
+    const run = { id: 'a', kernel: 'k', notebook: 'x', count: 7, end: null, gpus: ['u'] };
+    const monitor = mount(snapshot);
+    monitor.mark([{ ...run, start: snapshot.time - 130 }]);
+    monitor.draw();
+    expect(text(monitor, '.note:not([hidden])')).toEqual(['In [7] · 2 min']);
+    monitor.mark([{ ...run, start: snapshot.time - 130, end: snapshot.time }]);
+    monitor.draw();
+    expect(text(monitor, '.note:not([hidden])')).toEqual(['idle 3 min']);
+  });
+
+  test('memory that is nearly full is told in the color of trouble', () => {
+    const gpus = [busy({ memory_used: 79.2 * GIB }), busy({ uuid: 'v', memory_used: 20 * GIB })];
+    const monitor = mount({ ...fixture(), gpus });
+    const values = all(monitor, '.cap b').filter((node) => node.textContent?.includes('GiB'));
+    expect(values.map((node) => node.className)).toEqual(['warn', '']);
+  });
+
+  test('MIG devices of one profile are told apart', () => {
+    const [parent, slice] = fixture().gpus as [GpuSample, GpuSample];
+    const other = { ...slice, uuid: 'MIG-other', name: 'H100 MIG 3g.40gb' };
+    const monitor = mount({
+      ...fixture(),
+      gpus: [parent, slice, { ...slice, uuid: 'MIG-2' }, other],
+    });
+    expect(text(monitor, '.slice b')).toEqual(['MIG 1g.10gb #1', 'MIG 1g.10gb #2', 'MIG 3g.40gb']);
+  });
+
+  test('a GPU that is lost says who was there', () => {
+    const snapshot = { ...fixture(), gpus: [busy()], processes: [book('u', 'train.ipynb', GIB)] };
+    const monitor = mount(snapshot);
+    const lost = busy({ lost: true, memory_total: null, memory_used: null });
+    monitor.update({ ...snapshot, gpus: [lost], processes: [], time: snapshot.time + 1 });
+    monitor.draw();
+    expect(one(monitor, '.body').textContent).toContain('train.ipynb was here');
+  });
+});
