@@ -23,15 +23,24 @@ settings.load_profile("tests")
 
 GIB = 2**30
 SLOW_S = 3600
+# So many modules more (torch imports 800 for the first optimizer) are worth freezing again.
+MANY_MODULES = 100
+_modules_frozen = 0
 
 
 def pytest_collection_finish():
-    """Leave what collection made and imported out of every collection of garbage from now on.
+    _freeze()
 
-    That is a million objects, which each `gc.collect` in a test would go through.
+
+def _freeze():
+    """Leave what is there now out of every collection of garbage from now on.
+
+    What was imported is a million objects, which each `gc.collect` in a test would go through.
     """
+    global _modules_frozen
     gc.collect()
     gc.freeze()
+    _modules_frozen = len(sys.modules)
 
 
 def pytest_collection_modifyitems(items):
@@ -55,6 +64,8 @@ def _nothing_is_left():
     collects = gc.isenabled()
     yield
     assert gc.isenabled() == collects
+    if len(sys.modules) > _modules_frozen + MANY_MODULES:
+        _freeze()
     if "torch" not in sys.modules:
         return
     import torch

@@ -63,13 +63,11 @@ def _register_dense(aten: Any) -> None:
     # The second refuses lengths that are not the host's.
     not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *host_kernels()}
     # On a CUDA build all of its own too: no real kernel must ever see these bytes.
-    for name in _names("CPU") | _names("CUDA") | whole:
+    run_here = _names("CPU") | whole
+    for name in run_here | _names("CUDA"):
         if name not in kernels and name not in not_whole:
-            kernels[name] = (
-                kernel_of(overload(name))
-                if _can_run(f"aten::{name}")
-                else _refusal(f"aten::{name}")
-            )
+            runs = name in run_here or _can_run(f"aten::{name}")
+            kernels[name] = kernel_of(overload(name)) if runs else _refusal(f"aten::{name}")
     for name, kernel in kernels.items():
         _put(aten, name, kernel, "CUDA")
     for name, kernel in (pinning_kernels() | host_kernels()).items():
@@ -148,6 +146,7 @@ def _names(key: str) -> set[str]:
     return {n.removeprefix("aten::") for n in _all_names(key) if n.startswith("aten::")}
 
 
+@functools.cache
 def _is_whole(op: Any) -> bool:
     """Whether a composite operator gives on the CPU what it gives on a GPU, but for the device.
 
