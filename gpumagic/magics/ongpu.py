@@ -160,15 +160,15 @@ class CellHooks:
         """As an AST transformer: put the call that begins the run into the tree."""
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
-        if line := _line_of(body):
-            if cell and _is_dry_run(line):
-                # Nothing of the cell may run but that call, whose value is the result.
-                cell.tree, cell.dry = ast.Module(body[1:], []), True
-                body[1:] = []
-        elif self._stands_for(cell) and body and not _is_timed(body):
+        line = _line_of(body)
+        own = ast.Module(body[1:] if line else body[:], [])  # without the call, which is ours
+        if line and cell and _is_dry_run(line):
+            # Nothing of the cell may run but that call, whose value is the result.
+            cell.tree, cell.dry, body[1:] = own, True, []
+        elif not line and self._stands_for(cell) and body and not _is_timed(body):
             _begin_standing(body)
         if cell and cell.tree is None:
-            cell.tree = tree
+            cell.tree = own
         return tree
 
     def _stands_for(self, cell: RunningCell | None) -> bool:

@@ -232,7 +232,3 @@ def twins() -> Iterator[tuple[Any, str, Any, Wrapper]]:
             (DeviceContext, "__enter__", _doubt),
         )
     )
-
-
-# The types that originals and twins are of: what a namespace is searched for.
-TWIN_KINDS = (types.BuiltinFunctionType, types.FunctionType, _TENSOR_TYPE, _LegacyType)

@@ -20,10 +20,10 @@ import torch
 import torch.overrides
 from torch import Tensor
 from torch._C import _len_torch_function_stack  # the count that torch.utils._device itself uses
-from torch.jit import _builtins
+from torch.jit import _builtins, _recursive
 from torch.utils._device import _device_constructors
 
-from gpumagic.placement.factories import SPACES, TWIN_KINDS, Wrapper, tensor_new, twins
+from gpumagic.placement.factories import SPACES, tensor_new, twins
 from gpumagic.placement.scope import Placement, in_force, placement
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.values import defined_in, members_of
@@ -85,9 +85,8 @@ _lock = threading.RLock()
 _Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, what stands there, what shall
 _in_torch: list[_Swap] = []
 _in_libraries: list[_Swap] = []
-_twin_of: dict[Any, Wrapper] = {}
-_real_of: dict[Any, Any] = {}
-_scripted: dict[int, str] = {}  # torch.jit.script looks functions up by identity
+_twin_of: dict[int, Any] = {}  # by the id of the original: nothing of a user's value is asked
+_real_of: dict[int, Any] = {}
 # Of torch's modules, originals and twins: a namespace with none of them has nothing to swap.
 _ids: set[int] = set()
 _holders = 0
@@ -144,10 +143,18 @@ def installed() -> bool:
 def _prepare() -> None:
     for owner, name, real, twin in twins():
         _in_torch.append((vars(owner) if owner in SPACES else owner, name, real, twin))
-        _twin_of[real], _real_of[twin] = twin, real
-        if operator := _builtins._find_builtin(real):
-            _scripted[id(twin)] = operator
-    _ids.update(map(id, (*SPACES, *_twin_of, *_real_of)))
+        _twin_of[id(real)], _real_of[id(twin)] = twin, real
+    for owner in (_builtins, _recursive):
+        _in_torch.append((owner, "_find_builtin", _find_builtin, _find_operator))
+    _ids.update(map(id, SPACES), _twin_of, _real_of)
+
+
+_find_builtin = _builtins._find_builtin
+
+
+def _find_operator(function: Any) -> Any:
+    """torch.jit.script knows functions by identity: a twin is the operator that its original is."""
+    return _find_builtin(_real_of.get(id(function), function))
 
 
 def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
@@ -164,15 +171,9 @@ def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
 
 def _swap_torch(*, back: bool = False) -> None:
     _swap(_in_torch, back=back)
-    scripted = _builtins._get_builtin_table()
-    if not back:
-        scripted.update(_scripted)
-        if "__new__" not in vars(Tensor):
-            Tensor.__new__ = _tensor_new  # type: ignore[method-assign]
-        return
-    for twin in _scripted:
-        scripted.pop(twin, None)
-    if vars(Tensor).get("__new__") is _tensor_new:
+    if not back and "__new__" not in vars(Tensor):
+        Tensor.__new__ = _tensor_new  # type: ignore[method-assign]
+    elif back and vars(Tensor).get("__new__") is _tensor_new:
         del Tensor.__new__
 
 
@@ -209,18 +210,19 @@ _finder = _TorchFinder()
 
 
 def _swap_namespace(namespace: dict[str, Any]) -> None:
-    _swap(_held(namespace, _twin_of))
-    _namespaces[id(namespace)] = namespace
+    if id(namespace) not in _namespaces:  # else what came since is swapped already
+        _swap(_held(namespace, _twin_of))
+        _namespaces[id(namespace)] = namespace
 
 
-def _held(namespace: dict[str, Any], table: dict[Any, Any]) -> Iterator[_Swap]:
+def _held(namespace: dict[str, Any], table: dict[int, Any]) -> Iterator[_Swap]:
     """Where a namespace holds a key of the table: its names, and defaults of what it defines."""
     if _ids.isdisjoint(map(id, namespace.values())):
         return
     for name, value in list(namespace.items()):
         # By type(), which asks nothing of a user's object; isinstance would wake a proxy.
         kind = type(value)
-        if kind in TWIN_KINDS and (other := table.get(value)) is not None:
+        if (other := table.get(id(value))) is not None:
             yield namespace, name, value, other
         elif kind is FunctionType:
             yield from _defaults(value, table)
@@ -232,14 +234,13 @@ def _held(namespace: dict[str, Any], table: dict[Any, Any]) -> Iterator[_Swap]:
                     yield from _defaults(member, table)
 
 
-def _defaults(function: FunctionType, table: dict[Any, Any]) -> Iterator[_Swap]:
+def _defaults(function: FunctionType, table: dict[int, Any]) -> Iterator[_Swap]:
     old = function.__defaults__ or ()
-    new = tuple(table.get(v, v) if type(v) in TWIN_KINDS else v for v in old)
-    if any(a is not b for a, b in zip(old, new, strict=True)):
-        yield function, "__defaults__", old, new
+    if not table.keys().isdisjoint(map(id, old)):
+        yield function, "__defaults__", old, tuple(table.get(id(v), v) for v in old)
     for name, value in (function.__kwdefaults__ or {}).items():
-        if type(value) in TWIN_KINDS and value in table:
-            yield function.__kwdefaults__, name, value, table[value]
+        if id(value) in table:
+            yield function.__kwdefaults__, name, value, table[id(value)]
 
 
 _user_modules: set[str] = set()  # by name: one that is imported anew is another object
@@ -263,9 +264,11 @@ def _look_at(modules: dict[str, Any]) -> None:
     """Note those of the user, to be searched each time; those of libraries are searched once."""
     for name, module in modules.items():
         file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in ("torch", "gpumagic"):  # torch.ops says that it is `_ops.py`
+            continue
         if isinstance(file, str) and is_users(file):
             _user_modules.add(name)
-        elif name.partition(".")[0] not in ("torch", "gpumagic"):
+        else:
             _in_libraries.extend(_held(getattr(module, "__dict__", {}), _twin_of))
 
 
