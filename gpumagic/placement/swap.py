@@ -149,7 +149,7 @@ def _prepare() -> None:
     _ids.update(map(id, SPACES), _twin_of, _real_of)
 
 
-_find_builtin = _builtins._find_builtin
+_find_builtin: Callable[[Any], str | None] = _builtins._find_builtin
 
 
 def _find_operator(function: Any) -> Any:
