@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,10 @@ def told(snapshot):
 class StandIn:
     """Runs Python programs that find the stand-in where NVIDIA's library would be."""
 
-    def __init__(self, library: Path, folder: Path) -> None:
+    def __init__(self, library: Path, folder: Path, server: subprocess.Popen[str]) -> None:
         self._library = library
+        self._server = server
+        self._out = folder / "printed"
         self._machine = folder / "machine"
         self._log = folder / "calls"
         self.runtime = folder / "runtime"
@@ -62,17 +64,17 @@ class StandIn:
     def run(self, program: str, machine: Mapping[str, object], **env: str) -> str:
         """What a program prints. In it ``machine(gpu__0__util=7)`` changes the machine."""
         self._machine.write_text("".join(f"{key}={value}\n" for key, value in machine.items()))
+        own = {
+            "STAND_IN_NVML": str(self._machine),
+            "STAND_IN_NVML_LOG": str(self._log),
+            "GPUMAGIC_RUNTIME_DIR": str(self.runtime),
+        }
+        if not env:
+            return self._forked(_PREAMBLE + program, _env(self._library) | own)
+        # What a process had in its environment when it began can only be told of a new one.
         completed = subprocess.run(
             [sys.executable, "-W", "error", "-c", _PREAMBLE + program],
-            env={
-                "PATH": os.environ["PATH"],
-                "PYTHONPATH": str(TESTS.parent),
-                "LD_LIBRARY_PATH": str(self._library.parent),
-                "STAND_IN_NVML": str(self._machine),
-                "STAND_IN_NVML_LOG": str(self._log),
-                "GPUMAGIC_RUNTIME_DIR": str(self.runtime),
-                **env,
-            },
+            env=_env(self._library) | own | env,
             capture_output=True,
             text=True,
             timeout=60,
@@ -80,6 +82,16 @@ class StandIn:
         )
         assert completed.returncode == 0, completed.stderr
         return completed.stdout
+
+    def _forked(self, program: str, env: Mapping[str, str]) -> str:
+        assert self._server.stdin
+        assert self._server.stdout
+        asked = {"program": program, "env": env, "out": str(self._out)}
+        self._server.stdin.write(json.dumps(asked) + "\n")
+        self._server.stdin.flush()
+        status = self._server.stdout.readline()
+        assert status == "0\n", self._out.with_name("printed.errors").read_text()
+        return self._out.read_text()
 
     def watch(self, program: str, machine: Mapping[str, object], **env: str) -> Any:
         """What a program prints as JSON. In it ``look(seconds)`` is the last snapshot of a sampler
@@ -104,6 +116,24 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+def _env(library: Path) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(TESTS.parent),
+        "LD_LIBRARY_PATH": str(library.parent),
+    }
+
+
+@pytest.fixture(scope="session")
+def program_server(nvml_library: Path) -> Iterator[subprocess.Popen[str]]:
+    """Imports once what the programs import; each runs in a fork of it."""
+    command = [sys.executable, "-W", "error", TESTS / "telemetry" / "program_server.py"]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=_env(nvml_library), **pipes) as server:
+        yield server
+        server.stdin.close()
+
+
 @pytest.fixture
-def stand_in(nvml_library: Path, tmp_path: Path) -> StandIn:
-    return StandIn(nvml_library, tmp_path)
+def stand_in(nvml_library: Path, tmp_path: Path, program_server: subprocess.Popen[str]) -> StandIn:
+    return StandIn(nvml_library, tmp_path, program_server)

@@ -19,7 +19,6 @@ from gpumagic.telemetry.owners import Kernel, Owner, Owners
 # Plays a kernel: has children, by fork and by exec, says who they are, and waits.
 _KERNEL = """
 import os, signal, subprocess, sys, time
-WAIT = "import sys, time; print('here', flush=True); time.sleep(300)"
 def forked():
     pid = os.fork()
     if pid == 0:
@@ -27,7 +26,8 @@ def forked():
         time.sleep(300)
     return pid
 def started(**options):
-    child = subprocess.Popen([sys.executable, "-c", WAIT], stdout=subprocess.PIPE, **options)
+    command = ["sh", "-c", "echo here; exec sleep 300"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, **options)
     child.stdout.readline()
     return child.pid
 def detached():
@@ -54,7 +54,7 @@ class FakeKernel:
     """A process that looks like a kernel in every respect that counts."""
 
     def __init__(self, connection: Path, env: Mapping[str, str], **options: object) -> None:
-        command = [sys.executable, "-c", _KERNEL, "-f", str(connection)]
+        command = [sys.executable, "-S", "-c", _KERNEL, "-f", str(connection)]
         self.process = subprocess.Popen(
             command,
             env={"PATH": os.environ["PATH"], **env},
