@@ -9,7 +9,6 @@ import time
 import tracemalloc
 
 import psutil
-import pytest
 from waiting import ANSWER_S, becomes
 
 from gpumagic.telemetry import GpuSample, ProcessSample
@@ -42,11 +41,11 @@ async def test_processes_are_asked_for_only_while_somebody_wants_them(machine, h
     await client.hear(until=lambda message: not message["snapshot"]["processes"])
 
 
-@pytest.mark.parametrize(("asked", "given"), [(0, 0.25), (-5, 0.25), (0.3, 0.3), (1e9, 60.0)])
-async def test_a_period_out_of_bounds_is_clamped(machine, hub, connect, asked, given):
+async def test_a_period_out_of_bounds_is_clamped(machine, hub, connect):
     client = await connect()
-    await client.want(period=asked)
-    await becomes(lambda: hub.subscription.period_s == given)
+    for asked, given in ((0, 0.25), (0.3, 0.3), (-5, 0.25), (1e9, 60.0)):
+        await client.want(period=asked)
+        await becomes(lambda given=given: hub.subscription.period_s == given)
 
 
 async def test_the_past_is_sent_when_it_is_asked_for(machine, hub, connect):
@@ -235,12 +234,12 @@ async def test_hundreds_of_sockets_opened_and_cut_leave_nothing(
         gc.collect()
         return process.num_fds(), len(asyncio.all_tasks()), threading.active_count()
 
-    before = await cut(50)
+    before = await cut(30)
     tracemalloc.start()
     try:
-        await cut(100)
+        await cut(50)
         held = tracemalloc.get_traced_memory()[0]
-        after = await cut(300)
+        after = await cut(150)
         grown = tracemalloc.get_traced_memory()[0] - held
     finally:
         tracemalloc.stop()
