@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from importlib.machinery import ExtensionFileLoader
+from pathlib import Path
 
 import pytest
 import torch
@@ -178,15 +179,9 @@ def test_the_state_file_goes(gpus, runtime):
     assert list(runtime.iterdir()) == []
 
 
-def child(code, **env):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ, **env),
-        check=False,
-        timeout=60,
-    )
+def child(code, given=()):
+    command = [sys.executable, "-c", code, *given]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
 
 
 def test_importing_it_imports_no_torch():
@@ -196,38 +191,21 @@ def test_importing_it_imports_no_torch():
     assert child(code).stdout.split() == ["False", "None", "False"]
 
 
-ENDINGS = {
-    "the end": "",
-    "in a thread": "threading.Thread(target=lambda: x.sum().backward()).start()",
-    "off": "virtual.disable()",
-}
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_process_ends_well_with_live_tensors(ending, tmp_path):
-    code = f"""
+START = """
 import threading, torch
+from pathlib import Path
 from gpumagic import virtual
+from gpumagic.telemetry.virtual_state import read
+"""
+LIVE = """
 virtual.enable(2)
 net = torch.nn.Linear(3, 3).cuda(1)
 x = net(torch.ones(2, 3, device="cuda:1"))
 cycle = [x]; cycle.append(cycle)
-print(len(list(__import__("pathlib").Path({str(tmp_path)!r}).rglob("*.state"))))
-{ENDINGS[ending]}
+print(len(list(Path(os.environ["GPUMAGIC_RUNTIME_DIR"]).rglob("*.state"))))
 """
-    done = child(code)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
-    assert not list(tmp_path.rglob("*.state"))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_does_not_count(runtime):
-    code = """
-import os, warnings, torch
-from gpumagic import virtual
-from gpumagic.telemetry.virtual_state import read
-warnings.simplefilter("ignore")
-torch.set_num_threads(1)  # others do not live on in the child
+FORKED = """
+torch.set_num_threads(1)  # others do not live on in a child
 virtual.enable(2)
 kept = torch.ones(2**20, device="cuda:1")
 pid = os.fork()
@@ -237,5 +215,33 @@ if not pid:
     os._exit(0)
 print(os.waitpid(pid, 0)[1], [state.allocated for state in read()])
 """
-    done = child(code)
-    assert (done.stdout, done.stderr) == (f"0 [0, {4 * 2**20}]\n", "")
+PROCESSES = {
+    "the end": (LIVE, "1\n"),
+    "in a thread": (LIVE + "threading.Thread(target=lambda: x.sum().backward()).start()", "1\n"),
+    "off": (LIVE + "virtual.disable()", "1\n"),
+    "a forked child does not count": (FORKED, f"0 [0, {4 * 2**20}]\n"),
+}
+# Each is a fork of one process that has done nothing but import, which is what takes long.
+EACH = """
+for number, code in enumerate(sys.argv[1:]):
+    process = os.fork()
+    if not process:
+        for to, name in enumerate(("out", "err"), 1):
+            os.dup2(os.open(f"{number}.{name}", os.O_CREAT | os.O_WRONLY), to)
+        exec(code)
+        break  # and ends as every process does
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), list(Path().rglob("*.state")))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_process_ends_well_with_live_tensors_and_a_forked_child_does_not_count(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    done = child(f"import os, sys\n{START}{EACH}", [code for code, _ in PROCESSES.values()])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["0 []"] * len(PROCESSES)
+    for number, (_, said) in enumerate(PROCESSES.values()):
+        assert Path(f"{number}.out").read_text() == said
+        assert Path(f"{number}.err").read_text() == ""
