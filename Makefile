@@ -15,7 +15,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest
 PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist worksteal
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
-.PHONY: demo test check suite slow lab screenshots benchmark wheel test-wheel cuda-build crash-hunt clean
+.PHONY: demo test check suite slow lab docs screenshots benchmark wheel test-wheel cuda-build crash-hunt clean
 
 demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
 	$(BIN)/gpumagic demo
@@ -41,7 +41,10 @@ slow: .venv/test  ## the tests that take minutes, and thousands of examples for 
 lab: .venv/lab  ## JupyterLab on the quickstart
 	$(BIN)/jupyter lab examples/quickstart.ipynb
 
-screenshots: .venv/lab .venv/test  ## the pictures in the README, from a real JupyterLab
+docs: .venv/docs  ## the pages as a site, in site/; a dead link fails
+	$(BIN)/sphinx-build -W --keep-going -c docs . site
+
+screenshots: .venv/lab .venv/test  ## the pictures of the pages, from a real JupyterLab
 	$(BIN)/python docs/screenshots.py
 	$(BIN)/python docs/monitor_screenshots.py
 	$(BIN)/python docs/timing_screenshots.py
@@ -71,7 +74,7 @@ crash-hunt: cuda-build  ## fail if an operator or public function reaches CUDA o
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/crash_hunt.py
 
 clean:
-	rm -rf .venv .venv-wheel dist demo node_modules js/lib gpumagic/static gpumagic/labextension
+	rm -rf .venv .venv-wheel dist demo site node_modules js/lib gpumagic/static gpumagic/labextension
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -83,6 +86,10 @@ clean:
 # Not compiled: of 17,000 files the tests import few, and compiling all takes a minute.
 .venv/test: .venv/bin/pip pyproject.toml $(CONSTRAINTS) $(FRONT)
 	$(BIN)/$(PIP_INSTALL) --no-compile -e ".[test]"
+	@touch $@
+
+.venv/docs: .venv/bin/pip pyproject.toml $(CONSTRAINTS) $(FRONT)
+	$(INSTALL) ".[docs]"
 	@touch $@
 
 .venv/lab: .venv/bin/pip pyproject.toml $(CONSTRAINTS) $(FRONT)

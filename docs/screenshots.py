@@ -1,4 +1,4 @@
-"""Make the README's pictures of `%gpus` and of a report: `make screenshots`.
+"""Make the pictures of `%gpus` and of a report: `make screenshots`.
 
 Two notebooks run on virtual GPUs; the first one's `%gpus` sees the second as another holder.
 """

@@ -128,16 +128,22 @@ class Shell:
 
 
 @pytest.fixture
-def shell():
+def empty_shell():
+    """As a notebook begins: the extension is not loaded."""
     from IPython.core.interactiveshell import InteractiveShell
 
     made = Shell()
-    made.ip.run_line_magic("load_ext", "gpumagic")
     yield made
-    made.ip.run_line_magic("unload_ext", "gpumagic")
+    made.run("%unload_ext gpumagic")
     made.ip.history_manager.end_session()
     made.ip.reset(new_session=False)
     InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def shell(empty_shell):
+    empty_shell.ip.run_line_magic("load_ext", "gpumagic")
+    return empty_shell
 
 
 @pytest.fixture

@@ -1,0 +1,120 @@
+"""The pages' code runs as pasted, from an empty notebook, and their links lead somewhere."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+import pages
+import pytest
+
+from gpumagic import cli
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# Needs a Jupyter server: tests/server/test_http_page.py.
+SERVED = "http.md"
+RUN = [page for page in pages.PAGES if page.name != SERVED]
+LINKED = [*pages.PAGES, pages.ROOT / "CONTRIBUTING.md", pages.ROOT / "CHANGELOG.md"]
+HTML_LINK = re.compile(r'(?:src|srcset|href)="([^"]+)"')
+# What a shell block may call, beside what is checked below.
+TOOLS = {"docker", "curl"}
+
+
+@pytest.mark.filterwarnings("ignore::gpumagic.CrossDeviceWarning")
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+def test_a_page_runs_from_top_to_bottom(page, empty_shell, tmp_path, monkeypatch):
+    from gpumagic import virtual
+
+    monkeypatch.chdir(tmp_path)
+    try:
+        pages.run(page, empty_shell, tmp_path)
+    finally:
+        virtual.disable()
+
+
+def test_a_page_that_shows_something_else_is_found(empty_shell, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(12, 'ms')\n```\n\n```text\n7 ms\n```\n")
+    pages.run(page, empty_shell, tmp_path)
+    for wrong in ("7 min", "7 ms\n7 ms", "NameError: ms"):
+        page.write_text(f"```python\nprint(12, 'ms')\n```\n\n```text\n{wrong}\n```\n")
+        with pytest.raises(AssertionError, match=r"page.md:1"):
+            pages.run(page, empty_shell, tmp_path)
+    page.write_text("```python\n1 / 0\n```\n")
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        pages.run(page, empty_shell, tmp_path)
+
+
+def extras():
+    project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
+    return set(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_a_shell_block_names_what_there_is(page):
+    targets = set(re.findall(r"^([\w-]+):", (pages.ROOT / "Makefile").read_text(), re.M))
+    for block in pages.blocks(page):
+        for line in block.code.splitlines() if block.language == "bash" else ():
+            tool, *words = shlex.split(line, comments=True)
+            if tool == "gpumagic":
+                with pytest.raises(SystemExit) as end:
+                    cli.main([*words, "--help"])
+                assert end.value.code == 0, f"{block.place}: {line}"
+            elif tool == "make":
+                assert set(words) <= targets, f"{block.place}: {line}"
+            elif tool == "pip":
+                named = re.search(r"gpumagic\[([\w,]+)\]", line)
+                assert not named or set(named[1].split(",")) <= extras(), f"{block.place}: {line}"
+            else:
+                assert tool in TOOLS, f"{block.place}: {line}"
+
+
+def anchors(page):
+    """The headings as GitHub links to them."""
+    found = pages.tokens(page)
+    titles = (found[n + 1].content for n, one in enumerate(found) if one.type == "heading_open")
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links(page):
+    for token in pages.tokens(page):
+        for one in token.children or ():
+            if one.type == "link_open":
+                yield str(one.attrs["href"])
+            elif one.type == "html_inline":
+                yield from HTML_LINK.findall(one.content)
+        if token.type == "html_block":
+            yield from HTML_LINK.findall(token.content)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_no_link_is_dead(page):
+    for link in links(page):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = unquote(link).partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in anchors(there), f"{page.name}: {link}"
+
+
+def test_every_page_is_in_the_readme_and_on_the_site():
+    from_readme = {Path(link).name for link in links(pages.PAGES[0]) if link.endswith(".md")}
+    site = re.search(r'^PAGES = "(.*)"$', (pages.ROOT / "docs" / "conf.py").read_text(), re.M)
+    names = {page.stem for page in pages.PAGES[1:]}
+    assert site is not None
+    assert set(site[1].split()) == names
+    assert {f"{name}.md" for name in names} <= from_readme
+
+
+def test_the_readme_is_short_and_says_what_is_not_known():
+    text = pages.PAGES[0].read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert len(lines) <= 200
+    assert any("No real GPU has met this yet" in line for line in lines[:15])
