@@ -45,7 +45,7 @@ def counted(
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if not _is_counting() or (waits and here.waiting):
+        if (not attribute.running and _passing()) or (waits and here.waiting):
             return base(*args, **kwargs)
         try:
             if (
@@ -83,11 +83,11 @@ def counted(
     return kernel
 
 
-def _is_counting() -> bool:
-    if not attribute.running and next(passed) >= _MOST_PASSED:
+def _passing() -> bool:
+    if next(passed) >= _MOST_PASSED:
         with kept("taking out the kernels that count"):
             idle()
-    return bool(attribute.running)
+    return True
 
 
 def as_tensor(value: Any) -> Any:
@@ -189,9 +189,12 @@ def indexing(base: Kernel, operator: str) -> Kernel:
 
     def before(self: Any, indices: Any, *rest: Any) -> After | None:
         __tracebackhide__ = True
-        tensors = [t for t in indices if t is not None]
-        brought = [t for t in tensors if t.get_device() == HOST]
-        masked = any(t.dtype is _BOOL for t in tensors)
+        brought, masked = [], False
+        for index in indices:
+            if index is not None:
+                masked = masked or index.dtype is _BOOL
+                if index.get_device() == HOST:
+                    brought.append(index)
         if not brought and not masked:
             return None
         device = self.get_device()

@@ -154,8 +154,8 @@ _OWNED = {field.name for field in fields(ProcessSample)} & {field.name for field
 
 def _owned(holder: ProcessSample, owner: Owner) -> ProcessSample:
     known = {name: getattr(owner, name) for name in _OWNED}
-    ordinal = owner.ordinals.get(holder.uuid)
-    return replace(holder, **known, ordinal=ordinal, mine=holder.pid == os.getpid())
+    known |= {"ordinal": owner.ordinals.get(holder.uuid), "mine": holder.pid == os.getpid()}
+    return ProcessSample(**{**vars(holder), **known})
 
 
 def _virtual_sample(state: virtual_state.VirtualState) -> GpuSample:

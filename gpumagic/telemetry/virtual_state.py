@@ -155,12 +155,12 @@ def read(folder: Path | None = None) -> list[VirtualState]:
     own = {state.pid for state in found}
     folder = state_folder() if folder is None else folder
     try:
-        paths = sorted(folder.glob("*.state"))
+        names = os.listdir(folder)
     except OSError:
-        paths = []
-    for path in paths:
-        if path.stem != str(os.getpid()) or os.getpid() not in own:
-            found += read_file(path)
+        names = []
+    for name in names:
+        if name.endswith(".state") and (name != f"{os.getpid()}.state" or os.getpid() not in own):
+            found += read_file(folder / name)
     return sorted(found, key=lambda state: (state.pid, state.ordinal))
 
 
