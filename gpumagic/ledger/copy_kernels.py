@@ -197,6 +197,9 @@ def indexing(base: Kernel, operator: str) -> Kernel:
                     brought.append(index)
         if not brought and not masked:
             return None
+        # Composite operators leave what is on several devices to one within, which counts it.
+        if operator.startswith("index_put") and (brought or rest[0].get_device() == HOST):
+            return None
         device = self.get_device()
         copied = [(t, counts((True, "index", HOST, device, False), t)) for t in brought]
         wait = (False, operator, device, HOST, False)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -33,6 +33,7 @@ STEPS = {
     "cpu_index": lambda x, y, d: x[torch.tensor([1, 0])],
     "cpu_indices": lambda x, y, d: (x[torch.tensor([1, 0]), torch.tensor([0, 1])], x)[1],
     "set_row": lambda x, y, d: x.clone().index_put_((torch.tensor([0]),), x.new_ones(x.shape[1])),
+    "mask_from": lambda x, y, d: x.index_put((x > 0,), torch.tensor(2.0)),
     "set_from": lambda x, y, d: _set(x.clone(), y),
     "set_number": lambda x, y, d: _set(x.clone(), 3.0),
     "scalar": lambda x, y, d: x * torch.tensor(2.0),
@@ -71,6 +72,7 @@ def _nested(x, device):
     return x
 
 
+@example([("copy", "cuda:0", 1), ("set_row", "cpu", 1), ("mask_from", "cpu", 1)], 2)
 @given(
     st.lists(
         st.tuples(st.sampled_from(sorted(STEPS)), st.sampled_from(DEVICES), st.integers(1, 3)),
