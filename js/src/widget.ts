@@ -20,13 +20,14 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const monitor = new Monitor();
   // Not crypto.randomUUID: a page over plain http has none.
   const id = `${Date.now()}-${Math.random()}`;
-  const lost = (): void => monitor.connection({ kind: 'lost', text: 'the kernel does not answer' });
+  const lost = (text: string): void => monitor.connection({ kind: 'lost', text });
+  const busy = (): boolean => (model.get('cells') as CellRun[]).some((run) => run.end === null);
   const say = (type: string): void => {
     try {
       model.send({ type, id });
     } catch {
       // The kernel was started anew, and knows nothing of this.
-      lost();
+      lost('the kernel was restarted: run the cell again');
     }
   };
   const look = (): void => say('look');
@@ -53,7 +54,8 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
   const beat = (): void => {
     look();
     const patience = Math.max(PATIENCE_S, 3 * (model.get('period') as number));
-    if (Date.now() - arrived > 1000 * patience) lost();
+    if (Date.now() - arrived > 1000 * patience)
+      lost(busy() ? 'waiting for the cell to end' : 'the kernel does not answer');
   };
   // A page in the background may have slept.
   const seen = (): void => {

@@ -156,6 +156,25 @@ describe('a fault', () => {
     expect(during(50, lost)).toEqual(['GPU 0 is lost.']);
   });
 
+  it('that is over takes its toast along', () => {
+    during(2, { lost: true });
+    expect(alerts.ended).not.toContain(`lost ${COOL.uuid}`);
+    during(1, {});
+    expect(alerts.ended).toContain(`lost ${COOL.uuid}`);
+  });
+
+  it('is a driver that was there and has gone', () => {
+    const problem = { code: 'x', cause: 'the driver is not loaded', cure: 'load it', uuid: null };
+    const gone = { driver: null, gpus: [], problems: [problem] };
+    // A machine that never had one.
+    expect(during(20, {}, gone)).toEqual([]);
+    during(1, {});
+    expect(during(4, {}, gone)).toEqual([]);
+    expect(during(20, {}, gone)).toEqual(['The driver has gone: the driver is not loaded.']);
+    during(1, {});
+    expect(alerts.ended).toContain('driver');
+  });
+
   it('each new Xid is told, and an old one is no news', () => {
     expect(during(50, { xid: 79, xid_time: time - 5 })).toEqual([
       'GPU 0 had a critical error, Xid 79: see dmesg.',

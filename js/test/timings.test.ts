@@ -1,5 +1,6 @@
 import { beforeEach, expect, test, vi } from 'vitest';
 import data from '../../tests/data/snapshot.json';
+import { comparison, Timings } from '../src/lab/timings.js';
 import { Monitor } from '../src/monitor/monitor.js';
 import type { Snapshot, TimingBar } from '../src/snapshot.js';
 
@@ -106,4 +107,48 @@ test('results of others stay in a section of their own', () => {
   expect(timings?.hidden).toBe(true);
   expect(results?.hidden).toBe(false);
   expect(results?.querySelector('h2')?.textContent).toBe('Results');
+});
+
+test('each line says the answer, and when', () => {
+  const { monitor, root } = mount();
+  const text = 'cuda:0 is 4 times as fast\nas cpu\n  a @ a\n\n  device  time';
+  const time = new Date(2026, 10, 22, 17, 5).getTime() / 1000;
+  monitor.timings([{ id: 'a', title: 'a @ a', time, text, html: null }]);
+  const spans = [...section(root).querySelectorAll('summary > span')];
+  expect(spans.map((node) => node.textContent)).toEqual([
+    'a @ a',
+    '17:05',
+    'cuda:0 is 4 times as fast as cpu',
+  ]);
+});
+
+const message = (html: string, type = 'execute_result') =>
+  ({
+    header: { msg_type: type, msg_id: html, date: '2026-11-22T17:05:00Z' },
+    content: { data: { 'text/html': html, 'text/plain': 'text' } },
+  }) as never;
+const HTML = '<div class="gpumagic"><div class="gm-code gm-title">a @ a</div></div>';
+
+test('a comparison that a notebook shows is known by its HTML', () => {
+  expect(comparison(message(HTML))).toMatchObject({ title: 'a @ a', text: 'text', html: HTML });
+  expect(comparison(message(HTML, 'stream'))).toBeNull();
+  expect(comparison(message('<b class="gm-title">x</b>'))).toBeNull();
+});
+
+test('the timings are those of the current notebook', () => {
+  const told: string[][] = [];
+  const timings = new Timings((results) => told.push(results.map(({ title }) => title)));
+  const context = () => {
+    const calls: ((context: unknown, message: never) => void)[] = [];
+    const made = { iopubMessage: { connect: (call: never) => calls.push(call) } };
+    return { made: made as never, say: (html: string) => calls[0]?.(made, message(html)) };
+  };
+  const [a, b] = [context(), context()];
+  timings.here(a.made);
+  a.say(HTML);
+  timings.here(b.made);
+  a.say(HTML.replace('a @ a', 'later'));
+  timings.here(a.made);
+  timings.here(null);
+  expect(told).toEqual([[], ['a @ a'], [], ['later', 'a @ a'], []]);
 });

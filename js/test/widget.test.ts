@@ -73,6 +73,15 @@ test('a kernel that is silent is said not to answer, until it does', () => {
   close();
 });
 
+test('a kernel that is silent while a cell runs is waited for', () => {
+  const model = new Model();
+  model.state['cells'] = [{ id: 'a', start: 1, end: null, gpus: [] }];
+  const { close, state } = open(model);
+  vi.advanceTimersByTime(20_000);
+  expect(state()).toBe('waiting for the cell to end');
+  close();
+});
+
 test('what the kernel measures is shown as it comes', () => {
   const model = new Model();
   const { el, close } = open(model);
@@ -96,13 +105,13 @@ test('two views have two names', () => {
   for (const { close } of views) close();
 });
 
-test('where nothing can be sent any more, the kernel does not answer', () => {
+test('where nothing can be sent any more, the cell is to be run again', () => {
   const model = new Model();
   const { close, state } = open(model);
   model.send = () => {
     throw new Error('Cannot send');
   };
   document.dispatchEvent(new Event('visibilitychange'));
-  expect(state()).toBe('the kernel does not answer');
+  expect(state()).toBe('the kernel was restarted: run the cell again');
   close();
 });

@@ -7,7 +7,7 @@
 
 import type { Translate } from '../monitor/shared.js';
 import type { Snapshot } from '../snapshot.js';
-import { type Alert, findings, type Limits } from './findings.js';
+import { type Alert, driver, findings, type Limits } from './findings.js';
 
 /** Times are seconds of the snapshots' clock; null: not so. */
 interface Event {
@@ -36,6 +36,10 @@ export class Alerts {
   #page: string;
   #events = new Map<string, Event>();
   #last = 0;
+  /** There were GPUs with a driver. */
+  #driven = false;
+  /** What does not hold any more, as of the last update. */
+  ended: string[] = [];
 
   /** `memory` is what this page, loaded again, and the others beside it know; `page` its own name. */
   constructor(
@@ -59,7 +63,11 @@ export class Alerts {
     const due: Alert[] = [];
     this.#recall();
     const before = this.#told();
-    for (const { hold, holds, over, ...alert } of findings(snapshot, this.limits, this.#t)) {
+    this.#driven ||= snapshot.driver !== null;
+    const found = findings(snapshot, this.limits, this.#t);
+    if (this.#driven && this.limits.fault) found.push(driver(snapshot, this.#t));
+    this.ended = found.filter(({ holds, over }) => over && !holds).map(({ key }) => key);
+    for (const { hold, holds, over, ...alert } of found) {
       const known = this.#events.get(alert.key);
       const event = known ?? { since: null, told: null, over: null, by: '' };
       if (holds) {

@@ -13,7 +13,7 @@ export interface Renderer {
 
 type Told = Pick<
   Monitor,
-  'update' | 'seed' | 'mark' | 'diagnose' | 'offer' | 'connection' | 'here' | 'options'
+  'update' | 'seed' | 'mark' | 'diagnose' | 'offer' | 'connection' | 'here' | 'options' | 'timings'
 >;
 /** Of these, what was told last is not all there is to know. */
 const ADDS = new Set<keyof Told>(['seed', 'mark']);
@@ -88,6 +88,10 @@ export class Deferred implements Told {
 
   here(...said: Parameters<Told['here']>): void {
     this.#tell('here', (monitor) => monitor.here(...said));
+  }
+
+  timings(...said: Parameters<Told['timings']>): void {
+    this.#tell('timings', (monitor) => monitor.timings(...said));
   }
 
   options(...said: Parameters<Told['options']>): void {

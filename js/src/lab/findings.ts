@@ -39,6 +39,8 @@ export interface Finding extends Alert {
 const MARGIN = 5;
 /** An Xid of before is no news. */
 const NEWS_S = 600;
+/** A driver that is away for less is not gone. */
+const BLINK_S = 5;
 /** Not the power cap: a busy GPU runs at it all day. */
 const SLOWED = /thermal|hardware slowdown|power brake/;
 
@@ -102,6 +104,14 @@ function faults(gpu: GpuSample, snapshot: Snapshot, t: Translate): Finding[] {
   const said = t('%1 had a critical error, Xid %2: see dmesg.', label(gpu), xid);
   const key = `xid ${gpu.uuid} ${when}`;
   return [lost, { key, text: said, holds: true, over: false, ...common }];
+}
+
+/** On a machine that had GPUs: the driver has gone, by an update or a module that was unloaded. */
+export function driver({ driver, problems }: Snapshot, t: Translate): Finding {
+  const why = problems.find((problem) => problem.uuid === null);
+  const text = why ? t('The driver has gone: %1.', why.cause) : t('The driver has gone.');
+  const gone = driver === null;
+  return { key: 'driver', kind: 'fault', text, hold: BLINK_S, holds: gone, over: !gone };
 }
 
 /** Of each kernel with its children; where nobody asked who holds memory there are none. */

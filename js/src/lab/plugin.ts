@@ -9,26 +9,31 @@ import { ICommandPalette, Notification } from '@jupyterlab/apputils';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator } from '@jupyterlab/translation';
-import { english, type Translate } from '../monitor/shared.js';
+import type { Options } from '../monitor/monitor.js';
+import { type Actions, english, type Translate } from '../monitor/shared.js';
 import { Alerts } from './alerts.js';
 import { Doctor } from './checks.js';
 import { Deferred } from './deferred.js';
+import { Feeds } from './feeds.js';
 import { followKernel } from './here.js';
 import { gpuIcon } from './icon.js';
 import { Kernels } from './kernels.js';
 import { Lines } from './lines.js';
-import { notify } from './notify.js';
+import { dismiss, notify } from './notify.js';
 import { Offers } from './offers.js';
 import { Api } from './request.js';
 import { follow, read } from './settings.js';
 import { Panel } from './sidebar.js';
 import { StatusItem } from './status.js';
 import { Stream } from './stream.js';
+import { Tab } from './tab.js';
+import { Timings } from './timings.js';
 import { Watch } from './watch.js';
 import { page, storage } from './world.js';
 
 const ID = 'gpumagic:plugin';
 const SHOW = 'gpumagic:show';
+const PAGE = 'gpumagic:page';
 const DOCTOR = 'gpumagic:doctor';
 const VIRTUAL = 'gpumagic:virtual';
 const RANK = 600;
@@ -61,31 +66,27 @@ async function activate(
   const world = page(api);
   const stream = new Stream(world, t);
   const kernels = new Kernels(app, api, t, () => stream.latest);
-  const options = {
-    actions: kernels.actions(() => void doctor.again()),
-    translate: t,
-    label: t('GPUs'),
+  const feeds = new Feeds(stream, (path) => api.get(path));
+  const actions: Actions = {
+    ...kernels.actions(() => void doctor.again()),
+    density: (density) => void registry?.set(ID, 'density', density),
   };
-  const monitor = new Deferred((attempt) => api.renderer(attempt), options, t);
+  const make = (more: Options) =>
+    new Deferred(
+      (attempt) => api.renderer(attempt),
+      { translate: t, label: t('GPUs'), actions, ...more },
+      t,
+    );
+  const tab = new Tab(shell, feeds, () => make({ wide: true }), t);
+  const monitor = make({ actions: { ...actions, page: () => tab.open() } });
+  const timings = new Timings((results) => monitor.timings(results));
   const told = (text: string) => void Notification.success(text, { autoClose: TOLD_MS });
   const offers = new Offers(new Lines(app, t), monitor, told, t);
   const doctor = new Doctor(api, monitor, (snapshot) => stream.show(snapshot));
 
-  const seen = () =>
-    panel.isVisible ? { period: settings.period, processes: true, history: true } : null;
-  const panel = new Panel(monitor, t, () => inPanel.change(seen()));
-  const inPanel = stream.subscribe(
-    {
-      snapshot: (snapshot) => {
-        monitor.update(snapshot);
-        if (panel.isVisible) doctor.snapshot(snapshot);
-      },
-      history: (history) => monitor.seed(history),
-      cells: (cells) => monitor.mark(cells),
-      connection: (connection) => monitor.connection(connection),
-    },
-    null,
-  );
+  const panel = new Panel(monitor, t, () => feeds.look());
+  const isSeen = () => panel.isVisible;
+  feeds.add(monitor, isSeen, (snapshot) => isSeen() && doctor.snapshot(snapshot));
 
   const show = async () => {
     // The palette gives the focus back as soon as its command returns: the panel is to have it.
@@ -95,13 +96,18 @@ async function activate(
   const status = new StatusItem(t, show);
   const inStatus = stream.subscribe(status, null);
   const alerts = new Alerts(settings.limits, t, storage());
-  const watch = new Watch(alerts, stream, world, (alert) => notify(alert, kernels, t, show));
+  const watch = new Watch(
+    alerts,
+    stream,
+    world,
+    (alert) => notify(alert, kernels, t, show),
+    dismiss,
+  );
 
   let side = '';
   await follow(registry, ID, (next) => {
     settings = next;
-    monitor.options({ density: next.density, window: next.window });
-    inPanel.change(seen());
+    feeds.options({ density: next.density, window: next.window }, next.period);
     status.setHidden(!next.statusBar);
     inStatus.change(statusBar && next.statusBar ? { period: next.period } : null);
     watch.limits(next.limits);
@@ -109,6 +115,7 @@ async function activate(
     side = next.side;
   });
   restorer?.add(panel, panel.id);
+  void restorer?.restore(tab.tracker, { command: PAGE, name: () => 'page' });
   statusBar?.registerStatusItem(ID, {
     item: status,
     align: 'left',
@@ -117,8 +124,9 @@ async function activate(
   });
 
   followKernel(shell, (kernel, context) => {
-    monitor.here(kernel);
+    feeds.here(kernel);
     offers.here(context);
+    timings.here(context);
     status.here(kernel);
     if (kernel) void watch.holders();
   });
@@ -129,9 +137,9 @@ async function activate(
     caption: t('What stands between this server and a GPU, and how to fix it'),
     icon: gpuIcon,
     execute: () => {
-      const isSeen = panel.isVisible;
+      const wasSeen = isSeen();
       void show();
-      return doctor.call(isSeen);
+      return doctor.call(wasSeen);
     },
   });
   commands.addCommand(VIRTUAL, {
@@ -140,5 +148,12 @@ async function activate(
     icon: gpuIcon,
     execute: () => offers.virtual().catch((error) => void Notification.error(error.message)),
   });
-  for (const command of [SHOW, DOCTOR, VIRTUAL]) palette?.addItem({ command, category: t('GPUs') });
+  commands.addCommand(PAGE, {
+    label: t('GPUs as a Page'),
+    caption: t('All GPUs in one chart, in the main area'),
+    icon: gpuIcon,
+    execute: () => tab.open(),
+  });
+  for (const command of [SHOW, PAGE, DOCTOR, VIRTUAL])
+    palette?.addItem({ command, category: t('GPUs') });
 }

@@ -10,11 +10,16 @@ export class Panel extends Widget {
   #monitor: Deferred;
   #seen: (visible: boolean) => void;
 
-  constructor(monitor: Deferred, t: Translate, seen: (visible: boolean) => void) {
+  constructor(
+    monitor: Deferred,
+    t: Translate,
+    seen: (visible: boolean) => void,
+    id = 'gpumagic-panel',
+  ) {
     super();
     this.#monitor = monitor;
     this.#seen = seen;
-    this.id = 'gpumagic-panel';
+    this.id = id;
     this.title.icon = gpuIcon;
     this.title.caption = t('GPUs');
     this.addClass('jp-gpumagic');

@@ -26,6 +26,7 @@ export class Watch {
     stream: Stream,
     world: Pick<World, 'get' | 'hidden' | 'after'>,
     tell: (alert: Alert) => void,
+    over: (key: string) => void = () => {},
   ) {
     this.#alerts = alerts;
     this.#stream = stream;
@@ -34,6 +35,7 @@ export class Watch {
       this.#latest = latest;
       for (const alert of alerts.update(latest))
         world.after(SETTLE_MS, () => alerts.isMine(alert) && tell(alert));
+      for (const key of alerts.ended) over(key);
     };
     this.#subscription = stream.subscribe({ snapshot }, null);
     this.#again();

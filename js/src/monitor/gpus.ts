@@ -5,6 +5,7 @@ import { names } from './bar.js';
 import { Card } from './card.js';
 import { h, Rows, show } from './dom.js';
 import { Fold, type Folded, fold } from './fold.js';
+import { Overview } from './overview.js';
 import type { Sight } from './page.js';
 import { Processes } from './processes.js';
 import type { Density, Shared } from './shared.js';
@@ -74,8 +75,10 @@ export class Gpus {
   #legend = h('div', 'legend');
   #marks: [Owner, HTMLElement][];
   #order: string[] = [];
+  #overview: Overview | null = null;
 
-  constructor(shared: Shared, sight: Sight, changed: () => void) {
+  /** `wide`: as a page, with all GPUs in one chart. */
+  constructor(shared: Shared, sight: Sight, wide: boolean, changed: () => void) {
     const { t } = shared;
     this.#shared = shared;
     this.#summary = new Summary(shared, () => {
@@ -100,6 +103,9 @@ export class Gpus {
       this.#holders,
       this.#legend,
     );
+    if (!wide) return;
+    this.#overview = new Overview(shared);
+    this.node.prepend(this.#overview.node);
   }
 
   update(snapshot: Snapshot): void {
@@ -109,6 +115,7 @@ export class Gpus {
     this.lines = this.density === 'auto' ? shown.length >= LINES : this.density === 'lines';
     const mine = shown.filter(({ parts }) => parts.mine > 0);
     if (this.lines && mine.length <= OPEN) for (const view of mine) view.standing = true;
+    this.#overview?.update(shown);
     this.#summary.update(shown, this.lines);
     this.#list.update(this.lines ? this.#ordered(shown) : shown, this.lines);
     this.#folds.update(folds.map((folded) => [folded.key, folded] as const));
@@ -122,10 +129,12 @@ export class Gpus {
   }
 
   draw(): void {
+    this.#overview?.draw();
     for (const list of this.#lists) for (const card of list.cards) card.draw();
   }
 
   dispose(): void {
+    this.#overview?.dispose();
     this.#list.update([], this.lines);
     this.#folds.update([]);
   }

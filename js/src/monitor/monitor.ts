@@ -21,6 +21,8 @@ export interface Options {
   translate?: Translate;
   /** What a screen reader calls the whole. */
   label?: string;
+  /** As a page of its own, with all GPUs in one chart. */
+  wide?: boolean;
 }
 
 export interface Connection {
@@ -63,7 +65,7 @@ export class Monitor {
   #frame = 0;
   #disposed = false;
 
-  constructor({ actions = {}, translate: t = english, label }: Options = {}) {
+  constructor({ actions = {}, translate: t = english, label, wide = false }: Options = {}) {
     this.#sizes = new Sizes(() => this.#due());
     this.#shared = {
       t,
@@ -84,7 +86,7 @@ export class Monitor {
     };
     this.#doctor = new Doctor(this.#shared);
     this.#toolbar = new Toolbar(this.#shared, (density) => this.#choose(density));
-    this.#gpus = new Gpus(this.#shared, this.#sight, () => this.#due());
+    this.#gpus = new Gpus(this.#shared, this.#sight, wide, () => this.#due());
     this.#timings = new Results(t('Timings'));
     this.#results = new Results(t('Results'));
     this.#build(label ?? t('GPU monitor'));

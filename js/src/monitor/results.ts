@@ -19,16 +19,31 @@ export function quiet(html: string): Node[] {
   return [...page.head.childNodes, ...page.body.childNodes];
 }
 
+/** "14:05". */
+const clock = (time: number): string =>
+  new Date(time * 1000).toLocaleTimeString([], {
+    hour: '2-digit',
+    minute: '2-digit',
+    hourCycle: 'h23',
+  });
+
+/** What a comparison says first: all before its code, which is indented. */
+export const verdict = (text: string): string =>
+  (text.split(/\n {2}|\n\n/)[0] ?? '').replaceAll('\n', ' ');
+
 class ResultRow {
   readonly node = h('li');
 
   constructor({ title, time, text, html }: Result) {
-    const at = new Date(time * 1000).toLocaleTimeString([], { timeStyle: 'short' });
     const content = h('div', 'result');
     // Its styles are its own.
     if (html) content.attachShadow({ mode: 'open' }).append(...quiet(html));
     else content.append(h('pre', '', text));
-    this.node.append(h('details', '', h('summary', '', title, ' ', h('span', 'dim', at)), content));
+    const summary = h('summary', '', h('span', 'title', title), h('span', 'dim', clock(time)));
+    const said = verdict(text);
+    if (said) summary.append(h('span', 'verdict', said));
+    summary.title = said;
+    this.node.append(h('details', '', summary, content));
   }
 
   update(): void {}

@@ -60,7 +60,7 @@ export class Spark {
   }
 
   draw(drawn: Drawn, inks: Inks): void {
-    const pen = this.#begin();
+    const pen = this.begin();
     if (!pen) return;
     const { now, window, top } = drawn;
     const floor = this.height - LANE - 1.5;
@@ -82,7 +82,8 @@ export class Spark {
     pen.fillRect(this.hover - 0.5, 0, 1, this.height - LANE);
   }
 
-  #begin(): Pen | null {
+  /** A clean canvas of the right size; null where nothing can be drawn. */
+  begin(): Pen | null {
     const ratio = globalThis.devicePixelRatio || 1;
     const { node, width, height } = this;
     if (!this.#pen) this.#pen = node.getContext('2d');

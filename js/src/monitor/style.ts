@@ -1,5 +1,9 @@
 /** The looks, in the words and colors of gpumagic/display/palette.css. */
 
+import { HUES } from './plots.js';
+
+const KEYS = HUES.map((hue, n) => `.line-${n}{background:${hue}}`).join('');
+
 export const CSS = `\
 :host{--mine:var(--jp-brand-color1,#1976d2);--warn:var(--jp-warn-color1,#ef6c00);--good:var(--jp-success-color1,#388e3c);--bad:var(--jp-error-color1,#d32f2f);\
 --text:var(--jp-ui-font-color1,var(--vscode-foreground,CanvasText));--paper:var(--jp-layout-color1,var(--vscode-editor-background,Canvas));--line:rgba(128,128,128,.28);--track:rgba(128,128,128,.16);\
@@ -92,6 +96,10 @@ dd{margin:0;min-width:0;overflow-wrap:anywhere}\
 .line .body{padding:0 0 8px 11px}\
 .folds{padding-top:6px}.fold{border-top:1px solid var(--line);min-width:0}.fold .head{min-height:23px}.fold .head>.dim{flex:none;margin-left:auto}.fold .open{flex:0 1 auto;min-width:0}.fold .open b{overflow:hidden;text-overflow:ellipsis}.fold .gpus{padding-left:11px}\
 .lost .body>:not(.badges){filter:grayscale(1)}\
+.overview{padding-bottom:10px}.overs{display:grid;gap:10px 20px;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr))}\
+.over{min-width:0}.over-head,.span{display:flex;justify-content:space-between}.over-head .dim{font-size:11px}.span{font-size:10px;line-height:13px}.over canvas{height:110px}\
+.keys{display:flex;flex-wrap:wrap;gap:2px 14px;padding-bottom:8px}.keys li{align-items:center;display:flex;gap:5px}${KEYS}\
+.scale{align-items:center;display:flex;font-size:11px;gap:6px;padding-bottom:6px}.scale i{background:linear-gradient(90deg,transparent,var(--good));border-radius:2px;height:8px;width:80px}\
 .legend{display:flex;flex-wrap:wrap;font-size:11px;gap:0 12px;padding-top:8px}\
 .legend span{align-items:center;display:flex;gap:5px}\
 .problems{padding-bottom:6px}\
@@ -108,7 +116,7 @@ code{background:var(--track);border-radius:3px;font:11px var(--jp-code-font-fami
 .again:hover{background:var(--track)}\
 .held,.results{padding-top:10px}.held:has(+.gpus){padding:2px 0 8px}\
 .results li{border-top:1px solid var(--line);padding:3px 0}\
-summary{cursor:pointer}\
+summary{cursor:pointer}summary>span{margin-right:8px}.title{font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:11.5px}.verdict{display:block;overflow:hidden;padding-left:14px;text-overflow:ellipsis;white-space:nowrap}[open] .verdict{display:none}\
 .result{overflow:auto;padding:4px 0 6px}\
 pre{font:11.5px/1.4 var(--jp-code-font-family,ui-monospace,monospace)}\
 .bones{padding:4px 0}\

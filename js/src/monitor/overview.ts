@@ -1,0 +1,236 @@
+/** All GPUs in one chart for each thing that is measured: lines of a few, rows of heat of many. */
+
+import { Field, h, Rows, show } from './dom.js';
+import { heat, lines, type Many } from './plots.js';
+import type { Metric } from './series.js';
+import type { Shared } from './shared.js';
+import { Spark } from './spark.js';
+import type { View } from './split.js';
+import { age, NOT_KNOWN, reading, size } from './units.js';
+import { called } from './words.js';
+
+/** More lines than this are told apart by nobody. */
+const LINES = 8;
+/** How far an arrow key goes, as a share of the width. */
+const STEP = 0.02;
+const percent = (value: number): string => reading(value, '%');
+const rate = (value: number): string => `${size(value)}/s`;
+
+/** One GPU in the charts. */
+interface Line {
+  uuid: string;
+  name: string;
+  total: number | null;
+  mine: boolean;
+}
+
+/** One chart of all GPUs. */
+class Overlay {
+  readonly node: HTMLElement;
+  readonly spark = new Spark();
+  #shared: Shared;
+  #metric: Metric;
+  #say: (value: number) => string;
+  #top: (lines: readonly Line[], most: number) => number;
+  #most = new Field('span', 'dim');
+  #span = new Field();
+  #lines: readonly Line[] = [];
+  /** Where the pointer or the keyboard is, as a share of the width and the height. */
+  #at: [number, number] | null = null;
+
+  constructor(
+    metric: Metric,
+    title: string,
+    say: (value: number) => string,
+    top: (lines: readonly Line[], most: number) => number,
+    shared: Shared,
+  ) {
+    [this.#metric, this.#say, this.#top, this.#shared] = [metric, say, top, shared];
+    const canvas = this.spark.node;
+    canvas.tabIndex = 0;
+    canvas.setAttribute('aria-label', shared.t('%1 of all GPUs over time', title));
+    canvas.addEventListener('pointermove', ({ offsetX, offsetY }) => {
+      this.#at = [offsetX / this.spark.width, offsetY / this.spark.height];
+      this.draw();
+    });
+    for (const away of ['pointerleave', 'blur'])
+      canvas.addEventListener(away, () => this.#point(null));
+    canvas.addEventListener('keydown', (event) => this.#key(event));
+    const axis = h('div', 'span dim', this.#span.node, h('span', '', shared.t('now')));
+    const head = h('div', 'over-head', h('h2', '', title), this.#most.node);
+    this.node = h('section', 'over', head, canvas, axis);
+    shared.watch(this.spark);
+  }
+
+  /** Whether there is anything to show. */
+  update(lines: readonly Line[]): void {
+    const { series, window, t } = this.#shared;
+    this.#lines = lines;
+    show(
+      this.node,
+      lines.some(({ uuid }) => series.has(uuid, this.#metric)),
+    );
+    this.#span.say(`−${age(window)}`);
+    const rows = lines.length > LINES;
+    this.spark.node.style.height = rows ? `${Math.max(lines.length * 5, 60) + 4}px` : '';
+    const top = this.#top(lines, this.#peak());
+    this.#most.say(t('up to %1', this.#say(top)));
+  }
+
+  draw(): void {
+    if (this.node.hidden) return;
+    const { series, now, window, inks } = this.#shared;
+    const pen = this.spark.begin();
+    const many: Many = {
+      time: series.time,
+      from: series.from(now - window),
+      now,
+      window,
+      top: this.#top(this.#lines, this.#peak()),
+      rows: this.#lines.map(({ uuid, mine, total }) => ({
+        values: series.values(uuid, this.#metric),
+        mine,
+        total: this.#metric === 'memory' ? total : null,
+      })),
+      hover: this.#at?.[0] ?? null,
+    };
+    if (pen)
+      (this.#lines.length > LINES ? heat : lines)(
+        pen,
+        many,
+        this.spark.width,
+        this.spark.height,
+        inks,
+      );
+    if (this.#at) this.#tell(false);
+  }
+
+  dispose(): void {
+    this.#shared.unwatch(this.spark);
+  }
+
+  #peak(): number {
+    const { series, now, window } = this.#shared;
+    const from = series.from(now - window);
+    let most = 0;
+    for (const { uuid } of this.#lines)
+      for (const value of series.values(uuid, this.#metric).slice(from))
+        if (value > most) most = value;
+    return most;
+  }
+
+  #key(event: KeyboardEvent): void {
+    const way = {
+      ArrowLeft: [-STEP, 0],
+      ArrowRight: [STEP, 0],
+      ArrowUp: [0, -1],
+      ArrowDown: [0, 1],
+    }[event.key];
+    if (!way) {
+      if (event.key === 'Escape') this.#point(null);
+      return;
+    }
+    event.preventDefault();
+    const [x, y] = this.#at ?? [1, 0];
+    const [right, down] = way as [number, number];
+    const inside = (value: number): number => Math.min(Math.max(value, 0), 0.999);
+    this.#point([inside(x + right), inside(y + down / Math.max(this.#lines.length, 1))]);
+    this.#tell(true);
+  }
+
+  #point(at: [number, number] | null): void {
+    this.#at = at;
+    if (!at) {
+      this.spark.hover = null;
+      this.#shared.tip(this.spark, [], false);
+    }
+    this.draw();
+  }
+
+  /** Each GPU at the time under the pointer; of many the one under it. */
+  #tell(spoken: boolean): void {
+    if (!this.#at) return;
+    const { series, now, window, t } = this.#shared;
+    const [x, y] = this.#at;
+    const when = now - window * (1 - x);
+    const n = Math.min(series.from(when), series.time.length - 1);
+    const rows = this.#lines.length > LINES;
+    const told = rows ? [this.#lines[Math.floor(y * this.#lines.length)]] : this.#lines;
+    const lines = told.flatMap((line) => {
+      if (!line) return [];
+      const value = series.values(line.uuid, this.#metric)[n] ?? Number.NaN;
+      return [`${line.name} ${Number.isNaN(value) ? NOT_KNOWN : this.#say(value)}`];
+    });
+    this.spark.hover = x * this.spark.width;
+    this.#shared.tip(this.spark, [t('%1 ago', age(now - when)), ...lines], spoken);
+  }
+}
+
+/** A GPU's color. */
+class Key {
+  #name = new Field('span', 'dim');
+  readonly node = h('li', '', h('i', 'dot'), this.#name.node);
+
+  update({ name, mine, n }: Line & { n: number }): void {
+    this.#name.say(name).look(mine ? 'own' : 'dim');
+    const dot = this.node.firstElementChild as HTMLElement;
+    if (dot.className !== `dot line-${n}`) dot.className = `dot line-${n}`;
+  }
+}
+
+export class Overview {
+  readonly node: HTMLElement;
+  #shared: Shared;
+  #charts: Overlay[];
+  #keys = new Rows<Line & { n: number }, Key>(h('ul', 'keys'), () => new Key());
+  #scale: HTMLElement;
+  #rows = new Field();
+
+  constructor(shared: Shared) {
+    const { t } = shared;
+    this.#shared = shared;
+    const all = (): number => 100;
+    const most = (_: readonly Line[], most: number): number => most || 1;
+    const totals = (lines: readonly Line[], most: number): number =>
+      lines.reduce((sum, { total }) => Math.max(sum, total ?? 0), 0) || most || 1;
+    this.#charts = [
+      new Overlay('utilization', t('Utilization'), percent, all, shared),
+      new Overlay('memory', t('Memory'), size, totals, shared),
+      new Overlay('power', t('Power'), (value) => reading(value, 'W'), most, shared),
+      new Overlay('pcie', 'PCIe', rate, most, shared),
+      new Overlay('nvlink', 'NVLink', rate, most, shared),
+    ];
+    this.#scale = h('p', 'dim scale', this.#rows.node, h('i'), t('the most'));
+    const charts = h('div', 'overs', ...this.#charts.map(({ node }) => node));
+    this.node = h('div', 'overview', this.#keys.node, this.#scale, charts);
+  }
+
+  update(views: readonly View[]): void {
+    const lines = views.map((view) => ({
+      uuid: view.gpu.uuid,
+      name: called(view, this.#shared.here),
+      total: view.gpu.memory_total,
+      mine: view.parts.mine > 0,
+    }));
+    const few = lines.length <= LINES;
+    show(this.node, lines.length > 0);
+    show(this.#keys.node, few && lines.length > 1);
+    show(this.#scale, !few);
+    const { t } = this.#shared;
+    this.#rows.say(
+      few
+        ? ''
+        : t('A row for each, %1 to %2: none', lines[0]?.name ?? '', lines.at(-1)?.name ?? ''),
+    );
+    this.#keys.update(few ? lines.map((line, n) => [line.uuid, { ...line, n }] as const) : []);
+    for (const chart of this.#charts) chart.update(lines);
+  }
+
+  draw(): void {
+    for (const chart of this.#charts) chart.draw();
+  }
+
+  dispose(): void {
+    for (const chart of this.#charts) chart.dispose();
+  }
+}
