@@ -1,8 +1,11 @@
-"""One JupyterLab and one Chromium for all browser tests of a test process."""
+"""One JupyterLab, one Chromium and one page of it for all browser tests of a test process.
+
+To load a page of JupyterLab takes five seconds of a processor. So a test leaves the page as it
+found it; after one that failed, the next gets a new page.
+"""
 
 from __future__ import annotations
 
-import re
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +52,24 @@ class Chromium:
         self.browser = launch(executable_path=path, args=list(chromium.ARGS))
         self.context = self.browser.new_context(viewport={"width": 1200, "height": 900})
         self.context.set_default_timeout(WAIT_MS)
+        self._shared = None
+
+    def new_view(self, lab, name):
+        """A page that is not loaded yet, for a workspace of its own."""
+        return View(self.context.new_page(), lab, name)
+
+    def shared_view(self, lab):
+        """The panel in the page that tests share."""
+        if self._shared is None:
+            self._shared = self.new_view(lab, "shared")
+            self._shared.load()
+            self._shared.open_panel()
+        return self._shared
+
+    def drop_page(self):
+        if self._shared is not None:
+            self._shared.page.close()
+            self._shared = None
 
     def close(self):
         self.browser.close()
@@ -72,27 +93,19 @@ def shared_chromium():
 
 
 @pytest.fixture(scope="module")
-def browser(shared_chromium):
-    return shared_chromium.browser
-
-
-@pytest.fixture(scope="module")
 def context(shared_chromium):
     return shared_chromium.context
 
 
-@contextmanager
-def open_view(lab, context, name):
-    """A page of the lab in a workspace of its own, with the panel open."""
-    page = context.new_page()
-    made = View(page, lab, re.sub(r"\W+", "-", name))
-    made.load()
-    made.open_panel()
-    yield made
-    page.evaluate("localStorage.clear()")
-    page.close()
-    lab.forget()
-    lab.machine()
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    if report.failed:
+        item.stash[failed] = True
+    return report
+
+
+failed = pytest.StashKey[bool]()
 
 
 @contextmanager
@@ -106,21 +119,26 @@ def nothing_wrong(lab, view):
 
 
 @pytest.fixture
-def view(lab, context, request):
-    """The panel in a page of the test's own; at the end nothing may have gone wrong."""
-    with open_view(lab, context, request.node.name) as made, nothing_wrong(lab, made):
-        yield made
-
-
-@pytest.fixture(scope="module")
-def shared_page(lab, context, request):
-    """A page for all tests of a module."""
-    with open_view(lab, context, request.node.name) as made:
-        yield made
+def view(lab, shared_chromium, request):
+    """The panel in the page that tests share; at the end nothing may have gone wrong."""
+    made = shared_chromium.shared_view(lab)
+    try:
+        with nothing_wrong(lab, made):
+            yield made
+    finally:
+        if made.spoiled or failed in request.node.stash:
+            shared_chromium.drop_page()
+            lab.forget()
+            lab.machine()
+        else:
+            made.reset()
 
 
 @pytest.fixture
-def shared_view(lab, shared_page):
-    """The module's page; at the end of each test nothing may have gone wrong."""
-    with nothing_wrong(lab, shared_page):
-        yield shared_page
+def new_view(lab, shared_chromium):
+    """A page of the test's own, which the test loads; at the end nothing may have gone wrong."""
+    made = shared_chromium.new_view(lab, "new")
+    with nothing_wrong(lab, made):
+        yield made
+    made.page.close()
+    lab.machine()

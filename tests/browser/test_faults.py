@@ -37,13 +37,12 @@ FIELDS = (
 
 
 @pytest.fixture
-def watched(lab, shared_view):
+def watched(lab, view):
     """A panel that shows two GPUs."""
     lab.machine({"gpu.*.util": 41})
-    shared_view.shows("41 %")
-    shared_view.shows("GPU 1")
-    yield shared_view
-    lab.machine()
+    view.shows("41 %")
+    view.shows("GPU 1")
+    return view
 
 
 def recovers(lab, view, cause):

@@ -7,13 +7,13 @@ import json
 from playwright.sync_api import expect
 
 CELLS = [
-    "%load_ext gpumagic\n%gpus --virtual 1 --memory 8GiB\nimport time, torch\n"
+    "%load_ext gpumagic\n%gpus --virtual 1 --memory 8GiB\nimport os, time, torch\n"
     "from gpumagic.widget import monitor",
     "m = monitor(0.25)\nm",
-    "held = []\nfor _ in range(4):\n"
-    "    held.append(torch.ones(2**30 // 4, device='cuda'))\n"
-    "    until = time.time() + 1\n"
-    "    while time.time() < until: pass\n",
+    "held = []\n"
+    "for step in range(3):\n"
+    "    held.append(torch.empty(2**30 // 4, device='cuda'))\n"
+    "    while not os.path.exists(f'step-{step}'): time.sleep(0.02)\n",
     "m.add_result('Timing', '1 ms', '<b>1 ms</b>')",
     "m.close()",
 ]
@@ -21,10 +21,38 @@ LIVE = ".jp-OutputArea .gpumagic-monitor .all"
 SAVED = ".jp-OutputArea div.gpumagic"
 
 
-def opened(view, name="widget.ipynb"):
-    """A notebook with a monitor in the output of its second cell."""
-    view.lab.write(name, CELLS)
-    view.open_notebook(name)
+def test_a_monitor_from_its_first_view_to_its_last_table(view):
+    view.lab.write("widget.ipynb", CELLS)
+    view.open_notebook("widget.ipynb")
+    live = opened(view)
+    draws_while_a_cell_runs(view, live)
+    is_a_table_in_the_file(view)
+    # Loaded again, the page shows the same monitor.
+    view.load()
+    view.open_notebook("widget.ipynb")
+    expect(live).to_contain_text("3.0 / 8.0 GiB")
+    view.run_cell(4)
+    expect(live).to_have_count(0)
+    expect(view.page.locator(SAVED).last).to_contain_text("3.0 / 8.0 GiB")
+    # Restarted, the kernel does not answer, which the page says within ten seconds anyway.
+    opened(view)
+    is_a_table_in_the_file(view)
+    view.page.evaluate(
+        """async () => {
+            await window.jupyterapp.shell.currentWidget.sessionContext.restartKernel();
+            document.dispatchEvent(new Event('visibilitychange'));
+        }"""
+    )
+    expect(live).to_contain_text("the kernel does not answer")
+    # One that is ended while it starts says so in the server's log.
+    view.page.evaluate(
+        "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestKernelInfo()"
+    )
+    is_a_table_without_its_kernel(view)
+
+
+def opened(view):
+    """The monitor in the output of the notebook's second cell."""
     for number in (0, 1):
         view.run_cell(number)
         view.wait_ran(number)
@@ -33,29 +61,24 @@ def opened(view, name="widget.ipynb"):
     return live
 
 
-def test_it_draws_while_a_cell_runs_and_its_last_state_stays(view):
-    live = opened(view)
+def draws_while_a_cell_runs(view, live):
     view.run_cell(2)
-    # Each of these holds for a second, and only while the cell runs.
-    expect(live).to_contain_text("1.0 / 8.0 GiB")
-    expect(live).to_contain_text("2.0 / 8.0 GiB")
-    running = view.page.evaluate(
-        "window.jupyterapp.shell.currentWidget.content.widgets[2].model.executionState"
-    )
-    assert running == "running"
+    for step in range(3):
+        expect(live).to_contain_text(f"{step + 1}.0 / 8.0 GiB")
+        running = view.page.evaluate(
+            "window.jupyterapp.shell.currentWidget.content.widgets[2].model.executionState"
+        )
+        assert running == "running"
+        # Until then the cell waits.
+        (view.lab.home / f"step-{step}").touch()
     view.wait_ran(2)
-    expect(live).to_contain_text("4.0 / 8.0 GiB")
     view.run_cell(3)
     expect(live.locator(".results").last).to_contain_text("Timing")
     live.locator("canvas").last.focus()
     expect(live.locator(".tip")).to_contain_text("In [")
-    view.run_cell(4)
-    expect(live).to_have_count(0)
-    expect(view.page.locator(SAVED).last).to_contain_text("4.0 / 8.0 GiB")
 
 
-def test_what_stays_of_it_in_the_file_in_a_new_page_and_without_its_kernel(view):
-    live = opened(view)
+def is_a_table_in_the_file(view):
     expect(view.page.locator(SAVED).last).to_be_hidden()
     view.page.evaluate("window.jupyterapp.shell.currentWidget.context.save()")
     path = view.lab.home / "widget.ipynb"
@@ -68,25 +91,11 @@ def test_what_stays_of_it_in_the_file_in_a_new_page_and_without_its_kernel(view)
     data = outputs()[0]
     assert "</table>" in "".join(data["text/html"])
     assert "cuda:0" in "".join(data["text/plain"])
-    # Loaded again, the page shows the same monitor.
-    view.load()
-    view.open_notebook("widget.ipynb")
-    expect(live).to_contain_text("cuda:0")
-    # Restarted, the kernel does not answer, which the page says within ten seconds anyway.
-    view.page.evaluate(
-        """async () => {
-            await window.jupyterapp.shell.currentWidget.sessionContext.restartKernel();
-            document.dispatchEvent(new Event('visibilitychange'));
-        }"""
-    )
-    expect(live).to_contain_text("the kernel does not answer")
-    # One that is ended while it starts says so in the server's log.
-    view.page.evaluate(
-        "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.requestKernelInfo()"
-    )
-    # Without its kernel, the notebook shows the table.
+
+
+def is_a_table_without_its_kernel(view):
+    view.close_documents()
     view.lab.forget()
-    view.load()
     view.open_notebook("widget.ipynb")
     expect(view.page.locator(SAVED).last).to_be_visible()
     expect(view.page.locator(SAVED).last).to_contain_text("cuda:0")

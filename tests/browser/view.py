@@ -18,6 +18,8 @@ NOT_OURS = (
     "Could not restore the debugger state",
     "Canceled future for",
 )
+# How often a page is asked: at each frame, it would be busy with the answers.
+POLL_MS = 100
 # Before the monitor's code is there, the panel says nothing.
 SAYS = """([...document.querySelectorAll('#gpumagic-panel div')].find(node => node.shadowRoot)
     ?.shadowRoot.querySelector('.all').innerText ?? '')"""
@@ -38,6 +40,8 @@ class View:
         self.page = page
         self.lab = lab
         self.errors: list[str] = []
+        # Set by a test that cannot leave the page as it found it.
+        self.spoiled = False
         self._name = name
         self._hearing: dict[str, list[Callable[[dict[str, object]], object]]] = {}
         page.on("websocket", self._socket)
@@ -67,8 +71,8 @@ class View:
         end = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < end, "it did not come to hold"
-            # Playwright's events are told while it waits for an answer of the page.
-            self.page.evaluate("new Promise(requestAnimationFrame)")
+            # Playwright's events are told while it waits.
+            self.page.wait_for_timeout(POLL_MS)
 
     @property
     def panel(self) -> Locator:
@@ -81,12 +85,35 @@ class View:
     def load(self) -> None:
         """Loads the page, the first time or again."""
         self.page.goto(self.lab.page(self._name))
-        self.page.wait_for_function("window.jupyterapp && window.jupyterapp.restored")
+        self.page.wait_for_function(
+            "window.jupyterapp && window.jupyterapp.restored", polling=POLL_MS
+        )
         self.page.evaluate("window.jupyterapp.restored.then(() => true)")
 
     def open_panel(self) -> None:
         self.page.evaluate("window.jupyterapp.commands.execute('gpumagic:show')")
         self.panel.wait_for()
+
+    def reset(self) -> None:
+        """Makes it as it was when the first test began: no document, no setting, two idle GPUs."""
+        self._hearing.clear()
+        self.close_documents()
+        self._settings(
+            "for (const key of Object.keys((await registry.load(id)).user))"
+            " await registry.remove(id, key);"
+        )
+        self.page.evaluate("localStorage.clear()")
+        self.lab.forget()
+        self.lab.machine()
+        self.open_panel()
+        self.shows("GPU 1")
+        self.hides("cuda:")
+
+    def close_documents(self) -> None:
+        """Closes all, saved or not."""
+        self.page.evaluate(
+            "[...window.jupyterapp.shell.widgets('main')].forEach(widget => widget.dispose())"
+        )
 
     def save_layout(self) -> None:
         """Waits until JupyterLab has saved which panels are open."""
@@ -107,6 +134,7 @@ class View:
                 f"([text, there]) => {SAYS}.includes(text) === there",
                 arg=[text, there],
                 timeout=timeout_ms,
+                polling=POLL_MS,
             )
         except TimeoutError:
             wish = "not to say" if not there else "to say"
@@ -147,18 +175,27 @@ class View:
             }""",
             arg=number,
             timeout=60_000,
+            polling=POLL_MS,
         )
 
     def set(self, **settings: object) -> None:
         """Changes settings of the plugin; they hold at once, and until the test ends."""
+        self._settings(
+            "for (const [key, value] of Object.entries(settings))"
+            " await registry.set(id, key, value);",
+            settings,
+        )
+
+    def _settings(self, change: str, settings: object = None) -> None:
+        """Has a page's registry of settings do something with those of the plugin."""
         self.page.evaluate(
             """async settings => {
                 const app = window.jupyterapp;
                 const token = [...app.pluginRegistry._services.keys()]
                     .find(one => one.name.endsWith(':ISettingRegistry'));
                 const registry = await app.resolveRequiredService(token);
-                for (const [key, value] of Object.entries(settings))
-                    await registry.set('gpumagic:plugin', key, value);
-            }""",
+                const id = 'gpumagic:plugin';
+                CHANGE
+            }""".replace("CHANGE", change),
             settings,
         )
