@@ -3,6 +3,7 @@
 import json
 
 import psutil
+import pytest
 from playwright.sync_api import expect
 
 GIB = 2**30
@@ -25,6 +26,7 @@ def allocate(view):
     view.wait_ran(1)
 
 
+@pytest.mark.timeout(300)  # as two tests on one kernel
 def test_a_notebook_that_allocates_is_seen_also_by_a_page_loaded_again_and_ended(view):
     view.shows("GPU 1")
     allocate(view)

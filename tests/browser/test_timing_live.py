@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from playwright.sync_api import expect
 
 LIVE = ".jp-OutputArea .gpumagic-monitor .all"
@@ -50,6 +51,7 @@ def filled(bars):
     )
 
 
+@pytest.mark.timeout(300)  # as two tests on one kernel
 def test_it_is_live_then_a_result_in_the_notebook_the_section_and_the_file(view):
     live = opened(view, BOARD, TIMED, SWEEP)
     expect(live.locator(".results").first).to_be_hidden()

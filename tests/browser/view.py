@@ -66,7 +66,7 @@ class View:
         """Calls with each message of the stream of this kind, either way."""
         self._hearing.setdefault(kind, []).append(hear)
 
-    def wait_until(self, holds: Callable[[], object], seconds: float = 15) -> None:
+    def wait_until(self, holds: Callable[[], object], seconds: float = 30) -> None:
         """Lets the page go on until this holds."""
         end = time.monotonic() + seconds
         while not holds():
