@@ -110,6 +110,6 @@ def test_pids_that_vanish(lab, watched):
     # The driver still lists it.
     lab.machine(machine | {"gpu.*.util": 45})
     watched.shows("45 %")
-    watched.hides(f"pid {process.pid}")
+    watched.shows(f"gone (pid {process.pid})")
     lab.machine()
     watched.hides("3.0 GiB")

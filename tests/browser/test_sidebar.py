@@ -69,9 +69,11 @@ def test_the_keyboard_is_enough(view):
     view.status.focus()
     view.page.keyboard.press("Enter")
     expect(view.panel).to_be_visible()
-    view.page.keyboard.press("Tab")
-    card = view.panel.get_by_role("button", name="GPU 0")
-    expect(card).to_be_focused()
+    # Past the buttons of the toolbar.
+    for button in ("A card for each GPU", "A line for each GPU", "GPU 0"):
+        view.page.keyboard.press("Tab")
+        card = view.panel.get_by_role("button", name=button)
+        expect(card).to_be_focused()
     expect(card).to_have_attribute("aria-expanded", "false")
     view.page.keyboard.press("Enter")
     expect(card).to_have_attribute("aria-expanded", "true")
