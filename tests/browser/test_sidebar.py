@@ -70,7 +70,8 @@ def test_the_keyboard_is_enough(view):
     view.page.keyboard.press("Enter")
     expect(view.panel).to_be_visible()
     # Past the buttons of the toolbar.
-    for button in ("A card for each GPU", "A line for each GPU", "GPU 0"):
+    toolbar = ("A card for each GPU", "A line for each GPU", "Open as a page")
+    for button in (*toolbar, "GPU 0"):
         view.page.keyboard.press("Tab")
         card = view.panel.get_by_role("button", name=button)
         expect(card).to_be_focused()
