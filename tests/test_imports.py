@@ -26,7 +26,7 @@ MAY = {
     "cli": {"demo", "gputable", "telemetry", "errors", "faults"},
     "demo": {"errors", "faults"},
     "magics": GROUND
-    | {"timing", "dryrun", "cell", "ledger", "mismatch", "placement"}
+    | {"timing", "dryrun", "cell", "ledger", "mismatch", "moving", "placement"}
     | {"gputable", "telemetry", "widget", "virtual"},
     "timing": GROUND
     | {"cell", "copies", "isolation", "ledger", "moving", "placement", "nvml"}
@@ -35,7 +35,7 @@ MAY = {
     "cell": GROUND | {"ledger", "mismatch", "moving", "placement"},
     "copies": {"moving", "usercode", "errors", "faults"},
     "isolation": {"usercode", "errors", "faults"},
-    "mismatch": GROUND,
+    "mismatch": GROUND | {"moving"},
     "ledger": GROUND,
     "moving": GROUND | {"placement"},
     "placement": {"device", "usercode", "errors", "faults"},

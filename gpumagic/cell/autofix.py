@@ -1,8 +1,8 @@
 """Bring operands that lie on several devices to one, for `%%ongpu … --fix`, and say so.
 
-All go to the device that holds the most bytes of them. A variable moves itself, keeping its
-identity; what autograd tracks, and views, are copied for that one call. Only for cells that ask for
-it: unlike the ledger, it is a mode over all functions of torch, which cost a microsecond more.
+All go to the device of the cell. A variable moves itself, keeping its identity; what autograd
+tracks, and views, are copied for that one call. Only for cells that ask for it: unlike the ledger,
+it is a mode over all functions of torch, which cost a microsecond more.
 """
 
 import re
@@ -46,8 +46,9 @@ class Fixed:
 class AutoFix(TorchFunctionMode):
     """Catches the error of mixed devices, brings the operands together, and tries again."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
+        self._device = device
         self._done: dict[tuple[Any, ...], Fixed] = {}
 
     @property
@@ -94,8 +95,9 @@ class AutoFix(TorchFunctionMode):
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         if len({t.device for t in tensors}) < 2:
             return None
-        writes = _writes(func) and tensors[0] is args[0]
-        home = _home(tensors, tensors[0] if writes and not _moves(tensors[0]) else None)
+        # What is written to, and cannot move, decides.
+        fixed = _writes(func) and tensors[0] is args[0] and not _moves(tensors[0])
+        home = tensors[0].device if fixed else self._device
         user = user_frame(sys._getframe(2))
         known: dict[int, Tensor] = {}
         for tensor in tensors:
@@ -119,16 +121,6 @@ class AutoFix(TorchFunctionMode):
             before, nbytes=before.nbytes + tensor.nbytes, count=before.count + 1
         )
         return new
-
-
-def _home(tensors: list[Tensor], fixed: Tensor | None) -> torch.device:
-    if fixed is not None:
-        return fixed.device
-    held: dict[torch.device, int] = {}
-    for tensor in {id(t): t for t in tensors}.values():
-        held[tensor.device] = held.get(tensor.device, 0) + tensor.nbytes
-    # As many bytes on the CPU as on a GPU: then the GPU.
-    return max(held, key=lambda device: (held[device], device.type != "cpu"))
 
 
 def _moves(tensor: Tensor) -> bool:

@@ -6,7 +6,7 @@ from gpumagic.cell.autofix import Fixed
 from gpumagic.device import Device
 from gpumagic.display.shown import Shown
 from gpumagic.ledger.entry import Ledger
-from gpumagic.moving.move import Moved
+from gpumagic.moving.move import Moved, Moves
 from gpumagic.moving.plan import Left
 
 
@@ -46,6 +46,10 @@ class Report(Shown):
         (`Left`: name, reason).
     move_seconds : float
         The time the moves took, apart from `seconds`.
+    returned : Moves or None
+        What `--back` brought home after the cell; None without it.
+    stays : bool
+        Nothing was moved for good before in this notebook: what this moved is told to stay.
     batches : Batches
         What loaders brought while the cell ran.
     memory : tuple of Memory
@@ -60,7 +64,8 @@ class Report(Shown):
     table : bool
         Show the ledger's table too (`--report`).
     elsewhere : str
-        The devices of all its work, where it did none on its own: ``"cpu"``; else empty.
+        Where most of its work was, by the tensors that it made, if not on its own device: ``"all
+        work was on cpu"``, ``"96 % of it ran on cuda:0"``; else empty.
     error : str or None
         The name of the exception that ended the cell.
     fault : str or None
@@ -73,6 +78,8 @@ class Report(Shown):
     moved: tuple[Moved, ...] = ()
     left: tuple[Left, ...] = ()
     move_seconds: float = 0.0
+    returned: Moves | None = None
+    stays: bool = False
     batches: Batches = Batches()
     memory: tuple[Memory, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)

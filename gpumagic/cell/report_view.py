@@ -6,10 +6,10 @@ from gpumagic.cell.autofix import Fixed
 from gpumagic.cell.report import Report
 from gpumagic.display import table
 from gpumagic.display.shown import block
-from gpumagic.display.units import duration, size
+from gpumagic.display.units import duration, size, some
 from gpumagic.ledger import ledger_view
+from gpumagic.moving.move import Moves
 
-_NAMES_SHOWN = 4
 # The report says the first two by themselves; that a value is shown is no news.
 _SAID = ("loader", "fix", "display")
 
@@ -37,15 +37,17 @@ def html(report: Report) -> str:
 
 def _parts(report: Report) -> list[str]:
     device = report.device
-    where = f"{device} (virtual, at CPU speed)" if device.virtual else str(device)
-    parts = [f"{where}: {device.note}" if device.note else where, *_ran(report)]
+    where = f"asked for {device}; {report.elsewhere}" if report.elsewhere else str(device)
+    where += " (virtual, at CPU speed)" if device.virtual else ""
+    where += f": {device.note}" if device.note else ""
+    parts = [where, *_ran(report)]
     if report.moved:
-        sources = ", ".join(dict.fromkeys(s for m in report.moved for s in m.sources))
-        names = _some([m.name for m in report.moved])
-        parts.append(
-            f"moved {names}: {size(report.moved_bytes)} from {sources} "
-            f"in {duration(report.move_seconds)}"
-        )
+        moved = str(Moves(report.moved, seconds=report.move_seconds))
+        if report.returned is not None:
+            moved += f", and back in {duration(report.returned.seconds)}"
+        elif report.stays:
+            moved += " for good (--back brings home)"
+        parts.append(moved)
     if report.batches.count:
         count = f"{report.batches.count} batch{'es' * (report.batches.count > 1)}"
         parts.append(f"{count}: {size(report.batches.nbytes)} copied")
@@ -55,7 +57,7 @@ def _parts(report: Report) -> list[str]:
     if not report.ledger_complete:
         parts.append("its ledger is incomplete: %gpus --doctor shows why")
     if report.left:
-        parts.append(f"left {_some([part.name for part in report.left])}: {report.left[0].reason}")
+        parts.append(f"left {some([part.name for part in report.left])}: {report.left[0].reason}")
     for memory in report.memory:
         where = "" if memory.device == str(device) else f"{memory.device} "
         parts.append(f"{where}peak {size(memory.peak)}")
@@ -72,8 +74,6 @@ def _ran(report: Report) -> list[str]:
     parts = [took]
     if report.fault:
         parts.append(f"the device reports: {report.fault}")
-    if report.elsewhere:
-        parts.append(f"asked for {report.device}; all work was on {report.elsewhere}")
     return parts
 
 
@@ -81,11 +81,6 @@ def _fixed(f: Fixed) -> str:
     where = "" if f.line is None else f" at line {f.line}"
     again = f", {f.count:,} times" if f.count > 1 else ""
     return f"fixed {f.name}: {size(f.nbytes)} from {f.source} to {f.destination}{where}{again}"
-
-
-def _some(names: list[str]) -> str:
-    shown, more = names[:_NAMES_SHOWN], len(names) - _NAMES_SHOWN
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def _details(report: Report) -> list[table.Column]:

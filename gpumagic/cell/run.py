@@ -13,13 +13,25 @@ from gpumagic import faults
 from gpumagic.cell.autofix import AutoFix
 from gpumagic.cell.report import Batches, Memory, Report
 from gpumagic.device import Device
+from gpumagic.errors import GpuError
 from gpumagic.ledger.entry import Ledger
 from gpumagic.ledger.watch import watch
 from gpumagic.moving.find_tensors import DATASET_STAYS
-from gpumagic.moving.move import Moves, move_all, optimizers_in, tensors_in, wait_for
+from gpumagic.moving.move import (
+    Moves,
+    Origin,
+    bring_home,
+    move_all,
+    optimizers_in,
+    remember,
+    tensors_in,
+    wait_for,
+)
+from gpumagic.moving.plan import Left
 from gpumagic.placement.scope import Placement
 from gpumagic.placement.swap import enter, leave
 from gpumagic.placement.torch_devices import as_torch
+from gpumagic.usercode.lines import innermost
 from gpumagic.usercode.variables import variables_read
 
 
@@ -89,6 +101,8 @@ class Run:
         strict: bool = False,
         fix: bool = False,
         table: bool = False,
+        back: bool = False,
+        first: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device = device
@@ -100,7 +114,10 @@ class Run:
         self._moves = Moves()
         self._meter = MemoryMeter()
         self._watch = watch(strict=strict)
-        self._fix = AutoFix() if fix else None
+        self._fix = AutoFix(self._target) if fix else None
+        self._back = back
+        self._first = first
+        self._origins: list[tuple[Any, Origin]] = []
         self._table = table
         self._placement: Placement | None = None
         self._started = 0.0
@@ -116,7 +133,12 @@ class Run:
                 followers=optimizers_in(self._namespace),
                 namespace=self._namespace,
                 clock=self._clock,
+                origins=self._origins,
             )
+        if self._origins and not self._back:
+            line = innermost()
+            remember(self._origins, line.label if line else "")
+            self._origins.clear()
         self._before = {id(tensor) for _, tensor in tensors_in(self._namespace)}
         self._started = self._clock()
         self._placement = enter(self._target, batches=self._move, namespace=self._namespace)
@@ -161,14 +183,18 @@ class Run:
         ledger = None
         if fault is None:
             ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)
+        returned = self._bring_back() if self._origins else None
         came = DATASET_STAYS if placement.delivered else None
         left = tuple(part for part in self._moves.left if part.reason != came)
+        left += returned.left if returned else ()
         report = Report(
             device=self.device,
             seconds=seconds,
             moved=self._moves.moved,
             left=left,
             move_seconds=self._moves.seconds,
+            returned=returned,
+            stays=self._first and not self._back,
             batches=Batches(len(placement.delivered), sum(map(sum, placement.delivered))),
             memory=tuple(memory.values()),
             ledger=Ledger() if ledger is None else ledger,
@@ -184,18 +210,30 @@ class Run:
         _last = report
         return report
 
+    def _bring_back(self) -> Moves:
+        """For `--back`: what the move brought is where it was before."""
+        origins, self._origins = self._origins, []
+        try:
+            return bring_home(self._namespace, origins)
+        except (GpuError, RuntimeError) as error:  # no room; a device that failed
+            names = ", ".join(dict.fromkeys(origin.name for _, origin in origins))
+            return Moves(left=(Left(names, str(error).splitlines()[0]),))
+
     def _elsewhere(self, place: Placement, memory: dict[int, Memory], ledger: Ledger) -> str:
-        """Where all of the cell's work was, as far as can be seen, if none was on its device."""
-        here = memory.get(self._target.index)
-        if self._target.type != "cuda" or (
-            here and here.allocations > sum(map(len, place.delivered))
-        ):
+        """Where most of the cell's work was, as far as can be seen, if not on its device."""
+        if self._target.type != "cuda":
             return ""
-        if others := [m.device for i, m in memory.items() if i != self._target.index]:
-            return ", ".join(others)
+        made = {m.device: m.allocations for m in memory.values()}
+        here = made.pop(str(self._target), 0) - sum(map(len, place.delivered))
+        others = sum(made.values())
+        if here > 0:
+            share = round(100 * others / (here + others))
+            return f"{share} % of it ran on {', '.join(made)}" if others > here else ""
+        if others:
+            return f"all work was on {', '.join(made)}"
         new = (t for _, t in tensors_in(self._namespace) if id(t) not in self._before)
-        made = any(tensor.device.type == "cpu" for tensor in new)
-        return "cpu" if made or self._moves.left or ledger.transfers else ""
+        on_cpu = any(tensor.device.type == "cpu" for tensor in new)
+        return "all work was on cpu" if on_cpu or self._moves.left or ledger.transfers else ""
 
 
 _last: Report | None = None

@@ -23,8 +23,8 @@ from torch import nn
 from gpumagic.copies import shared_objects
 from gpumagic.copies.originals import Originals
 from gpumagic.usercode.compile import own_code
+from gpumagic.usercode.functions import globals_of
 from gpumagic.usercode.values import own
-from gpumagic.usercode.variables import globals_of
 
 # With one of these a function can reach any variable by its name in a text.
 _BY_NAME = {"eval", "exec", "globals", "vars", "locals", "get_ipython"}

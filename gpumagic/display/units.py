@@ -1,8 +1,18 @@
-"""Spell bytes, seconds, joules and rates as people read them; what is not known is N/A, never 0."""
+"""Spell bytes, seconds, joules, rates and lists as people read them; N/A for what is not known."""
+
+from collections.abc import Iterable
 
 NOT_KNOWN = "N/A"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _GIB = 2**30
+_NAMES_SHOWN = 4
+
+
+def some(names: Iterable[str]) -> str:
+    """The first of them: ``"X, y, net, loss and 3 more"``."""
+    every = list(names)
+    more = len(every) - _NAMES_SHOWN
+    return ", ".join(every[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def size(count: float | None) -> str:

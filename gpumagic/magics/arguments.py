@@ -86,14 +86,14 @@ def parser_of(magic: str) -> LineParser:
 _USAGES = {
     "gpus": "[WHERE] [--processes] [--live] [--doctor] [--virtual N|off [--memory 16GiB]]",
     "gpuwatch": "on [--report] [--strict], or %(prog)s off",
-    "ongpu": "WHERE [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix]",
+    "ongpu": "WHERE [--back] [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix]",
     "gputime": "WHERE WHERE [--sweep n=64,256] [--setup CODE] [--items N] [--max-time S]"
     " [--in-place] [-o NAME] [--against last|NAME|FILE] [--quiet]",
 }
 _FLAGS = {
     "gpus": ("-p --processes", "--live", "--doctor"),
     "gpuwatch": ("--report", "--strict"),
-    "ongpu": ("-q --quiet", "--dry-run", "--report", "--strict", "--fix"),
+    "ongpu": ("-q --quiet", "--dry-run", "--report", "--strict", "--fix", "--back"),
     "gputime": ("--in-place", "-q --quiet"),
 }
 
@@ -152,6 +152,7 @@ class Request:
     report: bool = False
     strict: bool = False
     fix: bool = False
+    back: bool = False
 
 
 @lru_cache(maxsize=64)
@@ -167,13 +168,15 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Request:
         raise UsageError(f"{magic}: type %ongpu off, on a line of its own, to end %ongpu")
     if asked.dry_run and magic == "%ongpu":
         raise UsageError(f"%ongpu: --dry-run is for one cell: %%ongpu {asked.where} --dry-run")
-    about = [f"--{name}" for name in ("report", "strict", "fix", "quiet") if getattr(asked, name)]
+    about = [f"--{n}" for n in ("report", "strict", "fix", "back", "quiet") if getattr(asked, n)]
     if asked.dry_run and about:
         raise UsageError(
             f"{magic}: --dry-run runs nothing that {about[0]} could be about; leave out one of them"
         )
     if asked.quiet and asked.report:
         raise UsageError(f"{magic}: --report shows what --quiet hides; leave out one of them")
+    if asked.back and not asked.move:
+        raise UsageError(f"{magic}: --no-move brings nothing that --back could bring home")
     return asked
 
 

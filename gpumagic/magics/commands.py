@@ -17,7 +17,7 @@ from IPython.core.magic import (
 from IPython.display import display
 
 from gpumagic import faults
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, torch_needed
 from gpumagic.magics.arguments import in_one_line, parse, placing_request, timing_request
 from gpumagic.magics.completion import complete_where
 from gpumagic.magics.gpuwatch import Watched
@@ -93,23 +93,25 @@ class GpuMagics(Magics):
 
         Usage::
 
-            %%ongpu WHERE [--no-move] [--quiet] [--report] [--strict] [--fix] [--dry-run]
+            %%ongpu WHERE [--back] [--no-move] [--quiet] [--report] [--strict] [--fix] [--dry-run]
 
             WHERE        1   cuda:1   gpu:1   /gpu:1   cuda   cpu   mps   GPU-4f2a…
                          free   the GPU with the most free memory
                          1?     GPU 1, or else the CPU, and say so
+            --back       bring home after the cell what it brought
             --no-move    leave variables and batches where they are
             --quiet      no report; gpumagic.last_report() has it
             --report     with a table of the copies between devices and the waits, by line, with
                          advice
             --strict     the first copy or wait that is implicit (no device is named: .item(),
                          print, a mask, an index on the CPU) is an error at its line
-            --fix        bring operands on several devices to where most bytes are, and say so
+            --fix        bring operands on several devices to this one, and say so
             --dry-run    compute nothing and change nothing: say what the cell would assign, copy
                          and need in memory, and where it would fail
 
             %ongpu 1        all cells run there from now on, this one included
             %ongpu off      no longer
+            %ongpu home     bring home what any cell brought to a device
             %ongpu          say what holds
 
         Examples::
@@ -136,6 +138,13 @@ class GpuMagics(Magics):
             held = cells.standing is not None
             cells.end_standing()
             print(f"cells no longer run on {cells.standing_on}" if held else "nothing to end")
+        elif [word.lower() for word in words] == ["home"]:
+            with torch_needed("%ongpu home"), in_one_line("%ongpu home"):
+                from gpumagic.moving.move import bring_home
+
+                home = bring_home(cells.shell.user_ns)
+            nothing = "nothing to bring home: all that cells brought to a device is back or gone"
+            print(str(home).replace("moved", "brought home", 1) if home.moved else nothing)
         else:
             with in_one_line("%ongpu"):
                 cells.stand(placing_request(line, "%ongpu"))

@@ -33,7 +33,7 @@ def _complete(context: Any) -> dict[str, Any]:
     elif not [word for word in words if not word.startswith("-")]:
         offers = [*_devices(last), *offers]
         if magic == "ongpu" and "%%" not in match[0]:
-            offers.append("off")
+            offers += ["home", "off"]
     # The completer's token may begin within our word: "--no" of "--no-move", "1" of "cuda:1".
     skip = len(last) - len(context.token)
     fit = (offer for offer in offers if offer.startswith(last))

@@ -106,6 +106,7 @@ class CellHooks:
         self.standing_on = ""
         self._show = show
         self._failed = failed
+        self._moved = False  # any cell has moved anything for good
         self.watched: Any = None  # what counts in each cell, while `%gpuwatch` is on
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
 
@@ -221,17 +222,12 @@ class CellHooks:
         cell.gone = True
         device = find(asked.where)
         cell.gone = False
-        names = names_read(cell.tree, self.shell.transform_cell) if cell.tree else []
+        space = self.shell.user_ns
+        names = names_read(cell.tree, self.shell.transform_cell, space) if cell.tree else []
         # Known to the cell before it starts: an interrupt within must find what to undo.
-        cell.run = Run(
-            device,
-            self.shell.user_ns,
-            names,
-            move=asked.move,
-            strict=asked.strict,
-            fix=asked.fix,
-            table=asked.report,
-        )
+        options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
+        first = not self._moved
+        cell.run = Run(device, space, names, table=asked.report, first=first, **options)
         cell.request = asked
         cell.run.start()
 
@@ -250,6 +246,7 @@ class CellHooks:
             return
         cell.reported = True
         report = run.finish(error)
+        self._moved |= bool(report and report.moved and report.stays)
         if report and not asked.quiet and (not asked.standing or report.touched):
             self._show(report)
 

@@ -14,7 +14,7 @@ import torch
 from gpumagic import faults
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand
 from gpumagic.mismatch.fix.choose import Choice, choose, make_there
-from gpumagic.mismatch.fix.host_and_state import for_host, for_load, for_optimizer
+from gpumagic.mismatch.fix.host_and_state import for_host, for_load, for_optimizer, for_worker
 from gpumagic.mismatch.fix.later_uses import also_needed, result_clashes
 from gpumagic.mismatch.fix.moves import move_modules, move_tensors
 from gpumagic.mismatch.fix.random_numbers import for_generator
@@ -75,6 +75,8 @@ def _explain(
         return for_generator(frame, outer)
     if message.kind == "load":
         return for_load(frame)
+    if message.kind == "worker":
+        return for_worker(frame)
     if optimizer := for_optimizer(frame, message):
         return optimizer
     clash = conflict(frame, message)

@@ -10,6 +10,7 @@ from torch import nn
 from gpumagic.mismatch.read.expressions import loads_as_saved
 from gpumagic.mismatch.read.operand import Part
 from gpumagic.mismatch.read.syntax import parents
+from gpumagic.moving.move import origin_of
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import MISSING, own
 
@@ -22,6 +23,8 @@ def reason(
     kind: str,
 ) -> str | None:
     """One sentence, or None; `frames` has what is odd, by its names in each that names it."""
+    if told := _brought(leaves):
+        return told
     for frame, odd in frames:
         for part in odd:
             told = (
@@ -39,6 +42,20 @@ def reason(
         return "a dict does not move with the model: each of its tensors does by itself"
     if kind == "index":
         return "an index must be on the CPU or on the same device as what it indexes"
+    return None
+
+
+def _brought(leaves: tuple[Part, ...]) -> str | None:
+    """That an earlier cell brought one of them to a device: at home, it would meet the others."""
+    for part in leaves:
+        parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
+        origin = origin_of(next(iter(parameters), part.value))
+        others = {device for other in leaves if other is not part for device in other.devices}
+        if origin and others == {str(origin.device)} and part.device:
+            return (
+                f"{origin.cell or 'a cell'} brought {part.text} to {part.device} for good; "
+                "%ongpu home undoes that, and --back in that cell avoids it"
+            )
     return None
 
 

@@ -9,14 +9,16 @@ and is what that makes of it.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
-from gpumagic.display.units import size
+from gpumagic.display.units import duration, size, some
 from gpumagic.errors import GpuError
 from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder
 from gpumagic.moving.plan import FoundTensor, Held, Left, MovePlan, bytes_of, written
@@ -46,6 +48,23 @@ class Moves:
         """Bytes copied in all."""
         return sum(m.nbytes for m in self.moved)
 
+    def __str__(self) -> str:
+        """``"moved X, net: 1.2 MiB from cuda:1 in 3.1 ms"``."""
+        if not self.moved:
+            return "moved nothing"
+        sources = ", ".join(dict.fromkeys(source for m in self.moved for source in m.sources))
+        names = some(dict.fromkeys(m.name for m in self.moved))
+        return f"moved {names}: {size(self.nbytes)} from {sources} in {duration(self.seconds)}"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a tensor, or an object of a library, was before a cell brought it to its device."""
+
+    name: str  # the variable that it came with
+    device: torch.device
+    cell: str  # which cell it was: "In [3]"
+
 
 def move_all(
     variables: Iterable[tuple[str, object]],
@@ -54,13 +73,16 @@ def move_all(
     followers: Iterable[tuple[str, Optimizer]] = (),
     namespace: dict[str, Any] | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    origins: list[tuple[Any, Origin]] | None = None,
 ) -> Moves:
     """Bring tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
     The state of `followers` follows those parameters that move. In `namespace`, tensors that share
-    memory with one that moves are told in `Moves.left`, and names may be bound anew.
+    memory with one that moves are told in `Moves.left`, and names may be bound anew. Each that
+    moves is put into `origins`, with where it was.
     """
     start = clock()
+    origins = [] if origins is None else origins
     finder = TensorFinder()
     finder.variables(variables)
     by_to = [held for held in finder.movable if held.must_move(device)]
@@ -76,12 +98,13 @@ def move_all(
         if not plan.copy() or not _has_room(device, by_to):
             # Raised out here: a chained exception would keep the copies alive.
             raise GpuError(_no_room(device, finder.tensors))
+        origins += [(f.tensor, Origin(f.root, f.tensor.device, "")) for f in plan.movable]
         plan.carry_out()
         for module in finder.recurrent:
             # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
             module.flatten_parameters()
         for held in by_to:
-            _bring(held, device, plan, namespace or {})
+            _bring(held, device, plan, namespace or {}, origins)
         wait_for(device)
     for value in finder.naming:
         _name_device(value, device)
@@ -97,7 +120,13 @@ def _has_room(device: torch.device, by_to: list[Held]) -> bool:
     return room is None or sum(map(bytes_of, wanted.values())) <= room
 
 
-def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str, Any]) -> None:
+def _bring(
+    held: Held,
+    device: torch.device,
+    plan: MovePlan,
+    namespace: dict[str, Any],
+    origins: list[tuple[Any, Origin]],
+) -> None:
     """Bring an object by its own `to`: it stays itself, or its name is bound anew."""
     name = str(held.steps[0])
     moving = [found.tensor for found in held.tensors if found.must_move(device)]
@@ -116,6 +145,7 @@ def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str
         namespace[name] = brought
     plan.nbytes[name] = plan.nbytes.get(name, 0) + sum(map(bytes_of, moving))
     plan.sources.setdefault(name, {}).update(dict.fromkeys(sources))
+    origins.append((brought, Origin(name, moving[0].device, "")))
 
 
 def _name_device(value: Any, device: torch.device) -> None:
@@ -177,6 +207,46 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
         f"({names}); nothing was moved; free some (%gpus shows who holds it) or type --no-move"
     )
+
+
+_origins: Any = WeakIdKeyDictionary()
+
+
+def remember(origins: list[tuple[Any, Origin]], cell: str) -> None:
+    """Keep where a cell found what it brought, unless an earlier one had brought it."""
+    for value, origin in origins:
+        with suppress(TypeError):  # an object that cannot be referred to weakly
+            _origins.setdefault(value, replace(origin, cell=cell))
+
+
+def origin_of(value: object) -> Origin | None:
+    """Where it was before a cell brought it to where it is; None where none has."""
+    try:
+        found: Origin | None = _origins.get(value)
+    except TypeError:  # what cannot be referred to weakly
+        return None
+    return None if found is None or getattr(value, "device", None) == found.device else found
+
+
+def brought_away() -> list[Origin]:
+    """Where all that cells brought, and that still lives elsewhere, was before."""
+    return [origin for value in list(_origins) if (origin := origin_of(value))]
+
+
+def bring_home(namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | None = None) -> Moves:
+    """Bring what cells brought elsewhere, or only that of `origins`, back to where it was."""
+    by_device: dict[torch.device, list[tuple[str, Any]]] = {}
+    for value, origin in list(_origins.items()) if origins is None else origins:
+        by_device.setdefault(origin.device, []).append((origin.name, value))
+    made = Moves()
+    for device, values in by_device.items():
+        followers = optimizers_in(namespace)
+        moves = move_all(values, device, followers=followers, namespace=namespace)
+        seconds = made.seconds + moves.seconds
+        made = Moves((*made.moved, *moves.moved), (*made.left, *moves.left), seconds)
+        for _, value in values:
+            _origins.pop(value, None)
+    return made
 
 
 def move(value: object, where: object) -> Moves:

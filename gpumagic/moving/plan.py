@@ -111,6 +111,12 @@ class MovePlan:
                 return found.path
         return ""
 
+    @property
+    def movable(self) -> list[FoundTensor]:
+        """Those that get new bytes, once they are made."""
+        moving = {id(tensor) for tensor, _ in self._assignments}
+        return [found for found in self._wanted if id(found.tensor) in moving]
+
     def copy(self) -> bool:
         """Make the new bytes; False, and none are kept, where the device has no room for them."""
         try:
@@ -200,7 +206,7 @@ def immovable(tensor: Tensor) -> str:
     """Why a tensor cannot be moved in place, or nothing."""
     if tensor.grad_fn is not None:
         # Its graph expects a gradient on the device where it was computed.
-        return "autograd tracks how it was computed; x = x.detach() in a cell before frees it"
+        return f"its graph is on {tensor.device}: compute it in a cell that runs there"
     if tensor.device.type == "meta":
         return "it is on the meta device and has no data"
     return ""

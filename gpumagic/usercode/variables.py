@@ -6,17 +6,16 @@ reads what `train` reads.
 """
 
 import ast
-import dis
-import functools
 import re
+import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType
+from types import CodeType
 from typing import Any
 
-from torch import nn
+from torch import Tensor
 
-from gpumagic.usercode.values import defined_in
+from gpumagic.usercode.functions import functions_in, globals_of
 
 # Line and cell magics whose text is Python that runs in the user's namespace.
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun", "gputime"}
@@ -25,14 +24,21 @@ _BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
-_CACHED = type(functools.lru_cache(str))
-_GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
+# What is known of a tensor wherever its bytes are.
+_ABOUT = {"device", "dim", "dtype", "is_cuda", "layout", "nbytes", "ndim", "numel", "shape", "size"}
+_ASKS = {"id", "len", "type"}
+NO_TENSORS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 # `transform` makes Python of the text of a nested magic, as `InteractiveShell.transform_cell` does.
-def names_read(tree: ast.AST, transform: Callable[[str], str] = str) -> list[str]:
-    """The global names that the code of `tree` reads, in the order of their first use."""
-    reader = _Reader(transform)
+def names_read(
+    tree: ast.AST, transform: Callable[[str], str] = str, tensors: Mapping[str, Any] = NO_TENSORS
+) -> list[str]:
+    """The global names that the code of `tree` reads, in the order of their first use.
+
+    Not those of `tensors` of which it reads nothing but what they are: `x.shape`, `len(x)`.
+    """
+    reader = _Reader(transform, tensors)
     reader.visit(tree)
     if _BY_NAME & reader.read.keys():
         for node in ast.walk(tree):
@@ -44,10 +50,19 @@ def names_read(tree: ast.AST, transform: Callable[[str], str] = str) -> list[str
 class _Reader(ast.NodeVisitor):
     """Walks statements in the order in which they run, keeping what is surely bound by then."""
 
-    def __init__(self, transform: Callable[[str], str]) -> None:
+    def __init__(self, transform: Callable[[str], str], tensors: Mapping[str, Any]) -> None:
         self.read: dict[str, None] = {}
         self.bound: set[str] = set()
         self.transform = transform
+        self.tensors = tensors
+
+    def _is_tensor(self, node: ast.AST) -> bool:
+        held = self.tensors.get(node.id) if isinstance(node, ast.Name) else None
+        return issubclass(type(held), Tensor)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if not (node.attr in _ABOUT and self._is_tensor(node.value)):
+            self.visit(node.value)
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Store):
@@ -194,8 +209,11 @@ class _Reader(ast.NodeVisitor):
 
     # -- magics below ours: their Python is a string in the tree
     def visit_Call(self, node: ast.Call) -> None:
-        self.generic_visit(node)
         function = node.func
+        asks = isinstance(function, ast.Name) and function.id in _ASKS and len(node.args) == 1
+        if asks and self._is_tensor(node.args[0]):
+            return
+        self.generic_visit(node)
         if not (
             isinstance(function, ast.Attribute)
             and function.attr in ("run_line_magic", "run_cell_magic")
@@ -227,7 +245,8 @@ def variables_read(
         seen.add(name)
         value = namespace[name]
         yield name, value
-        functions = deque(_found_in(value, module))
+        is_tensor = issubclass(type(value), Tensor)
+        functions = deque([] if is_tensor else functions_in(value, module))
         while functions:
             function = functions.popleft()
             if function.__code__ in followed:
@@ -242,59 +261,4 @@ def variables_read(
                 except ValueError:  # a closure variable that is not bound yet
                     continue
                 yield f"{name}.{free}", held
-                functions.extend(_found_in(held, module))
-
-
-def _found_in(value: Any, module: str) -> list[FunctionType]:
-    try:
-        return _functions(value, module)
-    except Exception:  # noqa: BLE001  a module without its __init__, a function that wraps itself
-        return []
-
-
-_FEW = 1000  # a container of more functions than this is no list of steps
-
-
-def _functions(value: Any, module: str, depth: int = 2) -> list[FunctionType]:
-    # By type and not by attribute: a user's object may answer getattr with anything.
-    kind = type(value)
-    if kind in (list, tuple, dict):
-        items = value.values() if kind is dict else value
-        few = depth and len(value) <= _FEW
-        return [f for item in items for f in _functions(item, module, depth - 1)] if few else []
-    if kind is functools.partial:
-        return _functions(value.func, module) + _functions([*value.args], module)
-    if kind is MethodType:
-        return _functions(value.__func__, module) + _functions(value.__self__, module)
-    if kind in (staticmethod, classmethod):
-        return _functions(value.__func__, module)
-    if kind is property:
-        return _functions([value.fget, value.fset], module)
-    if kind in (FunctionType, _CACHED):
-        found = [value] if kind is FunctionType and value.__module__ == module else []
-        wrapped = vars(value).get("__wrapped__")
-        return found + (_functions(wrapped, module) if wrapped is not None else [])
-    if issubclass(kind, nn.Module):
-        kinds = dict.fromkeys(type(part) for part in value.modules())
-    else:
-        kinds = {value if issubclass(kind, type) else kind: None}
-    return [f for one in kinds for f in _methods(one, module)]
-
-
-def _methods(kind: type, module: str) -> list[FunctionType]:
-    return [
-        function
-        for base in kind.__mro__
-        if defined_in(base) == module
-        for member in vars(base).values()
-        if type(member) in (FunctionType, staticmethod, classmethod, property, _CACHED)
-        for function in _functions(member, module)
-    ]
-
-
-def globals_of(code: CodeType) -> list[str]:
-    names = {i.argval: None for i in dis.get_instructions(code) if i.opname in _GLOBAL_LOADS}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= dict.fromkeys(globals_of(constant))
-    return list(names)
+                functions.extend(functions_in(held, module))

@@ -11,14 +11,14 @@ pytestmark = pytest.mark.usefixtures("gpus")
 
 @pytest.fixture
 def fix():
-    made = AutoFix()
+    made = AutoFix(torch.device("cuda:1"))
     made.start()
     yield made
     made.stop()
     assert torch._C._len_torch_function_stack() == 0
 
 
-def test_the_smaller_goes_to_the_larger_and_stays(fix):
+def test_all_go_to_the_device_of_the_cell_and_stay(fix):
     big, small = torch.ones(100, 100, device="cuda:1"), torch.ones(100)
     alias = small
     for _ in range(3):
@@ -35,10 +35,17 @@ def test_the_smaller_goes_to_the_larger_and_stays(fix):
     )
 
 
-def test_the_other_way_too(fix):
-    big, small = torch.ones(100, 100), torch.ones(100, device="cuda:1")
-    assert (big * small).device.type == "cpu"
-    assert small.device.type == "cpu"
+def test_however_large_what_is_elsewhere(fix):
+    big, small = torch.ones(100, 100), torch.ones(100, device="cuda:0")
+    assert (big * small).device.index == 1
+    assert big.device.index == small.device.index == 1
+
+
+def test_what_is_written_to_and_cannot_move_decides(fix):
+    rows, x = torch.zeros(4, 2, device="cuda:0"), torch.ones(2, device="cuda:1")
+    rows[1:2].add_(x)
+    assert rows.device.index == 0
+    assert rows.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
 
 
 def test_what_autograd_tracks_is_copied_for_the_call(fix):
@@ -74,12 +81,12 @@ def test_other_errors_are_left_alone(fix):
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         torch.ones(2, 3) @ torch.ones(2, 3)
     with pytest.raises(RuntimeError, match="must match the size"):
-        torch.ones(2, device="cuda") + torch.ones(3)
+        torch.ones(2, device="cuda:1") + torch.ones(3)
     assert len(fix.done) == 1
 
 
 def test_modes_entered_since_survive():
-    fix = AutoFix()
+    fix = AutoFix(torch.device("cuda:1"))
     fix.start()
     with torch.device("cuda:1"):
         fix.stop()

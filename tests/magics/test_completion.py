@@ -16,7 +16,7 @@ def test_help_teaches_with_examples(ip):
 
 TIMING = {"--sweep", "--setup", "--items", "--max-time", "--in-place", "--output", "--against"}
 TIMING |= {"--quiet"}
-OPTIONS = {"--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix"}
+OPTIONS = {"--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix", "--back"}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,7 @@ OPTIONS = {"--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix"}
         ("%gputime 0 --against ", {"last"}),
         ("%gpuwatch ", {"on", "off", "--report", "--strict"}),
         ("%ongpu o", {"off"}),
+        ("%ongpu h", {"home"}),
         ("%gpus --v", {"--virtual"}),
         ("%gpus --virtual ", {"1", "2", "4", "8", "off"}),
     ],

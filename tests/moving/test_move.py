@@ -1,6 +1,7 @@
 """Moving: every object stays the object it is, shared memory stays shared, all or nothing."""
 
 import gc
+import weakref
 from collections import namedtuple
 
 import pytest
@@ -10,6 +11,14 @@ from torch import nn
 
 import gpumagic
 from gpumagic.errors import GpuError
+from gpumagic.moving.move import (
+    Origin,
+    bring_home,
+    brought_away,
+    move_all,
+    origin_of,
+    remember,
+)
 
 pytestmark = pytest.mark.usefixtures("gpus")
 
@@ -53,7 +62,7 @@ def test_a_result_that_autograd_tracks_is_left_and_its_backward_still_works():
     moves = moved(loss=loss)
     assert loss.device == CPU
     assert [part.name for part in moves.left] == ["loss"]
-    assert "detach" in moves.left[0].reason
+    assert "its graph is on cpu" in moves.left[0].reason
     loss.backward()
     assert w.grad.tolist() == [2, 2]
 
@@ -219,3 +228,49 @@ def test_move():
     assert gpumagic.move(net, 1).nbytes == 0
     with pytest.raises(GpuError, match="no GPU 7"):
         gpumagic.move(net, 7)
+
+
+# ---------------------------------------------------------------- home again
+def brought(namespace, device=GPU1, cell="In [1]"):
+    origins = []
+    move_all(namespace.items(), device, namespace=namespace, origins=origins)
+    remember(origins, cell)
+    return origins
+
+
+def test_what_cells_brought_comes_home_with_its_gradients_and_its_optimizers_state():
+    net, x = nn.Linear(2, 2), torch.ones(2, device=GPU0)
+    view, stays = x[:1], torch.ones(1, device=GPU1)
+    space = {"net": net, "x": x, "view": view, "stays": stays}
+    brought(space)
+    space["adam"] = adam = torch.optim.Adam(net.parameters())
+    net(x).sum().backward()
+    adam.step()
+    moves = bring_home(space)
+    assert {m.name for m in moves.moved} == {"net", "x", "view", "adam"}
+    assert {t.device for t in (*net.parameters(), net.weight.grad)} == {CPU}
+    assert adam.state[net.weight]["exp_avg"].device == CPU
+    assert (x.device, view.device, stays.device) == (GPU0, GPU0, GPU1)
+    assert view.data_ptr() == x.data_ptr()
+    assert bring_home(space).moved == ()
+
+
+def test_home_is_where_it_was_before_the_first_cell_that_brought_it():
+    x = torch.ones(2)
+    brought({"x": x}, GPU0, "In [1]")
+    second = brought({"x": x}, GPU1, "In [2]")
+    assert origin_of(x) == Origin("x", CPU, "In [1]")
+    assert [origin.device for _, origin in second] == [GPU0]
+    bring_home({"x": x})
+    assert x.device == CPU
+    assert origin_of(x) is None
+
+
+def test_what_is_remembered_is_not_kept_alive():
+    x = torch.ones(2)
+    brought({"x": x})
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None
+    assert brought_away() == []

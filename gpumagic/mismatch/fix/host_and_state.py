@@ -1,4 +1,4 @@
-"""Explain values for the host alone, an optimizer's state and a file's tensors."""
+"""Explain values for the host alone, an optimizer's state, a file's tensors, a loader's workers."""
 
 import ast
 from dataclasses import replace
@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gpumagic.display.units import some
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand
 from gpumagic.mismatch.fix.site import Edit, Site, bracketed, can_precede, climb
 from gpumagic.mismatch.read.expressions import Reader, arguments, loads_as_saved
@@ -15,7 +16,10 @@ from gpumagic.mismatch.read.operand import Part, bytes_of, flat
 from gpumagic.mismatch.read.operand_rows import expression, named, row
 from gpumagic.mismatch.read.operation import operation
 from gpumagic.mismatch.read.syntax import in_own_scope, loops_around, root, statement, stored
+from gpumagic.moving.move import brought_away
+from gpumagic.usercode.files import label
 from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.lines import source_of
 from gpumagic.usercode.values import full
 
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
@@ -126,6 +130,17 @@ def _away(optimizer: Any, parameters: list[Tensor], steps: bool) -> list[Tensor]
                 wrong = held.is_cuda if steps else held.device != parameter.device
                 found += [held] if wrong else []
     return found
+
+
+def for_worker(frame: FailedFrame) -> Explanation:
+    """A loader's worker that was to read tensors on a GPU."""
+    file, line = frame.filename, frame.line
+    why = "the workers of a DataLoader are processes that can read tensors on the CPU alone"
+    if brought := brought_away():
+        names = some(dict.fromkeys(origin.name for origin in brought))
+        cells = ", ".join(dict.fromkeys(origin.cell for origin in brought if origin.cell))
+        why += f"; {cells or 'a cell'} brought {names} to a GPU, and %ongpu home brings them back"
+    return Explanation(source_of(file, line), line, file, label(file), (), None, why)
 
 
 def for_load(frame: FailedFrame) -> Explanation | None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 class Message:
     """What the text of an error tells."""
 
-    # mixed, index, numpy, generator, load, host (an argument that must be on the CPU) or steps (an
-    # optimizer's counters)
+    # mixed, index, numpy, generator, load, host (an argument that must be on the CPU), steps (an
+    # optimizer's counters) or worker (of a loader, whose dataset is on a GPU)
     kind: str
     # "cuda:0", "cpu", or "cuda" where it has no number
     devices: frozenset[str] = frozenset()
@@ -42,6 +42,11 @@ _KINDS = (
     ("mixed", r"^invalid gradient at index \d+ - expected device \S+ but got"),
     ("mixed", r"Tensor on device \S+ is not on the expected device"),
 )
+_WORKER = re.compile(
+    r"in DataLoader worker process.*(?:Cannot re-initialize CUDA in forked subprocess"
+    r"|CUDA error: initialization error|Storage device not recognized: cuda)",
+    re.DOTALL,
+)
 _COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
 
 
@@ -53,6 +58,8 @@ def read(error: BaseException) -> Message | None:
         text = str(error)
     except Exception:  # noqa: BLE001  an exception class of the user's own
         return None
+    if _WORKER.search(text):
+        return Message("worker")
     # Another thread's or process's words: its frames are not this error's.
     if len(text) > 20_000 or "Original Traceback" in text:
         return None
