@@ -225,7 +225,7 @@ def test_other_magics_beneath_and_above(ip):
         "%%prun -q\n%%ongpu 1\nseen = X.sum().device, zeros(1).device",
         "%%ongpu 1\n\n%%capture out\nseen = X.sum().device, zeros(1).device",
         "%%ongpu 1\n%time seen = X.sum().device, zeros(1).device",
-        "%%ongpu 1\nx = 1\n%timeit -n 1 -r 1 seen.append(X.sum().device) or seen.append(zeros(1).device)",
+        "%%ongpu 1\nx = 1\n%timeit -n 1 -r 1 seen.extend([X.sum().device, zeros(1).device])",
     ):
         ip.run("X = X.cpu(); seen = []")
         done = ip.run(cell)
