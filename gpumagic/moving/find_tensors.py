@@ -52,7 +52,7 @@ class TensorFinder:
         self.recurrent: list[nn.RNNBase] = []
         self.staying: list[Held] = []
         self.movable: list[Held] = []  # by a `to` of their own
-        self.naming: list[Any] = []  # objects that may name their device: `pipe.device`
+        self.naming: list[Any] = []  # what may name its own device: `pipe.device`
         self._module, self._sample = module, sample
         self._depth = self._objects = 0
         self._seen: dict[int, object] = {}  # keeps what it met alive, so that an id stays its own
@@ -165,6 +165,8 @@ class TensorFinder:
             return
         if isinstance(module, nn.RNNBase):
             self.recurrent.append(module)
+        if "_device" in vars(module):  # as Lightning's modules and torchmetrics have it
+            self.naming.append(module)
         for part in _MODULE_STATE:
             for name, item in getattr(module, part).items():
                 self.value(item, (*steps, (".", name)))

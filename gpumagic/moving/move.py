@@ -151,7 +151,8 @@ def _bring(
 def _name_device(value: Any, device: torch.device) -> None:
     """Have an object that names its own device, `pipe.device`, name that of what it holds."""
     held = own(value)
-    parts = [item for item in held.values() if issubclass(type(item), (Tensor, nn.Module))]
+    found = [value] if issubclass(type(value), nn.Module) else held.values()
+    parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
     devices = {
         tensor.device
         for part in parts
@@ -159,7 +160,7 @@ def _name_device(value: Any, device: torch.device) -> None:
     }
     for name in DEVICE_NAMES:
         named = held.get(name)
-        if isinstance(named, (str, torch.device)) and devices == {device}:
+        if isinstance(named, (str, torch.device)) and parts and devices <= {device}:
             held[name] = device if isinstance(named, torch.device) else str(device)
 
 

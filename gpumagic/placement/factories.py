@@ -23,7 +23,8 @@ from gpumagic.placement.scope import in_force, placement, suspended
 Wrapper = Callable[..., Any]
 
 # Code whose small tensors are meant for the host: optimizers count their steps there, samplers draw
-# their seeds, printing formats its digits; a default device must not reach into it.
+# their seeds, printing formats its digits, schedulers use NumPy; a default device must not reach
+# into it.
 _HOST_CODE = (
     "torch.optim",
     "torch.utils.",
@@ -32,6 +33,8 @@ _HOST_CODE = (
     "torch._tensor",
     "torch._utils",
     "gpumagic.",
+    "diffusers.schedulers.",
+    "fastai.data.",
 )
 # Called by the user, it makes batches; called by a loader, it runs without placement anyway.
 _COLLATE = "torch.utils.data._utils.collate"
@@ -136,6 +139,21 @@ def _default_device(make: Wrapper) -> Wrapper:
     return functools.wraps(make)(lambda: _chosen() or make())
 
 
+def _loader(check: Wrapper) -> Wrapper:
+    """For what reads a `device_map`: without accelerate it refuses a default device."""
+
+    @functools.wraps(check)
+    def placed(device_map: Any) -> Any:
+        try:
+            return check(device_map)
+        except ValueError:
+            if device_map is not None or (device := _chosen()) is None:
+                raise
+            return {"": device}
+
+    return placed
+
+
 def _fresh(made: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """What `torch.Tensor(...)` made: brought over unless it is another's memory."""
     alias = bool(args) and isinstance(args[0], (Tensor, torch.UntypedStorage))
@@ -232,3 +250,7 @@ def twins() -> Iterator[tuple[Any, str, Any, Wrapper]]:
             (DeviceContext, "__enter__", _doubt),
         )
     )
+
+
+# Functions of libraries that ask for the default device: module → name, and what wraps it.
+IN_LIBRARIES = {"transformers.modeling_utils": ("check_and_set_device_map", _loader)}

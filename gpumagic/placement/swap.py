@@ -23,7 +23,7 @@ from torch._C import _len_torch_function_stack  # the count that torch.utils._de
 from torch.jit import _builtins, _recursive
 from torch.utils._device import _device_constructors
 
-from gpumagic.placement.factories import SPACES, tensor_new, twins
+from gpumagic.placement.factories import IN_LIBRARIES, SPACES, tensor_new, twins
 from gpumagic.placement.scope import Placement, in_force, placement
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.values import defined_in, members_of
@@ -178,13 +178,16 @@ def _swap_torch(*, back: bool = False) -> None:
 
 
 class _TorchFinder(MetaPathFinder):
-    """Imports torch's own modules under its own names: some build tables keyed by the factories."""
+    """Imports torch's own modules under its own names: some build tables keyed by the factories.
+
+    A library's module with a function of `IN_LIBRARIES` is imported as it is, and that swapped.
+    """
 
     def __init__(self) -> None:
         self._importing = False
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if self._importing or not fullname.startswith("torch."):
+        if self._importing or not (fullname.startswith("torch.") or fullname in IN_LIBRARIES):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
@@ -196,6 +199,11 @@ class _TorchFinder(MetaPathFinder):
         with _lock:
             if self._importing or not installed():
                 run(module)
+                return
+            if module.__name__ in IN_LIBRARIES:
+                run(module)
+                _look_at({module.__name__: module})
+                _swap(_in_libraries)
                 return
             self._importing = True
             _swap_torch(back=True)
@@ -269,7 +277,11 @@ def _look_at(modules: dict[str, Any]) -> None:
         if isinstance(file, str) and is_users(file):
             _user_modules.add(name)
         else:
-            _in_libraries.extend(_held(getattr(module, "__dict__", {}), _twin_of))
+            names = getattr(module, "__dict__", {})
+            _in_libraries.extend(_held(names, _twin_of))
+            function, wrap = IN_LIBRARIES.get(name, ("", None))
+            if wrap is not None and function in names:
+                _in_libraries.append((names, function, names[function], wrap(names[function])))
 
 
 def _forget_dynamos_tables() -> None:

@@ -303,6 +303,23 @@ def test_tensors_and_modules_in_objects_of_libraries_come_along(library):
     assert moved(pipe=pipe).moved == ()
 
 
+def test_a_module_that_notes_its_device_notes_where_it_was_brought():
+    # As Lightning's modules and torchmetrics do, within their own `to`.
+    class Noted(nn.Linear):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self._device, self.part = torch.device("cpu"), nn.Identity()
+            self.part._device = torch.device("cpu")
+
+        def forward(self, x):
+            return super().forward(x + torch.zeros(2, device=self._device))
+
+    net = Noted(2, 2)
+    moved(net=net)
+    assert net(torch.ones(2, device=GPU1)).device == GPU1
+    assert net.part._device == GPU1
+
+
 def test_a_device_that_an_object_names_follows_what_it_holds(library):
     net = nn.Linear(2, 2)
     pipe = library.Pipe(net)

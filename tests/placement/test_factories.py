@@ -160,3 +160,13 @@ def test_collating_by_hand_lands_and_packing_works():
         packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
         assert packed.data.device == GPU1
         assert packed.batch_sizes.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "module", ["diffusers.schedulers.scheduling_euler", "fastai.data.transforms"]
+)
+def test_libraries_whose_small_tensors_go_to_numpy_keep_them_on_the_host(module):
+    space = {"__name__": module, "torch": torch}
+    exec("def order(n): return torch.randperm(n).numpy()", space)
+    with gpumagic.on(1):
+        assert sorted(space["order"](3)) == [0, 1, 2]

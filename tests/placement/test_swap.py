@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gpumagic
-from gpumagic.placement import swap
+from gpumagic.placement import factories, swap
 
 pytestmark = pytest.mark.usefixtures("gpus")
 GPU1 = torch.device("cuda:1")
@@ -66,6 +66,35 @@ def test_factories_that_a_library_took_earlier_are_placed(tmp_path, monkeypatch)
         assert library.window.__defaults__ is defaults
         assert library.Spectrogram.__init__.__kwdefaults__ == {"window_fn": torch.hann_window}
         assert {t.device.type for t in library.made()} == {"cpu"}
+
+
+@pytest.mark.parametrize("imported", ["before", "inside"])
+def test_what_refuses_a_default_device_is_told_the_placements(imported, tmp_path, monkeypatch):
+    # As from_pretrained of transformers does where accelerate is not installed.
+    folder = tmp_path / "lib" / "python3" / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "loads_of_gpumagic.py").write_text(
+        "import torch\n"
+        "def check_and_set_device_map(device_map):\n"
+        "    if device_map or torch.get_default_device().type != 'cpu':\n"
+        "        raise ValueError('needs accelerate')\n"
+        "def load(device_map=None): return check_and_set_device_map(device_map)\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    real = factories.IN_LIBRARIES["transformers.modeling_utils"]
+    monkeypatch.setitem(factories.IN_LIBRARIES, "loads_of_gpumagic", real)
+    if imported == "before":
+        import loads_of_gpumagic
+    for _ in range(2):
+        with gpumagic.on(1):
+            import loads_of_gpumagic
+
+            assert loads_of_gpumagic.load() == {"": GPU1}
+            with pytest.raises(ValueError, match="needs accelerate"):
+                loads_of_gpumagic.load("auto")
+        assert loads_of_gpumagic.load() is None
+    assert loads_of_gpumagic.check_and_set_device_map.__qualname__ == "check_and_set_device_map"
+    del sys.modules["loads_of_gpumagic"]
 
 
 def test_a_default_of_a_function_made_inside_is_the_original_afterwards():
