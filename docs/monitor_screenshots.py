@@ -10,7 +10,7 @@ import json
 import math
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def widen(page: Page, pixels: int) -> None:
 @contextmanager
 def somebody_else() -> Iterator[int]:
     """The pid of another user's process; needs root."""
-    with subprocess.Popen(["sleep", "600"], user="nobody") as other:
+    with subprocess.Popen(["sleep", "600"], user="games") as other:
         yield other.pid
         other.kill()
 
@@ -134,23 +134,72 @@ def training(train: int, explore: int, other: int) -> Callable[[float], dict[str
     return machine
 
 
-def many(count: int) -> Callable[[float], dict[str, object]]:
+def many(count: int, pids: Mapping[str, int]) -> Callable[[float], dict[str, object]]:
+    """So many GPUs: this notebook's, another notebook's, others', full ones and free ones."""
+    own = min(3, count - 1)
+
     def machine(now: float) -> dict[str, object]:
         found: dict[str, object] = {
             "gpus": count, "gpu.*.name": CARD, "gpu.*.total": 80 * GIB, "gpu.*.limit": 700_000,
+            "gpu.*.reserved": 640 * 2**20, "gpu.*.pcie_rx": 2.1e9, "gpu.*.pcie_tx": 0.3e9,
         }  # fmt: skip
         for n in range(count):
             wave = math.sin(now / (2 + n % 5) + n)
-            busy = 0 if n % 7 == 3 else max(0, min(100, 55 + 9 * (n % 6) + 22 * wave))
+            busy = max(0, min(100, 55 + 9 * (n % 6) + 22 * wave))
+            held = (9 + (n * 29) % 62) * GIB
+            holders = {"other": held - GIB // 2}
+            if n == own:
+                held = int((14 + min(now, 24)) * GIB)
+                holders, busy = {"train": held - GIB // 2}, 95 + 3 * wave
+            elif n % 7 == 2:
+                holders = {"explore": held // 4, "other": held // 2}
+            elif n % 7 == 6:
+                held, holders = int(78.4 * GIB), {"other": 77 * GIB}
+            elif n % 7 == 4:
+                held, holders, busy = 0, {}, 0
             found |= {
                 f"gpu.{n}.util": int(busy),
-                f"gpu.{n}.used": int((3 + (n * 29) % 70 + 3 * wave) * GIB),
+                f"gpu.{n}.used": held,
                 f"gpu.{n}.temp": int(34 + busy * 0.38),
                 f"gpu.{n}.power": int(1000 * (80 + 5.4 * busy)),
+                f"gpu.{n}.nvlink_rx": int(4e7 * (1 + wave)),
+                f"gpu.{n}.compute": ",".join(f"{pids[k]}:{v}" for k, v in holders.items()),
             }
         return found
 
     return machine
+
+
+@contextmanager
+def busy_lab(
+    browser: Browser, count: int, width: int, height: int, seconds: float = 25
+) -> Iterator[tuple[Lab, View]]:
+    """A page with the panel open and three holders at work, after some time."""
+    nobody = dict.fromkeys(("train", "explore", "other"), 1)
+    with (
+        laboratory(many(count, nobody)(0)) as lab,
+        opened(lab, browser, width, height, f"pictures-{count}-{width}") as view,
+        somebody_else() as other,
+    ):
+        for name, cells in (("train", TRAIN), ("explore", EXPLORE)):
+            lab.write(f"{name}.ipynb", cells)
+        view.open_panel()
+        view.set(period=0.25, history=0.5)
+        view.page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+        for name in ("explore.ipynb", "train.ipynb"):
+            view.open_notebook(name)
+            view.page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
+        pids = {name: pid_of(lab, f"{name}.ipynb") for name in ("train", "explore")}
+        play(lab, view, seconds, many(count, pids | {"other": other}))
+        yield lab, view
+
+
+def to_width(view: View, pixels: int) -> None:
+    """Make the panel so wide."""
+    box = view.panel.bounding_box()
+    assert box is not None
+    widen(view.page, pixels - box["width"])
+    view.page.wait_for_timeout(600)
 
 
 def sidebar(browser: Browser) -> None:
@@ -172,7 +221,7 @@ def sidebar(browser: Browser) -> None:
         machine = training(pid_of(lab, "train.ipynb"), pid_of(lab, "explore.ipynb"), other)
         play(lab, view, 34, machine)
         in_both_themes(page, "monitor", lambda path: page.screenshot(path=path))
-        view.panel.locator(".card .head, .card button").nth(1).click()
+        view.panel.locator(".card .open").nth(1).click()
         play(lab, view, 4, machine)
         in_both_themes(page, "sidebar", the_panel(view))
         status = page.locator("#jp-main-statusbar")
@@ -180,16 +229,56 @@ def sidebar(browser: Browser) -> None:
 
 
 def counts(browser: Browser) -> None:
-    for count, height in ((1, 260), (8, 1180), (64, 1180)):
-        with (
-            laboratory(many(count)(0)) as lab,
-            opened(lab, browser, 1000, 1240, f"pictures-{count}") as view,
-        ):
-            view.open_panel()
-            widen(view.page, 80)
-            view.set(period=0.25, history=0.5)
-            play(lab, view, 25, many(count))
+    for count, height in ((1, 250), (2, 480), (4, 480), (8, 620), (64, 900)):
+        with busy_lab(browser, count, 1100, 940) as (_, view):
+            to_width(view, 300)
             in_both_themes(view.page, f"gpus-{count}", the_panel(view, height))
+            if count != 2:
+                continue
+            for width in (250, 500):
+                to_width(view, width)
+                in_both_themes(view.page, f"panel-{width}", the_panel(view, height))
+
+
+def narrow(browser: Browser) -> None:
+    """Both side bars open in a small window."""
+    with busy_lab(browser, 8, 1280, 760, 12) as (_, view):
+        view.page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+        view.page.wait_for_timeout(500)
+        in_both_themes(view.page, "narrow", lambda path: view.page.screenshot(path=path))
+
+
+def page(browser: Browser) -> None:
+    """All GPUs in one chart, in the main area."""
+    for count in (8, 64):
+        with busy_lab(browser, count, 1100, 900, 1) as (lab, view):
+            view.page.evaluate("window.jupyterapp.commands.execute('gpumagic:page')")
+            view.page.evaluate("window.jupyterapp.shell.collapseRight()")
+            pids = {name: pid_of(lab, f"{name}.ipynb") for name in ("train", "explore")}
+            play(lab, view, 25, many(count, pids | {"other": 1}))
+            found = view.page.locator("#gpumagic-page")
+            in_both_themes(
+                view.page, f"page-{count}", lambda path, found=found: found.screenshot(path=path)
+            )
+
+
+def notebooks(browser: Browser) -> None:
+    """Three notebooks with virtual GPUs of their own."""
+    with (
+        laboratory(None) as lab,
+        opened(lab, browser, 1100, 700, "pictures-notebooks") as view,
+    ):
+        view.open_panel()
+        for name, gpus, held in (("explore", 4, 3), ("data", 1, 1), ("train", 2, 5)):
+            cells = [
+                f"%load_ext gpumagic\n%gpus --virtual {gpus} --memory 8GiB\nimport torch",
+                f"kept = torch.ones({held} * 2**28, device='cuda')",
+            ]
+            lab.write(f"{name}.ipynb", cells)
+            run_notebook(view, f"{name}.ipynb", len(cells))
+        to_width(view, 300)
+        view.page.wait_for_timeout(4000)
+        in_both_themes(view.page, "notebooks", the_panel(view, 480))
 
 
 def doctor(browser: Browser) -> None:
@@ -220,4 +309,5 @@ def widget(browser: Browser) -> None:
 
 
 if __name__ == "__main__":
-    run({"sidebar": sidebar, "counts": counts, "doctor": doctor, "widget": widget})
+    scenes = (sidebar, counts, narrow, page, notebooks, doctor, widget)
+    run({scene.__name__: scene for scene in scenes})

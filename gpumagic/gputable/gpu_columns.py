@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from gpumagic.display.shown import bar, tag
 from gpumagic.display.table import GLUE, Column, short
 from gpumagic.display.units import NOT_KNOWN, age, share, size
-from gpumagic.gputable.holders import Holder, Split
+from gpumagic.gputable.holders import OWNERS, Holder, Split
 from gpumagic.telemetry.snapshot import GpuSample
 
 _BAR = 14
-_INKS = (("█", "mine"), ("▓", "others"), ("░", "reserved"))
-_FREE = "·"
+INKS = {"mine": "█", "books": "▓", "others": "▒", "left": "×", "unseen": "░", "driver": "│"}
+FREE = "·"
+# A holder of more GPUs is told as a sum.
+_LISTED = 4
 
 
 def gpu_columns(
@@ -31,7 +33,7 @@ def gpu_columns(
             html=[_device(gpu, words) for gpu, words in zip(gpus, devices, strict=True)],
         ),
         Column(
-            "NVML",
+            "GPU",
             nvml,
             number=True,
             css="gm-dim",
@@ -66,7 +68,7 @@ def gpu_columns(
     if all(gpu.virtual for gpu in gpus):
         # A virtual GPU has neither warmth nor current: two columns of N/A say nothing.
         del columns[-2:]
-    return [c for c in columns if c.head != "NVML" or any(c.cells)]
+    return [c for c in columns if c.head != "GPU" or any(c.cells)]
 
 
 def _readings(head: str, cells: Sequence[str], bad: Sequence[bool] = ()) -> Column:
@@ -95,13 +97,13 @@ def text_bar(parts: Split | None, total: int | None) -> str:
         return " " * _BAR
     drawn = ""
     seen = 0
-    for ink, name in _INKS:
+    for name, ink in INKS.items():
         count = getattr(parts, name)
         seen = min(seen + count, total)
         # Whatever there is shows, if only as one character.
         width = max(round(seen / total * _BAR) - len(drawn), 1 if count > total / 100 else 0)
         drawn += ink * width
-    return drawn[:_BAR].ljust(_BAR, _FREE)
+    return drawn[:_BAR].ljust(_BAR, FREE)
 
 
 def _virtual(name: str) -> str:
@@ -117,9 +119,10 @@ def _device(gpu: GpuSample, words: str) -> str:
 def _memory(parts: Split | None, total: int | None) -> str:
     if parts is None or not total:
         return bar([], "not known how much is used")
-    counts = {"this kernel": parts.mine, "others": parts.others, "reserved": parts.reserved}
-    words = (f"{name} {size(count)}" for name, count in (counts | {"free": parts.free}).items())
-    drawn = [(f"gm-{name}", getattr(parts, name) / total) for _, name in _INKS]
+    held = ((words, getattr(parts, name)) for name, words in OWNERS.items())
+    words = [f"{name} {size(count)}" for name, count in held if count]
+    words.append(f"free {size(parts.free)}")
+    drawn = [(f"gm-{name}", getattr(parts, name) / total) for name in OWNERS]
     return bar(drawn, ", ".join(words))
 
 
@@ -140,7 +143,7 @@ def device(gpu: GpuSample) -> str:
         return "lost"
     if gpu.ordinal is not None:
         return f"cuda:{gpu.ordinal}" + ("" if gpu.ordinal_certain else "?")
-    return "other process" if gpu.virtual else "not visible"
+    return "not visible"
 
 
 def _name(gpu: GpuSample) -> str:
@@ -152,12 +155,17 @@ def _name(gpu: GpuSample) -> str:
 
 
 def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
-    """``["cuda:0 10.2 GiB", "cuda:1 3.1 GiB"]``."""
+    """``["cuda:0 10.2 GiB", "cuda:1 3.1 GiB"]``, of many ``["21 GPUs 854 GiB"]``."""
+    its = [gpu for gpu in gpus if gpu.uuid in holder.memory]
+    away = all(gpu.virtual and gpu.ordinal is None for gpu in its)
+    if away or len(its) > _LISTED:
+        known = [count for count in holder.memory.values() if count is not None]
+        kind = "virtual GPU" if away else "GPU"
+        return [f"{len(its)} {kind}{'s' * (len(its) > 1)} {size(sum(known) if known else None)}"]
     parts: dict[str, int | None] = {}
-    for gpu in gpus:
-        if gpu.uuid in holder.memory:
-            count, before = holder.memory[gpu.uuid], parts.get(label(gpu))
-            parts[label(gpu)] = count if before is None else before + (count or 0)
+    for gpu in its:
+        count, before = holder.memory[gpu.uuid], parts.get(label(gpu))
+        parts[label(gpu)] = count if before is None else before + (count or 0)
     return [f"{name} {size(count)}" for name, count in parts.items()]
 
 
@@ -166,8 +174,8 @@ def label(gpu: GpuSample) -> str:
     if gpu.ordinal is not None:
         return f"cuda:{gpu.ordinal}" + (" (virtual)" if gpu.virtual else "")
     if gpu.virtual:
-        return "its own virtual GPUs"
-    return f"NVML {gpu.index}" if gpu.mig is None else _name(gpu).removeprefix("└ ")
+        return "virtual GPU"
+    return f"GPU {gpu.index}" if gpu.mig is None else _name(gpu).removeprefix("└ ")
 
 
 def holder_columns(
@@ -197,7 +205,7 @@ def holder_columns(
     ]
     if html:
         columns.insert(3, Column("kind", [h.kind or "" for h in holders]))
-    return columns if processes else [*columns[:2], columns[-1]]
+    return columns if processes else [columns[0], columns[-1]]
 
 
 def _looks(holder: Holder) -> str:

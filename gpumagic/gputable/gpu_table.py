@@ -8,13 +8,11 @@ from textwrap import wrap
 from gpumagic.display import table
 from gpumagic.display.shown import block, tag
 from gpumagic.display.units import share
-from gpumagic.gputable.gpu_columns import gpu_columns, holder_columns, label
-from gpumagic.gputable.holders import holders, split
+from gpumagic.gputable.gpu_columns import FREE, INKS, gpu_columns, holder_columns, label
+from gpumagic.gputable.holders import OWNERS, holders, split
 from gpumagic.telemetry.snapshot import GpuSample, Problem, Snapshot
 
-_LEGEND = "█ this kernel  ▓ others  ░ reserved by the driver  · free"
 _CERTAIN_CURE = "set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts to be sure"
-_COLORS = {"mine": "this kernel", "others": "others", "reserved": "the driver"}
 
 
 class GpuTable:
@@ -31,20 +29,22 @@ class GpuTable:
     ) -> None:
         self.snapshot = snapshot
         self.processes = processes
-        self.gpus = [
-            gpu for gpu in snapshot.gpus if only is None or gpu.uuid in only or gpu.mig in only
-        ]
+        named = [g for g in snapshot.gpus if only is None or g.uuid in only or g.mig in only]
+        # Another kernel's virtual GPUs can be used by nobody here: its line says how many it has.
+        self.gpus = [gpu for gpu in named if not gpu.virtual or gpu.ordinal is not None]
         self.splits = [split(gpu, snapshot.processes) for gpu in self.gpus]
-        self.holders = holders(self.gpus, snapshot.processes, each=processes)
+        self._held = named
+        self.holders = holders(named, snapshot.processes, each=processes)
 
     def __repr__(self) -> str:
         blocks = []
         if self.gpus:
             head = table.short(_caption(self.snapshot, self.gpus), table.WIDTH)
-            blocks.append([head, *table.lines(gpu_columns(self.gpus, self.splits)), _LEGEND])
+            blocks.append([head, *table.lines(gpu_columns(self.gpus, self.splits))])
+            blocks[-1].append(_legend(self._owners()))
         if self.holders:
             blocks.append(table.lines(self._holder_columns(html=False)))
-        remarks = [line for note in _notes(self.gpus) for line in wrap(note, table.WIDTH)]
+        remarks = [line for note in self._remarks() for line in wrap(note, table.WIDTH)]
         remarks += self._problem_lines()
         if remarks:
             blocks.append(remarks)
@@ -58,14 +58,12 @@ class GpuTable:
                 table.html(gpu_columns(self.gpus, self.splits, html=True), css="gm-titled")
             )
             marks = (
-                f'<i class="gm-{part}"></i><span>{name}</span>'
-                for part, name in _COLORS.items()
-                if any(getattr(each, part, 0) for each in self.splits)
+                f'<i class="gm-{part}"></i><span>{OWNERS[part]}</span>' for part in self._owners()
             )
             parts.append(f'<div class="gm-legend">{"".join(marks)}</div>')
         if self.holders:
             parts.append(table.html(self._holder_columns(html=True), css="gm-titled gm-section"))
-        parts += [tag("div", note, "gm-note") for note in _notes(self.gpus)]
+        parts += [tag("div", note, "gm-note") for note in self._remarks()]
         parts += [
             f'<div class="gm-problem">{escape(self._cause(problem))}'
             f"{'<br>' if self.gpus else ' '}{_typed(_sentence(problem.cure))}</div>"
@@ -73,9 +71,17 @@ class GpuTable:
         ]
         return block("".join(parts))
 
+    def _remarks(self) -> list[str]:
+        if self._held and not self.gpus and not self.snapshot.problems:
+            return ["This kernel has no GPU; %gpus --virtual 2 makes virtual ones."]
+        return _notes(self.gpus)
+
+    def _owners(self) -> list[str]:
+        return [name for name in OWNERS if any(getattr(part, name, 0) for part in self.splits)]
+
     def _holder_columns(self, *, html: bool) -> list[table.Column]:
         now = self.snapshot.time
-        return holder_columns(self.holders, self.gpus, now, self.processes, html=html)
+        return holder_columns(self.holders, self._held, now, self.processes, html=html)
 
     def _cause(self, problem: Problem) -> str:
         return _sentence(problem.cause) if self.gpus else f"No GPU: {problem.cause}."
@@ -91,6 +97,10 @@ class GpuTable:
         return lines
 
 
+def _legend(owners: Sequence[str]) -> str:
+    return "  ".join([*(f"{INKS[name]} {OWNERS[name]}" for name in owners), f"{FREE} free"])
+
+
 def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:
     """The machine in one line."""
     host = snapshot.host
@@ -99,6 +109,7 @@ def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:
     busy = "" if host.cpu_utilization is None else f" {host.cpu_utilization:.0f} %"
     parts = [
         host.name,
+        f"CUDA {snapshot.cuda}" if snapshot.cuda else "",
         f"driver {snapshot.driver}" if snapshot.driver else "",
         _count(len(whole) - virtual, "GPU"),
         _count(virtual, "virtual GPU"),

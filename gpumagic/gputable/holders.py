@@ -8,17 +8,29 @@ from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
 # A driver's own rounding, and what it holds without a process, is not somebody's memory.
 _NOBODYS = 32 * 2**20
-UNSEEN = "processes not visible from here"
+UNSEEN = "unaccounted"
+# Whose memory it can be, in the order of bars, as js/src/monitor/bar.ts calls them.
+OWNERS = {
+    "mine": "this notebook",
+    "books": "my other notebooks",
+    "others": "other processes",
+    "left": "left behind",
+    "unseen": UNSEEN,
+    "driver": "driver",
+}
 
 
 @dataclass(frozen=True)
 class Split:
-    """One GPU's memory in bytes: this kernel's, that of all others, the driver's own, and free."""
+    """One GPU's memory in bytes, by whose it is (`OWNERS`), and free."""
 
-    mine: int
-    others: int
-    reserved: int
-    free: int
+    mine: int = 0
+    books: int = 0
+    others: int = 0
+    left: int = 0
+    unseen: int = 0
+    driver: int = 0
+    free: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,11 +50,26 @@ def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> Split | None:
     """How one GPU's memory is shared out; None where it does not tell how much is used."""
     if gpu.memory_total is None or gpu.memory_used is None:
         return None
-    mine = sum(p.memory or 0 for p in processes if p.uuid == gpu.uuid and p.mine)
-    mine = min(mine, gpu.memory_used)
+    parts = dict.fromkeys(OWNERS, 0)
+    for process in processes:
+        if process.uuid == gpu.uuid:
+            parts[_owner(process)] += process.memory or 0
+    rest = gpu.memory_used
+    for name in OWNERS:
+        parts[name] = min(parts[name], rest)
+        rest -= parts[name]
+    parts["unseen" if rest > _NOBODYS else "driver"] = rest
     reserved = gpu.memory_reserved or 0
-    free = max(gpu.memory_total - gpu.memory_used - reserved, 0)
-    return Split(mine, gpu.memory_used - mine, reserved, free)
+    parts["driver"] += reserved
+    return Split(**parts, free=max(gpu.memory_total - gpu.memory_used - reserved, 0))
+
+
+def _owner(process: ProcessSample) -> str:
+    if process.orphan:
+        return "left"
+    if process.mine:
+        return "mine"
+    return "books" if process.kernel or process.notebook else "others"
 
 
 def holders(
@@ -54,7 +81,7 @@ def holders(
     groups: dict[tuple[object, ...], list[ProcessSample]] = {}
     for process in processes:
         if process.uuid in shown:
-            who = process.notebook or process.name or process.pid
+            who = process.notebook or process.name or process.user or process.pid
             key = (process.pid,) if each else (process.mine, who, process.user)
             groups.setdefault(key, []).append(process)
     found = [_holder(group) for group in groups.values()]
@@ -82,10 +109,12 @@ def _holder(group: Sequence[ProcessSample]) -> Holder:
 
 
 def _name(process: ProcessSample) -> str:
-    name = PurePath(process.notebook).name if process.notebook else process.name
+    name = PurePath(process.notebook).name if process.notebook else None
     if process.mine:
-        return f"this kernel ({name})" if process.notebook else "this kernel"
-    return name or f"process {process.pid}"
+        return f"{OWNERS['mine']} ({name})" if name else "this process"
+    if name is None and process.name:
+        return f"you · {process.name}"
+    return name or process.user or f"gone (pid {process.pid})"
 
 
 def _unseen(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict[str, int | None]:

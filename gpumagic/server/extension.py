@@ -23,8 +23,7 @@ class Extension(ExtensionApp):
         assert server is not None
         kernels = KernelTable(server.kernel_manager, server.session_manager)
         owners = Owners(kernels.kernels, root=Path(server.root_dir))
-        # The server itself uses no GPU.
-        sampler = Sampler(Collector(owners=owners, here=None))
+        sampler = Sampler(Collector(owners=owners, usable=False))
         self.hub = Hub(sampler, kernels, KernelCells(kernels.notebook))
         self.settings[HUB] = self.hub
 

@@ -25,23 +25,26 @@ _JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
 
 class Collector:
     """Takes snapshots from its sources, by default those of this machine; ``here`` lists the CUDA
-    devices of this process, and is None in a server, which uses no GPU itself."""
+    devices of this process, and ``usable`` is False in a server, which uses no GPU itself but
+    whose kernels number them as it would."""
 
     def __init__(
         self,
         nvml: NvmlSource | None = None,
         owners: Owners | None = None,
         virtual_states: Callable[[], Sequence[virtual_state.VirtualState]] = virtual_state.read,
-        here: Callable[[], Sequence[device.Device]] | None = lambda: device.here(memory=False),
+        here: Callable[[], Sequence[device.Device]] = lambda: device.here(memory=False),
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         host: Callable[[], Host] | None = None,
+        usable: bool = True,
     ) -> None:
         self._nvml = nvml or NvmlSource()
         self._host = host or read_host
         self._owners = owners or Owners()
         self._virtual_states = virtual_states
         self._here = here
+        self._usable = usable
         self._clock = clock
         self._monotonic = monotonic
         self._lock = threading.Lock()
@@ -66,10 +69,11 @@ class Collector:
                 time=self._clock(),
                 host=host,
                 driver=self._nvml.driver() if real else None,
+                cuda=self._nvml.cuda() if real else None,
                 source="+".join(sources) or "none",
                 gpus=tuple(gpus),
                 processes=tuple(self._with_owners(holders, patience)) if processes else (),
-                problems=tuple(_explain(gpus, self._nvml.problems(), named=self._here is not None)),
+                problems=tuple(_explain(gpus, self._nvml.problems(), named=self._usable)),
             )
 
     def chore(self, *, processes: bool, seconds: float) -> None:
@@ -80,7 +84,7 @@ class Collector:
                 self._look_up(set(self._known))
 
     def _with_ordinals(self, gpus: Iterable[GpuSample]) -> list[GpuSample]:
-        known = {found.uuid: found for found in self._here()} if self._here else {}
+        known = {found.uuid: found for found in self._here()}
         return [
             replace(gpu, ordinal=found.ordinal, ordinal_certain=found.ordinal_certain)
             if (found := known.get(gpu.uuid))

@@ -6,7 +6,7 @@ left the ring is forgotten.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -29,7 +29,9 @@ class Reading(NamedTuple):
     power: float | None
 
 
-_CHARTED = ("utilization", "memory_used")
+_CHARTED = ("utilization", "memory_used", "power")
+# Bytes by UUID and by holder; None where nobody asked who holds memory.
+_Held = dict[str, dict[str, int]] | None
 
 
 class History:
@@ -38,7 +40,7 @@ class History:
     def __init__(self, entries: int = ENTRIES, interval_s: float = INTERVAL_S) -> None:
         self._interval_s = interval_s
         self._lock = threading.Lock()
-        self._moments: deque[tuple[float, dict[str, Reading]]] = deque(maxlen=entries)
+        self._moments: deque[tuple[float, dict[str, Reading], _Held]] = deque(maxlen=entries)
 
     def __len__(self) -> int:
         return len(self._moments)
@@ -58,22 +60,26 @@ class History:
                 self._moments.pop()
             if self._moments and time - self._moments[-1][0] < self._interval_s * _TOLERANCE:
                 return False
-            self._moments.append((time, readings))
+            self._moments.append((time, readings, _held(snapshot)))
             return True
 
     def since(self, time: float | None = None) -> dict[str, Any]:
         """What was read after a moment (everything that is kept if None), ready for JSON:
-        ``{"time": […], "gpus": {uuid: {"utilization": […], "memory_used": […]}}}``."""
+        ``{"time": […], "gpus": {uuid: {"utilization": […], "memory_used": […], "power": […],
+        "held": {holder: […]}}}}``."""
         with self._lock:
             kept = list(self._moments)
         told = [moment for moment in kept if time is None or moment[0] > time]
-        uuids = dict.fromkeys(uuid for _, readings in kept for uuid in readings) if told else {}
+        uuids = dict.fromkeys(uuid for _, readings, _ in kept for uuid in readings) if told else {}
         return {
-            "time": [at for at, _ in told],
+            "time": [at for at, _, _ in told],
             "gpus": {
                 uuid: {
-                    name: [getattr(readings.get(uuid), name, None) for _, readings in told]
-                    for name in _CHARTED
+                    **{
+                        name: [getattr(readings.get(uuid), name, None) for _, readings, _ in told]
+                        for name in _CHARTED
+                    },
+                    "held": _columns(uuid, [held for _, _, held in told]),
                 }
                 for uuid in uuids
             },
@@ -85,11 +91,34 @@ class History:
             kept = list(self._moments)
         return [
             reading
-            for at, readings in kept
+            for at, readings, _ in kept
             if time is None or at > time
             for reading in readings.values()
             if any(value is not None for value in reading[2:])
         ]
+
+
+def _held(snapshot: Snapshot) -> _Held:
+    """As ``heldBy`` in js/src/monitor/split.ts: a GPU has what its MIG devices have too."""
+    if not snapshot.processes:
+        return None
+    parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}
+    held: dict[str, dict[str, int]] = {}
+    for process in snapshot.processes:
+        other = "left" if process.orphan else "mine" if process.mine else None
+        holder = other or process.kernel or process.notebook or "others"
+        for uuid in filter(None, (process.uuid, parents.get(process.uuid))):
+            by = held.setdefault(uuid, {})
+            by[holder] = by.get(holder, 0) + (process.memory or 0)
+    return held
+
+
+def _columns(uuid: str, moments: Sequence[_Held]) -> dict[str, list[int | None]]:
+    holders = dict.fromkeys(name for held in moments if held for name in held.get(uuid, ()))
+    return {
+        name: [None if held is None else held.get(uuid, {}).get(name, 0) for held in moments]
+        for name in holders
+    }
 
 
 @dataclass(frozen=True)

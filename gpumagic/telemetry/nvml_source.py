@@ -64,6 +64,7 @@ class NvmlSource:
         self._rates = Rates(monotonic)
         self._xids = XidLog()
         self._driver: str | None = None
+        self._cuda: str | None = None
         # By UUID and tier: when it was read, and what.
         self._kept: dict[tuple[str, str], tuple[float, Any]] = {}
         self._present: tuple[nvml.Gpu, ...] = ()
@@ -76,13 +77,20 @@ class NvmlSource:
             self._driver = None if version is None else str(version)
         return self._driver
 
+    def cuda(self) -> str | None:
+        """The newest CUDA that the driver can run: ``"13.0"``."""
+        if self._cuda is None:
+            number = self._door().system("nvmlSystemGetCudaDriverVersion")
+            self._cuda = f"{number // 1000}.{number % 1000 // 10}" if number else None
+        return self._cuda
+
     def gpus(self, host: Host, patience: float = 0.0) -> list[GpuSample]:
         """All GPUs, also lost ones; ``patience``: how many times its interval a reading may be old,
         and unless 0, Xid errors are watched."""
         door = self._door()
         gpus = door.gpus()
         if not gpus:
-            self._driver = None
+            self._driver = self._cuda = None
         if patience:
             self._xids.add(door.xids(), self._clock())
         self._present = ()

@@ -117,6 +117,7 @@ class Snapshot:
     gpus: tuple[GpuSample, ...] = ()
     processes: tuple[ProcessSample, ...] = ()
     problems: tuple[Problem, ...] = ()
+    cuda: str | None = None  # the newest that the driver can run, "13.0"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and tuples, numbers, strings and None."""

@@ -9,6 +9,7 @@ import atexit
 import threading
 import time
 from concurrent.futures import TimeoutError as NotYet
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -36,6 +37,19 @@ _NO_MODEL = (
     ".jp-OutputArea-child:has(.{}) + .jp-OutputArea-child:has(.jupyter-widgets)"
     ":not(:has(.gpumagic-monitor)) {{ display: none }}"
 )
+# Where a page was loaded anew, the view comes only when the kernel has time for it.
+_NOTE = (
+    '<span class="gm-waits">The live view is waiting for the cell to end.</span>'
+    '<span class="gm-again">Run the cell again for the live view.</span>'
+)
+_BUSY = '.jp-NotebookPanel:has(.jp-Notebook-ExecutionIndicator[data-status="busy"])'
+
+
+def _waits(table: str) -> str:
+    """The style that has a table say what its view waits for."""
+    none, inline = "{ display: none }", "{ display: inline }"
+    busy = f"{_BUSY} .{table}"
+    return f".{table} .gm-waits {none} {busy} .gm-waits {inline} {busy} .gm-again {none}"
 
 
 def script(path: Path = SCRIPT) -> str:
@@ -131,9 +145,11 @@ class MonitorWidget(anywidget.AnyWidget):
 
     def _table(self) -> dict[str, str]:
         shown = GpuTable(self._last)
-        hide = f"<style>{_NO_MODEL.format(self.table)}</style>"
-        html = f'<div class="{self.table}">{hide}{shown._repr_html_()}</div>'
-        return {"text/plain": repr(shown), "text/html": html}
+        style = f"<style>{_NO_MODEL.format(self.table)}{_waits(self.table)}</style>"
+        at = f"{datetime.fromtimestamp(self._last.time):%Y-%m-%d %H:%M:%S}"
+        note = f'<div style="font-size: 11px; opacity: .7">As of {at}. {_NOTE}</div>'
+        html = f'<div class="{self.table}">{style}{shown._repr_html_()}{note}</div>'
+        return {"text/plain": f"{shown!r}\n\nAs of {at}.", "text/html": html}
 
     def _keep(self) -> None:
         """Bring the table in the notebook up to date."""

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from gpumagic.telemetry.history import CellRun, CellRuns
@@ -114,7 +115,9 @@ class ShellCells:
         return [run.to_dict() for run in self._runs.since()]
 
     def _began(self, info: Any) -> None:
-        count = self._shell.execution_count if info.store_history else None
+        # IPython may have raised its own number by now; what it keeps ends before this cell.
+        kept = self._shell.history_manager.input_hist_parsed
+        count = len(kept) if info.store_history else None
         name = f"{os.getpid()}-{next(_numbers)}"
         self._runs.keep(CellRun(name, None, self._notebook, count, self._clock()))
         self._running[id(info)] = name
@@ -123,5 +126,8 @@ class ShellCells:
     def _ended(self, result: Any) -> None:
         name = self._running.pop(id(result.info), None)
         if name is not None:
-            self._runs.end(name, self._clock())
+            run = self._runs.get(name)
+            if run is not None:
+                count = result.execution_count if result.info.store_history else None
+                self._runs.keep(replace(run, count=count, end=self._clock()))
             self._changed()

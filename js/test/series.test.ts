@@ -133,3 +133,25 @@ test('units are those of the table', () => {
   expect([reading(null, '%'), watts(12.3, null), watts(null, 5)]).toEqual(['N/A', '12 W', 'N/A']);
   expect([812345.6, 3.6e6 * 2].map(energy)).toEqual(['226 Wh', '2.0 kWh']);
 });
+
+test('who holds memory is known until nobody has asked for a while', () => {
+  const series = new Series();
+  const holds = (time: number, kernel: string | null) => {
+    const processes = kernel ? [{ uuid: 'a', kernel, memory: 5, orphan: false, mine: false }] : [];
+    series.push({ ...at(time, 1), processes } as never);
+  };
+  holds(1, 'k1');
+  holds(2, null);
+  holds(3, 'k2');
+  holds(20, null);
+  const held = new Map(series.held('a'));
+  expect(held.get('k1')).toEqual([5, 5, 0, Number.NaN]);
+  expect(held.get('k2')).toEqual([Number.NaN, Number.NaN, 5, Number.NaN]);
+  series.seed({
+    time: [1, 2],
+    gpus: { a: { utilization: [1, 1], memory_used: [9, 9], held: { left: [7, null] } } },
+  });
+  const told = new Map(series.held('a'));
+  expect(told.get('left')).toEqual([7, 7, 7, Number.NaN]);
+  expect(told.get('k1')?.[0]).toBe(5);
+});

@@ -28,11 +28,18 @@ def process(**facts: Any) -> ProcessSample:
 
 def test_memory_is_split_between_this_kernel_others_and_the_driver() -> None:
     both = (process(memory=10 * GIB, mine=True), process(pid=8, memory=5 * GIB))
-    assert split(gpu(), both) == Split(10 * GIB, 20 * GIB, GIB, 49 * GIB)
+    expected = Split(mine=10 * GIB, others=5 * GIB, unseen=15 * GIB, driver=GIB, free=49 * GIB)
+    assert split(gpu(), both) == expected
+    book = process(memory=5 * GIB, kernel="k")
+    left = process(memory=5 * GIB, kernel=None, orphan=True, notebook="old.ipynb")
+    parts = split(gpu(), (book, left))
+    assert parts is not None
+    assert (parts.books, parts.left, parts.others) == (5 * GIB, 5 * GIB, 0)
     assert split(gpu(memory_used=None), both) is None
     greedy = split(gpu(), (process(mine=True, memory=99 * GIB),))
     assert greedy is not None
-    assert greedy.others == 0
+    assert greedy.mine == 30 * GIB
+    assert greedy.others == greedy.unseen == 0
 
 
 def test_holders_are_this_kernel_then_the_greediest_then_the_unseen() -> None:
@@ -43,10 +50,10 @@ def test_holders_are_this_kernel_then_the_greediest_then_the_unseen() -> None:
     )
     found = holders([gpu()], some, each=False)
     assert [holder.name for holder in found] == [
-        "this kernel (mine.ipynb)",
+        "this notebook (mine.ipynb)",
         "big.ipynb",
         "small.ipynb",
-        "processes not visible from here",
+        "unaccounted",
     ]
     assert found[-1].memory == {"GPU-0": 18 * GIB}
 
@@ -65,7 +72,9 @@ def test_equal_names_of_different_users_are_not_summed() -> None:
     assert [holder.user for holder in holders(gpus, two, each=False)] == ["ada", "grace"]
 
 
-def test_strangers_are_told_apart_by_their_pid() -> None:
-    gpus = [gpu(memory_used=2 * GIB)]
+def test_strangers_are_their_user_programs_are_mine_and_the_rest_is_gone() -> None:
+    gpus = [gpu(memory_used=4 * GIB)]
     two = tuple(process(pid=pid, name=None, user="grace") for pid in (1, 2))
-    assert [holder.name for holder in holders(gpus, two, each=False)] == ["process 1", "process 2"]
+    gone = process(pid=3, name=None, user=None)
+    found = holders(gpus, (*two, gone, process(pid=4)), each=False)
+    assert [holder.name for holder in found] == ["grace", "gone (pid 3)", "you · python3"]

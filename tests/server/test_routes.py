@@ -134,7 +134,9 @@ async def test_the_history_and_the_cells(machine, hub, fetch):
     past = json.loads((await fetch("history")).body)
     assert past["history"] == {
         "time": [1001.0],
-        "gpus": {"GPU-0": {"utilization": [None], "memory_used": [GIB]}},
+        "gpus": {
+            "GPU-0": {"utilization": [None], "memory_used": [GIB], "power": [None], "held": {}}
+        },
     }
     assert [cell["id"] for cell in past["cells"]] == ["a"]
     assert past["cells"][0]["gpus"] == ["GPU-0"]

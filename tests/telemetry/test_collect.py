@@ -28,18 +28,26 @@ def collector(
     states: tuple[VirtualState, ...] = (),
     here: tuple[Device, ...] = (),
     processes: tuple[ProcessSample, ...] = (),
+    usable: bool = True,
 ) -> Collector:
     nvml: Any = SimpleNamespace(
         gpus=lambda host, patience: list(gpus),
         processes=lambda patience: list(processes),
         problems=lambda: list(problems),
         driver=lambda: "580",
+        cuda=lambda: "13.0",
     )
     owners: Any = SimpleNamespace(
         look_up=lambda pids: {pid: Owner("ada", "python3", "a.ipynb", 9.0) for pid in pids}
     )
     return Collector(
-        nvml, owners, lambda: states, lambda: here, lambda: 17.0, host=lambda: Host("box")
+        nvml,
+        owners,
+        lambda: states,
+        lambda: here,
+        lambda: 17.0,
+        host=lambda: Host("box"),
+        usable=usable,
     )
 
 
@@ -186,10 +194,11 @@ def test_a_patient_look_at_the_owners_is_made_by_a_chore() -> None:
         processes=lambda patience: list(held),
         problems=list,
         driver=lambda: "580",
+        cuda=lambda: "13.0",
         chore=lambda processes, seconds: None,
     )
     owners: Any = SimpleNamespace(look_up=look_up)
-    made = Collector(nvml, owners, tuple, None, monotonic=lambda: now[0])
+    made = Collector(nvml, owners, tuple, list, monotonic=lambda: now[0])
 
     def tick() -> None:
         (*_, last) = made.take(patience=2.0).processes
@@ -209,3 +218,11 @@ def test_a_patient_look_at_the_owners_is_made_by_a_chore() -> None:
     made.take()
     made.take()
     assert len(looked) == 7, "a single look is always a new one"
+
+
+def test_a_server_numbers_gpus_as_its_kernels_do_but_needs_none_itself() -> None:
+    made = collector(gpus=(REAL,), here=(Device("cuda", 0, REAL.uuid),))
+    assert made.take().gpus[0].ordinal == 0
+    nobody = collector(gpus=(REAL,))
+    assert [problem.code for problem in nobody.take().problems] == ["none-visible"]
+    assert collector(gpus=(REAL,), usable=False).take().problems == ()

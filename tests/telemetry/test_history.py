@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import tracemalloc
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.telemetry import GpuSample, Snapshot
+from gpumagic.telemetry import GpuSample, ProcessSample, Snapshot
 from gpumagic.telemetry.history import History, Reading
 
 
@@ -55,6 +56,8 @@ def test_like_a_list_that_forgets_its_head(
             uuid: {
                 "utilization": [(gpus.get(uuid) or (None, None))[0] for _, gpus in told],
                 "memory_used": [(gpus.get(uuid) or (None, None))[1] for _, gpus in told],
+                "power": [None] * len(told),
+                "held": {},
             }
             for uuid in uuids
         },
@@ -160,3 +163,20 @@ def test_many_threads() -> None:
     for reader in readers:
         reader.join()
     assert not failures
+
+
+def test_who_held_memory_is_kept_and_unknown_where_nobody_asked() -> None:
+    def holds(time: float, **memory: int) -> Snapshot:
+        parts = (GpuSample("GPU"), GpuSample("MIG", mig="GPU"))
+        processes = [ProcessSample("MIG", 1, count, kernel=k) for k, count in memory.items()]
+        return Snapshot(time, gpus=parts, processes=tuple(processes))
+
+    history = History()
+    for taken in (holds(1.0, a=5), holds(2.0), holds(3.0, a=6, b=1)):
+        history.add(taken)
+    history.add(
+        replace(holds(4.0), processes=(ProcessSample("MIG", 9, 7, kernel="a", orphan=True),))
+    )
+    told = history.since()["gpus"]
+    expected = {"a": [5, None, 6, 0], "b": [0, None, 1, 0], "left": [0, None, 0, 7]}
+    assert told["GPU"]["held"] == told["MIG"]["held"] == expected

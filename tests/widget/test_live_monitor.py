@@ -3,6 +3,7 @@
 import gc
 import weakref
 from dataclasses import replace
+from datetime import datetime
 from types import SimpleNamespace
 
 import pytest
@@ -85,9 +86,23 @@ def test_an_async_cell_is_one_cell(shell):
     assert not log.busy
 
 
+def test_a_cell_has_the_number_that_stands_beside_it(shell):
+    began = []
+    log = ShellCells(shell.ip, lambda: began.append(log.runs()[-1]["count"]), Clock())
+    log.install()
+    first = shell.ip.run_cell("x = 1", store_history=True).execution_count
+    shell.ip.run_cell("raise ValueError", store_history=True)
+    shell.ip.run_cell("y = 1", store_history=False)
+    log.uninstall()
+    assert [run["count"] for run in log.runs()] == [first, first + 1, None]
+    # While it runs, as afterwards.
+    assert began == [first, first, first + 1, first + 1, None, None]
+
+
 def test_old_cells_are_forgotten():
     events = EventManager(None, available_events)
-    shell = SimpleNamespace(events=events, displayhook=None, execution_count=1)
+    stored = SimpleNamespace(input_hist_parsed=[""])
+    shell = SimpleNamespace(events=events, displayhook=None, history_manager=stored)
     log = ShellCells(shell, lambda: None, Clock())
     log.install()
     outer = SimpleNamespace(store_history=True)
@@ -95,8 +110,8 @@ def test_old_cells_are_forgotten():
     for _ in range(KEPT + 5):
         info = SimpleNamespace(store_history=True)
         events.trigger("pre_run_cell", info)
-        events.trigger("post_run_cell", SimpleNamespace(info=info))
-    events.trigger("post_run_cell", SimpleNamespace(info=outer))
+        events.trigger("post_run_cell", SimpleNamespace(info=info, execution_count=1))
+    events.trigger("post_run_cell", SimpleNamespace(info=outer, execution_count=1))
     log.uninstall()
     assert len(log.runs()) == KEPT
     assert not log.busy
@@ -107,6 +122,15 @@ def test_it_sends_what_the_sampler_tells(made):
     made.sampler.tick(replace(SNAPSHOT, time=5.0))
     assert made.widget.snapshot["time"] == 5.0
     assert made.sampler.asked == {"period_s": 1.0, "processes": True}
+
+
+def test_its_table_says_of_when_it_is_and_what_the_view_waits_for(made):
+    made.sampler.tick(replace(SNAPSHOT, time=datetime(2026, 11, 22, 17, 5).timestamp()))
+    table = made.widget._table()
+    assert table["text/plain"].endswith("\n\nAs of 2026-11-22 17:05:00.")
+    assert "As of 2026-11-22 17:05:00." in table["text/html"]
+    assert "waiting for the cell to end" in table["text/html"]
+    assert "Run the cell again" in table["text/html"]
 
 
 def test_its_cells_hold_the_gpus_of_this_kernel(made):

@@ -92,17 +92,19 @@ export class Chart {
   #bands(used: readonly number[]): Band[] {
     const { inks } = this.#shared;
     const parts = this.#parts();
-    const unseen = used.map((bytes, n) => {
-      let rest = bytes || 0;
-      for (const values of parts.values()) rest -= values[n] || 0;
-      return Math.max(rest, 0);
-    });
-    parts.set('unseen', unseen);
-    parts.set('driver', new Array<number>(used.length).fill(this.#reserved));
-    return OWNERS.flatMap((owner) => {
+    let rest = used.map((bytes) => bytes || 0);
+    const part = (owner: Owner, values: readonly number[]): Band => {
+      // Never more than there is: who holds it was asked a little before, or after.
+      const held = rest.map((left, n) => Math.min(values[n] || 0, left));
+      rest = rest.map((left, n) => left - (held[n] as number));
+      return { values: held, ink: inks[owner] };
+    };
+    const bands = OWNERS.flatMap((owner) => {
       const values = parts.get(owner);
-      return values ? [{ values, ink: inks[owner] }] : [];
+      return values ? [part(owner, values)] : [];
     });
+    const reserved = new Array<number>(used.length).fill(this.#reserved);
+    return [...bands, part('unseen', rest), { values: reserved, ink: inks.driver }];
   }
 
   /** What the holders that are known held, by owner. */

@@ -9,6 +9,8 @@ const KEPT = 1600;
 const KEPT_S = 3600;
 /** A clock that went back by more than this was set. */
 const SET_BACK_S = 60;
+/** Who holds memory is taken to hold it for so long, where it is not asked at each sample. */
+const LASTING_S = 10;
 /** Before the name of a holder: so its column of bytes is called. */
 const HELD = '@';
 
@@ -62,7 +64,17 @@ export class Series {
   held(uuid: string): [string, readonly number[]][] {
     return [...(this.#gpus.get(uuid) ?? [])]
       .filter(([name]) => name.startsWith(HELD))
-      .map(([name, values]) => [name.slice(HELD.length), this.#long(values)]);
+      .map(([name, values]) => [name.slice(HELD.length), this.#filled(this.#long(values))]);
+  }
+
+  /** With what was known some seconds ago, where nobody asked since. */
+  #filled(values: readonly number[]): number[] {
+    let [last, at] = [Number.NaN, Number.NEGATIVE_INFINITY];
+    return values.map((value, n) => {
+      const time = this.time[n] as number;
+      if (!Number.isNaN(value)) [last, at] = [value, time];
+      return time - at <= LASTING_S ? last : Number.NaN;
+    });
   }
 
   /** Adds a snapshot's values; what is not newer than the last adds nothing. */
@@ -75,8 +87,13 @@ export class Series {
       // Values that the driver gave some time ago are not those of now.
       if (gpu.lost || gpu.age > 1) continue;
       for (const metric of METRICS) this.#push(gpu.uuid, metric, READ[metric](gpu) ?? null);
-      for (const [holder, bytes] of held.get(gpu.uuid) ?? [])
-        this.#push(gpu.uuid, HELD + holder, bytes);
+      // Without one process, nobody asked: it is not known, and not nothing.
+      if (!snapshot.processes.length) continue;
+      const now = held.get(gpu.uuid);
+      for (const name of this.#gpus.get(gpu.uuid)?.keys() ?? [])
+        if (name.startsWith(HELD) && !now?.has(name.slice(HELD.length)))
+          this.#push(gpu.uuid, name, 0);
+      for (const [holder, bytes] of now ?? []) this.#push(gpu.uuid, HELD + holder, bytes);
     }
     this.time.push(snapshot.time);
     const n = this.time.length - 1;

@@ -59,14 +59,18 @@ export class Toolbar {
   #caption({ host, driver, cuda }: Snapshot): string {
     const { t } = this.#shared;
     const busy = host.cpu_utilization ?? null;
-    return [
-      host.name,
-      cuda ? `CUDA ${cuda}` : driver && t('driver %1', driver),
-      busy === null ? '' : `CPU ${reading(busy, '%')}`,
-      host.memory_total && `RAM ${filled(host.memory_used, host.memory_total)}`,
-    ]
-      .filter(Boolean)
-      .join(' · ');
+    return (
+      [
+        host.name,
+        cuda ? `CUDA ${cuda}` : driver && t('driver %1', driver),
+        busy === null ? '' : `CPU ${reading(busy, '%')}`,
+        host.memory_total && `RAM ${filled(host.memory_used, host.memory_total)}`,
+      ]
+        .filter(Boolean)
+        // A number and its unit stay on one line.
+        .map((part) => String(part).replaceAll(' ', '\u00a0'))
+        .join(' · ')
+    );
   }
 
   #driver({ driver, host }: Snapshot): string {
