@@ -1,8 +1,9 @@
-"""Run ``gpumagic demo``, ``snapshot`` and ``doctor``: the same without a notebook."""
+"""Run ``gpumagic demo`` and its like: the same without a notebook."""
 
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from gpumagic.errors import GpuError
@@ -21,7 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("gpumagic", description="GPUs in notebooks, and without one.")
-    commands = parser.add_subparsers(required=True, metavar="demo|snapshot|doctor")
+    parser.add_argument(
+        "--version", action="version", version=f"gpumagic {metadata.version('gpumagic')}"
+    )
+    commands = parser.add_subparsers(required=True, metavar="demo|snapshot|doctor|enable|disable")
     demo = commands.add_parser("demo", help="run a notebook headless and show its reports")
     demo.add_argument("notebook", nargs="?", type=Path, help="default: the quickstart")
     demo.add_argument("--output", type=Path, default=Path("demo"), help="folder for the HTML")
@@ -31,7 +35,25 @@ def _parser() -> argparse.ArgumentParser:
     snapshot.set_defaults(run=_snapshot)
     doctor = commands.add_parser("doctor", help="what cannot be seen, why, and how to fix it")
     doctor.set_defaults(run=_doctor)
+    about = "let the first magic of a notebook load the extension"
+    commands.add_parser("enable", help=about).set_defaults(run=_enable)
+    about = "take back what enable wrote"
+    commands.add_parser("disable", help=about).set_defaults(run=_disable)
     return parser
+
+
+def _enable(args: argparse.Namespace) -> int:
+    from gpumagic.magics.every_notebook import enable
+
+    print(enable())
+    return 0
+
+
+def _disable(args: argparse.Namespace) -> int:
+    from gpumagic.magics.every_notebook import disable
+
+    print(disable())
+    return 0
 
 
 def _demo(args: argparse.Namespace) -> int:

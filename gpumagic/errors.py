@@ -1,6 +1,7 @@
 """Define the one error for bad input: what was given, what there is, what to type; and the one
 warning."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -15,6 +16,12 @@ class GpuError(Exception):
     def _render_traceback_(self) -> list[str]:
         # IPython asks an exception for its own rendering; a usage error needs no stack.
         return [f"{type(self).__name__}: {self}"]
+
+
+def as_typed(magic: str) -> str:
+    """A magic's line as it is to be typed here, where the extension may not be loaded."""
+    loaded = "gpumagic.magics.commands" in sys.modules
+    return magic if loaded else f"%load_ext gpumagic, then {magic}"
 
 
 @contextmanager

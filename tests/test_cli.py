@@ -1,7 +1,8 @@
-"""`gpumagic snapshot` and `gpumagic doctor`; the demo's test is with the examples."""
+"""The command line, but for the demo, whose test is with the examples."""
 
 import pytest
 
+import gpumagic
 from gpumagic import cli, virtual
 from gpumagic.telemetry import Snapshot
 
@@ -19,6 +20,13 @@ def test_the_doctor_fails_where_something_is_wrong(capsys):
     shown = capsys.readouterr().out
     assert ("✗" in shown) == bool(status)
     assert "torch" in shown
+
+
+def test_its_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"gpumagic {gpumagic.__version__}\n"
 
 
 def test_a_command_is_needed(capsys):

@@ -23,7 +23,7 @@ MAY = {
     "__init__": {"magics", "server", "widget", "telemetry", "virtual", "device", "errors", "faults"}
     | {"placement", "moving", "cell", "ledger", "mismatch", "dryrun", "timing"},
     "__main__": {"cli"},
-    "cli": {"demo", "gputable", "telemetry", "errors", "faults"},
+    "cli": {"demo", "gputable", "magics", "telemetry", "errors", "faults"},
     "demo": {"errors", "faults"},
     "magics": GROUND
     | {"timing", "dryrun", "cell", "ledger", "mismatch", "moving", "placement"}

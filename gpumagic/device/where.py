@@ -4,11 +4,12 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from operator import index as as_integer
 from platform import machine
 
 from gpumagic.device.discover import CPU, Device, here
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, as_typed
 
 _NUMBER = r"(?P<number>[0-9]{1,9})"
 _CUDA = re.compile(rf"{_NUMBER}|(?:/device:|/)?(?:gpu|cuda)(?::(?P<after>[0-9]{{1,9}}))?", re.I)
@@ -19,7 +20,6 @@ _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-z/-]+", re.I)
 SPELLINGS = "1, gpu:1, cuda:1, cuda, cpu, mps, GPU-<uuid>, free, all, or 0,1"
 SPELLINGS_OF_ONE = "1, gpu:1, cuda:1, cuda, cpu, mps, GPU-<uuid>, or free"
 NO_GPU = "this machine has no GPU that this process can see"
-NO_GPU_CURE = "type cpu, or %gpus --virtual 2 for virtual ones"
 
 
 def resolve(
@@ -51,7 +51,8 @@ def _resolve(
             for device in _resolve_part(part.strip(), text, devices, current):
                 _add(device, found, text)
     except _NotADevice as error:
-        raise GpuError(f"{error} is not a device; type {spellings}") from None
+        meant = _meant(str(where), devices or [])
+        raise GpuError(f"{error} is not a device; {meant}type {spellings}") from None
     return found
 
 
@@ -144,7 +145,7 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
         raise _NotHere("mps", "it is the GPU of Macs with Apple silicon", _cure("mps", devices))
     if word in ("all", "free"):
         if not devices:
-            raise _NotHere("GPU", NO_GPU, NO_GPU_CURE)
+            raise _NotHere("GPU", NO_GPU, _cure(asked, devices))
         return list(devices) if word == "all" else [_freest(devices)]
     raise _NotADevice(_quote(asked))
 
@@ -210,9 +211,16 @@ def _choices(devices: Sequence[Device]) -> str:
 
 def _cure(asked: str, devices: Sequence[Device]) -> str:
     if not devices:
-        return NO_GPU_CURE
+        return f"type cpu, or {as_typed('%gpus --virtual 2')} for virtual ones"
     choices = _choices(devices).replace(" or cpu", ", cpu")
     return f"type {choices}, or {asked}? to fall back to the CPU"
+
+
+def _meant(asked: str, devices: Sequence[Device]) -> str:
+    """What is here and spelled nearly like this, as a question; nothing where there is none."""
+    numbered = [f"{kind}:{device.ordinal}" for device in devices for kind in ("cuda", "gpu")]
+    close = get_close_matches(asked.lower(), ["cpu", "free", "all", "mps", *numbered], 1, 0.75)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def _quote(given: object) -> str:

@@ -36,7 +36,7 @@ class DoctorTable:
                 "",
                 [check.found for check in self.checks],
                 fit="wrap",
-                css="gm-wrap",
+                css=[f"gm-wrap{' gm-dim' * (check.ok is None)}" for check in self.checks],
                 notes=cures,
                 html=[
                     f"{words}<br><b>{escape(cure)}</b>" if cure else words

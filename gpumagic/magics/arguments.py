@@ -1,16 +1,17 @@
 """Parse the lines of the magics; what may not stand in them is an error of one line."""
 
 import argparse
+import inspect
 import keyword
 import math
 import re
 import shlex
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import NoReturn
+from functools import cache, lru_cache, wraps
+from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
@@ -30,6 +31,18 @@ def in_one_line(magic: str) -> Iterator[None]:
         yield
     except GpuError as error:
         raise UsageError(f"{magic}: {error}") from None
+
+
+def answers_help(magic: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a line of `-h`, `--help` or `help` alone print what `%magic?` shows."""
+
+    @wraps(magic)
+    def answer(self: Any, line: str, *cell: Any, **scope: Any) -> Any:
+        if line.strip() not in ("-h", "--help", "help"):
+            return magic(self, line, *cell, **scope)
+        return print(inspect.getdoc(magic))
+
+    return answer
 
 
 class LineParser(argparse.ArgumentParser):

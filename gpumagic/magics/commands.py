@@ -18,7 +18,13 @@ from IPython.display import display
 
 from gpumagic import faults
 from gpumagic.errors import GpuError, torch_needed
-from gpumagic.magics.arguments import in_one_line, parse, placing_request, timing_request
+from gpumagic.magics.arguments import (
+    answers_help,
+    in_one_line,
+    parse,
+    placing_request,
+    timing_request,
+)
 from gpumagic.magics.completion import complete_where
 from gpumagic.magics.gpuwatch import Watched
 from gpumagic.magics.mismatches import Explaining
@@ -39,6 +45,7 @@ class GpuMagics(Magics):
 
     @no_var_expand
     @line_magic
+    @answers_help
     def gpus(self, line: str) -> Any:
         """Show the GPUs: who holds their memory, how busy, hot and hungry they are.
 
@@ -49,7 +56,7 @@ class GpuMagics(Magics):
             %gpus --processes          with a line for each process
             %gpus --live               keeps drawing, also while a cell runs
             %gpus --doctor             what cannot be seen, why, and how to fix it
-            %gpus --virtual 2          two virtual GPUs in this process (16 GiB each)
+            %gpus --virtual 2          two virtual GPUs in this process (of at most 16 GiB)
             %gpus --virtual 2 --memory 2GiB
             %gpus --virtual off        take them away again
 
@@ -83,6 +90,7 @@ class GpuMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
+    @answers_help
     def ongpu(self, line: str, cell: str | None = None) -> Any:
         """Run this cell, or all cells from now on, on one device.
 
@@ -164,7 +172,7 @@ class GpuMagics(Magics):
         try:
             tree = shell.transform_ast(shell.compile.ast_parse(code, filename=name))
             if awaits(tree):
-                raise UsageError("%%ongpu: it awaits; put %%ongpu on the first line of the cell")
+                raise UsageError("%%ongpu: it awaits; put it on the first line, or run it again")
             body, value = compile_cell(tree, name, shell.compile.flags)
             exec(body, shell.user_ns)
             return None if value is None else eval(value, shell.user_ns)
@@ -177,6 +185,7 @@ class GpuMagics(Magics):
 
     @no_var_expand
     @line_magic
+    @answers_help
     def gpuwatch(self, line: str) -> None:
         """Say under every cell what it copied between devices, and where it waited for one.
 
@@ -204,6 +213,7 @@ class GpuMagics(Magics):
     @no_var_expand
     @needs_local_scope
     @line_cell_magic
+    @answers_help
     def gputime(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
         """Time code on several devices, fairly, and compare them.
 

@@ -7,6 +7,7 @@ from typing import Any
 from IPython.display import display
 
 from gpumagic import device, faults
+from gpumagic.display.units import size
 from gpumagic.errors import GpuError
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot
@@ -71,7 +72,16 @@ def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -
 
     if not number.isdecimal():
         raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
-    virtual.enable(int(number), memory or "16GiB", force=force)
+    before = virtual.enabled()
+    virtual.enable(int(number), memory, force=force)
+    if memory is None and not before:
+        _tell_capacity()
+
+
+def _tell_capacity() -> None:
+    each = device.here()[0].memory_total or 0
+    if each < 16 * 2**30:
+        print(f"{size(each)} each is what this machine can hold; --memory 4GiB is another size")
 
 
 def virtual_off() -> None:

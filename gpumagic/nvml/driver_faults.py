@@ -65,7 +65,7 @@ def unreachable(error: Exception, pynvml: Any) -> DriverFault:
             "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py",
         )
     return _UNREACHABLE.get(getattr(error, "value", 0)) or DriverFault(
-        "nvml-error", f"NVML cannot be used: {error}", "run %gpus --doctor, and see dmesg"
+        "nvml-error", f"NVML cannot be used: {error}", "see dmesg"
     )
 
 

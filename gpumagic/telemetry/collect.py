@@ -11,6 +11,7 @@ from functools import cache
 import psutil
 
 from gpumagic import device
+from gpumagic.errors import as_typed
 from gpumagic.telemetry import virtual_state
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.owners import Owner, Owners
@@ -18,7 +19,6 @@ from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample,
 
 # How often owners are looked up anew.
 _OWNERS_S = 2.9
-_OFFER = "%gpus --virtual 2 makes virtual ones (why: %gpus --doctor)"
 # On a machine without GPUs there is nothing wrong in these; they only say why there is none.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
 
@@ -192,14 +192,16 @@ def _explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool
             cause = f"{cause}: CUDA_VISIBLE_DEVICES is {setting!r}"
             cure = "set it right before the kernel starts, then restart the kernel"
         return [*problems, Problem("none-visible", cause, cure)]
+    offer = f"{as_typed('%gpus --virtual 2')} makes virtual ones"
+    why = f"{offer} (why: %gpus --doctor)"
     if not problems and not gpus:
-        return [Problem("no-gpu", "NVIDIA's driver finds no GPU on this machine", _OFFER)]
+        return [Problem("no-gpu", "NVIDIA's driver finds no GPU on this machine", why)]
     if any(gpu.virtual for gpu in gpus):
         return list(problems)
     # Most often nothing is wrong: the machine has no GPU. The doctor has the cures.
     return [
-        replace(problem, cure=_OFFER)
+        replace(problem, cure=why)
         if problem.code in _JUST_NO_GPU
-        else replace(problem, cure=f"{problem.cure}; or {_OFFER}")
+        else replace(problem, cure=f"{problem.cure}; or {offer}")
         for problem in problems
     ]

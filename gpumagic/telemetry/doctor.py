@@ -7,18 +7,30 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
 from gpumagic import nvml
 from gpumagic.device import physical_gpus, visible
+from gpumagic.errors import as_typed
 from gpumagic.telemetry.virtual_state import state_folder
 
 _NVIDIA_VENDOR = "0x10de"
 # Of PCI devices, those that show pictures or compute.
 _GPU_CLASSES = ("0x0300", "0x0302")
 _Found = tuple[bool | None, str, str]
+# From the hardware up: where one is wrong, those after it can be no better.
+_CHAIN = (
+    "NVIDIA card",
+    "driver in the kernel",
+    "device files",
+    "nvidia-ml-py",
+    "module pynvml",
+    "NVML",
+)
+# What NVML says of these, it has not from the driver, which may not even be there.
+_NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-missing", "pynvml-clash")
 
 
 @dataclass(frozen=True)
@@ -26,7 +38,7 @@ class Check:
     """One thing that was looked at."""
 
     name: str
-    ok: bool | None  # None where it is neither right nor wrong
+    ok: bool | None  # None where it is neither right nor wrong, or follows from what is wrong
     found: str
     cure: str = ""  # where ok is False
 
@@ -47,7 +59,7 @@ class Doctor:
         self._version = version
 
     def checks(self) -> list[Check]:
-        """From the hardware up to the notebook, so that the first that fails is to be fixed."""
+        """From the hardware up to the notebook: the first cause is wrong, and has the cure."""
         self._door.retry()
         table: dict[str, Callable[[], _Found | None]] = {
             "NVIDIA card": self._card,
@@ -62,9 +74,23 @@ class Doctor:
             "state files": self._state_files,
         }
         found = [Check(name, *said) for name, look in table.items() if (said := look())]
+        found = self._first_cause(found)
         found += [Check("GPU", False, f.cause, f.cure) for f in self._door.lost.values()]
         version = f"{platform.python_version()} at {sys.executable}"
         return [*found, Check("Python", None, version)]
+
+    def _first_cause(self, checks: list[Check]) -> list[Check]:
+        """The same, where of the chain only the first cause is still wrong."""
+        fault = self._door.fault
+        # A driver that answers is there, whatever of it cannot be seen from here.
+        answers = fault is None or fault.code not in _NOT_ASKED
+        wrong = [check for check in checks if check.ok is False and check.name in _CHAIN]
+        causes = [check for check in wrong if not answers or check.name not in _CHAIN[:3]]
+        first = causes[0] if causes else None
+        return [
+            replace(check, ok=None, cure="") if check in wrong and check is not first else check
+            for check in checks
+        ]
 
     def _card(self) -> _Found:
         cards = 0
@@ -75,7 +101,7 @@ class Doctor:
             return True, f"{cards} on the PCI bus", ""
         if self._wsl():
             return None, "under WSL the PCI bus is not seen", ""
-        cure = "this machine has no NVIDIA GPU; %gpus --virtual 2 makes two virtual ones"
+        cure = f"{as_typed('%gpus --virtual 2')} makes two virtual ones"
         return False, "none on the PCI bus", cure
 
     def _module(self) -> _Found:
@@ -128,7 +154,8 @@ class Doctor:
             return False, fault.cause, fault.cure
         version = self._door.system("nvmlSystemGetDriverVersion")
         names = ", ".join(gpu.name or "unknown model" for gpu in gpus) or "no GPU"
-        return bool(gpus), f"driver {version or 'of unknown version'}: {names}", ""
+        cure = "" if gpus else "see what nvidia-smi -L lists on the host, and dmesg"
+        return bool(gpus), f"driver {version or 'of unknown version'}: {names}", cure
 
     def _visible(self) -> _Found:
         setting = self._env.get("CUDA_VISIBLE_DEVICES")

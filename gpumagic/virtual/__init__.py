@@ -23,15 +23,17 @@ _UNITS = {unit: 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))}
 }
 
 
-def enable(devices: int = 2, memory: str | int = "16GiB", *, force: bool = False) -> None:
+def enable(devices: int = 2, memory: str | int | None = None, *, force: bool = False) -> None:
     """Give this process `devices` virtual GPUs of `memory` each; ``torch.cuda`` then reports them.
 
     Parameters
     ----------
     devices : int
         How many, 1 to 8. Turning on as many as there already are does nothing.
-    memory : str or int
+    memory : str or int, optional
         The capacity of each: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. Nothing is reserved.
+        By default an equal part of what this process may use of the host's memory, in whole GiB
+        and at most 16 GiB.
     force : bool
         Also where there is a real GPU, which this process then cannot use until :func:`disable`.
 
@@ -39,9 +41,10 @@ def enable(devices: int = 2, memory: str | int = "16GiB", *, force: bool = False
     ------
     GpuError
         In one line: a number out of range; a real GPU (without `force`); a build of PyTorch that
-        cannot serve them; another number already on.
+        cannot serve them; another number, or another capacity, already on.
     """
-    number, capacity = _number(devices), _bytes(memory)
+    number = _number(devices)
+    capacity = None if memory is None else _bytes(memory)
     try:
         import torch  # noqa: F401
     except ImportError as error:

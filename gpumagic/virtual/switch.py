@@ -5,8 +5,10 @@ import uuid
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from gpumagic.device import Device, set_virtual
@@ -16,19 +18,38 @@ from gpumagic.virtual import abi, cuda_api, events, gate, registry
 from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, in_bad_fork, refresh
 
+_GIB = 2**30
+_LARGEST = 16 * _GIB
+# Of a container: cgroup's second version, and its first.
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 C: Any = torch._C
 _on = ExitStack()
 _lock = threading.RLock()
 
 
-def turn_on(number: int, capacity: int, *, force: bool = False) -> None:
+def turn_on(number: int, capacity: int | None, *, force: bool = False) -> None:
     """Give this process `number` virtual GPUs of `capacity` bytes, or GpuError where refused."""
     with _lock:
         if GPUS:
-            _already_on(number)
+            _already_on(number, capacity)
             return
         gate.check(force=force)
-        install(number, capacity)
+        install(number, capacity or _part_of_the_host(number))
+
+
+def _part_of_the_host(number: int) -> int:
+    """What each of them can hold at the same time: in whole GiB where it is one or more."""
+    total = min([psutil.virtual_memory().total, *map(_limit, _LIMITS)])
+    part = total // number
+    return min(_LARGEST, part // _GIB * _GIB or part)
+
+
+def _limit(path: str) -> int:
+    """A container's limit of memory in bytes; a large number where it has none."""
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return 2**63
 
 
 def install(number: int, capacity: int) -> None:
@@ -56,10 +77,12 @@ def turn_off() -> None:
         _on.close()
 
 
-def _already_on(number: int) -> None:
-    if len(GPUS) != number:
+def _already_on(number: int, capacity: int | None) -> None:
+    there = GPUS[0].account.capacity
+    if len(GPUS) != number or capacity not in (None, there):
+        asked = number if capacity is None else f"{number} of {capacity / _GIB:g} GiB"
         raise GpuError(
-            f"virtual GPUs: {number} asked, {len(GPUS)} are on already; "
+            f"virtual GPUs: {asked} asked, {len(GPUS)} of {there / _GIB:g} GiB are on already; "
             "type %gpus --virtual off first"
         )
 

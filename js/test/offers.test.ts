@@ -18,7 +18,15 @@ class Notebook {
     requestExecute: ({ code, silent }: { code: string; silent: boolean }) => {
       expect(silent).toBe(true);
       this.ran.push(code);
-      return { done: Promise.resolve({ content: this.reply }) };
+      const printed = { name: 'stdout', text: 'written there\n' };
+      const future = {
+        onIOPub: (_: object) => {},
+        done: Promise.resolve().then(() => {
+          future.onIOPub({ header: { msg_type: 'stream' }, content: printed });
+          return { content: this.reply };
+        }),
+      };
+      return future;
     },
   };
   get session() {
@@ -141,6 +149,17 @@ it.each(STANDS_AGAINST)('says in a line what stands against it: %s', async (_, c
   // Another notebook is another question.
   offers.here(null);
   expect(shown.said).toBe('');
+});
+
+it('writes the settings of the kernel’s profile, where there is a notebook', async () => {
+  expect(shown.buttons).toHaveLength(1);
+  await expect(offers.enable()).rejects.toThrow('Open a notebook first');
+  here();
+  shown.buttons[1]?.press();
+  await settled();
+  expect(book.ran).toEqual([expect.stringContaining('every_notebook.enable()')]);
+  expect(shown.said).toBe('written there');
+  expect(told).toHaveLength(1);
 });
 
 it('runs once however often it is pressed', async () => {

@@ -117,9 +117,21 @@ def test_mistakes_are_one_line_that_says_what_to_type(where: str, line: str) -> 
     "where", ["gpu:x", "gpu1", "-1", "1.0", "GPU-", "cuda:", "one\ntwo", True, None, 1.0, -1, [0]]
 )
 def test_what_is_no_device_is_told_how_to_write_one(where: object) -> None:
-    with pytest.raises(GpuError, match=r"is not a device; type 1, gpu:1, cuda:1") as caught:
+    with pytest.raises(GpuError, match=r"is not a device; .*type 1, gpu:1, cuda:1") as caught:
         resolve(where, TWO)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "meant"),
+    [("cuda1", "cuda:1"), ("gpu0", "gpu:0"), ("fre", "free"), ("12x", None), ("banana", None)],
+)
+def test_what_was_meant_is_asked(where: str, meant: str | None) -> None:
+    with pytest.raises(GpuError) as caught:
+        resolve(where, TWO)
+    asked = f"'{where}' is not a device; did you mean {meant}? type 1, "
+    assert str(caught.value).startswith(asked) == (meant is not None)
+    assert ("did you mean" in str(caught.value)) == (meant is not None)
 
 
 @pytest.mark.parametrize("where", ["0", "cuda", "all", "free", "GPU-1", 0])

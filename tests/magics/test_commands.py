@@ -1,7 +1,10 @@
 """`%gpus` in an IPython shell."""
 
+import inspect
 import json
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from IPython.core.error import UsageError
 
@@ -48,6 +51,30 @@ def test_memory_of_this_kernel(ip):
     done = ip.run("%gpus")
     assert done.result.gpus[1].memory_used == 2**28
     assert "256 MiB" in done.text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.mark.parametrize("asked", ["-h", "--help", "help"])
+@pytest.mark.parametrize("magic", ["gpus", "ongpu", "gpuwatch", "gputime"])
+def test_help_is_what_the_question_mark_shows(shell, magic, asked):
+    done = shell.run(f"%{magic} {asked}")
+    assert done.success
+    help_ = inspect.getdoc(shell.ip.find_line_magic(magic))
+    assert done.text == f"{help_}\n"
+    assert "Usage::" in help_
+
+
+def test_what_this_machine_can_hold_is_told_once(shell, monkeypatch):
+    from gpumagic import virtual
+
+    memory = SimpleNamespace(total=5 * 2**30, used=0, available=2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    try:
+        said = "2.0 GiB each is what this machine can hold"
+        assert said in shell.run("%gpus --virtual 2").text
+        assert said not in shell.run("%gpus --virtual 2").text
+        assert "of 2 GiB are on already" in shell.run("%gpus --virtual 2 --memory 1GiB").text
+    finally:
+        virtual.disable()
 
 
 def test_turning_virtual_gpus_on_and_off(shell):

@@ -47,10 +47,12 @@ def machine(root: Path, **files: str) -> Path:
 
 def test_a_machine_without_anything(tmp_path: Path) -> None:
     found = look(tmp_path, fault=DriverFault("library-missing", "no driver", "install it"))
-    for name in ("NVIDIA card", "driver in the kernel", "device files", "nvidia-ml-py", "NVML"):
-        assert found[name].ok is False, name
-        assert found[name].cure, name
+    assert found["NVIDIA card"].ok is False
+    # What follows from that is told, and is nothing to be done about.
+    for name in ("driver in the kernel", "device files", "nvidia-ml-py", "NVML"):
+        assert (found[name].ok, found[name].cure) == (None, ""), name
     assert found["NVML"].found == "no driver"
+    assert [check.name for check in found.values() if check.cure] == ["NVIDIA card"]
     assert "%gpus --virtual 2" in found["NVIDIA card"].cure
     assert found["torch"].ok is None
 
@@ -74,15 +76,54 @@ def test_a_machine_with_everything(tmp_path: Path) -> None:
     assert not any(check.cure for check in found.values())
 
 
+CARD = {
+    "sys__bus__pci__devices__0__vendor": "0x10de\n",
+    "sys__bus__pci__devices__0__class": "0x030200\n",
+}
+MISSING = DriverFault("library-missing", "no driver", "install it")
+PACKAGE = {"nvidia-ml-py": "13.1"}
+
+
+def red(found: dict[str, Check]) -> list[str]:
+    return [check.name for check in found.values() if check.ok is False]
+
+
+def test_the_first_cause_alone_is_wrong_and_has_a_cure(tmp_path: Path) -> None:
+    machine(tmp_path, **CARD)
+    assert red(look(tmp_path, fault=MISSING, installed=PACKAGE)) == ["driver in the kernel"]
+    machine(tmp_path, proc__driver__nvidia__version="NVRM version: 580.1")
+    found = look(tmp_path, fault=MISSING, installed=PACKAGE)
+    assert red(found) == ["device files"]
+    assert found["NVML"].cure == ""
+    machine(tmp_path, dev__nvidia0="")
+    assert red(look(tmp_path, fault=MISSING)) == ["nvidia-ml-py"]
+    assert red(look(tmp_path, fault=MISSING, installed=PACKAGE)) == ["NVML"]
+
+
+def test_a_driver_that_answers_is_believed_whatever_is_not_seen(tmp_path: Path) -> None:
+    """In a container or a virtual machine there may be no PCI bus to look at."""
+    found = look(tmp_path, gpus=(GPU,), installed=PACKAGE)
+    assert red(found) == []
+    assert found["NVIDIA card"].found == "none on the PCI bus"
+    found = look(tmp_path, installed=PACKAGE)
+    assert red(found) == ["NVML"]
+    assert "nvidia-smi" in found["NVML"].cure
+    versions = DriverFault("version-mismatch", "two versions", "restart")
+    found = look(tmp_path, fault=versions, installed=PACKAGE)
+    assert [found[name].cure for name in red(found)] == ["restart"]
+
+
 def test_device_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(tmp_path, dev__nvidia0="")
     # Not by their mode, for root may open them all.
     monkeypatch.setattr(os, "access", lambda path, mode: "dev" not in Path(path).parts)
-    assert "may not open nvidia0" in look(tmp_path)["device files"].found
+    found = look(tmp_path, fault=MISSING)["device files"]
+    assert "may not open nvidia0" in found.found
 
 
 def test_a_container_without_gpus(tmp_path: Path) -> None:
-    found = look(machine(tmp_path, **{".dockerenv": ""}))
+    machine(tmp_path, **CARD, **{".dockerenv": ""}, proc__driver__nvidia__version="NVRM 580.1")
+    found = look(tmp_path, fault=MISSING, installed=PACKAGE)
     assert found["runs in"].found == "a container"
     assert "--gpus all" in found["device files"].cure
 
@@ -114,7 +155,7 @@ def test_packages_that_put_another_module_in_place(
 
 
 def test_the_release_that_misreads(tmp_path: Path) -> None:
-    found = look(tmp_path, installed={"nvidia-ml-py": "12.535.77"})
+    found = look(tmp_path, gpus=(GPU,), installed={"nvidia-ml-py": "12.535.77"})
     assert found["nvidia-ml-py"].ok is False
 
 

@@ -7,14 +7,16 @@ import sys
 import threading
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 from gpumagic import virtual
 from gpumagic.errors import GpuError
 from gpumagic.telemetry import virtual_state as published
-from gpumagic.virtual import registry
+from gpumagic.virtual import registry, switch
 
 KEYS = (
     "CPU",
@@ -129,10 +131,33 @@ def test_on_twice(gpus):
     uuids = [torch.cuda.get_device_properties(i).uuid for i in range(2)]
     virtual.enable(2)
     assert uuids == [torch.cuda.get_device_properties(i).uuid for i in range(2)]
-    said = "3 asked, 2 are on already; type %gpus --virtual off first"
+    said = "3 asked, 2 of 2 GiB are on already; type %gpus --virtual off first"
     with pytest.raises(GpuError, match=said):
         virtual.enable(3)
     assert torch.cuda.device_count() == 2
+
+
+def test_another_capacity_is_refused_and_the_same_is_none(gpus):
+    virtual.enable(2, "2GiB")
+    said = "2 of 1 GiB asked, 2 of 2 GiB are on already; type %gpus --virtual off first"
+    with pytest.raises(GpuError, match=said):
+        virtual.enable(2, "1GiB")
+    assert torch.cuda.get_device_properties(1).total_memory == 2**31
+
+
+@pytest.mark.parametrize(
+    ("host", "number", "each"),
+    [(64, 2, 16 * 2**30), (24, 2, 12 * 2**30), (23.5, 2, 11 * 2**30), (1, 2, 2**29)],
+)
+def test_by_default_they_hold_what_the_host_can(monkeypatch, runtime, host, number, each):
+    memory = SimpleNamespace(total=int(host * 2**30))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(switch, "_LIMITS", ())
+    virtual.enable(number)
+    try:
+        assert torch.cuda.get_device_properties(1).total_memory == each
+    finally:
+        virtual.disable()
 
 
 def test_off_twice_and_on_again(gpus):

@@ -1,4 +1,4 @@
-/** What is offered where there is no GPU: virtual ones, in the current notebook or a new one. */
+/** What is offered where there is no GPU: virtual ones in a notebook, and the magics in all. */
 
 import type { ISessionContext } from '@jupyterlab/apputils';
 import type { Monitor } from '../monitor/monitor.js';
@@ -6,6 +6,8 @@ import type { Translate } from '../monitor/shared.js';
 import type { Lines } from './lines.js';
 
 const VIRTUAL = ['%load_ext gpumagic', '%gpus --virtual 2'];
+// In the kernel, which knows its user's profile of IPython.
+const ENABLE = ['from gpumagic.magics import every_notebook', 'print(every_notebook.enable())'];
 
 export class Offers {
   #lines: Pick<Lines, 'run'>;
@@ -51,6 +53,17 @@ export class Offers {
     });
   }
 
+  /** Lets the first magic of any notebook load the extension; raises what stands against it. */
+  async enable(): Promise<void> {
+    const t = this.#t;
+    if (!this.#context) throw new Error(t('Open a notebook first: it is done in its kernel.'));
+    await this.#while(t('Writing IPython’s settings…'), async () => {
+      const { printed } = await this.#lines.run(this.#context, ENABLE);
+      this.#told(t('Every notebook loads gpumagic with its first magic, from its next start on.'));
+      return printed;
+    });
+  }
+
   async #while(doing: string, act: () => Promise<string>): Promise<void> {
     if (this.#busy) return;
     this.#busy = true;
@@ -71,7 +84,12 @@ export class Offers {
     const t = this.#t;
     const name = this.#context?.name;
     // What stands against it is told in the panel, where the button was.
-    const press = () => void this.virtual().catch(() => {});
+    const press = (act: () => Promise<void>) => () => void act().catch(() => {});
+    const every = {
+      label: t('Load gpumagic in every notebook'),
+      hint: t('The first %gpus or %%ongpu then loads it; gpumagic disable takes this back.'),
+      press: press(() => this.enable()),
+    };
     this.#monitor.offer({
       said: this.#said,
       busy: this.#busy,
@@ -79,8 +97,9 @@ export class Offers {
         {
           label: name ? t('Use 2 virtual GPUs in %1', name) : t('New notebook with 2 virtual GPUs'),
           hint: t('Runs %1 in its kernel; they end with it.', VIRTUAL.join(', ')),
-          press,
+          press: press(() => this.virtual()),
         },
+        ...(name ? [every] : []),
       ],
     });
   }

@@ -36,6 +36,7 @@ const SHOW = 'gpumagic:show';
 const PAGE = 'gpumagic:page';
 const DOCTOR = 'gpumagic:doctor';
 const VIRTUAL = 'gpumagic:virtual';
+const ENABLE = 'gpumagic:enable';
 const RANK = 600;
 const TOLD_MS = 10_000;
 
@@ -81,6 +82,7 @@ async function activate(
   const monitor = make({ actions: { ...actions, page: () => tab.open() } });
   const timings = new Timings((results) => monitor.timings(results));
   const told = (text: string) => void Notification.success(text, { autoClose: TOLD_MS });
+  const failed = (error: Error) => void Notification.error(error.message);
   const offers = new Offers(new Lines(app, t), monitor, told, t);
   const doctor = new Doctor(api, monitor, (snapshot) => stream.show(snapshot));
 
@@ -146,7 +148,7 @@ async function activate(
     label: t('Use 2 Virtual GPUs in This Notebook'),
     caption: t('Virtual GPUs stand in where there is no GPU'),
     icon: gpuIcon,
-    execute: () => offers.virtual().catch((error) => void Notification.error(error.message)),
+    execute: () => offers.virtual().catch(failed),
   });
   commands.addCommand(PAGE, {
     label: t('GPUs as a Page'),
@@ -154,6 +156,11 @@ async function activate(
     icon: gpuIcon,
     execute: () => tab.open(),
   });
-  for (const command of [SHOW, PAGE, DOCTOR, VIRTUAL])
+  commands.addCommand(ENABLE, {
+    label: t('Load gpumagic in Every Notebook'),
+    caption: t('The first %gpus or %%ongpu then loads it; gpumagic disable takes this back'),
+    execute: () => offers.enable().catch(failed),
+  });
+  for (const command of [SHOW, PAGE, DOCTOR, VIRTUAL, ENABLE])
     palette?.addItem({ command, category: t('GPUs') });
 }

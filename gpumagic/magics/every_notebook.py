@@ -1,0 +1,87 @@
+"""Let the first of our magics load the extension, in every notebook of an IPython profile.
+
+IPython's own way, ``MagicsManager.lazy_magics``, in the profile's ``ipython_config.json``. Nothing
+is written but when asked for, and what others wrote there stays.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.profiledir import ProfileDir, ProfileDirError
+from IPython.paths import get_ipython_dir
+from traitlets.config import PyFileConfigLoader
+from traitlets.config.manager import BaseJSONConfigManager
+
+from gpumagic.errors import GpuError
+from gpumagic.magics.commands import GpuMagics
+
+_CONFIG = "ipython_config"
+_EXTENSION = "gpumagic"
+
+
+def enable() -> str:
+    """Write it for the profile of this shell, or the default one; says what was done, and where."""
+    folder = _profile()
+    script = folder / f"{_CONFIG}.py"
+    if script.exists() and "lazy_magics" in _lazy(PyFileConfigLoader(script.name, str(folder))):
+        ours = ", ".join(f"{name!r}: {_EXTENSION!r}" for name in _names())
+        raise GpuError(f"{script} sets MagicsManager.lazy_magics itself; add there {ours}")
+    path = _update(folder, dict.fromkeys(_names(), _EXTENSION))
+    return (
+        "from the next start of a kernel on, the first %gpus, %%ongpu or %%gputime loads gpumagic "
+        f"({path}); gpumagic disable ends it"
+    )
+
+
+def disable() -> str:
+    """Take out what `enable` wrote; says what was done, and where."""
+    folder = _profile()
+    written = _read(folder).get("MagicsManager", {}).get("lazy_magics", {})
+    ours = [name for name, module in written.items() if module == _EXTENSION]
+    if not ours:
+        return "nothing to take back: %load_ext gpumagic is needed in each notebook already"
+    path = _update(folder, dict.fromkeys(ours))
+    return f"%load_ext gpumagic is needed in each notebook again ({path})"
+
+
+def _names() -> list[str]:
+    return sorted({name for kind in GpuMagics.magics.values() for name in kind})
+
+
+def _profile() -> Path:
+    if InteractiveShell.initialized():
+        found = InteractiveShell.instance().profile_dir
+        if found is not None:
+            return Path(found.location)
+    try:
+        return Path(ProfileDir.find_profile_dir_by_name(get_ipython_dir(), "default").location)
+    except ProfileDirError:
+        made = ProfileDir.create_profile_dir_by_name(get_ipython_dir(), "default")
+        return Path(made.location)
+
+
+def _lazy(loader: PyFileConfigLoader) -> Any:
+    """What a script of the user's sets of the manager of magics."""
+    return loader.load_config().get("MagicsManager", {})
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = BaseJSONConfigManager(config_dir=str(folder)).get(_CONFIG)
+    except json.JSONDecodeError as error:
+        path = folder / f"{_CONFIG}.json"
+        raise GpuError(f"{path} is not JSON ({error}); correct it, or take it away") from None
+    return found
+
+
+def _update(folder: Path, names: dict[str, str | None]) -> Path:
+    """Set each name to its module, and take out those without one."""
+    _read(folder)
+    manager = BaseJSONConfigManager(config_dir=str(folder))
+    try:
+        manager.update(_CONFIG, {"MagicsManager": {"lazy_magics": names}})
+    except OSError as error:
+        raise GpuError(f"{error.filename} cannot be written: {error.strerror}") from None
+    return folder / f"{_CONFIG}.json"
