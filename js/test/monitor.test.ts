@@ -99,7 +99,10 @@ describe('what is shown', () => {
 
   test('without a GPU there is the doctor and a way to virtual ones', () => {
     const look = vi.fn();
-    const monitor = mount({ ...fixture(), gpus: [], processes: [] }, { look });
+    const why = { code: 'library-missing', cause: 'no driver', cure: 'see --doctor', uuid: null };
+    const none = { ...fixture(), gpus: [], processes: [], problems: [why] };
+    const monitor = mount(none, { look });
+    expect(one(monitor, '.advice').textContent).toBe('No driver.');
     monitor.diagnose([
       { name: 'driver', ok: false, found: 'none', cure: 'install it' },
       { name: 'torch', ok: true, found: '2.13', cure: '' },

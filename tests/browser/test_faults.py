@@ -9,8 +9,9 @@ from playwright.sync_api import expect
 GIB = 2**30
 # What is wrong, and what the panel says of it: the cause, and the cure.
 FAULTS = {
-    "library missing": (12, "NVIDIA's driver is not installed", "--gpus all"),
-    "driver not loaded": (9, "installed but not loaded", "modprobe nvidia"),
+    # Of these two the cure is that of the first cause, which is the machine's own: often no card.
+    "library missing": (12, "NVIDIA's driver is not installed", "No GPU is visible here"),
+    "driver not loaded": (9, "installed but not loaded", "No GPU is visible here"),
     "versions differ": (18, "of different versions", "estart the machine"),
     "devices lost by a container": (999, "Unknown Error", "estart the container"),
 }

@@ -105,7 +105,7 @@ export class Doctor {
     this.node.append(again);
   }
 
-  /** Checks, or null where none are known; `why` there is no GPU, null where there is one. */
+  /** Checks, or null where none are known; `why` there is no GPU, null where there are some. */
   update(checks: Check[] | null, why: Problem[] | null, offer: Offer | null): void {
     const { t } = this.#shared;
     show(this.node, why !== null || checks !== null);
@@ -113,7 +113,8 @@ export class Doctor {
     show(this.#offer.node, why !== null);
     if (why) this.#offer.update(offer);
     const first = checks?.find(({ ok }) => ok === false);
-    if (!why || (first && isOffered(first.cure))) this.#advise('', '');
+    // What a host offers has a button; what is not here is told above already.
+    if (!why?.length || (first && isOffered(first.cure))) this.#advise('', '');
     else if (first) this.#advise(first.found, first.cure);
     else this.#advise(checks ? '' : (why[0]?.cause ?? ''), '');
     const shown = (checks ?? []).map((check) =>

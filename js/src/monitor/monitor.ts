@@ -192,7 +192,9 @@ export class Monitor {
       this.#toolbar.update(snapshot, this.#gpus.lines);
     }
     const none = snapshot !== null && snapshot.gpus.length === 0;
-    this.#doctor.update(this.#checks, none ? snapshot.problems : null, this.#offer);
+    // What is broken stands above; the rest says why there is no GPU.
+    const why = snapshot?.problems.filter((one) => !broken(snapshot).includes(one)) ?? [];
+    this.#doctor.update(this.#checks, none ? why : null, this.#offer);
     show(this.#bones, snapshot === null && this.#checks === null);
     show(this.#gpus.node, snapshot !== null && !none);
     if (this.#themed > 0) {

@@ -1,0 +1,52 @@
+"""A stranger's path: an empty JupyterLab, no GPU, and a button that leads on from there."""
+
+from playwright.sync_api import expect
+
+NO_DRIVER = {"fail.*": 12, "fail.nvmlInitWithFlags": 12}
+PLACED = "%%ongpu 1\nimport torch\nx = torch.ones(300, 300)\n(x @ x).device"
+TIMED = "%%gputime cpu 1 --max-time 0.2\nx @ x"
+FOCUSED = "document.getElementById('gpumagic-panel').contains(document.activeElement)"
+
+
+def run(view, code):
+    """Types a cell as a person does, and runs it; the cell's output."""
+    view.page.evaluate("window.jupyterapp.commands.execute('notebook:enter-edit-mode')")
+    view.page.keyboard.insert_text(code)
+    view.page.keyboard.press("Shift+Enter")
+    return view.page.locator(".jp-Cell .jp-OutputArea:not(:empty)").last
+
+
+def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
+    view, page = new_view, new_view.page
+    lab.machine(NO_DRIVER)
+    view.load()
+    page.get_by_role("menuitem", name="View", exact=True).click()
+    page.get_by_role("menuitem", name="Show GPUs").click()
+    view.shows("No GPU is visible here")
+    assert page.evaluate(FOCUSED)
+    # One cause, and what a stranger can type as it stands.
+    expect(view.panel.get_by_role("img", name="wrong", exact=True)).to_have_count(1)
+    view.shows("%load_ext gpumagic")
+    assert "--doctor" not in view.says()
+    view.panel.get_by_role("button", name="New notebook with 2 virtual GPUs").click()
+    view.hides("No GPU is visible here")
+    view.shows("cuda:1")
+    expect(page.get_by_text("has 2 virtual GPUs until its kernel ends")).to_be_visible()
+    expect(run(view, PLACED)).to_contain_text("cuda:1 (virtual, at CPU speed)")
+    # Nothing that we run counts as a cell of the notebook.
+    expect(page.locator(".jp-InputPrompt").first).to_have_text("[1]:")
+    timed = run(view, TIMED)
+    expect(timed).to_contain_text("times are the CPU's")
+    expect(timed).to_contain_text("same")
+    outputs = page.locator(".jp-OutputArea")
+    expect(outputs.filter(has_text="Error")).to_have_count(0)
+    expect(page.locator("[data-mime-type='application/vnd.jupyter.stderr']")).to_have_count(0)
+
+
+def test_the_palette_gives_the_panel_the_focus(view):
+    view.page.evaluate("window.jupyterapp.shell.collapseRight()")
+    view.page.keyboard.press("Control+Shift+c")
+    view.page.keyboard.type("Show GPUs")
+    view.page.keyboard.press("Enter")
+    expect(view.panel).to_be_visible()
+    view.page.wait_for_function(FOCUSED)
