@@ -25,14 +25,14 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext gpumagic``."""
-    from gpumagic.magics.commands import load
+    from gpumagic.magics.loading import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """``%unload_ext gpumagic``: leaves nothing behind."""
-    from gpumagic.magics.commands import unload
+    from gpumagic.magics.loading import unload
 
     unload(shell)
 

@@ -20,7 +20,7 @@ class GpuError(Exception):
 
 def as_typed(magic: str) -> str:
     """A magic's line as it is to be typed here, where the extension may not be loaded."""
-    loaded = "gpumagic.magics.commands" in sys.modules
+    loaded = "gpumagic.magics.loading" in sys.modules
     return magic if loaded else f"%load_ext gpumagic, then {magic}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir, ProfileDirError
 from IPython.paths import get_ipython_dir
-from traitlets.config import PyFileConfigLoader
+from traitlets.config.loader import PyFileConfigLoader
 from traitlets.config.manager import BaseJSONConfigManager
 
 from gpumagic.errors import GpuError
