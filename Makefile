@@ -54,6 +54,7 @@ benchmark: .venv/test  ## what each feature costs
 	$(BIN)/python benchmarks/monitor.py
 	$(BIN)/python benchmarks/watch.py
 	$(BIN)/python benchmarks/timing_vs_torch.py
+	$(BIN)/python benchmarks/virtual_speed.py
 	$(BIN)/python benchmarks/opinfo_virtual.py
 
 wheel: .venv/bin/pip  ## dist/: the source and the wheel, with the JavaScript built

@@ -16,24 +16,43 @@ from gpumagic.virtual.virtual_gpus import VirtualGpu
 C: Any = torch._C
 ON_CPU = 1
 """DLDevice {kDLCPU, 0}, read as one int64."""
-_DEVICE_AT = 8  # DLManagedTensor begins with DLTensor {void* data; DLDevice device; …}
+_DEVICE = 1
+"""Its place in DLManagedTensor, which begins with DLTensor {void* data; DLDevice device; …}."""
+_to_dlpack, _from_dlpack = C._to_dlpack, C._from_dlpack
+# All of this process's memory in words of eight bytes, which shifts divide by: a write through it
+# takes a tenth of the time that ctypes needs to make an object of an address.
+_memory = memoryview((ctypes.c_int64 * 2**59).from_address(0)).cast("B").cast("q")
 
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+def _pointer_in_capsule() -> int:
+    """How many words into a capsule's object its pointer lies."""
+    capsule = _to_dlpack(torch.empty(1))
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    at = id(capsule) >> 3
+    return _memory[at : at + 8].tolist().index(pointer(capsule, b"dltensor"))
 
 
-def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
+_POINTER = _pointer_in_capsule()
+
+
+def flip_plain(tensor: Tensor, code: int = ON_CPU) -> Tensor:
     """The bytes of a dense tensor as a tensor on another device (`code`: a DLDevice).
 
     NotImplementedError for the dtypes that DLPack does not have: the quantized ones.
     """
     try:
-        capsule = C._to_dlpack(tensor)
+        capsule = _to_dlpack(tensor)
     except BufferError as error:
         raise NotImplementedError(f"virtual GPUs have no {tensor.dtype} tensors") from error
-    ctypes.c_int64.from_address(_pointer(capsule, b"dltensor") + _DEVICE_AT).value = code
-    flipped: Tensor = C._from_dlpack(capsule)
-    # DLPack does not carry these two lazy bits.
+    _memory[(_memory[(id(capsule) >> 3) + _POINTER] >> 3) + _DEVICE] = code
+    flipped: Tensor = _from_dlpack(capsule)
+    return flipped
+
+
+def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
+    """The same of a tensor that may be a conjugate or negative view, which DLPack cannot tell."""
+    flipped = flip_plain(tensor, code)
     if tensor.is_conj():
         flipped = flipped.conj()
     return flipped._neg_view() if tensor.is_neg() else flipped

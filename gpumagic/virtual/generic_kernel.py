@@ -5,7 +5,6 @@ over onto the GPU. It stands at the dispatch key CUDA, so autograd, autocast, vm
 come before that key, work on their own and no mode has to be on.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable
 from time import perf_counter_ns
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from gpumagic.virtual import events
 from gpumagic.virtual.checks import INDEXING, Found, mixed, one_gpu
-from gpumagic.virtual.flip import adopt, flip
+from gpumagic.virtual.flip import adopt, flip, flip_plain
 from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
 from gpumagic.virtual.parts import adopt_parts, flip_parts, in_parts, replace_sparse
 from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
@@ -25,6 +24,8 @@ from gpumagic.virtual.wider import compute_wider, lacks_type, writes
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
 HOST = torch.device("cpu")
+LAZY = ("Conjugate", "Negative")
+"""The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
 
 WAITS = frozenset(
     {
@@ -46,74 +47,81 @@ DRAWS = frozenset(
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 """The only operators for which ``torch.ops`` takes a number where the schema says Tensor."""
 
-_as_it_is = contextlib.nullcontext()
-
 
 class KernelPlan:
-    """What the kernel must know of an operator, read from its schema once."""
+    """What the kernel must know of an operator, read from its schema when it is first called."""
 
-    def __init__(self, op: Any) -> None:
-        schema = op._schema
-        self.name: str = schema.name.split("::")[1]
-        self.arguments: list[str] = [a.name for a in schema.arguments]
-        self.outs = frozenset(a.name for a in schema.arguments if a.kwarg_only and writes(a))
-        self.tensors = {
-            a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]")
-        }
-        self.view = any(r.alias_info is not None and not writes(r) for r in schema.returns)
-        self.results = len(schema.returns)
-        self.generator_at = (
-            self.arguments.index("generator") if "generator" in self.arguments else None
-        )
-        self.composite = not C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU")
+    def __init__(self, op: Any, dense: bool) -> None:
+        self.op = op
+        self.dense = dense
+        self.name: str = op._schema.name.split("::")[1]
+        self.cpu = on_metadata(op, CPU)
+
+    def __getattr__(self, missing: str) -> Any:
+        arguments, full = self.op._schema.arguments, self.op.name()
+        self.arguments = [a.name for a in arguments]
+        self.written = frozenset(a.name for a in arguments if writes(a))
+        self.outs = frozenset(a.name for a in arguments if a.kwarg_only and writes(a))
+        tensors = ("Tensor", "Optional[Tensor]")
+        self.tensors = frozenset(a.name for a in arguments if str(a.type) in tensors)
+        generator = "generator" in self.arguments
+        self.generator_at = self.arguments.index("generator") if generator else None
+        self.composite = not C._dispatch_has_kernel_for_dispatch_key(full, "CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
         self.draws = self.name in DRAWS
         self.waits = self.name in WAITS
+        self.special = self.draws or generator
+        # For every other operator C++ has made plain tensors of conjugate and negative views.
+        lazy = any(C._dispatch_has_kernel_for_dispatch_key(full, key) for key in LAZY)
+        self.flip = flip if lazy else flip_plain
+        return vars(self)[missing]
 
 
-_plans: dict[Any, KernelPlan] = {}
+def on_metadata(op: Any, keys: Any) -> Callable[..., Any]:
+    """The kernel at `keys` as it is, for operators that do not touch bytes."""
+    return functools.partial(op._handle.redispatch_boxed, keys)
 
 
-def kernel_of(op: Any) -> Callable[..., Any]:
-    """`run` for one operator, as a function to register."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # CUDA's errors have no such frame, so IPython shall show none
-        return run(op, *args, **kwargs)
-
-    return kernel
+@functools.cache
+def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
+    """A function to register that runs `op` on the GPU of its tensors; `dense`: none in parts."""
+    if any(r.alias_info is not None and not writes(r) for r in op._schema.returns):
+        return on_metadata(op, CPU)  # of a view: the CPU's kernel serves any device
+    return functools.partial(_run, KernelPlan(op, dense))
 
 
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """`op` on the GPU that its tensors are on."""
     __tracebackhide__ = True
-    plan = _plans.get(op) or _plans.setdefault(op, KernelPlan(op))
-    if plan.view:  # metadata only: the CPU's kernel serves any device
-        return op.redispatch(CPU, *args, **kwargs)
+    return kernel_of(op)(*args, **kwargs)
+
+
+def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True  # CUDA's errors have no such frame, so IPython shall show none
+    low: list[Any] = []
     found: Found = []
     above: list[str] = []  # arguments for which another key than CPU decides
-    low = [
-        _lower(plan, name, x, found, above)
-        for name, x in zip(plan.arguments, args)  # noqa: B905 (defaults may be left out)
-    ]
-    low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
+    for name, x in zip(plan.arguments, args):  # noqa: B905 (defaults may be left out)
+        low.append(_lower(plan, name, x, found, above))
+    low_kwargs = {}
+    for name in kwargs:
+        low_kwargs[name] = _lower(plan, name, kwargs[name], found, above)
     gpu = one_gpu(found) if found else gpu_of(kwargs.get("device"))
     if gpu is None:
         if plan.composite:  # each operator within says itself what it thinks of the devices
-            return op.redispatch(CPU, *args, **kwargs)
-        gpu = mixed(op, plan.name, plan.outs, found)
-    if "device" in kwargs:
-        low_kwargs["device"] = HOST
-    if plan.generator_at is not None:
-        low = _with_generator(plan.generator_at, low, low_kwargs, gpu)
+            return plan.cpu(*args, **kwargs)
+        gpu = mixed(plan.op, plan.name, plan.outs, found)
+    call = plan.cpu
+    if above or kwargs or plan.special:
+        call = _prepare(plan, low, low_kwargs, found, above, gpu)
     if events.listeners and kwargs.get("output_size") is None:  # by which a shape is known
         _tell(plan, found, gpu)
     started = perf_counter_ns()
-    with cpu_draws_from(gpu.generator) if plan.draws else _as_it_is:
-        result = _compute(op, plan, low, low_kwargs, found, above)
+    try:
+        result = call(*low, **low_kwargs)
+    except RuntimeError as error:
+        result = _call_again(plan, call, low, low_kwargs, found, error)
     gpu.account.worked(started)
-    if plan.results > 1 and type(result) is tuple:
-        return tuple([_lift(plan, r, found, gpu) for r in result])
     return _lift(plan, result, found, gpu)
 
 
@@ -121,16 +129,9 @@ def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) 
     """An argument as the CPU's kernel takes it."""
     if isinstance(x, Tensor):
         low = x
-        if name in plan.outs and any(x is tensor for _, tensor, _ in found):
-            low = next(other for _, tensor, other in found if x is tensor)
-        elif x.is_cuda:
-            if in_parts(x):
-                low = flip_parts(x)
-                above.append(name)
-            elif name in plan.outs and not x.numel():
-                low = torch.empty(0, dtype=x.dtype)
-            else:
-                low = flip(x)
+        if x.is_cuda:
+            plain = plan.dense and name not in plan.outs
+            low = plan.flip(x) if plain else _lower_apart(plan, name, x, found, above)
         found.append((name, x, low))
         return low
     if isinstance(x, (list, tuple)):
@@ -141,16 +142,44 @@ def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) 
     return x
 
 
-def _with_generator(
-    at: int, low: list[Any], low_kwargs: dict[str, Any], gpu: VirtualGpu
-) -> list[Any]:
-    given = low[at] if at < len(low) else low_kwargs.get("generator")
-    if given is None:
-        low_kwargs["generator"] = gpu.generator
-        return low[:at]
-    if not belongs_to_cuda(given):
-        raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
-    return low
+def _lower_apart(plan: KernelPlan, name: str, x: Tensor, found: Found, above: list[str]) -> Tensor:
+    """A tensor that is an ``out=``, or may be sparse or nested."""
+    if name in plan.outs:
+        for _, tensor, low in found:
+            if x is tensor:
+                return low
+    if in_parts(x):
+        above.append(name)
+        return flip_parts(x)
+    if name in plan.outs and not x.numel():
+        return torch.empty(0, dtype=x.dtype)
+    return flip(x)
+
+
+def _prepare(
+    plan: KernelPlan,
+    low: list[Any],
+    low_kwargs: dict[str, Any],
+    found: Found,
+    above: list[str],
+    gpu: VirtualGpu,
+) -> Callable[..., Any]:
+    """What is to be called with `low` and `low_kwargs`, which are changed for it."""
+    if "device" in low_kwargs:
+        low_kwargs["device"] = HOST
+    if plan.generator_at is not None:
+        rest = low[plan.generator_at :] or [low_kwargs.get("generator")]
+        if rest[0] is None:
+            low_kwargs["generator"] = gpu.generator
+            del low[plan.generator_at :]
+        elif not belongs_to_cuda(rest[0]):
+            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+    if above and not plan.number_ok:
+        for n, (name, x) in enumerate(zip(plan.arguments, low)):  # noqa: B905 (as above)
+            if name in above and isinstance(x, (int, float, complex)):
+                low[n] = torch.tensor(x, dtype=torch.result_type(found[0][1], x))
+    call = plan.op if above else plan.cpu
+    return cpu_draws_from(gpu.generator)(call) if plan.draws else call
 
 
 def _tell(plan: KernelPlan, found: Found, gpu: VirtualGpu) -> None:
@@ -161,64 +190,56 @@ def _tell(plan: KernelPlan, found: Found, gpu: VirtualGpu) -> None:
         events.emit("sync", plan.name, gpu.device, HOST, 8)
 
 
-def _compute(
-    op: Any,
+def _call_again(
     plan: KernelPlan,
+    call: Callable[..., Any],
     low: list[Any],
     low_kwargs: dict[str, Any],
     found: Found,
-    above: list[str],
+    error: RuntimeError,
 ) -> Any:
+    """After `error`: in a wider type, or into new bytes where those written to are too few."""
     __tracebackhide__ = True
-    call = op if above else functools.partial(op.redispatch, CPU)
-    if above and not plan.number_ok:
-        low = [
-            torch.tensor(x, dtype=torch.result_type(found[0][1], x))
-            if name in above and isinstance(x, (int, float, complex))
-            else x
-            for name, x in zip(plan.arguments, low)  # noqa: B905 (defaults may be left out)
-        ]
-    try:
-        return call(*low, **low_kwargs)
-    except RuntimeError as error:
-        if lacks_type(error):
-            return compute_wider(op, call, low, low_kwargs, error)
-        if not plan.outs or "not resizable" not in str(error):
-            raise
-    # An out= that is too small for its result: the CPU computes into new bytes instead.
-    for n, (name, tensor, _) in enumerate(found):
-        if name in plan.outs:
-            low_kwargs[name] = torch.empty(0, dtype=tensor.dtype)
-            found[n] = (name, tensor, low_kwargs[name])
-    return call(*low, **low_kwargs)
+    if lacks_type(error):
+        return compute_wider(plan.op, call, low, low_kwargs, error)
+    if "not resizable" not in str(error):
+        raise error
+    anew = {}
+    for n, (name, tensor, old) in enumerate(found):
+        if name in plan.written:
+            # `old` has its new shape already, and too few bytes for it.
+            new = torch.empty(0, dtype=old.dtype) if name in plan.outs else flip(tensor).clone()
+            found[n], anew[id(old)] = (name, tensor, new), new
+    low = [anew.get(id(x), x) for x in low]
+    return call(*low, **{name: anew.get(id(x), x) for name, x in low_kwargs.items()})
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
     """A result of the CPU's kernel on `gpu`: the argument that it is, or a fresh tensor."""
-    if isinstance(result, (list, tuple)):
-        return type(result)([_lift(plan, r, found, gpu) for r in result])
     if not isinstance(result, Tensor):
+        if isinstance(result, (list, tuple)):
+            return type(result)([_lift(plan, r, found, gpu) for r in result])
         return result
-    for name, tensor, low in found:
+    for _, tensor, low in found:
         if low is result:
-            if result.layout is not torch.strided:
+            if not plan.dense and result.layout is not torch.strided:
                 return replace_sparse(tensor, adopt_parts(result.clone(), gpu))
-            if name in plan.outs and low.shape != tensor.shape:
-                _resize_out(tensor, low, gpu)
+            if (plan.dense or not result.is_nested) and low.shape != tensor.shape:
+                _resize(tensor, low, gpu)
             return tensor
     if in_parts(result):
         return adopt_parts(result, gpu)
     pointer = result.data_ptr()
     for _, _, low in found:  # an out= may have the bytes of an argument before it
-        if pointer and low.layout is torch.strided and low.data_ptr() == pointer:
+        if (plan.dense or low.layout is torch.strided) and low.data_ptr() == pointer and pointer:
             return adopt(result.clone(), gpu)  # an alias that the schema does not tell of
     return adopt(result, gpu)
 
 
-def _resize_out(out: Tensor, low: Tensor, gpu: VirtualGpu) -> None:
-    """The operator gave an ``out=`` its shape: within the bytes that it has, or in new ones."""
-    if out.numel() and low.data_ptr() == out.data_ptr():
-        out.set_(out.untyped_storage(), out.storage_offset(), low.shape, low.stride())
+def _resize(written: Tensor, low: Tensor, gpu: VirtualGpu) -> None:
+    """The operator gave its shape to what it wrote: within the bytes there, or in new ones."""
+    if written.numel() and low.data_ptr() == written.data_ptr():
+        written.set_(written.untyped_storage(), written.storage_offset(), low.shape, low.stride())
     else:
         new = adopt(low, gpu)
-        out.set_(new.untyped_storage(), 0, low.shape, low.stride())
+        written.set_(new.untyped_storage(), 0, low.shape, low.stride())

@@ -8,7 +8,7 @@ written, at the next allocation or reading.
 import threading
 import weakref
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns, time_ns
 from typing import Any
@@ -73,10 +73,11 @@ class MemoryAccount:
         self.refusal = ""  # why nothing can be allocated
         self._lock = threading.RLock()  # a garbage collection may read the numbers within
         # A weak reference calls back only while it lives itself.
-        self._live: set[weakref.ref[Any]] = set()
+        self._live: dict[int, _Block] = {}
         # An owner may die on any thread and at any moment. What is called then is one function of
         # C: in one of Python an interrupt may arrive, which Python would drop there.
-        self._freed: deque[weakref.ref[Any]] = deque()
+        self._freed: deque[_Block] = deque()
+        self._note_freed: Callable[[Any], None] = self._freed.append
         self._busy = 0
         self._window = perf_counter_ns()
 
@@ -84,21 +85,24 @@ class MemoryAccount:
         """Allocate until `owner` dies, or raise ``torch.OutOfMemoryError``."""
         if self.refusal:
             raise RuntimeError(self.refusal)
-        block = _Block(owner, self._freed.append)
-        block.size = -(-nbytes // BLOCK) * BLOCK
+        block = _Block(owner, self._note_freed)
+        size = block.size = -(-nbytes // BLOCK) * BLOCK
         with self._lock:
-            self._take_freed()
-            fits = self.bytes.current + block.size <= self.limit
+            if self._freed:
+                self._take_freed()
+            used = self.bytes.current + size
+            fits = used <= self.limit
             if fits:
-                self._live.add(block)
-                self.bytes.add(block.size)
+                self._live[id(block)] = block
+                self.bytes.add(size)
                 self.blocks.add(1)
-                grown = self.bytes.current - self.reserved.current
+                grown = used - self.reserved.current
                 if grown > 0:
                     self.reserved.add(-(-grown // SEGMENT) * SEGMENT)
-            self._publish()
+                    self._row[RESERVED] = self.reserved.current
+                self._row[ALLOCATED] = used
         if not fits:
-            raise self._out_of_memory(block.size)
+            raise self._out_of_memory(size)
 
     def refresh(self) -> None:
         """Count what was freed since the last allocation."""
@@ -107,13 +111,11 @@ class MemoryAccount:
             self._publish()
 
     def _take_freed(self) -> None:
-        with suppress(IndexError):
-            while True:
-                block = self._freed.popleft()
-                assert isinstance(block, _Block)
-                self._live.discard(block)
-                self.bytes.take(block.size)
-                self.blocks.take(1)
+        while self._freed:
+            block = self._freed.popleft()
+            del self._live[id(block)]
+            self.bytes.take(block.size)
+            self.blocks.take(1)
 
     def empty_cache(self) -> None:
         """Give back to the "driver" what is reserved but not allocated."""
@@ -146,8 +148,10 @@ class MemoryAccount:
     def worked(self, since: int) -> None:
         """An operator ran from `since` (``perf_counter_ns``) until now."""
         now = perf_counter_ns()
+        self._busy += now - since
+        if now - self._window < WINDOW_NS:
+            return
         with self._lock:
-            self._busy += now - since
             elapsed = now - self._window
             if elapsed >= WINDOW_NS:
                 self._row[BUSY_NS] = min(self._busy * WINDOW_NS // elapsed, WINDOW_NS)

@@ -8,11 +8,15 @@ from torch import Tensor
 
 from gpumagic.virtual import abi, events
 from gpumagic.virtual.flip import adopt, flip
-from gpumagic.virtual.generic_kernel import CPU, HOST, run
+from gpumagic.virtual.generic_kernel import CPU, HOST, kernel_of, on_metadata
 from gpumagic.virtual.virtual_gpus import gpu_of
 
 aten: Any = torch.ops.aten
 Kernel = Callable[..., Any]
+_copy_on_cpu = on_metadata(aten.copy_.default, CPU)
+_fill_by_tensor = kernel_of(aten.fill_.Tensor)
+_convolve = kernel_of(aten.convolution.default)
+_count = kernel_of(aten.histc.default)
 
 
 def overload(name: str, space: str = "aten") -> Any:
@@ -54,6 +58,8 @@ def pinning_kernels() -> dict[str, Kernel]:
 
 
 def _empty(op: Any) -> Kernel:
+    on_cpu = on_metadata(op, CPU)
+
     def kernel(
         *shape: Any,
         dtype: Any = None,
@@ -62,7 +68,7 @@ def _empty(op: Any) -> Kernel:
         pin_memory: Any = None,
         **memory_format: Any,
     ) -> Tensor:
-        return adopt(op.redispatch(CPU, *shape, dtype=dtype, **memory_format), gpu_of(device))
+        return adopt(on_cpu(*shape, dtype=dtype, **memory_format), gpu_of(device))
 
     return kernel
 
@@ -71,7 +77,7 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     if self.device != src.device:
         events.emit("copy", "copy_", src.device, self.device, src.nbytes)
     target, source = (flip(t) if t.is_cuda else t for t in (self, src))
-    aten.copy_.default.redispatch(CPU, target, source, non_blocking)
+    _copy_on_cpu(target, source, non_blocking)
     return self
 
 
@@ -79,7 +85,7 @@ def _fill_(self: Tensor, value: Tensor) -> Tensor:
     # As C++ does it: the value of a tensor on another device is read.
     if self.device != value.device and not value.dim():
         return self.fill_(value.item())
-    filled: Tensor = run(aten.fill_.Tensor, self, value)
+    filled: Tensor = _fill_by_tensor(self, value)
     return filled
 
 
@@ -99,39 +105,38 @@ def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
     return self.set_(storage, offset, size, shape.stride())
 
 
-def on_metadata(op: Any, keys: Any) -> Kernel:
-    """The kernel at `keys` as it is, for operators that do not touch bytes."""
-    return lambda *args, **kwargs: op.redispatch(keys, *args, **kwargs)
-
-
 def _convolution(input: Tensor, weight: Tensor, *rest: Any) -> Any:
-    if input.device.type != weight.device.type:
+    if input.is_cuda != weight.is_cuda:
         of_input, of_weight = (
             f"torch.{'cuda.' * t.is_cuda}{str(t.type()).rsplit('.', 1)[1]}" for t in (input, weight)
         )
         raise RuntimeError(
             f"Input type ({of_input}) and weight type ({of_weight}) should be the same"
         )
-    return run(aten.convolution.default, input, weight, *rest)
+    return _convolve(input, weight, *rest)
 
 
 def _histc(self: Tensor, *options: Any) -> Any:
     # Of integers: CUDA has a kernel for it, the CPU has not.
     numbers = self if self.is_floating_point() else self.double()
-    return run(aten.histc.default, numbers, *options).to(self.dtype)
+    return _count(numbers, *options).to(self.dtype)
 
 
 def _softmax(op: Any) -> Kernel:
+    softmax = kernel_of(op)
+
     def kernel(self: Tensor, dim: int, half_to_float: bool) -> Any:
         # Half in, float out: CUDA has a kernel for it, the CPU has not.
-        return run(op, self.float() if half_to_float else self, dim, False)
+        return softmax(self.float() if half_to_float else self, dim, False)
 
     return kernel
 
 
 def _softmax_backward(op: Any) -> Kernel:
+    backward = kernel_of(op)
+
     def kernel(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
-        return run(op, grad, output, dim, output.dtype).to(input_dtype)
+        return backward(grad, output, dim, output.dtype).to(input_dtype)
 
     return kernel
 

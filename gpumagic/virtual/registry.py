@@ -13,9 +13,9 @@ import torch._decomp  # registers the decompositions of recurrent networks
 from gpumagic.virtual import parts
 from gpumagic.virtual.cuda_api import patch
 from gpumagic.virtual.generators import host_kernels
-from gpumagic.virtual.generic_kernel import kernel_of, run
+from gpumagic.virtual.generic_kernel import kernel_of, on_metadata, run
 from gpumagic.virtual.networks import network_kernels
-from gpumagic.virtual.operators import on_metadata, overload, own_kernels, pinning_kernels
+from gpumagic.virtual.operators import overload, own_kernels, pinning_kernels
 from gpumagic.virtual.wider import writes
 
 C: Any = torch._C
@@ -96,7 +96,7 @@ def _register_parts(aten: Any) -> None:
             elif name in parts.METADATA or not (name.endswith("out") or _is_whole(op)):
                 kernel = makers.get(name) or on_metadata(op, as_it_is)
             else:
-                kernel = kernel_of(op)
+                kernel = kernel_of(op, dense=False)
             _put(aten, name, kernel, key)
 
 

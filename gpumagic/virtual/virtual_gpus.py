@@ -67,8 +67,10 @@ class VirtualGpu:
 
 def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
     """The GPU of a device, of its number, or of None (the current one)."""
-    if device is not None and not isinstance(device, int):
-        device = torch.device(device).index
+    if isinstance(device, str):
+        device = torch.device(device)
+    if isinstance(device, torch.device):
+        device = device.index
     if device is None or device < 0:
         device = int(C._accelerator_getDeviceIndex())
     if device >= len(GPUS):

@@ -154,6 +154,16 @@ def test_nothing_grows_in_place(case, gpus):
     assert said[0] == said[1]
 
 
+def test_addbmm_grows_its_first_argument_as_on_cuda(gpus):
+    for d in ("cpu", "cuda:1"):
+        t = torch.full((1, 4), 2.0, device=d)
+        ones = torch.ones(2, 3, 3, device=d), torch.ones(2, 3, 4, device=d)
+        before = torch.cuda.memory_allocated(1)
+        assert t.addbmm_(*ones) is t
+        torch.testing.assert_close(t.cpu(), torch.full((3, 4), 8.0))
+        assert torch.cuda.memory_allocated(1) == before  # a block then, and a block now
+
+
 WIDER = {
     "rfft": (lambda t: torch.view_as_real(torch.fft.rfft(t)), torch.half),
     "avg_pool3d": (lambda t: F.avg_pool3d(t[None, None], 2), torch.bfloat16),
