@@ -1,10 +1,12 @@
 """Show the explanation of an error between devices, under its traceback.
 
-The traceback, the exception and what IPython keeps of it are left as they are. It is shown wherever
-the shell shows a traceback, so for `%%time`, `%run` and callbacks of widgets too.
+The exception and what IPython keeps of it are left as they are; only frames that stand in for
+torch's own code are not shown. So it is wherever the shell shows a traceback: for `%%time`, `%run`
+and callbacks of widgets too.
 """
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from IPython.display import display
@@ -36,7 +38,8 @@ class Explaining:
         error = exc_tuple[1] if isinstance(exc_tuple, tuple) and len(exc_tuple) > 1 else None
         error = error or sys.exc_info()[1] or getattr(sys, "last_value", None)
         try:
-            return self._original(exc_tuple, *args, **kwargs)
+            with _shortened(error) if self._active else nullcontext():
+                return self._original(exc_tuple, *args, **kwargs)
         finally:
             self._explain(error)
 
@@ -57,3 +60,12 @@ class Explaining:
             explanation = explain(error)
             if explanation is not None:
                 display(explanation)
+
+
+def _shortened(error: BaseException | None) -> AbstractContextManager[None]:
+    """Show an error without frames of ours: there are none where torch was never imported."""
+    if error is None or sys.modules.get("torch") is None:
+        return nullcontext()
+    from gpumagic.usercode.frames import without_ours
+
+    return without_ours(error)

@@ -15,6 +15,7 @@ from types import ModuleType
 import torch
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_STAND_INS = tuple(os.path.join(_OURS, room, "") for room in ("ledger", "placement", "virtual"))
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 _NAMED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _LIBRARIES = (
@@ -58,6 +59,11 @@ def _is_generated(file: str) -> bool:
 def is_ours(file: str) -> bool:
     """Whether a file belongs to gpumagic itself."""
     return file.startswith(_OURS)
+
+
+def stands_in(file: str) -> bool:
+    """Whether a file's functions are called where torch's own would be."""
+    return file.startswith(_STAND_INS)
 
 
 def is_torchs(file: str) -> bool:

@@ -8,13 +8,14 @@ import builtins
 import inspect
 import linecache
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any
 
 from executing import Source
 
-from gpumagic.usercode.files import is_ours, is_torchs, is_users
+from gpumagic.usercode.files import is_ours, is_torchs, is_users, stands_in
 from gpumagic.usercode.values import Scope
 
 _FRAMES = 200
@@ -38,6 +39,27 @@ def errors(error: BaseException) -> Iterator[BaseException]:
             queue.append(current.__context__)
         if _GROUP is not None and issubclass(type(current), _GROUP):
             queue.extend(current.exceptions)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def without_ours(error: BaseException) -> Iterator[None]:
+    """Take frames that stand in for torch's own code out of an error's tracebacks, for a while."""
+    cut: list[tuple[TracebackType, TracebackType | None]] = []
+    try:
+        for each in errors(error):
+            trace = each.__traceback__
+            while trace is not None:
+                after = trace.tb_next
+                while after is not None and stands_in(after.tb_frame.f_code.co_filename):
+                    after = after.tb_next
+                if after is not trace.tb_next:
+                    cut.append((trace, trace.tb_next))
+                    trace.tb_next = after
+                trace = after
+        yield
+    finally:
+        for trace, after in cut:
+            trace.tb_next = after
 
 
 class FailedFrame:

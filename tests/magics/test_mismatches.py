@@ -1,6 +1,7 @@
 """Explanations in a shell: under the traceback, once, and nothing else is changed."""
 
 import sys
+import traceback
 
 import pytest
 
@@ -115,3 +116,36 @@ def test_unloading_takes_it_away(ip):
     shown((RuntimeError, RuntimeError("x"), None))  # one that was kept still works
     ip.run("%load_ext gpumagic")
     assert ip.run("a + b").text.count(HEAD) == 1
+
+
+@pytest.mark.parametrize("placed", ["", "%%ongpu 1 --no-move\n"])
+def test_no_frame_of_ours_stands_in_a_traceback(ip, placed):
+    ip.run(TWO)
+    for cell in (
+        "a + b",
+        "torch.cat([a, b])",
+        "a @ torch.ones(4, device='cuda')",
+        "torch.empty(2**40, device='cuda')",
+        "torch.ones(2, device='cuda:7')",
+        "torch.ones(-1)",
+        "torch.load('no such file')",
+        "torch.cuda.set_device(9)",
+        "with torch.cuda.device(9): pass",
+        "(a.requires_grad_() * 2).backward()",
+        "next(iter(torch.utils.data.DataLoader([1, 'a'], batch_size=2)))",
+    ):
+        ran = ip.run(f"{placed}{cell}")
+        assert ran.error is not None, cell
+        assert "/gpumagic/" not in ran.text, ran.text
+        assert "skipping hidden" not in ran.text, ran.text
+    # The exception itself has lost nothing.
+    assert "a + b" in ip.run(f"{placed}a + b").text
+    trace = [entry.filename for entry in traceback.extract_tb(sys.last_value.__traceback__)]
+    assert "/gpumagic/virtual/" in trace[-1]
+
+
+def test_a_chain_of_errors_has_no_frame_of_ours(ip):
+    ip.run(TWO)
+    ran = ip.run("try:\n    a + b\nexcept RuntimeError as e:\n    raise KeyError('a') from e")
+    assert "direct cause" in ran.text
+    assert "/gpumagic/" not in ran.text
