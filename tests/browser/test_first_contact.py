@@ -8,12 +8,12 @@ TIMED = "%%gputime cpu 1 --max-time 0.2\nx @ x"
 FOCUSED = "document.getElementById('gpumagic-panel').contains(document.activeElement)"
 
 
-def run(view, code):
-    """Types a cell as a person does, and runs it; the cell's output."""
+def run(view, number, code):
+    """Types a cell as a person does, and runs it; the cell."""
     view.page.evaluate("window.jupyterapp.commands.execute('notebook:enter-edit-mode')")
     view.page.keyboard.insert_text(code)
     view.page.keyboard.press("Shift+Enter")
-    return view.page.locator(".jp-Cell .jp-OutputArea:not(:empty)").last
+    return view.page.locator(".jp-NotebookPanel .jp-Cell").nth(number)
 
 
 def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
@@ -32,10 +32,10 @@ def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
     view.hides("No GPU is visible here")
     view.shows("cuda:1")
     expect(page.get_by_text("has 2 virtual GPUs until its kernel ends")).to_be_visible()
-    expect(run(view, PLACED)).to_contain_text("cuda:1 (virtual, at CPU speed)")
+    expect(run(view, 0, PLACED)).to_contain_text("cuda:1 (virtual, at CPU speed)")
     # Nothing that we run counts as a cell of the notebook.
     expect(page.locator(".jp-InputPrompt").first).to_have_text("[1]:")
-    timed = run(view, TIMED)
+    timed = run(view, 1, TIMED)
     expect(timed).to_contain_text("times are the CPU's")
     expect(timed).to_contain_text("same")
     outputs = page.locator(".jp-OutputArea")
@@ -46,7 +46,9 @@ def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
 def test_the_palette_gives_the_panel_the_focus(view):
     view.page.evaluate("window.jupyterapp.shell.collapseRight()")
     view.page.keyboard.press("Control+Shift+c")
-    view.page.keyboard.type("Show GPUs")
+    palette = view.page.locator(".jp-ModalCommandPalette")
+    palette.locator("input").fill("Show GPUs")
+    expect(palette.locator(".lm-mod-active")).to_have_attribute("data-command", "gpumagic:show")
     view.page.keyboard.press("Enter")
     expect(view.panel).to_be_visible()
     view.page.wait_for_function(FOCUSED)
