@@ -15,7 +15,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest
 PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist worksteal
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
-.PHONY: demo test check suite slow lab docs screenshots benchmark wheel test-wheel cuda-build crash-hunt clean
+.PHONY: demo test check suite slow lab docs screenshots benchmark wheel test-wheel test-libraries cuda-build crash-hunt clean
 
 demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
 	$(BIN)/gpumagic demo
@@ -68,6 +68,9 @@ test-wheel: wheel  ## the wheel in an environment of its own, with neither Node.
 	.venv-wheel/bin/$(PIP_INSTALL) "$$(echo dist/*.whl)[lab]"
 	cd dist && env -i HOME="$$HOME" PATH="$(CURDIR)/.venv-wheel/bin" python ../tests/installed_wheel.py
 
+test-libraries: .venv-libraries/test  ## sixty programs of other people's libraries; the table is docs/virtual-gpus.md's
+	OMP_NUM_THREADS=1 .venv-libraries/bin/pytest tests/libraries $(if $(TABLE),--write-table)
+
 cuda-build: .venv/test  ## fail unless torch is built for CUDA and sees no GPU
 	$(BIN)/python -c "import torch; assert torch.version.cuda and not torch.cuda.is_available()"
 
@@ -75,7 +78,7 @@ crash-hunt: cuda-build  ## fail if an operator or public function reaches CUDA o
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/crash_hunt.py
 
 clean:
-	rm -rf .venv .venv-wheel dist demo site node_modules js/lib gpumagic/static gpumagic/labextension
+	rm -rf .venv .venv-wheel .venv-libraries dist demo site node_modules js/lib gpumagic/static gpumagic/labextension
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -91,6 +94,12 @@ clean:
 
 .venv/docs: .venv/bin/pip pyproject.toml $(CONSTRAINTS) $(FRONT)
 	$(INSTALL) ".[docs]"
+	@touch $@
+
+.venv-libraries/test: pyproject.toml constraints-libraries.txt $(FRONT)
+	$(PYTHON) -m venv .venv-libraries
+	.venv-libraries/bin/pip install --quiet --disable-pip-version-check --no-compile \
+		-c constraints-libraries.txt -e ".[libraries]"
 	@touch $@
 
 .venv/lab: .venv/bin/pip pyproject.toml $(CONSTRAINTS) $(FRONT)

@@ -1,0 +1,127 @@
+"""Notebooks that other people's libraries once led astray, each in a Python of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+RUN = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, {tests!r})
+for name in {missing!r}:
+    sys.modules[name] = None
+import gpumagic
+gpumagic.virtual.enable(2, "4GiB")
+from conftest import Shell
+del sys.path[0]
+shell = Shell()
+shell.ip.run_line_magic("load_ext", "gpumagic")
+shell.run("import torch; from torch import nn")
+print(json.dumps([shell.run(cell).text for cell in {cells!r}]))
+"""
+
+
+def shown(*cells, missing=()):
+    """What the cells of a new notebook show, on two virtual GPUs; `missing` is not installed."""
+    code = RUN.format(tests=str(Path(__file__).parents[1]), cells=cells, missing=missing)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+SMALL = "vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2"
+SAVED = f"""import tempfile
+from transformers import BertConfig, BertModel
+folder = tempfile.mkdtemp()
+BertModel(BertConfig({SMALL}, intermediate_size=16)).save_pretrained(folder)
+"""
+LOAD = "net = BertModel.from_pretrained(folder)\nprint('net is on', net.device)"
+
+
+def test_from_pretrained_needs_no_accelerate():
+    _, placed, plain = shown(SAVED, f"%%ongpu 1\n{LOAD}", LOAD, missing=["accelerate"])
+    assert "net is on cuda:1" in placed
+    assert "net is on cpu" in plain
+    (at_once,) = shown(f"%%ongpu 1\n{SAVED}{LOAD}", missing=["accelerate"])
+    assert "net is on cuda:1" in at_once
+
+
+def test_torchvision_that_is_imported_later_uses_no_kernel_of_a_real_gpu():
+    _, kept, mixed = shown(
+        "boxes, scores = torch.zeros(2, 4).cuda(), torch.tensor([0.2, 1])",
+        "from torchvision.ops import nms\nnms(boxes, scores.cuda(), 0.5)",
+        "nms(boxes, scores, 0.5)",
+    )
+    assert "device='cuda:0'" in kept
+    assert "scores  cpu" in mixed
+    assert "nms(boxes, scores.to(boxes.device), 0.5)" in mixed
+
+
+def test_a_dry_run_overwrites_no_file_through_a_writer_in_c(tmp_path):
+    path = str(tmp_path / "x.parquet")
+    *_, dry, after = shown(
+        f"import pandas as pd\npath = {path!r}\npd.DataFrame({{'a': [1, 2]}}).to_parquet(path)",
+        "new = pd.DataFrame({'b': [9]})",
+        "%%ongpu 1 --dry-run\nnew.to_parquet(path)",
+        "print(pd.read_parquet(path).to_dict())",
+    )
+    assert "a dry run writes no file" in dry
+    assert "{'a': {0: 1, 1: 2}}" in after
+
+
+def test_a_pipeline_of_an_earlier_cell_computes_there_and_the_report_says_so():
+    *_, placed = shown(
+        "from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel\n"
+        "blocks = {'block_out_channels': (8, 16), 'norm_num_groups': 4}\n"
+        "down, up = ('DownBlock2D',) * 2, ('UpBlock2D',) * 2\n"
+        "pipe = DDPMPipeline(\n"
+        "    UNet2DModel(sample_size=16, down_block_types=down, up_block_types=up, **blocks),\n"
+        "    DDPMScheduler(num_train_timesteps=10),\n"
+        ")\npipe.set_progress_bar_config(disable=True)",
+        "%%ongpu 1\nimages = pipe(num_inference_steps=2, output_type='np').images\n"
+        "print('computed on', pipe.unet.device)",
+    )
+    assert "computed on cuda:1" in placed
+    assert "moved pipe" in placed
+
+
+def test_a_spectrogram_is_made_there_whose_window_is_made_by_a_default_argument():
+    _, placed = shown(
+        "import torchaudio",
+        "%%ongpu 1\nmel = torchaudio.transforms.MelSpectrogram(8000, n_fft=64, n_mels=8)\n"
+        "print(mel.spectrogram.window.device, mel(torch.randn(800)).device)",
+    )
+    assert "cuda:1 cuda:1" in placed
+
+
+def test_a_graph_comes_along_and_its_error_names_the_users_line():
+    made = (
+        "from torch_geometric.data import Data\nfrom torch_geometric.nn import GCNConv\n"
+        "data = Data(x=torch.randn(5, 6), edge_index=torch.randint(0, 5, (2, 8)))\n"
+        "conv = GCNConv(6, 2)"
+    )
+    _, placed = shown(made, "%%ongpu 1\nconv(data.x, data.edge_index).device")
+    assert "device(type='cuda', index=1)" in placed
+    assert "moved conv, data" in placed
+    *_, error = shown(made, "x, conv = data.x.cuda(), conv.cuda()", "conv(x, data.edge_index)")
+    assert "line 1: conv(x, data.edge_index)" in error
+    assert "conv(x, data.to(x.device).edge_index)" in error
+
+
+def test_a_trainer_that_names_its_device_is_told_of_with_it():
+    _, placed = shown(
+        f"""import tempfile
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+net = BertForSequenceClassification(BertConfig({SMALL}, intermediate_size=16))
+rows = [{{"input_ids": [1, 2], "labels": 0}}] * 4
+given = {{"report_to": [], "max_steps": 2, "disable_tqdm": True, "save_strategy": "no"}}""",
+        "%%ongpu 1\nargs = TrainingArguments(tempfile.mkdtemp(), **given)\n"
+        "_ = Trainer(model=net, args=args, train_dataset=rows).train()\n"
+        "print('trained on', args.device)",
+    )
+    assert "trained on cuda:0" in placed
+    assert "cuda:0 peak" in placed
