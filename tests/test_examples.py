@@ -87,7 +87,7 @@ def test_timing(tmp_path):
     assert "1,000 waits at line 4: `(matrix @ right).norm().item()`" in shown
     assert "1 transfer: 3.9 KiB to cpu" in shown
     assert "against the earlier run" in shown
-    assert re.search(r"at the same time: [\d.]+ × of one after the other", shown)
+    assert re.search(r"at the same time: [\d.]+ times as fast as one after the other", shown)
 
 
 def test_the_sentence_encoder(tmp_path):

@@ -247,7 +247,7 @@ class GpuMagics(Magics):
             a @ a
 
             %%gputime 0 1 0+1
-            run(x)                     # near 2 × of one after the other
+            run(x)                     # near twice as fast
 
             result.speedup("cuda:0", "cpu", n=4096)
             result.save("products.json")

@@ -38,7 +38,14 @@ def virtual(*wheres):
             comparison(timing("cpu", 1e-3, 0.3), timing("cuda:0", 1.05e-3, 0.3)),
             "cpu and cuda:0 do not differ by more than the spread",
         ),
-        (comparison(timing("cpu", 1.234e-3)), "cpu takes 1.23 ms"),
+        (
+            comparison(timing("cpu", 1.234e-3)),
+            "cpu takes 1.23 ms (IQR 1.0 %, 21 repeats of 1 run)",
+        ),
+        (
+            comparison(*virtual("cuda:0")),
+            "cuda:0 (virtual, at CPU speed) takes 8.00 ms (IQR 1.0 %, 21 repeats of 1 run)",
+        ),
         (comparison(Timing("cpu", error="interrupted")), "nothing was measured"),
         (
             comparison(timing("cpu", 8e-3), *virtual("cuda:0", "cuda:1")),
@@ -96,7 +103,10 @@ def test_the_table_of_one_point():
     assert "cuda:0 1.00 ms 1.0 % 8.00 × 100 µs 100 k/s 310 mJ 3.0 MiB same to 3e-07" in lines
     # Two at the same time do twice the work.
     assert "cuda:0+cuda:1 1.10 ms 1.0 % 182 k/s N/A N/A" in lines
-    assert lines[1] == "cuda:0 + cuda:1 at the same time: 1.82 × of one after the other"
+    assert "cuda:0, then cuda:1 2.00 ms 0.0 % 100 k/s N/A N/A" in lines
+    assert lines[1] == (
+        "cuda:0 + cuda:1 at the same time: 1.82 times as fast as one after the other (2.00 ms)"
+    )
     assert "host: until Python went on, the device still at work" in lines
     assert (
         "inputs copied before it began, in none of the times: 1.0 MiB to cuda:0 in 3.0 ms" in lines
@@ -159,12 +169,13 @@ def test_a_long_sweep_is_cut_in_the_middle():
 def test_what_is_not_certain_is_said():
     wide = comparison(timing("cpu", 1e-3, 0.5), timing("cuda:0", 1e-5, 0.09, steady=False))
     text = " ".join(repr(wide).split())
-    assert "! cpu: the repeats are spread widely (IQR 50 % of the median)" in text
-    assert "! cuda:0: the time was over with the median known to within" in text
+    assert "~ cpu: the repeats are spread widely (IQR 50 % of the median)" in text
+    assert "~ cuda:0: the time was over before the median was certain" in text
+    assert text.index(" 1.00 ms ") < text.index("~ cpu")  # the table does not move
     near = repr(comparison(timing("cpu", 1e-3, 0.02, steady=False)))
-    assert "!" not in near
+    assert "!" not in near + repr(wide)
     once = " ".join(repr(comparison(Timing("cpu", (30.0,)), Timing("cuda:0", (2.0,)))).split())
-    assert "! cpu and cuda:0: one run only, so that the spread is not known" in once
+    assert "~ cpu and cuda:0: one run only, so that the spread is not known" in once
     assert "1 run" in once
 
 
@@ -174,29 +185,36 @@ def test_numbers_that_were_not_compared_are_said_with_the_reason():
     assert "numbers not compared: it draws" in text
 
 
-def test_the_change_against_an_earlier_run():
-    earlier = comparison(timing("cpu", 8e-3), machine=replace(MACHINE, torch="2.8.0"))
+def test_the_change_against_an_earlier_run_is_a_column():
+    earlier = comparison(timing("cpu", 4e-3), machine=replace(MACHINE, torch="2.8.0"))
     lines = [" ".join(line.split()) for line in repr(two().against(earlier)).splitlines()]
-    at = lines.index("against the earlier run")
-    assert lines[at + 1 : at + 4] == [
-        "cpu no change beyond the spread",
-        "cuda:0 not in the earlier run",
-        "not the same then: torch 2.8.0 then, 2.9.1 now",
-    ]
-    slower = comparison(timing("cpu", 4e-3))
-    assert "cpu     2.00 × slower (1.98 to 2.02 ×)" in repr(two().against(slower))
+    assert "device median IQR speed-up change numbers" in lines
+    assert "cpu 8.00 ms 1.0 % 1.00 × 2.00 × slower reference" in lines
+    assert "cuda:0 1.00 ms 1.0 % 8.00 × new same to 3e-07" in lines
+    assert "not the same then: torch 2.8.0 then, 2.9.1 now" in lines
+    assert "change: against the earlier run; same is within the spread of both" in lines
 
 
-def test_the_change_of_a_sweep_is_counted():
+def test_the_change_of_a_sweep_is_a_column_of_each_device():
     earlier = cubes()
     halved = tuple(
         replace(t, seconds=tuple(s * 2 for s in t.seconds)) if t.values["n"] > 128 else t
         for t in earlier.timings
     )
-    text = repr(earlier.against(replace(earlier, timings=halved)))
-    wanted = "no change beyond the spread at 2 of 5 values; 2.00 × faster at 3 of 5 values"
-    assert f"cpu     {wanted}" in text
-    assert f"cuda:0  {wanted}" in text
+    found = earlier.against(replace(earlier, timings=halved))
+    lines = [" ".join(line.split()) for line in repr(found).splitlines()]
+    assert "n cpu change cuda:0 change fastest" in lines
+    assert "128 8.00 µs same 30.0 µs same cpu 3.75 ×" in lines
+    assert "256 64.0 µs 2.00 × faster 30.0 µs 2.00 × faster cuda:0 2.13 ×" in lines
+
+
+def test_one_device_with_no_options_is_one_line():
+    assert repr(comparison(timing("cpu", 1e-3))).count("\n") == 0
+    noted = comparison(timing("cpu", 1e-3, 0.5), notes=("nothing to compare with",))
+    assert repr(noted).startswith("cpu takes 1.00 ms (IQR 50 %, 21 repeats of 1 run)\n~ cpu: the")
+    assert repr(noted).endswith("\nnothing to compare with")
+    assert "device" in repr(comparison(timing("cpu", 1e-3), items=8))
+    assert "device" in repr(comparison(timing("cpu", 1e-3), setup="x = 1"))
 
 
 def test_machine_and_devices_are_named():

@@ -7,7 +7,7 @@ Of what the code raises it is told where that was.
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -207,12 +207,11 @@ class Measuring:
                     self._found(alone=alone.seconds)
 
     def _measure_memory(self, meter: MemoryMeter) -> None:
-        found = {f"cuda:{index}": memory.peak for index, memory in meter.stop().items()}
+        # What the kernel held before is none of the code's doing.
+        found = {m.device: m.peak - m.before for m in meter.stop().values()}
         for device in map(str, self._target.parts):
             if device.startswith("cuda") and torch.cuda.is_initialized():
-                # It may have needed no more than its inputs.
-                with suppress(RuntimeError, AssertionError):
-                    found.setdefault(device, torch.cuda.memory_allocated(device))
+                found.setdefault(device, 0)
         self._found(peak=dict(sorted(found.items())))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpumagic.display.units import times
+from gpumagic.timing.ask.sweep import key
 from gpumagic.timing.result.lookup import Lookup
 from gpumagic.timing.result.timing import Timing
 
@@ -34,13 +35,17 @@ class Change:
     high: float | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
 
+    def of(self, timing: Timing) -> bool:
+        """Whether it is about that one."""
+        return self.where == timing.where and key(self.values) == key(timing.values)
+
     def __str__(self) -> str:
         ratio = self.ratio or math.nan
         return {
-            "new": "not in the earlier run",
-            "failed": "no time in this run",
-            "same": "no change beyond the spread",
-            "unsure": f"{times(ratio)} as fast, of one run: the spread is not known",
+            "new": "new",
+            "failed": "no time",
+            "same": "same",
+            "unsure": f"{times(ratio)} as fast?",  # of one run, whose spread is not known
             "faster": f"{times(ratio)} faster",
             "slower": f"{times(1 / ratio)} slower",
         }[self.verdict]

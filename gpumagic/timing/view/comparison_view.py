@@ -1,7 +1,7 @@
 """Show a comparison as text and as HTML: the answer first, then a table, bars or curves.
 
-A column that says nothing of any device is left out; what is known of one and not of another is
-N/A there.
+One device at one point is a line, as of `%timeit`. A column that says nothing of any device is left
+out; what is known of one and not of another is N/A there.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,20 +30,21 @@ _SOONER = 0.9
 
 def text(comparison: Comparison) -> str:
     """For terminals, 100 columns."""
+    problems = [f"! {line}" for line in remarks.problems(comparison)]
+    doubts = [f"~ {line}" for line in remarks.uncertain(comparison)]
+    if alone := verdict.alone(comparison):
+        return _lines([alone, *problems, *doubts, *comparison.notes], "")
     columns = columns_of(comparison)
-    longest = max(map(len, comparison.devices), default=0)
     wrong = [f"! {line}" for line in verdict.wrong(comparison)]
     answer = _lines([*wrong, *verdict.answer(comparison)], "")
-    changed = [f"{where.ljust(longest)}  {by}" for where, by in remarks.change(comparison)]
-    changed += filter(None, [remarks.differences(comparison)])
-    notes = [*legend(columns), *remarks.measured(comparison), remarks.machine(comparison)]
+    then = remarks.differences(comparison)
+    notes = [*then, *doubts, *legend(columns), *remarks.measured(comparison)]
     parts = [
         # The code belongs to the answer.
         f"{answer}\n  {comparison.title}",
-        _lines((f"! {line}" for line in remarks.problems(comparison)), "  "),
+        _lines(problems, "  "),
         "\n".join(table.lines(columns, "  ", _FOLD)),
-        "  against the earlier run\n" + _lines(changed, "    ") if changed else "",
-        _lines(notes, "  "),
+        _lines([*notes, remarks.machine(comparison)], "  "),
     ]
     return "\n\n".join(filter(None, parts))
 
@@ -55,28 +56,36 @@ def _lines(lines: Iterable[str], margin: str) -> str:
 def html(comparison: Comparison) -> str:
     """For notebooks: static, with all that it needs."""
     columns = columns_of(comparison)
+    problems = [tag("div", line, "gm-problem") for line in remarks.problems(comparison)]
+    doubts = [tag("div", line, "gm-note") for line in remarks.uncertain(comparison)]
+    where = tag("div", remarks.machine(comparison), "gm-caption gm-where")
+    if alone := verdict.alone(comparison):
+        shown = [tag("div", line, "gm-note") for line in comparison.notes]
+        details = "".join([*problems, *doubts, *shown])
+        one = folded(alone, _how(comparison, columns) + where) + details
+        return block(one, "table", "comparison")
     wrong = [tag("div", line, "gm-answer gm-bad") for line in verdict.wrong(comparison)]
     answers = verdict.answer(comparison)
     lines = [tag("div", line, "gm-answer" if not n else "") for n, line in enumerate(answers)]
-    problems = [tag("div", line, "gm-problem") for line in remarks.problems(comparison)]
     parts = [
         *wrong,
         *lines,
         tag("div", comparison.title, "gm-code gm-title"),
         *problems,
         _plots(comparison, columns) if comparison.sweep else _bars(comparison, columns),
-        _change(comparison),
-        tag("div", remarks.machine(comparison), "gm-caption gm-where"),
-        _details(comparison, columns),
+        *(tag("div", line, "gm-note") for line in remarks.differences(comparison)),
+        *doubts,
+        where,
+        folded("how it was measured", _how(comparison, columns)),
     ]
     return block("".join(parts), "table", "comparison")
 
 
 def _bars(comparison: Comparison, columns: list[Column]) -> str:
     """A row for each device, its bar as long as its time."""
-    timings = comparison.timings
+    timings = _rows(comparison)
     longest = max((max(t.quartiles or (0, 0)) for t in timings), default=0.0)
-    looks = svg.looks(comparison.devices)
+    looks = svg.looks([timing.where for timing in timings])
     bars = [_race(timing, longest, looks[timing.where].color) for timing in timings]
     lane = Column("", [""] * len(bars), css="gm-lane", html=bars)
     return table.html([*columns[:1], lane, *columns[1:]])
@@ -112,24 +121,13 @@ def _plots(comparison: Comparison, columns: list[Column]) -> str:
     return f'<div class="gm-plots">{"".join(figures)}</div>{medians}'
 
 
-def _change(comparison: Comparison) -> str:
-    changed = remarks.change(comparison)
-    if not changed:
-        return ""
-    where, by = zip(*changed, strict=True)
-    columns = [Column("", where, css="gm-code"), Column("", by, css="gm-wrap")]
-    other = remarks.differences(comparison)
-    note = tag("div", other, "gm-note") if other else ""
-    return table.html(columns, title="against the earlier run", css="gm-section") + note
-
-
-def _details(comparison: Comparison, columns: list[Column]) -> str:
-    """How it was measured, and where."""
+def _how(comparison: Comparison, columns: list[Column]) -> str:
+    """How it was measured, and the code."""
     lines = [*legend(columns), *remarks.measured(comparison)]
     code = comparison.code.strip("\n")
     setup = f"# set-up\n{comparison.setup.strip()}\n\n" if comparison.setup else ""
     notes = "".join(tag("div", line, "gm-note") for line in lines)
-    return folded("how it was measured", notes + tag("pre", setup + code, "gm-code"))
+    return notes + tag("pre", setup + code, "gm-code")
 
 
 def columns_of(comparison: Comparison) -> list[Column]:
@@ -139,16 +137,29 @@ def columns_of(comparison: Comparison) -> list[Column]:
 
 def legend(columns: Sequence[Column]) -> list[str]:
     """What a table does not say of itself."""
-    said = []
-    if any(column.head == "host" for column in columns):
-        said.append("host: until Python went on, the device still at work")
-    if any(cell.startswith("~") for column in columns for cell in column.cells):
-        said.append("~: the repeats are spread widely")
-    return said
+    heads = {column.head for column in columns}
+    said = {
+        "host": "host: until Python went on, the device still at work",
+        "peak": "peak: memory that the code added; its inputs were there before",
+        "change": "change: against the earlier run; same is within the spread of both",
+    }
+    return [words for head, words in said.items() if head in heads]
+
+
+def _rows(comparison: Comparison) -> list[Timing]:
+    """The timings, and after several at the same time the same ones one after the other."""
+    rows = []
+    for timing in comparison.timings:
+        rows.append(timing)
+        if timing.alone:
+            where, many = timing.where.replace("+", ", then "), timing.where.count("+") + 1
+            items = many * (timing.items or comparison.items or 0) or None
+            rows.append(Timing(where, timing.alone, virtual=timing.virtual, items=items))
+    return rows
 
 
 def _of_devices(comparison: Comparison) -> list[Column]:
-    timings = comparison.timings
+    timings = _rows(comparison)
     peaks = [max(t.peak.values(), default=None) for t in timings]
     numbers = [remarks.numbers(comparison, t.where) for t in timings]
     wrong = ["gm-bad gm-this" * words.startswith("DIFFERS") for words in numbers]
@@ -158,6 +169,7 @@ def _of_devices(comparison: Comparison) -> list[Column]:
         number("median", [t.error or fine(t.median) for t in timings], css="gm-this", fit="cut"),
         number("IQR", [_iqr(t) for t in timings]),
         number("speed-up", [_speedup(comparison, t) for t in timings], css="gm-this"),
+        number("change", [_change(comparison, t) for t in timings], css="gm-this"),
         number("host", [_host(t) for t in timings]),
         number("throughput", [_throughput(comparison, t) for t in timings]),
         number("energy", _if_any([t.energy for t in timings], energy)),
@@ -185,11 +197,18 @@ def _iqr(timing: Timing) -> str:
 def _speedup(comparison: Comparison, timing: Timing) -> str:
     """Against the first device; nothing for virtual GPUs, and for several at the same time."""
     first = comparison.at(comparison.alone[0], timing.values)
-    if "+" in timing.where or timing.virtual or first is None or first.virtual:
+    if "+" in timing.where or timing.where not in comparison.alone:
+        return ""
+    if timing.virtual or first is None or first.virtual:
         return ""
     if len(comparison.alone) < 2 or comparison.disagreement(timing.where):
         return ""
     return times(first.median / timing.median) if first.median and timing.median else ""
+
+
+def _change(comparison: Comparison, timing: Timing | None) -> str:
+    """Against the earlier run: ``"1.32 × faster"``, ``"same"``, ``"new"``; nothing without one."""
+    return next((str(c) for c in comparison.change if timing and c.of(timing)), "")
 
 
 def _host(timing: Timing) -> str:
@@ -222,6 +241,9 @@ def _of_sweep(comparison: Comparison) -> list[Column]:
         rates = [_throughput(comparison, t) for t in timings]
         if any(rates):
             columns.append(Column("", rates, number=True))
+        changes = [_change(comparison, t) for t in timings]
+        if any(changes):
+            columns.append(Column("change", changes, number=True))
     if any(fastest for fastest, _ in won):
         columns.append(Column("fastest", [fastest for fastest, _ in won]))
         columns.append(Column("", [by for _, by in won], number=True))

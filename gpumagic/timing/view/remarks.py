@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from gpumagic.display.units import NOT_KNOWN, duration, size
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.result.change import Change
 from gpumagic.timing.result.timing import Timing
-from gpumagic.timing.view.verdict import at_point, both, by_words, percent, span
+from gpumagic.timing.view.verdict import at_point, both, by_words, percent
 
 _TOLD_ELSEWHERE = ("", "reference", "not compared")
 # A median whose 95 % interval is wider than this part of it is said to be uncertain: two devices
@@ -32,7 +31,7 @@ def numbers(comparison: Comparison, where: str) -> str:
 
 
 def problems(comparison: Comparison) -> list[str]:
-    """What the user must not overlook: an interrupt, an error, a time that is not certain."""
+    """What the user must not overlook: an interrupt, an error."""
     said = []
     if comparison.interrupted:
         done = sum(t.median is not None for t in comparison.timings)
@@ -43,11 +42,10 @@ def problems(comparison: Comparison) -> list[str]:
         if t.error and t.error != "interrupted":
             # Of a sweep the first point is enough.
             failed.setdefault(f"{t.where}: {t.error}", at_point(t.values))
-    said += [words + at for words, at in failed.items()]
-    return list(dict.fromkeys([*said, *_uncertain(comparison)]))
+    return [*said, *(words + at for words, at in failed.items())]
 
 
-def _uncertain(comparison: Comparison) -> Iterator[str]:
+def uncertain(comparison: Comparison) -> Iterator[str]:
     """Of `Measurement`'s warning, and of medians that are not certain when the time was over."""
     wide = [t for t in comparison.timings if t.unsteady]
     single = [t for t in comparison.timings if len(t.seconds) == 1]
@@ -63,8 +61,8 @@ def _uncertain(comparison: Comparison) -> Iterator[str]:
         yield f"{_measured_at(single)}: one run only, so that the spread is not known"
     if loose:
         yield (
-            f"{_measured_at(loose)}: the time was over with the median known to within"
-            f" {percent(max(map(_width, loose)))}; give more with --max-time"
+            f"{_measured_at(loose)}: the time was over before the median was certain; give more"
+            " with --max-time"
         )
 
 
@@ -80,43 +78,11 @@ def _measured_at(timings: Sequence[Timing]) -> str:
     return both(f"{t.where}{at_point(t.values)}" for t in timings)
 
 
-def change(comparison: Comparison) -> list[tuple[str, str]]:
-    """Against the earlier comparison: each device and what became of it."""
-    said = []
-    for where in comparison.devices:
-        found = [c for c in comparison.change if c.where == where]
-        if found and comparison.sweep:
-            said.append((where, "; ".join(_kinds(found))))
-        elif found:
-            said.append((where, f"{found[0]}{_between(found[0])}"))
-    return said
-
-
-def differences(comparison: Comparison) -> str:
-    """What else was not the same then; ``""`` for nothing."""
+def differences(comparison: Comparison) -> list[str]:
+    """What else was not the same in the earlier run, or why it was not compared with it."""
     told = "; ".join(comparison.differences)
-    return f"not the same then: {told}" if told and comparison.change else ""
-
-
-def _between(change: Change) -> str:
-    if change.verdict not in ("faster", "slower") or change.low is None or change.high is None:
-        return ""
-    edges = [change.low, change.high]
-    return f" ({span(edges if change.verdict == 'faster' else [1 / e for e in edges])})"
-
-
-def _kinds(changes: Sequence[Change]) -> Iterator[str]:
-    """Of a sweep: at how many values it is faster, slower, the same …"""
-    for kind in dict.fromkeys(c.verdict for c in changes):
-        alike = [c for c in changes if c.verdict == kind]
-        words = str(alike[0])
-        if kind == "unsure":
-            words = "one run only, so that no change can be told"
-        elif kind in ("faster", "slower"):
-            ratios = [c.ratio or 0.0 for c in alike]
-            words = f"{span(ratios if kind == 'faster' else [1 / r for r in ratios])} {kind}"
-        some = f"at {len(alike)} of {len(changes)} values"
-        yield f"{words} {'at every value' if len(alike) == len(changes) else some}"
+    what = "not the same then" if comparison.change else "not compared with the last one"
+    return [f"{what}: {told}"] if told else []
 
 
 def measured(comparison: Comparison) -> list[str]:

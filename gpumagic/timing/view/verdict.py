@@ -5,6 +5,7 @@ device that gave other numbers is never called fast, nor is a virtual GPU.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from gpumagic.display.units import fine, times
@@ -66,6 +67,21 @@ def _single(comparison: Comparison, where: str) -> str:
     medians = [t.median for t in comparison.of(where) if t.median is not None]
     count = f"was timed at {len(medians)} point{'s' * (len(medians) != 1)}"
     return f"{where} {count if comparison.sweep else f'takes {fine(medians[0])}'}"
+
+
+def alone(comparison: Comparison) -> str:
+    """All that there is to say of one device, timed with nothing to compare it with, as a line."""
+    asked = comparison.sweep or comparison.items or comparison.setup
+    if len(comparison.timings) != 1 or asked or comparison.change or comparison.differences:
+        return ""
+    (timing,) = comparison.timings
+    if timing.median is None or timing.alone:
+        return ""
+    name = f"{timing.where} (virtual, at CPU speed)" if timing.virtual else timing.where
+    spread = f"IQR {percent(timing.iqr)}, " if timing.iqr is not None else ""
+    count, number = len(timing.seconds), timing.number
+    repeats = f"{count:,} repeat{'s' * (count > 1)} of {number:,} run{'s' * (number > 1)}"
+    return f"{name} takes {fine(timing.median)} ({spread}{repeats})"
 
 
 def _order(comparison: Comparison, real: Sequence[str]) -> list[str]:
@@ -154,10 +170,14 @@ def _together(comparison: Comparison) -> Iterable[str]:
     for where in comparison.devices:
         found = [t for t in comparison.of(where) if t.scaling]
         if found:
-            by = span([t.scaling or 0.0 for t in found])
+            by = span([t.scaling or 0.0 for t in found]).removesuffix(" ×")
             virtual = " (virtual)" if any(t.virtual for t in found) else ""
             names = where.replace("+", " + ")
-            yield f"{names}{virtual} at the same time: {by} of one after the other"
+            after = fine(median(found[0].alone)) if len(found) == 1 else ""
+            yield (
+                f"{names}{virtual} at the same time: {by} times as fast as one after the other"
+                + (f" ({after})" if after else "")
+            )
 
 
 def estimate(value: float) -> str:
