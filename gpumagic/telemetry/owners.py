@@ -19,6 +19,7 @@ from gpumagic.telemetry.processes import (
     ignores_hangup,
     is_alive,
     is_kernel,
+    resident,
     started,
 )
 
@@ -51,6 +52,7 @@ class Owner:
     server: str | None = None
     idle_since: float | None = None
     orphan: bool = False
+    host_memory: int | None = field(default=None, compare=False)  # it changes all the time
     ordinals: Mapping[str, int] = field(default_factory=dict)  # CUDA's in that process, by UUID
 
 
@@ -97,6 +99,7 @@ class Owners:
             server=kernel.server if kernel else None,
             idle_since=kernel.idle_since if kernel else None,
             orphan=kernel is None and self._is_orphan(line[0], kernels),
+            host_memory=resident(pid),
             ordinals=self._ordinals(facts.cuda),
         )
 

@@ -109,6 +109,14 @@ def started(pid: int) -> float | None:
         return None
 
 
+def resident(pid: int) -> int | None:
+    """Bytes of the host's memory that a process has; None where that is not to be known."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except (psutil.Error, ValueError, OverflowError):
+        return None
+
+
 def is_alive(pid: int) -> bool:
     """Whether there is such a process."""
     return started(pid) is not None

@@ -94,6 +94,7 @@ class ProcessSample:
     idle_since: float | None = None  # since when the kernel has had nothing to do
     orphan: bool = False  # its kernel is gone and it still runs
     ordinal: int | None = None  # CUDA's number of this GPU in that process
+    host_memory: int | None = None  # bytes of RAM that it has resident
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ export interface ProcessSample {
   idle_since: number | null;
   orphan: boolean;
   ordinal: number | null;
+  /** Bytes of RAM; an older server does not say. */
+  host_memory?: number | null;
 }
 
 export interface Problem {

@@ -172,6 +172,18 @@ describe('words', () => {
     expect(who).toEqual(['alice', 'you · python3', 'gone (pid 3)', 'unaccounted']);
   });
 
+  test('what outlives its kernel says who started it', () => {
+    const server = process('u', { kernel: null, name: 'vllm', pid: 7, idle_since: null });
+    const monitor = mount({
+      ...fixture(),
+      gpus: [busy({ memory_used: 10 * GIB })],
+      processes: [server],
+    });
+    expect(text(monitor, '.process')).toEqual([
+      'you · vllmstarted by train.ipynb, still running · pid 710.0 GiB',
+    ]);
+  });
+
   test('a notebook says what it runs, and for how long', () => {
     const snapshot = { ...fixture(), gpus: [busy()], processes: [process('u', { kernel: 'k' })] };
     const run = { id: 'a', kernel: 'k', notebook: 'x', count: 7, end: null, gpus: ['u'] };

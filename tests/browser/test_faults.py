@@ -42,14 +42,14 @@ def watched(lab, view):
     """A panel that shows two GPUs."""
     lab.machine({"gpu.*.util": 41})
     view.shows("41 %")
-    view.shows("GPU 1")
+    view.shows("cuda:1")
     return view
 
 
 def recovers(lab, view, cause):
     lab.machine({"gpu.*.util": 42})
     view.shows("42 %")
-    view.shows("GPU 1")
+    view.shows("cuda:1")
     view.hides(cause)
     expect(view.status).not_to_contain_text("⚠")
 
@@ -63,7 +63,7 @@ def test_a_driver_that_cannot_be_asked(lab, watched, fault):
     # Not emptiness: what was checked, and what else there is.
     watched.shows("nvidia-ml-py")
     watched.shows("%gpus --virtual 2")
-    watched.hides("GPU 1")
+    watched.hides("cuda:1")
     recovers(lab, watched, cause)
     watched.hides("nvidia-ml-py")
 
@@ -74,7 +74,7 @@ def test_a_gpu_that_does_not_answer(lab, watched, fault):
     lab.machine(machine)
     watched.shows(cause)
     watched.shows(cure)
-    watched.shows("GPU 0")
+    watched.shows("cuda:0")
     expect(watched.status).to_contain_text("⚠")
     recovers(lab, watched, cause)
 
@@ -85,7 +85,7 @@ def test_other_gpus_cut_in_parts_that_tell_nothing(lab, watched):
     for index in range(3):
         other |= {f"gpu.{index}.uuid": f"GPU-other-{index}", f"gpu.{index}.name": "Other"}
     lab.machine(other)
-    watched.shows("GPU 2")
+    watched.shows("Other")
     watched.shows("MIG")
     lab.machine(other | {f"fail.{function}": 3 for function in FIELDS})
     watched.shows("N/A · N/A")
@@ -93,7 +93,7 @@ def test_other_gpus_cut_in_parts_that_tell_nothing(lab, watched):
     expect(watched.status).not_to_contain_text("⚠")
     lab.machine({"gpu.*.util": 44})
     watched.shows("44 %")
-    watched.hides("GPU 2")
+    watched.hides("Other")
     watched.hides("MIG")
 
 

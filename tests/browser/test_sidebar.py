@@ -28,7 +28,7 @@ def allocate(view):
 
 @pytest.mark.timeout(300)  # as two tests on one kernel
 def test_a_notebook_that_allocates_is_seen_also_by_a_page_loaded_again_and_ended(view):
-    view.shows("GPU 1")
+    view.shows("cuda:1")
     allocate(view)
     view.shows("2.0/8 GiB", 2 * SECOND_MS)
     view.shows("train.ipynb")
@@ -63,7 +63,7 @@ def has_the_past_and_the_panel_when_loaded_again(view):
 
 
 def test_the_keyboard_is_enough(view):
-    view.shows("GPU 0")
+    view.shows("cuda:0")
     view.page.evaluate("window.jupyterapp.shell.collapseRight()")
     expect(view.panel).to_be_hidden()
     view.status.focus()
@@ -71,7 +71,7 @@ def test_the_keyboard_is_enough(view):
     expect(view.panel).to_be_visible()
     # Past the buttons of the toolbar.
     toolbar = ("A card for each GPU", "A line for each GPU", "Open as a page")
-    for button in (*toolbar, "GPU 0"):
+    for button in (*toolbar, "cuda:0"):
         view.page.keyboard.press("Tab")
         card = view.panel.get_by_role("button", name=button)
         expect(card).to_be_focused()
@@ -83,7 +83,7 @@ def test_the_keyboard_is_enough(view):
 
 
 def test_commands_show_the_panel_and_the_doctor(view):
-    view.shows("GPU 0")
+    view.shows("cuda:0")
     assert "nvidia-ml-py" not in view.says()
     view.page.evaluate("window.jupyterapp.commands.execute('gpumagic:doctor')")
     view.shows("nvidia-ml-py")
@@ -93,8 +93,8 @@ def test_commands_show_the_panel_and_the_doctor(view):
 
 def test_settings_hold_at_once(lab, view):
     lab.machine({"gpu.0.util": 3, "gpu.1.util": 97})
-    view.shows("GPU 1")
-    expect(view.status).to_contain_text("GPU 1 97 %")
+    view.shows("cuda:1")
+    expect(view.status).to_contain_text("cuda:1 97 %")
     wants = []
     view.on_message("want", wants.append)
     view.set(period=7)

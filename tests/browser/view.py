@@ -106,8 +106,8 @@ class View:
         self.lab.forget()
         self.lab.machine()
         self.open_panel()
-        self.shows("GPU 1")
-        self.hides("cuda:")
+        self.shows("cuda:1")
+        self.hides("virtual")
 
     def close_documents(self) -> None:
         """Closes all, saved or not."""

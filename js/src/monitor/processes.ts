@@ -29,6 +29,14 @@ function sensible(act: Act, process: ProcessSample): boolean {
   return act === 'goTo' ? process.notebook !== null : !process.server;
 }
 
+/** A notebook started it, and it was made to live on without its kernel: a server, a tmux. */
+const outlives = (process: ProcessSample): boolean =>
+  process.notebook !== null &&
+  process.kernel === null &&
+  process.name !== null &&
+  !process.orphan &&
+  !process.mine;
+
 class ProcessRow {
   readonly node = h('li', 'process');
   #shared: Shared;
@@ -101,7 +109,7 @@ class ProcessRow {
   /** A notebook, whose process it is: "alice", "you · python3", "gone (pid 123)". */
   #named(main: ProcessSample): string {
     const { t } = this.#shared;
-    if (main.notebook) return file(main.notebook);
+    if (main.notebook && !outlives(main)) return file(main.notebook);
     if (main.mine) return t('this kernel');
     if (stranger(main)) return main.user as string;
     return main.name ? t('you · %1', main.name) : t('gone (pid %1)', main.pid);
@@ -114,6 +122,8 @@ class ProcessRow {
     const gpus = new Set(all.map(({ uuid }) => uuid)).size;
     if (gpus > 1) notes.push(t('%1 GPUs', gpus));
     if (main.orphan) notes.push(t('still running'));
+    else if (outlives(main))
+      notes.push(t('started by %1, still running', file(main.notebook ?? '')));
     else if (run && now - run.start >= LONG_S)
       notes.push(t('In [%1] · %2', run.count ?? ' ', age(now - run.start)));
     else if (main.idle_since !== null && owner !== 'mine' && now - main.idle_since >= 60)
@@ -123,7 +133,7 @@ class ProcessRow {
       notes.push(workers > 1 ? t('+%1 workers', workers) : t('+1 worker'));
     }
     if (main.server) notes.push(t('on another server'));
-    if (key.startsWith('pid') && main.name) notes.push(t('pid %1', main.pid));
+    if ((key.startsWith('pid') || outlives(main)) && main.name) notes.push(t('pid %1', main.pid));
     return notes;
   }
 
@@ -141,6 +151,7 @@ class ProcessRow {
       main.user ?? '',
       main.kind ?? '',
       main.ordinal === null ? '' : `cuda:${main.ordinal}`,
+      main.host_memory ? t('%1 of RAM', size(main.host_memory)) : '',
       main.server ?? '',
       started,
       ...each.slice(0, 12),

@@ -170,6 +170,7 @@ export function groups(processes: ProcessSample[], here: string | null): Group[]
 function keyOf(process: ProcessSample): string {
   if (process.orphan) return `pid ${process.pid}`;
   if (process.kernel) return `kernel ${process.kernel}`;
+  if (process.notebook && process.kernel === null && !process.mine) return `pid ${process.pid}`;
   if (process.notebook) return `book ${process.mine} ${process.notebook} ${process.user}`;
   return stranger(process) ? `user ${process.user}` : `pid ${process.pid}`;
 }
