@@ -1,0 +1,95 @@
+"""Play machines for the pictures: what their GPUs read, second by second."""
+
+import math
+from collections.abc import Callable, Mapping
+
+GIB = 2**30
+CARD = "NVIDIA H100 80GB HBM3"
+
+
+def training(train: int, explore: int, other: int) -> Callable[[float], dict[str, object]]:
+    """Two GPUs: one that trains hard and grows hot, one that is hardly used."""
+
+    def machine(now: float) -> dict[str, object]:
+        epoch = 0 <= now % 13 < 9.6
+        busy = (94 + 4 * math.sin(3 * now)) if epoch else 38 + 8 * math.sin(5 * now)
+        held = int((18 + min(now, 26) * 0.65 + (1.5 if epoch else 0)) * GIB)
+        idle = 14 + 10 * math.sin(now / 2) + 8 * math.sin(1.7 * now)
+        hot = {
+            "util": int(busy),
+            "memutil": int(busy * 0.6),
+            "temp": 71 if epoch else 62,
+            "power": (1000 * (560 if epoch else 210)),
+            "clock": 1755,
+            "used": held,
+            "gpm.2": busy * 0.93,
+            "gpm.3": 46,
+            "gpm.5": busy * 0.66,
+            "gpm.10": busy * 0.5,
+            "pcie_tx": 310e6,
+            "pcie_rx": 12.4e9,
+            "nvlink_tx": 41e6,
+            "nvlink_rx": 40e6,
+            "throttle": 4,
+        }
+        cool = {
+            "util": max(0, int(idle)),
+            "memutil": 4,
+            "temp": 41,
+            "power": 118_000,
+            "clock": 1200,
+            "used": int(30.4 * GIB),
+            "throttle": 0,
+            "gpm.2": 9,
+            "gpm.3": 5,
+            "gpm.5": 2,
+            "gpm.10": 3,
+        }
+        return {
+            "gpus": 2,
+            "gpu.*.name": CARD, "gpu.*.total": 80 * GIB, "gpu.*.reserved": 640 * 2**20,
+            "gpu.*.limit": 700_000, "gpu.*.pcie_gen": 5, "gpu.*.pcie_width": 16,
+            **{f"gpu.0.{key}": value for key, value in cool.items()},
+            **{f"gpu.1.{key}": value for key, value in hot.items()},
+            "gpu.0.compute": f"{explore}:{6 * GIB + 300 * 2**20},{other}:{22 * GIB}",
+            "gpu.1.compute": f"{train}:{held - 500 * 2**20}",
+        }  # fmt: skip
+
+    return machine
+
+
+def many(count: int, pids: Mapping[str, int]) -> Callable[[float], dict[str, object]]:
+    """So many GPUs: this notebook's, another notebook's, others', full ones and free ones."""
+    own = min(3, count - 1)
+
+    def machine(now: float) -> dict[str, object]:
+        found: dict[str, object] = {
+            "gpus": count, "gpu.*.name": CARD, "gpu.*.total": 80 * GIB, "gpu.*.limit": 700_000,
+            "gpu.*.reserved": 640 * 2**20,
+        }  # fmt: skip
+        for n in range(count):
+            wave = math.sin(now / (2 + n % 5) + n)
+            busy = max(0, min(100, 55 + 9 * (n % 6) + 22 * wave))
+            held = (9 + (n * 29) % 62) * GIB
+            holders = {"other": held - GIB // 2}
+            if n == own:
+                held = int((14 + min(now, 24)) * GIB)
+                holders, busy = {"train": held - GIB // 2}, 95 + 3 * wave
+            elif n % 7 == 2:
+                holders = {"explore": held // 4, "other": held // 2}
+            elif n % 7 == 6:
+                held, holders = int(78.4 * GIB), {"other": 77 * GIB}
+            elif n % 7 == 4:
+                held, holders, busy = 0, {}, 0
+            found |= {
+                f"gpu.{n}.util": int(busy),
+                f"gpu.{n}.used": held,
+                f"gpu.{n}.temp": int(34 + busy * 0.38),
+                f"gpu.{n}.power": int(1000 * (80 + 5.4 * busy)),
+                f"gpu.{n}.pcie_rx": int(9e9 * (1 + wave)),
+                f"gpu.{n}.nvlink_rx": int(4e7 * (1 + wave)),
+                f"gpu.{n}.compute": ",".join(f"{pids[k]}:{v}" for k, v in holders.items()),
+            }
+        return found
+
+    return machine
