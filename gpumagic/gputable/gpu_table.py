@@ -41,7 +41,7 @@ class GpuTable:
         if self.gpus:
             head = table.short(_caption(self.snapshot, self.gpus), table.WIDTH)
             blocks.append([head, *table.lines(gpu_columns(self.gpus, self.splits))])
-            blocks[-1].append(_legend(self._owners()))
+            blocks[-1] += _legend(self._owners())
         if self.holders:
             blocks.append(table.lines(self._holder_columns(html=False)))
         remarks = [line for note in self._remarks() for line in wrap(note, table.WIDTH)]
@@ -97,8 +97,11 @@ class GpuTable:
         return lines
 
 
-def _legend(owners: Sequence[str]) -> str:
-    return "  ".join([*(f"{INKS[name]} {OWNERS[name]}" for name in owners), f"{FREE} free"])
+def _legend(owners: Sequence[str]) -> list[str]:
+    """In one line, or where it does not fit in two."""
+    marks = [*(f"{INKS[name]} {OWNERS[name]}" for name in owners), f"{FREE} free"]
+    glued = "  ".join(mark.replace(" ", table.GLUE) for mark in marks)
+    return [line.replace(table.GLUE, " ") for line in wrap(glued, table.WIDTH)]
 
 
 def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:

@@ -178,6 +178,20 @@ def test_a_holder_of_many_gpus_is_a_sum() -> None:
     assert line_of(repr(many), "unaccounted").split("  ")[-1] == "64 GPUs 1.8 TiB"
 
 
+def test_a_legend_of_all_owners_fits() -> None:
+    each = (
+        process(mine=True),
+        process(pid=8, kernel="k"),
+        process(pid=9),
+        process(pid=10, orphan=True),
+    )
+    *_, first, second = (
+        repr(GpuTable(snapshot(gpu(), processes=each))).split("\n\n")[0].splitlines()
+    )
+    assert len(first) <= 100
+    assert second == "· free"
+
+
 def test_a_bar_says_whose_memory_it_is_and_names_only_those_there_are() -> None:
     book = process(pid=8, memory=20 * GIB, notebook="explore.ipynb", kernel="k")
     table = GpuTable(snapshot(gpu(), processes=(process(memory=10 * GIB, mine=True), book)))
