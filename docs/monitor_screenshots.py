@@ -197,11 +197,13 @@ def doctor(browser: Browser) -> None:
         laboratory(None) as lab,
         opened(lab, browser, 1000, 700, "pictures-none") as view,
     ):
+        lab.write("train.ipynb", [])
+        view.open_notebook("train.ipynb")
         view.open_panel()
         widen(view.page, 130)
         view.shows("NVIDIA")
         # What follows says where this machine has its Python.
-        in_both_themes(view.page, "doctor", the_panel(view, 405))
+        in_both_themes(view.page, "doctor", the_panel(view, 440))
 
 
 def widget(browser: Browser) -> None:

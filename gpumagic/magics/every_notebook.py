@@ -30,7 +30,7 @@ def enable() -> str:
         raise GpuError(f"{script} sets MagicsManager.lazy_magics itself; add there {ours}")
     path = _update(folder, dict.fromkeys(_names(), _EXTENSION))
     return (
-        "from the next start of a kernel on, the first %gpus, %%ongpu or %%gputime loads gpumagic "
+        "kernels that start from now on load gpumagic at the first %gpus, %%ongpu or %%gputime "
         f"({path}); gpumagic disable ends it"
     )
 

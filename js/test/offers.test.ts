@@ -158,8 +158,7 @@ it('writes the settings of the kernel’s profile, where there is a notebook', a
   shown.buttons[1]?.press();
   await settled();
   expect(book.ran).toEqual([expect.stringContaining('every_notebook.enable()')]);
-  expect(shown.said).toBe('written there');
-  expect(told).toHaveLength(1);
+  expect(shown.said).toBe('Written there.');
 });
 
 it('runs once however often it is pressed', async () => {

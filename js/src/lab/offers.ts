@@ -59,8 +59,7 @@ export class Offers {
     if (!this.#context) throw new Error(t('Open a notebook first: it is done in its kernel.'));
     await this.#while(t('Writing IPython’s settings…'), async () => {
       const { printed } = await this.#lines.run(this.#context, ENABLE);
-      this.#told(t('Every notebook loads gpumagic with its first magic, from its next start on.'));
-      return printed;
+      return `${printed.charAt(0).toUpperCase()}${printed.slice(1)}.`;
     });
   }
 

@@ -159,7 +159,10 @@ async function activate(
   commands.addCommand(ENABLE, {
     label: t('Load gpumagic in Every Notebook'),
     caption: t('The first %gpus or %%ongpu then loads it; gpumagic disable takes this back'),
-    execute: () => offers.enable().catch(failed),
+    execute: () =>
+      offers
+        .enable()
+        .then(() => told(t('Kernels that start from now on load gpumagic by themselves.')), failed),
   });
   for (const command of [SHOW, PAGE, DOCTOR, VIRTUAL, ENABLE])
     palette?.addItem({ command, category: t('GPUs') });

@@ -25,7 +25,7 @@ export const told = (parts: Record<Owner, number>, shared: Shared): string[] => 
   );
 };
 
-/** Coloured parts of a whole, written when one of them moved by something one can see. */
+/** Colored parts of a whole, written when one of them moved by something one can see. */
 class Strip {
   readonly node: HTMLElement;
   #columns = '';

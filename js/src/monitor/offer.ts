@@ -23,7 +23,7 @@ export const OFFER_CSS = `\
 .advice{padding:0 0 8px}\
 .check.dim .dim{opacity:1}\
 .offer{padding:2px 0 10px}\
-.offer p,.offer pre{padding:2px 0}\
+.offer p,.offer pre{overflow-wrap:anywhere;padding:2px 0}\
 .offer pre{background:var(--track);border-radius:3px;margin:2px 0;padding:4px 8px;user-select:all}\
 .offer button{border:1px solid var(--line);border-radius:4px;display:block;margin:6px 0;overflow-wrap:anywhere;padding:5px 12px;width:100%}\
 .offer button:hover{background:var(--track)}\
