@@ -20,11 +20,11 @@ from torch.overrides import (
     _pop_mode,
     _push_mode,
 )
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from gpumagic.moving.move import move_all
+from gpumagic.moving.move import Origin, move_all, remember
 from gpumagic.moving.plan import has_plain_storage, immovable
-from gpumagic.usercode.lines import expression, line_of, user_frame
+from gpumagic.usercode.lines import expression, innermost, line_of, user_frame
 
 _MISMATCH = re.compile(
     r"same device|not at the same device|two devices|weight type .* should be the same", re.S
@@ -96,8 +96,11 @@ class AutoFix(TorchFunctionMode):
         if len({t.device for t in tensors}) < 2:
             return None
         # What is written to, and cannot move, decides.
-        fixed = _writes(func) and tensors[0] is args[0] and not _moves(tensors[0])
-        home = tensors[0].device if fixed else self._device
+        written = tree_leaves(kwargs.get("out"))
+        if _writes(func) and (not args or tensors[0] is args[0]):
+            written.append(tensors[0])
+        fixed = [t.device for t in written if isinstance(t, Tensor) and not _moves(t)]
+        home = fixed[0] if fixed else self._device
         user = user_frame(sys._getframe(2))
         known: dict[int, Tensor] = {}
         for tensor in tensors:
@@ -110,7 +113,10 @@ class AutoFix(TorchFunctionMode):
     def _bring(self, tensor: Tensor, home: torch.device, user: FrameType | None) -> Tensor:
         source, name = str(tensor.device), _name(tensor, user)
         if _moves(tensor):
-            move_all([(name, tensor)], home)
+            origins: list[tuple[Any, Origin]] = []
+            move_all([(name, tensor)], home, origins=origins)
+            place = innermost()
+            remember(origins, place.label if place else "")
             new = tensor
         else:
             new = tensor.to(home)

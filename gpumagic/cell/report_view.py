@@ -43,7 +43,7 @@ def _parts(report: Report) -> list[str]:
     parts = [where, *_ran(report)]
     if report.moved:
         moved = str(Moves(report.moved, seconds=report.move_seconds))
-        if report.returned is not None:
+        if report.returned is not None and report.returned.moved:
             moved += f", and back in {duration(report.returned.seconds)}"
         elif report.stays:
             moved += " for good (--back brings home)"

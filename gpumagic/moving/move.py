@@ -63,7 +63,8 @@ class Origin:
 
     name: str  # the variable that it came with
     device: torch.device
-    cell: str  # which cell it was: "In [3]"
+    there: torch.device  # to which it was brought
+    cell: str = ""  # which cell it was: "In [3]"
 
 
 def move_all(
@@ -98,7 +99,9 @@ def move_all(
         if not plan.copy() or not _has_room(device, by_to):
             # Raised out here: a chained exception would keep the copies alive.
             raise GpuError(_no_room(device, finder.tensors))
-        origins += [(f.tensor, Origin(f.root, f.tensor.device, "")) for f in plan.movable]
+        origins += [
+            (f.tensor, Origin(f.root, f.tensor.device, f.home or device)) for f in plan.movable
+        ]
         plan.carry_out()
         for module in finder.recurrent:
             # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
@@ -145,7 +148,7 @@ def _bring(
         namespace[name] = brought
     plan.nbytes[name] = plan.nbytes.get(name, 0) + sum(map(bytes_of, moving))
     plan.sources.setdefault(name, {}).update(dict.fromkeys(sources))
-    origins.append((brought, Origin(name, moving[0].device, "")))
+    origins.append((brought, Origin(name, moving[0].device, device)))
 
 
 def _name_device(value: Any, device: torch.device) -> None:
@@ -214,10 +217,13 @@ _origins: Any = WeakIdKeyDictionary()
 
 
 def remember(origins: list[tuple[Any, Origin]], cell: str) -> None:
-    """Keep where a cell found what it brought, unless an earlier one had brought it."""
+    """Keep where a cell found what it brought, or where the one that brought it there did."""
     for value, origin in origins:
+        origin = replace(origin, cell=cell)
         with suppress(TypeError):  # an object that cannot be referred to weakly
-            _origins.setdefault(value, replace(origin, cell=cell))
+            first = _origins.get(value, origin)
+            went_on = first.device != first.there == origin.device
+            _origins[value] = replace(first, there=origin.there) if went_on else origin
 
 
 def origin_of(value: object) -> Origin | None:
@@ -226,7 +232,10 @@ def origin_of(value: object) -> Origin | None:
         found: Origin | None = _origins.get(value)
     except TypeError:  # what cannot be referred to weakly
         return None
-    return None if found is None or getattr(value, "device", None) == found.device else found
+    if found is None or (device := getattr(value, "device", None)) == found.device:
+        return None
+    moved_since = isinstance(value, Tensor) and device != found.there  # by the user
+    return None if moved_since else found
 
 
 def brought_away() -> list[Origin]:
@@ -237,7 +246,8 @@ def brought_away() -> list[Origin]:
 def bring_home(namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | None = None) -> Moves:
     """Bring what cells brought elsewhere, or only that of `origins`, back to where it was."""
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
-    for value, origin in list(_origins.items()) if origins is None else origins:
+    away = [(value, origin) for value in list(_origins) if (origin := origin_of(value))]
+    for value, origin in away if origins is None else origins:
         by_device.setdefault(origin.device, []).append((origin.name, value))
     made = Moves()
     for device, values in by_device.items():
@@ -245,7 +255,7 @@ def bring_home(namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | No
         moves = move_all(values, device, followers=followers, namespace=namespace)
         seconds = made.seconds + moves.seconds
         made = Moves((*made.moved, *moves.moved), (*made.left, *moves.left), seconds)
-        for _, value in values:
+        for _, value in values if origins is None else ():
             _origins.pop(value, None)
     return made
 

@@ -24,8 +24,8 @@ _BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
-# What is known of a tensor wherever its bytes are.
-_ABOUT = {"device", "dim", "dtype", "is_cuda", "layout", "nbytes", "ndim", "numel", "shape", "size"}
+# What is the same of a tensor wherever its bytes are; not `device`, by which code makes others.
+_ABOUT = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
 _ASKS = {"id", "len", "type"}
 NO_TENSORS: Mapping[str, Any] = types.MappingProxyType({})
 
@@ -210,8 +210,9 @@ class _Reader(ast.NodeVisitor):
     # -- magics below ours: their Python is a string in the tree
     def visit_Call(self, node: ast.Call) -> None:
         function = node.func
-        asks = isinstance(function, ast.Name) and function.id in _ASKS and len(node.args) == 1
-        if asks and self._is_tensor(node.args[0]):
+        named = function.id if isinstance(function, ast.Name) else ""
+        asks = named in _ASKS and named not in (*self.tensors, *self.bound)
+        if asks and len(node.args) == 1 and self._is_tensor(node.args[0]):
             return
         self.generic_visit(node)
         if not (

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from gpumagic.cell.autofix import AutoFix
+from gpumagic.moving.move import bring_home
 
 pytestmark = pytest.mark.usefixtures("gpus")
 
@@ -93,3 +94,19 @@ def test_modes_entered_since_survive():
         fix.stop()
         assert torch.zeros(1).device.index == 1
     assert torch._C._len_torch_function_stack() == 0
+
+
+def test_an_out_that_cannot_move_decides_and_is_written(fix):
+    rows, x, y = torch.zeros(2, 2), torch.ones(2), torch.ones(2, device="cuda:1")
+    torch.add(x, y, out=rows[0])
+    assert rows.tolist() == [[2, 2], [0, 0]]
+    torch.index_put_(input=rows[1], indices=(torch.tensor([0]),), values=torch.ones(1).cuda(1))
+    assert rows.tolist() == [[2, 2], [1, 0]]
+
+
+def test_what_was_brought_together_can_be_brought_home(fix):
+    x = torch.ones(2)
+    x + torch.ones(2, device="cuda:1")
+    assert x.device.index == 1
+    bring_home({"x": x})
+    assert x.device.type == "cpu"

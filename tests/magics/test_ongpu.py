@@ -137,8 +137,21 @@ def test_workers_of_a_loader_whose_data_was_brought_away_are_explained(ip):
 
 def test_a_tensor_of_which_only_the_shape_is_read_stays(ip):
     ip.run("big = torch.ones(1000); small = torch.ones(2)")
-    ip.run("%%ongpu 1\nprint(big.shape, len(big), big.dtype, big.device, small.sum())")
+    ip.run("%%ongpu 1\nprint(big.shape, len(big), big.dtype, small.sum())")
     assert [m.name for m in gpumagic.last_report().moved] == ["small"]
+    # What is made like it, and what a function of the user's own does, may need where it is.
+    ip.run("X = torch.ones(2); id = lambda value: value * 2")
+    assert ip.run("%%ongpu 1\nsmall + torch.ones(big.shape[0] // 500, device=big.device)").success
+    assert ip.run("%%ongpu 1\nsmall + id(X)").success
+
+
+def test_back_says_nothing_of_back_where_it_had_no_room(ip):
+    ip.run("X = torch.ones(1000, device='cuda:0'); size = torch.cuda.mem_get_info(0)[1] - 2048")
+    cell = "X + 1; fill = torch.empty(size, dtype=torch.uint8, device='cuda:0')"
+    text = ip.run(f"%%ongpu 1 --back\n{cell}").text
+    assert "moved X: 3.9 KiB from cuda:0" in text
+    assert "and back" not in text
+    assert "left X: cuda:0 has" in text
 
 
 @pytest.mark.filterwarnings("ignore:The argument 'device' of Tensor.pin_memory")

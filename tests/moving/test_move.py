@@ -259,7 +259,7 @@ def test_home_is_where_it_was_before_the_first_cell_that_brought_it():
     x = torch.ones(2)
     brought({"x": x}, GPU0, "In [1]")
     second = brought({"x": x}, GPU1, "In [2]")
-    assert origin_of(x) == Origin("x", CPU, "In [1]")
+    assert origin_of(x) == Origin("x", CPU, GPU1, "In [1]")
     assert [origin.device for _, origin in second] == [GPU0]
     bring_home({"x": x})
     assert x.device == CPU
@@ -274,3 +274,25 @@ def test_what_is_remembered_is_not_kept_alive():
     gc.collect()
     assert gone() is None
     assert brought_away() == []
+
+
+def test_what_the_user_moved_since_was_brought_by_no_cell():
+    net = nn.Linear(2, 2)
+    brought({"net": net}, GPU0)
+    net.cpu().to(GPU1)
+    assert (origin_of(net.weight), brought_away()) == (None, [])
+    assert bring_home({"net": net}).moved == ()
+    assert net.weight.device == GPU1
+    brought({"net": net}, GPU0, "In [2]")
+    assert origin_of(net.weight) == Origin("net", GPU1, GPU0, "In [2]")
+
+
+def test_what_one_cell_brings_home_is_still_where_an_earlier_one_brought_it():
+    x = torch.ones(2)
+    brought({"x": x}, GPU0, "In [1]")
+    origins = []
+    move_all([("x", x)], GPU1, origins=origins)
+    bring_home({"x": x}, origins)
+    assert x.device == GPU0
+    assert [m.name for m in bring_home({"x": x}).moved] == ["x"]
+    assert x.device == CPU

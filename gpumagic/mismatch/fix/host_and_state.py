@@ -136,7 +136,7 @@ def for_worker(frame: FailedFrame) -> Explanation:
     """A loader's worker that was to read tensors on a GPU."""
     file, line = frame.filename, frame.line
     why = "the workers of a DataLoader are processes that can read tensors on the CPU alone"
-    if brought := brought_away():
+    if brought := [origin for origin in brought_away() if origin.there.type != "cpu"]:
         names = some(dict.fromkeys(origin.name for origin in brought))
         cells = ", ".join(dict.fromkeys(origin.cell for origin in brought if origin.cell))
         why += f"; {cells or 'a cell'} brought {names} to a GPU, and %ongpu home brings them back"
