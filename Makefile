@@ -15,7 +15,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest
 PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist worksteal
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
-.PHONY: demo test check suite slow lab docs screenshots benchmark wheel test-wheel test-libraries cuda-build crash-hunt clean
+.PHONY: demo test check suite slow hardware lab docs screenshots benchmark wheel test-wheel test-libraries cuda-build crash-hunt clean
 
 demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
 	$(BIN)/gpumagic demo
@@ -37,6 +37,14 @@ slow: .venv/test  ## the tests that take minutes, and thousands of examples for 
 	$(PYTEST) $(PARALLEL) -m slow
 	$(PYTEST) $(PARALLEL) -m "not slow" --hypothesis-profile=thorough --timeout=3600 \
 		--ignore tests/browser
+
+# A machine with a GPU is often one without network: its own Python is taken where that has torch for CUDA.
+hardware:  ## what only an NVIDIA GPU can show, into benchmarks/results/; without one all is skipped
+	@if $(PYTHON) -c 'import torch; raise SystemExit(not torch.version.cuda)' 2>/dev/null; \
+	then python='$(PYTHON)'; \
+	else $(MAKE) --no-print-directory .venv/test && python=$(BIN)/python; fi && \
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest -v -r fE -W default \
+		-m gpu tests/hardware
 
 lab: .venv/lab  ## JupyterLab on the quickstart
 	$(BIN)/jupyter lab examples/quickstart.ipynb

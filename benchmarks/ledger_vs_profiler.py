@@ -10,8 +10,11 @@ explained. Exits 0 if they agree, 1 if not, 2 where there is no GPU.
 import collections
 import json
 import sys
+import tempfile
 import warnings
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -60,21 +63,35 @@ def run(cells: list[str]) -> None:
     torch.cuda.synchronize()
 
 
-def profiled(cells: list[str]) -> dict[str, int]:
-    """Bytes by direction, from the profiler's memcpy events."""
+def traced(run: Callable[[], object]) -> list[dict[str, Any]]:
+    """What `torch.profiler` saw while it ran."""
     activity = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[activity.CPU, activity.CUDA]) as profile:
-        run(cells)
+        run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        profile.export_chrome_trace(str(path))
+        return list(json.loads(path.read_text())["traceEvents"])
+
+
+def bytes_of(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Bytes by direction, from the profiler's memcpy events."""
     found = dict.fromkeys(WAYS.values(), 0)
-    path = Path("profile.json")
-    profile.export_chrome_trace(str(path))
-    for event in json.loads(path.read_text())["traceEvents"]:
+    for event in events:
         if event.get("cat") == "gpu_memcpy":
             for word, way in WAYS.items():
                 if word in event["name"]:
                     found[way] += int(event["args"]["bytes"])
-    path.unlink()
     return found
+
+
+def waits_of(events: Iterable[Mapping[str, Any]]) -> int:
+    """The profiler's synchronize events; those that it makes itself at its end are among them."""
+    return sum(
+        event.get("cat") in ("cuda_runtime", "cuda_driver")
+        and event["name"].endswith("Synchronize")
+        for event in events
+    )
 
 
 def warned(cells: list[str]) -> collections.Counter[tuple[str, int]]:
@@ -109,7 +126,7 @@ def main() -> int:
     ours: collections.Counter[str] = collections.Counter()
     for e in w.ledger:
         ours[e.direction] += e.nbytes
-    theirs = profiled(cells)
+    theirs = bytes_of(traced(lambda: run(cells)))
     ways = [*theirs]
     print(f"{'bytes':20}{'ledger':>14}{'profiler':>14}")
     for way in ways:

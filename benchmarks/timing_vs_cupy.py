@@ -4,8 +4,8 @@ Run it with `python benchmarks/timing_vs_cupy.py` where there is a GPU; CuPy is 
 installed. Square matrix products 64 … 8192 in bf16 and fp32, by each tool in turn, in rounds, so
 that the GPU's clock is the same for all. CuPy runs as many products in each of its repeats as
 compare does, by events; its ratio is to compare's device time, Timer's to the whole. The crossover
-against the CPU is a sweep. All of it goes into `benchmarks/results/<GPU>.json`. Exits 1 where a
-ratio is outside of 1 ± 0.02, 2 where there is no GPU.
+against the CPU is a sweep. All of it goes into `benchmarks/results/<GPU>-timing.json`. Exits 1
+where a ratio is outside of 1 ± 0.02, 2 where there is no GPU. `make hardware` has fewer rounds.
 """
 
 import json
@@ -29,7 +29,7 @@ CODE = "c = a @ b"
 RESULTS = Path(__file__).parent / "results"
 
 
-def by_cupy(benchmark: Any, names: dict[str, Any], number: int) -> float:
+def by_cupy(benchmark: Any, names: dict[str, Any], number: int, seconds: float) -> float:
     a, b = names["a"], names["b"]
 
     def products() -> None:
@@ -37,42 +37,45 @@ def by_cupy(benchmark: Any, names: dict[str, Any], number: int) -> float:
             a @ b
 
     # Both tools' events are in the default stream.
-    done = benchmark(products, n_repeat=10**6, n_warmup=3, max_duration=0.5)
+    done = benchmark(products, n_repeat=10**6, n_warmup=3, max_duration=seconds)
     return float(statistics.median(done.gpu_times[0])) / number
 
 
-def one_round(names: dict[str, Any], cupy: Any) -> dict[str, float]:
+def one_round(names: dict[str, Any], cupy: Any, seconds: float) -> dict[str, float]:
     timer = Timer(CODE, globals=dict(names), num_threads=torch.get_num_threads())
-    by_timer = timer.blocked_autorange(min_run_time=0.5).median
-    (timing,) = compare(CODE, ["cuda:0"], namespace=dict(names), max_time=1.5).timings
+    by_timer = timer.blocked_autorange(min_run_time=seconds).median
+    (timing,) = compare(CODE, ["cuda:0"], namespace=dict(names), max_time=3 * seconds).timings
     assert timing.median is not None
     assert timing.device_median is not None
     took = {"Timer": by_timer, "compare": timing.median, "compare, events": timing.device_median}
     if cupy is not None:
-        took["CuPy"] = by_cupy(cupy, names, timing.number)
+        took["CuPy"] = by_cupy(cupy, names, timing.number, seconds)
     return took
 
 
-def row(size: int, dtype: str, cupy: Any) -> dict[str, Any]:
+def row(
+    size: int, dtype: str, cupy: Any, rounds: int = ROUNDS, seconds: float = 0.5
+) -> dict[str, Any]:
+    """One product by each tool, so many `seconds` (ours: three times that) in each round."""
     a, b = (torch.randn(size, size, device="cuda:0").to(DTYPES[dtype]) for _ in range(2))
-    rounds = [one_round({"a": a, "b": b}, cupy) for _ in range(ROUNDS)]
+    done = [one_round({"a": a, "b": b}, cupy, seconds) for _ in range(rounds)]
     found: dict[str, Any] = {"n": size, "dtype": dtype}
-    found |= {way: statistics.median(r[way] for r in rounds) for way in rounds[0]}
+    found |= {way: statistics.median(r[way] for r in done) for way in done[0]}
     ratios = {"vs Timer": ("compare", "Timer"), "vs CuPy": ("compare, events", "CuPy")}
     for name, (ours, theirs) in ratios.items():
-        if theirs in rounds[0]:
-            found[name] = statistics.median(r[ours] / r[theirs] for r in rounds)
+        if theirs in done[0]:
+            found[name] = statistics.median(r[ours] / r[theirs] for r in done)
     return found
 
 
-def crossover(dtype: str) -> dict[str, Any]:
+def crossover(dtype: str, max_time: float = 2.0) -> dict[str, Any]:
     made = compare(
         CODE,
         ["cpu", "cuda:0"],
         setup=f"a, b = (torch.randn(n, n).to(torch.{str(DTYPES[dtype])[6:]}) for _ in range(2))",
         sweep={"n": ON_THE_CPU},
         namespace={"torch": torch},
-        max_time=2.0,
+        max_time=max_time,
     )
     print(made)
     return {
@@ -106,7 +109,7 @@ def main() -> int:
             print(f"{dtype} {size:5} {took}  {shown}{'  OUTSIDE' * outside}", flush=True)
     crossovers = [crossover(dtype) for dtype in DTYPES]
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}.json"
+    path = RESULTS / f"{re.sub('[^a-z0-9]+', '-', gpu.lower()).strip('-')}-timing.json"
     kept = {
         "gpu": gpu,
         "torch": torch.__version__,
