@@ -107,7 +107,8 @@ class View:
         self.lab.machine()
         self.open_panel()
         self.shows("cuda:1")
-        self.hides("virtual")
+        # The line of another notebook's virtual GPUs.
+        self.hides(" virtual · ")
 
     def close_documents(self) -> None:
         """Closes all, saved or not."""
