@@ -1,4 +1,5 @@
 import { describe, expect, test, vi } from 'vitest';
+import { toSnapshot } from '../src/lab/messages.js';
 import type { GpuSample, ProcessSample, Snapshot } from '../src/snapshot.js';
 import { all, at, BUSY, crowd, fixture, GIB, mount, one, text } from './stage.js';
 
@@ -221,4 +222,8 @@ describe('words', () => {
     monitor.draw();
     expect(one(monitor, '.body').textContent).toContain('train.ipynb was here');
   });
+});
+
+test('nothing that the server tells of the machine is lost on the way', () => {
+  expect(toSnapshot(fixture())).toEqual(fixture());
 });

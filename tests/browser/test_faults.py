@@ -42,14 +42,14 @@ def watched(lab, view):
     """A panel that shows two GPUs."""
     lab.machine({"gpu.*.util": 41})
     view.shows("41 %")
-    view.shows("cuda:1")
+    view.shows("H100")
     return view
 
 
 def recovers(lab, view, cause):
     lab.machine({"gpu.*.util": 42})
     view.shows("42 %")
-    view.shows("cuda:1")
+    view.shows("H100")
     view.hides(cause)
     expect(view.status).not_to_contain_text("⚠")
 
@@ -63,7 +63,7 @@ def test_a_driver_that_cannot_be_asked(lab, watched, fault):
     # Not emptiness: what was checked, and what else there is.
     watched.shows("nvidia-ml-py")
     watched.shows("%gpus --virtual 2")
-    watched.hides("cuda:1")
+    watched.hides("H100")
     recovers(lab, watched, cause)
     watched.hides("nvidia-ml-py")
 

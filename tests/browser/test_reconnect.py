@@ -18,7 +18,7 @@ def test_a_cut_socket_comes_back_and_asks_for_what_it_missed(new_view):
     view.page.route_web_socket(STREAM, connect)
     view.load()
     view.open_panel()
-    view.shows("cuda:1")
+    view.shows("H100")
     view.wait_until(lambda: len(routes) == 1 and any('"since":null' in want for want in wants))
     wants.clear()
     routes[0].close()
@@ -42,7 +42,7 @@ def test_where_a_proxy_cuts_every_socket_it_asks_instead(new_view):
 def test_a_server_that_is_started_again_is_seen_again(lab, view):
     # JupyterLab's own word about its server may stay.
     view.spoiled = True
-    view.shows("cuda:1")
+    view.shows("H100")
     lab.stop()
     view.shows("No connection to the Jupyter server")
     expect(view.status).to_have_attribute("title", re.compile("No connection"))

@@ -28,7 +28,7 @@ def allocate(view):
 
 @pytest.mark.timeout(300)  # as two tests on one kernel
 def test_a_notebook_that_allocates_is_seen_also_by_a_page_loaded_again_and_ended(view):
-    view.shows("cuda:1")
+    view.shows("H100")
     allocate(view)
     view.shows("2.0/8 GiB", 2 * SECOND_MS)
     view.shows("train.ipynb")
@@ -93,7 +93,7 @@ def test_commands_show_the_panel_and_the_doctor(view):
 
 def test_settings_hold_at_once(lab, view):
     lab.machine({"gpu.0.util": 3, "gpu.1.util": 97})
-    view.shows("cuda:1")
+    view.shows("H100")
     expect(view.status).to_contain_text("cuda:1 97 %")
     wants = []
     view.on_message("want", wants.append)

@@ -106,7 +106,7 @@ class View:
         self.lab.forget()
         self.lab.machine()
         self.open_panel()
-        self.shows("cuda:1")
+        self.shows("H100")
         # The line of another notebook's virtual GPUs.
         self.hides(" virtual · ")
 
