@@ -13,7 +13,7 @@ Guarantees: importing this package imports no torch; nothing is ever turned on b
 import re
 import sys
 
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, as_typed
 
 __all__ = ["disable", "enable", "enabled", "live_tensors"]
 
@@ -82,7 +82,8 @@ def live_tensors() -> int:
 def _number(devices: object) -> int:
     if isinstance(devices, bool) or not isinstance(devices, int) or not 1 <= devices <= MOST:
         raise GpuError(
-            f"virtual GPUs: {devices} asked, 1 to {MOST} are possible; type %gpus --virtual 2"
+            f"virtual GPUs: {devices} asked, 1 to {MOST} are possible; "
+            f"type {as_typed('%gpus --virtual 2')}"
         )
     return devices
 

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from gpumagic.device import Device, set_virtual
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, as_typed
 from gpumagic.telemetry.virtual_state import COUNTERS, Publisher, VirtualFacts
 from gpumagic.virtual import abi, cuda_api, events, gate, registry
 from gpumagic.virtual.memory_account import MemoryAccount
@@ -83,7 +83,7 @@ def _already_on(number: int, capacity: int | None) -> None:
         asked = number if capacity is None else f"{number} of {capacity / _GIB:g} GiB"
         raise GpuError(
             f"virtual GPUs: {asked} asked, {len(GPUS)} of {there / _GIB:g} GiB are on already; "
-            "type %gpus --virtual off first"
+            f"type {as_typed('%gpus --virtual off')} first"
         )
 
 
