@@ -5,30 +5,19 @@ tracks, and views, are copied for that one call. Only for cells that ask for it:
 it is a mode over all functions of torch, which cost a microsecond more.
 """
 
-import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from gpumagic.cell.retry_mode import RetryMode
 from gpumagic.moving.move import Origin, move_all, remember
 from gpumagic.moving.plan import has_plain_storage, immovable
 from gpumagic.usercode.lines import expression, innermost, line_of, user_frame
-
-_MISMATCH = re.compile(
-    r"same device|not at the same device|two devices|weight type .* should be the same", re.S
-)
 
 
 @dataclass(frozen=True)
@@ -43,12 +32,12 @@ class Fixed:
     count: int = 1  # one where the variable itself was moved
 
 
-class AutoFix(TorchFunctionMode):
-    """Catches the error of mixed devices, brings the operands together, and tries again."""
+class AutoFix:
+    """While it is started, brings the operands of a call together where their devices differ."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
         self._device = device
+        self._mode = RetryMode(self._together)
         self._done: dict[tuple[Any, ...], Fixed] = {}
 
     @property
@@ -58,37 +47,11 @@ class AutoFix(TorchFunctionMode):
 
     def start(self) -> None:
         """Come into force on this thread."""
-        _push_mode(self)
+        self._mode.start()
 
     def stop(self) -> None:
         """End, whatever other modes were entered since and not left."""
-        if self not in _get_current_function_mode_stack():
-            return
-        above = []
-        while (mode := _pop_mode()) is not self:
-            above.append(mode)
-        for mode in reversed(above):
-            _push_mode(mode)
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        __tracebackhide__ = True
-        kwargs = kwargs or {}
-        try:
-            return func(*args, **kwargs)
-        except RuntimeError as error:
-            if not _MISMATCH.search(str(error)) or func is Tensor.backward:
-                raise
-            together = self._together(func, args, kwargs)
-            if together is None:
-                raise
-        args, kwargs = together
-        return func(*args, **kwargs)
+        self._mode.stop()
 
     def _together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         leaves, spec = tree_flatten((args, kwargs))

@@ -25,6 +25,7 @@ from gpumagic.usercode.compile import compile_cell
 from gpumagic.usercode.variables import names_read, variables_read
 
 Note = Callable[[str], object]
+_ENDED = "KeyboardInterrupt: the dry run was ended; nothing of yours has changed"
 # Magics whose text runs here too, once; the others are left out.
 _PYTHON = {"time", "timeit", "capture", "prun"}
 
@@ -53,6 +54,10 @@ def dry_run_cell(
         return dry(
             subject, lambda seconds: line.update(f"dry run: {seconds:.0f} s; Ctrl-C ends it")
         )
+    except KeyboardInterrupt as error:
+        # A traceback would be of ours alone: the cell's own frames are in the copy that was ended.
+        error._render_traceback_ = lambda: [_ENDED]  # type: ignore[attr-defined]
+        raise
     finally:
         line.close()
 

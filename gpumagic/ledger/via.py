@@ -21,6 +21,7 @@ _SPECIAL = {
     os.path.join("gpumagic", "ledger", "copy_kernels.py"): IN_FRONT,
     os.path.join("gpumagic", "ledger", "synchronize.py"): IN_FRONT,
     os.path.join("gpumagic", "ledger", "dispatch.py"): IN_FRONT,
+    os.path.join("gpumagic", "cell", "retry_mode.py"): IN_FRONT,
     os.path.join("torch", "_tensor_str.py"): PRINT,
     os.path.join("torch", "autograd", "graph.py"): ENGINE,
     os.path.join("torch", "autograd", "__init__.py"): ENGINE,

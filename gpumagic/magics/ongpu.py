@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpumagic.cell.run import Run
     from gpumagic.ledger.watch import watch
 
-_LINE = re.compile(r"%%ongpu(?!\w|\s*\?)")
+_LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gputime'")
 # `%ongpu cuda?` would be taken for a question about `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")

@@ -119,7 +119,7 @@ def move_all(
 
 def _has_room(device: torch.device, by_to: list[Held]) -> bool:
     wanted = {id(f.tensor): f.tensor for held in by_to for f in held.tensors if f.must_move(device)}
-    room = torch.cuda.mem_get_info(device)[0] if wanted and device.type == "cuda" else None
+    room = _free(device) if wanted and device.type == "cuda" else None
     return room is None or sum(map(bytes_of, wanted.values())) <= room
 
 
@@ -206,11 +206,17 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
             needed[found.root] = needed.get(found.root, 0) + bytes_of(found.tensor)
     largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
     names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in largest)
-    free = size(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else "too little"
+    free = size(_free(device)) if device.type == "cuda" else "too little"
     return (
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
         f"({names}); nothing was moved; free some (%gpus shows who holds it) or type --no-move"
     )
+
+
+def _free(device: torch.device) -> int:
+    """What tensors may still take on a GPU: also what torch keeps of those that are gone."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + kept)
 
 
 _origins: Any = WeakIdKeyDictionary()

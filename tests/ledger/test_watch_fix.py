@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from gpumagic import CrossDeviceWarning, watch
 from gpumagic.cell.autofix import AutoFix
 from gpumagic.moving.move import bring_home
 
@@ -110,3 +111,20 @@ def test_what_was_brought_together_can_be_brought_home(fix):
     assert x.device.index == 1
     bring_home({"x": x})
     assert x.device.type == "cpu"
+
+
+def test_what_the_user_reads_meanwhile_is_the_users_own(fix):
+    x = torch.ones(3, device="cuda:1")
+    with watch(warn=False) as watched:
+        x.sum().item()
+        str(x)
+        x + torch.ones(3, device="cuda:0")
+    ways = {(e.operator, e.via, e.implicit) for e in watched.ledger}
+    assert ("item", "", True) in ways
+    assert {via for _, via, _ in ways} == {"", "print", "fix"}
+
+
+def test_strict_holds_beside_it(fix):
+    x = torch.ones(3, device="cuda:1")
+    with pytest.raises(CrossDeviceWarning), watch(strict=True):
+        x.sum().item()

@@ -24,6 +24,8 @@ BEGIN = "get_ipython().begin_ongpu"
         ("%%ongpu??\n", None),
         ("%%ongpu 1\n", None),
         ("%%ongpu 1\n\n  \n", None),
+        ("%%ongpu -h\nx\n", None),
+        ("%%ongpu help\nx\n", None),
         ("%%ongpus 1\nx\n", None),
         ("x\n%%ongpu 1\n", None),
         ("%ongpu 1\nx\n", None),
@@ -274,6 +276,17 @@ def test_what_begins_in_a_silent_cell_ends_with_it(ip):
     ip.run("%ongpu 1", silent=True, store_history=False)
     assert gpumagic.placement.scope.placement() is None
     ip.run("%ongpu off")
+
+
+def test_an_interrupted_dry_run_shows_no_frame_of_ours(ip, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpumagic.dryrun.dry_cell.dry", interrupted)
+    done = ip.run("%%ongpu 1 --dry-run\nwhile True: pass")
+    assert isinstance(done.error, KeyboardInterrupt)
+    assert "the dry run was ended; nothing of yours has changed" in done.text
+    assert "gpumagic/" not in done.text
 
 
 def test_a_dry_run_below_a_magic_that_runs_code_itself_is_refused(ip):

@@ -219,6 +219,12 @@ def test_no_room_moves_nothing_and_leaves_nothing_there():
     assert torch.cuda.memory_allocated(1) == 0
 
 
+def test_what_the_attempt_took_is_free_again_in_its_message():
+    most, rest = torch.empty(3 * 2**26), torch.empty(2**27)  # 768 and 512 MiB of 1 GiB
+    with pytest.raises(GpuError, match=r"cuda:1 has 1\.0 GiB free.*need 1\.2 GiB"):
+        moved(most=most, rest=rest)
+
+
 # ---------------------------------------------------------------- the public function
 def test_move():
     net, batch = nn.Linear(2, 2), [torch.ones(1, 2)]
