@@ -132,7 +132,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture
-def benchmark():
+def benchmark_file():
     """A file of benchmarks/, as a module."""
 
     def loaded(name):

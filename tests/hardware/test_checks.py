@@ -78,8 +78,8 @@ def test_a_planted_byte_and_a_planted_wait_are_found(name):
     assert wrong(ledger_rows(name, ledger, planted, blocking=False)) == [f"{name}: waits"]
 
 
-def test_the_profiler_s_events_are_read_as_bytes_and_waits(benchmark):
-    profiler = benchmark("ledger_vs_profiler")
+def test_the_profiler_s_events_are_read_as_bytes_and_waits(benchmark_file):
+    profiler = benchmark_file("ledger_vs_profiler")
 
     def copied(name, nbytes):
         return {"cat": "gpu_memcpy", "name": name, "args": {"bytes": nbytes}}
@@ -100,9 +100,9 @@ def test_the_profiler_s_events_are_read_as_bytes_and_waits(benchmark):
 
 
 @pytest.mark.parametrize(("factor", "found"), [(1.0, 0), (1.01, 0), (1.1, 2), (0.9, 2)])
-def test_a_planted_tenth_of_a_time_is_found(benchmark, factor, found):
+def test_a_planted_tenth_of_a_time_is_found(benchmark_file, factor, found):
     measured = {"dtype": "fp32", "n": 64, "vs Timer": factor, "vs CuPy": factor}
-    limit = benchmark("timing_vs_cupy").LIMIT
+    limit = benchmark_file("timing_vs_cupy").LIMIT
     assert len(wrong(timing_rows(measured, limit))) == found
 
 
