@@ -5,7 +5,7 @@ from html import escape
 from gpumagic.cell.autofix import Fixed
 from gpumagic.cell.report import Report
 from gpumagic.display import table
-from gpumagic.display.shown import block
+from gpumagic.display.shown import block, coded
 from gpumagic.display.units import duration, size, some
 from gpumagic.ledger import ledger_view
 from gpumagic.moving.move import Moves
@@ -17,7 +17,9 @@ _SAID = ("loader", "fix", "display")
 def text(report: Report) -> str:
     """`cuda:1 (virtual) · 1.24 s · moved X, net: 1.2 MiB from cpu in 3.1 ms · peak 12.5 MiB`."""
     line = " · ".join(_parts(report))
-    return f"{line}\n{ledger_view.text(report.ledger)}" if report.table else line
+    if report.table:  # which has the advice too
+        return f"{line}\n{ledger_view.text(report.ledger)}"
+    return "\n".join([line, *(f"  → {hint}" for hint in ledger_view.hints(report.ledger))])
 
 
 def html(report: Report) -> str:
@@ -25,12 +27,14 @@ def html(report: Report) -> str:
     head, *rest = _parts(report)
     bad = " gm-bad" if report.error or report.fault else ""
     line = f'<b class="gm-where{bad}">{escape(head)}</b>' + "".join(
-        f' <span class="gm-dim">·</span> {escape(part)}' for part in rest
+        f' <span class="gm-dim">·</span> {coded(part)}' for part in rest
     )
     details = _details(report)
     body = line
     if details:
         body = f"<details><summary>{line}</summary>{table.html(details)}</details>"
+    hints = [] if report.table else ledger_view.hints(report.ledger)
+    body += "".join(f"<div>→ {coded(hint)}</div>" for hint in hints)
     shown = block(body, "report", css="gpumagic gm-report")
     return shown + (ledger_view.html(report.ledger, with_line=False) if report.table else "")
 

@@ -5,6 +5,7 @@ first time, so that a record costs no import of what draws it. The colors are th
 for light and for dark; text is always escaped.
 """
 
+import re
 from functools import lru_cache
 from html import escape
 from importlib import import_module
@@ -54,6 +55,11 @@ def tag(name: str, text: object, css: str = "", title: str = "") -> str:
     if title:
         attributes += f' title="{escape(title)}"'
     return f"<{name}{attributes}>{escape(str(text))}</{name}>"
+
+
+def coded(text: str) -> str:
+    """Text, escaped, in which what stands between back-ticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def folded(summary: str, content: str, *, unfolded: bool = False) -> str:

@@ -13,8 +13,9 @@ from gpumagic.errors import CrossDeviceWarning
 from gpumagic.ledger.attribute import HOST, here
 from gpumagic.ledger.counts import Count
 from gpumagic.ledger.entry import Entry
+from gpumagic.ledger.kept_values import keep
 from gpumagic.ledger.via import DISPLAY, ENGINE, FIX, LOADER, PRINT
-from gpumagic.usercode.lines import line_of
+from gpumagic.usercode.lines import line_at, line_of
 
 _ONCE = "the size of its result depends on the data; do it once, before the loop"
 _BY_SIZE = {
@@ -25,10 +26,6 @@ _BY_SIZE = {
 _MASK = (
     "the size of its result depends on the data; torch.where(mask, x, 0) keeps the size and "
     "does not wait"
-)
-_LOG = (
-    "keep the log on the device, log.append(x.detach()), and read it once after the loop: "
-    "torch.stack(log).cpu()"
 )
 _STACK = "torch.stack([...]) puts them together on the device"
 _NEW_TENSOR = ("torch.tensor(", "torch.as_tensor(")
@@ -74,13 +71,27 @@ def advise(entry: Entry) -> Advice | None:
     return _of_copy(entry) if many else None
 
 
+def is_crawl(entry: Entry) -> bool:
+    """Whether it is more than its line in the ledger should say: what `Alarm` warns of."""
+    if entry.within or entry.via in ("backward", "display", "fix", "loader"):
+        return False
+    if not entry.implicit:
+        return entry.destination == "cpu" and entry.count >= _EXPLICIT
+    index = entry.operator == "index" and entry.kind == "copy"
+    return entry.calls >= (2 if index else _OFTEN)
+
+
+def _keep(entry: Entry) -> str:
+    return keep(entry.code, entry.where.source if entry.where else "")
+
+
 def _of_wait(entry: Entry) -> Advice | None:
     if "output_size=" in entry.code:
         return None
     if entry.via == "print":
         text = "print after the loop; x.shape and x.device print without waiting"
     elif entry.operator == "item":
-        text = _STACK if entry.code.startswith(_NEW_TENSOR) else _LOG
+        text = _STACK if entry.code.startswith(_NEW_TENSOR) else _keep(entry)
     elif entry.operator == "synchronize":
         text = "wait once, after the loop"
     else:
@@ -101,7 +112,7 @@ def _of_copy(entry: Entry) -> Advice | None:
         return _of_brought(entry)
     if entry.destination == "cpu":
         text = "keep the results on the device and copy them once: torch.stack(results).cpu()"
-        return _all_but_one(entry, _LOG if entry.implicit else text)
+        return _all_but_one(entry, _keep(entry) if entry.implicit else text)
     return None
 
 
@@ -197,7 +208,7 @@ def _words(count: Count) -> str:
 
 
 def _refusal(count: Count) -> str:
-    line = "" if count.code is None else f"line {line_of(count.code, count.at)}: "
+    line = "" if count.code is None else f"{line_at(count.code, count.at).place}: "
     if count.copy and count.operator == "index":
         ask = f"bring the index there first: index.to('{count.destination}')"
     else:

@@ -1,9 +1,9 @@
 """Show the ledger as one line, and as a table with advice below each line of the source."""
 
 from gpumagic.display import table
-from gpumagic.display.shown import block, tag
+from gpumagic.display.shown import block, coded, tag
 from gpumagic.display.units import duration, size
-from gpumagic.ledger.advice import advise
+from gpumagic.ledger.advice import advise, is_crawl
 from gpumagic.ledger.entry import Entry, Ledger
 
 NOTHING = "no copies between devices, and no waits for one"
@@ -14,6 +14,7 @@ _REAL = (
     "that stands idle, comes on top."
 )
 _CODE = 60  # characters of the source, at most
+_HINTS = 3  # lines with advice, at most, where there is no table
 
 
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
@@ -57,22 +58,28 @@ def _count(count: int, word: str) -> str:
 
 def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
     """Where most of them were: ``" at line 4: `loss.item()`"``."""
-    lines: dict[tuple[str | None, int | None, str], int] = {}
+    lines: dict[tuple[str, str], int] = {}
     for e in entries:
-        if e.line is not None:
-            key = e.file, e.line, e.code
+        if e.where is not None:
+            key = e.where.place, e.code
             lines[key] = lines.get(key, 0) + (e.calls if calls else e.count)
     if not lines:
         return ""
-    (_, number, code), most = max(lines.items(), key=lambda item: item[1])
+    (place, code), most = max(lines.items(), key=lambda item: item[1])
     if entries[0].kind == "copy" and (most < 2 or (len(lines) > 1 and most < total / 2)):
         return ""
     many = f", {most:,} of them" if most < total else ""
-    return (
-        f"{many} at line {number}: `{table.short(code, _CODE)}`"
-        if code
-        else f"{many} at line {number}"
-    )
+    return f"{many} at {place}: `{table.short(code, _CODE)}`" if code else f"{many} at {place}"
+
+
+def hints(ledger: Ledger) -> list[str]:
+    """What to do about each line that copies or waits again and again, the worst first."""
+    found: dict[str, int] = {}
+    for e in filter(is_crawl, ledger.entries):
+        if (advice := advise(e)) is not None:
+            place = f"{e.where.place}: " if e.where else ""
+            found[f"{place}{advice.text}"] = e.count
+    return sorted(found, key=lambda words: -found[words])[:_HINTS]
 
 
 def text(ledger: Ledger) -> str:
@@ -86,17 +93,16 @@ def html(ledger: Ledger, *, with_line: bool = True) -> str:
     """The same as a table, below its `line`."""
     if not ledger.entries:
         return block(tag("div", NOTHING, "gm-caption"))
-    caption = tag("div", line(ledger), "gm-caption") if with_line else ""
+    caption = f'<div class="gm-caption">{coded(line(ledger))}</div>' if with_line else ""
     note = tag("div", _note(ledger), "gm-note gm-dim")
     return block(f"{caption}{table.html(_columns(ledger))}{note}")
 
 
 def _columns(ledger: Ledger) -> list[table.Column]:
     entries = ledger.entries
-    several = len({e.file for e in entries if e.line is not None}) > 1
     times = [duration(e.seconds if e.count else None) for e in entries]
     return [
-        table.Column("line", [_location(e, several) for e in entries], number=True),
+        table.Column("line", [_location(e) for e in entries], number=True),
         table.Column(
             "source",
             [table.short((e.where and e.where.source) or e.code, _CODE) for e in entries],
@@ -111,10 +117,8 @@ def _columns(ledger: Ledger) -> list[table.Column]:
     ]
 
 
-def _location(entry: Entry, several: bool) -> str:
-    if entry.line is None:
-        return "elsewhere"
-    return f"{entry.file}:{entry.line}" if several else str(entry.line)
+def _location(entry: Entry) -> str:
+    return "elsewhere" if entry.where is None else entry.where.place.removeprefix("line ")
 
 
 def _what(e: Entry) -> str:
@@ -155,7 +159,11 @@ class LedgerLine:
         self.ledger = ledger
 
     def __repr__(self) -> str:
-        return line(self.ledger, without=("display",))
+        return "\n".join(self._lines())
 
     def _repr_html_(self) -> str:
-        return block(tag("div", repr(self), "gm-note"))
+        return block("".join(f'<div class="gm-note">{coded(line)}</div>' for line in self._lines()))
+
+    def _lines(self) -> list[str]:
+        said = line(self.ledger, without=("display",))
+        return [said, *(f"→ {hint}" for hint in hints(self.ledger))] if said else []

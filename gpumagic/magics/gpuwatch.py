@@ -52,7 +52,7 @@ class Watched:
         with faults.kept("starting the ledger of a cell for %gpuwatch"):
             from gpumagic.ledger.watch import watch
 
-            cell.watch = watch(strict=self._strict).start()
+            cell.watch = watch(strict=self._strict, warn=False).start()
 
     def end(self, cell: RunningCell) -> None:
         """Show what was counted in a cell, unless `%%ongpu` has shown it."""

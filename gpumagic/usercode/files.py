@@ -91,3 +91,10 @@ def label(file: str) -> str:
     if named is not None and (number := re.search(r"\d+", named[1])):
         return f"In [{number[0]}]"
     return os.path.basename(file)
+
+
+def last_cell() -> str:
+    """The cell that runs or ran last: ``"In [3]"``; nothing outside of IPython."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    typed = getattr(getattr(shell, "history_manager", None), "input_hist_raw", [""])
+    return f"In [{len(typed) - 1}]"

@@ -16,7 +16,7 @@ from typing import Any
 
 from executing import Source
 
-from gpumagic.usercode.files import is_users, label
+from gpumagic.usercode.files import is_users, label, last_cell
 
 _LONG = 60  # characters of a line that are shown
 # The names of the code that `%%time` and `%%timeit` run.
@@ -39,6 +39,12 @@ class UserLine:
     def label(self) -> str:
         """The file as the user knows it: ``"In [3]"``, ``"train.py"``."""
         return label(self.file)
+
+    @property
+    def place(self) -> str:
+        """``"line 4"`` of the cell that runs or ran last, ``"In [5], line 19"`` of other code."""
+        line = f"line {self.line}"
+        return line if self.label in ("", last_cell()) else f"{self.label}, {line}"
 
     def at(self, line: int) -> "UserLine":
         """Another line of the same code."""

@@ -27,18 +27,22 @@ def entry(of, **changes):
     [
         ((), ""),
         ((COPY,), "1 transfer: 4.0 KiB to cuda:1"),
-        ((WAIT,), "1,000 waits at line 4: `loss.item()`"),
-        ((COPY, WAIT), "1 transfer: 4.0 KiB to cuda:1; 1,000 waits at line 4: `loss.item()`"),
+        ((WAIT,), "1,000 waits at In [2], line 4: `loss.item()`"),
+        (
+            (COPY, WAIT),
+            "1 transfer: 4.0 KiB to cuda:1; 1,000 waits at In [2], line 4: `loss.item()`",
+        ),
         (
             (
                 entry(COPY, count=9),
                 entry(COPY, where=UserLine(8, file=CELL), destination="cpu", source="cuda:1"),
             ),
-            "10 transfers: 4.0 KiB to cuda:1, 4.0 KiB to cpu, 9 of them at line 3: `x.to(d)`",
+            "10 transfers: 4.0 KiB to cuda:1, 4.0 KiB to cpu, 9 of them at In [2], line 3: "
+            "`x.to(d)`",
         ),
         (
             (WAIT, entry(WAIT, where=UserLine(9, file=CELL), count=1)),
-            "1,001 waits, 1,000 of them at line 4: `loss.item()`",
+            "1,001 waits, 1,000 of them at In [2], line 4: `loss.item()`",
         ),
         ((entry(WAIT, where=None, code=""),), "1,000 waits"),
         ((entry(COPY, via="loader"),), ""),
@@ -53,7 +57,7 @@ def entry(of, **changes):
                     code="print(loss)",
                 ),
             ),
-            "1 tensor printed in 7 reads at line 9: `print(loss)`",
+            "1 tensor printed in 7 reads at In [2], line 9: `print(loss)`",
         ),
         (
             tuple(
@@ -67,7 +71,7 @@ def entry(of, **changes):
                 )
                 for of, calls in ((WAIT, 4), (COPY, 0))
             ),
-            "4 tensors printed in 16 reads at line 2: `print(x)`",
+            "4 tensors printed in 16 reads at In [2], line 2: `print(x)`",
         ),
     ],
 )
@@ -78,7 +82,7 @@ def test_the_line(entries, expected):
 @pytest.mark.parametrize(
     ("of", "says", "saved"),
     [
-        (entry(WAIT, count=1000), "keep the log on the device", 999),
+        (entry(WAIT, count=1000), "keep loss on the device", 999),
         (entry(WAIT, count=1), None, None),
         (entry(WAIT, count=60, via="print", calls=3), "print after the loop", 40),
         (entry(WAIT, count=5, operator="nonzero"), "torch.where", 5),
@@ -129,7 +133,7 @@ def test_savings_are_estimated_in_time_only_on_a_real_gpu():
 
 def test_what_is_only_predicted_has_no_times():
     text = " ".join(str(Ledger((entry(WAIT, seconds=None, count=1000), COPY))).split())
-    assert "1,000 3.9 KiB N/A → keep the log" in text
+    assert "1,000 3.9 KiB N/A → keep loss" in text
     assert "saves 999 of 1,000 waits" in text
     assert "Predicted: nothing was copied" in text
 
@@ -147,8 +151,8 @@ def test_the_text_is_at_most_100_columns_wide():
 
 def test_the_table_names_files_where_there_are_several():
     text = str(Ledger((COPY, entry(WAIT, where=UserLine(4, file="/me/train.py")))))
-    assert "In [2]:3" in text
-    assert "train.py:4" in text
+    assert "In [2], line 3" in text
+    assert "train.py, line 4" in text
     assert "y = x.to(d)" in text
     assert "elsewhere" in str(Ledger((entry(COPY, where=None),)))
     assert str(Ledger()) == "no copies between devices, and no waits for one"
@@ -174,6 +178,26 @@ def test_html_says_the_same_and_is_escaped():
     page = Tags(Ledger((evil, entry(WAIT, count=1000)), True)._repr_html_())
     assert "script" not in page.tags
     assert "<script>alert(1)</script>" in page.said
-    assert any("torch.stack(log).cpu(); saves 999 of 1,000" in text for text in page.said)
+    assert any("read it once after the loop; saves 999 of 1,000" in text for text in page.said)
     assert page.tags.count("tr") == 5
     assert "no copies" in Ledger()._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("code", "there", "says"),
+    [
+        ("loss.item()", "losses.append(loss.item())", "losses.append(loss.detach())"),
+        ("float(a[0])", "self.seen.append(float(a[0]))", "torch.stack(self.seen).cpu()"),
+        ("loss.item()", "total += loss.item()", "total += loss.detach()"),
+        ("loss.item()", "total += float(loss.item())", "loop: total.item()"),
+        ("(a * b).sum().item()", "log.append((a * b).sum().item())", "((a * b).sum().detach())"),
+        ("loss.item()", "for x in y: out.append(loss.item())", "out.append(loss.detach())"),
+        ("loss.item()", "if loss.item() > 3:", "keep loss on the device"),
+        ("a > b", "while a > b:", "keep what it reads on the device"),
+        ("loss.item()", "losses.append(", "keep loss on the device"),
+    ],
+)
+def test_advice_is_in_the_users_own_names(code, there, says):
+    of = entry(WAIT, code=code, where=UserLine(4, there, file=CELL))
+    assert says in advise(of).text
+    assert "read it once after the loop" in advise(of).text

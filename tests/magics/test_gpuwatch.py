@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import warnings
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ import torch
 import gpumagic
 from gpumagic.ledger import attribute
 
-pytestmark = pytest.mark.filterwarnings("ignore::gpumagic.CrossDeviceWarning")
 LOOP = "log = []\nfor i in range(1000):\n    log.append((X * i).sum().item())"
 
 
@@ -21,17 +21,35 @@ def ip(ip):
 
 
 def test_the_line_of_the_report(ip):
-    with pytest.warns(gpumagic.CrossDeviceWarning, match="read it once after the loop") as caught:
+    with warnings.catch_warnings(record=True) as caught:  # advice is no error, and not red
+        warnings.simplefilter("always")
         done = ip.run("%%ongpu 1\n" + LOOP)
-    assert len(caught) == 1
+    assert not caught
     assert done.success
+    assert done.text.count("read it once after the loop") == 1
+    assert "→ line 4: keep log on the device, log.append((X * i).sum().detach())" in done.text
     assert "1,000 waits at line 4: `(X * i).sum().item()`" in done.text
+    html = gpumagic.last_report()._repr_html_()
+    assert "<code>(X * i).sum().item()</code>" in html
+    assert "`" not in html
     ledger = gpumagic.last_report().ledger
     assert (ledger.waits, ledger.transfers, ledger.virtual) == (1000, 0, True)
     (entry,) = ledger
     assert (entry.line, entry.file, entry.nbytes) == (4, "In [3]", 4000)
     # What was moved before the cell is said as moved, and not again.
     assert "moved X: 160 B" in done.text
+
+
+def test_a_line_of_another_cell_is_named_as_errors_name_it(ip):
+    ip.run("def f():\n    return [X.sum().item() for _ in range(20)]")
+    assert "20 waits at In [3], line 2: `X.sum().item()`" in ip.run("%%ongpu 1\nf(); None").text
+    error = ip.run("%%ongpu 1 --strict\nf()").error
+    assert str(error).startswith("In [3], line 2: `X.sum().item()` makes the host wait")
+    ip.run("%gpuwatch on")
+    text = ip.run("f(); None").text
+    assert "In [3], line 2" in text
+    assert text.count("read it once after the loop") == 1
+    ip.run("%gpuwatch off")
 
 
 def test_copies_in_the_line(ip):

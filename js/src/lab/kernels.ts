@@ -115,7 +115,7 @@ export class Kernels {
 
   async #ask(title: string, body: string, label: string): Promise<boolean> {
     const buttons = [Dialog.cancelButton(), Dialog.warnButton({ label })];
-    return (await showDialog({ title, body, buttons })).button.accept;
+    return (await showDialog({ title, body, buttons, defaultButton: 0 })).button.accept;
   }
 
   /** A failure is told in a line; it is nobody's programming error. */
