@@ -1,6 +1,7 @@
 """Draw the pieces of plots in SVG, scale values to its pixels, and choose those worth a label."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -25,9 +26,12 @@ class Look(NamedTuple):
 
 
 def looks(devices: Sequence[str]) -> dict[str, Look]:
-    """Of each device: the CPU gray, by which the others are measured."""
-    found = {}
-    for n, where in enumerate(where for where in devices if where != "cpu"):
+    """Of each device: the CPU gray, a GPU's by its number, so that it has one in every picture."""
+    found: dict[str, Look] = {}
+    named = {where: int(where[5:]) for where in devices if re.fullmatch(r"cuda:\d+", where)}
+    free = max(named.values(), default=-1) + 1
+    others = (where for where in devices if where != "cpu" and where not in named)
+    for where, n in (named | {where: free + n for n, where in enumerate(others)}).items():
         dash = _DASHES[n // len(_COLORS) % len(_DASHES)]
         found[where] = Look(_COLORS[n % len(_COLORS)], dash, _MARKS[n % len(_MARKS)])
     found["cpu"] = Look(_CPU, "", "circle")

@@ -38,6 +38,7 @@ from gpumagic.timing.result.agreement import Agreeing
 from gpumagic.timing.result.timing import Timing
 
 _OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
+_NO_GPU = "there is no GPU to compare with; %gpus --virtual 2 makes two to try it with"
 _PRINTED = "what the code prints or displays is shown of its first run only"
 
 
@@ -156,7 +157,11 @@ def compare(
         sweep=values,
         items=each[0] if len(set(each)) == 1 else None,
         setup=setup,
-        notes=(*sweeping.unread(values, made, namespace), *comparing.notes),
+        notes=(
+            *([_NO_GPU] if devices is None and len(wanted) == 1 else []),
+            *sweeping.unread(values, made, namespace),
+            *comparing.notes,
+        ),
         interrupted=comparing.interrupted,
     )
     if against is not None:

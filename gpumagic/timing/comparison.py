@@ -23,6 +23,22 @@ if TYPE_CHECKING:
 _TITLE = 60
 
 
+class Speedup(float):
+    """A ratio of two times; of a virtual GPU, whose time is the CPU's, it says so."""
+
+    virtual: str  # the device, or nothing
+
+    def __new__(cls, ratio: float, virtual: str) -> Speedup:
+        """Remember which device was virtual."""
+        made = super().__new__(cls, ratio)
+        made.virtual = virtual
+        return made
+
+    def __repr__(self) -> str:
+        about = f" ({self.virtual} is virtual: its time is the CPU's)" if self.virtual else ""
+        return f"{float(self)!r}{about}"
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison(Lookup, shown.Shown):
     """The same code, timed on several devices.
@@ -75,15 +91,19 @@ class Comparison(Lookup, shown.Shown):
         first = told[0] if len(told[0]) < _TITLE else told[0][: _TITLE - 2]
         return first if [first] == told else f"{first} …"
 
-    def speedup(self, where: object, reference: object, **values: Any) -> float:
+    def speedup(self, where: object, reference: object, **values: Any) -> Speedup:
         """How many times faster `where` is than `reference`; less than 1 if it is slower.
+
+        A float; that of a virtual GPU displays with what it is worth.
 
         Raises
         ------
         GpuError
             Like `median`.
         """
-        return self.median(reference, **values) / self.median(where, **values)
+        ratio = self.median(reference, **values) / self.median(where, **values)
+        virtual = [t.where for w in (where, reference) if (t := self.timing(w, **values)).virtual]
+        return Speedup(ratio, virtual[0] if virtual else "")
 
     @property
     def best(self) -> str:

@@ -99,6 +99,14 @@ def test_what_the_kernel_holds_besides_is_not_in_the_peak(gpus):
     assert timing.peak == {"cuda:0": 0}
 
 
+def test_without_a_gpu_it_says_that_there_is_nothing_to_compare_with(monkeypatch):
+    from gpumagic.timing.ask import targets
+
+    monkeypatch.setattr(targets, "devices", lambda memory: [])
+    assert "there is no GPU to compare with" in repr(compare("1", max_time=0.01))
+    assert "no GPU" not in repr(compare("1", ["cpu"], max_time=0.01))
+
+
 def test_transfers_in_a_run_are_told_and_ours_are_not(gpus):
     a = torch.ones(4, 4)
     made = compare("c = (a + a).cpu()", [0], namespace={"a": a}, max_time=0.1)

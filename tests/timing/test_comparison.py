@@ -28,6 +28,14 @@ def test_speedup_and_median_take_devices_in_any_spelling():
     assert found.speedup("cuda:0", "cpu") == found.speedup(0, "CPU") == pytest.approx(8)
     assert found.speedup("cpu", "gpu:0") == pytest.approx(1 / 8)
     assert found.median("cpu") == pytest.approx(8e-3)
+    assert repr(found.speedup("cpu", "cpu")) == "1.0"
+
+
+def test_the_speedup_of_a_virtual_gpu_says_what_it_is_worth():
+    found = comparison(timing("cpu", 4.0), timing("cuda:0", 2.0, virtual=True))
+    said = "2.0 (cuda:0 is virtual: its time is the CPU's)"
+    assert repr(found.speedup("cuda:0", "cpu")) == said
+    assert f"{found.speedup('cuda:0', 'cpu'):.1f}" == "2.0"
 
 
 def test_several_at_the_same_time_have_a_name_too():

@@ -170,7 +170,7 @@ def test_devices_look_different_from_each_other():
     looks = svg.looks(devices)
     assert list(looks) == devices
     assert len(set(looks.values())) == len(devices)
-    assert looks["cuda:0"] == svg.looks(["cuda:0", "cuda:1"])["cuda:0"]
+    assert looks["cuda:1"] == svg.looks(["cuda:1", "cpu"])["cuda:1"]
 
 
 def contrast(a, b):
