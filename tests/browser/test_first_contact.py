@@ -43,12 +43,21 @@ def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
     expect(page.locator("[data-mime-type='application/vnd.jupyter.stderr']")).to_have_count(0)
 
 
-def test_the_palette_gives_the_panel_the_focus(view):
-    view.page.evaluate("window.jupyterapp.shell.collapseRight()")
-    view.page.keyboard.press("Control+Shift+c")
-    palette = view.page.locator(".jp-ModalCommandPalette")
-    palette.locator("input").fill("Show GPUs")
-    expect(palette.locator(".lm-mod-active")).to_have_attribute("data-command", "gpumagic:show")
-    view.page.keyboard.press("Enter")
-    expect(view.panel).to_be_visible()
+def test_show_gpus_has_the_focus_whoever_gives_it_back(view):
+    """The command palette activates the current document as soon as its command returns."""
+    view.page.evaluate(
+        """() => {
+            const {commands, shell} = window.jupyterapp;
+            void commands.execute('launcher:create');
+            shell.collapseRight();
+        }"""
+    )
+    view.page.wait_for_function("window.jupyterapp.shell.currentWidget !== null")
+    view.page.evaluate(
+        """() => {
+            const {commands, shell} = window.jupyterapp;
+            void commands.execute('gpumagic:show');
+            shell.currentWidget.activate();
+        }"""
+    )
     view.page.wait_for_function(FOCUSED)
