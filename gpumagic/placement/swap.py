@@ -101,7 +101,8 @@ def _install(namespace: dict[str, Any] | None) -> None:
             _prepare()
         if _holders == 0:
             _look_at(_new_modules())
-            _swap_torch()
+            if not _finder.importing:
+                _swap_torch()
             _forget_dynamos_tables()
             sys.meta_path.insert(0, _finder)
             for name in _user_modules & sys.modules.keys():
@@ -183,11 +184,10 @@ class _TorchFinder(MetaPathFinder):
     A library's module with a function of `IN_LIBRARIES` is imported as it is, and that swapped.
     """
 
-    def __init__(self) -> None:
-        self._importing = False
+    importing = 0  # how many modules of torch are being imported, on all threads
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if self._importing or not (fullname.startswith("torch.") or fullname in IN_LIBRARIES):
+        if not (fullname.startswith("torch.") or fullname in IN_LIBRARIES):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
@@ -196,22 +196,22 @@ class _TorchFinder(MetaPathFinder):
         return spec
 
     def _import(self, run: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
+        # No lock is held while it runs, which may wait for what another thread is importing.
+        of_torch = module.__name__ not in IN_LIBRARIES
         with _lock:
-            if self._importing or not installed():
-                run(module)
-                return
-            if module.__name__ in IN_LIBRARIES:
-                run(module)
-                _look_at({module.__name__: module})
-                _swap(_in_libraries)
-                return
-            self._importing = True
-            _swap_torch(back=True)
-            try:
-                run(module)
-            finally:
-                self._importing = False
-                _swap_torch()
+            self.importing += of_torch
+            if self.importing:
+                _swap_torch(back=True)
+        try:
+            run(module)
+        finally:
+            with _lock:
+                self.importing -= of_torch
+                if installed() and not of_torch:
+                    _look_at({module.__name__: module})
+                    _swap(_in_libraries)
+                if installed() and not self.importing:
+                    _swap_torch()
 
 
 _finder = _TorchFinder()

@@ -1,6 +1,9 @@
 """Swapped names: reached wherever the user has them, and all put back."""
 
+import importlib
 import sys
+import threading
+from importlib.machinery import SourceFileLoader
 
 import pytest
 import torch
@@ -208,3 +211,32 @@ def test_a_module_imported_anew_is_placed(tmp_path, monkeypatch):
 
         with gpumagic.on(1):
             assert users.ones(1).device == GPU1
+
+
+@pytest.mark.parametrize("first", ["torch.first_of_gpumagic", "waits_of_gpumagic"])
+def test_imports_on_two_threads_do_not_wait_for_each_other(first, tmp_path, monkeypatch):
+    second, begun = "torch.second_of_gpumagic", threading.Barrier(2)
+    monkeypatch.setattr(sys, "begun", begun, raising=False)
+    code = f"import sys; sys.begun.wait(); import {second}\n"
+    (tmp_path / f"{first.removeprefix('torch.')}.py").write_text(code)
+    (tmp_path / "second_of_gpumagic.py").touch()
+    monkeypatch.setattr(torch, "__path__", [*torch.__path__, str(tmp_path)])
+    monkeypatch.syspath_prepend(tmp_path)
+    real = factories.IN_LIBRARIES["transformers.modeling_utils"]
+    monkeypatch.setitem(factories.IN_LIBRARIES, "waits_of_gpumagic", real)
+    create = SourceFileLoader.create_module
+
+    def create_module(self, spec):  # when its import has begun, and Python holds a lock for it
+        if spec.name == second:
+            begun.wait()
+        return create(self, spec)
+
+    monkeypatch.setattr(SourceFileLoader, "create_module", create_module)
+    with gpumagic.on(1):
+        other = threading.Thread(target=importlib.import_module, args=[second], daemon=True)
+        other.start()
+        importlib.import_module(first)
+        other.join()
+        assert torch.ones(1).device == GPU1
+    assert torch.ones(1).device.type == "cpu"
+    del sys.modules[first], sys.modules[second]
