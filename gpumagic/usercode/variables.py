@@ -24,7 +24,8 @@ _BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
-# What is the same of a tensor wherever its bytes are; not `device`, by which code makes others.
+# What is the same of a tensor wherever its bytes are. By `device` code makes others, unless it is
+# only shown.
 _ABOUT = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
 _ASKS = {"id", "len", "type"}
 NO_TENSORS: Mapping[str, Any] = types.MappingProxyType({})
@@ -63,6 +64,19 @@ class _Reader(ast.NodeVisitor):
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if not (node.attr in _ABOUT and self._is_tensor(node.value)):
             self.visit(node.value)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        value = node.value
+        if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "print":
+            parts: list[ast.AST] = [value.func, *value.args, *value.keywords]
+        else:
+            parts = [*value.elts] if isinstance(value, ast.Tuple) else [value]
+        self._all(part for part in parts if not self._is_device(part))
+
+    def _is_device(self, node: ast.AST) -> bool:
+        if not isinstance(node, ast.Attribute):
+            return False
+        return node.attr == "device" and self._is_tensor(node.value)
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Store):

@@ -139,7 +139,7 @@ def test_workers_of_a_loader_whose_data_was_brought_away_are_explained(ip):
 
 def test_a_tensor_of_which_only_the_shape_is_read_stays(ip):
     ip.run("big = torch.ones(1000); small = torch.ones(2)")
-    ip.run("%%ongpu 1\nprint(big.shape, len(big), big.dtype, small.sum())")
+    ip.run("%%ongpu 1\nprint(big.shape, len(big), big.dtype, big.device, small.sum())\nbig.device")
     assert [m.name for m in gpumagic.last_report().moved] == ["small"]
     # What is made like it, and what a function of the user's own does, may need where it is.
     ip.run("X = torch.ones(2); id = lambda value: value * 2")
