@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, torch_needed
@@ -115,7 +115,7 @@ def _check_code(code: str, lines: int, what: str = "") -> None:
 
 def _earlier(
     named: str | None, names: Mapping[str, Any], last: Comparison | None
-) -> Comparison | None:
+) -> Comparison | Literal["last"] | None:
     """What `--against` names, among the notebook's names or the files."""
     from gpumagic.timing.comparison import Comparison
 
@@ -124,7 +124,7 @@ def _earlier(
     if named == "last":
         if last is None:
             raise GpuError("--against last: nothing was timed before in this kernel")
-        return last
+        return "last"
     if isinstance(value := names.get(named), Comparison):
         return value
     path = Path(named).expanduser()

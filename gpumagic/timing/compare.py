@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -52,7 +52,7 @@ def compare(
     max_time: float = 5.0,
     in_place: bool = False,
     namespace: dict[str, Any] | None = None,
-    against: Comparison | None = None,
+    against: Comparison | Literal["last"] | None = None,
     progress: Callable[[Progress], object] | None = None,
     filename: str | None = None,
     text: str | None = None,
@@ -86,8 +86,9 @@ def compare(
         Run on the variables themselves, which are brought to each device in turn.
     namespace : dict, optional
         Where the code finds its names; if None, those of a function, or the caller's.
-    against : Comparison, optional
-        An earlier one, to say what changed.
+    against : Comparison or "last", optional
+        An earlier one, to say what changed; the last one only if it was of the same code and
+        devices.
     progress : callable, optional
         Called with a `Progress`, ten times a second at most, never while something is timed.
     filename : str, optional
@@ -164,8 +165,9 @@ def compare(
         ),
         interrupted=comparing.interrupted,
     )
-    if against is not None:
-        result = result.against(against)
+    earlier = last_comparison() if against == "last" else against
+    if isinstance(earlier, Comparison):
+        result = result.against(earlier, alike=against == "last")
     _last[:] = [result]
     # What took minutes is not lost because a view of it fails.
     with faults.kept("drawing a comparison for the monitor"):

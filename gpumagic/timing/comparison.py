@@ -159,8 +159,13 @@ class Comparison(Lookup, shown.Shown):
         ]
         return max(found, default=None)
 
-    def against(self, earlier: Comparison) -> Comparison:
-        """This comparison with its `change` and `differences` against an earlier one."""
+    def against(self, earlier: Comparison, *, alike: bool = False) -> Comparison:
+        """This comparison with its `change` and `differences` against an earlier one.
+
+        With `alike` one of other code or devices is not compared, and `differences` say why.
+        """
+        if alike and (why := changing.unlike(self, earlier)):
+            return replace(self, change=(), differences=why)
         return replace(
             self,
             change=changing.changes(self, earlier),

@@ -74,6 +74,16 @@ def test_what_else_is_different_is_told():
     )
 
 
+def test_the_last_one_is_compared_only_where_code_and_devices_are_the_same():
+    now = two()
+    assert now.against(two(machine=replace(MACHINE, torch="2.8.0")), alike=True).change
+    other = now.against(two(code="A @ A"), alike=True)
+    assert other.change == ()
+    assert "not compared with the last one: another code" in repr(other)
+    fewer = now.against(comparison(timing("cpu", 1.0)), alike=True)
+    assert "not compared with the last one: cpu then, cpu, cuda:0 now" in repr(fewer)
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [

@@ -77,6 +77,14 @@ def _change(now: Timing, before: Timing | None) -> Change:
     )
 
 
+def unlike(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
+    """Why two comparisons are not of the same code on the same devices; nothing if they are."""
+    found = _other_text(now, earlier)
+    if now.devices != earlier.devices:
+        found.append(f"{', '.join(earlier.devices)} then, {', '.join(now.devices)} now")
+    return tuple(found)
+
+
 def differences(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
     """What else is different, so that the code need not be the reason: a line each."""
     found = []
@@ -91,10 +99,12 @@ def differences(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
             found.append(f"{where}: {_or(before.name)} then, {_or(timing.name)} now")
         elif before.uuid != timing.uuid:
             found.append(f"{where}: another {_or(timing.name)} of the same name")
-    for name in ("code", "setup"):
-        if getattr(now, name).strip() != getattr(earlier, name).strip():
-            found.append(f"another {name}")
-    return tuple(found)
+    return (*found, *_other_text(now, earlier))
+
+
+def _other_text(now: Lookup, earlier: Lookup) -> list[str]:
+    pairs = ((name, getattr(now, name), getattr(earlier, name)) for name in ("code", "setup"))
+    return [f"another {name}" for name, is_, was in pairs if is_.strip() != was.strip()]
 
 
 def _or(value: object) -> str:
