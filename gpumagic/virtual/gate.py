@@ -11,7 +11,8 @@ For whoever audits which private parts of torch are touched, each stands in one 
   ``at::CUDAHooksInterface``, ``c10::GetCPUAllocator``; in :mod:`gpumagic.virtual.flip` the device
   field of a DLPack capsule;
 * added to or replaced in ``torch._C``, ``torch.cuda``, ``torch.autograd`` and ``torch`` itself
-  until off: what :func:`gpumagic.virtual.cuda_api.install` hands to ``patch``, and nothing else;
+  until off: what :func:`gpumagic.virtual.cuda_api.install` hands to ``patch``, and the call of
+  ``torch._TorchCompileInductorWrapper``, by :mod:`gpumagic.virtual.compiled`; nothing else;
 * registered until off: what :mod:`gpumagic.virtual.registry` registers, at the dispatch keys CUDA,
   AutogradCUDA, SparseCUDA, SparseCsrCUDA, QuantizedCUDA, NestedTensorCUDA and CPU; it also
   looks for new kernels whenever a library has been loaded, and turns TorchScript's fuser off; and

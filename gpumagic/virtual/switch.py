@@ -15,6 +15,7 @@ from gpumagic.device import Device, set_virtual
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.telemetry.virtual_state import COUNTERS, Publisher, VirtualFacts
 from gpumagic.virtual import abi, cuda_api, events, gate, registry
+from gpumagic.virtual.compiled import refuse_compiling
 from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, in_bad_fork, refresh
 
@@ -60,6 +61,7 @@ def install(number: int, capacity: int) -> None:
         _make(stack, number, capacity)
         abi.install(stack)
         cuda_api.install(stack)
+        refuse_compiling(stack)
         registry.register(stack)
         torch.cuda.init()
         stack.callback(_back_to_first)

@@ -270,3 +270,21 @@ def test_a_process_ends_well_with_live_tensors_and_a_forked_child_does_not_count
     for number, (_, said) in enumerate(PROCESSES.values()):
         assert Path(f"{number}.out").read_text() == said
         assert Path(f"{number}.err").read_text() == ""
+
+
+def test_compiling_is_refused_for_a_gpu_alone_and_until_off(runtime, monkeypatch):
+    class Backend:
+        def __call__(self, model, inputs, **options):
+            return "compiled", options
+
+    compiled = ("compiled", {"name": 1})
+    monkeypatch.setattr(torch, "_TorchCompileInductorWrapper", Backend)
+    model, here = torch.fx.symbolic_trace(lambda x: x * 2), torch.ones(3)
+    virtual.enable(2, 2**30)
+    try:
+        with pytest.raises(NotImplementedError, match=r"no compiled kernels.*aot_eager"):
+            Backend()(model, [here.to("cuda:1")])
+        assert Backend()(model, [here], name=1) == compiled
+    finally:
+        virtual.disable()
+    assert Backend()(model, [here], name=1) == compiled
