@@ -42,7 +42,7 @@ def html(report: Report) -> str:
 def _parts(report: Report) -> list[str]:
     device = report.device
     where = f"asked for {device}; {report.elsewhere}" if report.elsewhere else str(device)
-    where += " (virtual, at CPU speed)" if device.virtual else ""
+    where += " (virtual, at CPU speed)" if device.virtual and not report.elsewhere else ""
     where += f": {device.note}" if device.note else ""
     parts = [where, *_ran(report)]
     if report.moved:
