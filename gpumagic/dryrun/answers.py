@@ -4,6 +4,7 @@ Real tensors that are reached some other way become fakes, and what only data co
 not to be known. What of torch fakes cannot go through is replaced, and not put back.
 """
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import torch._meta_registrations
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._tensor_str import PRINT_OPTS
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode
@@ -23,6 +25,7 @@ from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 from gpumagic.dryrun.fake_operators import Crossings
 from gpumagic.dryrun.fakes import Fakes, LazyBuffer, LazyParameter, is_real, new_lazy, set_data
 from gpumagic.dryrun.unknown import NotKnown, Stopped
+from gpumagic.ledger.via import PRINT
 
 _HOSTS: tuple[tuple[str, float | None], ...] = (
     ("torch.optim.lbfgs", None),  # how often it goes on, the data decide
@@ -125,7 +128,8 @@ class Calls(TorchFunctionMode):
 
     def shown(self, func: Any, args: Any, kwargs: Any, frame: Any) -> str:
         tensor = args[0]
-        self._crossings.note(False, "print", str(tensor.device), "cpu", 0)
+        nbytes = _read_to_print(tensor)
+        self._crossings.note(False, "item", str(tensor.device), "cpu", nbytes, how=PRINT)
         if _NAMES[func] == "format" and tensor.dim() == 0:
             return "?"
         where = "" if tensor.device.type == "cpu" else f", device='{tensor.device}'"
@@ -237,3 +241,10 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 def _in_this_process(loader: Any) -> Any:
     vars(loader).update(num_workers=0, pin_memory=False, prefetch_factor=None, timeout=0)
     return _SingleProcessDataLoaderIter(loader)
+
+
+def _read_to_print(tensor: Any) -> int:
+    """The bytes of the elements that torch writes: all of them, or those at the edges."""
+    whole = tensor.numel() <= PRINT_OPTS.threshold
+    sizes = [n if whole else min(n, 2 * PRINT_OPTS.edgeitems) for n in tensor.shape]
+    return int(math.prod(sizes) * tensor.element_size())

@@ -45,13 +45,22 @@ class Crossings:
         self._counts: dict[tuple[Any, ...], Count] = {}
         self.silent = False  # while that is moved which is reported by itself
 
-    def note(self, copy: bool, operator: str, source: str, destination: str, nbytes: int) -> None:
-        """Count a copy, or a wait of the host, that the running line would make."""
+    def note(
+        self,
+        copy: bool,
+        operator: str,
+        source: str,
+        destination: str,
+        nbytes: int,
+        how: int | None = None,
+    ) -> None:
+        """Count a copy, or a wait of the host, that the running line would make, and `how`."""
         nothing = source == destination or "meta" in (source, destination)
         if self.silent or nothing or (copy and not nbytes):
             return
         inner = _caller(sys._getframe(1))
-        user, how = locate(inner)
+        user, found = locate(inner)
+        how = found if how is None else how
         at = (None, 0) if user is None else in_cell(user)
         key = (copy, operator, source, destination, how, at)
         count = self._counts.get(key)
