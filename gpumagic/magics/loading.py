@@ -41,6 +41,8 @@ def unload(shell: Any) -> None:
     magics.watched.stop()
     if (dispatch := sys.modules.get("gpumagic.ledger.dispatch")) is not None:
         dispatch.uninstall()
+    if (moving := sys.modules.get("gpumagic.moving.move")) is not None:
+        moving.forget_origins()
     faults.forget()
     shell.Completer.custom_matchers.remove(complete_where)
     manager = shell.magics_manager

@@ -244,6 +244,11 @@ def origin_of(value: object) -> Origin | None:
     return None if moved_since else found
 
 
+def forget_origins() -> None:
+    """What cells brought counts as at home where it is."""
+    _origins.clear()
+
+
 def brought_away() -> list[Origin]:
     """Where all that cells brought, and that still lives elsewhere, was before."""
     return [origin for value in list(_origins) if (origin := origin_of(value))]

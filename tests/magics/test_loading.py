@@ -128,6 +128,17 @@ def test_unload_inside_a_placed_cell(ip):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_what_cells_brought_is_forgotten_with_the_extension(ip):
+    from gpumagic.moving.move import brought_away
+
+    ip.run("X = torch.ones(2)")
+    ip.run("%%ongpu 1\nX + 1")
+    assert "X" in [origin.name for origin in brought_away()]
+    ip.ip.run_line_magic("reload_ext", "gpumagic")
+    assert brought_away() == []
+    assert ip.run("%ongpu home").text.startswith("nothing to bring home")
+
+
 def test_hundreds_of_cells_leave_nothing_behind(ip):
     ip.run("X = torch.ones(10)")
     names = dict(vars(torch))
