@@ -19,7 +19,8 @@ def text(report: Report) -> str:
     line = " · ".join(_parts(report))
     if report.table:  # which has the advice too
         return f"{line}\n{ledger_view.text(report.ledger)}"
-    return "\n".join([line, *(f"  → {hint}" for hint in ledger_view.hints(report.ledger))])
+    hints = ledger_view.hints(report.ledger) if report.ledger.entries else []
+    return "\n".join([line, *(f"  → {hint}" for hint in hints)])
 
 
 def html(report: Report) -> str:
@@ -33,7 +34,8 @@ def html(report: Report) -> str:
     body = line
     if details:
         body = f"<details><summary>{line}</summary>{table.html(details)}</details>"
-    hints = [] if report.table else ledger_view.hints(report.ledger)
+    hidden = report.table or not report.ledger.entries
+    hints = [] if hidden else ledger_view.hints(report.ledger)
     body += "".join(f"<div>→ {coded(hint)}</div>" for hint in hints)
     shown = block(body, "report", css="gpumagic gm-report")
     return shown + (ledger_view.html(report.ledger, with_line=False) if report.table else "")

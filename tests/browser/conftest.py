@@ -115,7 +115,9 @@ def nothing_wrong(lab, view):
     view.errors.clear()
     yield
     assert view.errors == []
-    assert "Traceback" not in lab.said()[said:]
+    # Jupyter's own are no concern of ours: a socket of a kernel that was shut down, say.
+    ours = [text for text in lab.said()[said:].split("\n[") if "gpumagic/" in text]
+    assert [text for text in ours if "Traceback" in text] == []
 
 
 @pytest.fixture

@@ -204,9 +204,9 @@ def test_a_hidden_monitor_draws_nothing(opened):
     page.evaluate("document.getElementById('at').style.display = 'none'")
     page.evaluate("painted().then(painted)")
     before = page.evaluate("root.textContent")
-    later = replace(snapshot, time=snapshot.time + 1, driver="1.2.3").to_dict()
+    later = replace(snapshot, time=snapshot.time + 1, driver="1.2.3", cuda=None).to_dict()
     page.evaluate("later => { take(later); draw(); }", later)
     assert page.evaluate("root.textContent") == before
     page.evaluate("document.getElementById('at').style.display = ''")
     page.evaluate("painted().then(painted).then(draw)")
-    assert "driver 1.2.3" in page.evaluate("root.textContent")
+    assert "driver\N{NO-BREAK SPACE}1.2.3" in page.evaluate("root.textContent")

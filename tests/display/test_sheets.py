@@ -12,7 +12,7 @@ SHEETS = sorted(path.stem for path in Path(shown.__file__).parent.glob("*.css"))
 
 def test_every_color_has_a_fallback_and_accents_one_for_the_dark():
     light, dark = shown.sheet("palette").split("@media (prefers-color-scheme: dark)")
-    for accent in ("mine", "others", "good", "bad"):
+    for accent in ("mine", "warn", "good", "bad"):
         (day,) = re.findall(rf"--gm-{accent}: var\(--jp-[\w-]+, (#\w+)\)", light)
         (night,) = re.findall(rf"--gm-{accent}: var\(--jp-[\w-]+, (#\w+)\)", dark)
         assert day != night

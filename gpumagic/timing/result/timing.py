@@ -79,8 +79,7 @@ class Timing:
     @property
     def unsteady(self) -> bool:
         """Whether the repeats are spread widely, as torch.utils.benchmark's Measurement warns."""
-        first, third = self.quartiles or (0.0, 0.0)
-        return bool(self.median) and third - first >= 0.1 * (self.median or 0.0)
+        return self.iqr is not None and self.iqr >= 0.1
 
     @property
     def host_median(self) -> float | None:

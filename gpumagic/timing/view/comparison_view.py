@@ -33,7 +33,8 @@ def text(comparison: Comparison) -> str:
     problems = [f"! {line}" for line in remarks.problems(comparison)]
     doubts = [f"~ {line}" for line in remarks.uncertain(comparison)]
     if alone := verdict.alone(comparison):
-        return _lines([alone, *problems, *doubts, *comparison.notes], "")
+        notes = [*remarks.inside(comparison), *comparison.notes]
+        return _lines([alone, *problems, *doubts, *notes], "")
     columns = columns_of(comparison)
     wrong = [f"! {line}" for line in verdict.wrong(comparison)]
     answer = _lines([*wrong, *verdict.answer(comparison)], "")

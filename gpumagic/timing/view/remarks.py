@@ -87,7 +87,7 @@ def differences(comparison: Comparison) -> list[str]:
 
 def measured(comparison: Comparison) -> list[str]:
     """How it was measured, a line each: inputs, transfers inside, what the user should know."""
-    said = [*_repeats(comparison), *_copies(comparison), *_inside(comparison)]
+    said = [*_repeats(comparison), *_copies(comparison), *inside(comparison)]
     if comparison.sweep:
         compared = [(where, numbers(comparison, where)) for where in comparison.devices]
         told = [f"{where} {words}" for where, words in compared if words not in _TOLD_ELSEWHERE]
@@ -117,7 +117,8 @@ def _copies(comparison: Comparison) -> Iterator[str]:
         yield f"inputs copied before {each}, in none of the times: {up_to}{', '.join(found)}"
 
 
-def _inside(comparison: Comparison) -> Iterator[str]:
+def inside(comparison: Comparison) -> Iterator[str]:
+    """The copies between devices and the waits within one run of each."""
     # In a sweep they differ in bytes from value to value: the last says it.
     said = {t.where: t.transfers for t in comparison.timings if t.transfers}
     last = " (at the last value)" if comparison.sweep else ""
