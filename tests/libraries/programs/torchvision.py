@@ -52,9 +52,7 @@ given = {
     "min_size": 64,
     "max_size": 64,
 }
-net = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(
-    **given, min_size=64, max_size=64
-)
+net = torchvision.models.detection.fasterrcnn_mobilenet_v3_large_320_fpn(**given)
 picture, box, label = torch.rand(3, 64, 64), torch.tensor([[8.0, 8, 40, 40]]), torch.tensor([1])
 net, picture, box, label = (x.to("cuda:1") for x in (net, picture, box, label))  # own
 # --
