@@ -7,7 +7,6 @@ the library has it, under no magic. `result` is what is compared.
 """
 
 import ast
-import importlib
 import multiprocessing
 import re
 import warnings
@@ -106,12 +105,8 @@ def _import_what_it_imports(program):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for node in ast.walk(ast.parse(program.first + "\n" + program.second)):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    importlib.import_module(alias.name)
-            elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    getattr(importlib.import_module(node.module), alias.name)
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                exec(ast.unparse(node), {})
 
 
 def _in_child(program, way, shell, there):
