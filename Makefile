@@ -60,10 +60,10 @@ screenshots: .venv/lab .venv/test  ## the pictures of the pages, from a real Jup
 benchmark: .venv/test  ## what each feature costs
 	$(BIN)/python benchmarks/placement.py
 	$(BIN)/python benchmarks/monitor.py
-	$(BIN)/python benchmarks/watch.py
 	$(BIN)/python benchmarks/timing_vs_torch.py
-	$(BIN)/python benchmarks/virtual_speed.py
 	$(BIN)/python benchmarks/opinfo_virtual.py
+	$(BIN)/python benchmarks/watch.py
+	$(BIN)/python benchmarks/virtual_speed.py
 
 wheel: .venv/bin/pip  ## dist/: the source and the wheel, with the JavaScript built
 	rm -rf dist
