@@ -206,7 +206,7 @@ def immovable(tensor: Tensor) -> str:
     """Why a tensor cannot be moved in place, or nothing."""
     if tensor.grad_fn is not None:
         # Its graph expects a gradient on the device where it was computed.
-        return f"its graph is on {tensor.device}: compute it in a cell that runs there"
+        return f"its graph is on {tensor.device}; compute it in this cell instead"
     if tensor.device.type == "meta":
         return "it is on the meta device and has no data"
     return ""
