@@ -42,7 +42,7 @@ MAY = {
     "usercode": {"errors", "faults"},
     "widget": {"display", "gputable", "telemetry", "errors", "faults"},
     "server": {"telemetry", "device", "errors", "faults"},
-    "gputable": {"display", "telemetry", "device"},
+    "gputable": {"display", "telemetry", "device", "errors"},
     "virtual": {"telemetry", "device", "errors", "faults"},
     "telemetry": {"device", "nvml", "errors", "faults"},
     "display": {"errors", "faults"},

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gpumagic.cell.retry_mode import RetryMode
-from gpumagic.moving.move import Origin, move_all, remember
-from gpumagic.moving.plan import has_plain_storage, immovable
+from gpumagic.moving.move import move_all, remember
+from gpumagic.moving.plan import Origin, has_plain_storage, immovable
 from gpumagic.usercode.lines import expression, innermost, line_of, user_frame
 
 
@@ -32,12 +32,12 @@ class Fixed:
     count: int = 1  # one where the variable itself was moved
 
 
-class AutoFix:
+class AutoFix(RetryMode):
     """While it is started, brings the operands of a call together where their devices differ."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
-        self._mode = RetryMode(self._together)
         self._done: dict[tuple[Any, ...], Fixed] = {}
 
     @property
@@ -45,15 +45,7 @@ class AutoFix:
         """What was brought, each once."""
         return tuple(self._done.values())
 
-    def start(self) -> None:
-        """Come into force on this thread."""
-        self._mode.start()
-
-    def stop(self) -> None:
-        """End, whatever other modes were entered since and not left."""
-        self._mode.stop()
-
-    def _together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         leaves, spec = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         if len({t.device for t in tensors}) < 2:

@@ -17,10 +17,9 @@ _SAID = ("loader", "fix", "display")
 def text(report: Report) -> str:
     """`cuda:1 (virtual) · 1.24 s · moved X, net: 1.2 MiB from cpu in 3.1 ms · peak 12.5 MiB`."""
     line = " · ".join(_parts(report))
-    if report.table:  # which has the advice too
+    if report.table:
         return f"{line}\n{ledger_view.text(report.ledger)}"
-    hints = ledger_view.hints(report.ledger) if report.ledger.entries else []
-    return "\n".join([line, *(f"  → {hint}" for hint in hints)])
+    return "\n".join([line, *(f"  → {hint}" for hint in _hints(report))])
 
 
 def html(report: Report) -> str:
@@ -34,11 +33,15 @@ def html(report: Report) -> str:
     body = line
     if details:
         body = f"<details><summary>{line}</summary>{table.html(details)}</details>"
-    hidden = report.table or not report.ledger.entries
-    hints = [] if hidden else ledger_view.hints(report.ledger)
-    body += "".join(f"<div>→ {coded(hint)}</div>" for hint in hints)
+    body += "".join(f"<div>→ {coded(hint)}</div>" for hint in _hints(report))
     shown = block(body, "report", css="gpumagic gm-report")
     return shown + (ledger_view.html(report.ledger, with_line=False) if report.table else "")
+
+
+def _hints(report: Report) -> list[str]:
+    """Advice, which the table has too."""
+    told = report.table or not report.ledger.entries
+    return [] if told else ledger_view.hints(report.ledger)
 
 
 def _parts(report: Report) -> list[str]:

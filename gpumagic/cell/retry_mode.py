@@ -23,9 +23,9 @@ _MISMATCH = re.compile(
 class RetryMode(TorchFunctionMode):
     """Catches the error of mixed devices, has the operands brought together, and tries again."""
 
-    def __init__(self, together: Callable[..., tuple[Any, Any] | None]) -> None:
-        super().__init__()
-        self._together = together
+    def together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """The arguments of a call on one device; None where they were on one."""
+        raise NotImplementedError
 
     def start(self) -> None:
         """Come into force on this thread."""
@@ -55,7 +55,7 @@ class RetryMode(TorchFunctionMode):
         except RuntimeError as error:
             if not _MISMATCH.search(str(error)) or func is Tensor.backward:
                 raise
-            together = self._together(func, args, kwargs)
+            together = self.together(func, args, kwargs)
             if together is None:
                 raise
         args, kwargs = together

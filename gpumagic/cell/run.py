@@ -19,7 +19,6 @@ from gpumagic.ledger.watch import watch
 from gpumagic.moving.find_tensors import DATASET_STAYS
 from gpumagic.moving.move import (
     Moves,
-    Origin,
     bring_home,
     move_all,
     optimizers_in,
@@ -27,7 +26,7 @@ from gpumagic.moving.move import (
     tensors_in,
     wait_for,
 )
-from gpumagic.moving.plan import Left
+from gpumagic.moving.plan import Left, Origin
 from gpumagic.placement.scope import Placement
 from gpumagic.placement.swap import enter, leave
 from gpumagic.placement.torch_devices import as_torch

@@ -8,6 +8,7 @@ from textwrap import wrap
 from gpumagic.display import table
 from gpumagic.display.shown import block, tag
 from gpumagic.display.units import share
+from gpumagic.errors import as_typed
 from gpumagic.gputable.gpu_columns import FREE, INKS, gpu_columns, holder_columns, label
 from gpumagic.gputable.holders import OWNERS, holders, split
 from gpumagic.telemetry.snapshot import GpuSample, Problem, Snapshot
@@ -73,7 +74,7 @@ class GpuTable:
 
     def _remarks(self) -> list[str]:
         if self._held and not self.gpus and not self.snapshot.problems:
-            return ["This kernel has no GPU; %gpus --virtual 2 makes virtual ones."]
+            return [f"This kernel has no GPU; {as_typed('%gpus --virtual 2')} makes virtual ones."]
         return _notes(self.gpus)
 
     def _owners(self) -> list[str]:

@@ -53,7 +53,7 @@ def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> Split | None:
     parts = dict.fromkeys(OWNERS, 0)
     for process in processes:
         if process.uuid == gpu.uuid:
-            parts[_owner(process)] += process.memory or 0
+            parts[process.owner] += process.memory or 0
     rest = gpu.memory_used
     for name in OWNERS:
         parts[name] = min(parts[name], rest)
@@ -62,14 +62,6 @@ def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> Split | None:
     reserved = gpu.memory_reserved or 0
     parts["driver"] += reserved
     return Split(**parts, free=max(gpu.memory_total - gpu.memory_used - reserved, 0))
-
-
-def _owner(process: ProcessSample) -> str:
-    if process.orphan:
-        return "left"
-    if process.mine:
-        return "mine"
-    return "books" if process.kernel or process.notebook else "others"
 
 
 def holders(

@@ -79,8 +79,10 @@ def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -
 
 
 def _tell_capacity() -> None:
+    from gpumagic.virtual.switch import LARGEST
+
     each = device.here()[0].memory_total or 0
-    if each < 16 * 2**30:
+    if each < LARGEST:
         print(f"{size(each)} each is what this machine can hold; --memory 4GiB is another size")
 
 

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gpumagic.display.units import duration, size, some
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, as_typed
 from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder
-from gpumagic.moving.plan import FoundTensor, Held, Left, MovePlan, bytes_of, written
+from gpumagic.moving.plan import FoundTensor, Held, Left, MovePlan, Origin, bytes_of, written
 from gpumagic.placement.torch_devices import torch_device
 from gpumagic.usercode.values import defined_in, own
 
@@ -57,16 +57,6 @@ class Moves:
         return f"moved {names}: {size(self.nbytes)} from {sources} in {duration(self.seconds)}"
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a tensor, or an object of a library, was before a cell brought it to its device."""
-
-    name: str  # the variable that it came with
-    device: torch.device
-    there: torch.device  # to which it was brought
-    cell: str = ""  # which cell it was: "In [3]"
-
-
 def move_all(
     variables: Iterable[tuple[str, object]],
     device: torch.device,
@@ -83,7 +73,6 @@ def move_all(
     moves is put into `origins`, with where it was.
     """
     start = clock()
-    origins = [] if origins is None else origins
     finder = TensorFinder()
     finder.variables(variables)
     by_to = [held for held in finder.movable if held.must_move(device)]
@@ -99,18 +88,17 @@ def move_all(
         if not plan.copy() or not _has_room(device, by_to):
             # Raised out here: a chained exception would keep the copies alive.
             raise GpuError(_no_room(device, finder.tensors))
-        origins += [
-            (f.tensor, Origin(f.root, f.tensor.device, f.home or device)) for f in plan.movable
-        ]
         plan.carry_out()
         for module in finder.recurrent:
             # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
             module.flatten_parameters()
         for held in by_to:
-            _bring(held, device, plan, namespace or {}, origins)
+            _bring(held, device, plan, namespace or {})
         wait_for(device)
     for value in finder.naming:
         _name_device(value, device)
+    if origins is not None:
+        origins += plan.origins
     moved = tuple(
         Moved(name, nbytes, tuple(plan.sources[name])) for name, nbytes in plan.nbytes.items()
     )
@@ -123,13 +111,7 @@ def _has_room(device: torch.device, by_to: list[Held]) -> bool:
     return room is None or sum(map(bytes_of, wanted.values())) <= room
 
 
-def _bring(
-    held: Held,
-    device: torch.device,
-    plan: MovePlan,
-    namespace: dict[str, Any],
-    origins: list[tuple[Any, Origin]],
-) -> None:
+def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str, Any]) -> None:
     """Bring an object by its own `to`: it stays itself, or its name is bound anew."""
     name = str(held.steps[0])
     moving = [found.tensor for found in held.tensors if found.must_move(device)]
@@ -148,7 +130,7 @@ def _bring(
         namespace[name] = brought
     plan.nbytes[name] = plan.nbytes.get(name, 0) + sum(map(bytes_of, moving))
     plan.sources.setdefault(name, {}).update(dict.fromkeys(sources))
-    origins.append((brought, Origin(name, moving[0].device, device)))
+    plan.origins.append((brought, Origin(name, moving[0].device, device)))
 
 
 def _name_device(value: Any, device: torch.device) -> None:
@@ -209,7 +191,8 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
     free = size(_free(device)) if device.type == "cuda" else "too little"
     return (
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
-        f"({names}); nothing was moved; free some (%gpus shows who holds it) or type --no-move"
+        f"({names}); nothing was moved; free some ({as_typed('%gpus')} shows who holds it) or type "
+        "--no-move"
     )
 
 
@@ -238,9 +221,8 @@ def origin_of(value: object) -> Origin | None:
         found: Origin | None = _origins.get(value)
     except TypeError:  # what cannot be referred to weakly
         return None
-    if found is None or (device := getattr(value, "device", None)) == found.device:
-        return None
-    moved_since = isinstance(value, Tensor) and device != found.there  # by the user
+    # A tensor may have been moved since, by the user; of another object nothing is asked.
+    moved_since = isinstance(value, Tensor) and found and value.device != found.there
     return None if moved_since else found
 
 

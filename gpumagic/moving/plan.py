@@ -61,6 +61,16 @@ class Held:
         return any(found.must_move(device) for found in self.tensors)
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a tensor, or an object of a library, was before a cell brought it to its device."""
+
+    name: str  # the variable that it came with
+    device: torch.device
+    there: torch.device  # to which it was brought
+    cell: str = ""  # which cell it was: "In [3]"
+
+
 def written(steps: Path) -> str:
     """A path as a person would write it."""
     text = str(steps[0])
@@ -80,8 +90,9 @@ class MovePlan:
         self.nbytes: dict[str, int] = {}  # by variable
         self.sources: dict[str, dict[str, None]] = {}
         self.left: list[Left] = []
+        self.origins: list[tuple[Any, Origin]] = []  # of what was carried out
         self._wanted = wanted
-        self._assignments: list[tuple[Tensor, Tensor]] = []
+        self._assignments: list[tuple[FoundTensor, Tensor]] = []
         self._alone: list[FoundTensor] = []
         self._shared: dict[int, list[FoundTensor]] = {}  # by storage
         for found in wanted:
@@ -111,12 +122,6 @@ class MovePlan:
                 return found.path
         return ""
 
-    @property
-    def movable(self) -> list[FoundTensor]:
-        """Those that get new bytes, once they are made."""
-        moving = {id(tensor) for tensor, _ in self._assignments}
-        return [found for found in self._wanted if id(found.tensor) in moving]
-
     def copy(self) -> bool:
         """Make the new bytes; False, and none are kept, where the device has no room for them."""
         try:
@@ -131,7 +136,7 @@ class MovePlan:
         return True
 
     def _add(self, found: FoundTensor, new: Tensor, nbytes: int) -> None:
-        self._assignments.append((found.tensor, new))
+        self._assignments.append((found, new))
         self.nbytes[found.root] = self.nbytes.get(found.root, 0) + nbytes
         self.sources.setdefault(found.root, {}).setdefault(str(found.tensor.device))
 
@@ -170,14 +175,18 @@ class MovePlan:
 
     def carry_out(self) -> None:
         """Give each tensor its new bytes: all of them, or after an interrupt none."""
-        before = [(tensor, tensor.data) for tensor, _ in self._assignments]
+        before = [(found, found.tensor.data) for found, _ in self._assignments]
         try:
-            for tensor, new in self._assignments:
-                tensor.data = new
+            for found, new in self._assignments:
+                found.tensor.data = new
         except BaseException:
-            for tensor, old in before:
-                tensor.data = old
+            for found, old in before:
+                found.tensor.data = old
             raise
+        self.origins += [
+            (found.tensor, Origin(found.root, old.device, found.tensor.device))
+            for found, old in before
+        ]
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:

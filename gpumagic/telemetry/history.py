@@ -105,8 +105,8 @@ def _held(snapshot: Snapshot) -> _Held:
     parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}
     held: dict[str, dict[str, int]] = {}
     for process in snapshot.processes:
-        other = "left" if process.orphan else "mine" if process.mine else None
-        holder = other or process.kernel or process.notebook or "others"
+        book = (process.kernel or process.notebook) if process.owner == "books" else None
+        holder = book or process.owner
         for uuid in filter(None, (process.uuid, parents.get(process.uuid))):
             by = held.setdefault(uuid, {})
             by[holder] = by.get(holder, 0) + (process.memory or 0)

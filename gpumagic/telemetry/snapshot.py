@@ -96,6 +96,16 @@ class ProcessSample:
     ordinal: int | None = None  # CUDA's number of this GPU in that process
     host_memory: int | None = None  # bytes of RAM that it has resident
 
+    @property
+    def owner(self) -> str:
+        """Whose it is: ``"mine"``, ``"books"`` (another notebook of mine), ``"left"`` (its kernel
+        has gone), ``"others"``."""
+        if self.orphan:
+            return "left"
+        if self.mine:
+            return "mine"
+        return "books" if self.kernel or self.notebook else "others"
+
 
 @dataclass(frozen=True)
 class Problem:

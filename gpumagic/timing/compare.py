@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from gpumagic import faults
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, as_typed
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.settings import deferred, kept
 from gpumagic.telemetry.measurements import board
@@ -38,7 +38,6 @@ from gpumagic.timing.result.agreement import Agreeing
 from gpumagic.timing.result.timing import Timing
 
 _OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
-_NO_GPU = "there is no GPU to compare with; %gpus --virtual 2 makes two to try it with"
 _PRINTED = "what the code prints or displays is shown of its first run only"
 
 
@@ -159,7 +158,7 @@ def compare(
         items=each[0] if len(set(each)) == 1 else None,
         setup=setup,
         notes=(
-            *([_NO_GPU] if devices is None and len(wanted) == 1 else []),
+            *([_no_gpu()] if devices is None and len(wanted) == 1 else []),
             *sweeping.unread(values, made, namespace),
             *comparing.notes,
         ),
@@ -173,6 +172,11 @@ def compare(
     with faults.kept("drawing a comparison for the monitor"):
         board.keep(result.title, repr(result), result._repr_html_(), result.time)
     return result
+
+
+def _no_gpu() -> str:
+    virtual = as_typed("%gpus --virtual 2")
+    return f"there is no GPU to compare with; {virtual} makes two to try it with"
 
 
 _last: list[Comparison] = []

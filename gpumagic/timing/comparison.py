@@ -28,7 +28,8 @@ class Speedup(float):
 
     virtual: str  # the device, or nothing
 
-    def __new__(cls, ratio: float, virtual: str) -> Speedup:
+    # By a default, so that copy and pickle can make it: they put the name back.
+    def __new__(cls, ratio: float, virtual: str = "") -> Speedup:
         """Remember which device was virtual."""
         made = super().__new__(cls, ratio)
         made.virtual = virtual

@@ -20,7 +20,8 @@ from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, in_bad_fork, refresh
 
 _GIB = 2**30
-_LARGEST = 16 * _GIB
+LARGEST = 16 * _GIB
+"""What a virtual GPU has where nobody says how much, and the host can hold it."""
 # Of a container: cgroup's second version, and its first.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 C: Any = torch._C
@@ -42,7 +43,7 @@ def _part_of_the_host(number: int) -> int:
     """What each of them can hold at the same time: in whole GiB where it is one or more."""
     total = min([psutil.virtual_memory().total, *map(_limit, _LIMITS)])
     part = total // number
-    return min(_LARGEST, part // _GIB * _GIB or part)
+    return min(LARGEST, part // _GIB * _GIB or part)
 
 
 def _limit(path: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpumagic.errors import as_typed
 from gpumagic.gputable.gpu_table import GpuTable
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def monitor(period: float = 1.0) -> MonitorWidget | None:
         from gpumagic.telemetry.collect import snapshot
 
         print(GpuTable(snapshot()))
-        print("\nThe live monitor needs a notebook; here, type %gpus to look again.")
+        again = as_typed("%gpus")
+        print(f"\nThe live monitor needs a notebook; here, type {again} to look again.")
         return None
     from gpumagic.widget.live_monitor import MonitorWidget
 

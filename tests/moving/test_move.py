@@ -12,13 +12,13 @@ from torch import nn
 import gpumagic
 from gpumagic.errors import GpuError
 from gpumagic.moving.move import (
-    Origin,
     bring_home,
     brought_away,
     move_all,
     origin_of,
     remember,
 )
+from gpumagic.moving.plan import Origin
 
 pytestmark = pytest.mark.usefixtures("gpus")
 

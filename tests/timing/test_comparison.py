@@ -1,5 +1,7 @@
 """The object: what it answers, and what it says to questions that it cannot answer."""
 
+import copy
+import pickle
 import sys
 from dataclasses import replace
 
@@ -7,6 +9,7 @@ import pytest
 from comparisons import SIZES, comparison, cubes, timing, two
 
 from gpumagic.errors import GpuError
+from gpumagic.timing.comparison import Speedup
 from gpumagic.timing.result.timing import Agreement, Timing
 
 
@@ -36,6 +39,13 @@ def test_the_speedup_of_a_virtual_gpu_says_what_it_is_worth():
     said = "2.0 (cuda:0 is virtual: its time is the CPU's)"
     assert repr(found.speedup("cuda:0", "cpu")) == said
     assert f"{found.speedup('cuda:0', 'cpu'):.1f}" == "2.0"
+
+
+def test_a_speedup_can_be_copied_and_pickled():
+    made = Speedup(2.0, "cuda:0")
+    for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert repr(again) == repr(made)
+        assert again.virtual == "cuda:0"
 
 
 def test_several_at_the_same_time_have_a_name_too():

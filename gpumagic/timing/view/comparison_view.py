@@ -32,9 +32,9 @@ def text(comparison: Comparison) -> str:
     """For terminals, 100 columns."""
     problems = [f"! {line}" for line in remarks.problems(comparison)]
     doubts = [f"~ {line}" for line in remarks.uncertain(comparison)]
-    if alone := verdict.alone(comparison):
+    if line := verdict.one_line(comparison):
         notes = [*remarks.inside(comparison), *comparison.notes]
-        return _lines([alone, *problems, *doubts, *notes], "")
+        return _lines([line, *problems, *doubts, *notes], "")
     columns = columns_of(comparison)
     wrong = [f"! {line}" for line in verdict.wrong(comparison)]
     answer = _lines([*wrong, *verdict.answer(comparison)], "")
@@ -60,10 +60,10 @@ def html(comparison: Comparison) -> str:
     problems = [tag("div", line, "gm-problem") for line in remarks.problems(comparison)]
     doubts = [tag("div", line, "gm-note") for line in remarks.uncertain(comparison)]
     where = tag("div", remarks.machine(comparison), "gm-caption gm-where")
-    if alone := verdict.alone(comparison):
-        shown = [tag("div", line, "gm-note") for line in comparison.notes]
+    if line := verdict.one_line(comparison):
+        shown = [tag("div", note, "gm-note") for note in comparison.notes]
         details = "".join([*problems, *doubts, *shown])
-        one = folded(alone, _how(comparison, columns) + where) + details
+        one = folded(line, _how(comparison, columns) + where) + details
         return block(one, "table", "comparison")
     wrong = [tag("div", line, "gm-answer gm-bad") for line in verdict.wrong(comparison)]
     answers = verdict.answer(comparison)

@@ -69,7 +69,7 @@ def _single(comparison: Comparison, where: str) -> str:
     return f"{where} {count if comparison.sweep else f'takes {fine(medians[0])}'}"
 
 
-def alone(comparison: Comparison) -> str:
+def one_line(comparison: Comparison) -> str:
     """All that there is to say of one device, timed with nothing to compare it with, as a line."""
     asked = comparison.sweep or comparison.items or comparison.setup
     if len(comparison.timings) != 1 or asked or comparison.change or comparison.differences:
