@@ -15,6 +15,8 @@ import pytest
 from hypothesis import settings
 from traitlets.config import Config
 
+from gpumagic import faults
+
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("tests", deadline=None, max_examples=25)
 # Minutes to hours: pytest --hypothesis-profile=thorough
@@ -64,6 +66,8 @@ def _nothing_is_left():
     collects = gc.isenabled()
     yield
     assert gc.isenabled() == collects
+    # Else the next test's first cell tells of a fault that this one made on purpose.
+    faults.forget()
     if len(sys.modules) > _modules_frozen + MANY_MODULES:
         _freeze()
     if "torch" not in sys.modules:
