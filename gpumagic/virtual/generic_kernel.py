@@ -74,7 +74,7 @@ class KernelPlan:
         # For every other operator C++ has made plain tensors of conjugate and negative views.
         lazy = any(C._dispatch_has_kernel_for_dispatch_key(full, key) for key in LAZY)
         self.flip = flip if lazy else flip_plain
-        return vars(self)[missing]
+        return object.__getattribute__(self, missing)
 
 
 def on_metadata(op: Any, keys: Any) -> Callable[..., Any]:
