@@ -76,7 +76,7 @@ test-wheel: wheel  ## the wheel in an environment of its own, with neither Node.
 	.venv-wheel/bin/$(PIP_INSTALL) "$$(echo dist/*.whl)[lab]"
 	cd dist && env -i HOME="$$HOME" PATH="$(CURDIR)/.venv-wheel/bin" python ../tests/installed_wheel.py
 
-test-libraries: .venv-libraries/test  ## sixty programs of other people's libraries; the table is docs/virtual-gpus.md's
+test-libraries: .venv-libraries/test  ## programs of other people's libraries; the table is docs/virtual-gpus.md's
 	OMP_NUM_THREADS=1 .venv-libraries/bin/pytest tests/libraries $(if $(TABLE),--write-table)
 
 cuda-build: .venv/test  ## fail unless torch is built for CUDA and sees no GPU

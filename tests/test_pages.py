@@ -1,5 +1,6 @@
 """The pages' code runs as pasted, from an empty notebook, and their links lead somewhere."""
 
+import itertools
 import re
 import shlex
 import sys
@@ -22,7 +23,7 @@ RUN = [page for page in pages.PAGES if page.name != SERVED]
 LINKED = [*pages.PAGES, pages.ROOT / "CONTRIBUTING.md", pages.ROOT / "CHANGELOG.md"]
 HTML_LINK = re.compile(r'(?:src|srcset|href)="([^"]+)"')
 # What a shell block may call, beside what is checked below.
-TOOLS = {"docker", "curl"}
+TOOLS = {"docker", "curl", ".venv/bin/pytest"}
 
 
 @pytest.mark.filterwarnings("ignore::gpumagic.CrossDeviceWarning")
@@ -58,9 +59,12 @@ def extras():
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_a_shell_block_names_what_there_is(page):
     targets = set(re.findall(r"^([\w-]+):", (pages.ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"`make ([\w-]+)", page.read_text())) <= targets
     for block in pages.blocks(page):
         for line in block.code.splitlines() if block.language == "bash" else ():
-            tool, *words = shlex.split(line, comments=True)
+            words = shlex.split(line, comments=True)
+            # What is set for the command alone stands before it.
+            tool, *words = itertools.dropwhile(lambda word: "=" in word, words)
             if tool == "gpumagic":
                 with pytest.raises(SystemExit) as end:
                     cli.main([*words, "--help"])
