@@ -8,8 +8,9 @@ from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
-# Contrast of 3 : 1 and more against both white and #111 (WCAG 2.1, 1.4.11).
-_COLORS = ("#2f80ed", "#e0700d", "#1d9a59", "#a855f7", "#e5484d", "#0d9488", "#d6409f", "#94850f")
+# Contrast of 3 : 1 and more against both white and #111 (WCAG 2.1, 1.4.11); orange and red are for
+# trouble. js/src/monitor/plots.ts has the same.
+COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
 _CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _MARKS = ("square", "triangle", "diamond", "circle")
@@ -32,8 +33,8 @@ def looks(devices: Sequence[str]) -> dict[str, Look]:
     free = max(named.values(), default=-1) + 1
     others = (where for where in devices if where != "cpu" and where not in named)
     for where, n in (named | {where: free + n for n, where in enumerate(others)}).items():
-        dash = _DASHES[n // len(_COLORS) % len(_DASHES)]
-        found[where] = Look(_COLORS[n % len(_COLORS)], dash, _MARKS[n % len(_MARKS)])
+        dash = _DASHES[n // len(COLORS) % len(_DASHES)]
+        found[where] = Look(COLORS[n % len(COLORS)], dash, _MARKS[n % len(_MARKS)])
     found["cpu"] = Look(_CPU, "", "circle")
     return {where: found[where] for where in devices}
 

@@ -32,6 +32,18 @@ test('all GPUs are in one chart for each thing that is known', () => {
   expect(all(mount(crowd(3)), '.over')).toEqual([]);
 });
 
+test('a GPU has the color of its number in CUDA, and none has that of another', () => {
+  const monitor = page(3);
+  const snapshot = crowd(4);
+  [3, null, 0, 0].forEach((ordinal, n) => {
+    at(snapshot.gpus, n).ordinal = ordinal;
+  });
+  monitor.update(snapshot);
+  monitor.draw();
+  const colors = all(monitor, '.keys .dot').map((dot) => dot.className);
+  expect(colors).toEqual(['dot line-3', 'dot line-1', 'dot line-0', 'dot line-2']);
+});
+
 test('the keyboard reads them', () => {
   const monitor = page(3);
   key(monitor, 'ArrowRight');

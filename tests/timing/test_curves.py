@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -189,3 +190,9 @@ def test_colors_stand_out_in_light_and_in_dark():
     for look in svg.looks(["cpu", *(f"cuda:{n}" for n in range(8))]).values():
         assert contrast(look.color, "#ffffff") >= 3
         assert contrast(look.color, "#111111") >= 3
+
+
+def test_a_gpu_has_the_color_that_it_has_in_the_monitor():
+    plots = (Path(__file__).parents[2] / "js" / "src" / "monitor" / "plots.ts").read_text()
+    hues = plots.partition("HUES = [")[2].partition("]")[0]
+    assert tuple(re.findall(r"#\w+", hues)) == svg.COLORS

@@ -1,13 +1,13 @@
 /** All GPUs in one chart for each thing that is measured: lines of a few, rows of heat of many. */
 
 import { Field, h, Rows, show } from './dom.js';
-import { heat, lines, type Many } from './plots.js';
+import { heat, hues, lines, type Many } from './plots.js';
 import type { Metric } from './series.js';
 import type { Shared } from './shared.js';
 import { Spark } from './spark.js';
 import type { View } from './split.js';
 import { age, NOT_KNOWN, reading, size } from './units.js';
-import { called } from './words.js';
+import { called, ordinalOf } from './words.js';
 
 /** More lines than this are told apart by nobody. */
 const LINES = 8;
@@ -22,6 +22,7 @@ interface Line {
   name: string;
   total: number | null;
   mine: boolean;
+  hue: number;
 }
 
 /** One chart of all GPUs. */
@@ -87,9 +88,10 @@ class Overlay {
       now,
       window,
       top: this.#top(this.#lines, this.#peak()),
-      rows: this.#lines.map(({ uuid, mine, total }) => ({
+      rows: this.#lines.map(({ uuid, mine, hue, total }) => ({
         values: series.values(uuid, this.#metric),
         mine,
+        hue,
         total: this.#metric === 'memory' ? total : null,
       })),
       hover: this.#at?.[0] ?? null,
@@ -168,13 +170,13 @@ class Overlay {
 
 /** A GPU's color. */
 class Key {
+  #dot = new Field('i', 'dot');
   #name = new Field('span', 'dim');
-  readonly node = h('li', '', h('i', 'dot'), this.#name.node);
+  readonly node = h('li', '', this.#dot.node, this.#name.node);
 
-  update({ name, mine, n }: Line & { n: number }): void {
+  update({ name, mine, hue }: Line): void {
     this.#name.say(name).look(mine ? 'own' : 'dim');
-    const dot = this.node.firstElementChild as HTMLElement;
-    if (dot.className !== `dot line-${n}`) dot.className = `dot line-${n}`;
+    this.#dot.look(`dot line-${hue}`);
   }
 }
 
@@ -182,7 +184,7 @@ export class Overview {
   readonly node: HTMLElement;
   #shared: Shared;
   #charts: Overlay[];
-  #keys = new Rows<Line & { n: number }, Key>(h('ul', 'keys'), () => new Key());
+  #keys = new Rows<Line, Key>(h('ul', 'keys'), () => new Key());
   #scale: HTMLElement;
   #rows = new Field();
 
@@ -206,11 +208,14 @@ export class Overview {
   }
 
   update(views: readonly View[]): void {
-    const lines = views.map((view) => ({
+    const { here } = this.#shared;
+    const colors = hues(views.map((view) => ordinalOf(view, here)));
+    const lines = views.map((view, n) => ({
       uuid: view.gpu.uuid,
-      name: called(view, this.#shared.here),
+      name: called(view, here),
       total: view.gpu.memory_total,
       mine: view.parts.mine > 0,
+      hue: colors[n] as number,
     }));
     const few = lines.length <= LINES;
     show(this.node, lines.length > 0);
@@ -222,7 +227,7 @@ export class Overview {
         ? ''
         : t('A row for each, %1 to %2: none', lines[0]?.name ?? '', lines.at(-1)?.name ?? ''),
     );
-    this.#keys.update(few ? lines.map((line, n) => [line.uuid, { ...line, n }] as const) : []);
+    this.#keys.update(few ? lines.map((line) => [line.uuid, line] as const) : []);
     for (const chart of this.#charts) chart.update(lines);
   }
 

@@ -3,6 +3,16 @@
 import { gap } from './series.js';
 import type { Inks } from './spark.js';
 
+/** One GPU. */
+export interface Row {
+  values: readonly number[];
+  mine: boolean;
+  /** What is all of it, where each GPU has its own. */
+  total: number | null;
+  /** The number of its color. */
+  hue: number;
+}
+
 /** The values of all GPUs up to `now`. */
 export interface Many {
   time: readonly number[];
@@ -13,25 +23,39 @@ export interface Many {
   window: number;
   /** The value at the top. */
   top: number;
-  /** `total`: what is all of it, where each GPU has its own. */
-  rows: readonly { values: readonly number[]; mine: boolean; total: number | null }[];
+  rows: readonly Row[];
   /** Where the pointer is, as a share of the width. */
   hover: number | null;
 }
 
 type Pen = CanvasRenderingContext2D;
 
-/** Colors of lines: none is that of trouble. */
+/** The colors of gpumagic/display/svg.py: a GPU has its own wherever it is a line. */
 export const HUES = [
-  '#1e88e5',
-  '#00897b',
-  '#8e24aa',
-  '#7cb342',
-  '#5c6bc0',
-  '#00acc1',
-  '#8d6e63',
-  '#78909c',
+  '#2f80ed',
+  '#55a144',
+  '#ba2997',
+  '#8f5c2f',
+  '#c07e9d',
+  '#127a6b',
+  '#685f99',
+  '#a876f2',
 ];
+
+/** The color of each GPU by CUDA's number of it; where it has none, or another has it, a free one. */
+export function hues(numbers: readonly (number | null)[]): number[] {
+  const taken = new Set<number>();
+  const take = (hue: number): number => {
+    let free = hue % HUES.length;
+    while (taken.has(free) && taken.size < HUES.length) free = (free + 1) % HUES.length;
+    taken.add(free);
+    return free;
+  };
+  const own = numbers.map((number, n) =>
+    number !== null && numbers.indexOf(number) === n ? take(number) : null,
+  );
+  return own.map((hue) => hue ?? take(0));
+}
 
 /** A line for each GPU. */
 export function lines(pen: Pen, many: Many, width: number, height: number, inks: Inks): void {
@@ -49,8 +73,8 @@ export function lines(pen: Pen, many: Many, width: number, height: number, inks:
     pen.stroke();
   }
   pen.setLineDash([]);
-  rows.forEach(({ values, mine }, row) => {
-    pen.strokeStyle = HUES[row % HUES.length] as string;
+  for (const { values, mine, hue } of rows) {
+    pen.strokeStyle = HUES[hue] as string;
     pen.lineWidth = mine ? 2.25 : 1.25;
     pen.beginPath();
     let drawing = false;
@@ -65,11 +89,11 @@ export function lines(pen: Pen, many: Many, width: number, height: number, inks:
       }
     }
     pen.stroke();
-  });
+  }
   cursor(pen, many, width, height, inks);
 }
 
-/** A row for each GPU, the darker the more; what is not known is empty. */
+/** A row for each GPU, the fuller its color the more; what is not known is empty. */
 export function heat(pen: Pen, many: Many, width: number, height: number, inks: Inks): void {
   const { time, from, now, window, top, rows } = many;
   const tall = height / rows.length;

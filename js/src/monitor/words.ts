@@ -21,6 +21,7 @@ export const physical = (gpu: GpuSample): string => `GPU ${gpu.index ?? gpu.uuid
 
 /** CUDA's number of it in this notebook, or where there is none, in the process that looked. */
 export function ordinalOf({ gpu, processes }: View, here: string | null): number | null {
+  if (gpu.virtual) return gpu.virtual_ordinal;
   const own = processes.find((process) => owner(process, here) === 'mine');
   return own?.ordinal ?? gpu.ordinal;
 }
