@@ -39,6 +39,17 @@ describe('lines', () => {
     expect(opened()).toEqual([]);
   });
 
+  test('all readings of an open one are those of now', () => {
+    const snapshot = crowd(8);
+    const monitor = mount(snapshot);
+    one(monitor, '.line .open').click();
+    const gpus = snapshot.gpus.map((gpu) => ({ ...gpu, sm_clock: 1234 }));
+    monitor.update({ ...snapshot, gpus, time: snapshot.time + 1 });
+    monitor.draw();
+    one(monitor, '.line .body > .more').click();
+    expect(text(monitor, '.facts dd')[0]).toMatch(/^1234\b/);
+  });
+
   test('one line sums them up', () => {
     const snapshot = crowd(8);
     snapshot.gpus.forEach((gpu, n) => {

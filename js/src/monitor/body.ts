@@ -53,12 +53,14 @@ export class Body {
   #facts: Facts | null = null;
   #more: HTMLButtonElement | null = null;
   #all = false;
+  #gpu: GpuSample;
 
   /** `brief`: what is opened is only this, and all readings are one press further. */
   constructor(view: View, shared: Shared, brief: boolean) {
     const { t } = shared;
     const { uuid } = view.gpu;
     this.#shared = shared;
+    this.#gpu = view.gpu;
     this.#busy = new Chart('utilization', t('Utilization'), uuid, shared);
     this.#memory = new Chart('memory', t('Memory'), uuid, shared);
     this.#slices = new Rows(h('ul', 'slices'), () => new Slice(shared));
@@ -81,13 +83,14 @@ export class Body {
     this.#more.addEventListener('click', () => {
       this.#all = !this.#all;
       (this.#more as HTMLElement).ariaExpanded = String(this.#all);
-      this.#tell(view.gpu, this.#all);
+      this.#tell(this.#all);
     });
     this.node.append(this.#more);
   }
 
   update(view: View, open: boolean): void {
     const { gpu, migs, processes, unseen } = view;
+    this.#gpu = gpu;
     this.#faults.update(faults(gpu, this.#shared.t));
     this.#were.offer(gpu.lost ? this.#whoWas(gpu.uuid) : '');
     this.#busy.value.say(reading(gpu.utilization, '%'));
@@ -100,10 +103,10 @@ export class Body {
     this.#slices.update(migs.map((mig) => [mig.gpu.uuid, mig] as const));
     show(this.#slices.node, migs.length > 0);
     this.#processes.update(processes, unseen, open);
-    this.#tell(gpu, this.#more ? this.#all : open);
+    this.#tell(this.#more ? this.#all : open);
   }
 
-  #tell(gpu: GpuSample, all: boolean): void {
+  #tell(all: boolean): void {
     if (all && !this.#facts) {
       this.#facts = new Facts(this.#shared);
       this.node.append(this.#facts.node);
@@ -111,7 +114,7 @@ export class Body {
       this.#facts.node.remove();
       this.#facts = null;
     }
-    this.#facts?.update(gpu);
+    this.#facts?.update(this.#gpu);
   }
 
   draw(): void {
