@@ -10,6 +10,12 @@ import { settled } from './world.js';
 class Notebook {
   name = 'train.ipynb';
   ready = Promise.resolve();
+  close = () => {};
+  disposed = {
+    connect: (slot: () => void) => {
+      this.close = slot;
+    },
+  };
   ran: string[] = [];
   reply: object = { status: 'ok' };
   kernel: Record<string, unknown> | null = {
@@ -149,6 +155,22 @@ it.each(STANDS_AGAINST)('says in a line what stands against it: %s', async (_, c
   // Another notebook is another question.
   offers.here(null);
   expect(shown.said).toBe('');
+});
+
+it.each([
+  ['that it has no kernel yet', (it: Notebook, never: Promise<void>) => (it.ready = never)],
+  [
+    'that its kernel says nothing',
+    (it: Notebook, never: Promise<void>) => (it.kernel = { ...it.kernel, info: never }),
+  ],
+])('waits no longer for a notebook that is closed while %s', async (_, change) => {
+  change(book, new Promise<void>(() => {}));
+  here();
+  await press();
+  expect(shown.busy).toBe(true);
+  book.close();
+  await settled();
+  expect(shown).toMatchObject({ busy: false, said: 'train.ipynb was closed.' });
 });
 
 it('writes the settings of the kernel’s profile, where there is a notebook', async () => {

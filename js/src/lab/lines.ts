@@ -19,6 +19,12 @@ export interface Application {
   };
 }
 
+/** Where they ran. */
+interface Ran {
+  notebook: string;
+  printed: string;
+}
+
 const NEW = 'notebook:create-new';
 
 export class Lines {
@@ -31,11 +37,16 @@ export class Lines {
   }
 
   /** Runs them, in a new notebook where there is no current one; its name, and what was printed. */
-  async run(
-    context: ISessionContext | null,
-    lines: string[],
-  ): Promise<{ notebook: string; printed: string }> {
+  async run(context: ISessionContext | null, lines: string[]): Promise<Ran> {
     const session = context ?? (await this.#open());
+    // What is still to come from it never comes then.
+    const closed = new Promise<never>((_, reject) => {
+      session.disposed.connect(() => reject(new Error(this.#t('%1 was closed.', session.name))));
+    });
+    return Promise.race([this.#runIn(session, lines), closed]);
+  }
+
+  async #runIn(session: ISessionContext, lines: string[]): Promise<Ran> {
     await session.ready;
     const notebook = session.name;
     const kernel = await this.#kernel(session.session?.kernel, notebook);
