@@ -5,6 +5,7 @@ import { BusyBar, MemoryBar } from './bar.js';
 import { Body } from './body.js';
 import { CHEVRON, Field, h, icon, show } from './dom.js';
 import { Pace } from './pace.js';
+import type { Sight } from './page.js';
 import type { Shared } from './shared.js';
 import type { View } from './split.js';
 import { NOT_KNOWN, reading, size, watts } from './units.js';
@@ -105,6 +106,7 @@ export class Card {
   #visible = true;
   #late = false;
   #shared: Shared;
+  #sight: Sight;
   #compact: boolean;
   #uuid: string;
   #head: Head;
@@ -115,8 +117,9 @@ export class Card {
   #view: View;
   #id = `gpu-${made++}`;
 
-  constructor(view: View, compact: boolean, shared: Shared) {
+  constructor(view: View, compact: boolean, shared: Shared, sight: Sight) {
     this.#shared = shared;
+    this.#sight = sight;
     this.#compact = compact;
     this.#view = view;
     this.#uuid = view.gpu.uuid;
@@ -128,6 +131,7 @@ export class Card {
     // The whole line opens it; the button in it is for the keyboard, and its clicks arrive here.
     head.addEventListener('click', () => this.#toggle());
     this.node = h('li', compact ? 'gpu line' : 'gpu card', head);
+    sight.watch(this.node, (visible) => this.#see(visible));
     this.#show();
   }
 
@@ -136,7 +140,7 @@ export class Card {
   }
 
   /** What is not on the screen is written when it comes there. */
-  see(visible: boolean): void {
+  #see(visible: boolean): void {
     this.#visible = visible;
     if (!visible) return;
     if (this.#late) this.#write();
@@ -177,6 +181,7 @@ export class Card {
   }
 
   dispose(): void {
+    this.#sight.unwatch(this.node);
     this.#body?.dispose();
     this.#body = null;
   }

@@ -43,17 +43,23 @@ export function fold(views: readonly View[], shared: Shared): [View[], Folded[]]
   return [shown, all];
 }
 
+/** What shows the GPUs; nothing where they are none. */
+interface List {
+  readonly node: HTMLElement;
+  update(views: View[]): void;
+  draw(): void;
+}
+
 export class Fold {
   readonly node: HTMLElement;
   #shared: Shared;
   #button: HTMLButtonElement;
   #name = new Field('b');
   #note = new Field('span', 'dim');
-  #list: { readonly node: HTMLElement; update(views: View[]): void };
+  #list: List;
   #folded: Folded | null = null;
 
-  /** `list` shows the GPUs; nothing where they are none. */
-  constructor(shared: Shared, list: { readonly node: HTMLElement; update(views: View[]): void }) {
+  constructor(shared: Shared, list: List) {
     this.#shared = shared;
     this.#list = list;
     list.node.id = `fold-${made++}`;
@@ -78,7 +84,13 @@ export class Fold {
     show(this.#list.node, isOpen);
   }
 
-  dispose(): void {}
+  draw(): void {
+    this.#list.draw();
+  }
+
+  dispose(): void {
+    this.#list.update([]);
+  }
 
   #toggle(): void {
     if (!this.#folded) return;

@@ -34,29 +34,21 @@ class List {
     this.node.setAttribute('aria-label', label);
   }
 
-  get cards(): Iterable<Card> {
-    return this.#cards?.rows ?? [];
-  }
-
   update(views: readonly View[], lines: boolean): void {
     if (!this.#cards || lines !== this.#lines) {
       this.#cards?.update([]);
       this.#lines = lines;
       this.node.className = lines ? 'gpus lines' : 'gpus';
-      this.#cards = new Rows(this.node, (view) => this.#card(view));
+      this.#cards = new Rows(
+        this.node,
+        (view) => new Card(view, lines, this.#shared, this.#sight),
+      );
     }
     this.#cards.update(views.map((view) => [view.gpu.uuid, view] as const));
   }
 
-  #card(view: View): Card {
-    const card = new Card(view, this.#lines, this.#shared);
-    this.#sight.watch(card.node, (visible) => card.see(visible));
-    const dispose = card.dispose.bind(card);
-    card.dispose = () => {
-      this.#sight.unwatch(card.node);
-      dispose();
-    };
-    return card;
+  draw(): void {
+    for (const card of this.#cards?.rows ?? []) card.draw();
   }
 }
 
@@ -68,7 +60,6 @@ export class Gpus {
   #shared: Shared;
   #summary: Summary;
   #list: List;
-  #lists = new Set<List>();
   #folds: Rows<Folded, Fold>;
   #held: Processes;
   #holders: HTMLElement;
@@ -86,7 +77,6 @@ export class Gpus {
       changed();
     });
     this.#list = new List(shared, sight, t('GPUs'));
-    this.#lists.add(this.#list);
     this.#folds = new Rows(h('ul', 'folds'), (folded) => this.#fold(folded, sight));
     this.#held = new Processes(shared, t('Held by'));
     this.#holders = h('section', 'held', h('h2', '', t('Held by')), this.#held.node);
@@ -130,7 +120,8 @@ export class Gpus {
 
   draw(): void {
     this.#overview?.draw();
-    for (const list of this.#lists) for (const card of list.cards) card.draw();
+    this.#list.draw();
+    for (const fold of this.#folds.rows) fold.draw();
   }
 
   dispose(): void {
@@ -171,14 +162,11 @@ export class Gpus {
 
   #fold({ name }: Folded, sight: Sight): Fold {
     const list = new List(this.#shared, sight, this.#shared.t('GPUs of %1', name));
-    this.#lists.add(list);
-    const { node } = list;
-    const folded = new Fold(this.#shared, { node, update: (views) => list.update(views, true) });
-    folded.dispose = () => {
-      list.update([], true);
-      this.#lists.delete(list);
-    };
-    return folded;
+    return new Fold(this.#shared, {
+      node: list.node,
+      update: (views) => list.update(views, true),
+      draw: () => list.draw(),
+    });
   }
 
   #remember(all: readonly View[]): void {
