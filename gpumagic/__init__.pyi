@@ -7,6 +7,8 @@ from .dryrun import dry_run as dry_run
 from .errors import CrossDeviceWarning as CrossDeviceWarning
 from .errors import GpuError as GpuError
 from .ledger.watch import watch as watch
+from .memory.ask import memory as memory
+from .memory.memory_report import MemoryReport as MemoryReport
 from .mismatch import explain as explain
 from .moving.move import move as move
 from .placement.on import on as on

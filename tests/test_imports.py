@@ -21,16 +21,18 @@ PACKAGE = ROOT / "gpumagic"
 GROUND = {"errors", "faults", "display", "device", "usercode"}
 MAY = {
     "__init__": {"magics", "server", "widget", "telemetry", "virtual", "device", "errors", "faults"}
-    | {"placement", "moving", "cell", "ledger", "mismatch", "dryrun", "timing"},
+    | {"placement", "moving", "cell", "ledger", "mismatch", "dryrun", "timing", "memory"},
     "__main__": {"cli"},
     "cli": {"demo", "gputable", "magics", "telemetry", "errors", "faults"},
     "demo": {"errors", "faults"},
     "magics": GROUND
-    | {"timing", "dryrun", "cell", "ledger", "mismatch", "moving", "placement"}
+    | {"timing", "memory", "dryrun", "cell", "ledger", "mismatch", "moving", "placement"}
     | {"gputable", "telemetry", "widget", "virtual"},
     "timing": GROUND
     | {"cell", "copies", "isolation", "ledger", "moving", "placement", "nvml"}
     | {"telemetry"},
+    "memory": GROUND
+    | {"dryrun", "copies", "isolation", "ledger", "moving", "placement", "telemetry"},
     "dryrun": GROUND | {"ledger", "mismatch", "moving", "placement", "virtual"},
     "cell": GROUND | {"ledger", "mismatch", "moving", "placement"},
     "copies": {"moving", "usercode", "errors", "faults"},
@@ -52,9 +54,9 @@ MAY = {
     "faults": set(),
 }
 WITH_TORCH = {"cell", "copies", "dryrun", "isolation", "ledger", "mismatch", "moving", "placement"}
-WITH_TORCH |= {"timing", "usercode", "virtual"}
+WITH_TORCH |= {"memory", "timing", "usercode", "virtual"}
 WITHOUT_TORCH = set(MAY) - WITH_TORCH
-MOST_LINES = 26_500
+MOST_LINES = 27_500
 LARGEST_ROOM = 0.15
 # Every room may import these, so the picture in the docs leaves them out.
 NOT_DRAWN = {"__init__", "__main__", "errors", "faults"}

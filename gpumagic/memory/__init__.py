@@ -1,0 +1,5 @@
+"""Tell who holds the bytes on each GPU: by name, each storage once, down to the last byte."""
+
+from gpumagic.display import shown
+
+shown.register("gpumagic.memory.memory_report.MemoryReport", "gpumagic.memory.memory_view")

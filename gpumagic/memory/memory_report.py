@@ -1,0 +1,117 @@
+"""Record who holds the memory of each GPU: plain data, no tensor and no frame."""
+
+from dataclasses import dataclass
+
+from gpumagic.display.shown import Shown
+
+
+@dataclass(frozen=True)
+class Made:
+    """The code that made something: a cell or a file, and its line."""
+
+    cell: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.cell if self.line is None else f"{self.cell}, line {self.line}"
+
+
+@dataclass(frozen=True)
+class MemoryHolder:
+    """One holder of memory on one GPU: a variable, an output, an exception's frame, …
+
+    Attributes
+    ----------
+    path : str
+        What one would type to reach it, or where it is: ``"net"``, ``"Out[5]"``,
+        ``"the exception of In [4]: train, batch"``.
+    kind : str
+        What most of its bytes are: ``"parameter"``, ``"buffer"``, ``"gradient"``,
+        ``"optimizer state"``, ``"saved for backward"``, ``"tensor"``, ``"output"``,
+        ``"exception"``, ``"other library"``, ``"unreached"``.
+    device : str
+        ``"cuda:0"``.
+    nbytes : int
+        Of all storages that are reached through it and through none before it, as the allocator
+        counts them: each once, in blocks of 512 bytes.
+    made : Made or None
+        Where most of it was made; None where that is not recorded.
+    aliases : tuple of str
+        Other paths to the same storages.
+    count : int
+        How many storages.
+    """
+
+    path: str
+    kind: str
+    device: str
+    nbytes: int
+    made: Made | None = None
+    aliases: tuple[str, ...] = ()
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of one GPU; bytes, None where a number is not known.
+
+    Attributes
+    ----------
+    device, name : str
+        ``"cuda:0"`` and the name of the card.
+    virtual : bool
+        A virtual GPU of this process.
+    total, free : int or None
+        What the card has, and what its driver could still give.
+    allocated : int or None
+        What tensors hold, by ``torch.cuda.memory_allocated``; the holders add up to it.
+    reserved : int or None
+        What torch's allocator has taken from the driver.
+    torn : int or None
+        The part of it that is free, in pieces between what is allocated.
+    other_in_process : int or None
+        What this process holds besides: CUDA's context and other libraries.
+    others : int or None
+        What other processes hold.
+    holders : tuple of MemoryHolder
+        The largest first.
+    """
+
+    device: str
+    name: str | None
+    virtual: bool
+    total: int | None
+    free: int | None
+    allocated: int | None
+    reserved: int | None
+    torn: int | None
+    other_in_process: int | None
+    others: int | None
+    holders: tuple[MemoryHolder, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryReport(Shown):
+    """Who holds the memory of each GPU at one moment.
+
+    Attributes
+    ----------
+    devices : tuple of DeviceMemory
+        The GPUs that torch can use here, by ordinal.
+    seconds : float
+        How long it took to find out.
+    """
+
+    devices: tuple[DeviceMemory, ...]
+    seconds: float = 0.0
+
+    @property
+    def holders(self) -> tuple[MemoryHolder, ...]:
+        """Those of all GPUs, the largest first."""
+        every = [holder for device in self.devices for holder in device.holders]
+        return tuple(sorted(every, key=lambda holder: -holder.nbytes))
+
+    @property
+    def allocated(self) -> int:
+        """Bytes that tensors hold, on all GPUs together."""
+        return sum(device.allocated or 0 for device in self.devices)

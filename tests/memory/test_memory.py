@@ -1,0 +1,44 @@
+"""`gpumagic.memory()`: who holds the bytes on each GPU."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import gpumagic
+
+
+def rows(report, device="cuda:0"):
+    return {row.path: row for row in report.holders if row.device == device}
+
+
+def test_rows_are_named_and_add_up(ip):
+    ip.run("net = nn.Linear(1000, 100, device='cuda')\nx = zeros(300, device='cuda')\nsame = x[3:]")
+    report = gpumagic.memory()
+    held = rows(report)
+    assert held["net"].nbytes == 400384 + 512
+    assert held["net"].kind == "parameter"
+    assert held["x"].nbytes == 1536
+    assert held["x"].aliases == ("same",)
+    assert report.devices[0].allocated == torch.cuda.memory_allocated(0)
+    assert sum(row.nbytes for row in report.holders) == report.allocated
+    assert "net" in repr(report)
+    assert "net" in report._repr_html_()
+
+
+def test_a_name_that_is_none_is_told(ip):
+    with pytest.raises(gpumagic.GpuError, match="no variable 'nonsense'"):
+        gpumagic.memory("nonsense")
+
+
+def test_the_function_is_not_hidden_by_the_room_of_its_name():
+    code = (
+        "from gpumagic.memory.memory_report import MemoryReport\n"
+        "import gpumagic\n"
+        "print(type(gpumagic.memory).__name__)\n"
+        "from gpumagic import memory\n"
+        "print(type(memory).__name__, memory is gpumagic.memory)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["function", "function", "True"], done.stderr
