@@ -32,7 +32,7 @@ MAY = {
     | {"cell", "copies", "isolation", "ledger", "moving", "placement", "nvml"}
     | {"telemetry"},
     "memory": GROUND
-    | {"dryrun", "copies", "isolation", "ledger", "moving", "placement", "telemetry"},
+    | {"dryrun", "copies", "isolation", "ledger", "moving", "placement", "telemetry", "gputable"},
     "dryrun": GROUND | {"ledger", "mismatch", "moving", "placement", "virtual"},
     "cell": GROUND | {"ledger", "mismatch", "moving", "placement"},
     "copies": {"moving", "usercode", "errors", "faults"},

@@ -76,6 +76,8 @@ def parser_of(magic: str) -> LineParser:
     add = parser.add_argument
     if name == "gpuwatch":
         add("what", nargs="?", choices=("on", "off"), type=str.lower)
+    elif name == "gpumem":
+        add("what", nargs="*")
     else:
         add("where", nargs="*" if name == "gputime" else "?")
     if name == "gputime":
@@ -98,6 +100,7 @@ def parser_of(magic: str) -> LineParser:
 
 _USAGES = {
     "gpus": "[WHERE] [--processes] [--live] [--doctor] [--virtual N|off [--memory 16GiB]]",
+    "gpumem": "[WHERE or NAME]",
     "gpuwatch": "on [--report] [--strict], or %(prog)s off",
     "ongpu": "WHERE [--back] [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix]",
     "gputime": "WHERE WHERE [--sweep n=64,256] [--setup CODE] [--items N] [--max-time S]"
@@ -105,6 +108,7 @@ _USAGES = {
 }
 _FLAGS = {
     "gpus": ("-p --processes", "--live", "--doctor"),
+    "gpumem": (),
     "gpuwatch": ("--report", "--strict"),
     "ongpu": ("-q --quiet", "--dry-run", "--report", "--strict", "--fix", "--back"),
     "gputime": ("--in-place", "-q --quiet"),

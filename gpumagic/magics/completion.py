@@ -1,13 +1,15 @@
-"""Complete the lines of the magics at Tab: devices that exist, and options."""
+"""Complete the lines of the magics at Tab: devices that exist, options, and variables."""
 
 import re
+from types import FunctionType, ModuleType
 from typing import Any
 
+from IPython import get_ipython
 from IPython.core.completer import SimpleCompletion, context_matcher
 
 from gpumagic.magics.arguments import parser_of
 
-_LINE = re.compile(r"\s*%{1,2}(ongpu|gputime|gpus|gpuwatch)\s+(.*?)(\S*)$")
+_LINE = re.compile(r"\s*%{1,2}(ongpu|gputime|gpus|gpumem|gpuwatch)\s+(.*?)(\S*)$")
 _VALUES = {"--virtual": ["1", "2", "4", "8", "off"], "--against": ["last"]}
 
 
@@ -25,6 +27,9 @@ def _complete(context: Any) -> dict[str, Any]:
         offers = _VALUES.get(words[-1], [])
     elif magic == "gpuwatch":
         offers = ["on", "off", *offers]
+    elif magic == "gpumem":
+        gpus = (offer for offer in _devices(last) if offer != "cpu")
+        offers = [*gpus, *_variables(last), *offers]
     elif magic == "gputime":
         # Several, and several at a time: "0+1".
         others, plus, one = last.rpartition("+")
@@ -52,3 +57,11 @@ def _devices(prefix: str) -> list[str]:
     # A cell runs on one device, and a table is of all unless one is named.
     offers = complete(prefix, here(memory=False))
     return [offer for offer in offers if offer != "all" and "," not in offer]
+
+
+def _variables(prefix: str) -> list[str]:
+    """The user's own, of those that may hold something."""
+    shell = get_ipython()
+    named = {n: v for n, v in shell.user_ns.items() if n not in shell.user_ns_hidden}
+    holding = (n for n, v in named.items() if not isinstance(v, (ModuleType, FunctionType, type)))
+    return sorted(n for n in holding if n.startswith(prefix) and not n.startswith("_"))

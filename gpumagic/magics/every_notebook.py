@@ -15,7 +15,7 @@ from traitlets.config.loader import PyFileConfigLoader
 from traitlets.config.manager import BaseJSONConfigManager
 
 from gpumagic.errors import GpuError
-from gpumagic.magics.commands import GpuMagics
+from gpumagic.magics.memory_commands import OFFERED
 
 _CONFIG = "ipython_config"
 _EXTENSION = "gpumagic"
@@ -47,7 +47,7 @@ def disable() -> str:
 
 
 def _names() -> list[str]:
-    return sorted({name for kind in GpuMagics.magics.values() for name in kind})
+    return sorted({name for one in OFFERED for kind in one.magics.values() for name in kind})
 
 
 def _profile() -> Path:

@@ -9,6 +9,7 @@ from gpumagic import faults
 from gpumagic.errors import GpuError
 from gpumagic.magics.commands import GpuMagics
 from gpumagic.magics.completion import complete_where
+from gpumagic.magics.memory_commands import OFFERED, MemoryMagics
 
 _loaded: WeakKeyDictionary[Any, GpuMagics] = WeakKeyDictionary()
 
@@ -18,7 +19,7 @@ def load(shell: Any) -> None:
     if shell in _loaded:
         return
     magics = _loaded[shell] = GpuMagics(shell)
-    shell.register_magics(magics)
+    shell.register_magics(magics, MemoryMagics(shell, magics))
     for hooks in (magics.explaining, magics.cells, magics.once):
         hooks.install()
     shell.Completer.custom_matchers.append(complete_where)
@@ -46,7 +47,8 @@ def unload(shell: Any) -> None:
     faults.forget()
     shell.Completer.custom_matchers.remove(complete_where)
     manager = shell.magics_manager
-    for kind, ours in magics.magics.items():
-        for name in ours:
-            manager.magics[kind].pop(name, None)
-    manager.registry.pop(type(magics).__name__, None)
+    for offered in OFFERED:
+        for kind, ours in offered.magics.items():
+            for name in ours:
+                manager.magics[kind].pop(name, None)
+        manager.registry.pop(offered.__name__, None)

@@ -1,4 +1,4 @@
-"""Show what `%gpus` returns at once, and then not again as the cell's value."""
+"""Show what `%gpus` and `%gpumem` return at once, and not again as the cell's value."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ _SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
 
 
 class Once:
-    """Displays Snapshots and live monitors in one shell, each once in the cell of its `%gpus`."""
+    """Displays in one shell what the magics return, each once in the cell of its magic."""
 
     def __init__(self, shell: Any, cell: Callable[[], object]) -> None:
         self._formatter = shell.display_formatter.ipython_display_formatter
@@ -44,14 +44,16 @@ class Once:
         if not again:
             _publish(value)
         elif self._must_say_something:
-            print(f"<Snapshot of {len(value.gpus)} GPUs>")
+            print(f"<{type(value).__name__}>")
 
 
 def _publish(value: Any, processes: bool = False) -> None:
     if hasattr(value, "_ipython_display_"):
         value._ipython_display_()
         return
-    from gpumagic.gputable.gpu_table import GpuTable
+    shown = value
+    if not hasattr(value, "_repr_html_"):
+        from gpumagic.gputable.gpu_table import GpuTable
 
-    shown = GpuTable(value, processes=processes)
+        shown = GpuTable(value, processes=processes)
     display({"text/plain": repr(shown), "text/html": shown._repr_html_()}, raw=True)

@@ -3,15 +3,14 @@
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from gpumagic.errors import GpuError
+from gpumagic.memory.device_figures import figures
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.memory_report import DeviceMemory, MemoryHolder, MemoryReport
-from gpumagic.placement.torch_devices import devices
 
 UNREACHED = "held by no Python object"
 """The row of what is allocated and reached from nowhere: workspaces, DDP's buckets, C++."""
@@ -43,10 +42,8 @@ def memory(*names: str) -> MemoryReport:
     found = find(namespace)
     if names:
         found = [storage for storage in found if storage.paths[0].root in names]
-    each = tuple(
-        _device_memory(number, found, whole=not names) for number, _ in enumerate(devices())
-    )
-    return MemoryReport(each, perf_counter() - start)
+    each = (_with_holders(device, found, whole=not names) for device in figures())
+    return MemoryReport(tuple(each), perf_counter() - start)
 
 
 def notebook() -> Mapping[str, Any]:
@@ -56,27 +53,14 @@ def notebook() -> Mapping[str, Any]:
     return vars(sys.modules["__main__"]) if shell is None else shell.user_ns
 
 
-def _device_memory(number: int, found: Iterable[FoundStorage], *, whole: bool) -> DeviceMemory:
-    here, device = devices()[number], f"cuda:{number}"
-    free, total = torch.cuda.mem_get_info(number)
-    allocated = torch.cuda.memory_allocated(number)
-    rows = grouped(storage for storage in found if storage.device == device)
-    rest = allocated - sum(row.nbytes for row in rows)
+def _with_holders(
+    device: DeviceMemory, found: Iterable[FoundStorage], *, whole: bool
+) -> DeviceMemory:
+    rows = grouped(storage for storage in found if storage.device == device.device)
+    rest = (device.allocated or 0) - sum(row.nbytes for row in rows)
     if whole and rest:
-        rows.append(MemoryHolder(UNREACHED, "unreached", device, rest))
-    return DeviceMemory(
-        device=device,
-        name=here.name,
-        virtual=here.virtual,
-        total=total,
-        free=free,
-        allocated=allocated,
-        reserved=torch.cuda.memory_reserved(number),
-        torn=torch.cuda.memory_stats(number).get("inactive_split_bytes.all.current"),
-        other_in_process=None,
-        others=None,
-        holders=tuple(sorted(rows, key=lambda row: -row.nbytes)),
-    )
+        rows.append(MemoryHolder(UNREACHED, "unreached", device.device, rest))
+    return replace(device, holders=tuple(sorted(rows, key=lambda row: -row.nbytes)))
 
 
 def grouped(found: Iterable[FoundStorage]) -> list[MemoryHolder]:
@@ -100,4 +84,5 @@ def _row(root: str, storages: list[FoundStorage]) -> MemoryHolder:
         nbytes=kinds.total(),
         aliases=tuple(aliases),
         count=len(storages),
+        kinds=tuple(kinds.most_common()),
     )

@@ -40,6 +40,8 @@ class MemoryHolder:
         Other paths to the same storages.
     count : int
         How many storages.
+    kinds : tuple of (str, int)
+        Its bytes by kind, the most first.
     """
 
     path: str
@@ -49,6 +51,7 @@ class MemoryHolder:
     made: Made | None = None
     aliases: tuple[str, ...] = ()
     count: int = 1
+    kinds: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class DeviceMemory:
         What this process holds besides: CUDA's context and other libraries.
     others : int or None
         What other processes hold.
+    others_by_name : tuple of (str, int or None)
+        The same by who it is: a notebook, a program of yours, another user, or ``"unaccounted"``.
     holders : tuple of MemoryHolder
         The largest first.
     """
@@ -88,6 +93,7 @@ class DeviceMemory:
     other_in_process: int | None
     others: int | None
     holders: tuple[MemoryHolder, ...] = ()
+    others_by_name: tuple[tuple[str, int | None], ...] = ()
 
 
 @dataclass(frozen=True, repr=False)

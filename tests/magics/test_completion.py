@@ -38,6 +38,7 @@ OPTIONS = {"--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix",
         ("%ongpu o", {"off"}),
         ("%ongpu h", {"home"}),
         ("%gpus --v", {"--virtual"}),
+        ("%gpumem c", {"cuda:0", "cuda:1"}),
         ("%gpus --virtual ", {"1", "2", "4", "8", "off"}),
     ],
 )
@@ -51,6 +52,11 @@ def completions(ip, line):
 
     with provisionalcompleter():
         return {line[: c.start] + c.text for c in ip.ip.Completer.completions(line, len(line))}
+
+
+def test_what_may_hold_memory_completes(ip):
+    ip.run("unusual = zeros(3)\ndef unusual_function(): pass\n_unusual = unusual")
+    assert completions(ip, "%gpumem unus") == {"%gpumem unusual"}
 
 
 def test_other_lines_complete_as_before(ip):

@@ -30,7 +30,7 @@ def test_what_others_wrote_stays(profile, capsys):
     assert cli.main(["enable"]) == 0
     assert written(profile)["MagicsManager"]["lazy_magics"] == {
         "theirs": "module",
-        **dict.fromkeys(("gpus", "gputime", "gpuwatch", "ongpu"), "gpumagic"),
+        **dict.fromkeys(("gpumem", "gpus", "gputime", "gpuwatch", "ongpu"), "gpumagic"),
     }
     assert str(profile) in capsys.readouterr().out
     assert cli.main(["enable"]) == 0
@@ -47,7 +47,8 @@ def test_what_it_cannot_write_beside_is_one_line(profile, capsys):
     assert cli.main(["enable"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "sets MagicsManager.lazy_magics itself; add there 'gpus': 'gpumagic'" in said
+    assert "sets MagicsManager.lazy_magics itself; add there 'gpu" in said
+    assert "'gpus': 'gpumagic'" in said
     script.write_text("c = get_config()\nc.InteractiveShell.colors = 'nocolor'\n")
     (profile / "ipython_config.json").write_text("{")
     with pytest.raises(GpuError, match="is not JSON"):

@@ -1,0 +1,45 @@
+"""Answer `%gpumem`: who holds the memory of the GPUs, of one, or below a name."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpumagic.errors import GpuError
+
+
+def held(asked: Sequence[str]) -> Any:
+    """A report of all GPUs, of those named, or of what the variables named hold.
+
+    A Snapshot of who holds the GPUs where torch was not imported, and so nothing is held here.
+    """
+    if "torch" not in sys.modules:
+        from gpumagic.magics.gpus import gpus
+
+        print("torch is not imported here, so this notebook has no tensor on a GPU.")
+        return gpus()
+    from gpumagic.memory import ask
+
+    variables = ask.notebook()
+    names = [word for word in asked if word in variables]
+    ordinals = {str(device) for word in asked if word not in names for device in _gpus(word)}
+    report = ask.memory(*names)
+    if not ordinals:
+        return report
+    return replace(report, devices=tuple(d for d in report.devices if d.device in ordinals))
+
+
+def _gpus(word: str) -> list[Any]:
+    """The GPUs that a word names; a GpuError says that it names neither one nor a variable."""
+    from gpumagic.device import resolve
+    from gpumagic.placement.torch_devices import devices
+
+    try:
+        found = resolve(word, devices(memory=word == "free"))
+    except GpuError as error:
+        if not word.isidentifier():
+            raise
+        raise GpuError(f"there is no variable {word!r}, and it is no GPU: {error}") from None
+    if any(device.kind == "cpu" for device in found):
+        raise GpuError(f"{word} is not a GPU; type %gpumem 0, or %gpumem for all of them")
+    return found

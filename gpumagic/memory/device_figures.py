@@ -1,0 +1,102 @@
+"""Read each GPU's figures: what torch has of it, what else this process has, and who the rest.
+
+No figure starts CUDA or makes a context on a GPU that has none; what nobody can tell is None.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gpumagic.gputable.holders import UNSEEN, Holder, holders
+from gpumagic.memory.memory_report import DeviceMemory
+from gpumagic.placement.torch_devices import tell_cuda_order
+from gpumagic.telemetry import collect
+from gpumagic.telemetry.snapshot import GpuSample
+
+
+def figures() -> list[DeviceMemory]:
+    """The GPUs that torch can use here, without who holds what is allocated."""
+    tell_cuda_order()
+    snapshot = collect.snapshot()
+    gpus = {gpu.ordinal: gpu for gpu in snapshot.gpus if gpu.ordinal is not None and not gpu.lost}
+    held = holders(snapshot.gpus, snapshot.processes, each=False)
+    found = [_figures(n, gpus.get(n), held) for n in range(torch.cuda.device_count())]
+    return found + _apple()
+
+
+def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> DeviceMemory:
+    allocated, reserved, torn = _allocator(ordinal)
+    device = f"cuda:{ordinal}"
+    if gpu is None:  # NVML is silent: ROCm, Jetson
+        name, free, total = _from_cuda(ordinal)
+        return DeviceMemory(device, name, False, total, free, allocated, reserved, torn, None, None)
+    mine, others = None, []
+    for holder in held:
+        if gpu.uuid in holder.memory and holder.mine:
+            mine = holder.memory[gpu.uuid]
+        elif gpu.uuid in holder.memory:
+            others.append((holder.name, holder.memory[gpu.uuid]))
+    if mine is None and reserved:
+        # Our own pid is another one out there (a container): what is ours is unaccounted, too.
+        others = [(name, b - reserved if b and name == UNSEEN else b) for name, b in others]
+        others = [(name, b) for name, b in others if b is None or b > 0]
+    known = [b for _, b in others if b is not None]
+    return DeviceMemory(
+        device=device,
+        name=gpu.name,
+        virtual=gpu.virtual,
+        total=gpu.memory_total,
+        free=_free(gpu),
+        allocated=allocated,
+        reserved=reserved,
+        torn=torn,
+        other_in_process=None if mine is None or reserved is None else max(mine - reserved, 0),
+        others=sum(known) if known or not others else None,
+        others_by_name=tuple(others),
+    )
+
+
+def _free(gpu: GpuSample) -> int | None:
+    if gpu.memory_total is None or gpu.memory_used is None:
+        return None
+    return max(gpu.memory_total - gpu.memory_used - (gpu.memory_reserved or 0), 0)
+
+
+def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
+    """Bytes allocated, reserved, and free in pieces between what is allocated."""
+    if not torch.cuda.is_initialized():
+        return 0, 0, 0
+    stats: dict[str, Any] = torch.cuda.memory_stats(ordinal)
+    # CUDA's own asynchronous allocator does not tell, and says 0.
+    backend = getattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native")
+    torn = stats.get("inactive_split_bytes.all.current") if backend() == "native" else None
+    return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), torn
+
+
+def _from_cuda(ordinal: int) -> tuple[str | None, int | None, int | None]:
+    """Name, free and total bytes, by CUDA, which would make a context where there is none."""
+    context: Any = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    if not torch.cuda.is_initialized() or context is None or not context(ordinal):
+        return None, None, None
+    return torch.cuda.get_device_name(ordinal), *torch.cuda.mem_get_info(ordinal)
+
+
+def _apple() -> list[DeviceMemory]:
+    """Apple's GPU, whose memory is the host's."""
+    if not torch.backends.mps.is_available():
+        return []
+    return [
+        DeviceMemory(
+            device="mps:0",
+            name="Apple GPU",
+            virtual=False,
+            total=torch.mps.recommended_max_memory(),
+            free=None,
+            allocated=torch.mps.current_allocated_memory(),
+            reserved=torch.mps.driver_allocated_memory(),
+            torn=None,
+            other_in_process=None,
+            others=None,
+        )
+    ]

@@ -1,0 +1,69 @@
+"""`%gpumem`: who holds the memory of the GPUs, shown once, of all, of one, and of a name."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def made(ip, device="cuda:1"):
+    ip.run("%gpus --virtual off\n%gpus --virtual 2 --memory 1GiB")
+    ip.run(f"net = nn.Linear(512, 512, device='{device}')\nx = zeros(300, device='cuda:0')")
+
+
+def test_it_is_shown_once_with_the_largest_first(ip):
+    made(ip)
+    shown = ip.run("report = %gpumem\nreport").text
+    assert shown.count("cuda:1 (virtual): 1.0 MiB of 1.0 GiB allocated") == 1
+    assert shown.index("holder") < shown.index("net") < shown.index("parameters")
+    assert type(ip.ns["report"]).__name__ == "MemoryReport"
+    assert ip.run("before = 1\n%gpumem\nafter = 2").text.count("holder") == 2
+
+
+def test_of_one_device_and_of_one_name(ip):
+    made(ip)
+    one = ip.run("%gpumem 1").text
+    assert "cuda:1" in one
+    assert "cuda:0" not in one
+    named = ip.run("%gpumem x").text
+    assert "x " in named
+    assert "net" not in named
+    assert "cuda:1" in ip.run("%gpumem net cuda:1").text
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("nets", "there is no variable 'nets', and it is no GPU"),
+        ("7", "no GPU 7: there are cuda:0 and cuda:1 (virtual)"),
+        ("cpu", "cpu is not a GPU; type %gpumem 0"),
+        ("--sinse", "type %gpumem [WHERE or NAME]"),
+    ],
+)
+def test_what_is_not_there_is_one_line(ip, line, said):
+    text = ip.run(f"%gpumem {line}").text.strip()
+    assert text.startswith("UsageError: %gpumem: ")
+    assert said in text
+    assert "\n" not in text
+
+
+def test_without_gpus_one_line_says_what_to_type(shell):
+    shell.run("import torch")
+    shown = shell.run("%gpumem").text
+    assert shown.startswith("No GPU in this process; %gpus --virtual 2 makes virtual ones.")
+
+
+def test_without_torch_it_says_so_shows_the_gpus_and_imports_none():
+    code = (
+        "import sys\n"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance()\n"
+        "shell.run_line_magic('load_ext', 'gpumagic')\n"
+        "shell.run_cell('%gpumem')\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "torch is not imported here, so this notebook has no tensor on a GPU."
+    assert "No GPU" in done.stdout
+    assert lines[-1] == "False"
