@@ -78,6 +78,8 @@ def parser_of(magic: str) -> LineParser:
         add("what", nargs="?", choices=("on", "off"), type=str.lower)
     elif name == "gpumem":
         add("what", nargs="*")
+    elif name == "gpufree":
+        add("names", nargs="*", type=_name)
     else:
         add("where", nargs="*" if name == "gputime" else "?")
     if name == "gputime":
@@ -102,6 +104,7 @@ _USAGES = {
     "gpus": "[WHERE] [--processes] [--live] [--doctor] [--virtual N|off [--memory 16GiB]]",
     "gpumem": "[WHERE or NAME]",
     "gpuwatch": "on [--report] [--strict], or %(prog)s off",
+    "gpufree": "[NAME …] [--grads]",
     "ongpu": "WHERE [--back] [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix]",
     "gputime": "WHERE WHERE [--sweep n=64,256] [--setup CODE] [--items N] [--max-time S]"
     " [--in-place] [-o NAME] [--against last|NAME|FILE] [--quiet]",
@@ -110,6 +113,7 @@ _FLAGS = {
     "gpus": ("-p --processes", "--live", "--doctor"),
     "gpumem": (),
     "gpuwatch": ("--report", "--strict"),
+    "gpufree": ("--grads",),
     "ongpu": ("-q --quiet", "--dry-run", "--report", "--strict", "--fix", "--back"),
     "gputime": ("--in-place", "-q --quiet"),
 }

@@ -9,7 +9,7 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 
 from gpumagic.magics.arguments import parser_of
 
-_LINE = re.compile(r"\s*%{1,2}(ongpu|gputime|gpus|gpumem|gpuwatch)\s+(.*?)(\S*)$")
+_LINE = re.compile(r"\s*%{1,2}(ongpu|gputime|gpus|gpumem|gpufree|gpuwatch)\s+(.*?)(\S*)$")
 _VALUES = {"--virtual": ["1", "2", "4", "8", "off"], "--against": ["last"]}
 
 
@@ -30,6 +30,8 @@ def _complete(context: Any) -> dict[str, Any]:
     elif magic == "gpumem":
         gpus = (offer for offer in _devices(last) if offer != "cpu")
         offers = [*gpus, *_variables(last), *offers]
+    elif magic == "gpufree":
+        offers = [*(name for name in _variables(last) if name not in words), *offers]
     elif magic == "gputime":
         # Several, and several at a time: "0+1".
         others, plus, one = last.rpartition("+")

@@ -3,3 +3,4 @@
 from gpumagic.display import shown
 
 shown.register("gpumagic.memory.memory_report.MemoryReport", "gpumagic.memory.memory_view")
+shown.register("gpumagic.memory.freed.Freed", "gpumagic.memory.freed_view")

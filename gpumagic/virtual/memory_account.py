@@ -102,6 +102,8 @@ class MemoryAccount:
                     self._row[RESERVED] = self.reserved.current
                 self._row[ALLOCATED] = used
         if not fits:
+            # Never counted: it may not live on in the error's frames, and then be counted as freed.
+            del block
             raise self._out_of_memory(size)
 
     def refresh(self) -> None:

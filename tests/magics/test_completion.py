@@ -34,6 +34,9 @@ OPTIONS = {"--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix",
         ("%%gputime 0 1 0+", {"0+0", "0+1", "0+cuda:0", "0+cuda:1", "0+cpu", "0+free"}),
         ("%%gputime 0 --quiet --", TIMING - {"--quiet"}),
         ("%gputime 0 --against ", {"last"}),
+        ("%gpufree mo", {"model", "more"}),
+        ("%gpufree model mo", {"more"}),
+        ("%gpufree --", {"--grads"}),
         ("%gpuwatch ", {"on", "off", "--report", "--strict"}),
         ("%ongpu o", {"off"}),
         ("%ongpu h", {"home"}),
@@ -43,6 +46,7 @@ OPTIONS = {"--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix",
     ],
 )
 def test_completion(ip, line, expected):
+    ip.ns["model"] = ip.ns["more"] = 1
     found = {text.rpartition(" ")[2] for text in completions(ip, line)}
     assert found == expected
 

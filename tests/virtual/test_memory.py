@@ -163,6 +163,16 @@ def test_freeing_in_the_midst_of_an_allocation_waits():
     assert account.blocks.current == 1
 
 
+def test_what_did_not_fit_is_never_counted_as_freed():
+    account, owner = MemoryAccount(0, SEGMENT, [0] * published.COUNTERS), Owner()
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        account.charge(owner, 2 * SEGMENT)
+    raised.traceback[-1].frame.raw.clear()  # as whoever frees what an error holds does
+    del owner
+    account.refresh()
+    assert account.bytes.current == 0
+
+
 @given(st.lists(st.integers(1, 3 * SEGMENT), max_size=30), st.randoms(use_true_random=False))
 def test_an_account_against_a_list(sizes, random):
     row = [0] * published.COUNTERS

@@ -1,0 +1,182 @@
+"""`%gpufree`: what no variable holds comes back, to the byte, and nothing else is touched."""
+
+import sys
+import threading
+
+import pytest
+import torch
+
+import gpumagic
+
+MIB = 2**20
+NESTED = """
+def inner(x):
+    more = torch.ones(10 * 2**18, device="cuda")
+    return more + torch.empty(2**29, device="cuda")
+def middle(x):
+    kept = x * 2
+    return inner(kept)
+def outer(x):
+    copies = [x + n for n in range(3)]
+    return middle(x)
+"""
+
+
+def allocated():
+    return torch.cuda.memory_allocated(0)
+
+
+@pytest.fixture
+def held(ip):
+    """A notebook that holds 4 MiB by a name."""
+    ip.run("x = torch.ones(2**20, device='cuda')")
+    return ip
+
+
+FAILING = [
+    "outer(x)",
+    "%%ongpu 0\nouter(x)",
+    "import asyncio\nasync def run():\n    await asyncio.sleep(0)\n    outer(x)\nawait run()",
+    "try:\n    outer(x)\nexcept RuntimeError as error:\n    raise KeyError('a') from error",
+    "try:\n    outer(x)\nfinally:\n    outer(x)",
+    "from concurrent.futures import ThreadPoolExecutor\n"
+    "with ThreadPoolExecutor(1) as pool:\n    list(pool.map(outer, [x]))",
+    "import threading\nthread = threading.Thread(target=outer, args=[x])\nthread.start()\n"
+    "thread.join()\nouter(x)",
+    "def steps():\n    yield outer(x)\nnext(steps())",
+]
+
+
+@pytest.mark.parametrize("cell", FAILING)
+def test_after_an_error_three_deep_only_what_names_hold_is_left(held, cell, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)  # pytest's keeps the error
+    held.run(NESTED)
+    before = allocated()
+    assert held.run(cell).text.count("OutOfMemoryError")
+    assert allocated() > before + 20 * MIB
+    said = held.run("%gpufree").text
+    assert allocated() == before, said
+    assert "on cuda:0" in said
+    assert "%debug has nothing to look into" in said
+    assert held.run("y = outer(x) if False else x + 1").error is None
+
+
+def test_the_traceback_stays_on_the_page_and_debug_says_that_it_has_gone(held):
+    held.run(NESTED)
+    assert "in inner" in held.run("outer(x)").text
+    assert "the exception of In [4]: 26.0 MiB on cuda:0" in held.run("%gpufree").text
+    assert not hasattr(sys, "last_value")
+    assert "No traceback" in held.run("%tb").text
+    assert held.run("%debug").error is None
+
+
+def test_an_error_that_holds_nothing_is_left_for_debug(held):
+    held.run("1 / 0")
+    assert "there was nothing to free" in held.run("%gpufree").text
+    assert isinstance(sys.last_value, ZeroDivisionError)
+
+
+def test_an_error_that_a_variable_holds_keeps_its_frames(held):
+    held.run(NESTED)
+    held.run("try:\n    outer(x)\nexcept torch.OutOfMemoryError as error:\n    err = error")
+    before = allocated()
+    held.run("raise err")
+    held.run("%gpufree")
+    assert allocated() == before
+    held.run("del err\n%gpufree")
+    assert allocated() == 4 * MIB
+
+
+def test_in_an_except_block_the_frames_of_its_error_are_emptied(held):
+    held.run(NESTED)
+    ran = held.run(
+        "def train():\n"
+        "    try:\n        outer(x)\n"
+        "    except torch.OutOfMemoryError:\n        freed = gpumagic.free_memory()\n"
+        "        return freed, torch.cuda.memory_allocated()\n"
+        "import gpumagic\nfreed, left = train()"
+    )
+    assert ran.error is None
+    assert held.ns["left"] == 4 * MIB
+    assert held.ns["freed"].nbytes == 26 * MIB
+
+
+def test_outputs_come_back_and_those_that_are_variables_stay(held):
+    for cell in ("x * 2", "x", "x[:5] + 1", "3", "[x, x + 1]"):
+        held.run(cell)
+    assert allocated() == 4 * MIB + 4 * MIB + 512 + 4 * MIB
+    freed = gpumagic.free_memory()
+    assert allocated() == 4 * MIB
+    assert [each.cause for each in freed.released] == ["Out[3], Out[5], Out[7]"]
+    assert freed.nbytes == 8 * MIB + 512
+    assert freed.kept == ("Out[4]",)
+    assert "Out[4] is a variable too, and stayed" in repr(freed)
+    assert sorted(held.ns["Out"]) == [4, 6]
+    assert "_3" not in held.ns
+    assert "_4" in held.ns
+    held.run("x.sum() * 0 + 7")
+    assert "tensor(7." in held.run("_").text
+
+
+def test_an_underscore_that_the_user_assigned_is_a_variable(held):
+    held.run("_ = x + 1\n__ = x + 2\n_9 = x + 3")
+    held.run("%gpufree")
+    assert allocated() == 16 * MIB
+
+
+def test_gradients_come_back_when_asked(held):
+    held.run("net = nn.Linear(512, 512, device='cuda')\nnet(x[:512]).sum().backward()")
+    before = allocated()
+    held.run("%gpufree")
+    assert allocated() == before
+    said = held.run("%gpufree --grads").text
+    assert before - allocated() == 2**20 + 2048
+    assert "gradients: 1.0 MiB on cuda:0" in said
+    assert held.ns["net"].weight.grad is None
+    assert held.run("net(x[:512]).sum().backward()").error is None
+
+
+def test_names_come_back_and_say_who_else_holds_them(held):
+    held.run("y = x\nz = torch.ones(2**20, device='cuda:1')\nz")
+    said = held.run("%gpufree z y").text
+    assert "y" not in held.ns
+    assert "z" not in held.ns
+    assert "4.0 MiB on cuda:1" in said
+    assert "y: nothing" in said
+    assert "4.0 MiB on cuda:0 still allocated, most by x" in said
+    assert torch.cuda.memory_allocated(1) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("%gpufree nonsense", "no variable 'nonsense'"),
+        ("%gpufree n", "n holds nothing on a GPU"),
+        ("%gpufree torch", "torch holds nothing on a GPU"),
+        ("%gpufree x.grad", "x.grad cannot be the name"),
+        (
+            "%gpufree --wrong",
+            "unrecognized arguments: --wrong",
+        ),
+    ],
+)
+def test_bad_input_is_told_in_a_line_and_frees_nothing(held, line, words):
+    held.run("n = 3\nx + 1")
+    before = allocated()
+    said = held.run(line).text
+    assert words in said
+    assert said.strip().count("\n") == 0
+    assert allocated() == before
+
+
+def test_what_is_cached_goes_back_to_the_driver(held):
+    held.run("big = torch.empty(2**25, device='cuda')\ndel big")
+    reserved = torch.cuda.memory_reserved(0)
+    freed = gpumagic.free_memory()
+    assert freed.returned["cuda:0"] == reserved - torch.cuda.memory_reserved(0) > 100 * MIB
+    assert "went back to the driver" in repr(freed)
+    assert "went back to the driver" in freed._repr_html_()
+
+
+def test_without_any_gpu_there_is_nothing_to_free(shell):
+    assert "there was nothing to free" in shell.run("%gpufree").text
