@@ -1,12 +1,16 @@
 """Run ``gpumagic demo`` and its like: the same without a notebook."""
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, meant
+
+_COMMANDS = ("demo", "snapshot", "doctor", "enable", "disable")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,12 +24,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        given = re.search(r"invalid choice: '(.*?)'", message)
+        super().error(f"{message}; {meant(given[1], _COMMANDS)}" if given else message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("gpumagic", description="GPUs in notebooks, and without one.")
+    parser = _Parser("gpumagic", description="GPUs in notebooks, and without one.")
     parser.add_argument(
         "--version", action="version", version=f"gpumagic {metadata.version('gpumagic')}"
     )
-    commands = parser.add_subparsers(required=True, metavar="demo|snapshot|doctor|enable|disable")
+    commands = parser.add_subparsers(required=True, metavar="|".join(_COMMANDS))
     demo = commands.add_parser("demo", help="run a notebook headless and show its reports")
     demo.add_argument("notebook", nargs="?", type=Path, help="default: the quickstart")
     demo.add_argument("--output", type=Path, default=Path("demo"), help="folder for the HTML")

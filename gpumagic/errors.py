@@ -1,9 +1,11 @@
 """Define the one error for bad input: what was given, what there is, what to type; and the one
 warning."""
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -22,6 +24,13 @@ def as_typed(magic: str) -> str:
     """A magic's line as it is to be typed here, where the extension may not be loaded."""
     loaded = "gpumagic.magics.loading" in sys.modules
     return magic if loaded else f"%load_ext gpumagic, then {magic}"
+
+
+def meant(given: str, known: Iterable[str]) -> str:
+    """The known word that is nearly one of those given, as a question; nothing without one."""
+    words, known = re.findall(r"[\w:-]+", given.lower()), list(known)
+    close = [match for word in words for match in get_close_matches(word, known, 1, 0.75)]
+    return f"did you mean {close[0]}? " if close else ""
 
 
 @contextmanager

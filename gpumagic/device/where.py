@@ -4,12 +4,11 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from operator import index as as_integer
 from platform import machine
 
 from gpumagic.device.discover import CPU, Device, here
-from gpumagic.errors import GpuError, as_typed
+from gpumagic.errors import GpuError, as_typed, meant
 
 _NUMBER = r"(?P<number>[0-9]{1,9})"
 _CUDA = re.compile(rf"{_NUMBER}|(?:/device:|/)?(?:gpu|cuda)(?::(?P<after>[0-9]{{1,9}}))?", re.I)
@@ -51,8 +50,9 @@ def _resolve(
             for device in _resolve_part(part.strip(), text, devices, current):
                 _add(device, found, text)
     except _NotADevice as error:
-        meant = _meant(str(where), devices or [])
-        raise GpuError(f"{error} is not a device; {meant}type {spellings}") from None
+        numbered = [f"{kind}:{d.ordinal}" for d in devices or [] for kind in ("cuda", "gpu")]
+        question = meant(str(where), ["cpu", "free", "all", "mps", *numbered])
+        raise GpuError(f"{error} is not a device; {question}type {spellings}") from None
     return found
 
 
@@ -214,13 +214,6 @@ def _cure(asked: str, devices: Sequence[Device]) -> str:
         return f"type cpu, or {as_typed('%gpus --virtual 2')} for virtual ones"
     choices = _choices(devices).replace(" or cpu", ", cpu")
     return f"type {choices}, or {asked}? to fall back to the CPU"
-
-
-def _meant(asked: str, devices: Sequence[Device]) -> str:
-    """What is here and spelled nearly like this, as a question; nothing where there is none."""
-    numbered = [f"{kind}:{device.ordinal}" for device in devices for kind in ("cuda", "gpu")]
-    close = get_close_matches(asked.lower(), ["cpu", "free", "all", "mps", *numbered], 1, 0.75)
-    return f"did you mean {close[0]}? " if close else ""
 
 
 def _quote(given: object) -> str:

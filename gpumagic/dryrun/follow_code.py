@@ -152,7 +152,8 @@ class _Following:
         subject = self._subject
         if subject.move:
             self._crossings.silent = True
-            moves = move_all(subject.reads, target, followers=optimizers_in(subject.namespace))
+            followers = optimizers_in(subject.namespace)
+            moves = move_all(subject.reads, target, followers=followers, check_room=False)
             self._crossings.silent = False
             self._moved = moves.moved
             for left in moves.left:

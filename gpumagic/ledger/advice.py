@@ -57,7 +57,7 @@ class Advice:
 
 def advise(entry: Entry) -> Advice | None:
     """Advice for one entry; None where it is as it should be."""
-    many = entry.calls > 1
+    many = entry.calls > entry.sites
     if entry.via in ("display", "backward"):
         return None
     if entry.within:
@@ -137,7 +137,7 @@ def _all(entry: Entry, text: str) -> Advice:
 
 
 def _all_but_one(entry: Entry, text: str) -> Advice:
-    calls = max(entry.calls, 1)
+    calls = max(entry.calls // max(entry.sites, 1), 1)
     saved = entry.count - round(entry.count / calls)
     return Advice(text, saved, 1 - 1 / calls, f"the time of all but one of {calls:,}")
 

@@ -65,6 +65,7 @@ class Count:
         """The count as the ledger shows it; of `at_least` so many calls, for what is to come."""
         # Not every copy was timed on the device: the others are taken to be like those that were.
         seconds = self.seconds * self.count / self.timed if self.timed else self.seconds
+        calls = max(self.calls if self.how == PRINT else self.count, at_least)
         return Entry(
             kind="copy" if self.copy else "wait",
             operator=self.operator,
@@ -78,7 +79,8 @@ class Count:
             code="" if self.code is None else expression(self.code, self.at),
             via=WORDS.get(self.how, ""),
             within=self.within,
-            calls=max(self.calls if self.how == PRINT else self.count, at_least),
+            calls=calls,
+            sites=int(calls > 0),
             repeats=round(self.repeats * self.count / self.looks) if self.looks else 0,
             blocking=self.blocking,
             pinned=self.pinned,

@@ -35,6 +35,7 @@ class Entry:
     via: str = ""
     within: str = ""  # the library's module that did it by itself, such as "torch.optim.lbfgs"
     calls: int = 0  # of printing: how often a tensor was printed; else `count`
+    sites: int = 1  # places in the line that made them: two in `print(x); print(y)`
     repeats: int = 0  # copies of the very tensor that the copy before had copied, unchanged
     blocking: int = 0  # copies that the host waited for
     # Whether the host's side lay in pinned memory; None where there is none, or it differed.
@@ -119,6 +120,7 @@ def _sum(a: Entry, b: Entry) -> Entry:
         nbytes=a.nbytes + b.nbytes,
         seconds=None if a.seconds is None or b.seconds is None else a.seconds + b.seconds,
         calls=a.calls + b.calls,
+        sites=a.sites + b.sites,
         repeats=a.repeats + b.repeats,
         blocking=a.blocking + b.blocking,
         pinned=a.pinned if a.pinned == b.pinned else None,

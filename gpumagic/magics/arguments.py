@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, meant
 
 _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
 # Up to a -- that stands alone and in no quotes.
@@ -54,7 +54,14 @@ class LineParser(argparse.ArgumentParser):
         if wrong and option and option.help:  # of a wrong value, a right one is enough
             said = "nothing after it" if wrong[2].startswith("expected one") else wrong[2]
             raise UsageError(f"{self.prog}: {wrong[1]}: {said}; type {wrong[1]} {option.help}")
-        raise UsageError(f"{self.prog}: {message}; {self.format_usage().strip()}")
+        known = [*self.options(), *(c for action in self._actions for c in action.choices or ())]
+        given = re.search(r"(?:arguments|choice): (.*?)(?: \(choose|$)", message)
+        question = meant(given[1], known) if given else ""
+        raise UsageError(f"{self.prog}: {message}; {question}{self.right()}")
+
+    def right(self) -> str:
+        """What to type."""
+        return f"{self.usage}" % {"prog": self.prog}
 
     def takes_a_value(self, word: str) -> bool:
         """Whether it is an option after which a value stands."""
@@ -157,8 +164,7 @@ def parse(magic: str, line: str) -> Namespace:
             return parser.parse_intermixed_args(shlex.split(line, comments=True))
         return parser.parse_args(shlex.split(line, comments=True))
     except ValueError as error:
-        usage = parser.format_usage().strip()
-        raise UsageError(f"{magic}: {error} in {line.strip()}; {usage}") from None
+        raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.right()}") from None
 
 
 @dataclass(frozen=True)
@@ -176,6 +182,9 @@ class Request:
     back: bool = False
 
 
+_WORDS = ("off", "home")
+
+
 @lru_cache(maxsize=64)
 def placing_request(line: str, magic: str = "%%ongpu") -> Request:
     """What stands after ``%%ongpu`` or ``%ongpu``; raises UsageError."""
@@ -185,8 +194,10 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Request:
             f"{magic}: which device? type one after it: {magic} 1, {magic} cuda:1, {magic} cpu, "
             f"{magic} free (%gpus shows what there is)"
         )
-    if asked.where.lower() == "off":
-        raise UsageError(f"{magic}: type %ongpu off, on a line of its own, to end %ongpu")
+    if (word := asked.where.lower()) in _WORDS:
+        raise UsageError(f"{magic}: type %ongpu {word}, on a line of its own")
+    if magic == "%ongpu" and (question := meant(word, _WORDS)):
+        raise UsageError(f"{magic}: {word} is no device; {question}type %ongpu off, or %ongpu 1")
     if asked.dry_run and magic == "%ongpu":
         raise UsageError(f"%ongpu: --dry-run is for one cell: %%ongpu {asked.where} --dry-run")
     about = [f"--{n}" for n in ("report", "strict", "fix", "back", "quiet") if getattr(asked, n)]

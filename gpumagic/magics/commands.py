@@ -13,6 +13,7 @@ from IPython.core.magic import (
 )
 from IPython.display import display
 
+from gpumagic.display.units import some
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.magics.arguments import (
     answers_help,
@@ -136,18 +137,21 @@ class GpuMagics(Magics):
         cells, words = self.cells, line.partition("#")[0].split()
         if not words:
             holds = f"cells run on {cells.standing_on}; %ongpu off ends it"
-            print(holds if cells.standing else "no placement holds; %ongpu 1 starts one")
+            off = "cells run where their code says; %ongpu 1 runs all of them on GPU 1 from then on"
+            print(holds if cells.standing else off)
         elif [word.lower() for word in words] == ["off"]:
             held = cells.standing is not None
             cells.end_standing()
-            print(f"cells no longer run on {cells.standing_on}" if held else "nothing to end")
+            print(f"cells no longer run on {cells.standing_on}" if held else "%ongpu was not on")
         elif [word.lower() for word in words] == ["home"]:
             with torch_needed("%ongpu home"), in_one_line("%ongpu home"):
-                from gpumagic.moving.move import bring_home
+                from gpumagic.moving.move import bring_home, tensors_in
 
-                home = bring_home(cells.shell.user_ns)
+                home, found = bring_home(cells.shell.user_ns), tensors_in(cells.shell.user_ns)
+                made = some(name for name, tensor in found if tensor.device.type != "cpu")
             nothing = "nothing to bring home: all that cells brought to a device is back or gone"
-            print(str(home).replace("moved", "brought home", 1) if home.moved else nothing)
+            done = repr(home).replace("moved", "brought home", 1) if home.moved else nothing
+            print(f"{done}; made on a GPU, and still there: {made}" if made else done)
         else:
             with in_one_line("%ongpu"):
                 cells.stand(placing_request(line, "%ongpu"))
@@ -200,7 +204,8 @@ class GpuMagics(Magics):
                 watched.start(report=args.report, strict=args.strict)
             print("copies and waits are counted from now on; %gpuwatch off ends it")
         elif args.what == "off":
-            print("copies and waits are no longer counted" if watched.on else "nothing to end")
+            off = "copies and waits are no longer counted"
+            print(off if watched.on else "%gpuwatch was not on")
             watched.stop()
         else:
             print(f"%gpuwatch is {'on' if watched.on else 'off; %gpuwatch on starts it'}")

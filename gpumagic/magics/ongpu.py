@@ -246,8 +246,8 @@ class CellHooks:
             return
         cell.reported = True
         report = run.finish(error)
-        self._moved |= bool(report and report.moved and report.stays)
         if report and not asked.quiet and (not asked.standing or report.touched):
+            self._moved |= bool(report.moved and report.stays)
             self._show(report)
 
     # -- what the magics call

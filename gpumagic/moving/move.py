@@ -7,6 +7,7 @@ interrupts, none of it. An object of a library that has a `to` of its own is bro
 and is what that makes of it.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -35,7 +36,7 @@ class Moved:
     sources: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Moves:
     """The outcome of `move`: what moved, what did not and why, and the seconds it took."""
 
@@ -56,6 +57,9 @@ class Moves:
         names = some(dict.fromkeys(m.name for m in self.moved))
         return f"moved {names}: {size(self.nbytes)} from {sources} in {duration(self.seconds)}"
 
+    def __repr__(self) -> str:
+        return "; ".join([str(self), *(f"left {part.name}: {part.reason}" for part in self.left)])
+
 
 def move_all(
     variables: Iterable[tuple[str, object]],
@@ -65,12 +69,14 @@ def move_all(
     namespace: dict[str, Any] | None = None,
     clock: Callable[[], float] = time.perf_counter,
     origins: list[tuple[Any, Origin]] | None = None,
+    check_room: bool = True,
 ) -> Moves:
     """Bring tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
-    The state of `followers` follows those parameters that move. In `namespace`, tensors that share
-    memory with one that moves are told in `Moves.left`, and names may be bound anew. Each that
-    moves is put into `origins`, with where it was.
+    The state of `followers` follows those parameters that move. In `namespace`, tensors and arrays
+    that share memory with one that moves are told in `Moves.left`, and names may be bound anew.
+    Each that moves is put into `origins`, with where it was. Without `check_room`, which is for
+    tensors without data, more may move than the device can hold.
     """
     start = clock()
     finder = TensorFinder()
@@ -85,8 +91,9 @@ def move_all(
     plan.left[:0] = [*finder.left, *(Left(written(h.steps), h.reason) for h in staying)]
     if moving:
         plan.note_bystanders(tensors_in(namespace or {}))
-        if not plan.copy() or not _has_room(device, by_to):
-            # Raised out here: a chained exception would keep the copies alive.
+        plan.note_arrays(_arrays_in(namespace or {}))
+        # Before the first copy; and raised out here: a chained exception would keep copies alive.
+        if (check_room and not _has_room(device, plan, by_to)) or not plan.copy():
             raise GpuError(_no_room(device, finder.tensors))
         plan.carry_out()
         for module in finder.recurrent:
@@ -105,10 +112,11 @@ def move_all(
     return Moves(moved, tuple(plan.left), clock() - start if moved else 0.0)
 
 
-def _has_room(device: torch.device, by_to: list[Held]) -> bool:
+def _has_room(device: torch.device, plan: MovePlan, by_to: list[Held]) -> bool:
+    if device.type != "cuda":
+        return True
     wanted = {id(f.tensor): f.tensor for held in by_to for f in held.tensors if f.must_move(device)}
-    room = _free(device) if wanted and device.type == "cuda" else None
-    return room is None or sum(map(bytes_of, wanted.values())) <= room
+    return plan.needed + sum(map(bytes_of, wanted.values())) <= _free(device)
 
 
 def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str, Any]) -> None:
@@ -154,6 +162,15 @@ def tensors_in(namespace: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
     for name, value in list(namespace.items()):
         if type(value) is Tensor and not name.startswith("_"):
             yield name, value
+
+
+def _arrays_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """The arrays of NumPy's that are variables themselves, and the addresses of their bytes."""
+    kind = getattr(sys.modules.get("numpy"), "ndarray", None)
+    for name, value in list(namespace.items()):
+        if kind is not None and type(value) is kind and value.size and not name.startswith("_"):
+            start = value.__array_interface__["data"][0]
+            yield name, start, start + value.nbytes
 
 
 def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:

@@ -5,6 +5,7 @@ All of them are made before the first tensor changes, so that either all move or
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 # A multiple of every element size: offsets stay whole when a copy begins in the middle.
 _ALIGNMENT = 64
+# Tensors of one storage that overlap, behind the first byte of theirs and the one after the last.
+_Family = tuple[int, int, list["FoundTensor"]]
 # The path to a value: the variable's name, then a step for each part on the way.
 Path = tuple[Any, ...]
 
@@ -108,8 +111,19 @@ class MovePlan:
         wanted = {id(found.tensor) for found in self._wanted}
         for name, tensor in named:
             if id(tensor) not in wanted and (sharing := self._shares_with(tensor)):
-                reason = f"it shared memory with {sharing}, which moved: they are two from now on"
-                self.left.append(Left(name, reason))
+                self._note_shared(name, sharing)
+
+    def note_arrays(self, named: Iterable[tuple[str, int, int]]) -> None:
+        """The same of NumPy's arrays: by the first address of each, and the one after its last."""
+        for name, first, last in named:
+            for start, stop, family in self._families:
+                base = family[0].tensor.untyped_storage().data_ptr()
+                if first < base + stop and base + start < last:
+                    self._note_shared(name, family[0].path)
+
+    def _note_shared(self, name: str, sharing: str) -> None:
+        reason = f"it shared memory with {sharing}, which moved: they are two from now on"
+        self.left.append(Left(name, reason))
 
     def _shares_with(self, tensor: Tensor) -> str:
         """The name of a tensor that moves and overlaps with this one, or nothing."""
@@ -122,12 +136,22 @@ class MovePlan:
                 return found.path
         return ""
 
+    @cached_property
+    def _families(self) -> list[_Family]:
+        return [family for group in self._shared.values() for family in _families(group)]
+
+    @property
+    def needed(self) -> int:
+        """The bytes that the copies take on its device."""
+        alone = (bytes_of(found.tensor) for found in self._alone if found.home is None)
+        each = (b - a for a, b, family in self._families if any(f.home is None for f in family))
+        return sum(alone) + sum(each)
+
     def copy(self) -> bool:
         """Make the new bytes; False, and none are kept, where the device has no room for them."""
         try:
-            for group in self._shared.values():
-                for family in _families(group):
-                    self._copy_family(family)
+            for family in self._families:
+                self._copy_family(*family)
             for found in self._alone:
                 self._copy_alone(found)
         except torch.OutOfMemoryError:
@@ -154,11 +178,9 @@ class MovePlan:
             else:
                 self.left.append(Left(found.path, "it cannot be moved in place; use .to()"))
 
-    def _copy_family(self, family: list[FoundTensor]) -> None:
+    def _copy_family(self, start: int, end: int, family: list[FoundTensor]) -> None:
         """Copy tensors that overlap in memory, so that they overlap there too."""
         storage = family[0].tensor.untyped_storage()
-        start = min(_span(f.tensor)[0] for f in family) // _ALIGNMENT * _ALIGNMENT
-        end = max(_span(f.tensor)[1] for f in family)
         copies: dict[torch.device, torch.UntypedStorage] = {}
         for found in family:
             old, home = found.tensor, found.home or self.device
@@ -198,16 +220,16 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return int(first * size), int((first + last + 1) * size)
 
 
-def _families(group: list[FoundTensor]) -> list[list[FoundTensor]]:
+def _families(group: list[FoundTensor]) -> list[_Family]:
     """Tensors of one storage, by whether they overlap: two apart need not move together."""
-    families: list[list[FoundTensor]] = []
-    end = -1
+    families: list[_Family] = []
     for found in sorted(group, key=lambda f: _span(f.tensor)):
         start, stop = _span(found.tensor)
-        if start >= end:
-            families.append([])
-        families[-1].append(found)
-        end = max(end, stop)
+        if not families or start >= families[-1][1]:
+            families.append((start // _ALIGNMENT * _ALIGNMENT, stop, []))
+        first, end, family = families[-1]
+        families[-1] = first, max(end, stop), family
+        family.append(found)
     return families
 
 

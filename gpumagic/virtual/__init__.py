@@ -95,9 +95,9 @@ def _bytes(memory: object) -> int:
     else:
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", str(memory).upper())
         size = int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else 0
-    if not 2**20 <= size < 2**50:
+    if not 2**20 <= size <= _UNITS["TIB"]:
         raise GpuError(
             f"virtual GPUs: a memory of {memory} is not possible; type for example 16GiB or 512MiB "
-            "(at least 1MiB)"
+            "(at least 1MiB, at most 1TiB: no GPU has more)"
         )
     return size

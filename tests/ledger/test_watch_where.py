@@ -9,6 +9,7 @@ from torch import nn
 from watched import matrix, seen
 
 from gpumagic.ledger import attribute
+from gpumagic.ledger.advice import advise
 from gpumagic.ledger.watch import watch
 
 pytestmark = pytest.mark.usefixtures("gpus")
@@ -175,3 +176,19 @@ def test_a_loop_of_many_lines_does_not_grow():
             exec(compile("x.cpu()", f"/made/{n % 50}.py", "exec"), space)
     assert w.ledger.transfers == 4200
     assert len(w.ledger) == 50
+
+
+def test_two_at_one_line_are_no_loop():
+    x = matrix()
+
+    def printed():
+        return print(x[0, 0]), print(x[0, 1])
+
+    def read():
+        return x.sum().item(), x.min().item()
+
+    once = [*seen(printed), *seen(read)]
+    assert {advise(e) for e in once} == {None}
+    assert sum(e.calls for e in once if e.via == "print") == 2
+    advice = [advise(e) for e in seen(lambda: [read() for _ in range(10)])]
+    assert [a.saved for a in advice] == [18]

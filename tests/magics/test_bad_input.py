@@ -33,6 +33,22 @@ def test_bad_input_is_one_line_and_nothing_runs_or_moves(ip, line, says):
     assert ip.ns["X"].device.type == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("cell", "meant"),
+    [
+        ("%%ongpu 1 --raport\n1", "--report"),
+        ("%gpus --virtul 2", "--virtual"),
+        ("%%gputime cpu 0 --swep n=1,2\n1", "--sweep"),
+        ("%%ongpu 1 --zzz\n1", None),
+    ],
+)
+def test_a_misspelled_option_asks_what_was_meant(ip, cell, meant):
+    text = ip.run(cell).text
+    asked = f"; did you mean {meant}? type %" if meant else "unrecognized arguments: --zzz; type %"
+    assert asked in text
+    assert text.count("\n") == 1
+
+
 def test_empty_cells(ip):
     for cell in ("%%ongpu 1", "%%ongpu 1\n\n"):
         done = ip.run(cell)

@@ -178,7 +178,7 @@ def test_gpuwatch(ip):
     assert done.text.count("1 wait at line 2") == 1
     assert "no longer counted" in ip.run("%gpuwatch off").text
     assert ip.run("Y.cpu(); None").text == ""
-    assert "nothing to end" in ip.run("%gpuwatch off").text
+    assert "%gpuwatch was not on" in ip.run("%gpuwatch off").text
 
 
 def test_gpuwatch_counts_the_rest_of_its_own_cell_and_shows_the_table(ip):

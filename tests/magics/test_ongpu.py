@@ -110,11 +110,15 @@ def test_back_brings_home_after_an_error_too(ip):
 def test_the_first_move_for_good_says_so_and_home_undoes_all(ip):
     ip.run("X = torch.ones(2); y = torch.ones(2)")
     assert "for good" not in ip.run("%%ongpu 1 --back\nX + 1").text
+    assert ip.run("z = torch.ones(2)\n%ongpu 1 --quiet\nz + 1").text.count("for good") == 0
+    assert ip.run("%ongpu off\n%ongpu home").success
     assert " for good (--back brings home)" in ip.run("%%ongpu 1\nX + 1").text
     assert "for good" not in ip.run("%%ongpu 0\ny + 1").text
     assert re.match(r"brought home X, y: 16 B from cuda:1, cuda:0", ip.run("%ongpu home").text)
     assert ip.ns["X"].device == ip.ns["y"].device == torch.device("cpu")
     assert ip.run("%ongpu home").text.startswith("nothing to bring home")
+    ip.run("%%ongpu 1\nz = X + 1; w = z * 2")
+    assert "; made on a GPU, and still there: z, w" in ip.run("%ongpu home").text
 
 
 def test_an_error_says_which_cell_brought_the_data_away(ip):

@@ -6,7 +6,7 @@ import gpumagic
 
 
 def test_standing(ip):
-    assert "no placement holds" in ip.run("%ongpu").text
+    assert "where their code says" in ip.run("%ongpu").text
     done = ip.run("%ongpu 1\nx = zeros(1)")
     assert "cells run on cuda:1 (virtual) from now on" in done.text
     assert ip.ns["x"].device.index == 1
@@ -19,7 +19,17 @@ def test_standing(ip):
     assert "no longer" in ip.run("%ongpu off\nx = zeros(1)").text
     assert ip.ns["x"].device.type == "cpu"
     assert ip.run("zeros(1)").result.device.type == "cpu"
-    assert "nothing to end" in ip.run("%ongpu off").text
+    assert "%ongpu was not on" in ip.run("%ongpu off").text
+
+
+def test_a_misspelled_word_asks_what_was_meant(ip):
+    for typed, meant in (("of", "off"), ("hom", "home")):
+        text = ip.run(f"%ongpu {typed}").text
+        assert text.startswith(f"UsageError: %ongpu: {typed} is no device; did you mean {meant}? ")
+    assert "type %ongpu home, on a line of its own" in ip.run("%ongpu home --quiet").text
+    assert "choose from 'on', 'off'); did you mean on? type %gpuwatch on" in (
+        ip.run("%gpuwatch onn").text.replace("choose from on, off", "choose from 'on', 'off'")
+    )
 
 
 def test_a_standing_placement_whose_device_goes_ends_once(ip):

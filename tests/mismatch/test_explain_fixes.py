@@ -23,6 +23,24 @@ def test_what_is_fixed_on_the_optimizers_counters():
         assert run(fix.apply(code), namespace={"net": net, "opt": opt}) is None
 
 
+def test_the_state_of_an_optimizer_that_steps_behind_a_semicolon():
+    code = (
+        "net = nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)\n"
+        "net(torch.ones(1, 2)).sum().backward(); opt.step()\nnet.cuda(); opt.zero_grad()\n"
+        'x = torch.ones(1, 2, device="cuda")\nnet(x).sum().backward(); opt.step()\n'
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code.endswith(".backward(); opt.load_state_dict(opt.state_dict()); opt.step()")
+    assert run(fix.apply(code)) is None
+
+
+def test_a_loss_that_is_made_where_it_is_called():
+    code = 'x = torch.ones(3, device="cuda")\nnn.MSELoss()(x * 2, torch.zeros(3))\n'
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == "nn.MSELoss()(x * 2, torch.zeros(3, device=x.device))"
+    assert run(fix.apply(code)) is None
+
+
 NEXT = """
 def f(x):
     s = torch.ones(3)

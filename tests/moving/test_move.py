@@ -219,10 +219,19 @@ def test_no_room_moves_nothing_and_leaves_nothing_there():
     assert torch.cuda.memory_allocated(1) == 0
 
 
-def test_what_the_attempt_took_is_free_again_in_its_message():
+def test_what_does_not_fit_as_a_whole_is_refused_before_the_first_copy():
     most, rest = torch.empty(3 * 2**26), torch.empty(2**27)  # 768 and 512 MiB of 1 GiB
     with pytest.raises(GpuError, match=r"cuda:1 has 1\.0 GiB free.*need 1\.2 GiB"):
         moved(most=most, rest=rest)
+    assert torch.cuda.max_memory_allocated(1) == 0
+
+
+def test_what_torch_keeps_of_gone_tensors_counts_as_free():
+    kept = torch.empty(3 * 2**26, device=GPU1)
+    del kept
+    most = torch.empty(3 * 2**26)
+    assert torch.cuda.memory_reserved(1) >= most.nbytes
+    assert moved(most=most).nbytes == most.nbytes
 
 
 # ---------------------------------------------------------------- the public function
@@ -231,6 +240,7 @@ def test_move():
     moves = gpumagic.move((net, batch), "gpu:1")
     assert net(batch[0]).device == GPU1
     assert moves.nbytes == 4 * (4 + 2 + 2)
+    assert repr(moves).startswith("moved value: 32 B from cpu in ")
     assert gpumagic.move(net, 1).nbytes == 0
     with pytest.raises(GpuError, match="no GPU 7"):
         gpumagic.move(net, 7)

@@ -45,6 +45,18 @@ def test_a_bystander_that_shared_memory_is_told():
     assert [(x.name, "part" in x.reason) for x in moves.left] == [("base", True)]
 
 
+def test_an_array_of_numpys_that_shared_memory_is_told():
+    x, apart = torch.zeros(10), torch.zeros(3)
+    space = {"x": x, "a": x.numpy(), "back": x.numpy()[::-1], "other": apart.numpy()}
+    space["apart"] = apart
+    moves = move_all([("x", x)], GPU1, namespace=space)
+    assert [(left.name, "memory with x" in left.reason) for left in moves.left] == [
+        ("a", True),
+        ("back", True),
+    ]
+    assert move_all([("x", x)], CPU, namespace=space).left == ()
+
+
 def test_a_small_view_does_not_bring_its_large_base():
     base = torch.zeros(1000)
     part = base[:10]

@@ -27,6 +27,7 @@ PACKAGE = Path(virtual.__file__).parent
         (2, True, "a memory of True is not possible"),
         (2, "10", "a memory of 10 is not possible"),
         (2, 10, "at least 1MiB"),
+        (2, "100TiB", "at most 1TiB"),
     ],
 )
 def test_bad_input_is_one_line(devices, memory, said):

@@ -92,14 +92,16 @@ def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:
     values = {frame.text(n): frame.scope.value(n) for n in [*owner, *arguments(node)]}
     found = [(text, v) for text, v in values.items() if issubclass(type(v), Optimizer)]
     stmt = statement(node)
-    if len(found) != 1 or stmt is None or not can_precede(frame, stmt):
+    if len(found) != 1 or stmt is None:
         return None
     text, optimizer = found[0]
     parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
     steps = message.kind == "steps"
     away = _away(optimizer, parameters, steps)
     devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
-    if len(devices) != 1 or len(homes) != 1:
+    alone = can_precede(frame, stmt)
+    beside = not steps and isinstance(stmt, ast.Expr)  # `loss.backward(); o.step()`
+    if len(devices) != 1 or len(homes) != 1 or not (alone or beside):
         return None
     if steps:
         loop = f"for state in {text}.state.values():"
@@ -110,6 +112,8 @@ def for_optimizer(frame: FailedFrame, message: Message) -> Explanation | None:
         # It brings each state to its parameter, whatever the optimizer.
         line = f"{text}.load_state_dict({text}.state_dict())"
         edit = Edit(frame, loops[-1] if once else stmt, [line])
+        if not alone and not once:
+            edit = Edit(frame, stmt, replaced=[(stmt, f"{line}; {frame.text(stmt)}")])
     nbytes = sum(bytes_of(t) or 0 for t in away)
     total = sum(bytes_of(p) or 0 for p in parameters)
     about = f"{len(parameters)} parameters", f"{len(away)} tensors"

@@ -148,6 +148,8 @@ def _evidence(
         return tuple(located) if agree(message.devices, known) else ()
     unknown = [part for part in leaves if not part.devices and part.value is None]
     unknown = [part for part in unknown if part.kind in ("unknown", "made", "module")]
+    if any(part.factory for part in unknown):  # beside `nn.MSELoss()`, which has no tensors yet
+        unknown = [part for part in unknown if part.kind != "module"]
     if len(known) < 1 or len(unknown) != 1 or not direct:
         return ()
     # The one that has gone is where the text says that one must be.
