@@ -109,7 +109,7 @@ def parser_of(magic: str) -> LineParser:
 
 _USAGES = {
     "gpus": "[WHERE] [--processes] [--live] [--doctor] [--virtual N|off [--memory 16GiB]]",
-    "gpumem": "[WHERE or NAME]",
+    "gpumem": "[WHERE or NAME], or %(prog)s --since",
     "gpuwatch": "on [--report] [--strict], or %(prog)s off",
     "gpufree": "[NAME …] [--grads]",
     "ongpu": "WHERE [--back] [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix]",
@@ -118,7 +118,7 @@ _USAGES = {
 }
 _FLAGS = {
     "gpus": ("-p --processes", "--live", "--doctor"),
-    "gpumem": (),
+    "gpumem": ("--since",),
     "gpuwatch": ("--report", "--strict"),
     "gpufree": ("--grads",),
     "ongpu": ("-q --quiet", "--dry-run", "--report", "--strict", "--fix", "--back"),

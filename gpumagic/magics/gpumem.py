@@ -8,25 +8,45 @@ from typing import Any
 from gpumagic.errors import GpuError
 
 
-def held(asked: Sequence[str]) -> Any:
-    """A report of all GPUs, of those named, or of what the variables named hold.
+class Memories:
+    """Makes the reports of one shell, and keeps the last one for `--since`."""
 
-    A Snapshot of who holds the GPUs where torch was not imported, and so nothing is held here.
-    """
-    if "torch" not in sys.modules:
-        from gpumagic.magics.gpus import gpus
+    def __init__(self) -> None:
+        self.last: Any = None
 
-        print("torch is not imported here, so this notebook has no tensor on a GPU.")
-        return gpus()
-    from gpumagic.memory import ask
+    def changes(self, asked: Sequence[str]) -> Any:
+        """What changed since the last report; that report itself where it is the first one."""
+        if asked:
+            raise GpuError(f"--since is about all GPUs; leave out {asked[0]}")
+        before, now = self.last, self.held(())
+        if before is None or self.last is None:
+            print("There was no %gpumem before this one; what changes from now on, --since says.")
+            return now
+        from gpumagic.memory.memory_changes import changes
 
-    variables = ask.notebook()
-    names = [word for word in asked if word in variables]
-    ordinals = {str(device) for word in asked if word not in names for device in _gpus(word)}
-    report = ask.memory(*names)
-    if not ordinals:
-        return report
-    return replace(report, devices=tuple(d for d in report.devices if d.device in ordinals))
+        return changes(before, now)
+
+    def held(self, asked: Sequence[str]) -> Any:
+        """A report of all GPUs, of those named, or of what the variables named hold.
+
+        A Snapshot of who holds the GPUs where torch was not imported, and so nothing is held here.
+        """
+        if "torch" not in sys.modules:
+            from gpumagic.magics.gpus import gpus
+
+            print("torch is not imported here, so this notebook has no tensor on a GPU.")
+            return gpus()
+        from gpumagic.memory import ask
+
+        variables = ask.notebook()
+        names = [word for word in asked if word in variables]
+        ordinals = {str(device) for word in asked if word not in names for device in _gpus(word)}
+        report = ask.memory(*names)
+        if not names:
+            self.last = report
+        if not ordinals:
+            return report
+        return replace(report, devices=tuple(d for d in report.devices if d.device in ordinals))
 
 
 def _gpus(word: str) -> list[Any]:

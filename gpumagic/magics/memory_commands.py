@@ -6,6 +6,7 @@ from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
 
 from gpumagic.magics.arguments import answers_help, in_one_line, parse
 from gpumagic.magics.commands import GpuMagics
+from gpumagic.magics.gpumem import Memories
 
 
 @magics_class
@@ -15,6 +16,7 @@ class MemoryMagics(Magics):
     def __init__(self, shell: Any, others: GpuMagics) -> None:
         super().__init__(shell)
         self.once = others.once
+        self.memories = Memories()
 
     @no_var_expand
     @line_magic
@@ -31,6 +33,7 @@ class MemoryMagics(Magics):
             %gpumem                    all GPUs; the value is a gpumagic.MemoryReport
             %gpumem 1                  one of them, by any of its names
             %gpumem net                what one variable holds
+            %gpumem --since            what grew, came and went since the last %gpumem
 
         Examples::
 
@@ -40,11 +43,10 @@ class MemoryMagics(Magics):
 
         In a program: `gpumagic.memory()`.
         """
-        from gpumagic.magics.gpumem import held
-
-        args = parse("%gpumem", line)
+        args, memories = parse("%gpumem", line), self.memories
         with in_one_line("%gpumem"):
-            return self.once.show(held(args.what))
+            answer = memories.changes if args.since else memories.held
+            return self.once.show(answer(args.what))
 
 
 OFFERED: tuple[type[Magics], ...] = (GpuMagics, MemoryMagics)

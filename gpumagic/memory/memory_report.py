@@ -1,8 +1,16 @@
 """Record who holds the memory of each GPU: plain data, no tensor and no frame."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from gpumagic.display.shown import Shown
+from gpumagic.errors import library_needed
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -121,3 +129,32 @@ class MemoryReport(Shown):
     def allocated(self) -> int:
         """Bytes that tensors hold, on all GPUs together."""
         return sum(device.allocated or 0 for device in self.devices)
+
+    def to_json(self) -> str:
+        """Everything, as JSON of one line; null is a number that is not known."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    def to_pandas(self) -> DataFrame:
+        """A row for each holder, the largest first: where it is, bytes, and where it was made.
+
+        Raises
+        ------
+        GpuError
+            pandas is not installed.
+        """
+        with library_needed("pandas", "to_pandas()", "pandas"):
+            import pandas
+        rows = [
+            {
+                "device": holder.device,
+                "path": holder.path,
+                "kind": holder.kind,
+                "bytes": holder.nbytes,
+                "storages": holder.count,
+                "made_in": holder.made and holder.made.cell,
+                "line": holder.made and holder.made.line,
+                "aliases": ", ".join(holder.aliases),
+            }
+            for holder in self.holders
+        ]
+        return pandas.DataFrame(rows)

@@ -3,12 +3,13 @@
 What is small is folded into one row, behind which HTML has the others.
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
 
 from gpumagic.display import table
 from gpumagic.display.shown import bar, block, folded, tag
 from gpumagic.display.table import Column
-from gpumagic.display.units import NOT_KNOWN, size
+from gpumagic.display.units import NOT_KNOWN, size, some
 from gpumagic.errors import as_typed
 from gpumagic.memory.memory_report import DeviceMemory, MemoryHolder, MemoryReport
 
@@ -18,13 +19,6 @@ _ALWAYS = 3
 _LEAST = 0.005
 # More than a reader goes through; a notebook's file keeps them all.
 _UNFOLDED = 200
-# The bar's parts, as %gpus has them, and what they are called.
-_PARTS = (
-    ("gm-mine", "allocated"),
-    ("gm-cache", "reserved, not allocated"),
-    ("gm-driver", "driver and other libraries"),
-    ("gm-others", "other processes"),
-)
 _MANY = {
     "parameter": "parameters",
     "buffer": "buffers",
@@ -80,43 +74,38 @@ def folded_rows(device: DeviceMemory) -> int:
 
 
 def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> list[Column]:
-    """A row for each of the first holders, and one for all others."""
+    """A row for each of the first holders, and in text one for all others."""
     rows, rest = device.holders[:shown], device.holders[shown:]
-    if not rows:
-        return []
     left = sum(row.nbytes for row in rest)
-    more = [f"{len(rest):,} more"] if rest else []
+    more = [(f"{len(rest):,} more", left)] if rest and not html else []
+    memory = [row.nbytes for row in rows] + [nbytes for _, nbytes in more]
     blank = [""] * len(more)
-    shares = [share(row.nbytes, device.allocated) for row in rows]
     columns = [
-        Column("holder", [row.path for row in rows] + more, fit="cut", css=_looks(rows, more)),
-        Column("kind", [kind(row) for row in rows] + blank),
         Column(
-            "memory", [size(row.nbytes) for row in rows] + [size(left) for _ in more], number=True
+            "holder",
+            [row.path for row in rows] + [words for words, _ in more],
+            fit="cut",
+            css=["gm-dim" if row.kind == "unreached" else "gm-code gm-name" for row in rows],
+            html=[tag("span", row.path, title=row.path) for row in rows],
         ),
+        Column("kind", [kind(row) for row in rows] + blank),
+        Column("memory", [size(nbytes) for nbytes in memory], number=True),
         Column(
             "share",
-            shares + [share(left, device.allocated) for _ in more],
+            [share(nbytes, device.allocated) for nbytes in memory],
             number=not html,
-            html=[
-                *(_bar(row.nbytes, device) for row in rows),
-                *(_bar(left, device) for _ in more),
-            ],
+            html=[_bar(nbytes, device) for nbytes in memory],
         ),
         Column("made in", [str(row.made or "") for row in rows] + blank),
         Column(
             "also known as",
-            [", ".join(row.aliases) for row in rows] + blank,
+            [some(row.aliases) for row in rows] + blank,
             fit="cut",
             css="gm-code gm-name gm-dim",
+            html=[tag("span", some(row.aliases), title=", ".join(row.aliases)) for row in rows],
         ),
     ]
     return [column for column in columns if any(column.cells)]
-
-
-def _looks(rows: Sequence[MemoryHolder], more: Sequence[str]) -> list[str]:
-    css = ["gm-dim" if row.kind == "unreached" else "gm-code gm-name" for row in rows]
-    return css + ["gm-dim" for _ in more]
 
 
 def kind(row: MemoryHolder) -> str:
@@ -144,36 +133,43 @@ def _bar(nbytes: int, device: DeviceMemory) -> str:
 
 
 def _device_html(device: DeviceMemory) -> str:
-    words = " · ".join(numbers(device))
-    parts = [f"<div>{tag('b', label(device))} {tag('span', words)}</div>"]
-    parts.append(_memory_bar(device))
+    parts = [f"<div>{tag('b', label(device))} {_memory_bar(device)}{_figures(device)}</div>"]
     shown = folded_rows(device)
     if columns := holder_columns(device, shown, html=True):
-        parts.append(table.html(columns, css="gm-titled gm-section"))
+        parts.append(table.html(columns, css="gm-titled"))
     if rest := device.holders[shown:]:
-        all_shown = holder_columns(device, shown + _UNFOLDED, html=True)
-        parts.append(folded(f"all {shown + len(rest):,}", table.html(all_shown, css="gm-titled")))
-    return tag_section("".join(parts))
+        summary = f"{len(rest):,} more, {size(sum(row.nbytes for row in rest))}"
+        below = replace(device, holders=rest[:_UNFOLDED])
+        parts.append(folded(summary, table.html(holder_columns(below, _UNFOLDED, html=True))))
+    return f'<div class="gm-section">{"".join(parts)}</div>'
 
 
-def tag_section(content: str) -> str:
-    return f'<div class="gm-section">{content}</div>'
+def _parts(device: DeviceMemory) -> dict[str, int]:
+    """The bytes of what a bar shows, by CSS class."""
+    return {
+        "gm-mine": device.allocated or 0,
+        "gm-cache": (device.reserved or 0) - (device.allocated or 0),
+        "gm-driver": device.other_in_process or 0,
+        "gm-others": device.others or 0,
+    }
 
 
 def _memory_bar(device: DeviceMemory) -> str:
-    if not device.total or device.allocated is None or device.reserved is None:
+    parts = _parts(device)
+    if not device.total or not any(parts.values()):
         return ""
-    counts = (
-        device.allocated,
-        device.reserved - device.allocated,
-        device.other_in_process or 0,
-        device.others or 0,
-    )
-    drawn = [(css, count / device.total) for (css, _), count in zip(_PARTS, counts, strict=True)]
-    marks = "".join(
-        f'<i class="{css}"></i>{tag("span", f"{name} {size(count)}")}'
-        for (css, name), count in zip(_PARTS, counts, strict=True)
-        if count
-    )
-    whole = bar(drawn, ", ".join(numbers(device)))
-    return f'<div class="gm-legend">{whole}{marks}</div>'
+    drawn = [(css, count / device.total) for css, count in parts.items()]
+    return bar(drawn, ", ".join(numbers(device)))
+
+
+def _figures(device: DeviceMemory) -> str:
+    """The figures, each with the color that it has in the bar."""
+    words = numbers(device)
+    looks = {"reserved": "gm-cache", "driver": "gm-driver", "others": "gm-others"}
+    parts = _parts(device)
+    marked = []
+    for n, figure in enumerate(words):
+        css = "gm-mine" if n == 0 else looks.get(figure.partition(" ")[0], "")
+        mark = f'<i class="{css}"></i>' if parts.get(css) else ""
+        marked.append(f"<span>{mark}{escape(figure)}</span>")
+    return f'<span class="gm-legend">{" ".join(marked)}</span>'

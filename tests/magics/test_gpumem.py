@@ -67,3 +67,20 @@ def test_without_torch_it_says_so_shows_the_gpus_and_imports_none():
     assert lines[0] == "torch is not imported here, so this notebook has no tensor on a GPU."
     assert "No GPU" in done.stdout
     assert lines[-1] == "False"
+
+
+def test_since_says_what_changed_by_name(ip):
+    made(ip)
+    first = ip.run("%gpumem --since").text
+    assert first.startswith("There was no %gpumem before this one")
+    assert "net" in first
+    ip.run("del x\ny = zeros(10**6, device='cuda:1')")
+    said = ip.run("%gpumem --since").text
+    assert "cuda:1: +3.8 MiB since the last %gpumem" in said
+    assert [line.split()[:3] for line in said.splitlines()[3:5]] == [
+        ["y", "cuda:1", "new"],
+        ["x", "cuda:0", "gone"],
+    ]
+    assert "1 holder holds as much" in said
+    assert "as much is allocated" in ip.run("%gpumem --since").text
+    assert "leave out net" in ip.run("%gpumem net --since").text
