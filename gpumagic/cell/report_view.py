@@ -12,20 +12,19 @@ from gpumagic.moving.move import Moves
 
 # The report says the first two by themselves; that a value is shown is no news.
 _SAID = ("loader", "fix", "display")
+_ITSELF = "the cell, or a library that it calls, names that device itself: name {} there"
 
 
 def text(report: Report) -> str:
     """`cuda:1 (virtual) · 1.24 s · moved X, net: 1.2 MiB from cpu in 3.1 ms · peak 12.5 MiB`."""
-    line = " · ".join(_parts(report))
-    if report.table:
-        return f"{line}\n{ledger_view.text(report.ledger)}"
-    return "\n".join([line, *(f"  → {hint}" for hint in _hints(report))])
+    lines = [" · ".join(_parts(report)), *(f"  → {hint}" for hint in _hints(report))]
+    return "\n".join([*lines, ledger_view.text(report.ledger)] if report.table else lines)
 
 
 def html(report: Report) -> str:
     """The line, and behind it each variable with its bytes and each device with its memory."""
     head, *rest = _parts(report)
-    bad = " gm-bad" if report.error or report.fault else ""
+    bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     line = f'<b class="gm-where{bad}">{escape(head)}</b>' + "".join(
         f' <span class="gm-dim">·</span> {coded(part)}' for part in rest
     )
@@ -39,9 +38,10 @@ def html(report: Report) -> str:
 
 
 def _hints(report: Report) -> list[str]:
-    """Advice, which the table has too."""
+    """What to do where it ran elsewhere; and about the ledger, if its table does not say it."""
     told = report.table or not report.ledger.entries
-    return [] if told else ledger_view.hints(report.ledger)
+    itself = [_ITSELF.format(report.device.label)] if "cuda" in report.elsewhere else []
+    return itself + ([] if told else ledger_view.hints(report.ledger))
 
 
 def _parts(report: Report) -> list[str]:

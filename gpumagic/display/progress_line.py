@@ -1,7 +1,7 @@
 """Show how far long work is, in one line that is written over itself and gone at the end.
 
 Work that is over in 2 s has no line. A pipe or a file gets nothing, a terminal tqdm's line, and a
-notebook an output that is updated in place.
+notebook a bar that is updated in place; it moves to and fro where nobody knows how much is left.
 """
 
 import sys
@@ -12,7 +12,17 @@ from contextvars import copy_context
 from shutil import get_terminal_size
 from typing import Any, TextIO
 
+from gpumagic.display.shown import block, tag
+
 PATIENCE_S = 2.0
+
+
+def _bar(now: object) -> str:
+    """HTML's own bar, in our color, and the words."""
+    share: float | None = getattr(now, "share", None)
+    value = "" if share is None else f' value="{share:.3f}"'
+    style = "accent-color: var(--gm-mine); margin-right: 8px; vertical-align: middle; width: 16em"
+    return block(f'<progress style="{style}"{value}></progress>{tag("span", now)}')
 
 
 class ProgressLine:
@@ -44,7 +54,7 @@ class ProgressLine:
             self._timer.start()
 
     def update(self, now: object) -> None:
-        """Write ``str(now)``, if it is time."""
+        """Write ``str(now)``, if it is time; a bar is as long as its `share`, from 0 to 1."""
         self._latest = now
         if self._clock() - self._began >= PATIENCE_S:
             self._write()
@@ -54,17 +64,18 @@ class ProgressLine:
             if self._over or self._latest is None:
                 return
             if self._notebook:
-                self._publish(str(self._latest))
+                self._publish(self._latest)
             else:
                 self._draw(str(self._latest))
 
-    def _publish(self, words: str) -> None:
+    def _publish(self, now: object) -> None:
         from IPython.display import display
 
+        shown = {"text/plain": str(now), "text/html": _bar(now)}
         if self._output is None:
-            self._output = display({"text/plain": words}, raw=True, display_id=True)
+            self._output = display(shown, raw=True, display_id=True)
         else:
-            self._output.update({"text/plain": words}, raw=True)
+            self._output.update(shown, raw=True)
 
     def _draw(self, words: str) -> None:
         # A line that wraps would not be erased whole.

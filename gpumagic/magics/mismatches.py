@@ -1,12 +1,11 @@
 """Show the explanation of an error between devices, under its traceback.
 
-The exception and what IPython keeps of it are left as they are; only frames that stand in for
-torch's own code are not shown. So it is wherever the shell shows a traceback: for `%%time`, `%run`
-and callbacks of widgets too.
+The exception is left as it is, but for our own frames that stand in for torch's code: they are
+taken out, so that `%debug` begins in the user's. So it is wherever the shell shows a traceback: for
+`%%time`, `%run` and callbacks of widgets too.
 """
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from IPython.display import display
@@ -38,8 +37,9 @@ class Explaining:
         error = exc_tuple[1] if isinstance(exc_tuple, tuple) and len(exc_tuple) > 1 else None
         error = error or sys.exc_info()[1] or getattr(sys, "last_value", None)
         try:
-            with _shortened(error) if self._active else nullcontext():
-                return self._original(exc_tuple, *args, **kwargs)
+            if self._active:
+                _shorten(error)
+            return self._original(exc_tuple, *args, **kwargs)
         finally:
             self._explain(error)
 
@@ -62,10 +62,10 @@ class Explaining:
                 display(explanation)
 
 
-def _shortened(error: BaseException | None) -> AbstractContextManager[None]:
-    """Show an error without frames of ours: there are none where torch was never imported."""
-    if error is None or sys.modules.get("torch") is None:
-        return nullcontext()
-    from gpumagic.usercode.frames import without_ours
+def _shorten(error: BaseException | None) -> None:
+    """Take frames of ours out of an error: there are none where torch was never imported."""
+    if error is not None and sys.modules.get("torch") is not None:
+        with faults.kept("shortening a traceback"):
+            from gpumagic.usercode.frames import cut_ours
 
-    return without_ours(error)
+            cut_ours(error)

@@ -44,6 +44,13 @@ class Progress:
             parts.append(f"about {age(max(self.remaining, 1))} left")
         return " · ".join(part for part in parts if part)
 
+    @property
+    def share(self) -> float | None:
+        """How much of its time is over; None while there is no estimate of the rest."""
+        if self.remaining is None:
+            return None
+        return self.elapsed / ((self.elapsed + self.remaining) or 1.0)
+
     def posted(self) -> dict[str, Any]:
         """As JSON, for the monitor: its line, and a bar for each device, out of the slowest."""
         spelled = {"copy": "copying"}

@@ -1,6 +1,6 @@
 """Read a traceback: the user's frames, their source, and the expression that failed in each.
 
-The exception and its frames are left as they are; nothing of the user's code is run.
+The exception loses frames of ours at most; nothing of the user's code is run.
 """
 
 import ast
@@ -8,7 +8,6 @@ import builtins
 import inspect
 import linecache
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from types import FrameType, TracebackType
 from typing import Any
@@ -41,25 +40,17 @@ def errors(error: BaseException) -> Iterator[BaseException]:
             queue.extend(current.exceptions)  # type: ignore[attr-defined]
 
 
-@contextmanager
-def without_ours(error: BaseException) -> Iterator[None]:
-    """Take frames that stand in for torch's own code out of an error's tracebacks, for a while."""
-    cut: list[tuple[TracebackType, TracebackType | None]] = []
-    try:
-        for each in errors(error):
-            trace = each.__traceback__
-            while trace is not None:
-                after = trace.tb_next
-                while after is not None and stands_in(after.tb_frame.f_code.co_filename):
-                    after = after.tb_next
-                if after is not trace.tb_next:
-                    cut.append((trace, trace.tb_next))
-                    trace.tb_next = after
-                trace = after
-        yield
-    finally:
-        for trace, after in cut:
-            trace.tb_next = after
+def cut_ours(error: BaseException) -> None:
+    """Take frames that stand in for torch's own code out of an error's tracebacks."""
+    for each in errors(error):
+        trace = each.__traceback__
+        while trace is not None:
+            after = trace.tb_next
+            while after is not None and stands_in(after.tb_frame.f_code.co_filename):
+                after = after.tb_next
+            if after is not trace.tb_next:
+                trace.tb_next = after
+            trace = after
 
 
 class FailedFrame:

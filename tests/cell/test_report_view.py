@@ -63,6 +63,15 @@ def test_no_time_on_a_virtual_gpu_passes_for_a_gpus():
     assert str(on_cpu).startswith("asked for cuda:0; all work was on cpu · ")
 
 
+def test_work_on_another_gpu_is_told_first_as_trouble_and_what_to_do():
+    report = replace(PLAIN, elsewhere="96 % of it ran on cuda:0")
+    first, advice = str(report).splitlines()
+    assert first.startswith("asked for cuda:1; 96 % of it ran on cuda:0 · ")
+    assert advice.endswith("names that device itself: name cuda:1 there")
+    assert 'gm-bad">asked for cuda:1; 96 %' in report._repr_html_()
+    assert 'gm-bad">' not in PLAIN._repr_html_()
+
+
 class Words(HTMLParser):
     def __init__(self, html):
         super().__init__()

@@ -130,12 +130,28 @@ def test_a_notebook_has_one_output_that_ends_as_the_result(displayed):
     at.line.update("one of 3")
     at.line.update("two of 3")
     at.line.close("the result")
-    assert displayed == [
-        ("display", {"text/plain": "one of 3"}),
-        ("update", {"text/plain": "two of 3"}),
-        ("update", "the result"),
-    ]
+    said = [(how, data["text/plain"]) for how, data in displayed[:-1]]
+    assert said == [("display", "one of 3"), ("update", "two of 3")]
+    assert displayed[-1] == ("update", "the result")
     assert at.written == ""
+
+
+class Half:
+    share = 0.5
+
+    def __str__(self):
+        return "<half>"
+
+
+def test_a_notebook_has_a_bar_as_long_as_what_is_over(displayed):
+    at = Line(shell=SimpleNamespace(kernel=None))
+    at.now = 2.0
+    at.line.update(Half())
+    assert ' value="0.500"></progress><span>&lt;half&gt;</span>' in displayed[0][1]["text/html"]
+    at.line.update("nobody knows")
+    assert '"></progress><span>nobody knows</span>' in displayed[1][1]["text/html"]
+    assert "value=" not in displayed[1][1]["text/html"]
+    at.line.close()
 
 
 def test_a_notebook_without_a_result_keeps_no_line(displayed):

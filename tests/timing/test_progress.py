@@ -49,6 +49,8 @@ def test_what_is_left_is_estimated_from_what_is_done():
     last = told.all[-1]
     assert (last.done, last.total, last.elapsed) == (1, 4, 2.5)
     assert last.remaining == pytest.approx(3 * 2.0 - 0.5)
+    assert last.share == pytest.approx(2.5 / 8.0)
+    assert told.all[0].share is None
     assert last.bars == (("cpu", 0.5, "done"), ("cuda:0", None, "warm up"))
     told.now = 9.0  # longer than the one before: those that follow are still to come
     told.reporter.at("timing", 1)
