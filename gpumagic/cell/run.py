@@ -123,8 +123,8 @@ class Run:
         self._ledger_complete = True
         self._before: set[int] = set()  # ids of the tensors that were variables
 
-    def start(self) -> None:
-        """Move and place; or raise `GpuError`, and nothing was moved."""
+    def start(self, told: Callable[[object], object] | None = None) -> None:
+        """Move, and place; or raise `GpuError`, and nothing was moved. A long move is `told`."""
         if self._move:
             self._moves = move_all(
                 variables_read(self._names, self._namespace),
@@ -133,6 +133,7 @@ class Run:
                 namespace=self._namespace,
                 clock=self._clock,
                 origins=self._origins,
+                told=told,
             )
         if self._origins and not self._back:
             line = innermost()

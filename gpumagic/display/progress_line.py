@@ -7,7 +7,8 @@ notebook a bar that is updated in place; it moves to and fro where nobody knows 
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
 from shutil import get_terminal_size
 from typing import Any, TextIO
@@ -23,6 +24,23 @@ def _bar(now: object) -> str:
     value = "" if share is None else f' value="{share:.3f}"'
     style = "accent-color: var(--gm-mine); margin-right: 8px; vertical-align: middle; width: 16em"
     return block(f'<progress style="{style}"{value}></progress>{tag("span", now)}')
+
+
+@contextmanager
+def progress_line(shell: Any, *, silent: bool = False) -> Iterator[Callable[[object], None]]:
+    """What to call with how far it is: the line begins with the first call, if there is one."""
+    lines: list[ProgressLine] = []
+
+    def told(now: object) -> None:
+        if not lines:
+            lines.append(ProgressLine(shell, silent=silent))
+        lines[0].update(now)
+
+    try:
+        yield told
+    finally:
+        for line in lines:
+            line.close()
 
 
 class ProgressLine:

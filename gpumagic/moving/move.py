@@ -70,13 +70,14 @@ def move_all(
     clock: Callable[[], float] = time.perf_counter,
     origins: list[tuple[Any, Origin]] | None = None,
     check_room: bool = True,
+    told: Callable[[Any], object] | None = None,
 ) -> Moves:
     """Bring tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
     The state of `followers` follows those parameters that move. In `namespace`, tensors and arrays
     that share memory with one that moves are told in `Moves.left`, and names may be bound anew.
     Each that moves is put into `origins`, with where it was. Without `check_room`, which is for
-    tensors without data, more may move than the device can hold.
+    tensors without data, more may move than the device can hold. A long move is `told`.
     """
     start = clock()
     finder = TensorFinder()
@@ -93,7 +94,7 @@ def move_all(
         plan.note_bystanders(tensors_in(namespace or {}))
         plan.note_arrays(_arrays_in(namespace or {}))
         # Before the first copy; and raised out here: a chained exception would keep copies alive.
-        if (check_room and not _has_room(device, plan, by_to)) or not plan.copy():
+        if (check_room and not _has_room(device, plan, by_to)) or not plan.copy(told):
             raise GpuError(_no_room(device, finder.tensors))
         plan.carry_out()
         for module in finder.recurrent:
@@ -106,9 +107,7 @@ def move_all(
         _name_device(value, device)
     if origins is not None:
         origins += plan.origins
-    moved = tuple(
-        Moved(name, nbytes, tuple(plan.sources[name])) for name, nbytes in plan.nbytes.items()
-    )
+    moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
     return Moves(moved, tuple(plan.left), clock() - start if moved else 0.0)
 
 

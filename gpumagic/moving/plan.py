@@ -3,7 +3,7 @@
 All of them are made before the first tensor changes, so that either all move or none.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,8 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpumagic.display.units import size
+
 # A multiple of every element size: offsets stay whole when a copy begins in the middle.
 _ALIGNMENT = 64
+# Bytes that may take seconds, over a bus or from a disk.
+_MANY = 2**28
 # Tensors of one storage that overlap, behind the first byte of theirs and the one after the last.
 _Family = tuple[int, int, list["FoundTensor"]]
 # The path to a value: the variable's name, then a step for each part on the way.
@@ -72,6 +76,24 @@ class Origin:
     device: torch.device
     there: torch.device  # to which it was brought
     cell: str = ""  # which cell it was: "In [3]"
+
+
+@dataclass(frozen=True)
+class Copying:
+    """How far the copies of a long move are, in bytes."""
+
+    done: int
+    total: int
+    device: torch.device
+
+    @property
+    def share(self) -> float:
+        """The part that is done, from 0 to 1."""
+        return self.done / self.total
+
+    def __str__(self) -> str:
+        """``"to cuda:1: 3.0 of 4.2 GiB"``."""
+        return f"to {self.device}: {size(self.done)} of {size(self.total)}"
 
 
 def written(steps: Path) -> str:
@@ -147,11 +169,18 @@ class MovePlan:
         each = (b - a for a, b, family in self._families if any(f.home is None for f in family))
         return sum(alone) + sum(each)
 
-    def copy(self) -> bool:
-        """Make the new bytes; False, and none are kept, where the device has no room for them."""
+    def copy(self, told: Callable[[Copying], object] | None = None) -> bool:
+        """Make the new bytes; False, and none are kept, where the device has no room for them.
+
+        Of many bytes, `told` is told before each copy how far it is.
+        """
+        done, total = 0, self.needed if told else 0
         try:
-            for family in self._families:
-                self._copy_family(*family)
+            for start, end, family in self._families:
+                if told and total >= _MANY:
+                    told(Copying(done, total, self.device))
+                done += end - start
+                self._copy_family(start, end, family)
             for found in self._alone:
                 self._copy_alone(found)
         except torch.OutOfMemoryError:

@@ -1,11 +1,12 @@
 """One line that says how far work is: late, in place, gone at the end, and never in a file."""
 
 import io
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from gpumagic.display.progress_line import ProgressLine
+from gpumagic.display.progress_line import ProgressLine, progress_line
 
 
 class Terminal(io.StringIO):
@@ -160,6 +161,18 @@ def test_a_notebook_without_a_result_keeps_no_line(displayed):
     at.line.update("one of 3")
     at.line.close()
     assert displayed[-1] == ("update", {"text/plain": "", "text/html": ""})
+
+
+def test_a_line_that_begins_with_the_first_call_is_gone_at_the_end():
+    before = threading.active_count()
+    with progress_line(SimpleNamespace()) as told:
+        assert threading.active_count() == before  # what needs no line has no timer
+        told("one of 3")
+        assert threading.active_count() == before + 1
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(10)
+    assert threading.active_count() == before
 
 
 def test_what_was_over_soon_displays_its_result_only(displayed):

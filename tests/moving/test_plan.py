@@ -57,6 +57,18 @@ def test_an_array_of_numpys_that_shared_memory_is_told():
     assert move_all([("x", x)], CPU, namespace=space).left == ()
 
 
+def test_a_long_move_says_how_far_it_is():
+    first, second, little = torch.empty(2**26), torch.empty(2**26), torch.ones(3)
+    said = []
+    move_all([("net", [first, second])], GPU1, told=said.append)
+    assert [(str(s), s.share) for s in said] == [
+        ("to cuda:1: 0 B of 512 MiB", 0.0),
+        ("to cuda:1: 256 MiB of 512 MiB", 0.5),
+    ]
+    move_all([("little", little)], GPU1, told=said.append)
+    assert len(said) == 2
+
+
 def test_a_small_view_does_not_bring_its_large_base():
     base = torch.zeros(1000)
     part = base[:10]
