@@ -23,6 +23,8 @@ _BEFORE_CODE = re.compile(rf"""((?:[^\s'"]+|{_QUOTED}|\s+)*?)(?<!\S)--(?:\s+|$)"
 # Blanks beside a comma, a plus or an equals sign that is in no quotes.
 _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
 
+_NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
+
 
 @contextmanager
 def in_one_line(magic: str) -> Iterator[None]:
@@ -159,6 +161,8 @@ def parse(magic: str, line: str) -> Namespace:
     parser = parser_of(magic)
     try:
         # "/gpu:1" and "0,1" are plain words to shlex; a quoted word loses its quotes.
+        if magic.endswith("gpumem"):  # quotes and blanks may stand in a name: data["my net"]
+            return parser.parse_args(_NAMES.findall(line))
         if magic.endswith("gputime"):  # options may stand between its devices
             line = _BLANKS.sub(lambda found: found[1] or found[2], line)
             return parser.parse_intermixed_args(shlex.split(line, comments=True))

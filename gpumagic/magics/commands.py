@@ -30,7 +30,7 @@ from gpumagic.magics.shown_once import Once
 
 @magics_class
 class GpuMagics(Magics):
-    """`%gpus`, `%ongpu`, `%gpuwatch`, `%gpufree` and `%%gputime`."""
+    """`%gpus`, `%ongpu`, `%gpuwatch` and `%%gputime`."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
@@ -209,36 +209,6 @@ class GpuMagics(Magics):
             watched.stop()
         else:
             print(f"%gpuwatch is {'on' if watched.on else 'off; %gpuwatch on starts it'}")
-
-    @no_var_expand
-    @line_magic
-    @answers_help
-    def gpufree(self, line: str) -> None:
-        """Give back the GPU memory that no variable holds, and say in a line how much it was.
-
-        An exception keeps the frames that it passed with all their tensors, and IPython keeps what
-        cells gave. Those that hold GPU memory are let go: tracebacks stay on the page, `%debug`
-        then has nothing to look into. Garbage is collected and torch's cache emptied. What a
-        variable holds stays, also where it is `Out[5]` too.
-
-        Usage::
-
-            %gpufree                   exceptions' frames, outputs (Out, _, __, ___, _5)
-            %gpufree batch net         these variables too
-            %gpufree --grads           the gradients of the notebook's modules too
-
-        Examples::
-
-            In [7]: %gpufree
-            freed 3.2 GiB (the exception of In [6]: 2.1 GiB on cuda:0, Out[4]: 1.1 GiB on cuda:0)
-
-        In a program, also in the `except` block of an error: `gpumagic.free_memory()`.
-        """
-        asked = parse("%gpufree", line)
-        with torch_needed("%gpufree"), in_one_line("%gpufree"):
-            from gpumagic.memory.free import free_memory
-
-            display(free_memory(*asked.names, grads=asked.grads))
 
     @no_var_expand
     @needs_local_scope

@@ -1,11 +1,15 @@
 """Answer `%gpumem`: who holds the memory of the GPUs, of one, or below a name."""
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from gpumagic.errors import GpuError
+
+# Where the name of a variable ends, and the way to what is in it begins.
+_ROOT = re.compile(r"[.\[]")
 
 
 class Memories:
@@ -27,7 +31,7 @@ class Memories:
         return changes(before, now)
 
     def held(self, asked: Sequence[str]) -> Any:
-        """A report of all GPUs, of those named, or of what the variables named hold.
+        """A report of all GPUs, of those named, or of some variables; of one name what is in it.
 
         A Snapshot of who holds the GPUs where torch was not imported, and so nothing is held here.
         """
@@ -39,8 +43,12 @@ class Memories:
         from gpumagic.memory import ask
 
         variables = ask.notebook()
-        names = [word for word in asked if word in variables]
+        names = [word for word in asked if _ROOT.split(word, 1)[0] in variables]
         ordinals = {str(device) for word in asked if word not in names for device in _gpus(word)}
+        if len(asked) == len(names) == 1:
+            from gpumagic.memory.memory_tree import tree
+
+            return tree(names[0], variables)
         report = ask.memory(*names)
         if not names:
             self.last = report

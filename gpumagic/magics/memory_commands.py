@@ -3,7 +3,9 @@
 from typing import Any
 
 from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
+from IPython.display import display
 
+from gpumagic.errors import torch_needed
 from gpumagic.magics.arguments import answers_help, in_one_line, parse
 from gpumagic.magics.commands import GpuMagics
 from gpumagic.magics.gpumem import Memories
@@ -11,7 +13,7 @@ from gpumagic.magics.gpumem import Memories
 
 @magics_class
 class MemoryMagics(Magics):
-    """`%gpumem`."""
+    """`%gpumem` and `%gpufree`."""
 
     def __init__(self, shell: Any, others: GpuMagics) -> None:
         super().__init__(shell)
@@ -32,7 +34,9 @@ class MemoryMagics(Magics):
 
             %gpumem                    all GPUs; the value is a gpumagic.MemoryReport
             %gpumem 1                  one of them, by any of its names
-            %gpumem net                what one variable holds
+            %gpumem net                what one variable holds: a module layer by layer, with its
+                                       gradients, optimizer's state, and what autograd saved
+            %gpumem data["x"] batch    what these variables hold
             %gpumem --since            what grew, came and went since the last %gpumem
 
         Examples::
@@ -47,6 +51,36 @@ class MemoryMagics(Magics):
         with in_one_line("%gpumem"):
             answer = memories.changes if args.since else memories.held
             return self.once.show(answer(args.what))
+
+    @no_var_expand
+    @line_magic
+    @answers_help
+    def gpufree(self, line: str) -> None:
+        """Give back the GPU memory that no variable holds, and say in a line how much it was.
+
+        An exception keeps the frames that it passed with all their tensors, and IPython keeps what
+        cells gave. Those that hold GPU memory are let go: tracebacks stay on the page, `%debug`
+        then has nothing to look into. Garbage is collected and torch's cache emptied. What a
+        variable holds stays, also where it is `Out[5]` too.
+
+        Usage::
+
+            %gpufree                   exceptions' frames, outputs (Out, _, __, ___, _5)
+            %gpufree batch net         these variables too
+            %gpufree --grads           the gradients of the notebook's modules too
+
+        Examples::
+
+            In [7]: %gpufree
+            freed 3.2 GiB (the exception of In [6]: 2.1 GiB on cuda:0, Out[4]: 1.1 GiB on cuda:0)
+
+        In a program, also in the `except` block of an error: `gpumagic.free_memory()`.
+        """
+        asked = parse("%gpufree", line)
+        with torch_needed("%gpufree"), in_one_line("%gpufree"):
+            from gpumagic.memory.free import free_memory
+
+            display(free_memory(*asked.names, grads=asked.grads))
 
 
 OFFERED: tuple[type[Magics], ...] = (GpuMagics, MemoryMagics)

@@ -5,3 +5,4 @@ from gpumagic.display import shown
 shown.register("gpumagic.memory.memory_report.MemoryReport", "gpumagic.memory.memory_view")
 shown.register("gpumagic.memory.freed.Freed", "gpumagic.memory.freed_view")
 shown.register("gpumagic.memory.memory_changes.MemoryChanges", "gpumagic.memory.changes_view")
+shown.register("gpumagic.memory.memory_tree.MemoryTree", "gpumagic.memory.tree_view")

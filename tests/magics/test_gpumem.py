@@ -25,10 +25,20 @@ def test_of_one_device_and_of_one_name(ip):
     one = ip.run("%gpumem 1").text
     assert "cuda:1" in one
     assert "cuda:0" not in one
-    named = ip.run("%gpumem x").text
+    named = ip.run("%gpumem x net").text
     assert "x " in named
-    assert "net" not in named
-    assert "cuda:1" in ip.run("%gpumem net cuda:1").text
+    assert "net" in named
+    assert "cuda:0" not in ip.run("%gpumem net cuda:1").text
+
+
+def test_one_name_is_opened(ip):
+    made(ip)
+    ip.run("data = {'my x': [x]}")
+    assert "net: 1.0 MiB on cuda:1" in ip.run("%gpumem net").text
+    assert "parameters" in ip.run("opened = %gpumem net").text
+    assert type(ip.ns["opened"]).__name__ == "MemoryTree"
+    assert "['my x'][0] holds" in ip.run("%gpumem data['my x'][0]").text
+    assert "raises IndexError" in ip.run("%gpumem data['my x'][7]").text
 
 
 @pytest.mark.parametrize(

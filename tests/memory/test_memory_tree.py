@@ -1,0 +1,86 @@
+"""What one name holds, opened: a module by layer, anything else by item."""
+
+import pytest
+import torch
+from torch import nn
+
+from gpumagic.errors import GpuError
+from gpumagic.memory.memory_tree import tree
+
+BLOCK = 512
+COLUMNS = ["parameter", "gradient", "optimizer state"]
+
+
+@pytest.fixture
+def trained(gpus):
+    """A net of two layers that are alike and one that is not, after a step of Adam."""
+    net = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 8))
+    net.to("cuda:1")
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(4, 128, device="cuda:1")).sum().backward()
+    optimizer.step()
+    return {"net": net, "optimizer": optimizer}
+
+
+def rows(found):
+    return {branch.path: branch for branch in found.branches}
+
+
+def test_a_module_is_opened_layer_by_layer(trained):
+    found = rows(tree("net", trained))
+    weights = 128 * 128 * 4 + BLOCK
+    one, last = found["net.0"], found["net.3"]
+    assert (one.depth, one.alike, last.alike) == (1, 2, 1)
+    assert [one.nbytes[kind] for kind in COLUMNS] == [2 * weights, 2 * weights, 4 * weights]
+    assert [last.nbytes[kind] for kind in COLUMNS] == [4608, 4608, 9216]
+    whole = found["net"].nbytes
+    assert list(found) == ["net", "net.0", "net.3"]
+    assert sum(whole.values()) == torch.cuda.memory_allocated(1) == found["net"].total
+
+
+def test_as_text_and_html(trained):
+    found = tree("net", trained)
+    head, columns, whole, *below = str(found).splitlines()
+    assert head == "net: 267 KiB on cuda:1; optimizers hold 267 KiB more for it"
+    assert columns.split() == ["parameters", "gradients", "optimizer", "together"]
+    assert whole.split()[0] == "net"
+    assert [line.split("  ")[2].strip() for line in below] == ["0 and 1 alike", "3"]
+    html = found._repr_html_()
+    assert 'title="net.0"' in html
+    assert "0 and 1 alike" in html
+
+
+def test_what_is_no_module_is_opened_item_by_item(gpus):
+    held = {"data": {"x": torch.zeros(1000, device="cuda"), "more": []}}
+    held["data"]["more"] = [torch.zeros(2000, device="cuda") for _ in range(30)]
+    found = tree("data", held)
+    paths = [(b.path, b.depth, b.alike) for b in found.branches]
+    assert paths[0] == ("data", 0, 1)
+    assert ("data['x']", 1, 1) in paths
+    assert any(depth == 2 and alike == 30 for _, depth, alike in paths)
+    within = tree('data["x"]'.replace('"', "'"), held)
+    assert [(b.path, b.nbytes) for b in within.branches] == [("data['x']", {"tensor": 4096})]
+
+
+def test_what_is_long_is_folded(gpus):
+    held = {"many": [torch.zeros(200 * n, device="cuda") for n in range(1, 60)]}
+    found = tree("many", held)
+    assert len(found.branches) == 60
+    assert "and 20 more" in str(found)
+    assert "all 60 rows" in found._repr_html_()
+    assert "[0]" in found._repr_html_().partition("all 60 rows")[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing", "nothing holds nothing on a GPU"),
+        ("x.y", "x.y raises AttributeError"),
+        ("print(x)", "is no name of a variable"),
+        ("x[", "is no name of a variable"),
+    ],
+)
+def test_what_cannot_be_opened_is_one_line(gpus, name, said):
+    with pytest.raises(GpuError, match=said) as raised:
+        tree(name, {"nothing": [1], "x": torch.zeros(3, device="cuda")})
+    assert "\n" not in str(raised.value)
