@@ -203,6 +203,9 @@ def holder_columns(
             html=[" ".join(tag("span", part) for part in each) for each in parts],
         ),
     ]
+    if any(h.utilization is not None for h in holders):
+        busy = [_reading(h.utilization, "%") if h.pids else "" for h in holders]
+        columns.insert(-1, Column("util", busy, number=True))
     if html:
         columns.insert(3, Column("kind", [h.kind or "" for h in holders]))
     return columns if processes else [columns[0], columns[-1]]

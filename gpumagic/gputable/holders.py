@@ -44,6 +44,7 @@ class Holder:
     mine: bool = False
     kind: str | None = None
     started: float | None = None
+    utilization: float | None = None  # percent, of the GPU that it keeps busiest
 
 
 def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> Split | None:
@@ -97,7 +98,16 @@ def _holder(group: Sequence[ProcessSample]) -> Holder:
         mine=first.mine,
         kind=first.kind,
         started=first.started,
+        utilization=_busiest(group),
     )
+
+
+def _busiest(group: Sequence[ProcessSample]) -> float | None:
+    busy: dict[str, float] = {}
+    for process in group:
+        if process.utilization is not None:
+            busy[process.uuid] = busy.get(process.uuid, 0.0) + process.utilization
+    return min(max(busy.values()), 100.0) if busy else None
 
 
 def _name(process: ProcessSample) -> str:

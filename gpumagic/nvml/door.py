@@ -128,6 +128,19 @@ class Nvml:
         """GPM metrics by number since the question before; empty where there are none."""
         return {} if gpu.parent else self._gpm.metrics(gpu.uuid, gpu.handle, numbers)
 
+    def busy(self, gpu: Gpu, seconds: float) -> dict[int, float | None] | None:
+        """Percent of a GPU's time by pid, of the processes that worked on it in the last seconds;
+        None where it cannot tell, as in MIG."""
+        since = int((time.time() - seconds) * 1e6)
+        try:
+            samples = self._library.make("nvmlDeviceGetProcessUtilization", gpu.handle, since)
+        except self._library.errors as error:
+            return {} if self._library.is_nothing_found(error) else None
+        # Oldest first. Drivers are known to answer old samples too, and nonsense over 100.
+        samples = sorted(samples, key=lambda sample: int(sample.timeStamp))
+        recent = {int(s.pid): float(s.smUtil) for s in samples if s.timeStamp >= since}
+        return {pid: used if used <= 100 else None for pid, used in recent.items()}
+
     def xids(self) -> list[tuple[str, int]]:
         """UUID and number of each critical Xid error since the question before."""
         return self._xids.poll({gpu.uuid: gpu.handle for gpu in self._gpus if not gpu.parent})

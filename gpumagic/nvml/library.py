@@ -83,6 +83,10 @@ class Library:
         codes = (self.module.NVML_ERROR_NOT_SUPPORTED, self.module.NVML_ERROR_FUNCTION_NOT_FOUND)
         return getattr(error, "value", None) in codes or isinstance(error, AttributeError)
 
+    def is_nothing_found(self, error: Exception) -> bool:
+        """Whether the question was understood, and there is nothing to tell."""
+        return bool(getattr(error, "value", None) == self.module.NVML_ERROR_NOT_FOUND)
+
     def is_lost(self, error: Exception) -> bool:
         """Whether the GPU has fallen off the bus."""
         code: object = getattr(error, "value", None)

@@ -92,6 +92,8 @@ LISTS = (
     Tier("graphics", 3.0, {"list": ("nvmlDeviceGetGraphicsRunningProcesses",)}, empty_s=15.0),
     Tier("mps", 3.0, {"list": ("nvmlDeviceGetMPSComputeRunningProcesses",)}, empty_s=15.0),
 )
+# Asked together with them; not in MIG.
+BUSY = Tier("busy", 3.0, {})
 _BEFORE_535: dict[str, nvml.Call] = {"throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons",)}
 
 
@@ -173,8 +175,10 @@ def read_list(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> tuple[Any, ...]:
     return tuple(found or ())
 
 
-def merge(gpu: nvml.Gpu, lists: Mapping[str, tuple[Any, ...]]) -> list[ProcessSample]:
-    """A GPU's processes; one that is in two lists holds its memory once."""
+def merge(
+    gpu: nvml.Gpu, lists: Mapping[str, tuple[Any, ...]], busy: Mapping[int, float | None] | None
+) -> list[ProcessSample]:
+    """A GPU's processes; one that is in two lists holds its memory once, one not `busy` is idle."""
     memory: dict[int, int | None] = {}
     kinds: dict[int, list[str]] = {}
     for kind, entries in lists.items():
@@ -183,7 +187,11 @@ def merge(gpu: nvml.Gpu, lists: Mapping[str, tuple[Any, ...]]) -> list[ProcessSa
             kinds.setdefault(pid, []).append(kind)
             known = [m for m in (memory.get(pid), entry.usedGpuMemory) if m is not None]
             memory[pid] = max(known, default=None)
-    return [ProcessSample(gpu.uuid, pid, memory[pid], "+".join(kinds[pid])) for pid in memory]
+    used = {pid: None if busy is None else busy.get(pid, 0.0) for pid in memory}
+    return [
+        ProcessSample(gpu.uuid, pid, memory[pid], "+".join(kinds[pid]), utilization=used[pid])
+        for pid in memory
+    ]
 
 
 def _activity(door: nvml.Nvml, gpu: nvml.Gpu, rates: Rates) -> dict[str, float | None]:

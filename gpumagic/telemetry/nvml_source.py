@@ -6,6 +6,7 @@ from typing import Any
 
 from gpumagic import nvml
 from gpumagic.telemetry.nvml_readings import (
+    BUSY,
     LISTS,
     TIERS,
     Rates,
@@ -108,7 +109,8 @@ class NvmlSource:
         found: list[ProcessSample] = []
         for gpu in _uncut(door.gpus()):
             lists = {tier.name: self._reading(door, gpu, tier, patience) for tier in LISTS}
-            found += merge(gpu, lists)
+            busy = None if gpu.parent else self._reading(door, gpu, BUSY, patience)
+            found += merge(gpu, lists, busy)
         return found
 
     def problems(self) -> list[Problem]:
@@ -127,6 +129,7 @@ class NvmlSource:
         jobs = [(gpu, tier) for gpu in self._present for tier in TIERS]
         if processes:
             jobs += [(gpu, tier) for tier in LISTS for gpu in _uncut(self._present)]
+            jobs += [(gpu, BUSY) for gpu in _uncut(self._present) if not gpu.parent]
         for gpu, tier in sorted(jobs, key=lambda job: self._due(job[0], job[1], 1.0)):
             now = self._monotonic()
             if now >= end or self._due(gpu, tier, 1.0) > now + _EARLY_S:
@@ -169,8 +172,13 @@ class NvmlSource:
 
     def _read(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> None:
         now = self._monotonic()
-        is_list = tier in LISTS
-        found = read_list(door, gpu, tier) if is_list else read(door, gpu, tier, self._rates)
+        found: Any
+        if tier is BUSY:
+            found = door.busy(gpu, 2 * tier.every_s)
+        elif tier in LISTS:
+            found = read_list(door, gpu, tier)
+        else:
+            found = read(door, gpu, tier, self._rates)
         self._kept[gpu.uuid, tier.name] = (now, found)
 
     def _due(self, gpu: nvml.Gpu, tier: Tier, patience: float) -> float:

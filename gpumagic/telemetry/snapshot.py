@@ -95,6 +95,7 @@ class ProcessSample:
     orphan: bool = False  # its kernel is gone and it still runs
     ordinal: int | None = None  # CUDA's number of this GPU in that process
     host_memory: int | None = None  # bytes of RAM that it has resident
+    utilization: float | None = None  # of the last seconds, the part in which its kernels ran
 
     @property
     def owner(self) -> str:

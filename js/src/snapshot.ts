@@ -72,6 +72,8 @@ export interface ProcessSample {
   ordinal: number | null;
   /** Bytes of RAM; an older server does not say. */
   host_memory?: number | null;
+  /** Percent of the last seconds in which its kernels ran; an older server does not say. */
+  utilization?: number | null;
 }
 
 export interface Problem {

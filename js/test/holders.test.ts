@@ -17,6 +17,7 @@ describe('who holds what', () => {
     notebook: null,
     kernel: null,
     idle_since: null,
+    utilization: null,
     memory: 10 * GIB,
     ...more,
   });
@@ -112,6 +113,16 @@ describe('who holds what', () => {
       process({ pid, kernel: `k${pid}`, notebook: `${pid}.ipynb`, idle_since: snapshot.time - s });
     snapshot.processes = [idle(1, 760), idle(2, 5)];
     expect(text(mount(snapshot), '.note:not([hidden])')).toEqual(['idle 12 min']);
+  });
+
+  test('who keeps a GPU busy says how much of the time, also a stranger', () => {
+    const snapshot = { ...fixture(), gpus: [gpu()] };
+    snapshot.processes = [
+      process({ pid: 1, name: null, user: 'grace', utilization: 36.6 }),
+      process({ pid: 2, utilization: 0 }),
+    ];
+    const notes = text(mount(snapshot), '.note:not([hidden])');
+    expect(notes.filter((note) => note.includes('busy'))).toEqual(['busy 37 %']);
   });
 });
 

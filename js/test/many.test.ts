@@ -8,6 +8,7 @@ const process = (uuid: string, more: Partial<ProcessSample> = {}): ProcessSample
   uuid,
   mine: false,
   ordinal: null,
+  utilization: null,
   ...more,
 });
 const book = (uuid: string, name: string, bytes: number, pid = 1): ProcessSample =>

@@ -42,6 +42,16 @@ def test_memory_is_split_between_this_kernel_others_and_the_driver() -> None:
     assert greedy.others == greedy.unseen == 0
 
 
+def test_a_notebook_is_as_busy_as_all_its_processes_on_the_gpu_that_they_keep_busiest() -> None:
+    its = (
+        process(pid=1, notebook="a.ipynb", utilization=40.0),
+        process(pid=2, notebook="a.ipynb", utilization=30.0),
+        process(pid=3, utilization=None),
+    )
+    found = holders([gpu()], its, each=False)
+    assert [holder.utilization for holder in found] == [70.0, None, None]
+
+
 def test_holders_are_this_kernel_then_the_greediest_then_the_unseen() -> None:
     some = (
         process(pid=1, memory=2 * GIB, notebook="work/small.ipynb"),

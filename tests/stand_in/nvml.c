@@ -18,6 +18,7 @@
  *     lost                    1: after its handle was given; 2: no handle is given either
  *     fail                    the code with which it answers everything
  *   gpu.I.compute=PID:BYTES,  the processes of GPU I; likewise graphics and mps; BYTES may be N/A
+ *   gpu.I.busy=PID:PERCENT:AGE,  what part of the time they work; AGE in seconds may be left out
  *   gpu.I.migK.compute        those of its MIG device in slot K, from 0
  *   fail.FUNCTION=CODE        that function answers CODE; fail.*=CODE: every one but init
  *   fail.field.ID=CODE        that field does
@@ -469,6 +470,35 @@ static int processes(const char *function, device *d, const char *field, u32 *co
         rest = rest ? rest + 1 : NULL;
     }
     return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+typedef struct {
+    u32 pid;
+    u64 time;
+    u32 sm, memory, encoder, decoder;
+} process_utilization;
+
+int nvmlDeviceGetProcessUtilization(device *d, process_utilization *to, u32 *count, u64 since) {
+    ENTER(d);
+    WHOLE_GPU(d);
+    struct timespec now;
+    u32 room = *count;
+    const char *rest = text_of(d, "busy");
+    clock_gettime(CLOCK_REALTIME, &now);
+    u64 time = now.tv_sec * 1000000ULL + now.tv_nsec / 1000;
+    *count = 0;
+    while (rest && *rest) {
+        char *end;
+        u32 pid = (u32)strtoul(rest, &end, 10), percent = (u32)strtoul(end + 1, &end, 10);
+        /* A sample's age in seconds may follow: drivers are known to answer old ones too. */
+        u64 age = *end == ':' ? strtoull(end + 1, &end, 10) : 0;
+        if (to && *count < room) to[*count] = (process_utilization){pid, time - age * 1000000, percent, 0, 0, 0};
+        ++*count;
+        rest = *end == ',' ? end + 1 : NULL;
+    }
+    (void)since;
+    if (!*count) return NOT_FOUND;
+    return *count > room || !to ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
 #define PROCESSES(function, field)                             \

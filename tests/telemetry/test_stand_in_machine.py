@@ -120,6 +120,16 @@ def test_a_process_in_two_lists_holds_its_memory_once(stand_in: Any) -> None:
     }
 
 
+def test_how_busy_each_process_keeps_a_gpu(stand_in: Any) -> None:
+    machine: dict[str, object] = {"gpus": 2, "gpu.*.compute": "71:1,72:1,73:1"}
+    machine |= {"gpu.0.busy": "71:37,72:900,73:55:60"}
+    found = [p["utilization"] for p in taken(stand_in, machine)["processes"]]
+    # One not worth believing, one long ago; and a GPU on which nobody has worked.
+    assert found == [37.0, None, 0.0, 0.0, 0.0, 0.0]
+    machine["fail.nvmlDeviceGetProcessUtilization"] = 3
+    assert {p["utilization"] for p in taken(stand_in, machine)["processes"]} == {None}
+
+
 def test_own_process_and_its_notebook(stand_in: Any) -> None:
     program = """
 machine(gpu__0__compute=f"{os.getpid()}:7")

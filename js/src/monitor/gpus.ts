@@ -39,10 +39,7 @@ class List {
       this.#cards?.update([]);
       this.#lines = lines;
       this.node.className = lines ? 'gpus lines' : 'gpus';
-      this.#cards = new Rows(
-        this.node,
-        (view) => new Card(view, lines, this.#shared, this.#sight),
-      );
+      this.#cards = new Rows(this.node, (view) => new Card(view, lines, this.#shared, this.#sight));
     }
     this.#cards.update(views.map((view) => [view.gpu.uuid, view] as const));
   }

@@ -37,6 +37,14 @@ const outlives = (process: ProcessSample): boolean =>
   !process.orphan &&
   !process.mine;
 
+/** Percent of the time of the GPU that a group keeps busiest; 0 where none is known. */
+function busiest(all: ProcessSample[]): number {
+  const busy = new Map<string, number>();
+  for (const { uuid, utilization } of all)
+    busy.set(uuid, (busy.get(uuid) ?? 0) + (utilization ?? 0));
+  return Math.min(100, Math.max(0, ...busy.values()));
+}
+
 class ProcessRow {
   readonly node = h('li', 'process');
   #shared: Shared;
@@ -129,6 +137,8 @@ class ProcessRow {
     else if (main.idle_since !== null && owner !== 'mine' && now - main.idle_since >= 60)
       notes.push(t('idle %1', age(now - main.idle_since)));
     const workers = new Set(all.filter((process) => process.child).map(({ pid }) => pid)).size;
+    const busy = busiest(all);
+    if (busy) notes.push(t('busy %1 %', Math.round(busy)));
     if (workers && !main.orphan) {
       notes.push(workers > 1 ? t('+%1 workers', workers) : t('+1 worker'));
     }
