@@ -4,6 +4,7 @@ Under any mode torch's C++ writes into a new tensor where it otherwise writes in
 else has, so that a dry run would hold both at once. Here it is said which these are.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +25,11 @@ _EXPLICIT = {
 }
 _NODES = frozenset({"BinaryCrossEntropyWithLogitsBackward0"})
 _SUMS = frozenset({"add", "sub", "mul"})
+# With these a backward pass writes into the zeros that it has just made.
+_WRITE = frozenset(
+    ("scatter", "scatter_add", "index_add", "index_put", "_unsafe_index_put", "put", "masked_fill")
+)
+_NODE_OF_TORCH = re.compile(r".*Backward\d+")
 # Virtual GPUs have kernels of their own for them.
 _NETWORKS = frozenset(
     ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
@@ -63,6 +69,9 @@ class Composites:
         number = None if node is None else (node.name(), node._sequence_nr())
         if number != self._node:
             self._node, self._before = number, self._made()
+        if name in _WRITE:
+            in_node = number is not None and _NODE_OF_TORCH.fullmatch(number[0])
+            return (args[0], False) if in_node and age(args[0]) > self._before else None
         if name not in _SUMS or func._overloadname != "Tensor":
             return None
         first = args[0]
@@ -87,9 +96,10 @@ class Composites:
         """What runs for a composite operator, which comes whole in inference mode."""
         if func in self._simple:
             return None
-        # To call a kernel that is not there would end the process.
+        # To call a kernel that is not there would end the process. Virtual GPUs run it whole.
         if name in _EXPLICIT and _has_kernel(func.name(), _EXPLICIT[name]):
-            return partial(func._op_dk, _EXPLICIT[name])
+            whole = _has_kernel(func.name(), "CUDA")
+            return None if whole else partial(func._op_dk, _EXPLICIT[name])
         of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
         if not of_aten or not _has_kernel(func.name(), _COMPOSITE):
             self._simple.add(func)

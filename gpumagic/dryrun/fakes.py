@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+# `suspended` needs it, also within the import that would load it.
+import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter

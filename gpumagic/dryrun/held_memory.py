@@ -76,7 +76,9 @@ class HeldMemory:
         try:
             storage = tensor.untyped_storage()
             nbytes = int(storage.nbytes())
-        except (RuntimeError, NotImplementedError, TypeError):  # sparse, nested: no one storage
+        except (RuntimeError, NotImplementedError, TypeError):  # it has no storage of its own
+            for part in _parts(tensor):
+                self.add(part)
             return
         key = storage._cdata
         if key in self._known:
@@ -114,6 +116,17 @@ class HeldMemory:
             self.most[device] = self.now[device]
             if self._begun:
                 self.at[device] = innermost(sys._getframe(1))
+
+
+def _parts(tensor: Any) -> list[Any]:
+    """What a sparse tensor is made of; nothing of other kinds."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
 
 
 @dataclass(frozen=True)

@@ -131,3 +131,34 @@ def test_inference(model):
     (returned,) = result.assigned
     assert (returned.shape, returned.dtype) == (value.shape, value.dtype)
     assert returned.device == str(value.device)
+
+
+def wide():
+    return torch.randn(256, 512, requires_grad=True)
+
+
+# What these hold beside what they give: more than the result's shape says, sparse gradients, what a
+# backward pass writes into zeros of its own, the order of channels that the CPU's kernels choose.
+HOLD = {
+    "soft_margin_loss": lambda: F.soft_margin_loss(wide(), torch.ones(256, 512)),
+    "fold": lambda: F.fold(torch.randn(2, 72, 900, requires_grad=True), (32, 32), 3),
+    "sparse": lambda: F.embedding(torch.zeros(64, 50, dtype=torch.long), wide(), sparse=True),
+    "topk": lambda: wide().topk(50)[0],
+    "index": lambda: wide()[torch.zeros(100, dtype=torch.long)],
+    "logits": lambda: F.binary_cross_entropy_with_logits(wide(), torch.ones(256, 512)),
+    "channels last": lambda: F.conv2d(
+        F.group_norm(torch.randn(2, 16, 16, 8, requires_grad=True).permute(0, 3, 1, 2), 4),
+        torch.randn(4, 8, 1, 1),
+    ).contiguous(),
+}
+
+
+def forward_and_backward(make):
+    out = make()
+    out.sum().backward()
+    return out
+
+
+@pytest.mark.parametrize("name", HOLD)
+def test_what_operators_hold_beside_their_results(name):
+    check(forward_and_backward, HOLD[name])
