@@ -45,7 +45,7 @@ MAY = {
     "widget": {"display", "gputable", "telemetry", "errors", "faults"},
     "server": {"telemetry", "device", "errors", "faults"},
     "gputable": {"display", "telemetry", "device", "errors"},
-    "virtual": {"telemetry", "device", "errors", "faults"},
+    "virtual": {"telemetry", "device", "usercode", "errors", "faults"},
     "telemetry": {"device", "nvml", "errors", "faults"},
     "display": {"errors", "faults"},
     "device": {"nvml", "errors", "faults"},

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.virtual import collectives, events, profiling, virtual_storages
+from gpumagic.virtual import collectives, events, memory_snapshot, profiling, virtual_storages
 from gpumagic.virtual.generators import Generator
 from gpumagic.virtual.memory_account import MemoryStat
 from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Stream
@@ -39,7 +39,7 @@ def install(stack: ExitStack) -> None:
     for gpu in GPUS:
         gpu.generator, gpu.stream = Generator(gpu.device), _default_stream(gpu.device)
     patch(stack, C, **_device_functions(), **_memory_functions(), **_copying_functions())
-    patch(stack, C, _has_cudnn=False)
+    patch(stack, C, **memory_snapshot.functions(stack), _has_cudnn=False)
     patch(
         stack,
         torch.cuda,

@@ -58,9 +58,12 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
     return flipped._neg_view() if tensor.is_neg() else flipped
 
 
-def adopt(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
-    """A fresh CPU tensor becomes a tensor of `gpu`, charged to it until its bytes are freed."""
+def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 2) -> Tensor:
+    """A fresh CPU tensor becomes a tensor of `gpu`, charged to it until its bytes are freed.
+
+    `depth`: how many calls above this one torch called.
+    """
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
-        gpu.account.charge(tensor, nbytes)
+        gpu.account.charge(tensor, nbytes, depth + 1)
     return flip(tensor, gpu.code)

@@ -7,6 +7,8 @@ come before that key, work on their own and no mode has to be on.
 
 import functools
 from collections.abc import Callable
+from itertools import repeat
+from math import prod
 from time import perf_counter_ns
 from typing import Any
 
@@ -17,6 +19,7 @@ from gpumagic.virtual import events
 from gpumagic.virtual.checks import INDEXING, Found, mixed, one_gpu
 from gpumagic.virtual.flip import adopt, flip, flip_plain
 from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
+from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
 from gpumagic.virtual.parts import adopt_parts, flip_parts, in_parts, replace_sparse
 from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
 from gpumagic.virtual.wider import compute_wider, lacks_type, writes
@@ -106,7 +109,7 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
     low_kwargs = {}
     for name in kwargs:
         low_kwargs[name] = _lower(plan, name, kwargs[name], found, above)
-    gpu = one_gpu(found) if found else gpu_of(kwargs.get("device"))
+    gpu = one_gpu(found) if found else _gpu_with_room(plan, args, kwargs)
     if gpu is None:
         if plan.composite:  # each operator within says itself what it thinks of the devices
             return plan.cpu(*args, **kwargs)
@@ -120,9 +123,20 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
     try:
         result = call(*low, **low_kwargs)
     except RuntimeError as error:
+        refuse_as_cuda(error, gpu.account)
         result = _call_again(plan, call, low, low_kwargs, found, error)
     gpu.account.worked(started)
     return _lift(plan, result, found, gpu)
+
+
+def _gpu_with_room(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> VirtualGpu:
+    """The GPU on which an operator makes a tensor of none, once that is known to fit there."""
+    __tracebackhide__ = True
+    gpu = gpu_of(kwargs.get("device"))
+    size = next((x for x in args if isinstance(x, (list, tuple))), None)
+    if size and prod(size) > SMALL:
+        gpu.account.require(size, kwargs.get("dtype"))
+    return gpu
 
 
 def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) -> Any:
@@ -214,11 +228,13 @@ def _call_again(
     return call(*low, **{name: anew.get(id(x), x) for name, x in low_kwargs.items()})
 
 
-def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
+def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu, depth: int = 3) -> Any:
     """A result of the CPU's kernel on `gpu`: the argument that it is, or a fresh tensor."""
     if not isinstance(result, Tensor):
         if isinstance(result, (list, tuple)):
-            return type(result)([_lift(plan, r, found, gpu) for r in result])
+            # No comprehension: in some versions of Python that is one call more.
+            same = map(repeat, (found, gpu, depth + 1))
+            return type(result)([*map(_lift, repeat(plan), result, *same)])
         return result
     for _, tensor, low in found:
         if low is result:
@@ -232,8 +248,8 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
     pointer = result.data_ptr()
     for _, _, low in found:  # an out= may have the bytes of an argument before it
         if (plan.dense or low.layout is torch.strided) and low.data_ptr() == pointer and pointer:
-            return adopt(result.clone(), gpu)  # an alias that the schema does not tell of
-    return adopt(result, gpu)
+            return adopt(result.clone(), gpu, depth)  # an alias that the schema does not tell of
+    return adopt(result, gpu, depth)
 
 
 def _resize(written: Tensor, low: Tensor, gpu: VirtualGpu) -> None:

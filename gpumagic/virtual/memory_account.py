@@ -2,17 +2,22 @@
 
 Guarantees: the numbers are right whichever threads allocate and free, and when a garbage collection
 frees in the midst of an allocation. What was freed is counted, and the published row of counters
-written, at the next allocation or reading.
+written, at the next allocation or reading. Which line of the user's took each block is known (see
+:mod:`gpumagic.virtual.memory_history`).
 """
 
+import re
+import sys
 import threading
-import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import prod
+from operator import attrgetter
 from time import perf_counter_ns, time_ns
 from typing import Any
 
+import psutil
 import torch
 
 from gpumagic.telemetry.virtual_state import (
@@ -23,11 +28,27 @@ from gpumagic.telemetry.virtual_state import (
     WINDOW_END_NS,
     WINDOW_NS,
 )
+from gpumagic.virtual.memory_history import (
+    Allocation,
+    LiveBlock,
+    Recording,
+    Ring,
+    history,
+    outer_line,
+    stack,
+    users_files,
+)
 
 BLOCK = 512
 """Bytes: CUDA's caching allocator rounds every request up to a multiple of this."""
 SEGMENT = 2 * 2**20
 """Bytes: it asks the driver for at least as much at a time."""
+SMALL = 2**17
+"""Elements up to which nobody asks before they are made whether they fit."""
+_TOUCHED = 64 * 2**20
+"""Bytes from which on the host is asked too, which takes some ten microseconds."""
+_getframe = sys._getframe
+_HOST_REFUSES = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes")
 
 
 @dataclass
@@ -50,13 +71,6 @@ class MemoryStat:
         self.freed += n
 
 
-class _Block(weakref.ref[Any]):
-    """An allocation. It dies with the object that owns the bytes."""
-
-    __slots__ = ("size",)
-    size: int
-
-
 class MemoryAccount:
     """The memory of one virtual GPU; ``limit`` is how many bytes of its capacity may be allocated.
 
@@ -69,24 +83,40 @@ class MemoryAccount:
         self.limit = capacity
         self.bytes, self.blocks, self.reserved = MemoryStat(), MemoryStat(), MemoryStat()
         self.ooms = self.retries = 0
+        self.ring: Ring | None = None
         self._row: Any = row
         self.refusal = ""  # why nothing can be allocated
         self._lock = threading.RLock()  # a garbage collection may read the numbers within
         # A weak reference calls back only while it lives itself.
-        self._live: dict[int, _Block] = {}
+        self._live: dict[int, Allocation] = {}
         # An owner may die on any thread and at any moment. What is called then is one function of
         # C: in one of Python an interrupt may arrive, which Python would drop there.
-        self._freed: deque[_Block] = deque()
+        self._freed: deque[Allocation] = deque()
         self._note_freed: Callable[[Any], None] = self._freed.append
         self._busy = 0
         self._window = perf_counter_ns()
 
-    def charge(self, owner: Any, nbytes: int) -> None:
-        """Allocate until `owner` dies, or raise ``torch.OutOfMemoryError``."""
+    def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
+        """Allocate until `owner` dies, or raise ``torch.OutOfMemoryError``.
+
+        `depth`: how many calls above this one torch, or whoever it is, asked for memory.
+        """
         if self.refusal:
             raise RuntimeError(self.refusal)
-        block = _Block(owner, self._note_freed)
+        block = Allocation(owner, self._note_freed)
         size = block.size = -(-nbytes // BLOCK) * BLOCK
+        block.requested = nbytes
+        block.metadata = history.metadata
+        # Here and not in a function: this is on the way of every operator.
+        try:
+            frame = _getframe(depth)
+        except ValueError:  # on a thread of C++
+            block.code = None
+        else:
+            code = block.code = frame.f_code
+            block.at = frame.f_lasti
+            if not users_files[code.co_filename]:
+                block.code, block.at = outer_line(frame)
         with self._lock:
             if self._freed:
                 self._take_freed()
@@ -94,6 +124,8 @@ class MemoryAccount:
             fits = used <= self.limit
             if fits:
                 self._live[id(block)] = block
+                if self.ring is not None:
+                    self._note_taken(self.ring, block, owner)
                 self.bytes.add(size)
                 self.blocks.add(1)
                 grown = used - self.reserved.current
@@ -104,7 +136,40 @@ class MemoryAccount:
         if not fits:
             # Never counted: it may not live on in the error's frames, and then be counted as freed.
             del block
-            raise self._out_of_memory(size)
+            raise self.out_of_memory(size)
+
+    def require(self, size: Iterable[int], dtype: torch.dtype | None) -> None:
+        """Raise ``torch.OutOfMemoryError`` if a tensor that is still to be made would not fit."""
+        if self.refusal:
+            return
+        nbytes = prod(size) * (dtype or torch.get_default_dtype()).itemsize
+        self.refresh()
+        if self.bytes.current + nbytes > self.limit:
+            raise self.out_of_memory(-(-nbytes // BLOCK) * BLOCK)
+        if nbytes >= _TOUCHED and nbytes > psutil.virtual_memory().available:
+            raise self.out_of_memory(-(-nbytes // BLOCK) * BLOCK, host=True)
+
+    def record(self, recording: Recording) -> None:
+        """Keep a ring of what happens from now on, or no longer."""
+        with self._lock:
+            self._take_freed()
+            for block in self._live.values():
+                block.find_address()
+            self.ring = Ring(recording, self.ring) if recording.enabled else None
+
+    def blocks_now(self) -> list[LiveBlock]:
+        """Every allocation that lives, by address."""
+        with self._lock:
+            self._take_freed()
+            live = list(self._live.values())
+        return sorted((b for b in map(Allocation.read, live) if b), key=attrgetter("address"))
+
+    def _note_taken(self, ring: Ring, block: Allocation, owner: Any) -> None:
+        keeps = history.recording.keeps
+        block.address = address = owner.data_ptr()
+        block.stack = stack() if keeps("state") else ()
+        ring.note("segment_alloc", address, block.size)
+        ring.note("alloc", address, block.requested, block.stack if keeps("alloc") else ())
 
     def refresh(self) -> None:
         """Count what was freed since the last allocation."""
@@ -118,6 +183,10 @@ class MemoryAccount:
             del self._live[id(block)]
             self.bytes.take(block.size)
             self.blocks.take(1)
+            if self.ring is not None:
+                for action in ("free_requested", "free_completed"):
+                    self.ring.note(action, block.address, block.requested)
+                self.ring.note("segment_free", block.address, block.size)
 
     def empty_cache(self) -> None:
         """Give back to the "driver" what is reserved but not allocated."""
@@ -169,12 +238,18 @@ class MemoryAccount:
         self._row[ALLOCATED] = self.bytes.current
         self._row[RESERVED] = self.reserved.current
 
-    def _out_of_memory(self, size: int) -> torch.OutOfMemoryError:
+    def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
+        """The error that CUDA's allocator raises; `host`: it is the host that has no more."""
         self.empty_cache()  # as CUDA's allocator does before it gives up
         self.retries += 1
         self.ooms += 1
+        for observer in history.observers:
+            observer(self.ordinal, size, self.limit, self.free)
+        if self.ring is not None:
+            lines = stack() if history.recording.keeps("alloc") else ()
+            self.ring.note("oom", self.free, size, lines)
         allowed = f"{readable(self.limit)} allowed; " if self.limit < self.capacity else ""
-        return torch.OutOfMemoryError(
+        text = (
             f"CUDA out of memory. Tried to allocate {readable(size)}. GPU {self.ordinal} has a "
             f"total capacity of {readable(self.capacity)} of which {readable(self.free)} is free. "
             f"Including non-PyTorch memory, this process has {readable(self.reserved.current)} "
@@ -185,6 +260,17 @@ class MemoryAccount:
             "documentation for Memory Management  "
             "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
         )
+        if host:
+            there = readable(psutil.virtual_memory().available)
+            text += f" A virtual GPU's memory is the host's, which has {there} left."
+        return torch.OutOfMemoryError(text)
+
+
+def refuse_as_cuda(error: RuntimeError, account: MemoryAccount) -> None:
+    """Raise ``torch.OutOfMemoryError`` where the host's allocator has just refused."""
+    __tracebackhide__ = True
+    if found := _HOST_REFUSES.search(str(error)):
+        raise account.out_of_memory(int(found[1]), host=True) from None
 
 
 def readable(nbytes: int) -> str:

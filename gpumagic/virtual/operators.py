@@ -1,6 +1,7 @@
 """Run what the generic kernel cannot: making, copying, reading, resizing, pinning."""
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from gpumagic.virtual import abi, events
 from gpumagic.virtual.flip import adopt, flip
 from gpumagic.virtual.generic_kernel import CPU, HOST, kernel_of, on_metadata
+from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
 from gpumagic.virtual.virtual_gpus import gpu_of
 
 aten: Any = torch.ops.aten
@@ -68,7 +70,15 @@ def _empty(op: Any) -> Kernel:
         pin_memory: Any = None,
         **memory_format: Any,
     ) -> Tensor:
-        return adopt(on_cpu(*shape, dtype=dtype, **memory_format), gpu_of(device))
+        __tracebackhide__ = True
+        gpu = gpu_of(device)
+        if prod(shape[0]) > SMALL:
+            gpu.account.require(shape[0], dtype)
+        try:
+            return adopt(on_cpu(*shape, dtype=dtype, **memory_format), gpu)
+        except RuntimeError as error:
+            refuse_as_cuda(error, gpu.account)
+            raise
 
     return kernel
 

@@ -1,0 +1,176 @@
+"""Note where memory of virtual GPUs was taken, as torch's allocator does when it records.
+
+The innermost line of the user's code is always kept, as a code object and an instruction, which is
+made into text when somebody reads it. All else is as on a GPU: whole stacks, and a ring of what was
+allocated and freed, only after ``torch.cuda.memory._record_memory_history``. When a tensor dies is
+seen at the next allocation, so what freed it is not known.
+"""
+
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import time_ns
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from gpumagic.usercode.files import is_users
+from gpumagic.usercode.lines import in_cell
+
+Line = tuple[CodeType, int]
+"""Code, and the instruction that runs in it."""
+Observer = Callable[[int, int, int, int], object]
+
+_RECORDED = ("state", "alloc", "all")
+_getframe = sys._getframe
+
+
+class _UsersFiles(dict[str, bool]):
+    """Whether a file is the user's; not what `%%time` runs, whose lines are looked up."""
+
+    def __missing__(self, file: str) -> bool:
+        self[file] = users = is_users(file) and not file.startswith("<timed ")
+        return users
+
+
+class _ThisThread(threading.local):
+    metadata = ""
+
+
+class LiveBlock(NamedTuple):
+    """An allocation as it is read: where it lies, and where it was made."""
+
+    address: int
+    size: int
+    requested: int
+    metadata: str
+    stack: tuple[Line, ...]  # innermost first; of the user's line alone where no more was recorded
+
+
+class Allocation(weakref.ref[Any]):
+    """An allocation. It dies with the object that owns the bytes."""
+
+    __slots__ = ("address", "at", "code", "metadata", "requested", "size", "stack")
+    size: int
+    requested: int
+    code: CodeType | None  # of the user's line that asked for it
+    at: int  # the instruction there
+    metadata: str
+    # Only while history is recorded: whoever has died can no longer be asked for an address.
+    address: int
+    stack: tuple[Line, ...]
+
+    def find_address(self) -> int:
+        """Where it lies; 0 if it has just died."""
+        if not getattr(self, "address", 0):
+            owner: Any = self()
+            if hasattr(owner, "_fix_weakref"):
+                owner._fix_weakref()  # else torch would not know that Python has it again
+            self.address = 0 if owner is None else owner.data_ptr()
+        return self.address
+
+    def read(self) -> LiveBlock | None:
+        """It as plain data, if it still lives."""
+        address = self.find_address()
+        lines = getattr(self, "stack", ()) or (((self.code, self.at),) if self.code else ())
+        found = LiveBlock(address, self.size, self.requested, self.metadata, lines)
+        return found if address else None
+
+
+class AllocatorEvent(NamedTuple):
+    """What happened to the allocator."""
+
+    action: str
+    address: int
+    size: int
+    time_us: int
+    metadata: str
+    stack: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What ``_record_memory_history`` was asked for; by default nothing."""
+
+    enabled: bool = False
+    max_entries: int = 0
+    context: str | None = None
+    skip: frozenset[str] = frozenset()
+
+    def keeps(self, context: str) -> bool:
+        """Whether stacks are recorded in this context or a wider one."""
+        asked = self.context if self.enabled else None
+        return asked is not None and _RECORDED.index(asked) >= _RECORDED.index(context)
+
+
+class MemoryHistory:
+    """What is recorded in this process; each GPU has a ring of its own."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self.thread = _ThisThread()
+        self.metadata = ""  # that any thread has set last; to look up a thread's own takes longer
+        self.recording = Recording()
+        self.observers: list[Observer] = []
+
+    def set_metadata(self, text: str) -> None:
+        self.metadata = self.thread.metadata = text
+
+
+history = MemoryHistory()
+users_files = _UsersFiles()
+_timed: tuple[CodeType, CodeType] | None = None
+
+
+def outer_line(frame: FrameType | None) -> tuple[CodeType | None, int]:
+    """The innermost line of the user's code above `frame`; its cell's, under `%%time`."""
+    while frame is not None:
+        code = frame.f_code
+        if users_files[code.co_filename]:
+            return code, frame.f_lasti
+        if code.co_filename.startswith("<timed "):
+            return _in_cell(frame)
+        frame = frame.f_back
+    return None, 0
+
+
+def _in_cell(frame: FrameType) -> Line:
+    """A line of what `%%time` runs, as it stands in its cell: looked up once for each code."""
+    global _timed
+    if _timed is None or _timed[0] is not frame.f_code:
+        _timed = frame.f_code, in_cell(frame)[0]
+    return _timed[1], frame.f_lasti
+
+
+def stack() -> tuple[Line, ...]:
+    """All lines that are running on this thread, but for those of this package."""
+    frame: FrameType | None = _getframe(1)
+    lines: list[Line] = []
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith("gpumagic.virtual."):
+            lines.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(lines)
+
+
+class Ring:
+    """The last things that happened on one GPU, at most as many as were asked for."""
+
+    def __init__(self, recording: Recording, before: "Ring | None" = None) -> None:
+        kept = before.entries if before is not None else ()
+        self.entries: deque[AllocatorEvent] = deque(kept, recording.max_entries)
+        self._skip = recording.skip
+
+    def note(
+        self, action: str, address: int, size: int, stack: tuple[Line, ...] = (), text: str = ""
+    ) -> None:
+        """Add an entry; `text` is its metadata, by default this thread's."""
+        if action not in self._skip:
+            metadata = text or history.thread.metadata
+            self.entries.append(
+                AllocatorEvent(action, address, size, time_ns() // 1000, metadata, stack)
+            )

@@ -1,0 +1,197 @@
+"""Answer what ``torch.cuda.memory`` asks about history and snapshots, in the layout of C++.
+
+The host's allocator puts each block of a virtual GPU wherever it likes, so each is a segment of its
+own, at the address that its storage has; what is reserved beyond is one more, and inactive.
+"""
+
+from contextlib import ExitStack
+from typing import Any
+
+from gpumagic.usercode.lines import line_of
+from gpumagic.virtual.memory_history import AllocatorEvent, Line, LiveBlock, Recording, history
+from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
+
+_LARGE_SEGMENT = 2**20
+_NOWHERE = 2**12
+"""An address at which no memory lies."""
+_POOL = (0, 0)
+_SETTINGS = {
+    "PYTORCH_CUDA_ALLOC_CONF": "",
+    "max_split_size": -1,
+    "garbage_collection_threshold": 0.0,
+    "expandable_segments": False,
+    "pinned_num_register_threads": 1,
+    "release_lock_on_cudamalloc": False,
+    "pinned_use_cuda_host_register": False,
+    "roundup_power2_divisions": {},
+}
+
+
+def functions(stack: ExitStack) -> dict[str, Any]:
+    """By name, for ``torch._C``; closing `stack` forgets what was recorded."""
+    stack.callback(history.forget)
+    return {
+        "_cuda_memorySnapshot": snapshot,
+        "_cuda_record_memory_history": _record,
+        "_cuda_record_memory_history_legacy": _record_as_before,
+        "_cuda_isHistoryEnabled": lambda: history.recording.enabled,
+        "_cuda_allocationTraceback": _traceback_of,
+        "_cuda_memoryMetadataSupported": lambda: True,
+        "_cuda_setMemoryMetadata": lambda text: history.set_metadata(text),
+        "_cuda_getMemoryMetadata": lambda: history.thread.metadata,
+        "_cuda_annotateMemory": _annotate,
+        "_cuda_attach_out_of_memory_observer": lambda observer: history.observers.append(observer),
+        "_cuda_getAllocatorBackend": lambda: "native",
+    }
+
+
+def snapshot(pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
+    """What ``torch.cuda.memory._snapshot`` and ``memory_snapshot`` give."""
+    traces = pool is None or len(pool) < 3 or pool[2]
+    mine = pool is None or tuple(pool[:2]) == _POOL
+    frames = _Frames()
+    return {
+        "segments": [s for gpu in GPUS if mine for s in _segments(gpu, frames)],
+        "device_traces": [_trace(gpu, frames) for gpu in GPUS] if traces else [],
+        "allocator_settings": dict(_SETTINGS),
+        "external_annotations": [],
+    }
+
+
+class _Frames:
+    """Lines as torch gives them; each is made once for a snapshot."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], dict[str, Any]] = {}
+
+    def of(self, lines: tuple[Line, ...]) -> list[dict[str, Any]]:
+        return [self._frame(*line) for line in lines]
+
+    def _frame(self, code: Any, at: int) -> dict[str, Any]:
+        key = id(code), at
+        if key not in self._known:
+            name, file = code.co_name, code.co_filename
+            self._known[key] = {"name": name, "filename": file, "line": line_of(code, at)}
+        return self._known[key]
+
+
+def _segments(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
+    blocks = gpu.account.blocks_now()
+    segments = [_segment(gpu.index, block, frames) for block in blocks]
+    cached = gpu.account.reserved.current - sum(block.size for block in blocks)
+    if cached > 0:
+        above = max((block.address + block.size for block in blocks), default=_NOWHERE)
+        segments.append(_segment(gpu.index, LiveBlock(above, cached, 0, "", ()), frames))
+    return segments
+
+
+def _segment(device: int, block: LiveBlock, frames: _Frames) -> dict[str, Any]:
+    used = block.size if block.requested else 0
+    inside = {
+        "address": block.address,
+        "size": block.size,
+        "requested_size": block.requested or block.size,
+        "state": "active_allocated" if used else "inactive",
+        "frames": frames.of(block.stack),
+        "user_metadata": block.metadata,
+    }
+    return {
+        "device": device,
+        "address": block.address,
+        "total_size": block.size,
+        "allocated_size": used,
+        "active_size": used,
+        "requested_size": block.requested,
+        "stream": 0,
+        "segment_type": "large" if block.size > _LARGE_SEGMENT else "small",
+        "segment_pool_id": _POOL,
+        "is_expandable": False,
+        "frames": [],
+        "blocks": [inside],
+    }
+
+
+def _trace(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
+    gpu.account.refresh()
+    ring = gpu.account.ring
+    return [] if ring is None else [_entry(entry, frames) for entry in list(ring.entries)]
+
+
+def _entry(entry: AllocatorEvent, frames: _Frames) -> dict[str, Any]:
+    return {
+        "action": entry.action,
+        "device_free" if entry.action == "oom" else "addr": entry.address,
+        "size": entry.size,
+        "stream": 0,
+        "time_us": entry.time_us,
+        "compile_context": "",
+        "user_metadata": entry.metadata,
+        "pool_id": _POOL,
+        "frames": frames.of(entry.stack),
+    }
+
+
+def _record(
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = 2**63 - 1,
+    clear: bool = False,
+    compile_context: bool = False,
+    annotations: bool = False,
+    skip: Any = (),
+    *rest: Any,
+) -> None:
+    for given, known, what in (
+        (enabled, ("state", "all", None), "state to be 'state', 'all', or None"),
+        (
+            context,
+            ("state", "alloc", "all", None),
+            "context to be 'state', 'alloc', 'all', or None",
+        ),
+        (stacks, ("python", "all"), "stacks to be 'python', or 'all'"),
+    ):
+        if given not in known:
+            raise RuntimeError(f"expected {what}")
+    entries = max_entries if enabled == "all" else 1
+    _begin(Recording(enabled is not None, entries, context, frozenset(skip)), clear=clear)
+
+
+def _record_as_before(
+    enabled: bool,
+    record_context: bool = True,
+    max_entries: int = 1,
+    trace_context: bool = False,
+    cpp: bool = False,
+    clear: bool = False,
+    compile_context: bool = False,
+    annotations: bool = False,
+    skip: Any = (),
+    *rest: Any,
+) -> None:
+    context = "alloc" if trace_context else "state" if record_context else None
+    _begin(Recording(enabled, max_entries, context, frozenset(skip)), clear=clear)
+
+
+def _begin(recording: Recording, *, clear: bool) -> None:
+    history.recording = recording
+    for gpu in GPUS:
+        if clear:
+            gpu.account.record(Recording())
+        gpu.account.record(recording)
+
+
+def _traceback_of(address: int) -> list[dict[str, Any]] | None:
+    for gpu in GPUS:
+        for block in gpu.account.blocks_now():
+            if block.address == address:
+                return _Frames().of(block.stack) or None
+    return None
+
+
+def _annotate(address: int, metadata: str) -> None:
+    for gpu in GPUS:
+        for block in gpu.account.blocks_now():
+            if block.address == address and gpu.account.ring is not None:
+                lines = block.stack if history.recording.keeps("alloc") else ()
+                gpu.account.ring.note("annotate", address, block.requested, lines, metadata)
