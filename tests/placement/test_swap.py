@@ -16,6 +16,15 @@ pytestmark = pytest.mark.usefixtures("gpus")
 GPU1 = torch.device("cuda:1")
 
 
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A folder that is a library's: what is imported from there is not the user's."""
+    folder = tmp_path / "lib" / "python3" / "site-packages"
+    folder.mkdir(parents=True)
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
 class Batch(torch.Tensor):
     """A subclass, whose `__new__` must stay its own."""
 
@@ -43,11 +52,9 @@ def test_names_imported_earlier_are_placed(tmp_path, monkeypatch):
     assert users.ones is original
 
 
-def test_factories_that_a_library_took_earlier_are_placed(tmp_path, monkeypatch):
+def test_factories_that_a_library_took_earlier_are_placed(installed):
     # As torchaudio's transforms do; with torch.device(...) places them too.
-    folder = tmp_path / "lib" / "python3" / "site-packages"
-    folder.mkdir(parents=True)
-    (folder / "library_of_gpumagic.py").write_text(
+    (installed / "library_of_gpumagic.py").write_text(
         "import torch\n"
         "from torch import ones, tensor as T\n"
         "def window(n, make=torch.hann_window): return make(n)\n"
@@ -59,7 +66,6 @@ def test_factories_that_a_library_took_earlier_are_placed(tmp_path, monkeypatch)
         "    def make(fill=torch.zeros): return fill(2)\n"
         "def made(): return [ones(2), T(1), window(3), Spectrogram().window, Spectrogram.make()]\n"
     )
-    monkeypatch.syspath_prepend(folder)
     import library_of_gpumagic as library
 
     defaults = library.window.__defaults__
@@ -72,18 +78,15 @@ def test_factories_that_a_library_took_earlier_are_placed(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("imported", ["before", "inside"])
-def test_what_refuses_a_default_device_is_told_the_placements(imported, tmp_path, monkeypatch):
+def test_what_refuses_a_default_device_is_told_the_placements(imported, installed, monkeypatch):
     # As from_pretrained of transformers does where accelerate is not installed.
-    folder = tmp_path / "lib" / "python3" / "site-packages"
-    folder.mkdir(parents=True)
-    (folder / "loads_of_gpumagic.py").write_text(
+    (installed / "loads_of_gpumagic.py").write_text(
         "import torch\n"
         "def check_and_set_device_map(device_map):\n"
         "    if device_map or torch.get_default_device().type != 'cpu':\n"
         "        raise ValueError('needs accelerate')\n"
         "def load(device_map=None): return check_and_set_device_map(device_map)\n"
     )
-    monkeypatch.syspath_prepend(folder)
     real = factories.IN_LIBRARIES["transformers.modeling_utils"]
     monkeypatch.setitem(factories.IN_LIBRARIES, "loads_of_gpumagic", real)
     if imported == "before":

@@ -14,6 +14,11 @@ def first(found):
     return repr(found).splitlines()[0]
 
 
+def rows(found):
+    """The lines, with one blank between columns."""
+    return [" ".join(line.split()) for line in repr(found).splitlines()]
+
+
 def virtual(*wheres):
     return [timing(where, 8e-3, virtual=True, name="Virtual GPU") for where in wheres]
 
@@ -141,7 +146,7 @@ def test_crossings_of_virtual_gpus_are_not_said():
 
 
 def test_the_table_of_a_sweep():
-    lines = [" ".join(line.split()) for line in repr(cubes(fails=512)).splitlines()]
+    lines = rows(cubes(fails=512))
     assert "n cpu cuda:0 fastest" in lines
     assert "64 1.00 µs 30.0 µs cpu 30.0 ×" in lines
     assert "256 64.0 µs 30.0 µs cuda:0 2.13 ×" in lines
@@ -187,7 +192,7 @@ def test_numbers_that_were_not_compared_are_said_with_the_reason():
 
 def test_the_change_against_an_earlier_run_is_a_column():
     earlier = comparison(timing("cpu", 4e-3), machine=replace(MACHINE, torch="2.8.0"))
-    lines = [" ".join(line.split()) for line in repr(two().against(earlier)).splitlines()]
+    lines = rows(two().against(earlier))
     assert "device median IQR speed-up change numbers" in lines
     assert "cpu 8.00 ms 1.0 % 1.00 × 2.00 × slower reference" in lines
     assert "cuda:0 1.00 ms 1.0 % 8.00 × new same to 3e-07" in lines
@@ -201,8 +206,7 @@ def test_the_change_of_a_sweep_is_a_column_of_each_device():
         replace(t, seconds=tuple(s * 2 for s in t.seconds)) if t.values["n"] > 128 else t
         for t in earlier.timings
     )
-    found = earlier.against(replace(earlier, timings=halved))
-    lines = [" ".join(line.split()) for line in repr(found).splitlines()]
+    lines = rows(earlier.against(replace(earlier, timings=halved)))
     assert "n cpu change cuda:0 change fastest" in lines
     assert "128 8.00 µs same 30.0 µs same cpu 3.75 ×" in lines
     assert "256 64.0 µs 2.00 × faster 30.0 µs 2.00 × faster cuda:0 2.13 ×" in lines
