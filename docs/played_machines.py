@@ -53,6 +53,8 @@ def training(train: int, explore: int, other: int) -> Callable[[float], dict[str
             **{f"gpu.1.{key}": value for key, value in hot.items()},
             "gpu.0.compute": f"{explore}:{6 * GIB + 300 * 2**20},{other}:{22 * GIB}",
             "gpu.1.compute": f"{train}:{held - 500 * 2**20}",
+            "gpu.0.busy": f"{other}:{cool['util']}",
+            "gpu.1.busy": f"{train}:{hot['util']}",
         }  # fmt: skip
 
     return machine

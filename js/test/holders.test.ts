@@ -121,8 +121,10 @@ describe('who holds what', () => {
       process({ pid: 1, name: null, user: 'grace', utilization: 36.6 }),
       process({ pid: 2, utilization: 0 }),
     ];
-    const notes = text(mount(snapshot), '.note:not([hidden])');
-    expect(notes.filter((note) => note.includes('busy'))).toEqual(['busy 37 %']);
+    const monitor = mount(snapshot);
+    expect(text(monitor, '.limit.note:not([hidden])')).toEqual(['busy 37 %']);
+    const hints = all(monitor, '.who').map((who) => (who as HTMLElement).title);
+    expect(hints.filter((hint) => hint.includes('busy 37 %'))).toHaveLength(1);
   });
 });
 

@@ -165,6 +165,17 @@ def test_nothing_spills(opened, snapshot, width):
     assert page.evaluate(SPILLED) == []
 
 
+def test_a_card_with_two_holders_is_140_pixels_high(opened):
+    process = replace(SNAPSHOT.processes[0], uuid=BUSY.uuid, idle_since=None)
+    two = [replace(process, pid=n, kernel=f"{n}", notebook=f"{n}.ipynb") for n in (1, 2)]
+    held = sum(process.memory for process in two)
+    well = {"xid": None, "throttle": (), "temperature": 60}
+    one = replace(BUSY, memory_used=held, memory_reserved=None, **well)
+    page = opened(replace(SNAPSHOT, gpus=(one,), processes=tuple(two), problems=()), 300)
+    assert page.evaluate("root.querySelectorAll('.process').length") == 2
+    assert page.evaluate("root.querySelector('.card').offsetHeight") <= 142
+
+
 def test_charts_follow_the_theme(opened):
     page = opened(crowd(1), 300)
     page.evaluate(

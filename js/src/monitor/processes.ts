@@ -51,6 +51,8 @@ class ProcessRow {
   #dot = new Field('i', 'dot');
   #name = new Field('span', 'who');
   #note = new Field('span', 'dim note');
+  // Of a narrow panel it would take another line.
+  #busy = new Field('span', 'limit dim note');
   #memory = new Field('span', 'size');
   #buttons: [Act, HTMLButtonElement][] = [];
   #acts = h('span', 'acts');
@@ -76,7 +78,7 @@ class ProcessRow {
       this.#acts.append(button);
     }
     const text = h('span', 'text', this.#name.node, this.#note.node);
-    this.node.append(this.#dot.node, text, this.#memory.node, this.#acts);
+    this.node.append(this.#dot.node, text, this.#busy.node, this.#memory.node, this.#acts);
   }
 
   update(item: Item): void {
@@ -86,6 +88,7 @@ class ProcessRow {
       this.#dot.look('dot unseen');
       this.#name.look('who').say(t('unaccounted')).hint(t('no process that can be seen holds it'));
       this.#note.offer('');
+      this.#busy.offer('');
       show(this.#acts, false);
       return;
     }
@@ -97,6 +100,8 @@ class ProcessRow {
       .look(owner === 'mine' ? 'who mine' : 'who')
       .say(name)
       .hint(this.#whole(item));
+    const busy = busiest(item.all);
+    this.#busy.offer(busy ? t('busy %1 %', Math.round(busy)) : '');
     const notes = this.#notes(item).join(' · ');
     this.#note
       .offer(notes)
@@ -137,8 +142,6 @@ class ProcessRow {
     else if (main.idle_since !== null && owner !== 'mine' && now - main.idle_since >= 60)
       notes.push(t('idle %1', age(now - main.idle_since)));
     const workers = new Set(all.filter((process) => process.child).map(({ pid }) => pid)).size;
-    const busy = busiest(all);
-    if (busy) notes.push(t('busy %1 %', Math.round(busy)));
     if (workers && !main.orphan) {
       notes.push(workers > 1 ? t('+%1 workers', workers) : t('+1 worker'));
     }
@@ -150,6 +153,7 @@ class ProcessRow {
   /** All that is known, for who asks. */
   #whole({ main, all, owner }: Group): string {
     const { t, now } = this.#shared;
+    const busy = busiest(all);
     const started = main.started === null ? '' : t('running %1', age(now - main.started));
     const each = all.map(
       ({ pid, memory }) => t('pid %1', pid) + (all.length > 1 ? ` ${size(memory)}` : ''),
@@ -162,6 +166,7 @@ class ProcessRow {
       main.kind ?? '',
       main.ordinal === null ? '' : `cuda:${main.ordinal}`,
       main.host_memory ? t('%1 of RAM', size(main.host_memory)) : '',
+      busy ? t('busy %1 %', Math.round(busy)) : '',
       main.server ?? '',
       started,
       ...each.slice(0, 12),

@@ -47,7 +47,7 @@ export class Spark {
   /** Where the pointer is, in pixels from the left. */
   hover: number | null = null;
   width = 200;
-  height = 30;
+  height = 28;
   #pen: Pen | null = null;
 
   constructor() {

@@ -52,10 +52,10 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .body>.badges{padding:4px 0 0}\
 .charts{display:grid;gap:4px;padding-top:3px}\
 .chart{align-items:center;display:grid;gap:8px;grid-template-columns:92px 1fr;min-width:0}\
-.cap{display:grid;line-height:15px;white-space:nowrap}\
+.cap{display:grid;line-height:14px;white-space:nowrap}\
 .cap .dim{font-size:11px}\
 .axis{display:flex;font-size:10px;justify-content:space-between;line-height:11px;margin:-4px 0 0 100px}\
-canvas{border-radius:2px;display:block;height:30px;width:100%}\
+canvas{border-radius:2px;display:block;height:28px;width:100%}\
 .bar{background:var(--track);border-radius:3px;contain:strict;display:grid;height:8px;min-width:0;overflow:hidden}\
 .bar .mine,.dot.mine,.probe .mine{background:var(--mine)}\
 .bar .books,.dot.books,.probe .books{background:var(--books)}\
@@ -65,9 +65,9 @@ canvas{border-radius:2px;display:block;height:30px;width:100%}\
 .bar .driver,.dot.driver,.probe .driver{background:var(--driver)}\
 .bar .busy,.probe .busy{background:var(--good)}\
 .probe .mark{background:var(--mine)}.probe .rule{background:rgba(128,128,128,.5)}\
-.processes{padding-top:4px}\
-.process{align-items:flex-start;line-height:18px;position:relative;display:flex;gap:6px;min-width:0}\
-.dot{border-radius:2px;flex:none;height:9px;width:9px}.process .dot{margin-top:5px}\
+.processes{padding-top:3px}\
+.process{align-items:flex-start;line-height:17px;position:relative;display:flex;gap:6px;min-width:0}\
+.dot{border-radius:2px;flex:none;height:9px;width:9px}.process .dot{margin-top:4px}\
 .text{column-gap:8px;display:flex;flex:1 1 0;flex-wrap:wrap;min-width:0}\
 .who,.note{max-width:100%;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}\
 .who.mine{font-weight:600}\
