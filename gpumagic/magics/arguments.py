@@ -87,6 +87,7 @@ def parser_of(magic: str) -> LineParser:
         add("what", nargs="?", choices=("on", "off"), type=str.lower)
     elif name == "gpumem":
         add("what", nargs="*")
+        add("--record", choices=("on", "off"), type=str.lower, help="on, or --record off")
     elif name == "gpufree":
         add("names", nargs="*", type=_name)
     else:
@@ -111,7 +112,7 @@ def parser_of(magic: str) -> LineParser:
 
 _USAGES = {
     "gpus": "[WHERE] [--processes] [--live] [--doctor] [--virtual N|off [--memory 16GiB]]",
-    "gpumem": "[WHERE or NAME], or %(prog)s --since",
+    "gpumem": "[WHERE or NAME], or %(prog)s --since, or %(prog)s --record on|off",
     "gpuwatch": "on [--report] [--strict], or %(prog)s off",
     "gpufree": "[NAME …] [--grads]",
     "ongpu": "WHERE [--back] [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix]",

@@ -23,6 +23,7 @@ from gpumagic.magics.arguments import (
     timing_request,
 )
 from gpumagic.magics.gpuwatch import Watched
+from gpumagic.magics.memory_hooks import MemoryHooks
 from gpumagic.magics.mismatches import Explaining
 from gpumagic.magics.ongpu import CellHooks, RunningCell
 from gpumagic.magics.shown_once import Once
@@ -38,6 +39,7 @@ class GpuMagics(Magics):
         self.cells = CellHooks(shell, display, self.explaining.explain_unshown)
         self.watched = Watched(self.cells, display)
         self.once = Once(shell, self.cells.current)
+        self.memory_hooks = MemoryHooks(shell)
 
     @no_var_expand
     @line_magic

@@ -10,7 +10,8 @@ from typing import Any
 from gpumagic.errors import GpuError
 from gpumagic.memory.device_figures import figures
 from gpumagic.memory.find_holders import FoundStorage, find
-from gpumagic.memory.memory_report import DeviceMemory, MemoryHolder, MemoryReport
+from gpumagic.memory.made_in import MadeIn
+from gpumagic.memory.memory_report import DeviceMemory, Made, MemoryHolder, MemoryReport
 
 UNREACHED = "held by no Python object"
 """The row of what is allocated and reached from nowhere: workspaces, DDP's buckets, C++."""
@@ -42,7 +43,8 @@ def memory(*names: str) -> MemoryReport:
     found = find(namespace)
     if names:
         found = [storage for storage in found if storage.paths[0].root in names]
-    each = (_with_holders(device, found, whole=not names) for device in figures())
+    made_in = MadeIn()
+    each = (_with_holders(device, found, made_in, whole=not names) for device in figures())
     return MemoryReport(tuple(each), perf_counter() - start)
 
 
@@ -54,34 +56,38 @@ def notebook() -> Mapping[str, Any]:
 
 
 def _with_holders(
-    device: DeviceMemory, found: Iterable[FoundStorage], *, whole: bool
+    device: DeviceMemory, found: Iterable[FoundStorage], made_in: MadeIn, *, whole: bool
 ) -> DeviceMemory:
-    rows = grouped(storage for storage in found if storage.device == device.device)
+    rows = grouped((storage for storage in found if storage.device == device.device), made_in)
     rest = (device.allocated or 0) - sum(row.nbytes for row in rows)
     if whole and rest:
         rows.append(MemoryHolder(UNREACHED, "unreached", device.device, rest))
     return replace(device, holders=tuple(sorted(rows, key=lambda row: -row.nbytes)))
 
 
-def grouped(found: Iterable[FoundStorage]) -> list[MemoryHolder]:
+def grouped(found: Iterable[FoundStorage], made_in: MadeIn | None = None) -> list[MemoryHolder]:
     """One row for each holder at the top: a variable, an output, an exception, …"""
     of_roots: dict[str, list[FoundStorage]] = {}
     for storage in found:
         of_roots.setdefault(storage.paths[0].root, []).append(storage)
-    return [_row(root, storages) for root, storages in of_roots.items()]
+    return [_row(root, storages, made_in) for root, storages in of_roots.items()]
 
 
-def _row(root: str, storages: list[FoundStorage]) -> MemoryHolder:
+def _row(root: str, storages: list[FoundStorage], made_in: MadeIn | None) -> MemoryHolder:
     kinds: Counter[str] = Counter()
+    made: Counter[Made | None] = Counter()
     aliases: dict[str, None] = {}
     for storage in storages:
         kinds[storage.paths[0].kind] += storage.nbytes
+        if made_in is not None:
+            made[made_in.of(storage.device, storage.address)] += storage.nbytes
         aliases |= dict.fromkeys(path.root for path in storage.paths if path.root != root)
     return MemoryHolder(
         path=root,
         kind=kinds.most_common(1)[0][0],
         device=storages[0].device,
         nbytes=kinds.total(),
+        made=made.most_common(1)[0][0] if made else None,
         aliases=tuple(aliases),
         count=len(storages),
         kinds=tuple(kinds.most_common()),

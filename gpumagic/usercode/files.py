@@ -95,6 +95,14 @@ def label(file: str) -> str:
 
 def last_cell() -> str:
     """The cell that runs or ran last: ``"In [3]"``; nothing outside of IPython."""
+    return f"In [{_typed() - 1}]"
+
+
+def next_cell() -> str:
+    """The cell that IPython is about to run, whose `execution_count` depends on its version."""
+    return f"In [{_typed()}]"
+
+
+def _typed() -> int:
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    typed = getattr(getattr(shell, "history_manager", None), "input_hist_raw", [""])
-    return f"In [{len(typed) - 1}]"
+    return len(getattr(getattr(shell, "history_manager", None), "input_hist_raw", [""]))

@@ -1,0 +1,138 @@
+"""Tell which cell and line made what lies on a GPU, from one snapshot of torch's allocator.
+
+Virtual GPUs always know. On a real one torch must record: `record` turns it on, and each allocation
+then costs about 2 µs. The cell that runs is stamped on what it allocates, so that a cell that runs
+again is told from its first run; threads of autograd bear no stamp.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.cuda import memory
+
+from gpumagic.errors import GpuError
+from gpumagic.memory.memory_report import Made
+from gpumagic.usercode.files import is_users, label
+
+RING = 10_000
+"""How many of the last allocations have the stamp of their cell on a real GPU, while recorded."""
+_C: Any = torch._C
+_recording = False  # and it was us who turned it on
+
+
+class MadeIn:
+    """Where each allocation was made that lived when this was called."""
+
+    def __init__(self) -> None:
+        snapshot = _snapshot()
+        self._blocks: dict[tuple[int, int], Mapping[str, Any]] = {
+            (segment["device"], block["address"]): block
+            for segment in snapshot.get("segments", ())
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated"
+        }
+        self._traces: list[list[Mapping[str, Any]]] = snapshot.get("device_traces", [])
+        self._known: dict[tuple[str, int, str], Made | None] = {}
+
+    def of(self, where: str, address: int) -> Made | None:
+        """The cell and line that made what lies at an address of ``"cuda:0"``; None if unknown."""
+        device = int(where.rpartition(":")[2])
+        block = self._blocks.get((device, address))
+        if block is None:
+            return None
+        stamp = block.get("user_metadata") or self._stamps.get((device, address), "")
+        frame = users(block["frames"])
+        if frame is None:
+            return Made(stamp) if stamp else None
+        key = (frame["filename"], frame["line"], stamp)
+        if key not in self._known:
+            self._known[key] = _made(frame, stamp)
+        return self._known[key]
+
+    @cached_property
+    def _stamps(self) -> dict[tuple[int, int], str]:
+        """What was stamped last on each address, where torch keeps a trace of it."""
+        return {
+            (device, entry["addr"]): entry.get("user_metadata", "")
+            for device, trace in enumerate(self._traces)
+            for entry in trace
+            if entry["action"] == "alloc"
+        }
+
+
+def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The innermost of some frames, as torch has them, that is the user's."""
+    return next((frame for frame in frames if is_users(frame["filename"])), None)
+
+
+def _made(frame: Mapping[str, Any], stamp: str) -> Made | None:
+    file = frame["filename"]
+    if file.startswith("<timed "):  # of `%%time`, whose lines are its own
+        return Made(stamp) if stamp else None
+    name = label(file)
+    # Each run of a cell has the same file; a function in it is as old as its last run.
+    if stamp and name.startswith("In [") and frame["name"] == "<module>":
+        name = stamp
+    return Made(name, frame["line"])
+
+
+def _snapshot() -> Mapping[str, Any]:
+    if not _can_tell():
+        return {}
+    if _C._cuda_isHistoryEnabled():
+        whole: Mapping[str, Any] = memory._snapshot()
+        return whole
+    return {"segments": torch.cuda.memory_snapshot()}
+
+
+def _can_tell() -> bool:
+    """Whether there is an allocator for CUDA, at work, whose record can be read."""
+    there = hasattr(_C, "_cuda_memorySnapshot") and hasattr(_C, "_cuda_isHistoryEnabled")
+    return there and torch.cuda.is_initialized()
+
+
+def record(on: bool) -> str:
+    """Turn torch's record of allocations on or off, and say in a line what holds now.
+
+    What the user had turned on stays as it is. Raises GpuError without a CUDA GPU.
+    """
+    global _recording
+    if not hasattr(_C, "_cuda_memorySnapshot"):
+        raise GpuError("--record is for CUDA GPUs, and this process has none")
+    running = torch.cuda.is_initialized() and _C._cuda_isHistoryEnabled()
+    if running and not _recording:
+        return "memory history is recorded already, as your code asked; it stays so"
+    if on and not running:
+        memory._record_memory_history("all", context="alloc", stacks="python", max_entries=RING)
+    if running and not on:
+        memory._record_memory_history(None)
+    _recording = on
+    if on:
+        return "lines are recorded from now on, for about 2 µs per allocation; --record off ends it"
+    return "lines are no longer recorded" if running else "--record was not on"
+
+
+def forget() -> None:
+    """End the record that was turned on here: the extension is about to go."""
+    if _recording:
+        record(on=False)
+
+
+def stamp(cell: str) -> str | None:
+    """Let what this thread allocates bear the name of a cell; the name that it bore before.
+
+    None where there is nothing to stamp. Imports nothing.
+    """
+    if not hasattr(_C, "_cuda_setMemoryMetadata") or not torch.cuda.is_initialized():
+        return None
+    before: str = memory._get_memory_metadata()
+    memory._set_memory_metadata(cell)
+    return before
+
+
+def unstamp(cell: str, before: str) -> None:
+    """Put back the name that was borne before, unless the cell has set another one."""
+    if hasattr(_C, "_cuda_setMemoryMetadata") and memory._get_memory_metadata() == cell:
+        memory._set_memory_metadata(before)
