@@ -34,6 +34,17 @@ LIVE = [
     "%%ongpu 0\nb = torch.randn(1200, 1200)\nfor step in range(60):\n    b = b @ b.T / b.norm()",
 ]
 
+HELD = [
+    "%load_ext gpumagic\n%gpus --virtual 1 --memory 4GiB\nimport torch\nfrom torch import nn",
+    "layer = nn.TransformerEncoderLayer(512, 8, batch_first=True)\n"
+    "net = nn.TransformerEncoder(layer, 6).cuda()\n"
+    "optimizer = torch.optim.AdamW(net.parameters())",
+    "batches = [torch.randn(32, 128, 512, device='cuda') for _ in range(12)]",
+    "history = []\nfor batch in batches[:2]:\n    loss = net(batch).pow(2).mean()\n"
+    "    loss.backward()\n    optimizer.step()\n    history.append(net(batch))",
+    "%gpumem",
+]
+
 
 def pid_of(lab: Lab, notebook: str) -> int:
     """The pid of a notebook's kernel, by its connection file."""
@@ -192,6 +203,24 @@ def notebooks(browser: Browser) -> None:
         in_both_themes(view.page, "notebooks", the_panel(view, 480))
 
 
+def holdings(browser: Browser) -> None:
+    """What of a notebook holds its GPU, one press away from the card."""
+    with (
+        laboratory(None) as lab,
+        opened(lab, browser, 1320, 760, "pictures-holdings") as view,
+    ):
+        page = view.page
+        page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+        view.open_panel()
+        widen(page, 60)
+        lab.write("train.ipynb", HELD)
+        run_notebook(view, "train.ipynb", len(HELD))
+        view.panel.get_by_role("button", name="What of this notebook holds it").first.click()
+        view.panel.get_by_text("as of In").wait_for()
+        page.wait_for_timeout(2500)
+        in_both_themes(page, "holdings", lambda path: page.screenshot(path=path))
+
+
 def doctor(browser: Browser) -> None:
     with (
         laboratory(None) as lab,
@@ -222,5 +251,5 @@ def widget(browser: Browser) -> None:
 
 
 if __name__ == "__main__":
-    scenes = (sidebar, counts, narrow, page, notebooks, doctor, widget)
+    scenes = (sidebar, counts, narrow, page, notebooks, holdings, doctor, widget)
     run({scene.__name__: scene for scene in scenes})

@@ -42,7 +42,7 @@ MAY = {
     "moving": GROUND | {"placement"},
     "placement": {"device", "usercode", "errors", "faults"},
     "usercode": {"errors", "faults"},
-    "widget": {"display", "gputable", "telemetry", "errors", "faults"},
+    "widget": {"display", "memory", "gputable", "telemetry", "errors", "faults"},
     "server": {"telemetry", "device", "errors", "faults"},
     "gputable": {"display", "telemetry", "device", "errors"},
     "virtual": {"telemetry", "device", "usercode", "errors", "faults"},

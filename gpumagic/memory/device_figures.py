@@ -54,6 +54,7 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
         other_in_process=None if mine is None or reserved is None else max(mine - reserved, 0),
         others=sum(known) if known or not others else None,
         others_by_name=tuple(others),
+        uuid=gpu.uuid,
     )
 
 

@@ -86,6 +86,8 @@ class DeviceMemory:
         What other processes hold.
     others_by_name : tuple of (str, int or None)
         The same by who it is: a notebook, a program of yours, another user, or ``"unaccounted"``.
+    uuid : str or None
+        With its prefix, as nvidia-smi has it.
     holders : tuple of MemoryHolder
         The largest first.
     """
@@ -102,6 +104,7 @@ class DeviceMemory:
     others: int | None
     holders: tuple[MemoryHolder, ...] = ()
     others_by_name: tuple[tuple[str, int | None], ...] = ()
+    uuid: str | None = None
 
 
 @dataclass(frozen=True, repr=False)

@@ -19,12 +19,14 @@ from IPython import get_ipython
 from IPython.display import display, update_display
 from traitlets import Dict, Float, List, Unicode
 
+from gpumagic import faults
 from gpumagic.errors import GpuError
 from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.measurements import Board, board
 from gpumagic.telemetry.sampler import Sampler, shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.telemetry.subscription import checked
+from gpumagic.widget.held_now import held_now
 from gpumagic.widget.notebook_watch import Audience, ShellCells
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
@@ -74,6 +76,8 @@ class MonitorWidget(anywidget.AnyWidget):
     # What this kernel measures now, and what it has measured.
     timing = Dict().tag(sync=True)
     timings: List[Any] = List().tag(sync=True)
+    # What of this notebook holds memory, as of when a view asked last.
+    holdings = Dict().tag(sync=True)
     # The class of the table that the view stands for.
     table = Unicode().tag(sync=True)
 
@@ -248,6 +252,9 @@ class MonitorWidget(anywidget.AnyWidget):
                 self.history = self._sampler.history.since(None)
             if new:
                 self.cells = self._log.runs()
+        elif kind == "holdings":  # a view has that table open, and the kernel is idle
+            with faults.kept("telling the monitor who holds the memory"):
+                self.holdings = held_now()
         elif kind == "gone" and self._audience.leave(view):
             self._rest()
             self._keep()

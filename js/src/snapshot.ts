@@ -160,3 +160,35 @@ export interface Result {
   text: string;
   html: string | null;
 }
+
+/** What of this notebook holds a GPU's memory, the most first. */
+export interface Holding {
+  /** What one would type to reach it. */
+  name: string;
+  kind: string;
+  nbytes: number;
+  /** "In [3], line 5"; empty where it is not known. */
+  made: string;
+  aliases: string[];
+}
+
+export interface GpuHoldings {
+  allocated: number | null;
+  rows: Holding[];
+  /** How many smaller ones there are, and their bytes. */
+  more: number;
+  left: number;
+}
+
+/** As of when somebody asked: mirrors gpumagic/widget/held_now.py. */
+export interface Holdings {
+  /** The number of the cell that ran last. */
+  cell: number;
+  /** How long the kernel took to find out. */
+  seconds: number;
+  /** By UUID. */
+  gpus: Record<string, GpuHoldings>;
+}
+
+/** What takes the kernel so many seconds is not asked for again after each cell. */
+export const TOO_LONG_S = 0.5;

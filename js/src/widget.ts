@@ -1,7 +1,15 @@
 /** The notebook's host of the monitor: an anywidget over a sampler in the kernel. */
 
 import { Monitor } from './monitor/monitor.js';
-import type { CellRun, History, Result, Snapshot, Timing } from './snapshot.js';
+import {
+  type CellRun,
+  type History,
+  type Holdings,
+  type Result,
+  type Snapshot,
+  type Timing,
+  TOO_LONG_S,
+} from './snapshot.js';
 
 /** What anywidget gives of a widget's model. */
 interface Model {
@@ -17,7 +25,18 @@ const BEAT_MS = 10_000;
 const PATIENCE_S = 15;
 
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
-  const monitor = new Monitor();
+  let wanted = false;
+  const ask = (): void => {
+    if (wanted && !busy()) say('holdings');
+  };
+  const monitor = new Monitor({
+    actions: {
+      holdings: (open) => {
+        wanted = open;
+        ask();
+      },
+    },
+  });
   // Not crypto.randomUUID: a page over plain http has none.
   const id = `${Date.now()}-${Math.random()}`;
   const lost = (text: string): void => monitor.connection({ kind: 'lost', text });
@@ -46,7 +65,15 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
       const history = model.get('history') as Partial<History>;
       if (history.time) monitor.seed(history as History);
     },
-    cells: () => monitor.mark(model.get('cells') as CellRun[]),
+    cells: () => {
+      monitor.mark(model.get('cells') as CellRun[]);
+      const { seconds = 0 } = model.get('holdings') as Partial<Holdings>;
+      if (seconds < TOO_LONG_S) ask();
+    },
+    holdings: () => {
+      const held = model.get('holdings') as Partial<Holdings>;
+      if (held.gpus) monitor.holdings(held as Holdings);
+    },
     timing: () => monitor.timing(model.get('timing') as Timing),
     timings: () => monitor.timings(model.get('timings') as Result[]),
     results: () => monitor.results(model.get('results') as Result[]),

@@ -12,6 +12,7 @@ class Model {
     results: [],
     timing: {},
     timings: [],
+    holdings: {},
     table: 'kept',
   };
   get(name: string): unknown {

@@ -38,6 +38,11 @@ def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
     timed = run(view, 1, TIMED)
     expect(timed).to_contain_text("times are the CPU's")
     expect(timed).to_contain_text("same")
+    # What holds the memory, a press away: asked of the kernel, which counts no cell.
+    view.panel.get_by_role("button", name="What of this notebook holds it").click()
+    expect(view.panel.locator(".holding").filter(has_text="352 KiB")).to_contain_text("x")
+    view.shows("as of In [2]")
+    expect(page.locator(".jp-InputPrompt").nth(1)).to_have_text("[2]:")
     outputs = page.locator(".jp-OutputArea")
     expect(outputs.filter(has_text="Error")).to_have_count(0)
     expect(page.locator("[data-mime-type='application/vnd.jupyter.stderr']")).to_have_count(0)

@@ -25,7 +25,7 @@ def test_the_widget_is_small(capsys):
     packed = len(gzip.compress(code, 9))
     with capsys.disabled():
         print(f"\nwidget.js: {len(code) / 1000:.1f} kB, {packed / 1000:.1f} kB gzip")
-    assert packed <= 22_000
+    assert packed <= 23_500
 
 
 def test_nothing_is_shipped_that_only_developers_need():

@@ -13,7 +13,16 @@ export interface Renderer {
 
 type Told = Pick<
   Monitor,
-  'update' | 'seed' | 'mark' | 'diagnose' | 'offer' | 'connection' | 'here' | 'options' | 'timings'
+  | 'update'
+  | 'seed'
+  | 'mark'
+  | 'diagnose'
+  | 'offer'
+  | 'connection'
+  | 'here'
+  | 'options'
+  | 'timings'
+  | 'holdings'
 >;
 /** Of these, what was told last is not all there is to know. */
 const ADDS = new Set<keyof Told>(['seed', 'mark']);
@@ -92,6 +101,10 @@ export class Deferred implements Told {
 
   timings(...said: Parameters<Told['timings']>): void {
     this.#tell('timings', (monitor) => monitor.timings(...said));
+  }
+
+  holdings(...said: Parameters<Told['holdings']>): void {
+    this.#tell('holdings', (monitor) => monitor.holdings(...said));
   }
 
   options(...said: Parameters<Told['options']>): void {

@@ -12,14 +12,21 @@ type Fed = Pick<Deferred, 'update' | 'seed' | 'mark' | 'connection' | 'here' | '
 export class Feeds {
   #stream: Pick<Stream, 'subscribe'>;
   #get: (path: string) => Promise<unknown>;
-  #fed = new Map<Fed, { look: () => void; close: () => void }>();
+  #fed = new Map<Fed, { look: () => void; close: () => void; isSeen: () => boolean }>();
+  #looked: () => void;
   #here: string | null = null;
   #options: ViewOptions = {};
   #period = 1;
 
-  constructor(stream: Pick<Stream, 'subscribe'>, get: (path: string) => Promise<unknown>) {
+  /** `looked` is called when some of them may have come to be seen. */
+  constructor(
+    stream: Pick<Stream, 'subscribe'>,
+    get: (path: string) => Promise<unknown>,
+    looked: () => void = () => {},
+  ) {
     this.#stream = stream;
     this.#get = get;
+    this.#looked = looked;
   }
 
   /** Feeds a monitor, until `remove`; `also` gets each snapshot too. */
@@ -42,7 +49,7 @@ export class Feeds {
       subscription.change(
         isSeen() ? { period: this.#period, processes: true, history: true } : null,
       );
-    this.#fed.set(monitor, { look, close: () => subscription.close() });
+    this.#fed.set(monitor, { look, close: () => subscription.close(), isSeen });
     look();
   }
 
@@ -62,6 +69,11 @@ export class Feeds {
   /** Some of them came to be seen, or not. */
   look(): void {
     for (const { look } of this.#fed.values()) look();
+    this.#looked();
+  }
+
+  isSeen(monitor: unknown): boolean {
+    return this.#fed.get(monitor as Fed)?.isSeen() ?? false;
   }
 
   here(kernel: string | null): void {

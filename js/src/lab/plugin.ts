@@ -9,13 +9,13 @@ import { ICommandPalette, Notification } from '@jupyterlab/apputils';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator } from '@jupyterlab/translation';
-import type { Options } from '../monitor/monitor.js';
 import { type Actions, english, type Translate } from '../monitor/shared.js';
 import { Alerts } from './alerts.js';
 import { Doctor } from './checks.js';
 import { Deferred } from './deferred.js';
 import { Feeds } from './feeds.js';
 import { followKernel } from './here.js';
+import { HoldingsOf } from './holdings.js';
 import { gpuIcon } from './icon.js';
 import { Kernels } from './kernels.js';
 import { Lines } from './lines.js';
@@ -67,19 +67,27 @@ async function activate(
   const world = page(api);
   const stream = new Stream(world, t);
   const kernels = new Kernels(app, api, t, () => stream.latest);
-  const feeds = new Feeds(stream, (path) => api.get(path));
+  const held: HoldingsOf = new HoldingsOf((monitor) => feeds.isSeen(monitor), t);
+  const feeds = new Feeds(
+    stream,
+    (path) => api.get(path),
+    () => held.look(),
+  );
   const actions: Actions = {
     ...kernels.actions(() => void doctor.again()),
     density: (density) => void registry?.set(ID, 'density', density),
   };
-  const make = (more: Options) =>
-    new Deferred(
+  const make = (more: Actions, wide = false) => {
+    const holdings = (open: boolean) => held.want(made, open);
+    const made: Deferred = new Deferred(
       (attempt) => api.renderer(attempt),
-      { translate: t, label: t('GPUs'), actions, ...more },
+      { translate: t, label: t('GPUs'), actions: { ...actions, holdings, ...more }, wide },
       t,
     );
-  const tab = new Tab(shell, feeds, () => make({ wide: true }), t);
-  const monitor = make({ actions: { ...actions, page: () => tab.open() } });
+    return made;
+  };
+  const tab = new Tab(shell, feeds, () => make({}, true), t);
+  const monitor = make({ page: () => tab.open() });
   const timings = new Timings((results) => monitor.timings(results));
   const told = (text: string) => void Notification.success(text, { autoClose: TOLD_MS });
   const failed = (error: Error) => void Notification.error(error.message);
@@ -129,6 +137,7 @@ async function activate(
     feeds.here(kernel);
     offers.here(context);
     timings.here(context);
+    held.here(kernel, context);
     status.here(kernel);
     if (kernel) void watch.holders();
   });

@@ -49,10 +49,12 @@ class Strip {
 }
 
 export class BusyBar {
-  #strip = new Strip('busy');
-  readonly node = this.#strip.node;
+  #strip: Strip;
+  readonly node: HTMLElement;
 
-  constructor() {
+  constructor(css = 'busy') {
+    this.#strip = new Strip(css);
+    this.node = this.#strip.node;
     // The number beside it says the same.
     this.node.setAttribute('aria-hidden', 'true');
   }

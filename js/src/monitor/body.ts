@@ -6,6 +6,7 @@ import { MemoryBar } from './bar.js';
 import { Chart } from './chart.js';
 import { Field, h, Rows, show } from './dom.js';
 import { Facts } from './facts.js';
+import { Held } from './held.js';
 import { Processes } from './processes.js';
 import type { Shared } from './shared.js';
 import type { View } from './split.js';
@@ -50,6 +51,7 @@ export class Body {
   #span = new Field();
   #slices: Rows<View, Slice>;
   #processes: Processes;
+  #held: Held | null = null;
   #facts: Facts | null = null;
   #more: HTMLButtonElement | null = null;
   #all = false;
@@ -76,6 +78,10 @@ export class Body {
       this.#slices.node,
       this.#processes.node,
     );
+    if (shared.actions.holdings) {
+      this.#held = new Held(uuid, shared);
+      this.node.append(this.#held.node);
+    }
     if (!brief) return;
     this.#more = h('button', 'dim more', t('all readings'));
     this.#more.type = 'button';
@@ -103,6 +109,7 @@ export class Body {
     this.#slices.update(migs.map((mig) => [mig.gpu.uuid, mig] as const));
     show(this.#slices.node, migs.length > 0);
     this.#processes.update(processes, unseen, open);
+    this.#held?.update(view);
     this.#tell(this.#more ? this.#all : open);
   }
 
@@ -125,6 +132,7 @@ export class Body {
   dispose(): void {
     this.#busy.dispose();
     this.#memory.dispose();
+    this.#held?.dispose();
   }
 
   /** "train.ipynb was here". */

@@ -1,6 +1,6 @@
 /** The live monitor: owns a node, takes snapshots, and draws only what can be seen. */
 
-import type { CellRun, Check, History, Result, Snapshot, Timing } from '../snapshot.js';
+import type { CellRun, Check, History, Holdings, Result, Snapshot, Timing } from '../snapshot.js';
 import { Doctor, Problems } from './doctor.js';
 import { h, parts, show } from './dom.js';
 import { Gpus } from './gpus.js';
@@ -62,6 +62,7 @@ export class Monitor {
   #visible = true;
   #stale = true;
   #themed = 2;
+  #wanted = new Set<string>();
   #frame = 0;
   #disposed = false;
 
@@ -76,6 +77,8 @@ export class Monitor {
       here: null,
       now: 0,
       timing: {},
+      holdings: null,
+      wants: (uuid, open) => this.#want(uuid, open),
       window: 120,
       open: remembered(),
       were: new Map(),
@@ -170,6 +173,12 @@ export class Monitor {
     this.#due();
   }
 
+  /** What this notebook holds, or a word on why that is not known. */
+  holdings(held: Holdings | string | null): void {
+    this.#shared.holdings = held;
+    this.#due();
+  }
+
   options({ density, window }: ViewOptions): void {
     this.#gpus.density = density ?? 'auto';
     if (window) {
@@ -237,6 +246,16 @@ export class Monitor {
     );
     this.node.className = 'gpumagic-monitor';
     this.node.attachShadow({ mode: 'open' }).append(sheet, this.#all);
+  }
+
+  #want(uuid: string, open: boolean): void {
+    const before = this.#wanted.size;
+    if (open) this.#wanted.add(uuid);
+    else this.#wanted.delete(uuid);
+    const { size } = this.#wanted;
+    // What is opened once more is asked for once more.
+    if (open || (before && !size)) this.#shared.actions.holdings?.(open);
+    this.#due();
   }
 
   #choose(density: Density): void {

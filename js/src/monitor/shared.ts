@@ -1,6 +1,6 @@
 /** What the parts of one monitor have in common, and what a host gives it. */
 
-import type { ProcessSample, Timing } from '../snapshot.js';
+import type { Holdings, ProcessSample, Timing } from '../snapshot.js';
 import type { Runs, Series } from './series.js';
 import type { Inks, Spark } from './spark.js';
 
@@ -19,6 +19,8 @@ export interface Actions {
   density?(density: Density): void;
   /** Opens the GPUs as a page of their own. */
   page?(): void;
+  /** Some table of what this notebook holds was opened, or all were closed. */
+  holdings?(wanted: boolean): void;
 }
 
 /** A card or a line for each GPU; "auto": lines where there are many. */
@@ -41,6 +43,10 @@ export interface Shared {
   now: number;
   /** What this kernel measures. */
   timing: Timing;
+  /** What this notebook holds, or why it is not known; null where nobody has asked. */
+  holdings: Holdings | string | null;
+  /** Of a GPU, the table of what this notebook holds is open, or no longer. */
+  wants(uuid: string, open: boolean): void;
   /** Seconds that a chart shows. */
   window: number;
   /** What the reader opened (true) or closed: GPUs by UUID, and others' notebooks. */

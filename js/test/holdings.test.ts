@@ -1,0 +1,276 @@
+import type { ISessionContext } from '@jupyterlab/apputils';
+import { beforeEach, describe, expect, test, vi } from 'vitest';
+import { HoldingsOf } from '../src/lab/holdings.js';
+import type { Monitor } from '../src/monitor/monitor.js';
+import { english } from '../src/monitor/shared.js';
+import type { Holding, Holdings } from '../src/snapshot.js';
+import widget from '../src/widget.js';
+import { all, at, BUSY, fixture, mount, one, text } from './stage.js';
+import { settled } from './world.js';
+
+const MIB = 2 ** 20;
+const row = (name: string, nbytes: number, more: Partial<Holding> = {}): Holding => ({
+  ...{ name, kind: 'tensor', nbytes, made: '', aliases: [] },
+  ...more,
+});
+
+/** The GPU of the fixture on which this notebook holds memory. */
+const mine = (): string => {
+  const found = fixture().processes.find((process) => process.mine);
+  return found?.uuid ?? at(fixture().gpus, BUSY).uuid;
+};
+
+const held = (more: Partial<Holdings> = {}): Holdings => ({
+  cell: 4,
+  seconds: 0.01,
+  gpus: {
+    [mine()]: {
+      allocated: 10 * MIB,
+      rows: [
+        row('net', 8 * MIB, { kind: 'parameters', made: 'In [3], line 5', aliases: ['model'] }),
+        row('batch', MIB),
+      ],
+      more: 12,
+      left: MIB,
+    },
+  },
+  ...more,
+});
+
+describe('in a card', () => {
+  const opener = '.held-here:not([hidden]) > .open';
+  const shown = (monitor: Monitor): HTMLElement => one(monitor, '.held-here:not([hidden])');
+
+  test('one press asks, and shows who holds what, the most first', () => {
+    const asked: boolean[] = [];
+    const monitor = mount(fixture(), { holdings: (wanted) => asked.push(wanted) });
+    // Only where this notebook holds something.
+    const buttons = all(monitor, opener);
+    expect(buttons).toHaveLength(
+      new Set(fixture().processes.flatMap((one) => (one.mine ? [one.uuid] : []))).size,
+    );
+    const button = at(buttons, 0);
+    expect(button.getAttribute('aria-expanded')).toBe('false');
+    button.click();
+    monitor.draw();
+    expect(asked).toEqual([true]);
+    expect(button.getAttribute('aria-expanded')).toBe('true');
+    expect(shown(monitor).textContent).toContain('asking the kernel');
+    monitor.holdings(held());
+    monitor.draw();
+    expect(text(monitor, '.holding .title')).toEqual(['net', 'batch']);
+    expect(text(monitor, '.holding .size')).toEqual(['8.0 MiB', '1.0 MiB']);
+    expect(text(monitor, '.holding .note')).toEqual(['parameters · In [3], line 5', 'tensor']);
+    expect(one(monitor, '.holding .title').title).toBe('net, model');
+    expect(one(monitor, '.holding .bar').style.gridTemplateColumns.trim()).toBe('80%');
+    expect(shown(monitor).textContent).toContain('12 more, 1.0 MiB');
+    expect(shown(monitor).textContent).toContain('as of In [4]');
+    button.click();
+    monitor.draw();
+    expect(asked).toEqual([true, false]);
+    expect(all(monitor, '.holding').every((node) => node.closest('[hidden]'))).toBe(true);
+  });
+
+  test('what is not known is said, and what is slow is asked for by hand', () => {
+    const monitor = mount(fixture(), { holdings: () => {} });
+    one(monitor, opener).click();
+    monitor.holdings('This kernel has no gpumagic.');
+    monitor.draw();
+    expect(shown(monitor).textContent).toContain('no gpumagic');
+    monitor.holdings(held({ gpus: {} }));
+    monitor.draw();
+    expect(shown(monitor).textContent).toContain('torch holds nothing here');
+    monitor.holdings(held({ seconds: 2 }));
+    monitor.draw();
+    expect(shown(monitor).textContent).toContain('close and open to look again');
+  });
+
+  test('it stays open for a reader who opened it, and nobody is asked for one that went', () => {
+    const asked: boolean[] = [];
+    const open = () => mount(fixture(), { holdings: (wanted) => asked.push(wanted) });
+    const first = open();
+    one(first, opener).click();
+    first.update({ ...fixture(), gpus: [] });
+    first.draw();
+    expect(asked).toEqual([true, false]);
+    open();
+    expect(asked).toEqual([true, false, true]);
+  });
+
+  test('a host that cannot ask has no such table', () => {
+    expect(all(mount(), '.held-here')).toEqual([]);
+  });
+});
+
+class Signal {
+  slots = new Set<(...said: unknown[]) => void>();
+  connect = (slot: (...said: unknown[]) => void) => this.slots.add(slot);
+  disconnect = (slot: (...said: unknown[]) => void) => this.slots.delete(slot);
+  emit = (...said: unknown[]) => {
+    for (const slot of this.slots) slot(null, ...said);
+  };
+}
+
+/** A notebook whose kernel answers when a test says so. */
+class Notebook {
+  iopubMessage = new Signal();
+  statusChanged = new Signal();
+  asked: { code: string; silent: boolean; user_expressions: { held: string } }[] = [];
+  answer: object = { status: 'ok', data: { 'application/json': held() } };
+  status = 'ok';
+  kernel = {
+    id: 'k',
+    status: 'idle',
+    requestExecute: (content: (typeof this.asked)[0]) => {
+      this.asked.push(content);
+      const { answer, status } = this;
+      return { done: Promise.resolve({ content: { status, user_expressions: { held: answer } } }) };
+    },
+  };
+  session = { kernel: this.kernel };
+
+  async becomes(status: string): Promise<void> {
+    this.kernel.status = status;
+    this.statusChanged.emit(status);
+    await settled();
+  }
+
+  async runs(): Promise<void> {
+    await this.becomes('busy');
+    this.iopubMessage.emit({ header: { msg_type: 'execute_input' } });
+    await this.becomes('idle');
+  }
+}
+
+describe('the kernel of the current notebook', () => {
+  let book: Notebook;
+  let told: (Holdings | string | null)[];
+  let seen: boolean;
+  let asks: HoldingsOf;
+  const monitor = { holdings: (said: Holdings | string | null) => told.push(said) };
+  const want = async (open: boolean) => {
+    asks.want(monitor as never, open);
+    await settled();
+  };
+
+  beforeEach(() => {
+    book = new Notebook();
+    [told, seen] = [[], true];
+    asks = new HoldingsOf(() => seen, english);
+    asks.here('k', book as unknown as ISessionContext);
+  });
+
+  test('is asked once when the table is opened, and after each cell while it is', async () => {
+    await book.runs();
+    expect(book.asked).toEqual([]);
+    await want(true);
+    expect(book.asked).toHaveLength(1);
+    const [{ code, silent, user_expressions }] = book.asked as [(typeof book.asked)[0]];
+    expect([code, silent]).toEqual(['', true]);
+    expect(user_expressions.held).toContain('held_now');
+    expect(told).toEqual([held()]);
+    // Its own question makes it busy and idle, too.
+    await book.becomes('busy');
+    await book.becomes('idle');
+    expect(book.asked).toHaveLength(1);
+    await book.runs();
+    expect(book.asked).toHaveLength(2);
+    await want(false);
+    await book.runs();
+    expect(book.asked).toHaveLength(2);
+  });
+
+  test('is left alone while a cell runs, and while nobody looks', async () => {
+    book.kernel.status = 'busy';
+    await want(true);
+    expect(book.asked).toEqual([]);
+    seen = false;
+    await book.becomes('idle');
+    expect(book.asked).toEqual([]);
+    seen = true;
+    asks.look();
+    await settled();
+    expect(book.asked).toHaveLength(1);
+  });
+
+  test('is not asked by itself where that takes long', async () => {
+    book.answer = { status: 'ok', data: { 'application/json': held({ seconds: 2 }) } };
+    await want(true);
+    await book.runs();
+    expect(book.asked).toHaveLength(1);
+    await want(true);
+    expect(book.asked).toHaveLength(2);
+  });
+
+  test('that did not come to it is asked again when it is idle', async () => {
+    book.status = 'aborted';
+    await want(true);
+    expect(told).toEqual([]);
+    book.status = 'ok';
+    await book.becomes('idle');
+    expect(told).toEqual([held()]);
+  });
+
+  test('that has no gpumagic, or fails, says so', async () => {
+    book.answer = { status: 'error', ename: 'ModuleNotFoundError', evalue: 'No module' };
+    await want(true);
+    expect(told.at(-1)).toContain('%pip install gpumagic');
+    book.answer = { status: 'error', ename: 'RuntimeError', evalue: 'it broke' };
+    await book.runs();
+    expect(told.at(-1)).toBe('it broke');
+  });
+
+  test('that starts anew, or is another one, takes the old rows away', async () => {
+    await want(true);
+    await book.becomes('autorestarting');
+    expect(told.at(-1)).toBe(null);
+    const other = new Notebook();
+    other.kernel.id = 'other';
+    asks.here('other', other as unknown as ISessionContext);
+    await settled();
+    expect(other.asked).toHaveLength(1);
+    expect(book.iopubMessage.slots.size).toBe(0);
+  });
+});
+
+test('in a widget the kernel is asked when the table is opened, and after each cell', () => {
+  const sent: string[] = [];
+  const calls = new Map<string, () => void>();
+  const state: Record<string, unknown> = {
+    ...{ period: 1, snapshot: fixture(), history: {}, results: [], timing: {}, timings: [] },
+    ...{ cells: [], holdings: {}, table: 'kept' },
+  };
+  const model = {
+    get: (name: string) => state[name],
+    on: (event: string, call: () => void) => void calls.set(event, call),
+    off: () => {},
+    send: (content: unknown) => void sent.push((content as { type: string }).type),
+  };
+  const change = (name: string, value: unknown) => {
+    state[name] = value;
+    calls.get(`change:${name}`)?.();
+  };
+  vi.stubGlobal('requestAnimationFrame', (call: () => void) => {
+    call();
+    return 0;
+  });
+  const el = document.createElement('div');
+  document.body.append(el);
+  const close = widget.render({ model, el });
+  const root = el.firstElementChild?.shadowRoot as ShadowRoot;
+  const asked = () => sent.filter((type) => type === 'holdings').length;
+  change('cells', []);
+  expect(asked()).toBe(0);
+  root.querySelector<HTMLElement>('.held-here:not([hidden]) > .open')?.click();
+  expect(asked()).toBe(1);
+  change('holdings', held());
+  expect(root.querySelector('.holding .title')?.textContent).toBe('net');
+  change('cells', [{ id: 'a', start: 1, end: null, gpus: [] }]);
+  expect(asked()).toBe(1);
+  change('cells', [{ id: 'a', start: 1, end: 2, gpus: [] }]);
+  expect(asked()).toBe(2);
+  change('holdings', held({ seconds: 3 }));
+  change('cells', []);
+  expect(asked()).toBe(2);
+  close();
+});
