@@ -14,5 +14,6 @@ from gpumagic.device.discover import set_cuda_order as set_cuda_order
 from gpumagic.device.discover import set_virtual as set_virtual
 from gpumagic.device.discover import visible as visible
 from gpumagic.device.where import complete as complete
+from gpumagic.device.where import is_where as is_where
 from gpumagic.device.where import resolve as resolve
 from gpumagic.device.where import resolve_one as resolve_one

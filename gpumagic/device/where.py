@@ -56,6 +56,13 @@ def _resolve(
     return found
 
 
+def is_where(text: str) -> bool:
+    """Whether it is a WHERE in some spelling, be that device here or not."""
+    parts = [part.strip().removesuffix("?").rstrip() for part in text.split(",")]
+    kinds = (_CUDA, _CPU, _MPS, _UUID)
+    return all(p.lower() in ("all", "free") or any(k.fullmatch(p) for k in kinds) for p in parts)
+
+
 def resolve_one(
     where: object, devices: Sequence[Device] | None = None, *, current: int = 0
 ) -> Device:

@@ -17,10 +17,10 @@ from typing import Any
 from IPython.core.compilerop import PyCF_MASK
 
 from gpumagic.display.progress_line import ProgressLine
+from gpumagic.dryrun.elsewhere import target_of
 from gpumagic.dryrun.follow_code import LIMIT_S, Subject, dry
 from gpumagic.dryrun.result import DryRun
 from gpumagic.dryrun.unknown import NotKnown, Stopped
-from gpumagic.placement.torch_devices import find
 from gpumagic.usercode.compile import compile_cell
 from gpumagic.usercode.variables import names_read, variables_read
 
@@ -30,11 +30,9 @@ _ENDED = "KeyboardInterrupt: the dry run was ended; nothing of yours has changed
 _PYTHON = {"time", "timeit", "capture", "prun"}
 
 
-def dry_run_cell(
-    shell: Any, tree: Any, file: str, where: str | None, *, move: bool = True
-) -> DryRun:
+def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = True) -> DryRun:
     """What the rest of a running cell would do, on a device or where it is; or `GpuError`."""
-    device, line = None if where is None else find(where), ProgressLine(shell)
+    (device, cards), line = target_of(on), ProgressLine(shell)
     namespace, flags = shell.user_ns, shell.compile.flags & PyCF_MASK
     names = names_read(tree, shell.transform_cell)
     if "torch._dynamo" not in sys.modules:
@@ -49,7 +47,7 @@ def dry_run_cell(
         return lambda: {"Out": execute(tree)}
 
     reads = list(variables_read(names, namespace))
-    subject = Subject(namespace, reads, prepare, device, move, LIMIT_S)
+    subject = Subject(namespace, reads, prepare, device, move, LIMIT_S, cards)
     try:
         return dry(
             subject, lambda seconds: line.update(f"dry run: {seconds:.0f} s; Ctrl-C ends it")

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from gpumagic.dryrun.elsewhere import target_of
 from gpumagic.dryrun.follow_code import LIMIT_S, Subject, dry
 from gpumagic.dryrun.result import DryRun
 from gpumagic.errors import GpuError
-from gpumagic.placement.torch_devices import find
 from gpumagic.usercode.variables import variables_read
 
 
@@ -33,9 +33,10 @@ def dry_run(
         A function, a method or a module.
     *args, **kwargs
         What it is called with.
-    on : str, int or torch.device, optional
+    on : str, int, torch.device, Card or list, optional
         Place it as ``%%ongpu`` does: ``1``, ``"cuda:1"``, ``"free"`` … By default it runs where it
-        is.
+        is. Or a card that is not here, by its name or size: ``"H100 80GB"``, ``"RTX 4090"``,
+        ``"24GiB"``, or several of them.
     move : bool
         With `on`: whether its arguments, and the variables that it reads, are brought there first.
     limit : float
@@ -50,16 +51,18 @@ def dry_run(
     Raises
     ------
     GpuError
-        `function` is not callable, there is no such device, or this system has no fork.
+        `function` is not callable, there is no such device or card, or this system has no fork.
 
     Examples
     --------
     >>> result = gpumagic.dry_run(train_step, net, optimizer, X, y, on=1)
     >>> result.peak["cuda:1"].needed
     15246295040
+    >>> gpumagic.dry_run(train_step, net, optimizer, X, y, on="RTX 4090").cards[0].fits
+    True
     """
     _check(function)
-    device = None if on is None else find(on)
+    device, cards = target_of(on)
     space, module = _home(function)
     arguments = [("function", function), *zip(_names(function, args), args, strict=True)]
     arguments += kwargs.items()
@@ -70,7 +73,7 @@ def dry_run(
     def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
         return lambda: {"return": function(*args, **kwargs)}
 
-    return dry(Subject(space, reads, prepare, device, move, limit))
+    return dry(Subject(space, reads, prepare, device, move, limit, cards))
 
 
 def _check(function: Any) -> None:

@@ -7,7 +7,7 @@ from textwrap import indent
 from gpumagic.display import table
 from gpumagic.display.shown import block, folded, tag
 from gpumagic.display.units import duration, size
-from gpumagic.dryrun.result import DryRun, Peak, Unknown
+from gpumagic.dryrun.result import DryRun, OnCard, Peak, Unknown
 from gpumagic.ledger import ledger_view
 
 _FOLD = table.Fold(12)
@@ -16,6 +16,7 @@ _FOLD = table.Fold(12)
 def text(run: DryRun) -> str:
     """For terminals."""
     lines = [head(run)]
+    lines += [f"  {words}" for words in on_cards(run)]
     for peak in shown_peaks(run):
         lines.append(f"  {memory(peak)}{_at(peak)}")
     for mismatch in run.mismatches:
@@ -33,6 +34,8 @@ def text(run: DryRun) -> str:
 def html(run: DryRun) -> str:
     """For notebooks."""
     parts = [tag("div", head(run), "gm-caption")]
+    for n, words in enumerate(on_cards(run)):
+        parts.append(tag("div" if n else "b", words, "gm-dim" if n else ""))
     for peak in shown_peaks(run):
         fits = tag("b", memory(peak), "gm-bad" if peak.fits is False else "")
         parts.append(f"<div>{fits}{tag('span', _at(peak), 'gm-dim')}</div>")
@@ -67,7 +70,8 @@ def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
 def head(run: DryRun) -> str:
     """``dry run on cuda:1 (virtual): nothing was computed · 85 ms``."""
     virtual = " (virtual)" if run.virtual else ""
-    where = f" on {run.device}{virtual}" if run.device else ""
+    elsewhere = " (not here)" if run.cards else virtual
+    where = f" on {run.device}{elsewhere}" if run.device else ""
     printed = run.printed.count("\n")
     parts = [
         f"dry run{where}: nothing was computed",
@@ -78,8 +82,31 @@ def head(run: DryRun) -> str:
     return " · ".join(filter(None, parts))
 
 
+def on_cards(run: DryRun) -> Iterator[str]:
+    """``needs 61.3 GiB; fits on H100 80GB (17.3 GiB left)``, and what was taken off each card."""
+    if not run.cards:
+        return
+    at_least = "" if run.complete else "at least "
+    yield f"needs {at_least}{size(run.cards[0].needed)}; {'; '.join(map(_on_card, run.cards))}"
+    for card in (each.card for each in run.cards):
+        total = f"{size(card.total)}{' by torch' if card.reported else ' by its name'}"
+        yield (
+            f"{card.name}: {total}, less estimates of {size(card.context)} for CUDA's context and "
+            f"{size(card.workspace)} for cuBLAS"
+        )
+
+
+def _on_card(on: OnCard) -> str:
+    if on.fits:
+        return f"fits on {on.card.name} ({size(on.left)} left)"
+    start = "from the start" if on.at is None else f"from {replace(on.at, source='')} on"
+    return f"{on.card.name}: no, {start} ({size(-on.left)} more than there is)"
+
+
 def shown_peaks(run: DryRun) -> list[Peak]:
-    """Of GPUs; of the CPU where the code is to run there."""
+    """Of GPUs; of the CPU where the code is to run there. Of a card it is said in other words."""
+    if run.cards:
+        return []
     gpus = [p for device, p in run.peak.items() if device != "cpu" and (p.needed or p.peak)]
     return gpus if gpus or run.device not in ("", "cpu") else list(run.peak.values())
 

@@ -20,8 +20,11 @@ import torch
 
 from gpumagic import faults
 from gpumagic.device import Device
+from gpumagic.device.cards import Card
+from gpumagic.dryrun import cuda_attention
 from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
+from gpumagic.dryrun.elsewhere import before_on, on_card
 from gpumagic.dryrun.fake_operators import Crossings, Operators
 from gpumagic.dryrun.fakes import Fakes
 from gpumagic.dryrun.forked import engine_flags, let_backward_run, run_forked
@@ -55,6 +58,12 @@ class Subject:
     device: Device | None  # where new tensors are made
     move: bool  # whether what the code reads is brought there
     limit: float  # seconds
+    cards: tuple[Card, ...] = ()  # that are not here; the first one stands as `device`
+
+    @property
+    def where(self) -> str:
+        """What to call the place."""
+        return self.cards[0].name if self.cards else str(self.device or "")
 
     @property
     def virtual(self) -> bool:
@@ -68,7 +77,10 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
         raise GpuError("a dry run is under way, and follows no other")
     importlib.import_module("torch._dynamo")  # else each copy would load it anew
     device = subject.device
-    before = measure(None if device is None else as_torch(device))
+    if subject.cards:
+        before = before_on(subject.cards[0])
+    else:
+        before = measure(None if device is None else as_torch(device))
     outer, flags = placement(), engine_flags()
 
     def work() -> DryRun:
@@ -87,8 +99,7 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
         limit = f"the time limit of {subject.limit:g} s"
         end = Unknown(None, f"{limit}, in code that does not let itself be interrupted", True)
         seconds = time.monotonic() - before.time
-        where = str(device or "")
-        return DryRun(where, unknown=(end,), seconds=seconds, virtual=subject.virtual)
+        return DryRun(subject.where, unknown=(end,), seconds=seconds, virtual=subject.virtual)
     return result
 
 
@@ -119,10 +130,13 @@ class _Following:
         go = subject.prepare(self.note)
         calls = Calls(mode.fake, self._crossings)
         install(mode, calls, self.note, self._waited, before.virtual)
+        attention = None if before.virtual else cuda_attention.install()
         with calls, mode, self._operators:
             if not confinement.begin():
                 self.note("not all is refused to C++ code: no Landlock or no seccomp", BEFORE)
             with self._caught():
+                if subject.cards:
+                    self._leave_gpus()
                 if self._target is not None:
                     self._bring(self._target)
                 subject.reads.clear()  # what the code lets go must be free
@@ -131,9 +145,10 @@ class _Following:
                 named = go()
             new = [*variables.assigned(), *((n, v) for n, v in named.items() if v is not None)]
             assigned = tuple(describe(name, value) for name, value in new)
+        del attention
         mismatches = self._mismatches()
         return DryRun(
-            device=str(subject.device or ""),
+            device=subject.where,
             assigned=assigned,
             peak=peaks(self._held, before),
             moved=self._moved,
@@ -146,7 +161,17 @@ class _Following:
             operators=self._operators.count,
             seconds=time.monotonic() - before.time,
             virtual=subject.virtual,
+            cards=tuple(on_card(self._held, card) for card in subject.cards),
         )
+
+    def _leave_gpus(self) -> None:
+        """Nothing is on the card yet, whatever was on the GPUs here."""
+        self._crossings.silent = True
+        space = self._subject.namespace
+        every = [*self._subject.reads, *space.items()]
+        move_all(every, torch.device("cpu"), followers=optimizers_in(space))
+        self._crossings.silent = False
+        self._held.begin()
 
     def _bring(self, target: torch.device) -> None:
         subject = self._subject

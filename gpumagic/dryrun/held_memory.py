@@ -36,6 +36,8 @@ class HeldMemory:
         self.most: dict[str, int] = {}
         self.start: dict[str, int] = {}
         self.at: dict[str, UserLine | None] = {}
+        # Each time there was more than ever: how much by which line, in their order.
+        self.rises: dict[str, list[tuple[int, UserLine | None]]] = {}
         self.made = 0
         self._known: dict[int, _Storage] = {}
         self._begun = False
@@ -48,11 +50,13 @@ class HeldMemory:
 
     def begin(self) -> None:
         """What is there by now is the start; the peak counts from here."""
-        self.start, self.most, self._begun = dict(self.now), dict(self.now), True
+        self.start, self._begun = dict(self.now), True
+        self.reset_peak()
 
     def reset_peak(self) -> None:
         """Count the peak from here, as the report of a real cell does."""
         self.most, self.at = dict(self.now), {}
+        self.rises = {device: [(nbytes, None)] for device, nbytes in self.now.items()}
 
     def add_existing(self, tensor: Any) -> None:
         """Count the fake of a tensor that is there now, also when it is met later."""
@@ -115,7 +119,11 @@ class HeldMemory:
         if self.now[device] > self.most.get(device, 0):
             self.most[device] = self.now[device]
             if self._begun:
-                self.at[device] = innermost(sys._getframe(1))
+                line = self.at[device] = innermost(sys._getframe(1))
+                rises = self.rises.setdefault(device, [])
+                if rises and rises[-1][1] == line:
+                    rises.pop()
+                rises.append((self.now[device], line))
 
 
 def _parts(tensor: Any) -> list[Any]:

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gpumagic.device.cards import Card
 from gpumagic.display.shown import Shown
 from gpumagic.dryrun.unknown import NotKnown
 from gpumagic.ledger.entry import Ledger
@@ -43,6 +44,25 @@ class Peak:
     def fits(self) -> bool | None:
         """Whether there is room for it now; None where that is not known."""
         return None if self.free is None else self.needed <= self.free
+
+
+@dataclass(frozen=True)
+class OnCard:
+    """Whether the code would fit on a card that is not here."""
+
+    card: Card
+    needed: int  # bytes, at least
+    at: UserLine | None  # the first line that needs more than there is; None before the first one
+
+    @property
+    def left(self) -> int:
+        """Bytes that it leaves; below zero where it does not fit."""
+        return self.card.usable - self.needed
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for it."""
+        return self.left >= 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +122,9 @@ class DryRun(Shown):
         What the dry run took, the copy of the process included.
     virtual : bool
         Whether the device is a virtual GPU.
+    cards : tuple of OnCard
+        The cards that it was asked for, which are not here. `device` is the first one's name, and
+        in `peak` it is ``cuda:0``.
     """
 
     device: str
@@ -117,6 +140,7 @@ class DryRun(Shown):
     operators: int = 0
     seconds: float = 0.0
     virtual: bool = False
+    cards: tuple[OnCard, ...] = ()
 
     @property
     def complete(self) -> bool:

@@ -9,7 +9,7 @@ import shlex
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, wraps
 from typing import Any, NoReturn
 
@@ -105,6 +105,7 @@ def parser_of(magic: str) -> LineParser:
         add("--force", action="store_true", help=argparse.SUPPRESS)
     elif name == "ongpu":
         add("--no-move", dest="move", action="store_false")
+        add("--on", help="'H100 80GB', or --on 24GiB")
     for option in _FLAGS[name]:
         add(*option.split(), action="store_true")
     return parser
@@ -115,7 +116,8 @@ _USAGES = {
     "gpumem": "[WHERE or NAME], or %(prog)s --since, or %(prog)s --record on|off",
     "gpuwatch": "on [--report] [--strict], or %(prog)s off",
     "gpufree": "[NAME …] [--grads]",
-    "ongpu": "WHERE [--back] [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix]",
+    "ongpu": "WHERE [--back] [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix],"
+    " or --dry-run --on CARD in its place",
     "gputime": "WHERE WHERE [--sweep n=64,256] [--setup CODE] [--items N] [--max-time S]"
     " [--in-place] [-o NAME] [--against last|NAME|FILE] [--quiet]",
 }
@@ -176,7 +178,7 @@ def parse(magic: str, line: str) -> Namespace:
 class Request:
     """What a `%%ongpu` line, or a standing `%ongpu`, asks for."""
 
-    where: str
+    where: str  # empty where `on` stands in its place
     move: bool = True
     quiet: bool = False
     standing: bool = False
@@ -185,15 +187,41 @@ class Request:
     strict: bool = False
     fix: bool = False
     back: bool = False
+    on: Any = None  # cards that are not here, in the place of `where`
 
 
 _WORDS = ("off", "home")
+
+
+def _check_dry_run(asked: Request, magic: str) -> None:
+    about = [f"--{n}" for n in ("report", "strict", "fix", "back", "quiet") if getattr(asked, n)]
+    if asked.dry_run and about:
+        raise UsageError(
+            f"{magic}: --dry-run runs nothing that {about[0]} could be about; leave out one of them"
+        )
+
+
+def _elsewhere(asked: Request, magic: str) -> Request:
+    """A dry run for cards that are not here."""
+    type_this = f"type %%ongpu --dry-run --on '{asked.on}'"
+    if not asked.dry_run or magic == "%ongpu":
+        raise UsageError(f"{magic}: --on is for the dry run of a cell; {type_this}")
+    if asked.where or not asked.move:
+        also = asked.where or "--no-move"
+        raise UsageError(f"{magic}: {also} is about a device that is here; {type_this}")
+    _check_dry_run(asked, magic)
+    from gpumagic.device.cards import cards
+
+    with in_one_line(magic):
+        return replace(asked, on=cards(str(asked.on)))
 
 
 @lru_cache(maxsize=64)
 def placing_request(line: str, magic: str = "%%ongpu") -> Request:
     """What stands after ``%%ongpu`` or ``%ongpu``; raises UsageError."""
     asked = Request(**vars(parse(magic, line)))
+    if asked.on is not None:
+        return _elsewhere(asked, magic)
     if not asked.where:
         raise UsageError(
             f"{magic}: which device? type one after it: {magic} 1, {magic} cuda:1, {magic} cpu, "
@@ -205,11 +233,7 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Request:
         raise UsageError(f"{magic}: {word} is no device; {question}type %ongpu off, or %ongpu 1")
     if asked.dry_run and magic == "%ongpu":
         raise UsageError(f"%ongpu: --dry-run is for one cell: %%ongpu {asked.where} --dry-run")
-    about = [f"--{n}" for n in ("report", "strict", "fix", "back", "quiet") if getattr(asked, n)]
-    if asked.dry_run and about:
-        raise UsageError(
-            f"{magic}: --dry-run runs nothing that {about[0]} could be about; leave out one of them"
-        )
+    _check_dry_run(asked, magic)
     if asked.quiet and asked.report:
         raise UsageError(f"{magic}: --report shows what --quiet hides; leave out one of them")
     if asked.back and not asked.move:

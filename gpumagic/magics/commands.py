@@ -114,6 +114,8 @@ class GpuMagics(Magics):
             --fix        bring operands on several devices to this one, and say so
             --dry-run    compute nothing and change nothing: say what the cell would assign, copy
                          and need in memory, and where it would fail
+            --dry-run --on 'H100 80GB, RTX 4090, 24GiB'
+                         whether it would fit on cards that are not here, in the place of WHERE
 
             %ongpu 1        all cells run there from now on, this one included
             %ongpu off      no longer

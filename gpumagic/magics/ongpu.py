@@ -236,7 +236,7 @@ class CellHooks:
     def dry_run(self, cell: RunningCell, asked: Request, file: str) -> Any:
         with torch_needed("%%ongpu"):
             from gpumagic.dryrun import dry_run_cell
-        result = dry_run_cell(self.shell, cell.tree, file, asked.where, move=asked.move)
+        result = dry_run_cell(self.shell, cell.tree, file, asked.on or asked.where, move=asked.move)
         if self.shell.displayhook.quiet():  # a semicolon at the end is about the cell's own value
             self._show(result)
             return None

@@ -10,17 +10,14 @@ Guarantees: importing this package imports no torch; nothing is ever turned on b
 :mod:`gpumagic.virtual.gate`.
 """
 
-import re
 import sys
 
+from gpumagic.device.cards import bytes_in
 from gpumagic.errors import GpuError, as_typed
 
 __all__ = ["disable", "enable", "enabled", "live_tensors"]
 
 MOST = 8  # c10::impl::FakeGuardImpl, the guard that torch itself has for this, has eight devices
-_UNITS = {unit: 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))} | {
-    unit: 1024**n for n, unit in enumerate(("KIB", "MIB", "GIB", "TIB"), start=1)
-}
 
 
 def enable(devices: int = 2, memory: str | int | None = None, *, force: bool = False) -> None:
@@ -93,9 +90,8 @@ def _bytes(memory: object) -> int:
     if isinstance(memory, int) and not isinstance(memory, bool):
         size = memory
     else:
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", str(memory).upper())
-        size = int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else 0
-    if not 2**20 <= size <= _UNITS["TIB"]:
+        size = bytes_in(str(memory)) or 0
+    if not 2**20 <= size <= 2**40:
         raise GpuError(
             f"virtual GPUs: a memory of {memory} is not possible; type for example 16GiB or 512MiB "
             "(at least 1MiB, at most 1TiB: no GPU has more)"

@@ -123,15 +123,19 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
     """Let virtual GPUs answer for real ones in a forked child, which may not call their driver.
 
     Tensors cannot be made on them: it is for following code on tensors without data. Each is given
-    by what ``torch.cuda.get_device_properties`` says of it, and the bytes allocated there.
+    by what ``torch.cuda.get_device_properties`` says of it, and the bytes allocated there. Virtual
+    GPUs that are on are there no more.
     """
+    on = bool(GPUS)  # and they are to stand aside
+    GPUS.clear()
     for index, (real, allocated) in enumerate(gpus):
         facts = {f.name: getattr(real, f.name) for f in fields(Properties) if hasattr(real, f.name)}
         account = MemoryAccount(index, real.total_memory, [0] * COUNTERS)
         account.bytes.add(allocated)
         properties = Properties(**{"uuid": uuid.uuid4(), **facts})
         GPUS.append(VirtualGpu(index, account, properties))
-    stack = ExitStack()  # never closed: the child ends with it
-    abi.install(stack)
-    cuda_api.install(stack)
+    if not on:
+        stack = ExitStack()  # never closed: the child ends with it
+        abi.install(stack)
+        cuda_api.install(stack)
     torch.cuda.init()

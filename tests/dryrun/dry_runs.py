@@ -41,10 +41,10 @@ def dry(ip, cell, options="1"):
     return done.result
 
 
-def of_cell(code, space, where=None):
+def of_cell(code, space, on=None):
     """The dry run of a cell whose variables are `space`."""
     shell = SimpleNamespace(user_ns=space, transform_cell=str, compile=SimpleNamespace(flags=0))
-    return dry_run_cell(shell, ast.parse(code), "<cell>", where)
+    return dry_run_cell(shell, ast.parse(code), "<cell>", on)
 
 
 def assigned(result):

@@ -1,0 +1,195 @@
+"""Look up a card that is not here: by its name, the bytes that a process can have on it.
+
+Sizes are what torch printed of such a card (``torch.cuda.get_device_properties``, or the total
+capacity in an out-of-memory error), the smallest that was found in public texts of 2020 to 2026;
+where none was found, the size that its maker names.
+"""
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from gpumagic.errors import GpuError
+
+_MIB = 2**20
+CONTEXT = 512 * _MIB
+"""What CUDA and its kernels take of a card before the first tensor: 300 to 600 MiB, an estimate."""
+# torch keeps one for each thread that multiplies matrices, by the default CUBLAS_WORKSPACE_CONFIG:
+# :4096:2:16:8, and eight times 4096 KiB from Hopper on (aten/src/ATen/cuda/CublasHandlePool.cpp).
+_WORKSPACE, _WORKSPACE_HOPPER = (2 * 4096 + 8 * 16) * 1024, 8 * 4096 * 1024
+_HOPPER = (9, 0)
+
+# Name, MiB that torch reports, CUDA's capability.
+_REPORTED = (
+    ("B200 180GB", 182631, (10, 0)),
+    ("H200 141GB", 143156, _HOPPER),
+    ("H100 80GB", 81008, _HOPPER),
+    ("H20 96GB", 97285, _HOPPER),
+    ("A100 80GB", 81050, (8, 0)),
+    ("A100 40GB", 40326, (8, 0)),
+    ("A10 24GB", 22517, (8, 6)),
+    ("A10G 24GB", 22587, (8, 6)),
+    ("A40 48GB", 45416, (8, 6)),
+    ("L4 24GB", 22558, (8, 9)),
+    ("L40S 48GB", 45589, (8, 9)),
+    ("V100 32GB", 32510, (7, 0)),
+    ("V100 16GB", 16130, (7, 0)),
+    ("P100 16GB", 16280, (6, 0)),
+    ("T4 16GB", 15079, (7, 5)),
+    ("RTX PRO 6000 96GB", 97250, (12, 0)),
+    ("RTX A6000 48GB", 48676, (8, 6)),
+    ("RTX A5000 24GB", 24114, (8, 6)),
+    ("RTX 5090 32GB", 32089, (12, 0)),
+    ("RTX 5060 Ti 16GB", 15841, (12, 0)),
+    ("RTX 4090 24GB", 24217, (8, 9)),
+    ("RTX 4080 16GB", 16049, (8, 9)),
+    ("RTX 3090 24GB", 24259, (8, 6)),
+    ("RTX 3060 12GB", 11938, (8, 6)),
+    ("RTX 2080 Ti 11GB", 11019, (7, 5)),
+    ("RTX 2060 Super 8GB", 7974, (7, 5)),
+    ("GTX 1080 Ti 11GB", 11178, (6, 1)),
+    ("GTX 1080 8GB", 8116, (6, 1)),
+)
+# Name with the maker's size, CUDA's capability.
+_NOMINAL = (
+    ("H100 NVL 94GB", _HOPPER),
+    ("GH200 96GB", _HOPPER),
+    ("A30 24GB", (8, 0)),
+    ("A16 16GB", (8, 6)),
+    ("A2 16GB", (8, 6)),
+    ("L40 48GB", (8, 9)),
+    ("K80 12GB", (3, 7)),
+    ("RTX 6000 Ada 48GB", (8, 9)),
+    ("RTX A4000 16GB", (8, 6)),
+    ("Quadro RTX 8000 48GB", (7, 5)),
+    ("Quadro RTX 6000 24GB", (7, 5)),
+    ("TITAN RTX 24GB", (7, 5)),
+    ("RTX 5080 16GB", (12, 0)),
+    ("RTX 5070 Ti 16GB", (12, 0)),
+    ("RTX 5070 12GB", (12, 0)),
+    ("RTX 5060 8GB", (12, 0)),
+    ("RTX 4080 Super 16GB", (8, 9)),
+    ("RTX 4070 Ti Super 16GB", (8, 9)),
+    ("RTX 4070 Ti 12GB", (8, 9)),
+    ("RTX 4070 12GB", (8, 9)),
+    ("RTX 4060 Ti 16GB", (8, 9)),
+    ("RTX 4060 Ti 8GB", (8, 9)),
+    ("RTX 4060 8GB", (8, 9)),
+    ("RTX 3090 Ti 24GB", (8, 6)),
+    ("RTX 3080 Ti 12GB", (8, 6)),
+    ("RTX 3080 12GB", (8, 6)),
+    ("RTX 3080 10GB", (8, 6)),
+    ("RTX 3070 Ti 8GB", (8, 6)),
+    ("RTX 3070 8GB", (8, 6)),
+    ("RTX 3060 Ti 8GB", (8, 6)),
+    ("RTX 2080 8GB", (7, 5)),
+    ("RTX 2070 8GB", (7, 5)),
+    ("RTX 2060 6GB", (7, 5)),
+    ("GTX 1660 Ti 6GB", (7, 5)),
+    ("GTX 1060 6GB", (6, 1)),
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card that is not here.
+
+    Parameters
+    ----------
+    name : str
+    total : int
+        Bytes, of which `context` and `workspace` are not a process's own.
+    capability : tuple of int
+        CUDA's, such as ``(9, 0)``.
+    reported : bool
+        Whether `total` is what torch reports of it; else what its maker says, or the user.
+    """
+
+    name: str
+    total: int
+    capability: tuple[int, int] = (8, 0)
+    reported: bool = False
+
+    @property
+    def context(self) -> int:
+        """What CUDA takes, an estimate."""
+        return CONTEXT
+
+    @property
+    def workspace(self) -> int:
+        """What torch reserves for cuBLAS, an estimate: for one thread that multiplies matrices."""
+        return _WORKSPACE_HOPPER if self.capability >= _HOPPER else _WORKSPACE
+
+    @property
+    def usable(self) -> int:
+        """Bytes for tensors."""
+        return self.total - self.context - self.workspace
+
+
+CARDS = (
+    *(Card(name, mib * _MIB, capability, True) for name, mib, capability in _REPORTED),
+    *(
+        Card(name, int(name.rsplit(" ", 1)[1][:-2]) * 2**30, capability)
+        for name, capability in _NOMINAL
+    ),
+)
+
+
+def card(given: str) -> Card:
+    """The card of a name in any spelling, or one of a size such as ``24GiB``; else GpuError.
+
+    ``"H100 80GB"``, ``"NVIDIA A100-SXM4-80GB"``, ``"rtx4090"``, ``"4070 ti super"`` are names; the
+    size may be left out where there is but one.
+    """
+    size = bytes_in(given)
+    if size is not None:
+        if size <= CONTEXT + _WORKSPACE_HOPPER:
+            raise GpuError(f"a card of {given} has no room beside CUDA's own; type a size as 24GiB")
+        return Card(given.strip(), size)
+    wanted = _plain(given)
+    found = [c for c in CARDS if wanted in (_plain(c.name), _plain(_without_size(c.name)))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = " or ".join(c.name for c in found)
+        raise GpuError(f"{given} may be {names}; type one of them")
+    raise GpuError(f"no card {given!r} is known; {_near(wanted)}type a name or a size: 24GiB")
+
+
+def cards(given: str) -> tuple[Card, ...]:
+    """Those of several names with commas, each once."""
+    return tuple(dict.fromkeys(card(part) for part in given.split(",")))
+
+
+_UNITS = {unit: 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))} | {
+    unit: 1024**n for n, unit in enumerate(("KIB", "MIB", "GIB", "TIB"), start=1)
+}
+
+
+def bytes_in(text: str) -> int | None:
+    """A size as people type it, ``"16GiB"`` or ``"2.5 GB"``, in bytes; None for any other text."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", text.upper())
+    return int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
+
+
+# What a name says besides, in the drivers' spelling and in shops'.
+_BESIDES = re.compile(r"nvidia|geforce|tesla|quadro|generation|rtx|gtx|sxm\d?|pcie?|hbm\d\w?|gpu")
+
+
+def _plain(name: str) -> str:
+    """A name as it is compared: ``"NVIDIA A100-SXM4-80GB"`` is ``"a10080"``."""
+    words = re.sub(r"\b(\d+)\s*g(i?b)?\b", r"\1", _BESIDES.sub(" ", name.lower()))
+    # "6000 Ada" and "PRO 6000" are two, and "A6000" a third.
+    return re.sub(r"[^a-z0-9]", "", words)
+
+
+def _without_size(name: str) -> str:
+    return name.rsplit(" ", 1)[0]
+
+
+def _near(wanted: str) -> str:
+    """The names that are nearly that one, as a question."""
+    plain = {_plain(c.name): c.name for c in CARDS}
+    plain |= {_plain(_without_size(c.name)): c.name for c in CARDS}
+    near = dict.fromkeys(plain[match] for match in get_close_matches(wanted, plain, 3, 0.7))
+    return f"did you mean {' or '.join(near)}? " if near else ""

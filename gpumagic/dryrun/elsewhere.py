@@ -1,0 +1,65 @@
+"""Follow code as if on a card that is not here, and say whether it has room there.
+
+In the forked child a card stands as ``cuda:0``, and is empty: what lies on a GPU of this process is
+taken off it first.
+"""
+
+import time
+from collections.abc import Iterable
+from types import SimpleNamespace
+
+import psutil
+
+from gpumagic.device import Device, is_where
+from gpumagic.device.cards import Card, card, cards
+from gpumagic.dryrun.held_memory import Before, HeldMemory
+from gpumagic.dryrun.result import OnCard
+from gpumagic.errors import GpuError
+from gpumagic.placement.torch_devices import find
+from gpumagic.virtual import gate
+
+_NAME = "cuda:0"
+
+
+def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
+    """The device that `on` names, and no cards; or cards, and what stands for the first of them."""
+    if on is None:
+        return None, ()
+    chosen: tuple[Card, ...] = ()
+    if isinstance(on, str) and not is_where(on):
+        chosen = _known(on)
+    elif isinstance(on, Card):
+        chosen = (on,)
+    elif isinstance(on, Iterable) and not isinstance(on, str):
+        chosen = tuple(c if isinstance(c, Card) else card(c) for c in on)
+    return (stand_in(chosen[0]), chosen) if chosen else (find(on), ())
+
+
+def _known(on: str) -> tuple[Card, ...]:
+    try:
+        return cards(on)
+    except GpuError as error:
+        raise GpuError(f"{error}; a device is 1, cuda:1, cpu, free") from None
+
+
+def stand_in(card: Card) -> Device:
+    """The device that a card is in the forked child."""
+    return Device("cuda", 0, name=card.name, memory_total=card.total)
+
+
+def before_on(card: Card) -> Before:
+    """What there is on a card: all of it is free."""
+    if problem := gate.static_problem():
+        raise GpuError(f"no dry run for a card that is not here: {problem}")
+    major, minor = card.capability
+    properties = SimpleNamespace(name=card.name, total_memory=card.total, major=major, minor=minor)
+    memory: dict[str, tuple[int, int | None]] = {_NAME: (0, card.usable)}
+    memory["cpu"] = (0, int(psutil.virtual_memory().available))
+    return Before(time.monotonic(), memory, False, [(properties, 0)])
+
+
+def on_card(held: HeldMemory, card: Card) -> OnCard:
+    """Whether what was counted has room on a card, and from which line on it has not."""
+    rises = held.rises.get(_NAME, [])
+    at = next((line for nbytes, line in rises if nbytes > card.usable), None)
+    return OnCard(card, held.most.get(_NAME, 0), at)
