@@ -42,10 +42,20 @@ def memory(*names: str) -> MemoryReport:
             raise GpuError(f"memory: there is no variable {name!r}; type its name as in the cell")
     found = find(namespace)
     if names:
-        found = [storage for storage in found if storage.paths[0].root in names]
+        found = [_by(names, storage) for storage in found if roots(storage) & set(names)]
     made_in = MadeIn()
     each = (_with_holders(device, found, made_in, whole=not names) for device in figures())
     return MemoryReport(tuple(each), perf_counter() - start)
+
+
+def roots(storage: FoundStorage) -> set[str]:
+    """All who hold a storage, by their first names."""
+    return {path.root for path in storage.paths}
+
+
+def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:
+    """A storage as these variables hold it, though others may hold it too."""
+    return replace(storage, paths=tuple(sorted(storage.paths, key=lambda p: p.root not in names)))
 
 
 def notebook() -> Mapping[str, Any]:

@@ -18,6 +18,8 @@ from torch.optim import Optimizer
 from gpumagic.display.shown import Shown
 from gpumagic.errors import GpuError
 from gpumagic.memory.find_holders import FoundStorage, find
+from gpumagic.memory.made_in import MadeIn
+from gpumagic.memory.memory_report import Made
 
 STATE, SAVED = "optimizer state", "saved for backward"
 _OWN = {"parameter", "buffer", "gradient", STATE, SAVED}
@@ -65,11 +67,17 @@ class MemoryTree(Shown):
     devices : tuple of str
     branches : tuple of MemoryBranch
         Each before those below it.
+    made : Made or None
+        Where most of it was made.
+    aliases : tuple of str
+        Who else holds some of it.
     """
 
     name: str
     devices: tuple[str, ...]
     branches: tuple[MemoryBranch, ...]
+    made: Made | None = None
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass
@@ -108,7 +116,11 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         layers = _Layers(value, {(s.device, s.address): path for s, (path, _) in own.items()})
         for path in layers.paths:  # in the order of the module
             root.at(_steps(name, path, "parameter"))
+    made, made_in, aliases = Counter[Made | None](), MadeIn(), dict[str, None]()
     for storage, (path, kind) in own.items():
+        if path:
+            made[made_in.of(storage.device, storage.address)] += storage.nbytes
+            aliases |= {p.root: None for p in storage.paths if not name.startswith(p.root)}
         if layers is not None and not path:
             path, kind = layers.owner(storage, namespace)
         if path:
@@ -116,7 +128,8 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
             root.at(_steps(name, path, kind)).own[kind] += storage.nbytes
     if not devices:
         raise GpuError(f"{name} holds nothing on a GPU")
-    return MemoryTree(name, tuple(sorted(devices)), tuple(_branches(root)))
+    where = made.most_common(1)[0][0] if made else None
+    return MemoryTree(name, tuple(sorted(devices)), tuple(_branches(root)), where, tuple(aliases))
 
 
 def _steps(name: str, path: str, kind: str) -> list[str]:

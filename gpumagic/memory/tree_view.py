@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gpumagic.display import table
 from gpumagic.display.shown import block, folded, tag
 from gpumagic.display.table import Column, Fold
-from gpumagic.display.units import size
+from gpumagic.display.units import size, some
 from gpumagic.memory.memory_tree import SAVED, STATE, MemoryBranch, MemoryTree
 
 # The order of the columns, and their heads.
@@ -42,7 +42,7 @@ def html(tree: MemoryTree) -> str:
 
 
 def _head(tree: MemoryTree) -> str:
-    """``"net: 6.4 MiB on cuda:0; optimizers and autograd hold 12.9 MiB more for it"``."""
+    """``"net: 6.4 MiB on cuda:0 · optimizers hold 12.9 MiB more for it · made in …"``."""
     nbytes = tree.branches[0].nbytes
     more = {STATE: "optimizers", SAVED: "autograd"}
     others = [who for kind, who in more.items() if nbytes.get(kind)]
@@ -50,7 +50,9 @@ def _head(tree: MemoryTree) -> str:
     own = size(tree.branches[0].total - left)
     words = f"{tree.name}: {own} on {', '.join(tree.devices)}"
     hold = "hold" if len(others) > 1 or others == ["optimizers"] else "holds"
-    return words + (f"; {' and '.join(others)} {hold} {size(left)} more for it" if others else "")
+    words += f" · {' and '.join(others)} {hold} {size(left)} more for it" if others else ""
+    words += f" · made in {tree.made}" if tree.made else ""
+    return words + (f" · also known as {some(tree.aliases)}" if tree.aliases else "")
 
 
 def _shallow(tree: MemoryTree) -> Sequence[MemoryBranch]:

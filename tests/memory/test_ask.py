@@ -42,3 +42,9 @@ def test_the_function_is_not_hidden_by_the_room_of_its_name():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["function", "function", "True"], done.stderr
+
+
+def test_what_a_name_holds_is_its_own_though_others_hold_it_too(ip):
+    ip.run("x = zeros(300, device='cuda')\nsame = x[3:]\ny = zeros(3, device='cuda')")
+    (row,) = gpumagic.memory("same").holders
+    assert (row.path, row.nbytes, row.aliases) == ("same", 1536, ("x",))
