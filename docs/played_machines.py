@@ -26,10 +26,10 @@ def training(train: int, explore: int, other: int) -> Callable[[float], dict[str
             "gpm.3": 46,
             "gpm.5": busy * 0.66,
             "gpm.10": busy * 0.5,
-            "pcie_tx": 310e6,
-            "pcie_rx": 12.4e9,
-            "nvlink_tx": 41e6,
-            "nvlink_rx": 40e6,
+            "gpm.20": 310,
+            "gpm.21": 12_400 if epoch else 2_100,
+            "gpm.60": 18_300,
+            "gpm.61": 17_900,
             "throttle": 4,
         }
         cool = {
@@ -88,8 +88,12 @@ def many(count: int, pids: Mapping[str, int]) -> Callable[[float], dict[str, obj
                 f"gpu.{n}.used": held,
                 f"gpu.{n}.temp": int(34 + busy * 0.38),
                 f"gpu.{n}.power": int(1000 * (80 + 5.4 * busy)),
-                f"gpu.{n}.pcie_rx": int(9e9 * (1 + wave)),
-                f"gpu.{n}.nvlink_rx": int(4e7 * (1 + wave)),
+                # By GPM, in MiB a second: what comes over PCIe and NVLink, and what goes.
+                f"gpu.{n}.gpm.20": 300 + 40 * (n % 4),
+                f"gpu.{n}.gpm.21": (5_000 + 900 * (n % 5)) * (1 + wave),
+                f"gpu.{n}.gpm.60": (9_000 + 2_000 * (n % 3)) * (1 - wave),
+                f"gpu.{n}.gpm.61": (8_000 + 1_500 * (n % 4)) * (1 - wave),
+                f"gpu.{n}.busy": ",".join(f"{pids[k]}:{int(busy)}" for k in [*holders][:1]),
                 f"gpu.{n}.compute": ",".join(f"{pids[k]}:{v}" for k, v in holders.items()),
             }
         return found

@@ -141,6 +141,10 @@ describe('many', () => {
     monitor.draw();
     expect(all(monitor, '.line')).toEqual([]);
     expect(all(monitor, '.card')).toHaveLength(4);
+    const low = mount(crowd(3), { room: () => 500 });
+    expect(all(low, '.line')).toHaveLength(3);
+    expect(all(mount(crowd(3), { room: () => 600 }), '.line')).toEqual([]);
+    expect(all(mount(crowd(1), { room: () => 100 }), '.line')).toEqual([]);
     const few = mount(crowd(2));
     few.options({ density: 'lines' });
     few.draw();

@@ -87,7 +87,7 @@ async function activate(
     return made;
   };
   const tab = new Tab(shell, feeds, () => make({}, true), t);
-  const monitor = make({ page: () => tab.open() });
+  const monitor = make({ page: () => tab.open(), room: () => panel.node.clientHeight });
   const timings = new Timings((results) => monitor.timings(results));
   const told = (text: string) => void Notification.success(text, { autoClose: TOLD_MS });
   const failed = (error: Error) => void Notification.error(error.message);

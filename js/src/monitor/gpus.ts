@@ -15,6 +15,8 @@ import { file } from './words.js';
 
 /** So many are lines, where the reader did not choose. */
 const LINES = 4;
+/** Pixels: a card with two holders, its least width, and what stands above and below all cards. */
+const [HIGH, WIDE, AROUND] = [149, 260, 90];
 /** More than so many, and who holds them is told before them. */
 const MANY = 8;
 /** So many of this notebook's lines stand open. */
@@ -99,7 +101,7 @@ export class Gpus {
     const all = views(snapshot, this.#shared.here);
     this.#remember(all);
     const [shown, folds] = fold(all, this.#shared);
-    this.lines = this.density === 'auto' ? shown.length >= LINES : this.density === 'lines';
+    this.lines = this.density === 'auto' ? this.#crowded(shown.length) : this.density === 'lines';
     const mine = shown.filter(({ parts }) => parts.mine > 0);
     if (this.lines && mine.length <= OPEN) for (const view of mine) view.standing = true;
     this.#overview?.update(shown);
@@ -125,6 +127,14 @@ export class Gpus {
     this.#overview?.dispose();
     this.#list.update([], this.lines);
     this.#folds.update([]);
+  }
+
+  /** Whether so many are too many for cards. */
+  #crowded(count: number): boolean {
+    const columns = Math.max(1, Math.floor(this.node.clientWidth / WIDE));
+    const high = AROUND + HIGH * Math.ceil(count / columns);
+    const room = this.#shared.actions.room?.() || Number.POSITIVE_INFINITY;
+    return count >= LINES || (count > 1 && high > room);
   }
 
   /** A card says who holds its memory; of lines one wants to know it of all at once. */

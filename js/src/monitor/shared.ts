@@ -21,9 +21,11 @@ export interface Actions {
   page?(): void;
   /** Some table of what this notebook holds was opened, or all were closed. */
   holdings?(wanted: boolean): void;
+  /** How many pixels in height are seen without scrolling. */
+  room?(): number;
 }
 
-/** A card or a line for each GPU; "auto": lines where there are many. */
+/** A card or a line for each GPU; "auto": lines where there are many, or cards have no room. */
 export type Density = 'auto' | 'cards' | 'lines';
 
 /** Text in the reader's language; %1, %2 stand for the values. */
