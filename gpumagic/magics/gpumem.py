@@ -2,11 +2,11 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, meant
 
 # Where the name of a variable ends, and the way to what is in it begins.
 _ROOT = re.compile(r"[.\[]")
@@ -44,7 +44,8 @@ class Memories:
 
         variables = ask.notebook()
         names = [word for word in asked if _ROOT.split(word, 1)[0] in variables]
-        ordinals = {str(device) for word in asked if word not in names for device in _gpus(word)}
+        others = [word for word in asked if word not in names]
+        ordinals = {str(device) for word in others for device in _gpus(word, variables)}
         if len(asked) == len(names) == 1:
             from gpumagic.memory.memory_tree import tree
 
@@ -57,7 +58,7 @@ class Memories:
         return replace(report, devices=tuple(d for d in report.devices if d.device in ordinals))
 
 
-def _gpus(word: str) -> list[Any]:
+def _gpus(word: str, variables: Iterable[str]) -> list[Any]:
     """The GPUs that a word names; a GpuError says that it names neither one nor a variable."""
     from gpumagic.device import resolve
     from gpumagic.placement.torch_devices import devices
@@ -67,7 +68,9 @@ def _gpus(word: str) -> list[Any]:
     except GpuError as error:
         if not word.isidentifier():
             raise
-        raise GpuError(f"there is no variable {word!r}, and it is no GPU: {error}") from None
+        question = meant(word, variables)
+        why = question or f"and it is no GPU: {error}"
+        raise GpuError(f"there is no variable {word!r}; {why}".rstrip()) from None
     if any(device.kind == "cpu" for device in found):
         raise GpuError(f"{word} is not a GPU; type %gpumem 0, or %gpumem for all of them")
     return found

@@ -56,6 +56,6 @@ def _columns(found: MemoryChanges) -> list[Column]:
         Column("kind", [row.holder.kind for row in rows]),
         Column("made in", [str(row.holder.made or "") for row in rows]),
     ]
-    if len(found.allocated) > 1:
+    if len({row.holder.device for row in rows}) > 1:
         columns.insert(1, Column("on", [row.holder.device for row in rows]))
     return [column for column in columns if any(column.cells)]

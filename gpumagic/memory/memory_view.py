@@ -7,7 +7,7 @@ from dataclasses import replace
 from html import escape
 
 from gpumagic.display import table
-from gpumagic.display.shown import bar, block, folded, tag
+from gpumagic.display.shown import bar, block, coded, folded, tag
 from gpumagic.display.table import Column
 from gpumagic.display.units import NOT_KNOWN, size, some
 from gpumagic.errors import as_typed
@@ -19,6 +19,9 @@ _ALWAYS = 3
 _LEAST = 0.005
 # More than a reader goes through; a notebook's file keeps them all.
 _UNFOLDED = 200
+# What %gpufree lets go of, and how much of that is worth a line.
+_FREED = ("output", "exception")
+_WORTH = 2**20
 _MANY = {
     "parameter": "parameters",
     "buffer": "buffers",
@@ -34,16 +37,25 @@ def text(report: MemoryReport) -> str:
     for device in report.devices:
         lines += table.wrapped(f"{label(device)}: {' · '.join(numbers(device))}")
         lines += table.lines(holder_columns(device, folded_rows(device)), margin="  ")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_hints(report)])
 
 
 def html(report: MemoryReport) -> str:
     """The same as tables, with a bar for each GPU."""
-    return block("".join(map(_device_html, report.devices)) or tag("div", _nothing(), "gm-note"))
+    parts = [*map(_device_html, report.devices)] or [tag("div", _nothing(), "gm-note")]
+    parts += [f'<div class="gm-note">{coded(hint)}</div>' for hint in _hints(report)]
+    return block("".join(parts))
 
 
 def _nothing() -> str:
     return f"No GPU in this process; {as_typed('%gpus --virtual 2')} makes virtual ones."
+
+
+def _hints(report: MemoryReport) -> list[str]:
+    """What gives the most back at once."""
+    back = sum(row.nbytes for row in report.holders if row.kind in _FREED)
+    words = f"→ `{as_typed('%gpufree')}` gives back {size(back)}: what outputs and errors hold"
+    return [words] if back >= _WORTH else []
 
 
 def label(device: DeviceMemory) -> str:
@@ -110,6 +122,8 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
 
 def kind(row: MemoryHolder) -> str:
     """``"tensor"``, ``"1,200 tensors"``, ``"parameters, gradients"``."""
+    if row.kind == "unreached":
+        return ""
     names = [name for name, _ in row.kinds] or [row.kind]
     if len(names) > 1:
         return ", ".join(_MANY.get(name, name) for name in names)

@@ -44,13 +44,15 @@ def test_one_name_is_opened(ip):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("nets", "there is no variable 'nets', and it is no GPU"),
+        ("nothing", "there is no variable 'nothing'; and it is no GPU"),
+        ("wieghts", "there is no variable 'wieghts'; did you mean weights?"),
         ("7", "no GPU 7: there are cuda:0 and cuda:1 (virtual)"),
         ("cpu", "cpu is not a GPU; type %gpumem 0"),
         ("--sinse", "type %gpumem [WHERE or NAME]"),
     ],
 )
 def test_what_is_not_there_is_one_line(ip, line, said):
+    ip.ns["weights"] = 1
     text = ip.run(f"%gpumem {line}").text.strip()
     assert text.startswith("UsageError: %gpumem: ")
     assert said in text

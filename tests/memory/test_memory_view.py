@@ -155,3 +155,12 @@ def test_a_name_that_now_holds_another_thing_is_matched_once():
     apart = replace(DEVICE, holders=(holder("net", GIB), holder("x", MIB)))
     told = [(c.holder.path, c.word) for c in changes(before, MemoryReport((apart,))).changes]
     assert told == [("x", "new")]
+
+
+def test_what_gpufree_would_give_back_is_told():
+    rows = (holder("net", GIB), holder("Out[3]", MIB, "output"), holder("x", MIB, "exception"))
+    left = MemoryReport((replace(DEVICE, holders=rows),))
+    hint = "%gpufree` gives back 2.0 MiB: what outputs and errors hold"
+    assert hint in str(left)
+    assert hint.replace("`", "</code>") in left._repr_html_()
+    assert "gpufree" not in str(REPORT)
