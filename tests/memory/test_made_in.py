@@ -49,7 +49,7 @@ def test_of_a_timed_cell_it_is_the_line_in_the_cell(ip, made):
 
 def test_gradients_are_made_where_backward_is_called(ip, made):
     ip.run("x = torch.ones(1000, device='cuda:1', requires_grad=True)\nloss = (x * x).sum()")
-    ip.run("\nloss.backward()\ngrad, x.grad = x.grad, None")
+    ip.run("grad = None\nloss.backward()\ngrad, x.grad = x.grad, None")
     assert made("grad") == f"{last_cell()}, line 2"
 
 
