@@ -15,6 +15,7 @@ class MemoryHooks:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
+        self._growth: Any = None
 
     def install(self) -> None:
         for event in _EVENTS:
@@ -45,6 +46,18 @@ class MemoryHooks:
                 from gpumagic.memory import made_in
 
                 made_in.unstamp(*stamped)
+        info = getattr(result, "info", None)
+        if info is not None and info.store_history and result.success and _gpu_is_used():
+            with faults.kept("looking for what grows from run to run"):
+                self._look_for_growth(info.raw_cell)
+
+    def _look_for_growth(self, cell: str) -> None:
+        from gpumagic.memory.growth import GrowthWatch
+
+        self._growth = self._growth or GrowthWatch()
+        shell = self._shell
+        if grown := self._growth.ended(cell, shell.transform_cell, shell.user_ns):
+            print(f"→ {grown}")
 
 
 def _gpu_is_used() -> bool:
