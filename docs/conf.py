@@ -8,7 +8,9 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
-PAGES = "magics between-devices timing monitor http virtual-gpus containers limits architecture"
+PAGES = (
+    "magics between-devices memory timing monitor http virtual-gpus containers limits architecture"
+)
 
 project = "gpumagic"
 root_doc = "README"

