@@ -74,14 +74,13 @@ def _nothing_is_left():
         return
     import torch
 
-    from gpumagic.cell import run as cell_run
-    from gpumagic.ledger import attribute
+    from gpumagic.ledger import attribute, memory_meter
     from gpumagic.placement import scope, swap
 
     assert torch.is_grad_enabled()
     assert not swap.installed()
     assert scope.placement() is None
-    assert not cell_run.measuring()
+    assert not memory_meter.measuring()
     assert attribute.running == ()
     ours = [t for t in threading.enumerate() if t.name.startswith("gputime")]
     for thread in ours:

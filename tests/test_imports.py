@@ -29,13 +29,13 @@ MAY = {
     | {"timing", "memory", "dryrun", "cell", "ledger", "mismatch", "moving", "placement"}
     | {"gputable", "telemetry", "widget", "virtual"},
     "timing": GROUND
-    | {"cell", "copies", "isolation", "ledger", "moving", "placement", "nvml"}
+    | {"copies", "isolation", "ledger", "moving", "placement", "nvml"}
     | {"telemetry"},
     "memory": GROUND
     | {"dryrun", "copies", "isolation", "ledger", "moving", "placement", "telemetry", "gputable"},
     "dryrun": GROUND | {"ledger", "mismatch", "moving", "placement", "virtual"},
     "cell": GROUND | {"ledger", "mismatch", "moving", "placement"},
-    "copies": {"moving", "usercode", "errors", "faults"},
+    "copies": {"moving", "placement", "usercode", "errors", "faults"},
     "isolation": {"usercode", "errors", "faults"},
     "mismatch": GROUND | {"moving"},
     "ledger": GROUND,

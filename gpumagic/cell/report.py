@@ -6,6 +6,7 @@ from gpumagic.cell.autofix import Fixed
 from gpumagic.device import Device
 from gpumagic.display.shown import Shown
 from gpumagic.ledger.entry import Ledger
+from gpumagic.ledger.memory_meter import Memory
 from gpumagic.moving.move import Moved, Moves
 from gpumagic.moving.plan import Left
 
@@ -16,17 +17,6 @@ class Batches:
 
     count: int = 0
     nbytes: int = 0
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of torch's allocator on one device: the peak over the cell, its end and its start."""
-
-    device: str
-    peak: int
-    allocated: int
-    before: int
-    allocations: int = 1  # how many there were
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 from gpumagic.errors import GpuError
-from gpumagic.timing.ask.sweep import MOST_POINTS, TYPE, check
+from gpumagic.usercode.sweep import MOST_POINTS, TYPE, check
 
 # Of what torch has for a size, 64 bits.
 _TOO_LARGE = 2.0**63

@@ -20,7 +20,6 @@ from gpumagic.errors import GpuError, as_typed
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.settings import deferred, kept
 from gpumagic.telemetry.measurements import board
-from gpumagic.timing.ask import sweep as sweeping
 from gpumagic.timing.ask.targets import TimedDevices, targets
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.measure.measurement import (
@@ -30,12 +29,13 @@ from gpumagic.timing.measure.measurement import (
     say_where,
     short,
 )
-from gpumagic.timing.measure.program import program
 from gpumagic.timing.measure.stopwatch import Stopwatch
 from gpumagic.timing.progress import Progress, Reporter
 from gpumagic.timing.result import machine
 from gpumagic.timing.result.agreement import Agreeing
 from gpumagic.timing.result.timing import Timing
+from gpumagic.usercode import sweep as sweeping
+from gpumagic.usercode.program import program
 
 _OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
 _PRINTED = "what the code prints or displays is shown of its first run only"

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpumagic.display import shown
 from gpumagic.errors import GpuError
-from gpumagic.timing.ask import sweep as sweeping
 from gpumagic.timing.result import change as changing
 from gpumagic.timing.result import stored
 from gpumagic.timing.result.lookup import Lookup
 from gpumagic.timing.result.machine import Machine
 from gpumagic.timing.result.timing import Agreement, Timing
+from gpumagic.usercode import sweep as sweeping
 
 if TYPE_CHECKING:
     from pandas import DataFrame

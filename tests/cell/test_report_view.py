@@ -5,8 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gpumagic.cell.report import Batches, Memory, Report
+from gpumagic.cell.report import Batches, Report
 from gpumagic.device import CPU, Device
+from gpumagic.ledger.memory_meter import Memory
 from gpumagic.moving.move import Moved
 from gpumagic.moving.plan import Left
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpumagic.errors import GpuError
 from gpumagic.magics.sweep_option import parse
-from gpumagic.timing.ask.sweep import MOST_POINTS
+from gpumagic.usercode.sweep import MOST_POINTS
 
 INTS = st.integers(-(2**40), 2**40)
 

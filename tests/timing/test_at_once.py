@@ -11,12 +11,13 @@ import pytest
 import torch
 from late import GPU0, GPU1
 
+from gpumagic.copies.trial import Trial
 from gpumagic.errors import GpuError
 from gpumagic.timing import compare
 from gpumagic.timing.measure import runner
-from gpumagic.timing.measure.program import program
-from gpumagic.timing.measure.runner import Runner, Trial, Worker
+from gpumagic.timing.measure.runner import Runner, Worker
 from gpumagic.timing.measure.stopwatch import Stopwatch
+from gpumagic.usercode.program import program
 
 MEET = threading.Barrier(2)
 

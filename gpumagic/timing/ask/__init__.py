@@ -1,1 +1,1 @@
-"""Read what is to be timed: devices, sweeps, items."""
+"""Read on which devices code is to be timed."""

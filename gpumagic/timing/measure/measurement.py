@@ -14,22 +14,23 @@ from typing import Any
 import torch
 
 from gpumagic import faults
-from gpumagic.cell.run import MemoryMeter
+from gpumagic.copies.trial import Trial
 from gpumagic.isolation.output import Quiet
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.settings import Growth, deferred
 from gpumagic.ledger import ledger_view as view
+from gpumagic.ledger.memory_meter import MemoryMeter
 from gpumagic.ledger.watch import watch
 from gpumagic.placement.torch_devices import as_torch
-from gpumagic.timing.ask.sweep import key
 from gpumagic.timing.ask.targets import TimedDevices
-from gpumagic.timing.measure.program import Program
 from gpumagic.timing.measure.repeats import Repeats
-from gpumagic.timing.measure.runner import Runner, Trial
+from gpumagic.timing.measure.runner import Runner
 from gpumagic.timing.measure.stopwatch import LEAST_S, Lap, Stopwatch, joules
 from gpumagic.timing.progress import Reporter, Stage
 from gpumagic.timing.result.agreement import Agreeing, outcome
 from gpumagic.timing.result.timing import Timing
+from gpumagic.usercode.program import Program
+from gpumagic.usercode.sweep import key
 
 _WATCHING = "watching the copies of a timed run"
 

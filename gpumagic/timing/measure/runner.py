@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
 from functools import partial
 from itertools import repeat
 from typing import Any
 
-import torch
-
-from gpumagic.copies.namespace import CopiedVariables
+from gpumagic.copies.trial import Trial
 from gpumagic.isolation.output import THREADS
 from gpumagic.isolation.settings import thread_modes
-from gpumagic.placement.scope import suspended
-from gpumagic.placement.swap import enter, leave
-from gpumagic.timing.measure.program import FUNCTION, Program
 from gpumagic.timing.measure.stopwatch import Lap, Stopwatch
 
 _Job = Callable[[], Any]
@@ -30,68 +24,6 @@ _Job = Callable[[], Any]
 _LOOK_S = 0.5
 # When it began, when Python went on, when all was done, and seconds by the device's own events.
 _Times = tuple[float, float, float, float | None]
-
-
-class Trial:
-    """The program on one device, which finds the sweep's variables set to `values`."""
-
-    # After `set_up`: runs the code once for each item of what it is given.
-    loop: Callable[[Iterable[None]], object]
-
-    def __init__(
-        self,
-        program: Program,
-        device: torch.device,
-        namespace: dict[str, Any],
-        values: Mapping[str, Any],
-        *,
-        in_place: bool,
-        clock: Callable[[], float],
-    ) -> None:
-        self.device = device
-        self._program, self._values = program, values
-        ours = (*values, FUNCTION)  # which one within another's code finds there
-        self._before = {n: namespace[n] for n in ours if n in namespace} if in_place else None
-        self.stack = ExitStack()  # what is to be undone on the thread that was set up
-        # Last: an interrupt after it would not be followed by `close`.
-        self.copies = CopiedVariables(
-            namespace,
-            [name for name in program.reads if name not in values],
-            device,
-            function=program.function,
-            in_place=in_place,
-            clock=clock,
-        )
-
-    def set_up(self) -> None:
-        """Place this thread, set the sweep's variables, and run the set-up."""
-        space = self.copies.globals
-        # New tensors are made on the device; on the CPU that is so without any doing of ours.
-        if self.device.type == "cpu" and torch.get_default_device().type == "cpu":
-            self.stack.enter_context(suspended())
-        else:
-            self.stack.callback(leave, enter(self.device, namespace=space))
-        space.update(self._values)
-        if self.copies.function is not None:
-            space[FUNCTION] = self.copies.function
-        self._program.set_up(space)
-        self.loop = self._program.looped(space)
-
-    def first(self) -> Any:
-        """Run once; its value."""
-        return self._program.once(self.copies.globals)
-
-    def close(self) -> None:
-        """Let go of everything."""
-        space = self.copies.globals
-        vars(self).pop("loop", None)
-        try:
-            self.copies.close()
-        finally:
-            if self._before is not None:
-                for name in {*self._values, FUNCTION} - self._before.keys():
-                    space.pop(name, None)
-                space.update(self._before)
 
 
 class Worker:

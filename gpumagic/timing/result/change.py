@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpumagic.display.units import times
-from gpumagic.timing.ask.sweep import key
 from gpumagic.timing.result.lookup import Lookup
 from gpumagic.timing.result.timing import Timing
+from gpumagic.usercode.sweep import key
 
 _FACTS = {
     "host": "machine",

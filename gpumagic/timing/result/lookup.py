@@ -14,9 +14,9 @@ from typing import Any
 from gpumagic import device as names
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
-from gpumagic.timing.ask import sweep as sweeping
 from gpumagic.timing.result.machine import Machine
 from gpumagic.timing.result.timing import Agreement, Timing
+from gpumagic.usercode import sweep as sweeping
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from gpumagic.errors import GpuError, library_needed
-from gpumagic.timing.ask import sweep
 from gpumagic.timing.result.timing import Timing
+from gpumagic.usercode import sweep
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from gpumagic.display.units import fine, times
-from gpumagic.timing.ask.sweep import label
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.result.lookup import Crossover
+from gpumagic.usercode.sweep import label
 
 
 def wrong(comparison: Comparison) -> list[str]:

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from gpumagic.errors import GpuError
-from gpumagic.timing.measure.program import Program
+from gpumagic.usercode.program import Program
 from gpumagic.usercode.variables import variables_read
 
 MOST_POINTS = 1000

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpumagic.errors import GpuError
-from gpumagic.timing.ask.sweep import worked_through
+from gpumagic.usercode.sweep import worked_through
 
 POINTS = [{"n": 2, "b": 1}, {"n": 3, "b": 1}, {"n": 3, "b": 5}]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumagic.errors import GpuError
-from gpumagic.timing.measure.program import FUNCTION, program
+from gpumagic.usercode.program import FUNCTION, program
 
 
 def run(code, space, times=3, **options):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gpumagic.errors import GpuError
-from gpumagic.timing.ask.sweep import check, key, label, number, points
+from gpumagic.usercode.sweep import check, key, label, number, points
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Measure the peak memory of a stretch of code, also within another such stretch."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of torch's allocator on one device: the peak over the cell, its end and its start."""
+
+    device: str
+    peak: int
+    allocated: int
+    before: int
+    allocations: int = 1  # how many there were
+
+
+class MemoryMeter:
+    """Measures the peak memory of a stretch of code on each CUDA device, from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[int, int]] = {}
+        self._peaks: dict[int, int] = {}
+
+    def start(self) -> None:
+        """Begin, on every device that CUDA has started."""
+        for index, (allocated, peak, allocations) in _read_memory():
+            for meter in _running:  # torch keeps one peak, which is reset: they would lose it
+                meter._peaks[index] = max(meter._peaks.get(index, 0), peak)
+            torch.cuda.reset_peak_memory_stats(index)
+            self._before[index] = allocated, allocations
+        _running.append(self)
+
+    def stop(self) -> dict[int, Memory]:
+        """The memory of every device that was allocated on since `start`, by CUDA ordinal."""
+        found = {}
+        if self in _running:
+            _running.remove(self)
+        for index, (allocated, peak, allocations) in _read_memory():
+            before, allocations_before = self._before.get(index, (0, 0))
+            if allocations != allocations_before:
+                peak = max(peak, self._peaks.get(index, 0))
+                made = allocations - allocations_before
+                found[index] = Memory(f"cuda:{index}", peak, allocated, before, made)
+        return found
+
+
+_running: list[MemoryMeter] = []
+
+
+def measuring() -> bool:
+    """Whether any meter has started and not stopped."""
+    return bool(_running)
+
+
+def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:
+    """By ordinal: bytes allocated, their peak, and how many allocations there ever were."""
+    # Reading must not initialize CUDA: that costs seconds and hundreds of MiB on each device.
+    if not torch.cuda.is_initialized():
+        return []
+    read = []
+    for index in range(torch.cuda.device_count()):
+        stats = torch.cuda.memory_stats_as_nested_dict(index)
+        if stats:
+            used = stats["allocated_bytes"]["all"]
+            count = stats["allocation"]["all"]["allocated"]
+            read.append((index, (used["current"], used["peak"], count)))
+    return read
