@@ -1,4 +1,4 @@
-"""Make the pictures of `%gpus` and of a report: `make screenshots`.
+"""Make the pictures of `%gpus`, of a report and of `%gpumem`: `make screenshots`.
 
 Two notebooks run on virtual GPUs; the first one's `%gpus` sees the second as another holder.
 """
@@ -33,6 +33,19 @@ MAIN = [
     "%%ongpu 7\nnet(X)",
 ]
 GPUS, REPORT = 4, 3
+HELD = [
+    "%load_ext gpumagic\n%gpus --virtual 1 --memory 4GiB\nimport torch\nfrom torch import nn",
+    "layer = nn.TransformerEncoderLayer(512, 8, batch_first=True, dropout=0)\n"
+    "net = nn.TransformerEncoder(layer, 6).cuda()\n"
+    "optimizer = torch.optim.AdamW(net.parameters())",
+    "batches = [torch.randn(16, 128, 512, device='cuda') for _ in range(12)]",
+    "history = []\nfor batch in batches[:2]:\n    loss = net(batch).pow(2).mean()\n"
+    "    loss.backward()\n    optimizer.step()\n    history.append(net(batch).mean())",
+    "net(batches[0])",
+    "%gpumem",
+    "%gpumem net",
+]
+TABLE, TREE = 5, 6
 
 
 def cell(page: Page, number: int) -> Callable[[Path], object]:
@@ -56,5 +69,19 @@ def report(browser: Browser) -> None:
         in_both_themes(page, "gpus", cell(page, GPUS))
 
 
+def memory(browser: Browser) -> None:
+    with (
+        laboratory(None) as lab,
+        opened(lab, browser, 1180, 1700, "pictures-memory") as view,
+    ):
+        page = view.page
+        page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+        lab.write("train.ipynb", HELD)
+        run_notebook(view, "train.ipynb", len(HELD))
+        page.wait_for_timeout(1500)
+        in_both_themes(page, "memory", cell(page, TABLE))
+        in_both_themes(page, "memory-tree", cell(page, TREE))
+
+
 if __name__ == "__main__":
-    run({"report": report})
+    run({"report": report, "memory": memory})

@@ -33,11 +33,11 @@ class Memories:
     def held(self, asked: Sequence[str]) -> Any:
         """A report of all GPUs, of those named, or of some variables; of one name what is in it.
 
-        A Snapshot of who holds the GPUs where torch was not imported, and so nothing is held here.
+        A Snapshot of who holds the GPUs where torch was not imported, or can use none of them.
         """
-        if "torch" not in sys.modules:
-            from gpumagic.magics.gpus import gpus
+        from gpumagic.magics.gpus import gpus
 
+        if "torch" not in sys.modules:
             print("torch is not imported here, so this notebook has no tensor on a GPU.")
             return gpus()
         from gpumagic.memory import ask
@@ -53,6 +53,9 @@ class Memories:
         report = ask.memory(*names)
         if not names:
             self.last = report
+        if not report.devices and (snapshot := gpus()).gpus:
+            print("torch can use none of these GPUs; %gpus --doctor says why.")
+            return snapshot
         if not ordinals:
             return report
         return replace(report, devices=tuple(d for d in report.devices if d.device in ordinals))

@@ -65,6 +65,19 @@ def test_without_gpus_one_line_says_what_to_type(shell):
     assert shown.startswith("No GPU in this process; %gpus --virtual 2 makes virtual ones.")
 
 
+def test_where_torch_can_use_none_the_gpus_are_shown(shell, monkeypatch):
+    from gpumagic.telemetry import collect
+    from gpumagic.telemetry.snapshot import GpuSample, ProcessSample, Snapshot
+
+    gpu = GpuSample("GPU-0", "H100", 0, 0, memory_total=80 * 2**30, memory_used=30 * 2**30)
+    other = ProcessSample("GPU-0", 1, 30 * 2**30, user="grace")
+    monkeypatch.setattr(collect, "snapshot", lambda: Snapshot(0.0, gpus=(gpu,), processes=(other,)))
+    shell.run("import torch")
+    shown = shell.run("%gpumem").text
+    assert shown.startswith("torch can use none of these GPUs; %gpus --doctor says why.")
+    assert "grace" in shown
+
+
 def test_without_torch_it_says_so_shows_the_gpus_and_imports_none():
     code = (
         "import sys\n"
