@@ -11,7 +11,7 @@ from gpumagic.errors import GpuError
 from gpumagic.memory.device_figures import figures
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.made_in import MadeIn
-from gpumagic.memory.memory_report import DeviceMemory, Made, MemoryHolder, MemoryReport
+from gpumagic.memory.memory_report import DeviceMemory, MemoryHolder, MemoryReport
 
 UNREACHED = "held by no Python object"
 """The row of what is allocated and reached from nowhere: workspaces, DDP's buckets, C++."""
@@ -85,19 +85,16 @@ def grouped(found: Iterable[FoundStorage], made_in: MadeIn | None = None) -> lis
 
 def _row(root: str, storages: list[FoundStorage], made_in: MadeIn | None) -> MemoryHolder:
     kinds: Counter[str] = Counter()
-    made: Counter[Made | None] = Counter()
     aliases: dict[str, None] = {}
     for storage in storages:
         kinds[storage.paths[0].kind] += storage.nbytes
-        if made_in is not None:
-            made[made_in.of(storage.device, storage.address)] += storage.nbytes
         aliases |= dict.fromkeys(path.root for path in storage.paths if path.root != root)
     return MemoryHolder(
         path=root,
         kind=kinds.most_common(1)[0][0],
         device=storages[0].device,
         nbytes=kinds.total(),
-        made=made.most_common(1)[0][0] if made else None,
+        made=made_in.most_of(storages) if made_in is not None else None,
         aliases=tuple(aliases),
         count=len(storages),
         kinds=tuple(kinds.most_common()),

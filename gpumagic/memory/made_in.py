@@ -5,14 +5,17 @@ then costs about 2 µs. The cell that runs is stamped on what it allocates, so t
 again is told from its first run; threads of autograd bear no stamp.
 """
 
+import gc
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch.cuda import memory
 
 from gpumagic.errors import GpuError
+from gpumagic.memory.find_holders import FoundStorage
 from gpumagic.memory.memory_report import Made
 from gpumagic.usercode.files import is_users, label
 
@@ -26,30 +29,42 @@ class MadeIn:
     """Where each allocation was made that lived when this was called."""
 
     def __init__(self) -> None:
-        snapshot = _snapshot()
-        self._blocks: dict[tuple[int, int], Mapping[str, Any]] = {
-            (segment["device"], block["address"]): block
-            for segment in snapshot.get("segments", ())
-            for block in segment["blocks"]
-            if block["state"] == "active_allocated"
-        }
+        collects = gc.isenabled()
+        gc.disable()  # a snapshot is hundreds of thousands of objects, none of them garbage
+        try:
+            snapshot = _snapshot()
+            self._blocks = {
+                (segment["device"], block["address"]): (block["frames"], block.get("user_metadata"))
+                for segment in snapshot.get("segments", ())
+                for block in segment["blocks"]
+                if block["state"] == "active_allocated"
+            }
+        finally:
+            if collects:
+                gc.enable()
         self._traces: list[list[Mapping[str, Any]]] = snapshot.get("device_traces", [])
-        self._known: dict[tuple[str, int, str], Made | None] = {}
+        # By the list of frames, which allocations of one line may share.
+        self._known: dict[tuple[int, str], Made | None] = {}
 
     def of(self, where: str, address: int) -> Made | None:
         """The cell and line that made what lies at an address of ``"cuda:0"``; None if unknown."""
-        device = int(where.rpartition(":")[2])
-        block = self._blocks.get((device, address))
+        block = self._blocks.get((device := int(where.partition(":")[2]), address))
         if block is None:
             return None
-        stamp = block.get("user_metadata") or self._stamps.get((device, address), "")
-        frame = users(block["frames"])
-        if frame is None:
-            return Made(stamp) if stamp else None
-        key = (frame["filename"], frame["line"], stamp)
+        frames, stamp = block
+        stamp = stamp or self._stamps.get((device, address), "")
+        key = id(frames), stamp
         if key not in self._known:
-            self._known[key] = _made(frame, stamp)
+            self._known[key] = _made(users(frames), stamp)
         return self._known[key]
+
+    def most_of(self, storages: Iterable[FoundStorage]) -> Made | None:
+        """Where most bytes of some storages were made; None where that is not known."""
+        found: dict[int, tuple[int, Made | None]] = {}
+        for storage in storages:
+            made = self.of(storage.device, storage.address)
+            found[id(made)] = found.get(id(made), (0, made))[0] + storage.nbytes, made
+        return max(found.values(), key=itemgetter(0), default=(0, None))[1]
 
     @cached_property
     def _stamps(self) -> dict[tuple[int, int], str]:
@@ -67,9 +82,9 @@ def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return next((frame for frame in frames if is_users(frame["filename"])), None)
 
 
-def _made(frame: Mapping[str, Any], stamp: str) -> Made | None:
-    file = frame["filename"]
-    if file.startswith("<timed "):  # of `%%time`, whose lines are its own
+def _made(frame: Mapping[str, Any] | None, stamp: str) -> Made | None:
+    file = frame["filename"] if frame is not None else ""
+    if frame is None or file.startswith("<timed "):  # of `%%time`, whose lines are its own
         return Made(stamp) if stamp else None
     name = label(file)
     # Each run of a cell has the same file; a function in it is as old as its last run.

@@ -134,9 +134,10 @@ def test_a_real_gpus_record_is_read_as_torch_gives_it(gpus, monkeypatch):
         ],
     }
     torch.zeros(1, device="cuda:0")
-    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)
-    monkeypatch.setattr(torch._C, "_cuda_memorySnapshot", lambda pool: snapshot)
-    made = MadeIn()
+    with monkeypatch.context() as patched:  # before the virtual GPUs go
+        patched.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)
+        patched.setattr(torch._C, "_cuda_memorySnapshot", lambda pool: snapshot)
+        made = MadeIn()
     assert made.of("cuda:0", 512) == Made("In [4]", 5)
     assert made.of("cuda:0", 1024) == Made("In [4]")
     for address in (1536, 2048, 4096):
