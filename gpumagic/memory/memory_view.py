@@ -16,6 +16,7 @@ from gpumagic.memory.memory_report import DeviceMemory, MemoryHolder, MemoryRepo
 _ROWS = 12
 # So many are shown however small they are, and the others from this share on.
 _ALWAYS = 3
+_ALIASES = 15  # characters
 _LEAST = 0.005
 # More than a reader goes through; a notebook's file keeps them all.
 _UNFOLDED = 200
@@ -100,7 +101,7 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
             css=["gm-dim" if row.kind == "unreached" else "gm-code gm-name" for row in rows],
             html=[tag("span", row.path, title=row.path) for row in rows],
         ),
-        Column("kind", [kind(row) for row in rows] + blank),
+        Column("kind", [kind(row) for row in rows] + blank, fit="cut"),
         Column("memory", [size(nbytes) for nbytes in memory], number=True),
         Column(
             "share",
@@ -108,11 +109,11 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
             number=not html,
             html=[_bar(nbytes, device) for nbytes in memory],
         ),
-        Column("made in", [str(row.made or "") for row in rows] + blank),
+        Column("made in", [str(row.made or "") for row in rows] + blank, fit="cut"),
         Column(
-            "also known as",
-            [some(row.aliases) for row in rows] + blank,
-            fit="cut",
+            "also held by",
+            # The last column gives way first, so that all stand side by side.
+            [table.short(some(row.aliases), _ALIASES) for row in rows] + blank,
             css="gm-code gm-name gm-dim",
             html=[tag("span", some(row.aliases), title=", ".join(row.aliases)) for row in rows],
         ),

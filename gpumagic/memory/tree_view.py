@@ -52,7 +52,7 @@ def _head(tree: MemoryTree) -> str:
     hold = "hold" if len(others) > 1 or others == ["optimizers"] else "holds"
     words += f" · {' and '.join(others)} {hold} {size(left)} more for it" if others else ""
     words += f" · made in {tree.made}" if tree.made else ""
-    return words + (f" · also known as {some(tree.aliases)}" if tree.aliases else "")
+    return words + (f" · also held by {some(tree.aliases)}" if tree.aliases else "")
 
 
 def _shallow(tree: MemoryTree) -> Sequence[MemoryBranch]:

@@ -51,8 +51,8 @@ def test_the_line_answers_and_the_top_row_is_the_largest():
         "other libraries 1.0 GiB · others 2.0 GiB (explore.ipynb 1.0 GiB, grace 1.0 GiB)"
         " · free 4.0 GiB"
     )
-    assert " ".join(columns.split()) == "holder kind memory share made in also known as"
-    said = "net parameters, gradients 5.0 GiB 62 % In [3], line 5 model, trainer.net"
+    assert " ".join(columns.split()) == "holder kind memory share made in also held by"
+    said = "net parameters, gradients 5.0 GiB 62 % In [3], line 5 model, trainer…"
     assert " ".join(top.split()) == said
     assert " ".join(second.split()) == "batches 1,200 tensors 3.0 GiB 37 %"
     assert " ".join(third.split()) == "x0 tensor 1.0 KiB < 1 %"
@@ -69,6 +69,20 @@ def test_html_has_all_behind_the_fold():
     assert html.count("gm-cache") >= 2  # in the bar, and beside its figure
     many = replace(DEVICE, holders=tuple(holder(f"x{n}", KIB) for n in range(10_000)))
     assert len(MemoryReport((many,))._repr_html_()) < 100_000
+
+
+def test_a_table_of_long_names_is_one_table():
+    long = holder(
+        "the exception of In [12]: frame step, x" * 2,
+        GIB,
+        "saved for backward",
+        made=Made("a_long_name.py", 1234),
+        aliases=("an_optimizer_of_mine",) * 9,
+        kinds=(("saved for backward", 1), ("tensor", 1)),
+    )
+    lines = str(MemoryReport((replace(DEVICE, holders=(long,) * 3),))).splitlines()
+    assert len(lines) == 6
+    assert max(map(len, lines)) <= 100
 
 
 def test_names_are_escaped():
