@@ -80,8 +80,10 @@ def widen(page: Page, pixels: int) -> None:
 def somebody_else() -> Iterator[int]:
     """The pid of another user's process; needs root."""
     with subprocess.Popen(["sleep", "600"], user="games") as other:
-        yield other.pid
-        other.kill()
+        try:
+            yield other.pid
+        finally:
+            other.kill()
 
 
 def play(lab: Lab, view: View, seconds: float, machine: Callable[[float], dict[str, object]]):
@@ -143,7 +145,7 @@ def sidebar(browser: Browser) -> None:
         machine = training(pid_of(lab, "train.ipynb"), pid_of(lab, "explore.ipynb"), other)
         play(lab, view, 34, machine)
         in_both_themes(page, "monitor", lambda path: page.screenshot(path=path))
-        view.panel.locator(".card .open").nth(1).click()
+        view.panel.locator(".card > .head .open").nth(1).click()
         play(lab, view, 4, machine)
         in_both_themes(page, "sidebar", the_panel(view))
         status = page.locator("#jp-main-statusbar")

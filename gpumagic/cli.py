@@ -27,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         given = re.search(r"invalid choice: '(.*?)'", message)
-        super().error(f"{message}; {meant(given[1], _COMMANDS)}" if given else message)
+        question = meant(given[1], _COMMANDS) if given else ""
+        super().error(f"{message}; {question}" if question else message)
 
 
 def _parser() -> argparse.ArgumentParser:

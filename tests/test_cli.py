@@ -33,6 +33,9 @@ def test_a_misspelled_command_asks_what_was_meant(capsys):
     with pytest.raises(SystemExit):
         cli.main(["doctr"])
     assert "; did you mean doctor? " in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["xyz"])
+    assert ";" not in capsys.readouterr().err
 
 
 def test_a_command_is_needed(capsys):

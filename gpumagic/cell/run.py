@@ -71,8 +71,8 @@ class Run:
         self._ledger_complete = True
         self._before: set[int] = set()  # ids of the tensors that were variables
 
-    def start(self, told: Callable[[object], object] | None = None) -> None:
-        """Move, and place; or raise `GpuError`, and nothing was moved. A long move is `told`."""
+    def start(self, line: Callable[[], Any] | None = None) -> None:
+        """Move, and place; or raise `GpuError`, and nothing was moved. A long move has a `line`."""
         if self._move:
             self._moves = move_all(
                 variables_read(self._names, self._namespace),
@@ -81,11 +81,11 @@ class Run:
                 namespace=self._namespace,
                 clock=self._clock,
                 origins=self._origins,
-                told=told,
+                line=line,
             )
         if self._origins and not self._back:
-            line = innermost()
-            remember(self._origins, line.label if line else "")
+            where = innermost()
+            remember(self._origins, where.label if where else "")
             self._origins.clear()
         self._before = {id(tensor) for _, tensor in tensors_in(self._namespace)}
         self._started = self._clock()

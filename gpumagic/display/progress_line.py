@@ -4,11 +4,12 @@ Work that is over in 2 s has no line. A pipe or a file gets nothing, a terminal 
 notebook a bar that is updated in place; it moves to and fro where nobody knows how much is left.
 """
 
+from __future__ import annotations
+
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import copy_context
 from shutil import get_terminal_size
 from typing import Any, TextIO
@@ -24,23 +25,6 @@ def _bar(now: object) -> str:
     value = "" if share is None else f' value="{share:.3f}"'
     style = "accent-color: var(--gm-mine); margin-right: 8px; vertical-align: middle; width: 16em"
     return block(f'<progress style="{style}"{value}></progress>{tag("span", now)}')
-
-
-@contextmanager
-def progress_line(shell: Any, *, silent: bool = False) -> Iterator[Callable[[object], None]]:
-    """What to call with how far it is: the line begins with the first call, if there is one."""
-    lines: list[ProgressLine] = []
-
-    def told(now: object) -> None:
-        if not lines:
-            lines.append(ProgressLine(shell, silent=silent))
-        lines[0].update(now)
-
-    try:
-        yield told
-    finally:
-        for line in lines:
-            line.close()
 
 
 class ProgressLine:
@@ -70,6 +54,12 @@ class ProgressLine:
         self._timer.daemon = True
         if not silent:
             self._timer.start()
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def update(self, now: object) -> None:
         """Write ``str(now)``, if it is time; a bar is as long as its `share`, from 0 to 1."""

@@ -92,7 +92,8 @@ def lines(columns: Sequence[Column], margin: str = "", fold: Fold | None = None)
     if fold and left:
         rows.insert(fold.first, [fold.words.format(f"{left:,}")])
     if any(column.head for column in beside):
-        rows.insert(0, [_line([column.head for column in beside], beside, widths)])
+        heads = [short(column.head, most) for column, most in zip(beside, widths, strict=True)]
+        rows.insert(0, [_line(heads, beside, widths)])
     found = [f"{margin}{line}".rstrip() for row in rows for line in row]
     if count < len(columns):
         found += ["", *lines([columns[0], *columns[count:]], margin, fold)]

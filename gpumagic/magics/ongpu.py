@@ -17,7 +17,7 @@ from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
 
 from gpumagic import faults
-from gpumagic.display.progress_line import progress_line
+from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.magics.arguments import Request, placing_request
 
@@ -230,8 +230,7 @@ class CellHooks:
         first = not self._moved
         cell.run = Run(device, space, names, table=asked.report, first=first, **options)
         cell.request = asked
-        with progress_line(self.shell, silent=asked.quiet) as told:
-            cell.run.start(told)
+        cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
     def dry_run(self, cell: RunningCell, asked: Request, file: str) -> Any:
         with torch_needed("%%ongpu"):

@@ -70,14 +70,14 @@ def move_all(
     clock: Callable[[], float] = time.perf_counter,
     origins: list[tuple[Any, Origin]] | None = None,
     check_room: bool = True,
-    told: Callable[[Any], object] | None = None,
+    line: Callable[[], Any] | None = None,
 ) -> Moves:
     """Bring tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
     The state of `followers` follows those parameters that move. In `namespace`, tensors and arrays
     that share memory with one that moves are told in `Moves.left`, and names may be bound anew.
     Each that moves is put into `origins`, with where it was. Without `check_room`, which is for
-    tensors without data, more may move than the device can hold. A long move is `told`.
+    tensors without data, more may move than the device can hold. A long move has a `line`.
     """
     start = clock()
     finder = TensorFinder()
@@ -94,7 +94,7 @@ def move_all(
         plan.note_bystanders(tensors_in(namespace or {}))
         plan.note_arrays(_arrays_in(namespace or {}))
         # Before the first copy; and raised out here: a chained exception would keep copies alive.
-        if (check_room and not _has_room(device, plan, by_to)) or not plan.copy(told):
+        if (check_room and not _has_room(device, plan, by_to)) or not plan.copy(line):
             raise GpuError(_no_room(device, finder.tensors))
         plan.carry_out()
         for module in finder.recurrent:

@@ -4,6 +4,7 @@ All of them are made before the first tensor changes, so that either all move or
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -92,8 +93,8 @@ class Copying:
         return self.done / self.total
 
     def __str__(self) -> str:
-        """``"to cuda:1: 3.0 of 4.2 GiB"``."""
-        return f"to {self.device}: {size(self.done)} of {size(self.total)}"
+        """``"moving to cuda:1: 3.0 GiB of 4.2 GiB"``."""
+        return f"moving to {self.device}: {size(self.done)} of {size(self.total)}"
 
 
 def written(steps: Path) -> str:
@@ -169,18 +170,19 @@ class MovePlan:
         each = (b - a for a, b, family in self._families if any(f.home is None for f in family))
         return sum(alone) + sum(each)
 
-    def copy(self, told: Callable[[Copying], object] | None = None) -> bool:
+    def copy(self, line: Callable[[], AbstractContextManager[Any]] | None = None) -> bool:
         """Make the new bytes; False, and none are kept, where the device has no room for them.
 
-        Of many bytes, `told` is told before each copy how far it is.
+        Of many bytes, a `line` is made, and updated before each copy with how far it is.
         """
-        done, total = 0, self.needed if told else 0
+        done, total = 0, self.needed if line else 0
         try:
-            for start, end, family in self._families:
-                if told and total >= _MANY:
-                    told(Copying(done, total, self.device))
-                done += end - start
-                self._copy_family(start, end, family)
+            with line() if line and total >= _MANY else nullcontext() as shown:
+                for start, end, family in self._families:
+                    if shown is not None:
+                        shown.update(Copying(done, total, self.device))
+                    done += end - start
+                    self._copy_family(start, end, family)
             for found in self._alone:
                 self._copy_alone(found)
         except torch.OutOfMemoryError:

@@ -1,12 +1,11 @@
 """One line that says how far work is: late, in place, gone at the end, and never in a file."""
 
 import io
-import threading
 from types import SimpleNamespace
 
 import pytest
 
-from gpumagic.display.progress_line import ProgressLine, progress_line
+from gpumagic.display.progress_line import ProgressLine
 
 
 class Terminal(io.StringIO):
@@ -163,16 +162,14 @@ def test_a_notebook_without_a_result_keeps_no_line(displayed):
     assert displayed[-1] == ("update", {"text/plain": "", "text/html": ""})
 
 
-def test_a_line_that_begins_with_the_first_call_is_gone_at_the_end():
-    before = threading.active_count()
-    with progress_line(SimpleNamespace()) as told:
-        assert threading.active_count() == before  # what needs no line has no timer
-        told("one of 3")
-        assert threading.active_count() == before + 1
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.join(10)
-    assert threading.active_count() == before
+def test_a_line_around_work_is_gone_after_it():
+    at = Line()
+    at.now = 2.0
+    with at.line as line:
+        line.update("one of 3")
+        assert at.seen == "one of 3"
+    assert at.seen == ""
+    assert not at.timer.started
 
 
 def test_what_was_over_soon_displays_its_result_only(displayed):

@@ -1,6 +1,6 @@
 """One table for text and HTML: aligned, at most 100 columns, escaped."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpumagic.display import table
@@ -93,6 +93,7 @@ CELLS = st.lists(st.text(st.characters(exclude_categories=["C", "Z"]), max_size=
 
 
 @given(st.lists(CELLS.map(lambda cells: cells[:2]), min_size=2, max_size=6), st.booleans())
+@example([["0" * 39, ""], ["0" * 38, ""], ["0", "0" * 20]], True)  # a head is cut too
 def test_no_line_is_wider_than_a_hundred(columns, number):
     shown = [
         Column(cells[0], cells, number, fit="cut" * (n == 1)) for n, cells in enumerate(columns)

@@ -1,5 +1,7 @@
 """What is copied where: memory that was shared is shared there too, and it is all or nothing."""
 
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 from hypothesis import given
@@ -59,14 +61,15 @@ def test_an_array_of_numpys_that_shared_memory_is_told():
 
 def test_a_long_move_says_how_far_it_is():
     first, second, little = torch.empty(2**26), torch.empty(2**26), torch.ones(3)
-    said = []
-    move_all([("net", [first, second])], GPU1, told=said.append)
+    said, line = [], MagicMock()
+    line.return_value.__enter__.return_value.update = said.append
+    move_all([("net", [first, second])], GPU1, line=line)
     assert [(str(s), s.share) for s in said] == [
-        ("to cuda:1: 0 B of 512 MiB", 0.0),
-        ("to cuda:1: 256 MiB of 512 MiB", 0.5),
+        ("moving to cuda:1: 0 B of 512 MiB", 0.0),
+        ("moving to cuda:1: 256 MiB of 512 MiB", 0.5),
     ]
-    move_all([("little", little)], GPU1, told=said.append)
-    assert len(said) == 2
+    move_all([("little", little)], GPU1, line=line)
+    assert line.call_count == line.return_value.__exit__.call_count == 1
 
 
 def test_a_small_view_does_not_bring_its_large_base():
