@@ -55,7 +55,8 @@ def roots(storage: FoundStorage) -> set[str]:
 
 def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:
     """A storage as these variables hold it, though others may hold it too."""
-    return replace(storage, paths=tuple(sorted(storage.paths, key=lambda p: p.root not in names)))
+    paths = sorted(storage.paths, key=lambda path: path.root not in names)
+    return storage._replace(paths=tuple(paths))
 
 
 def notebook() -> Mapping[str, Any]:

@@ -1,32 +1,35 @@
 """Find every storage on a GPU, with its bytes and the paths by which Python reaches it.
 
-Each storage is found once, and counted as torch's allocator counts it: in blocks of 512 bytes.
-What is returned are names and numbers: it keeps nothing alive.
+Each storage is found once, and counted as torch's allocator counts it. What is returned are names
+and numbers: it keeps nothing alive. No code of the user's runs, and nothing is imported.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
 
-from gpumagic.moving.find_tensors import TensorFinder
+from gpumagic.memory.allocator import Allocator, Place
+from gpumagic.memory.heap import Walk
+from gpumagic.memory.leftovers import walk_leftovers
+from gpumagic.memory.paths import Paths
+from gpumagic.memory.roots import Roots
 
-BLOCK = 512
-"""Bytes: torch's allocator for GPUs rounds every request up to a multiple of this."""
+_BESIDE = ("optimizer state", "saved for backward")
 
 
-@dataclass(frozen=True)
-class FoundPath:
-    """A way to a storage: ``net.fc1.weight``, what it is, and its first part, the holder."""
+class FoundPath(NamedTuple):
+    """A way to a storage: ``net.fc1.weight``, what it is, and the holder that it begins with."""
 
     path: str
     kind: str
     root: str
+    beside: str = ""  # of what is kept for a parameter or was saved beside it, its path
 
 
-@dataclass(frozen=True)
-class FoundStorage:
+class FoundStorage(NamedTuple):
     """A piece of memory on a GPU, its bytes, and the paths to it: the first one counts."""
 
     device: str
@@ -37,24 +40,83 @@ class FoundStorage:
 
 def find(namespace: Mapping[str, Any]) -> list[FoundStorage]:
     """Every storage on a GPU that something in this process holds, the largest first."""
-    finder = TensorFinder(str(namespace.get("__name__", "__main__")))
-    finder.variables(namespace.items())
-    sizes: dict[tuple[str, int], int] = {}
-    paths: dict[tuple[str, int], list[FoundPath]] = {}
-    for found in finder.tensors:
-        if not found.tensor.is_cuda:
-            continue
-        storage = found.tensor.untyped_storage()
-        key = (str(found.tensor.device), storage.data_ptr())
-        sizes[key] = -(-storage.nbytes() // BLOCK) * BLOCK
-        paths.setdefault(key, []).append(
-            FoundPath(found.path, _kind(found.tensor, found.path), found.root)
-        )
-    every = [FoundStorage(*key, nbytes, tuple(paths[key])) for key, nbytes in sizes.items()]
-    return sorted(every, key=lambda storage: -storage.nbytes)
+    with _undisturbed():
+        roots = Roots(namespace)
+        walk = Walk(roots.closed())
+        search = _Search(walk)
+        try:
+            for group in roots.near():
+                walk.walk(group)
+            walk.walk_later(roots.is_users_class)
+            if search.misses_any():
+                walk_leftovers(walk, search.misses, roots.far)
+            return search.found()
+        finally:
+            walk.forget()
 
 
-def _kind(tensor: Tensor, path: str) -> str:
-    if path.endswith(".grad"):
-        return "gradient"
-    return "parameter" if tensor.is_leaf and tensor.requires_grad else "tensor"
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let no garbage collection and no `__torch_function__` come in between."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch._C.DisableTorchFunction():
+            yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+class _Search:
+    """Matches what a walk meets with what the allocator has given out."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._allocator = Allocator()
+        self._numbers: dict[Place, list[int]] = {}
+        self._matched = 0
+
+    def misses_any(self) -> bool:
+        """Whether there are tensors in storages that the walk has not met."""
+        self._match()
+        return any(map(self.misses, gc.get_objects()))
+
+    def misses(self, obj: Any) -> bool:
+        """Whether something is a tensor or a storage on a GPU that was not met before."""
+        place = self._allocator.place(obj)
+        return place is not None and place not in self._numbers
+
+    def _match(self) -> None:
+        """Note the storages of what was met since the last time."""
+        met = self._walk.edges.tensors
+        for obj in met[self._matched :]:
+            place, number = self._allocator.place(obj), self._walk.number(obj)
+            if place is not None and number is not None:
+                self._numbers.setdefault(place, []).append(number)
+        self._matched = len(met)
+
+    def found(self) -> list[FoundStorage]:
+        """All storages with their paths, the largest first."""
+        self._match()
+        paths = Paths(self._walk)
+        paths.find_others(n for numbers in self._numbers.values() for n in numbers)
+        every = [
+            FoundStorage(*place, tuple(_paths(self._walk, paths, sorted(numbers))))
+            for place, numbers in self._numbers.items()
+        ]
+        return sorted(every, key=lambda storage: -storage.nbytes)
+
+
+def _paths(walk: Walk, paths: Paths, numbers: list[int]) -> Iterator[FoundPath]:
+    told = set()
+    for number in numbers:
+        kind = paths.kind(number)
+        beside = paths.beside(number) if kind in _BESIDE else ""
+        for root in paths.roots(number):
+            first = root == paths.root(number)
+            here = walk.roots[root]
+            for text in paths.direct(number) if first else [paths.text(number, root)]:
+                if text not in told:
+                    told.add(text)
+                    yield FoundPath(text, here.kind or kind, here.holder or here.name, beside)

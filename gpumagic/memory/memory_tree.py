@@ -4,16 +4,14 @@ A module's layers have what optimizers keep for their parameters too, and what a
 what they computed, though others hold it.
 """
 
-import gc
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gpumagic.display.shown import Shown
 from gpumagic.errors import GpuError
@@ -26,8 +24,6 @@ _OWN = {"parameter", "buffer", "gradient", STATE, SAVED}
 """Kinds that are columns of what has them; others have a row of their own."""
 _STEP = re.compile(r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]")
 _NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP.pattern})*")
-# Nodes of a graph that are gone through for one tensor, at most.
-_NODES = 500
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
             made[made_in.of(storage.device, storage.address)] += storage.nbytes
             aliases |= {p.root: None for p in storage.paths if not name.startswith(p.root)}
         if layers is not None and not path:
-            path, kind = layers.owner(storage, namespace)
+            path, kind = layers.owner(storage)
         if path:
             devices[storage.device] = None
             root.at(_steps(name, path, kind)).own[kind] += storage.nbytes
@@ -162,46 +158,13 @@ class _Layers:
 
     def __init__(self, module: nn.Module, paths: Mapping[tuple[str, int], str]) -> None:
         # Torch's own method: a module may have another one of this name.
-        of_parameters = ((p, paths.get(_key(p))) for p in nn.Module.parameters(module))
-        self._owners = {id(parameter): path for parameter, path in of_parameters if path}
-        self.paths = list(self._owners.values())
-        self._states = dict(self._state())
+        found = (paths.get(_key(p)) for p in nn.Module.parameters(module))
+        self.paths = [path for path in found if path]
 
-    def _state(self) -> Iterator[tuple[tuple[str, int], str]]:
-        for optimizer in gc.get_objects():
-            if not issubclass(type(optimizer), Optimizer):
-                continue
-            for parameter, state in list(optimizer.state.items()):
-                path = self._owners.get(id(parameter))
-                for held in state.values():
-                    if path and isinstance(held, Tensor):
-                        yield _key(held), path
-
-    def owner(self, storage: FoundStorage, namespace: Mapping[str, Any]) -> tuple[str, str]:
+    def owner(self, storage: FoundStorage) -> tuple[str, str]:
         """The path of the parameter, and what the storage is to it; or nothing."""
-        if path := self._states.get((storage.device, storage.address)):
-            return path, STATE
-        for found in storage.paths:
-            if found.kind == SAVED and "._saved_" in found.path:
-                return self._layer(found.path.partition("._saved_")[0], namespace), SAVED
-        return "", ""
-
-    def _layer(self, path: str, namespace: Mapping[str, Any]) -> str:
-        """The nearest layer before a node of a graph."""
-        try:
-            node = eval(path, dict(namespace))
-        except Exception:  # noqa: BLE001  the graph has gone since, or the user's code fails
-            return ""
-        waiting, seen = deque([node]), {node}
-        while waiting and len(seen) < _NODES:
-            node = waiting.popleft()
-            if path := self._owners.get(id(getattr(node, "variable", None)), ""):
-                return path
-            new = {function for function, _ in node.next_functions if function} - seen
-            seen |= new
-            # In the order of the operands: the leaves of this very operation come first.
-            waiting += [f for f, _ in node.next_functions if f in new]
-        return ""
+        every = ((found.beside, found.kind) for found in storage.paths)
+        return next((each for each in every if each[0] in self.paths), ("", ""))
 
 
 def _key(tensor: Tensor) -> tuple[str, int]:

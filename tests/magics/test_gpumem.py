@@ -1,5 +1,6 @@
 """`%gpumem`: who holds the memory of the GPUs, shown once, of all, of one, and of a name."""
 
+import gc
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 
 
 def made(ip, device="cuda:1"):
+    gc.collect()  # what other tests left would be a row of its own
     ip.run("%gpus --virtual off\n%gpus --virtual 2 --memory 1GiB")
     ip.run(f"net = nn.Linear(512, 512, device='{device}')\nx = zeros(300, device='cuda:0')")
 
@@ -37,7 +39,7 @@ def test_one_name_is_opened(ip):
     assert "net: 1.0 MiB on cuda:1" in ip.run("%gpumem net").text
     assert "parameters" in ip.run("opened = %gpumem net").text
     assert type(ip.ns["opened"]).__name__ == "MemoryTree"
-    assert "['my x'][0] holds" in ip.run("%gpumem data['my x'][0]").text
+    assert "['my x'][0]: 1.5 KiB" in ip.run("%gpumem data['my x'][0]").text
     assert "raises IndexError" in ip.run("%gpumem data['my x'][7]").text
 
 

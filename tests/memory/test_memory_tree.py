@@ -29,28 +29,29 @@ def rows(found):
 def test_a_module_is_opened_layer_by_layer(trained):
     found = rows(tree("net", trained))
     weights = 128 * 128 * 4 + BLOCK
-    one, last = found["net.0"], found["net.3"]
+    one, last = found["net[0]"], found["net[3]"]
     assert (one.depth, one.alike, last.alike) == (1, 2, 1)
     assert [one.nbytes[kind] for kind in COLUMNS] == [2 * weights, 2 * weights, 4 * weights]
     assert [last.nbytes[kind] for kind in COLUMNS] == [4608, 4608, 9216]
     whole = found["net"].nbytes
-    assert list(found) == ["net", "net.0", "net.3"]
+    assert list(found) == ["net", "net[0]", "net[3]"]
     assert sum(whole.values()) == torch.cuda.memory_allocated(1) == found["net"].total
 
 
 def test_as_text_and_html(trained):
     found = tree("net", trained)
-    head, columns, whole, *below = str(found).splitlines()
+    head, others, columns, whole, *below = str(found).splitlines()
+    assert others.strip() == "· also known as optimizer"
     assert (
         head.partition(" · made in")[0]
         == "net: 267 KiB on cuda:1 · optimizers hold 267 KiB more for it"
     )
     assert columns.split() == ["parameters", "gradients", "optimizer", "together"]
     assert whole.split()[0] == "net"
-    assert [line.split("  ")[2].strip() for line in below] == ["0 and 1 alike", "3"]
+    assert [line.split("  ")[2].strip() for line in below] == ["[0] and 1 alike", "[3]"]
     html = found._repr_html_()
-    assert 'title="net.0"' in html
-    assert "0 and 1 alike" in html
+    assert 'title="net[0]"' in html
+    assert "[0] and 1 alike" in html
 
 
 def test_what_is_no_module_is_opened_item_by_item(gpus):

@@ -1,0 +1,79 @@
+"""Tell where tensors lie: in which block of torch's allocator, and how large that is.
+
+A tensor's bytes are those of its block, so that all add up to what torch counts.
+"""
+
+from bisect import bisect_right
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, UntypedStorage
+
+BLOCK = 512
+"""Bytes: torch's allocator for GPUs rounds every request up to a multiple of this."""
+# What a subclass may define anew is read where C defines it.
+_base: Any = torch._C.TensorBase
+_is_cpu, _is_meta = vars(_base)["is_cpu"].__get__, vars(_base)["is_meta"].__get__
+_device, _storage = vars(_base)["device"].__get__, vars(_base)["untyped_storage"].__get__
+# Unlike `data_ptr` it copies nothing that is to be copied when it is first written to.
+_data_address: Any = torch._C._data_address  # type: ignore[attr-defined]
+
+
+class Place(NamedTuple):
+    """A piece of a GPU's memory."""
+
+    device: str
+    address: int
+    nbytes: int
+
+
+class Allocator:
+    """The blocks that are allocated at one moment; where it tells none, storages are blocks."""
+
+    def __init__(self) -> None:
+        found: dict[int, list[Place]] = {}
+        for segment in _segments():
+            number = segment["device"]
+            found.setdefault(number, []).extend(
+                Place(f"cuda:{number}", block["address"], block["size"])
+                for block in segment["blocks"]
+                if block["state"] == "active_allocated"
+            )
+        self._blocks = {number: sorted(blocks) for number, blocks in found.items()}
+        self._starts = {n: [block.address for block in self._blocks[n]] for n in self._blocks}
+
+    def place(self, obj: Any) -> Place | None:
+        """Where a tensor or a storage lies; None of what is on no GPU, and of anything else."""
+        if issubclass(type(obj), Tensor):
+            return None if _is_cpu(obj) or _is_meta(obj) else self._of_tensor(obj)
+        if issubclass(type(obj), UntypedStorage) and obj.device.type not in ("cpu", "meta"):
+            return self._at(obj.device, obj.data_ptr()) or self._alone(obj)
+        return None
+
+    def _of_tensor(self, tensor: Any) -> Place | None:
+        try:
+            device, address = _device(tensor), _data_address(tensor)
+            return self._at(device, address) or self._alone(_storage(tensor)())
+        except (RuntimeError, NotImplementedError):  # it has no storage: sparse, fake, a wrapper
+            return None
+
+    def _at(self, device: torch.device, address: int) -> Place | None:
+        starts = self._starts.get(device.index or 0, ())
+        at = bisect_right(starts, address) - 1
+        if at < 0:
+            return None
+        block = self._blocks[device.index or 0][at]
+        return block if address < block.address + block.nbytes else None
+
+    def _alone(self, storage: Any) -> Place | None:
+        """A storage as a block of its own, where the allocator does not tell its blocks."""
+        device, address = storage.device, storage.data_ptr()
+        if self._blocks.get(device.index or 0) or not address:
+            return None  # the memory is another library's, or there is none
+        return Place(str(device), address, -(-storage.nbytes() // BLOCK) * BLOCK)
+
+
+def _segments() -> list[Any]:
+    if not torch.cuda.is_initialized() or not hasattr(torch._C, "_cuda_memorySnapshot"):
+        return []
+    return list(torch.cuda.memory_snapshot())

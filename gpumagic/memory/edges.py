@@ -1,0 +1,156 @@
+"""Tell what an object refers to: as Python's garbage collector sees it, and as torch does beyond.
+
+It goes by types and reads what C keeps: no property, no `__getattr__`, no `__hash__` of anybody's
+runs. On its way it notes what may be memory on a GPU: tensors, storages, other libraries' arrays.
+"""
+
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterable
+from contextvars import Context
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gpumagic.memory import autograd_graph
+from gpumagic.memory.autograd_graph import Edge
+from gpumagic.usercode.files import is_users
+from gpumagic.usercode.values import defined_in, members_of, own
+
+Refers = Callable[[Any], Iterable[Any]]
+# Py_TPFLAGS_HAVE_GC: what has it not refers to nothing that the collector could see.
+_COLLECTED = 1 << 14
+_flags = vars(type)["__flags__"].__get__
+# What a subclass may define anew is read where C defines it.
+_base: Any = torch._C.TensorBase
+_grad, _grad_fn = vars(_base)["grad"].__get__, vars(_base)["grad_fn"].__get__
+_is_leaf, _retains = vars(_base)["is_leaf"].__get__, vars(_base)["retains_grad"].__get__
+_EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
+
+
+def later(obj: Any) -> list[Any]:
+    """What a class or a module refers to: that is most of the process, and is looked at last."""
+    return gc.get_referents(obj)
+
+
+class Edges:
+    """How each type refers to others; what was met that may hold memory on a GPU."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Any] = []  # and storages
+        self.arrays: list[Any] = []
+        self._graphs = autograd_graph.can_be_read()
+        # By id, for a metaclass may define a hash; the types themselves, so that ids stay theirs.
+        self.rules: dict[int, Any] = {}
+        self._types: list[type] = []
+
+    def rule(self, kind: type) -> Refers | None:
+        """What gives the referents of objects of a type; None where they can hold nothing."""
+        if id(kind) not in self.rules:
+            self._types.append(kind)
+            self.rules[id(kind)] = self._rule(kind)
+        found: Refers | None = self.rules[id(kind)]
+        return found
+
+    def _rule(self, kind: type) -> Refers | None:
+        mro = type.mro(kind) if kind is type else kind.__mro__
+        for base, rule in (
+            (Tensor, self._tensor),
+            (torch.UntypedStorage, self._storage),
+            (type, later),
+            (types.ModuleType, later),
+            (Optimizer, _optimizer),
+            (Context, _context),
+            (ndarray(), _objects),
+        ):
+            if base in mro:
+                return rule
+        if autograd_graph.is_node(kind):
+            return self._node
+        if _is_array(kind):
+            return self._array
+        return gc.get_referents if _flags(kind) & _COLLECTED else None
+
+    def _tensor(self, tensor: Any) -> Iterable[Any]:
+        found = gc.get_referents(tensor)
+        self.tensors.append(tensor)
+        return found + [child for child, _ in self.of_tensor(tensor)]
+
+    def of_tensor(self, tensor: Any) -> list[Edge]:
+        """What torch keeps with a tensor, each with the step that leads there."""
+        found: list[Edge] = []
+        try:
+            if (_is_leaf(tensor) or _retains(tensor)) and (grad := _grad(tensor)) is not None:
+                found.append((grad, ".grad"))
+            if self._graphs and (function := _grad_fn(tensor)) is not None:
+                found.append((function, ".grad_fn"))
+        except RuntimeError:  # a view whose base was changed in a way that autograd forbids
+            pass
+        return found
+
+    def _storage(self, storage: Any) -> Iterable[Any]:
+        self.tensors.append(storage)
+        return gc.get_referents(storage)
+
+    def _node(self, node: Any) -> Iterable[Any]:
+        return gc.get_referents(node) + [child for child, _ in self.of_node(node)]
+
+    def of_node(self, node: Any) -> list[Edge]:
+        """What a node of a graph holds, each with the step that leads there."""
+        return autograd_graph.edges(node) if self._graphs else []
+
+    def _array(self, array: Any) -> Iterable[Any]:
+        self.arrays.append(array)
+        return gc.get_referents(array)
+
+
+def of_optimizer(optimizer: Any) -> list[Edge]:
+    """Its parameters, which else would be found as keys of its state."""
+    groups = own(optimizer).get("param_groups")
+    found: list[Edge] = []
+    for n, group in enumerate(groups if type(groups) is list else ()):
+        params = dict.get(group, "params") if isinstance(group, dict) else None
+        for k, parameter in enumerate(params if type(params) is list else ()):
+            found.append((parameter, f".param_groups[{n}]['params'][{k}]"))
+    return found
+
+
+def _optimizer(optimizer: Any) -> Iterable[Any]:
+    return [child for child, _ in of_optimizer(optimizer)] + gc.get_referents(optimizer)
+
+
+def of_context(context: Context) -> list[Edge]:
+    """The values of context variables."""
+    return [(value, f": {variable.name}") for variable, value in context.items()]
+
+
+def _context(context: Context) -> Iterable[Any]:
+    return [value for _, value in context.items()]
+
+
+def ndarray() -> Any:
+    """The arrays of NumPy; no types where it is not imported."""
+    return getattr(sys.modules.get("numpy"), "ndarray", ())
+
+
+def of_array(array: Any) -> list[Any]:
+    """The objects in an array of NumPy's, of which the collector knows nothing."""
+    kind = ndarray()
+    has = vars(kind)["dtype"].__get__(array).hasobject
+    return kind.ravel(array).tolist() if has else []
+
+
+def _objects(array: Any) -> Iterable[Any]:
+    return gc.get_referents(array) + of_array(array)
+
+
+def _is_array(kind: type) -> bool:
+    """Whether objects of a class are arrays of a library that may lie on a GPU."""
+    members = [members_of(base) for base in kind.__mro__]
+    if not any(name in held for name in _EXCHANGES for held in members):
+        return False
+    home = sys.modules.get(str(defined_in(kind)).partition(".")[0])
+    return type(home) is types.ModuleType and not is_users(vars(home).get("__file__"))

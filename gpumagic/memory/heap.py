@@ -1,0 +1,107 @@
+"""Walk through what objects refer to, breadth first, from roots in their order.
+
+Each object is met once, by its shortest way from the first root that reaches it; what else refers
+to it is noted beside. Classes and modules are left for later, for they lead to everything.
+"""
+
+import gc
+from collections.abc import Callable, Container, Iterable
+from typing import Any, NamedTuple
+
+from gpumagic.memory.edges import Edges, later
+
+_CLOSED = -1
+# What the collector knows all about, unlike what torch keeps with a tensor.
+_PLAIN = (gc.get_referents, later)
+
+
+class Root(NamedTuple):
+    """Where a walk begins: how the paths from there begin, and the row that they belong to."""
+
+    name: str
+    value: Any
+    kind: str = ""  # of all that is found there, where that says more than what it is itself
+    holder: str = ""  # if another than the name
+
+
+class Walk:
+    """All objects that were met, by number; those in `closed` are roots and never on the way."""
+
+    def __init__(self, closed: Iterable[Any]) -> None:
+        self.roots: list[Root] = []
+        self.objects: list[Any] = []
+        self.parents: list[int] = []
+        """Of each object the one that it was met through; ``~n`` where it is root `n` itself."""
+        self.others: dict[int, list[int]] = {}
+        """The other objects, or roots, that refer to one."""
+        self.edges = Edges()
+        # All that is kept here keeps its id.
+        self._kept = list(closed)
+        self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
+        self._later: dict[int, tuple[Any, int]] = {}
+        self._next = 0
+        self._within: Container[int] | None = None
+
+    def number(self, obj: Any) -> int | None:
+        """The number of an object that was met."""
+        found = self._numbers.get(id(obj), _CLOSED)
+        return None if found == _CLOSED else found
+
+    def forget(self) -> None:
+        """Let go of all that was met: what refers to itself would stay until it is collected."""
+        self.edges.rules.clear()
+
+    def knows(self, obj: Any) -> bool:
+        """Whether an object was met, or is closed."""
+        return id(obj) in self._numbers
+
+    def walk(self, roots: Iterable[Root], within: Container[int] | None = None) -> None:
+        """Meet all that roots lead to; if `within` is given, of objects only those of its ids."""
+        self._within = within
+        for root in roots:
+            parent = ~len(self.roots)
+            self.roots.append(root)
+            # A class is told by its own name, not as that of some object.
+            if self._later.get(id(root.value), (None, -1))[1] >= 0:
+                self._later[id(root.value)] = root.value, parent
+            self._meet([root.value], parent)
+        self._walk()
+
+    def walk_later(self, now: Callable[[Any], bool]) -> None:
+        """Meet the classes and modules that were left, and all that they lead to."""
+        while chosen := [each for each in self._later.values() if now(each[0])]:
+            for obj, parent in chosen:
+                del self._later[id(obj)]
+                self._numbers[id(obj)] = len(self.objects)
+                self.objects.append(obj)
+                self.parents.append(parent)
+            self._walk()
+
+    def _walk(self) -> None:
+        objects, rules = self.objects, self.edges.rules
+        while self._next < len(objects):
+            number, obj = self._next, objects[self._next]
+            self._next += 1
+            self._meet(rules[id(type(obj))](obj), number)
+
+    def _meet(self, found: Iterable[Any], parent: int) -> None:
+        # What a million objects pass through: nothing is called that need not be.
+        rules, numbers, objects = self.edges.rules, self._numbers, self.objects
+        within = self._within
+        for obj in found:
+            kind = type(obj)
+            refers = rules[id(kind)] if id(kind) in rules else self.edges.rule(kind)
+            if refers is None:
+                continue
+            number = numbers.get(id(obj))
+            if number is None:
+                if within is not None and id(obj) not in within and refers in _PLAIN:
+                    continue
+                if refers is later and within is None:
+                    self._later.setdefault(id(obj), (obj, parent))
+                else:
+                    numbers[id(obj)] = len(objects)
+                    objects.append(obj)
+                    self.parents.append(parent)
+            elif number != _CLOSED:
+                self.others.setdefault(number, []).append(parent)

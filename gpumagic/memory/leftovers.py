@@ -1,0 +1,84 @@
+"""Find what keeps the tensors alive that no near root reaches, backwards through the heap.
+
+Where that ends at IPython, a module or a class, it is named so. Else it is as the garbage collector
+has it: an object that has more references than others account for is held from outside of Python's
+objects, and the rest is a cycle that waits to be collected.
+"""
+
+import gc
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, UntypedStorage
+
+from gpumagic.memory.heap import Root, Walk
+from gpumagic.usercode.files import is_users, label
+from gpumagic.usercode.values import defined_in, of_function
+
+NATIVE = "held from C++, or by an expression that runs now"
+GARBAGE = "a reference cycle that is not collected yet"
+_class_name = vars(type)["__qualname__"].__get__
+FarRoots = Callable[[Container[int]], Iterable[Root]]
+
+
+def walk_leftovers(walk: Walk, is_missing: Callable[[Any], bool], far: FarRoots) -> None:
+    """Walk from what leads to missing tensors, and through nothing else."""
+    objects: list[Any] = [obj for obj in gc.get_objects() if not walk.knows(obj)]
+    above = _referrers(objects)
+    todo = [number for number, obj in enumerate(objects) if is_missing(obj)]
+    leading = dict.fromkeys(todo)
+    while todo:
+        new = [parent for parent in above.get(todo.pop(), ()) if parent not in leading]
+        leading |= dict.fromkeys(new)
+        todo += new
+    within = {id(objects[number]) for number in leading}
+    walk.walk([*far(within), *_classes(objects[n] for n in leading)], within=within)
+    native = {n for n, count in _counts(objects, leading) if count > len(above.get(n, ()))}
+    for number in sorted(leading, key=lambda n: (_rank(objects[n]), n not in native)):
+        obj = objects[number]
+        if not walk.knows(obj):
+            holder = NATIVE if number in native else GARBAGE
+            walk.walk([Root(f"{holder}: {_name(obj)}", obj, holder=holder)], within=within)
+
+
+def _referrers(objects: list[Any]) -> dict[int, list[int]]:
+    """By number of an object those that refer to it; not for classes, which all objects do."""
+    numbers = {id(obj): n for n, obj in enumerate(objects) if not issubclass(type(obj), type)}
+    above: dict[int, list[int]] = {}
+    for number, obj in enumerate(objects):
+        for child in gc.get_referents(obj):
+            if id(child) in numbers:
+                above.setdefault(numbers[id(child)], []).append(number)
+    return above
+
+
+def _classes(objects: Iterable[Any]) -> Iterator[Root]:
+    for obj in objects:
+        if issubclass(type(obj), type):
+            name = f"{defined_in(obj)}.{_class_name(obj)}"
+            yield Root(name, obj)
+
+
+def _counts(objects: list[Any], numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """How many references objects have beside those of this search."""
+    # One that nobody else holds shows how many the counting itself makes.
+    objects.append([])
+    ours = sys.getrefcount(objects[-1])
+    for number in numbers:
+        yield number, sys.getrefcount(objects[number]) - ours
+
+
+def _rank(obj: Any) -> int:
+    """Objects that tell most by their names first, tensors last."""
+    if issubclass(type(obj), (Tensor, UntypedStorage)):
+        return 2
+    return 1 if defined_in(type(obj)) == "builtins" and of_function(obj, "__name__") is None else 0
+
+
+def _name(obj: Any) -> str:
+    name = of_function(obj, "__name__")
+    code = getattr(obj, "__code__", None) if name is not None else None
+    if code is not None and is_users(code.co_filename):
+        return f"{name} of {label(code.co_filename)}"
+    return f"{name}" if name is not None else type(obj).__name__

@@ -1,0 +1,171 @@
+"""Write the paths from roots to the objects of a walk, as one would type or say them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gpumagic.memory.autograd_graph import is_node, nearest_leaf
+from gpumagic.memory.heap import Walk
+from gpumagic.memory.step_names import StepNames
+
+MOST = 8
+"""Of how many roots it is told that they reach an object."""
+
+
+class Paths:
+    """The paths to objects of a walk, by the number of the object and that of the root."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._names = StepNames(walk.edges)
+        self._steps: dict[int, dict[int, str]] = {}
+        # The text, and the part of it from which a step with a colon begins.
+        self._written: dict[tuple[int, int], tuple[str, str]] = {}
+        self._roots: dict[int, int] = {}
+        self._reached: dict[int, dict[int, int]] = {}
+        self._within: dict[int, str] = {}
+        self._naming_a_key = False
+
+    def root(self, number: int) -> int:
+        """The number of the root that an object was met from."""
+        chain = []
+        while number >= 0 and number not in self._roots:
+            chain.append(number)
+            number = self._walk.parents[number]
+        root = ~number if number < 0 else self._roots[number]
+        self._roots.update(dict.fromkeys(chain, root))
+        return root
+
+    def roots(self, number: int) -> list[int]:
+        """The roots that reach an object, that which it was met from first."""
+        found = [self.root(number)]
+        return found + [root for root in self._reached.get(number, ()) if root != found[0]]
+
+    def text(self, number: int, root: int | None = None) -> str:
+        """The path to an object, by default from the root that it was met from."""
+        root = self.root(number) if root is None else root
+        chain = []
+        while number >= 0 and (number, root) not in self._written:
+            chain.append(number)
+            number = self._parent(number, root)
+        name = self._walk.roots[root].name
+        text, start = (name, name) if number < 0 else self._written[number, root]
+        for child in reversed(chain):
+            step = "" if number < 0 else self._step(number, child)
+            if step.startswith(": "):
+                text = start + step
+            elif step:
+                text = start = text + step
+            self._written[child, root] = text, start
+            number = child
+        return text
+
+    def direct(self, number: int) -> list[str]:
+        """The paths from the first root by all that refers to an object itself."""
+        root = self.root(number)
+        found = [self.text(number)]
+        for parent in self._walk.others.get(number, ())[:MOST]:
+            if parent >= 0 and self.root(parent) == root:
+                found.append(self.text(parent) + self._step(parent, number))
+        return found
+
+    def _parent(self, number: int, root: int) -> int:
+        reached = self._reached.get(number, {})
+        return reached[root] if root in reached else self._walk.parents[number]
+
+    def _step(self, parent: int, child: int) -> str:
+        obj = self._walk.objects[child]
+        if parent not in self._steps:
+            above = self._walk.parents[parent]
+            owner = self._walk.objects[above] if above >= 0 else None
+            self._steps[parent] = self._names.of(self._walk.objects[parent], owner, self._key)
+        return self._steps[parent].get(id(obj), f".<{type(obj).__name__}>")
+
+    def _key(self, key: Any) -> str:
+        number = self._walk.number(key) if issubclass(type(key), Tensor) else None
+        if number is None or self._naming_a_key:  # it may itself be found by way of a key
+            return f"<{type(key).__name__}>"
+        self._naming_a_key = True
+        try:
+            return self.text(number)
+        finally:
+            self._naming_a_key = False
+
+    def find_others(self, numbers: Iterable[int]) -> None:
+        """Find which other roots reach these objects, and how."""
+        parents, others = self._walk.parents, self._walk.others
+        above: dict[int, list[int]] = {}  # what is on a way to them, and where it leads
+        todo = list(numbers)
+        seen = set(todo)
+        while todo:
+            number = todo.pop()
+            for parent in (parents[number], *others.get(number, ())):
+                above.setdefault(parent, []).append(number)
+                if parent >= 0 and parent not in seen:
+                    seen.add(parent)
+                    todo.append(parent)
+        changed = sorted(seen & others.keys())
+        while changed:
+            again: dict[int, None] = {}
+            for number in changed:
+                if self._reach(number):
+                    again |= dict.fromkeys(above.get(number, ()))
+            changed = list(again)
+
+    def _reach(self, number: int) -> bool:
+        """Let an object be reached by the roots of what refers to it; whether that is new."""
+        reached = self._reached.setdefault(number, {self.root(number): self._walk.parents[number]})
+        before = len(reached)
+        for parent in (self._walk.parents[number], *self._walk.others.get(number, ())):
+            roots = [~parent] if parent < 0 else self._reached.get(parent) or [self.root(parent)]
+            for root in roots:
+                if len(reached) < MOST:
+                    reached.setdefault(root, parent)
+        return len(reached) > before
+
+    def kind(self, number: int) -> str:
+        """What an object is: a parameter, a gradient, an output …"""
+        root = self._walk.roots[self.root(number)]
+        if root.kind:
+            return root.kind
+        obj, parent = self._walk.objects[number], self._walk.parents[number]
+        if parent >= 0:
+            above = self._walk.objects[parent]
+            if is_node(type(above)) and "._saved" in self._step(parent, number):
+                return "saved for backward"
+            if self._step(parent, number) == ".grad":
+                return "gradient"
+        if issubclass(type(obj), nn.Parameter):
+            return "parameter"
+        return self._part_of(parent) or "tensor"
+
+    def beside(self, number: int) -> str:
+        """The path of the parameter that an optimizer keeps something for, or an operation."""
+        parent = self._walk.parents[number]
+        above = self._walk.parents[parent] if parent >= 0 else -1
+        if above >= 0 and (step := self._step(above, parent))[:2].startswith("["):
+            return step[1:-1] if step[1:2].isidentifier() else ""
+        node = self._walk.objects[parent] if parent >= 0 else None
+        leaf = nearest_leaf(node) if is_node(type(node)) else None
+        known = None if leaf is None else self._walk.number(leaf)
+        return "" if known is None else self.text(known)
+
+    def _part_of(self, number: int) -> str:
+        """What everything is that an object leads to, where that is known."""
+        chain = []
+        while number >= 0 and number not in self._within:
+            chain.append(number)
+            number = self._walk.parents[number]
+        found = self._within[number] if number >= 0 else ""
+        for below in reversed(chain):
+            obj = self._walk.objects[below]
+            if issubclass(type(obj), Optimizer):
+                found = "optimizer state"
+            elif is_node(type(obj)):
+                found = "saved for backward"
+            elif issubclass(type(obj), nn.Module):
+                found = ""
+            self._within[below] = found
+        return found

@@ -1,0 +1,183 @@
+"""List where what holds memory can be found from, in the order in which it is told.
+
+The notebook's variables come first, then what Python and IPython keep of cells that are over, what
+runs now, and modules: the user's, then those of libraries.
+"""
+
+import contextvars
+import os
+import sys
+import threading
+import types
+from collections.abc import Container, Iterator, Mapping
+from traceback import walk_stack
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from gpumagic.memory.heap import Root
+from gpumagic.memory.kept_by_ipython import KeptOutputs, shell
+from gpumagic.memory.step_names import local_variables
+from gpumagic.usercode.files import is_users, label
+from gpumagic.usercode.values import defined_in, own
+
+_HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_module_names = vars(types.ModuleType)["__dict__"].__get__
+
+
+class Roots:
+    """The roots of one notebook at one moment."""
+
+    def __init__(self, namespace: Mapping[str, Any]) -> None:
+        self._namespace = namespace
+        self._shell = shell()
+        self._modules = {
+            name: module
+            for name, module in [*sys.modules.items()]
+            if issubclass(type(module), types.ModuleType)
+        }
+        self._frames = dict(_running())
+
+    def closed(self) -> list[Any]:
+        """Objects that lead to everything: each is a root, and not on the way from another."""
+        spaces = [_module_names(module) for module in self._modules.values()]
+        found = [self._namespace, self._namespace.get("_oh"), sys.modules, *spaces, *self._frames]
+        if self._shell is not None:
+            parts = own(self._shell)
+            values = [*parts.values(), *parts.get("_trait_values", {}).values()]
+            found += [self._shell, *(each for each in values if _is_of_ipython(each))]
+        return found
+
+    def near(self) -> Iterator[list[Root]]:
+        """The notebook, cells that are over, what runs now, and the user's modules."""
+        yield from self._variables()
+        yield self._outputs()
+        yield [*_exceptions(self._shell)]
+        yield [root for frame, name in self._frames.items() for root in self._locals(frame, name)]
+        values = contextvars.copy_context().items()
+        yield [Root(f"the context variable {each.name!r}", value) for each, value in values]
+        yield [*self._globals(users=True)]
+
+    def far(self, wanted: Container[int]) -> Iterator[Root]:
+        """What IPython and the modules of libraries hold, of what has the wanted ids."""
+        for name, value in own(self._shell).items():
+            if id(value) in wanted:
+                yield Root(f"get_ipython().{name}", value, holder="IPython")
+        for root in self._globals(users=False):
+            if id(root.value) in wanted:
+                yield root
+
+    def is_users_class(self, value: Any) -> bool:
+        """Whether something is a class that the notebook or a module of the user's defines."""
+        if not issubclass(type(value), type):
+            return False
+        home = defined_in(value)
+        if home == self._namespace.get("__name__", "__main__"):
+            return True
+        module = self._modules.get(home) if type(home) is str else None
+        return module is not None and _is_users_module(module)
+
+    def _variables(self) -> Iterator[list[Root]]:
+        """Modules before what else refers to their parameters, optimizers last."""
+        ranks: tuple[list[Root], ...] = ([], [], [])
+        hidden = getattr(self._shell, "user_ns_hidden", {})
+        kept = KeptOutputs(self._namespace).variables()  # type: ignore[arg-type]
+        for name, value in kept.items():
+            if type(name) is str and not (name in hidden and hidden[name] is value):
+                module, optimizer = (issubclass(type(value), k) for k in (nn.Module, Optimizer))
+                ranks[0 if module else 2 if optimizer else 1].append(Root(name, value))
+        yield from ranks
+
+    def _outputs(self) -> list[Root]:
+        found = KeptOutputs(self._namespace).numbered()  # type: ignore[arg-type]
+        names = [name for name in ("_", "__", "___") if name in self._namespace]
+        found |= {name: self._namespace[name] for name in names}
+        found["the last output"] = getattr(
+            getattr(self._shell, "last_execution_result", None), "result", None
+        )
+        return [Root(name, value, "output") for name, value in found.items()]
+
+    def _locals(self, frame: types.FrameType, name: str) -> list[Root]:
+        if frame.f_locals is self._namespace or frame.f_locals is frame.f_globals:
+            return []
+        found = local_variables(frame)
+        return [Root(f"{name}: {local}", value, holder=name) for local, value in found.items()]
+
+    def _globals(self, *, users: bool) -> Iterator[Root]:
+        for name, module in self._modules.items():
+            names = _module_names(module)
+            if _is_users_module(module) is users and names is not self._namespace:
+                for key, value in [*names.items()]:
+                    if _is_at_home(value, name):
+                        yield Root(f"{name}.{key}", value, holder=name)
+
+
+def _is_of_ipython(value: Any) -> bool:
+    home = str(defined_in(type(value))).partition(".")[0]
+    return home in ("IPython", "ipykernel")
+
+
+def _is_at_home(value: Any, module: str) -> bool:
+    """False of classes that a module has from another, in whose name they are told."""
+    return not issubclass(type(value), type) or defined_in(value) in (module, "__main__")
+
+
+def _is_users_module(module: types.ModuleType) -> bool:
+    return is_users(_module_names(module).get("__file__"))
+
+
+def _running() -> Iterator[tuple[types.FrameType, str]]:
+    """The frames of all threads, but those of this search, and what to call them."""
+    names = {thread.ident: f" of the thread {thread.name!r}" for thread in threading.enumerate()}
+    innermost = sys._current_frames()
+    # A frame that holds itself stays until it is collected.
+    innermost[threading.get_ident()] = _caller()
+    names[threading.get_ident()] = ""
+    for thread, first in innermost.items():
+        for frame, _ in walk_stack(first):
+            yield frame, f"{frame.f_code.co_name}(){names.get(thread, '')}, which runs now"
+
+
+def _caller() -> types.FrameType:
+    """The frame that asked for this search."""
+    frame = sys._getframe()
+    while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _exceptions(ipython: Any) -> Iterator[Root]:
+    """The errors that are kept, or handled now."""
+    result = getattr(ipython, "last_execution_result", None)
+    kept = [getattr(sys, name, None) for name in ("last_exc", "last_value")]
+    kept += [getattr(result, "error_in_exec", None), *_handled()]
+    for error in kept:
+        if error is not None:
+            yield Root(_of_cell(error.__traceback__), error, "exception")
+    shown = own(getattr(ipython, "InteractiveTB", None))
+    for trace in (getattr(sys, "last_traceback", None), shown.get("tb")):
+        if trace is not None:
+            yield Root(_of_cell(trace), trace, "exception")
+    if (debugger := shown.get("pdb")) is not None:
+        yield Root("%debug", debugger, "exception")
+
+
+def _handled() -> list[BaseException]:
+    """What `except` blocks of all threads handle now."""
+    found: dict[int, Any] = sys._current_exceptions()
+    # Until Python 3.12 the type, the value and the traceback.
+    errors = [each[1] if type(each) is tuple else each for each in found.values()]
+    return [error for error in errors if error is not None]
+
+
+def _of_cell(trace: types.TracebackType | None) -> str:
+    files = [frame.f_code.co_filename for frame, _ in _steps(trace)]
+    place = next((label(file) for file in files if is_users(file)), "")
+    return f"the exception of {place}" if place else "an exception"
+
+
+def _steps(trace: types.TracebackType | None) -> Iterator[tuple[types.FrameType, int]]:
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next

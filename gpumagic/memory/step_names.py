@@ -1,0 +1,227 @@
+"""Name the step from an object to what it refers to: ``.weight``, ``[3]``, ``.<closure> cache``.
+
+Only what C keeps is read. A step that begins with a colon is told from the last thing that a person
+knows: ``loss.grad_fn: MulBackward0``, ``the exception of In [4]: frame step``.
+"""
+
+import functools
+import gc
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import Context
+from inspect import CO_OPTIMIZED
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gpumagic.memory.autograd_graph import is_node
+from gpumagic.memory.edges import Edges, ndarray, of_array, of_context, of_optimizer
+from gpumagic.usercode.values import members_of, own
+
+Named = Iterable[tuple[Any, str]]
+_PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
+_MODULE_STATE = ("_parameters", "_buffers", "_modules")
+_CACHED = type(functools.lru_cache(str))
+_GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_base: Any = torch._C.TensorBase
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+KeyName = Callable[[Any], str]
+
+
+class StepNames:
+    """Names the steps from objects of a walk."""
+
+    def __init__(self, edges: Edges) -> None:
+        self._edges = edges
+
+    def of(self, obj: Any, owner: Any, key_name: KeyName) -> dict[int, str]:
+        """By id of what `obj` refers to; `owner` is what refers to it itself, and `key_name` writes
+        a key that is no plain value, such as a parameter."""
+        found: dict[int, str] = {}
+        for child, step in self._named(obj, owner, key_name):
+            found.setdefault(id(child), step)
+        return found
+
+    def _named(self, obj: Any, owner: Any, key_name: KeyName) -> Iterator[tuple[Any, str]]:
+        kind = type(obj)
+        if issubclass(kind, dict):
+            yield from _items(obj, owner, key_name)
+        elif issubclass(kind, (list, tuple, deque)):
+            yield from _sequence(obj, owner)
+        elif issubclass(kind, types.CellType):
+            yield from _cell(obj)
+        elif issubclass(kind, types.FrameType):
+            yield from _frame(obj)
+        else:
+            yield from self._special(obj, kind)
+            yield from _attributes(obj, kind)
+            if kind is _CACHED:
+                yield from ((child, ".<cache>") for child in gc.get_referents(obj))
+
+    def _special(self, obj: Any, kind: type) -> Named:
+        if issubclass(kind, Tensor):
+            return [*self._edges.of_tensor(obj), *_hooks(obj)]
+        if issubclass(kind, Optimizer):
+            return of_optimizer(obj)
+        if issubclass(kind, Context):
+            return of_context(obj)
+        if issubclass(kind, _GENERATORS):
+            return _generator(obj)
+        if issubclass(kind, (BaseException, types.TracebackType)):
+            return _exception(obj)
+        if issubclass(kind, types.FunctionType):
+            return [(obj.__closure__, ""), (obj.__defaults__, ""), (obj.__kwdefaults__, "")]
+        if issubclass(kind, ndarray()):
+            return [(child, f".flat[{n}]") for n, child in enumerate(of_array(obj))]
+        if is_node(kind):
+            return [(child, _node_step(child, step)) for child, step in self._edges.of_node(obj)]
+        return ()
+
+
+def _items(items: dict[Any, Any], owner: Any, key_name: KeyName) -> Iterator[tuple[Any, str]]:
+    kind = type(owner)
+    attributes = _is_own(owner, items)
+    part = issubclass(kind, dict) and _is_module_state(owner, items)
+    for key, value in dict.items(items):
+        if attributes and key in _MODULE_STATE and _is_module_state(items, value):
+            yield value, ""
+        elif attributes:
+            yield value, f".{key}"
+        elif part:
+            yield value, f"[{key}]" if key.isdigit() else f".{key}"
+        elif issubclass(kind, types.FunctionType) and owner.__kwdefaults__ is items:
+            yield value, f".<default> {key}"
+        else:
+            yield value, f"[{_key(key, key_name)}]"
+    for key in dict.keys(items):
+        if type(key) not in _PLAIN_KEYS:
+            yield key, ".<key>"
+
+
+def _key(key: Any, key_name: KeyName) -> str:
+    if type(key) in _PLAIN_KEYS:
+        return repr(key)
+    if type(key) is tuple and all(type(part) in _PLAIN_KEYS for part in key):
+        return repr(key)
+    return key_name(key)
+
+
+def _is_own(owner: Any, items: dict[Any, Any]) -> bool:
+    """Whether a dictionary is where `owner` keeps its attributes."""
+    kind = type(owner)
+    if issubclass(kind, type):
+        return any(child is items for child in gc.get_referents(members_of(owner)))
+    return not issubclass(kind, (dict, list, tuple)) and own(owner) is items
+
+
+def _is_module_state(attributes: Any, items: Any) -> bool:
+    return any(dict.get(attributes, name) is items for name in _MODULE_STATE)
+
+
+def _sequence(items: Any, owner: Any) -> Iterator[tuple[Any, str]]:
+    base = next(base for base in (list, tuple, deque) if issubclass(type(items), base))
+    values: list[Any] = list(base.__iter__(items))
+    if issubclass(type(owner), types.FunctionType):
+        code = owner.__code__
+        if items is owner.__closure__:
+            names = [f".<closure> {name}" for name in code.co_freevars]
+        else:
+            arguments = code.co_varnames[: code.co_argcount]
+            names = [f".<default> {name}" for name in arguments[-len(values) :]]
+    else:
+        fields: Any = members_of(type(items)).get("_fields")
+        named = base is tuple and type(fields) is tuple and len(fields) == len(values)
+        names = [f".{field}" for field in fields] if named else _numbered(len(values))
+    yield from zip(values, names, strict=False)
+    yield from _attributes(items, type(items))
+
+
+def _numbered(count: int) -> list[str]:
+    return [f"[{n}]" for n in range(count)]
+
+
+def _cell(cell: types.CellType) -> Named:
+    try:
+        return [(cell.cell_contents, "")]
+    except ValueError:  # not bound yet
+        return []
+
+
+def _frame(frame: types.FrameType) -> Iterator[tuple[Any, str]]:
+    for name, value in local_variables(frame).items():
+        yield value, f", {name}"
+    if frame.f_back is not None:
+        yield frame.f_back, _frame_step(frame.f_back)
+
+
+def _frame_step(frame: types.FrameType) -> str:
+    return f": frame {frame.f_code.co_name}"
+
+
+def _generator(generator: Any) -> Iterator[tuple[Any, str]]:
+    prefix = next(p for p in ("gi", "cr", "ag") if hasattr(type(generator), f"{p}_frame"))
+    frame = getattr(generator, f"{prefix}_frame")
+    if frame is not None:
+        for name, value in local_variables(frame).items():
+            yield value, f"{_frame_step(frame)}, {name}"
+        inner = "yieldfrom" if prefix == "gi" else "await"
+        yield getattr(generator, f"{prefix}_{inner}"), ""
+
+
+def _exception(obj: Any) -> Iterator[tuple[Any, str]]:
+    if type(obj) is types.TracebackType:
+        yield obj.tb_frame, _frame_step(obj.tb_frame)
+        yield obj.tb_next, ""
+        return
+    base = vars(BaseException)
+    yield base["__traceback__"].__get__(obj), ""
+    for name in ("__cause__", "__context__"):
+        origin = base[name].__get__(obj)
+        yield origin, f", from the {type(origin).__name__}"
+    yield base["args"].__get__(obj), ".args"
+
+
+def _hooks(tensor: Any) -> Named:
+    return [(vars(_base)[name].__get__(tensor), f".{name}") for name in _HOOKS]
+
+
+def _node_step(child: Any, step: str) -> str:
+    return f": {type(child).__name__}" if is_node(type(child)) else step
+
+
+def _attributes(obj: Any, kind: type) -> Iterator[tuple[Any, str]]:
+    """Where an object keeps what it refers to: its dictionary, its slots, C's own members."""
+    if issubclass(kind, type):
+        for held in gc.get_referents(members_of(obj)):
+            yield held, ""
+    else:
+        yield kind, ".__class__"
+        held = own(obj)
+        yield held, ""
+        for name, value in held.items():
+            yield value, f".{name}"
+    for base in kind.__mro__:
+        for name, member in members_of(base).items():
+            # Not what C computes when it is asked: a node of a graph would unpack what it saved.
+            if type(member) is types.MemberDescriptorType:
+                try:
+                    yield member.__get__(obj), f".{name}"
+                except AttributeError:  # not set
+                    continue
+
+
+def local_variables(frame: types.FrameType) -> dict[str, Any]:
+    """The names of a frame; it keeps no more than before."""
+    seen = frame.f_locals
+    names = dict(seen)
+    # Until Python 3.13 a frame keeps the dictionary that it was asked for; `locals()` of the
+    # user's own is that dictionary, too, and is then held by somebody else.
+    if type(seen) is dict and frame.f_code.co_flags & CO_OPTIMIZED:
+        held_by_frame_and_us = 3
+        if sys.getrefcount(seen) <= held_by_frame_and_us:
+            seen.clear()
+    return names

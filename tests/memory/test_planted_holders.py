@@ -1,0 +1,277 @@
+"""Whatever holds a tensor is found by name: each case plants one, of a size of its own."""
+
+import gc
+import re
+
+import pytest
+import torch
+
+from gpumagic.memory.find_holders import find
+
+BLOCK = 512
+SET_UP = """
+import collections, contextvars, dataclasses, functools, gc, itertools, queue, sys
+import threading, types, weakref
+import numpy as np, torch
+from torch import nn
+
+def gpu():
+    global size
+    size += 1
+    return torch.zeros(128 * size, device="cuda")
+
+class Thing:
+    def __init__(self, value):
+        self.value = value
+    def method(self):
+        pass
+size = 10
+"""
+# By what holds it: the cell, and the path that is told.
+PLANTED = {
+    "variable": ("x1 = gpu()", "x1"),
+    "list": ("batches = [0, gpu()]", "batches[1]"),
+    "dictionaries": ("d = {'a': {3: gpu()}}", "d['a'][3]"),
+    "key of a tuple": ("by_pair = {(1, 'b'): gpu()}", "by_pair[(1, 'b')]"),
+    "named tuple": ("p = collections.namedtuple('P', 'x y')(1, gpu())", "p.y"),
+    "set": ("a_set = {gpu()}", "a_set.<Tensor>"),
+    "deque": ("dq = collections.deque([gpu()])", "dq[0]"),
+    "ordered and default dictionaries": (
+        "dd = collections.defaultdict(list)\ndd['x'].append(gpu())",
+        "dd['x'][0]",
+    ),
+    "object": ("thing = Thing(gpu())", "thing.value"),
+    "object in objects": ("deep = Thing([Thing(gpu())])", "deep.value[0].value"),
+    "slots": (
+        "@dataclasses.dataclass(slots=True)\nclass Slotted:\n    a: object\nsl = Slotted(gpu())",
+        "sl.a",
+    ),
+    "namespace": ("space = types.SimpleNamespace(t=gpu())", "space.t"),
+    "class attribute": ("class Cached:\n    cache = gpu()", "Cached.cache"),
+    "class without a name": (
+        "def make_local():\n    class Local:\n        kept = gpu()\n    return Local()\n"
+        "local = make_local()",
+        "local.__class__.kept",
+    ),
+    "closure": (
+        "def make():\n    cache = gpu()\n    def train():\n        return cache\n    return train\n"
+        "train = make()",
+        "train.<closure> cache",
+    ),
+    "default argument": ("def f(a, x=gpu()):\n    pass", "f.<default> x"),
+    "keyword default": ("def g(*, y=gpu()):\n    pass", "g.<default> y"),
+    "lambda in a list": ("callbacks = [lambda x=gpu(): x]", "callbacks[0].<default> x"),
+    "function attribute": ("def h(): pass\nh.last = gpu()", "h.last"),
+    "lru_cache": (
+        "@functools.lru_cache(3)\ndef load(n): return gpu()\nload(1); None",
+        "load.<cache>",
+    ),
+    "cache": (
+        "@functools.cache\ndef load_all(n): return gpu()\nload_all('a'); None",
+        "load_all.<cache>['a']",
+    ),
+    "cached property": (
+        "class Lazy:\n    @functools.cached_property\n    def t(self): return gpu()\n"
+        "lazy = Lazy()\nlazy.t; None",
+        "lazy.t",
+    ),
+    "partial": ("part = functools.partial(print, gpu())", "part.args[0]"),
+    "keyword of a partial": (
+        "part2 = functools.partial(print, end=gpu())",
+        "part2.keywords['end']",
+    ),
+    "bound method": ("bound = Thing(gpu()).method", "bound.__self__.value"),
+    "generator": (
+        "def count():\n    x = gpu()\n    yield 1\n    print(x)\n"
+        "running = count()\nnext(running); None",
+        "running: frame count, x",
+    ),
+    "coroutine": (
+        "@types.coroutine\ndef pause():\n    yield\n"
+        "async def wait():\n    y = gpu()\n    await pause()\n    print(y)\n"
+        "coro = wait()\ncoro.send(None)",
+        "coro: frame wait, y",
+    ),
+    "iterator": ("tee = itertools.cycle([gpu()])\nnext(tee); None", "tee.<list>[0]"),
+    "context variable": (
+        "cv = contextvars.ContextVar('cv')\ncv.set(gpu()); None",
+        "the context variable 'cv'",
+    ),
+    "default of a context variable": (
+        "cv2 = contextvars.ContextVar('cv2', default=gpu())",
+        "cv2.<Tensor>",
+    ),
+    "context": (
+        "cv3 = contextvars.ContextVar('cv3')\nctx = contextvars.Context()\n"
+        "ctx.run(cv3.set, gpu()); None",
+        "ctx: cv3",
+    ),
+    "hook of a module": (
+        "hooked = nn.Linear(1, 1)\nhooked.register_forward_hook(lambda *a, t=gpu(): t); None",
+        r"hooked\._forward_hooks\[\d+\]\.<default> t",
+    ),
+    "hook of a tensor": (
+        "leaf = torch.zeros(1, requires_grad=True)\nleaf.register_hook(lambda g, t=gpu(): g); None",
+        r"leaf\._backward_hooks\[\d+\]\.<default> t",
+    ),
+    "parameter": (
+        "net = nn.Sequential(nn.Linear(1, 1))\nnet[0].weight = nn.Parameter(gpu())",
+        "net[0].weight",
+    ),
+    "buffer": ("net.register_buffer('running', gpu())", "net.running"),
+    "attribute of a module": ("net.extra = gpu()", "net.extra"),
+    "gradient": ("w = nn.Parameter(gpu())\nsize -= 1\nw.grad = gpu()", "w.grad"),
+    "state of an optimizer": (
+        "opt = torch.optim.Adam([w])\nopt.state[w]['exp_avg'] = gpu()",
+        "opt.state[w]['exp_avg']",
+    ),
+    "optimizer alone": (
+        "sgd = torch.optim.SGD([nn.Parameter(gpu())])",
+        "sgd.param_groups[0]['params'][0]",
+    ),
+    "saved for backward": (
+        "loss = (torch.ones(1, device='cuda', requires_grad=True) * gpu()).sum()",
+        "loss.grad_fn: MulBackward0._saved_other",
+    ),
+    "custom function": (
+        "class Keep(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x):\n"
+        "        ctx.mine = gpu()\n        return x.clone()\n"
+        "kept = Keep.apply(torch.ones(1, requires_grad=True))",
+        "kept.grad_fn.mine",
+    ),
+    "saved by a custom function": (
+        "class Save(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x):\n        ctx.save_for_backward(gpu())\n"
+        "        return x.clone()\n"
+        "saved = Save.apply(torch.ones(1, requires_grad=True))",
+        "saved.grad_fn._saved_tensors[0]",
+    ),
+    "packed by a hook": (
+        "with torch.autograd.graph.saved_tensors_hooks(lambda t: [gpu()], lambda p: 1 / 0):\n"
+        "    packed = torch.ones(1, requires_grad=True).exp()",
+        "packed.grad_fn._saved_result[0]",
+    ),
+    "weakref's callback": (
+        "watched = Thing(1)\nref = weakref.ref(watched, lambda r, t=gpu(): t)",
+        "ref.__callback__.<default> t",
+    ),
+    "weak dictionary": (
+        "weak = weakref.WeakKeyDictionary()\nweak[watched] = gpu()",
+        "weak.data[<ReferenceType>]",
+    ),
+    "finalizer": (
+        "weakref.finalize(watched, print, gpu()); None",
+        "weakref.finalize._registry[<finalize>].args[0]",
+    ),
+    "queue": ("q = queue.Queue()\nq.put(gpu())", "q.queue[0]"),
+    "thread's local variable": (
+        "go, ready = threading.Event(), threading.Event()\n"
+        "def work():\n    held = gpu()\n    ready.set()\n    go.wait(60)\n"
+        "thread = threading.Thread(target=work, name='loader')\n"
+        "thread.start()\nready.wait(60); None",
+        "work() of the thread 'loader', which runs now: held",
+    ),
+    "thread-local": ("tl = threading.local()\ntl.x = gpu()", r"tl\.<dict>.*\['x'\]"),
+    "array of objects": (
+        "arr = np.empty(2, dtype=object)\narr[1] = gpu()",
+        "arr.flat[1]",
+    ),
+    "module of the user's": (
+        "mine = types.ModuleType('mine')\nmine.__file__ = '/home/me/mine.py'\n"
+        "sys.modules['mine'] = mine\nmine.cache = {'x': gpu()}\ndel mine",
+        "mine.cache['x']",
+    ),
+    "module of a library": (
+        "sys.modules['torch.nn.functional']._planted = gpu()",
+        "torch.nn.functional._planted",
+    ),
+    "class of a library": ("nn.Linear._planted = gpu()", "torch.nn.modules.linear.Linear._planted"),
+    "storage": ("bare = gpu().untyped_storage()", "bare"),
+    "output": ("gpu()", r"Out\[\d+\]"),
+    "exception": (
+        "def step(n):\n    x = gpu()\n    raise KeyError(n)\n"
+        "try:\n    step(1)\nexcept KeyError as e:\n    error = e",
+        "error: frame step, x",
+    ),
+    "cell that failed": (
+        "def broken():\n    inner = gpu()\n    1 / 0\nbroken()",
+        r"the exception of In \[\d+\]: frame broken, inner",
+    ),
+    "reference cycle": (
+        "def around():\n    a = Thing(gpu())\n    a.me = a\ngc.disable()\naround()",
+        "a reference cycle that is not collected yet: Thing.value",
+    ),
+    "hook of a node": (
+        "node = torch.ones(1, requires_grad=True).exp().grad_fn\n"
+        "node.register_hook(lambda *g, t=gpu(): None); None",
+        r"node\.<OrderedDict>\[\d+\]\.<default> t",
+    ),
+    "hook of a node in C++": (
+        "out = torch.ones(1, requires_grad=True).exp()\n"
+        "def hook(*g, t=gpu()): pass\n"
+        "out.grad_fn.register_hook(hook)\ndel hook",
+        r"held from C\+\+, or by an expression that runs now: OrderedDict\[\d+\]\.<default> t",
+    ),
+    "cycle through autograd": (
+        "class Around(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, x):\n"
+        "        ctx.mine = gpu()\n        return x.clone()\n"
+        "around_it = Around.apply(torch.ones(1, requires_grad=True))\n"
+        "around_it.grad_fn.output = around_it\ndel around_it",
+        "a reference cycle that is not collected yet: AroundBackward.mine",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    """The path to each that is planted, all in one notebook."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    from gpumagic import virtual
+
+    gc.unfreeze()  # what conftest.py keeps from the collector is not looked through either
+    virtual.enable(1, 2**30)
+    config = Config()
+    config.HistoryManager.hist_file = ":memory:"
+    config.InteractiveShell.colors = "nocolor"
+    shell = InteractiveShell.instance(config=config)
+    try:
+        shell.run_cell(SET_UP).raise_error()
+        sizes = {}
+        for name, (cell, _) in PLANTED.items():
+            result = shell.run_cell(cell, store_history=True)
+            if "failed" not in name:
+                result.raise_error()
+            sizes[shell.user_ns["size"] * BLOCK] = name
+        storages = find(shell.user_ns)
+        allocated = torch.cuda.memory_allocated()
+        yield {sizes.get(s.nbytes, s.paths[0].path): s for s in storages} | {"": allocated}
+    finally:
+        shell.user_ns["go"].set()
+        shell.run_cell("gc.enable()\ncv.set(None)")
+        shell.reset()
+        sys_modules_cleanup()
+        InteractiveShell.clear_instance()
+        virtual.disable()
+        gc.collect()
+        gc.freeze()
+
+
+def sys_modules_cleanup():
+    import sys
+
+    sys.modules.pop("mine", None)
+    for owner in (sys.modules["torch.nn.functional"], torch.nn.Linear):
+        if hasattr(owner, "_planted"):
+            del owner._planted
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_it_is_found_by_name(found, name):
+    path = PLANTED[name][1]
+    assert name in found, f"not found; others: {[k for k in found if k not in PLANTED]}"
+    told = found[name].paths[0].path
+    assert told == path or re.fullmatch(path, told), told
