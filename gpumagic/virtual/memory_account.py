@@ -17,7 +17,6 @@ from operator import attrgetter
 from time import perf_counter_ns, time_ns
 from typing import Any
 
-import psutil
 import torch
 
 from gpumagic.telemetry.virtual_state import (
@@ -28,6 +27,7 @@ from gpumagic.telemetry.virtual_state import (
     WINDOW_END_NS,
     WINDOW_NS,
 )
+from gpumagic.virtual import host_memory
 from gpumagic.virtual.memory_history import (
     Allocation,
     LiveBlock,
@@ -146,7 +146,7 @@ class MemoryAccount:
         self.refresh()
         if self.bytes.current + nbytes > self.limit:
             raise self.out_of_memory(-(-nbytes // BLOCK) * BLOCK)
-        if nbytes >= _TOUCHED and nbytes > psutil.virtual_memory().available:
+        if nbytes >= _TOUCHED and nbytes > host_memory.available():
             raise self.out_of_memory(-(-nbytes // BLOCK) * BLOCK, host=True)
 
     def record(self, recording: Recording) -> None:
@@ -261,7 +261,7 @@ class MemoryAccount:
             "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
         )
         if host:
-            there = readable(psutil.virtual_memory().available)
+            there = readable(host_memory.available())
             text += f" A virtual GPU's memory is the host's, which has {there} left."
         return torch.OutOfMemoryError(text)
 

@@ -5,16 +5,14 @@ import uuid
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from gpumagic.device import Device, set_virtual
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.telemetry.virtual_state import COUNTERS, Publisher, VirtualFacts
-from gpumagic.virtual import abi, cuda_api, events, gate, registry
+from gpumagic.virtual import abi, cuda_api, events, gate, host_memory, registry
 from gpumagic.virtual.compiled import refuse_compiling
 from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, in_bad_fork, refresh
@@ -22,8 +20,6 @@ from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, in
 _GIB = 2**30
 LARGEST = 16 * _GIB
 """What a virtual GPU has where nobody says how much, and the host can hold it."""
-# Of a container: cgroup's second version, and its first.
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 C: Any = torch._C
 _on = ExitStack()
 _lock = threading.RLock()
@@ -41,17 +37,8 @@ def turn_on(number: int, capacity: int | None, *, force: bool = False) -> None:
 
 def _part_of_the_host(number: int) -> int:
     """What each of them can hold at the same time: in whole GiB where it is one or more."""
-    total = min([psutil.virtual_memory().total, *map(_limit, _LIMITS)])
-    part = total // number
+    part = host_memory.total() // number
     return min(LARGEST, part // _GIB * _GIB or part)
-
-
-def _limit(path: str) -> int:
-    """A container's limit of memory in bytes; a large number where it has none."""
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):  # no such file, or "max"
-        return 2**63
 
 
 def install(number: int, capacity: int) -> None:

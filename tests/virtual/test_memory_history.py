@@ -231,3 +231,14 @@ def test_a_limit_is_checked_before_memory_is_taken(gpus, monkeypatch):
         with pytest.raises(torch.OutOfMemoryError):
             make(2**30, device="cuda:1")
     assert made == []
+
+
+def test_a_containers_limit_is_the_hosts(gpus, monkeypatch, tmp_path):
+    from gpumagic.virtual import host_memory
+
+    limit = tmp_path / "memory.max"
+    limit.write_text("100000000\n")
+    monkeypatch.setattr(host_memory, "LIMITS", (str(limit), "/no/such/file"))
+    torch.ones(3, device="cuda:1")
+    with pytest.raises(torch.OutOfMemoryError, match="A virtual GPU's memory is the host's"):
+        torch.empty(2**27, dtype=torch.uint8, device="cuda:1")

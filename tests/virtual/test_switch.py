@@ -16,7 +16,7 @@ import torch
 from gpumagic import virtual
 from gpumagic.errors import GpuError
 from gpumagic.telemetry import virtual_state as published
-from gpumagic.virtual import registry, switch
+from gpumagic.virtual import host_memory, registry
 
 KEYS = (
     "CPU",
@@ -152,7 +152,7 @@ def test_another_capacity_is_refused_and_the_same_is_none(gpus):
 def test_by_default_they_hold_what_the_host_can(monkeypatch, runtime, host, number, each):
     memory = SimpleNamespace(total=int(host * 2**30))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(switch, "_LIMITS", ())
+    monkeypatch.setattr(host_memory, "LIMITS", ())
     virtual.enable(number)
     try:
         assert torch.cuda.get_device_properties(1).total_memory == each
