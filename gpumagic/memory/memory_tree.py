@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from gpumagic.display.shown import Shown
 from gpumagic.errors import GpuError
@@ -22,8 +22,10 @@ from gpumagic.memory.memory_report import Made
 STATE, SAVED = "optimizer state", "saved for backward"
 _OWN = {"parameter", "buffer", "gradient", STATE, SAVED}
 """Kinds that are columns of what has them; others have a row of their own."""
-_STEP = re.compile(r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]")
-_NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP.pattern})*")
+_FIRST = re.compile(r"[.\[]")
+_STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
+_NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
+_PARTS = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|[\[\]]|[.:]?[^.:\[\]'\"]+|.")
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class MemoryTree(Shown):
     devices : tuple of str
     branches : tuple of MemoryBranch
         Each before those below it.
+    beside : dict of str to int
+        Of all these bytes those that others hold for it: an optimizer's state, what autograd saved.
     made : Made or None
         Where most of it was made.
     aliases : tuple of str
@@ -72,6 +76,7 @@ class MemoryTree(Shown):
     name: str
     devices: tuple[str, ...]
     branches: tuple[MemoryBranch, ...]
+    beside: dict[str, int] = field(default_factory=dict)
     made: Made | None = None
     aliases: tuple[str, ...] = ()
 
@@ -105,35 +110,54 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         There is no such variable, or nothing on a GPU in it.
     """
     value, found = _value(name, namespace), find(namespace)
-    own = {storage: _within(name, storage) for storage in found}
-    root, devices = _Node(name), dict[str, None]()
-    layers = None
+    own = {storage: _within(name, storage, "path") for storage in found}
+    root, devices, beside = _Node(name), dict[str, None](), Counter[str]()
+    first = _FIRST.split(name, maxsplit=1)[0]
     if isinstance(value, nn.Module):
-        layers = _Layers(value, {(s.device, s.address): path for s, (path, _) in own.items()})
-        for path in layers.paths:  # in the order of the module
+        for path in _in_order(value, own):
             root.at(_steps(name, path, "parameter"))
     made, made_in, aliases = Counter[Made | None](), MadeIn(), dict[str, None]()
     for storage, (path, kind) in own.items():
         if path:
             made[made_in.of(storage.device, storage.address)] += storage.nbytes
-            aliases |= {p.root: None for p in storage.paths if not name.startswith(p.root)}
-        if layers is not None and not path:
-            path, kind = layers.owner(storage)
+            aliases |= {p.root: None for p in storage.paths if p.root != first}
+        else:
+            path, kind = _within(name, storage, "beside")
+            beside[kind] += storage.nbytes if path else 0
         if path:
             devices[storage.device] = None
             root.at(_steps(name, path, kind)).own[kind] += storage.nbytes
     if not devices:
         raise GpuError(f"{name} holds nothing on a GPU")
-    where = made.most_common(1)[0][0] if made else None
-    return MemoryTree(name, tuple(sorted(devices)), tuple(_branches(root)), where, tuple(aliases))
+    return MemoryTree(
+        name=name,
+        devices=tuple(sorted(devices)),
+        branches=tuple(_branches(root, isinstance(value, nn.Module))),
+        beside={kind: nbytes for kind, nbytes in beside.items() if nbytes},
+        made=made.most_common(1)[0][0] if made else None,
+        aliases=tuple(aliases),
+    )
 
 
 def _steps(name: str, path: str, kind: str) -> list[str]:
     """From the whole to what has the row of a storage."""
-    steps = _STEP.findall(path[len(name) :])
+    steps = split_steps(path[len(name) :])
     if kind == "gradient" and steps[-1:] == [".grad"]:
         del steps[-1:]
     return steps[:-1] if kind in _OWN else steps
+
+
+def split_steps(path: str) -> list[str]:
+    """``[".state", "[net[0].weight]", "['exp_avg']"]`` of what follows the name of a variable."""
+    found: list[str] = []
+    depth = 0
+    for part in _PARTS.findall(path):
+        if depth or not (part.startswith((".", "[", ":")) or not found):
+            found[-1] += part
+        else:
+            found.append(part)
+        depth += (part == "[") - (part == "]")
+    return found
 
 
 def _value(name: str, namespace: Mapping[str, Any]) -> Any:
@@ -145,38 +169,36 @@ def _value(name: str, namespace: Mapping[str, Any]) -> Any:
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
 
 
-def _within(name: str, storage: FoundStorage) -> tuple[str, str]:
-    """The first path to a storage that begins with a name, and its kind there; or nothing."""
+def _within(name: str, storage: FoundStorage, what: str) -> tuple[str, str]:
+    """The first path to a storage that begins with a name, and its kind; or nothing. Or the path
+    of the parameter that it is `beside`."""
     for found in storage.paths:
-        if found.path == name or found.path.startswith((f"{name}.", f"{name}[")):
-            return found.path, found.kind
+        path = getattr(found, what)
+        if path == name or path.startswith((f"{name}.", f"{name}[", f"{name}:")):
+            return path, found.kind
     return "", ""
 
 
-class _Layers:
-    """Finds the layer to which a tensor belongs that another one than the module holds."""
-
-    def __init__(self, module: nn.Module, paths: Mapping[tuple[str, int], str]) -> None:
-        # Torch's own method: a module may have another one of this name.
-        found = (paths.get(_key(p)) for p in nn.Module.parameters(module))
-        self.paths = [path for path in found if path]
-
-    def owner(self, storage: FoundStorage) -> tuple[str, str]:
-        """The path of the parameter, and what the storage is to it; or nothing."""
-        every = ((found.beside, found.kind) for found in storage.paths)
-        return next((each for each in every if each[0] in self.paths), ("", ""))
-
-
-def _key(tensor: Tensor) -> tuple[str, int]:
-    return str(tensor.device), tensor.untyped_storage().data_ptr()
+def _in_order(module: nn.Module, own: Mapping[FoundStorage, tuple[str, str]]) -> Iterator[str]:
+    """The paths of its parameters, in the order of the module."""
+    paths = {(s.device, s.address): path for s, (path, _) in own.items() if path}
+    # Torch's own method: a module may have another one of this name.
+    for p in nn.Module.parameters(module):
+        path = paths.get((str(p.device), p.untyped_storage().data_ptr()))
+        if path is not None:
+            yield path
 
 
 def _branches(
-    node: _Node, depth: int = 0, alike: int = 1, times: int = 1
+    node: _Node, ordered: bool, depth: int = 0, alike: int = 1, times: int = 1
 ) -> Iterator[MemoryBranch]:
+    """A node and what is below it: `ordered` as it is, else the largest first."""
     nbytes = {kind: times * count for kind, count in node.sum().items()}
     yield MemoryBranch(node.path, depth, nbytes, alike)
-    for _, group in groupby(node.below.values(), key=_Node.shape):
+    below = [*node.below.values()]
+    if not ordered:
+        below.sort(key=lambda child: (-child.sum().total(), len(child.path), child.path))
+    for _, group in groupby(below, key=_Node.shape):
         first, *others = group
         count = 1 + len(others)
-        yield from _branches(first, depth + 1, count, times * count)
+        yield from _branches(first, ordered, depth + 1, count, times * count)

@@ -6,7 +6,7 @@ from gpumagic.display import table
 from gpumagic.display.shown import block, folded, tag
 from gpumagic.display.table import Column, Fold
 from gpumagic.display.units import size, some
-from gpumagic.memory.memory_tree import SAVED, STATE, MemoryBranch, MemoryTree
+from gpumagic.memory.memory_tree import SAVED, STATE, MemoryBranch, MemoryTree, split_steps
 
 # The order of the columns, and their heads.
 _HEADS = {
@@ -16,6 +16,7 @@ _HEADS = {
     STATE: "optimizer",
     SAVED: "saved",
 }
+_WHO = {STATE: "optimizers", SAVED: "autograd"}
 # Rows that are shown at once: as deep as they fit.
 _ROWS = 40
 _FOLD = Fold(_ROWS)
@@ -43,14 +44,11 @@ def html(tree: MemoryTree) -> str:
 
 def _head(tree: MemoryTree) -> str:
     """``"net: 6.4 MiB on cuda:0 · optimizers hold 12.9 MiB more for it · made in …"``."""
-    nbytes = tree.branches[0].nbytes
-    more = {STATE: "optimizers", SAVED: "autograd"}
-    others = [who for kind, who in more.items() if nbytes.get(kind)]
-    left = sum(nbytes.get(kind, 0) for kind in more)
-    own = size(tree.branches[0].total - left)
-    words = f"{tree.name}: {own} on {', '.join(tree.devices)}"
-    hold = "hold" if len(others) > 1 or others == ["optimizers"] else "holds"
-    words += f" · {' and '.join(others)} {hold} {size(left)} more for it" if others else ""
+    whos = [who for kind, who in _WHO.items() if kind in tree.beside]
+    left = sum(tree.beside.values())
+    words = f"{tree.name}: {size(tree.branches[0].total - left)} on {', '.join(tree.devices)}"
+    hold = "holds" if whos == ["autograd"] else "hold"
+    words += f" · {' and '.join(whos)} {hold} {size(left)} more for it" if whos else ""
     words += f" · made in {tree.made}" if tree.made else ""
     return words + (f" · also held by {some(tree.aliases)}" if tree.aliases else "")
 
@@ -101,7 +99,7 @@ def _name(row: MemoryBranch) -> str:
 
 
 def _last_step(path: str) -> str:
-    return path[path.rfind("[") :] if path.endswith("]") else path.rpartition(".")[2]
+    return split_steps(path)[-1].lstrip(".: ")
 
 
 def _bytes(row: MemoryBranch, kind: str) -> str:

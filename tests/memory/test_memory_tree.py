@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gpumagic.errors import GpuError
-from gpumagic.memory.memory_tree import tree
+from gpumagic.memory.memory_tree import split_steps, tree
 
 BLOCK = 512
 COLUMNS = ["parameter", "gradient", "optimizer state"]
@@ -41,7 +41,7 @@ def test_a_module_is_opened_layer_by_layer(trained):
 def test_as_text_and_html(trained):
     found = tree("net", trained)
     head, others, columns, whole, *below = str(found).splitlines()
-    assert others.strip() == "· also known as optimizer"
+    assert others.strip() == "· also held by optimizer"
     assert (
         head.partition(" · made in")[0]
         == "net: 267 KiB on cuda:1 · optimizers hold 267 KiB more for it"
@@ -88,3 +88,28 @@ def test_what_cannot_be_opened_is_one_line(gpus, name, said):
     with pytest.raises(GpuError, match=said) as raised:
         tree(name, {"nothing": [1], "x": torch.zeros(3, device="cuda")})
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "steps"),
+    [
+        (".state[net[0].weight]['exp_avg']", [".state", "[net[0].weight]", "['exp_avg']"]),
+        ("[0].a['x.y[']", ["[0]", ".a", "['x.y[']"]),
+        (".grad_fn: AddmmBackward0._saved_x", [".grad_fn", ": AddmmBackward0", "._saved_x"]),
+        (".<closure> cache[3]", [".<closure> cache", "[3]"]),
+        ("", []),
+    ],
+)
+def test_a_path_is_split_where_a_person_would(path, steps):
+    assert split_steps(path) == steps
+
+
+def test_of_a_loss_each_operation_has_what_it_saved(gpus):
+    net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()
+    names = {"net": net, "loss": net(torch.ones(512, 64, device="cuda")).sum()}
+    saved = sum(b.nbytes.get("saved for backward", 0) for b in tree("loss", names).branches[:1])
+    assert saved >= 512 * 64 * 4
+    opened = tree("net", names)
+    assert opened.beside == {"saved for backward": saved}
+    assert "autograd holds" in str(opened)
+    assert any("AddmmBackward0" in branch.path for branch in tree("loss", names).branches)
