@@ -8,9 +8,11 @@ from .errors import CrossDeviceWarning as CrossDeviceWarning
 from .errors import GpuError as GpuError
 from .ledger.watch import watch as watch
 from .memory.ask import memory as memory
+from .memory.explain_out_of_memory import explain_out_of_memory as explain_out_of_memory
 from .memory.free import free_memory as free_memory
 from .memory.freed import Freed as Freed
 from .memory.memory_report import MemoryReport as MemoryReport
+from .memory.out_of_memory import OutOfMemory as OutOfMemory
 from .mismatch import explain as explain
 from .moving.move import move as move
 from .placement.on import on as on

@@ -22,9 +22,9 @@ from gpumagic.magics.arguments import (
     placing_request,
     timing_request,
 )
+from gpumagic.magics.explaining import Explaining
 from gpumagic.magics.gpuwatch import Watched
 from gpumagic.magics.memory_hooks import MemoryHooks
-from gpumagic.magics.mismatches import Explaining
 from gpumagic.magics.ongpu import CellHooks, RunningCell
 from gpumagic.magics.shown_once import Once
 

@@ -1,4 +1,5 @@
-"""Around each cell of a notebook, look after memory: stamp what it allocates, notice what grows."""
+"""Around each cell of a notebook, look after memory: stamp what it allocates, notice what grows
+and when it runs out."""
 
 import sys
 import threading
@@ -29,7 +30,13 @@ class MemoryHooks:
 
     def _pre_run_cell(self, info: Any) -> None:
         self._threads.stamped = None
-        if not (info.store_history and _gpu_is_used()):
+        if not _gpu_is_used():
+            return
+        with faults.kept("asking torch to note when memory runs out"):
+            from gpumagic.memory.out_of_memory_message import note_shortages
+
+            note_shortages()
+        if not info.store_history:
             return
         with faults.kept("stamping a cell on what it allocates"):
             from gpumagic.memory import made_in

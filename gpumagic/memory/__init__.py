@@ -6,3 +6,4 @@ shown.register("gpumagic.memory.memory_report.MemoryReport", "gpumagic.memory.me
 shown.register("gpumagic.memory.freed.Freed", "gpumagic.memory.freed_view")
 shown.register("gpumagic.memory.memory_changes.MemoryChanges", "gpumagic.memory.changes_view")
 shown.register("gpumagic.memory.memory_tree.MemoryTree", "gpumagic.memory.tree_view")
+shown.register("gpumagic.memory.out_of_memory.OutOfMemory", "gpumagic.memory.out_of_memory_view")

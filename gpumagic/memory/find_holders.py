@@ -5,14 +5,14 @@ and numbers: it keeps nothing alive. No code of the user's runs, and nothing is 
 """
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from gpumagic.memory.allocator import Allocator, Place
-from gpumagic.memory.heap import Walk
+from gpumagic.memory.heap import Root, Walk
 from gpumagic.memory.leftovers import walk_leftovers
 from gpumagic.memory.paths import Paths
 from gpumagic.memory.roots import Roots
@@ -38,11 +38,14 @@ class FoundStorage(NamedTuple):
     paths: tuple[FoundPath, ...]
 
 
-def find(namespace: Mapping[str, Any]) -> list[FoundStorage]:
-    """Every storage on a GPU that something in this process holds, the largest first."""
+def find(namespace: Mapping[str, Any], closed: Iterable[Any] = ()) -> list[FoundStorage]:
+    """Every storage on a GPU that something in this process holds, the largest first.
+
+    Nothing is found through what is `closed`.
+    """
     with _undisturbed():
         roots = Roots(namespace)
-        walk = Walk(roots.closed())
+        walk = Walk([*roots.closed(), *closed])
         search = _Search(walk)
         try:
             for group in roots.near():
@@ -51,6 +54,26 @@ def find(namespace: Mapping[str, Any]) -> list[FoundStorage]:
             if search.misses_any():
                 walk_leftovers(walk, search.misses, roots.far)
             return search.found()
+        finally:
+            walk.forget()
+
+
+def reached(
+    namespace: Mapping[str, Any],
+    leave: Callable[[Root], bool],
+    more: Iterable[Root] = (),
+    closed: Iterable[Any] = (),
+) -> dict[tuple[str, int], int]:
+    """Bytes by device and address of what is found from all near roots but those to `leave`."""
+    with _undisturbed():
+        roots = Roots(namespace)
+        walk = Walk([*roots.closed(), *closed])
+        search = _Search(walk)
+        try:
+            for group in (*roots.near(), more):
+                walk.walk([root for root in group if not leave(root)])
+            walk.walk_later(roots.is_users_class)
+            return search.nbytes()
         finally:
             walk.forget()
 
@@ -86,6 +109,11 @@ class _Search:
         """Whether something is a tensor or a storage on a GPU that was not met before."""
         place = self._allocator.place(obj)
         return place is not None and place not in self._numbers
+
+    def nbytes(self) -> dict[tuple[str, int], int]:
+        """The bytes of all storages that were met, by device and address."""
+        self._match()
+        return {(place.device, place.address): place.nbytes for place in self._numbers}
 
     def _match(self) -> None:
         """Note the storages of what was met since the last time."""

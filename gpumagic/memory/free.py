@@ -6,7 +6,7 @@ a variable holds.
 """
 
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,10 +14,12 @@ from torch import nn
 
 from gpumagic.errors import GpuError
 from gpumagic.memory.ask import grouped, notebook
-from gpumagic.memory.find_holders import find
+from gpumagic.memory.find_holders import FoundStorage, find, reached
 from gpumagic.memory.freed import Freed, Released
 from gpumagic.memory.kept_by_ipython import KeptErrors, KeptOutputs
 from gpumagic.moving.find_tensors import TensorFinder
+
+_KEPT = ("output", "exception")
 
 
 def free_memory(*names: str, grads: bool = False) -> Freed:
@@ -52,14 +54,17 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     namespace: Any = notebook()
     _check(names, namespace)
     meter = _Meter()
-    outputs = KeptOutputs(namespace)
-    kept = outputs.variables()
-    held = storages(value for name, value in kept.items() if name not in names)
-    del kept
-    error = KeptErrors().let_go(lambda value: bool(storages([value]) - held))
-    if error:
+    meter.take("garbage", told=False)
+    outputs, found = KeptOutputs(namespace), find(namespace)
+    held = reached(namespace, leave=lambda root: root.kind in _KEPT or root.name in names)
+    error = ""
+    if any(path.kind == "exception" for each in _but(found, held) for path in each.paths):
+        error = KeptErrors().let_go()
         meter.take(error)
-    dropped, also_variables = _divide(outputs.numbered(), held)
+    holding = {path.root for each in found for path in each.paths}
+    alone = {path.root for each in _but(found, held) for path in each.paths}
+    dropped = [name for name in outputs.numbered() if name in alone]
+    also_variables = [name for name in outputs.numbered() if name in holding - alone]
     if dropped:
         outputs.drop(dropped)
         meter.take(", ".join(dropped))
@@ -81,19 +86,9 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     )
 
 
-def _divide(outputs: Mapping[str, object], held: set[int]) -> tuple[list[str], list[str]]:
-    """The outputs that hold memory: those that alone do, and those that are variables too."""
-    found = {name: storages([value]) for name, value in outputs.items()}
-    dropped = [name for name, has in found.items() if has - held]
-    return dropped, [name for name, has in found.items() if has and not has - held]
-
-
-def storages(values: Iterable[object]) -> set[int]:
-    """The addresses of the storages on GPUs that values hold."""
-    finder = TensorFinder()
-    finder.variables(("", value) for value in values)
-    on_gpu = (found.tensor for found in finder.tensors if found.tensor.is_cuda)
-    return {tensor.untyped_storage().data_ptr() for tensor in on_gpu}
+def _but(found: Iterable[FoundStorage], held: Collection[tuple[str, int]]) -> list[FoundStorage]:
+    """Those that are not also held."""
+    return [each for each in found if (each.device, each.address) not in held]
 
 
 def allocated() -> dict[str, int]:
@@ -109,7 +104,7 @@ def _check(names: Iterable[str], namespace: Mapping[str, Any]) -> None:
     for name in names:
         if name not in namespace:
             raise GpuError(f"there is no variable {name!r}; %gpumem lists those on a GPU")
-        if not storages([namespace[name]]):
+        if not reached(namespace, leave=lambda root, name=name: root.name != name):  # type: ignore[misc]
             raise GpuError(f"{name} holds nothing on a GPU; %gpumem lists what does")
 
 

@@ -1,8 +1,7 @@
 """Find what Python and IPython keep of cells that are over, and let go of it: errors, outputs."""
 
 import sys
-from collections.abc import Callable, Iterator
-from traceback import walk_stack
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -13,8 +12,6 @@ _LAST = ("last_exc", "last_value", "last_traceback", "last_type")
 # What the debugger still looks at when it has ended.
 _LOOKED_AT = ("botframe", "curframe", "curframe_locals", "stack", "_chained_exceptions")
 _UNDERSCORES = ("_", "__", "___")
-
-Holds = Callable[[object], bool]
 
 
 def shell() -> Any:
@@ -32,22 +29,25 @@ def tracebacks(error: BaseException) -> Iterator[TracebackType]:
             trace = trace.tb_next
 
 
+def kept_errors() -> list[BaseException]:
+    """The exceptions that are kept for `%debug` and `%tb`, each once."""
+    result = getattr(shell(), "last_execution_result", None)
+    found = [getattr(sys, name, None) for name in _LAST[:2]]
+    found.append(getattr(result, "error_in_exec", None))
+    return list({id(error): error for error in found if isinstance(error, BaseException)}.values())
+
+
 class KeptErrors:
     """The exceptions that are kept for `%debug` and `%tb`, and the one that is handled now."""
 
     def __init__(self) -> None:
         self._shell = shell()
         self._handled = sys.exc_info()[1]
-        result = getattr(self._shell, "last_execution_result", None)
-        found = [getattr(sys, name, None) for name in _LAST[:2]]
-        found += [getattr(result, "error_in_exec", None), self._handled]
-        self._kept = {id(error): error for error in found if isinstance(error, BaseException)}
+        self._kept = [*kept_errors(), *([self._handled] if self._handled is not None else [])]
 
-    def let_go(self, holds: Holds) -> str:
-        """Keep no longer what holds memory, and say what that is; what was printed of it stays."""
-        if not any(holds(_seen_by(error)) for error in self._kept.values()):
-            return ""
-        places = dict.fromkeys(map(_place, self._kept.values()))
+    def let_go(self) -> str:
+        """Keep them no longer, and say which they were; what was printed of them stays."""
+        places = dict.fromkeys(map(_place, self._kept))
         if self._handled is not None:
             _empty(self._handled)
         self._kept.clear()
@@ -62,13 +62,6 @@ class KeptErrors:
                 for name in _LOOKED_AT if debugger is not None else ():
                     vars(debugger).pop(name, None)
         return f"the exception{'s' * (len(places) > 1)} of {', '.join(places)}"
-
-
-def _seen_by(error: BaseException) -> list[object]:
-    """The values of the functions that an error passed, and that have ended."""
-    running = {frame for frame, _ in walk_stack(sys._getframe())}
-    frames = {trace.tb_frame for trace in tracebacks(error)} - running
-    return [dict(each.f_locals) for each in frames if each.f_locals is not each.f_globals]
 
 
 def _empty(error: BaseException) -> None:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from gpumagic.memory.heap import Root
 from gpumagic.memory.kept_by_ipython import KeptOutputs, shell
 from gpumagic.memory.step_names import local_variables
-from gpumagic.usercode.files import is_users, label
+from gpumagic.usercode.files import is_ours, is_users, label
 from gpumagic.usercode.values import defined_in, own
 
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
@@ -128,7 +128,7 @@ def _is_users_module(module: types.ModuleType) -> bool:
 
 
 def _running() -> Iterator[tuple[types.FrameType, str]]:
-    """The frames of all threads, but those of this search, and what to call them."""
+    """The frames of all threads, but those of gpumagic itself, and what to call them."""
     names = {thread.ident: f" of the thread {thread.name!r}" for thread in threading.enumerate()}
     innermost = sys._current_frames()
     # A frame that holds itself stays until it is collected.
@@ -136,6 +136,8 @@ def _running() -> Iterator[tuple[types.FrameType, str]]:
     names[threading.get_ident()] = ""
     for thread, first in innermost.items():
         for frame, _ in walk_stack(first):
+            if is_ours(frame.f_code.co_filename):
+                continue
             yield frame, f"{frame.f_code.co_name}(){names.get(thread, '')}, which runs now"
 
 

@@ -1,4 +1,4 @@
-"""Show the explanation of an error between devices, under its traceback.
+"""Show the explanation of an error, between devices or for want of memory, under its traceback.
 
 The exception is left as it is, but for our own frames that stand in for torch's code: they are
 taken out, so that `%debug` begins in the user's. So it is wherever the shell shows a traceback: for
@@ -6,6 +6,8 @@ taken out, so that `%debug` begins in the user's. So it is wherever the shell sh
 """
 
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from IPython.display import display
@@ -36,12 +38,13 @@ class Explaining:
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> Any:
         error = exc_tuple[1] if isinstance(exc_tuple, tuple) and len(exc_tuple) > 1 else None
         error = error or sys.exc_info()[1] or getattr(sys, "last_value", None)
+        earlier = _kept_until_now()
         try:
             if self._active:
                 _shorten(error)
             return self._original(exc_tuple, *args, **kwargs)
         finally:
-            self._explain(error)
+            self._explain(error, earlier)
 
     def explain_unshown(self, error: BaseException) -> None:
         """Explain the error that ended a cell, if its traceback was not shown through here."""
@@ -50,16 +53,27 @@ class Explaining:
             self._explain(error)
         self._shown = 0
 
-    def _explain(self, error: BaseException | None) -> None:
+    def _explain(self, error: BaseException | None, earlier: Sequence[BaseException] = ()) -> None:
         if not self._active or error is None or sys.modules.get("torch") is None:
             return
         self._shown = id(error)
-        with faults.kept("explaining an error"):  # the user's own has been shown
+        # The user's own has been shown; who has seen enough may interrupt.
+        with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
+            from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
             from gpumagic.mismatch import explain
 
-            explanation = explain(error)
-            if explanation is not None:
-                display(explanation)
+            found = explain(error) or explain_out_of_memory(error, earlier=earlier)
+            if found is not None:
+                display(found)
+
+
+def _kept_until_now() -> list[BaseException]:
+    """The errors that are kept now, which to show the next one lets go."""
+    if sys.modules.get("torch") is None:
+        return []
+    from gpumagic.memory.kept_by_ipython import kept_errors
+
+    return kept_errors()
 
 
 def _shorten(error: BaseException | None) -> None:

@@ -1,0 +1,213 @@
+"""Find why there was too little memory: the causes that can be told for certain, the surest first.
+
+Each is a function of a `Situation` that gives a cause with what would help against it, or None.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpumagic.display.units import size, some
+from gpumagic.memory.out_of_memory import Remedy
+from gpumagic.memory.shortage import EARLIER, Situation, local
+from gpumagic.usercode.values import contents
+
+_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_EXPANDABLE = "expandable_segments:True"
+# A holder below this part of what is allocated is not worth a line.
+_WORTH = 0.05
+_ROUNDED = 0.01
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why, in a word and in a sentence, and what would help."""
+
+    kind: str
+    reason: str
+    remedies: tuple[Remedy, ...] = ()
+    gone: tuple[str, ...] | None = None  # variables that its first remedy deletes; None: no such
+
+    @property
+    def gives(self) -> int:
+        """What its best remedy gives."""
+        return max((remedy.gives or 0 for remedy in self.remedies), default=0)
+
+
+def too_large(s: Situation) -> Cause | None:
+    """What was wanted is more than the GPU has, whoever holds the rest."""
+    total = s.device.total
+    if total is None or s.wanted <= total:
+        return None
+    why = f"{size(s.wanted)} at once is more than the {size(total)} that {s.name} has in all"
+    return Cause("too large", why, tuple(_halved(s, total)))
+
+
+def _halved(s: Situation, room: int) -> Iterator[Remedy]:
+    if s.dtype == torch.float32 and s.wanted // 2 <= room:
+        gives = s.wanted - s.wanted // 2
+        yield Remedy("16 bits a number (`dtype=torch.bfloat16`) spare", gives)
+
+
+def limited(s: Situation) -> Cause | None:
+    """It would fit, but for a limit that the code has set for this process."""
+    total, limit = s.device.total, s.shortage.total
+    if total is None or limit is None or limit >= total or s.short_by > total - limit:
+        return None
+    why = f"this process may have {size(limit)} of the {size(total)} that {s.name} has"
+    do = "`torch.cuda.set_per_process_memory_fraction(1.0)` allows"
+    return Cause("limit", why, (Remedy(do, total - limit),))
+
+
+def torn_up(s: Situation) -> Cause | None:
+    """Enough is free in all, but not in one piece."""
+    # Figures read from a text are rounded.
+    margin = 0 if s.shortage.exact else _ROUNDED * s.capacity
+    if s.short_by > -margin or not s.wanted:
+        return None
+    unused = (s.device.reserved or 0) - (s.device.allocated or 0)
+    why = (
+        f"{size(unused)} that torch has reserved are unused, in pieces too small for "
+        f"{size(s.wanted)} at once"
+    )
+    if any(_EXPANDABLE in os.environ.get(name, "") for name in _CONF):
+        return Cause("torn", why)
+    do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them:'
+    return Cause("torn", why, (Remedy(do, unused),))
+
+
+def others(s: Situation) -> Cause | None:
+    """Other processes hold more than this one lacks, and more than it has."""
+    held = s.device.others or 0
+    if held < max(s.short_by, s.device.allocated or 0, 1):
+        return None
+    named = some(name for name, _ in s.device.others_by_name)
+    why = f"other processes hold {size(held)} of {s.name}" + (f": {named}" if named else "")
+    return Cause("others", why, tuple(_elsewhere(s)))
+
+
+def _elsewhere(s: Situation) -> Iterator[Remedy]:
+    """Another GPU on which all that this cell has on its own would have room."""
+    needed = s.wanted + (s.device.allocated or 0)
+    for ordinal in range(torch.cuda.device_count()):
+        free = torch.cuda.mem_get_info(ordinal)[0]
+        if ordinal != s.shortage.ordinal and free >= needed:
+            yield Remedy(f"`%%ongpu {ordinal}`: that GPU has free", free)
+
+
+def kept(s: Situation) -> Cause | None:
+    """Outputs, and errors of earlier cells, hold what no variable does."""
+    outputs = [name for name in s.outputs if name in s.holding]
+    if not outputs and not s.earlier:
+        return None
+    gives = s.alone([*s.outputs, *s.also_outputs, EARLIER])
+    if not _worth(s, gives):
+        return None
+    parts = [f"{some(outputs)} of IPython's outputs"] if outputs else []
+    parts += ["the exception of an earlier cell"] if s.alone([EARLIER]) else []
+    why = f"{' and '.join(parts) or 'outputs'} held {size(gives)} that no variable does"
+    return Cause("kept", why, (Remedy("`%gpufree` gives back", gives),), ())
+
+
+def twice(s: Situation) -> Cause | None:
+    """What a name held was still alive while the new value was made."""
+    for rest in s.rests:
+        names = sorted(rest.overwritten & set(rest.frame.scope.local))
+        if rest.frame.at_top:
+            names = [name for name in names if name in s.holding]
+        held = [local(rest.frame, name) for name in names]
+        gives = s.alone(held, in_frames=not rest.frame.at_top)
+        if not _worth(s, gives):
+            continue
+        names = _needed_for(s, rest, names, gives)
+        now = sorted(rest.made_now & set(names)) or names
+        verb = "was" if len(now) == 1 else "were"
+        why = f"{_named(s, now)} {verb} still alive while {s.label} made a new one"
+        made = "it is" if len(names) == 1 else "they are"
+        do = f"`del {', '.join(names)}` before {made} made anew gives"
+        gone = tuple(names) if rest.frame.at_top else None
+        return Cause("twice", why, (Remedy(do, gives),), gone)
+    return None
+
+
+def _needed_for(s: Situation, rest: Any, names: list[str], gives: int) -> list[str]:
+    """Those of the names without which it would give less."""
+    kept = list(names)
+    for name in names:
+        fewer = [n for n in kept if n != name]
+        held = [local(rest.frame, n) for n in fewer]
+        if fewer and s.alone(held, in_frames=not rest.frame.at_top) >= gives:
+            kept = fewer
+    return kept
+
+
+def _named(s: Situation, names: list[str]) -> str:
+    """``"`model` of In [3], 4.1 GiB,"``."""
+    rows = {row.path: row for row in s.device.holders}
+    words = []
+    for name in names:
+        row = rows.get(name)
+        made = f" of {row.made.cell}" if row is not None and row.made else ""
+        words.append(f"`{name}`{made}" + (f", {size(row.nbytes)}," if row is not None else ""))
+    return " and ".join(words)
+
+
+def graphs(s: Situation) -> Cause | None:
+    """A list of results keeps the graph of each, and with it all that a backward pass needs."""
+    for frame in s.frames:
+        for name, value in list(frame.scope.local.items()):
+            if name.startswith("_") or name in ("In", "Out"):
+                continue
+            results = [item for _, item in islice(contents(value), 100) if _has_graph(item)]
+            results += [value] if _has_graph(value) and value.numel() == 1 else []
+            gives = s.alone([local(frame, name)], in_frames=not frame.at_top) if results else 0
+            if len(results) > (type(value) is not Tensor) and _worth(s, gives):
+                why = f"`{name}` keeps each result with its graph, {size(gives)} in all"
+                do = "`.item()` or `.detach()` on what is kept there gives"
+                return Cause("graphs", why, (Remedy(do, gives),))
+    return None
+
+
+def _has_graph(value: Any) -> bool:
+    # A class made from it could run the user's code.
+    return type(value) is Tensor and value.is_cuda and value.grad_fn is not None
+
+
+def not_read(s: Situation) -> Cause | None:
+    """Variables hold much that the rest of the cell does not read."""
+    top = s.frames[-1].scope.local if s.frames and s.frames[-1].at_top else {}
+    new = {name for rest in s.rests for name in rest.overwritten}
+    named: dict[int, list[str]] = {}
+    for name, value in top.items():
+        named.setdefault(id(value), []).append(name)
+    rows = (row.path for row in s.device.holders if row.path in top)
+    groups = {id(top[path]): named[id(top[path])] for path in rows}
+    idle = [g for g in groups.values() if not s.read & set(g) and not set(g) <= new]
+    found = [(s.alone(names), names) for names in idle]
+    worth = sorted(((g, n) for g, n in found if g and _worth(s, g)), reverse=True)[:3]
+    if not worth:
+        return None
+    why = f"{_named(s, [worth[0][1][0]])} is read by nothing that was still to run"
+    remedies = tuple(Remedy(f"`%gpufree {' '.join(names)}` gives back", g) for g, names in worth)
+    return Cause("not read", why, remedies, tuple(worth[0][1]))
+
+
+def full(s: Situation) -> Cause:
+    """All of it is in use."""
+    largest = s.device.holders[0] if s.device.holders else None
+    most = f", most of it by {largest.path} ({size(largest.nbytes)})" if largest else ""
+    held = size(s.device.allocated)
+    return Cause("full", f"{held} are in use{most}; {size(s.short_by)} too little is left")
+
+
+def _worth(s: Situation, gives: int) -> bool:
+    return gives >= min(max(s.short_by, 1), _WORTH * s.capacity) and gives > 0
+
+
+CERTAIN: tuple[Callable[[Situation], Cause | None], ...] = (too_large, limited, torn_up, others)
+LIKELY: tuple[Callable[[Situation], Cause | None], ...] = (twice, kept, not_read)

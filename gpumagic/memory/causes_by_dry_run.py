@@ -1,0 +1,162 @@
+"""Tell by dry runs whether a smaller batch, or another way to compute it, would fit."""
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint_sequential
+
+from gpumagic.display.units import size
+from gpumagic.memory.causes import Cause
+from gpumagic.memory.dry_peaks import DryPeaks
+from gpumagic.memory.out_of_memory import Remedy
+from gpumagic.memory.shortage import Situation
+from gpumagic.usercode.variables import names_read
+
+_BACKWARD = ("backward", "autograd", "fit")
+# On a GPU that is real, workspaces and pieces that are left over take some more.
+_MARGIN = 0.05
+# What spares less of what is needed than this is not worth a line.
+_WORTH = 0.05
+_TRIES = 4
+# A part of a Sequential that is computed again is as long as those that are kept are many.
+_LEAST_LAYERS = 4
+
+
+class _Batch:
+    """The code in whose frame a batch stands, and what it needs."""
+
+    def __init__(self, s: Situation) -> None:
+        self.s = s
+        self.backward = any(rest.calls(_BACKWARD) for rest in s.rests)
+        self.peaks, self.tensors = _frame_with_batch(s)
+        self.size = next((t.shape[0] for t in self.tensors.values()), 0)
+        self.needs = self.peaks.needed() if self.peaks and self.size > 1 else None
+        self.room = self.peaks.room() if self.peaks else 0
+        if not s.device.virtual:
+            self.room = int(self.room * (1 - _MARGIN))
+
+    @property
+    def too_large(self) -> bool:
+        """Whether the dry run fails where the cell did."""
+        return self.needs is not None and self.needs > self.room
+
+    def needed(self, batch: int) -> int | None:
+        """What it needs with so many of the batch."""
+        assert self.peaks is not None
+        return self.peaks.needed({name: t[:batch] for name, t in self.tensors.items()})
+
+    def spares(self, do: str, within: Any) -> Iterator[Remedy]:
+        """Another way to compute the same, if that needs less."""
+        assert self.peaks is not None
+        assert self.needs is not None
+        needs = self.peaks.needed(within=within)
+        if needs is not None and self.needs - needs >= _WORTH * self.needs:
+            yield Remedy(do, self.needs - needs, needs <= self.room)
+
+
+def _frame_with_batch(s: Situation) -> tuple[DryPeaks | None, dict[str, Tensor]]:
+    """The innermost frame that can be followed and sees a whole step, and its batch."""
+    for frame in s.frames:
+        rest = next(rest for rest in s.rests if rest.frame is frame)
+        peaks = DryPeaks(s, frame)
+        if not peaks.possible or not (frame.at_top or peaks.loops or rest.calls(("backward",))):
+            continue
+        read = set(names_read(ast.Module(peaks.code, [])))
+        named = {name: value for name, value in peaks.names.items() if name in read}
+        tensors = {n: v for n, v in named.items() if type(v) is Tensor and v.dim()}
+        largest = max(tensors.values(), key=lambda t: t.nbytes, default=None)
+        if largest is not None:
+            count = largest.shape[0]
+            return peaks, {n: t for n, t in tensors.items() if t.shape[0] == count}
+    return None, {}
+
+
+def tried(s: Situation, cause: Cause) -> Cause:
+    """The cause, its first remedy told to let the cell fit or not, where a dry run can tell."""
+    peaks = DryPeaks(s, s.frames[-1]) if cause.gone is not None else None
+    if peaks is None or peaks.loops or not peaks.possible or cause.gone is None:
+        return cause
+    first, *rest = cause.remedies
+    needs = peaks.needed(gone=cause.gone)
+    if needs is None:
+        return cause
+    first = replace(first, fits=needs <= peaks.room(first.gives or 0))
+    return replace(cause, remedies=(first, *rest))
+
+
+def by_dry_run(s: Situation) -> Cause | None:
+    """A batch that is too large, or a forward pass that keeps what no backward pass needs."""
+    batch = _Batch(s)
+    if not batch.too_large or batch.needs is None:
+        return None
+    remedies = [*_smaller(batch)]
+    if not batch.backward and torch.is_grad_enabled():
+        found = [*batch.spares("`with torch.no_grad():` around it spares", torch.no_grad)]
+        if found:
+            why = f"the forward pass keeps {size(found[0].gives)} for a backward pass; none follows"
+            return Cause("no backward", why, (*found, *remedies))
+    remedies += _in_other_ways(batch)
+    why = (
+        f"a batch of {batch.size:,} ({', '.join(batch.tensors)}) needs {size(batch.needs)} beside "
+        f"what is held, and {size(batch.room)} are left for it"
+    )
+    return Cause("batch", why, tuple(remedies))
+
+
+def _smaller(batch: _Batch) -> Iterator[Remedy]:
+    """The largest batch that fits: where a line through what two need meets what there is."""
+    assert batch.needs is not None
+    one, two = max(batch.size // 8, 1), batch.size
+    least, most = batch.needed(one), batch.needs
+    for _ in range(_TRIES):
+        if least is None or most <= least:
+            return
+        fits = int(one + (batch.room - least) * (two - one) / (most - least))
+        fits = min(fits, batch.size - 1)
+        needs = batch.needed(fits) if fits > 0 else None
+        if needs is None:
+            return
+        if needs <= batch.room:
+            steps = -(-batch.size // fits)
+            do = (
+                f"a batch of {fits:,} instead of {batch.size:,} (gradients of {steps} added up are "
+                "the same) spares"
+                if batch.backward
+                else f"a batch of {fits:,} instead of {batch.size:,} spares"
+            )
+            yield Remedy(do, batch.needs - needs, True)
+            return
+        two, most = fits, needs
+
+
+def _in_other_ways(batch: _Batch) -> Iterator[Remedy]:
+    def narrow() -> Any:
+        return torch.autocast("cuda", dtype=torch.bfloat16)
+
+    yield from batch.spares('`with torch.autocast("cuda", torch.bfloat16):` spares', narrow)
+    assert batch.peaks is not None
+    for name, value in batch.peaks.names.items():
+        if type(value) is nn.Sequential and len(value) >= _LEAST_LAYERS:
+            parts = max(int(len(value) ** 0.5), 2)
+            do = (
+                f"`checkpoint_sequential({name}, {parts}, …)`, which computes what lies between "
+                "again, spares"
+            )
+            yield from batch.spares(do, partial(_checkpointed, value, parts))
+
+
+@contextmanager
+def _checkpointed(module: nn.Sequential, parts: int) -> Iterator[None]:
+    """In the process of a dry run, where nothing needs to be put back."""
+
+    def forward(x: Any) -> Any:
+        return checkpoint_sequential([*module], parts, x, use_reentrant=False)
+
+    module.forward = forward  # type: ignore[method-assign]
+    yield

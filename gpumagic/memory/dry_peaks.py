@@ -1,0 +1,120 @@
+"""Find by dry runs what the code that failed needs: as it is, and changed in a way that may help.
+
+The code is that of the innermost loop around the failing statement, twice, for the second time has
+what the first left; without a loop it is all of the cell or function. Nothing of the notebook is
+touched, and nothing is computed.
+"""
+
+import ast
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from gpumagic.display.progress_line import ProgressLine
+from gpumagic.dryrun.follow_code import Subject, dry
+from gpumagic.errors import GpuError
+from gpumagic.memory.kept_by_ipython import shell
+from gpumagic.memory.shortage import Situation, local
+from gpumagic.mismatch.read.syntax import function_of, loops_around
+from gpumagic.usercode.compile import awaits, compile_cell
+from gpumagic.usercode.frames import FailedFrame
+
+_LIMIT_S = 5.0
+# For all dry runs of one error together.
+_PATIENCE_S = 15.0
+_ENDS = (ast.Return, ast.Yield, ast.YieldFrom, ast.Break, ast.Continue, ast.Nonlocal, ast.Global)
+_BEGIN = "begin_ongpu"
+
+Within = Callable[[], AbstractContextManager[Any]]
+
+
+class DryPeaks:
+    """What the code of one frame needs of the GPU that was short of memory, in bytes."""
+
+    def __init__(self, s: Situation, frame: FailedFrame) -> None:
+        self._s, self._frame = s, frame
+        rest = next(rest for rest in s.rests if rest.frame is frame)
+        self.code = _code(frame, rest.failed)
+        self.loops = bool(rest.failed is not None and loops_around(rest.failed))
+        self.names = {
+            name: value
+            for name, value in frame.scope.local.items()
+            if frame.at_top or name not in rest.overwritten
+        }
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is code that can be followed apart from what is around it."""
+        return bool(self.code)
+
+    def room(self, gives: int = 0) -> int:
+        """What the code can have, where the error has let go of what it holds."""
+        s = self._s
+        taken = sum(s.held().values()) + s.unreached
+        if not self._frame.at_top:  # what the function was given, and nothing else has
+            names = [local(self._frame, name) for name in self.names]
+            taken += s.alone(names, in_frames=True)
+        return s.capacity - taken + gives
+
+    def needed(
+        self,
+        changed: Mapping[str, Any] | None = None,
+        *,
+        gone: tuple[str, ...] = (),
+        within: Within = nullcontext,
+    ) -> int | None:
+        """With some names changed or gone, in a context; None where it cannot be followed."""
+        if self._s.tried_s > _PATIENCE_S:
+            return None
+        space = {**self._frame.scope.outer, **self.names, **(changed or {})}
+        for name in gone:
+            space.pop(name, None)
+        codes = compile_cell(ast.Module(self.code, []), self._frame.filename)
+
+        def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
+            def follow() -> dict[str, Any]:
+                with within():
+                    for code in filter(None, codes):
+                        eval(code, space)
+                return {}
+
+            return follow
+
+        line, start = ProgressLine(shell()), time.monotonic()
+        try:
+            line.update("looking for what would help; Ctrl-C ends it")
+            subject = Subject(space, [], prepare, None, False, _LIMIT_S)
+            result = dry(subject)
+        except (GpuError, KeyboardInterrupt):  # no fork here; or whoever waits has seen enough
+            return None
+        finally:
+            self._s.tried_s += time.monotonic() - start
+            line.close()
+        peak = result.peak.get(self._s.name)
+        return (peak.needed if peak else 0) if result.complete else None
+
+
+def _code(frame: FailedFrame, failed: ast.stmt | None) -> list[ast.stmt]:
+    """The statements to follow; none where they do not stand by themselves."""
+    if failed is None:
+        return []
+    loops = [loop for loop in loops_around(failed) if not isinstance(loop, ast.While)]
+    if loops:
+        body = [*loops[0].body, *loops[0].body]  # type: ignore[attr-defined]
+    else:
+        whole = frame.tree if frame.at_top else function_of(failed)
+        body = [*getattr(whole, "body", [])]
+        if not frame.at_top and body and isinstance(body[-1], ast.Return):
+            value = body[-1].value
+            body[-1:] = [ast.copy_location(ast.Expr(value), body[-1])] if value else []
+    body = [stmt for stmt in body if _BEGIN not in ast.unparse(stmt)]
+    nodes = [node for stmt in body for node in ast.walk(stmt)]
+    stands = not any(isinstance(node, _ENDS) for node in nodes if not _in_function(node, body))
+    asks = any(getattr(node, "id", "") == "get_ipython" for node in nodes)
+    return body if stands and not asks and not awaits(ast.Module(body, [])) else []
+
+
+def _in_function(node: ast.AST, body: list[ast.stmt]) -> bool:
+    inside = function_of(node)
+    return any(inside is each for stmt in body for each in ast.walk(stmt))

@@ -1,0 +1,195 @@
+"""Gather what is known of an error for want of memory, while its frames are still there.
+
+What somebody alone holds is counted by walks that leave him out: what is no longer met came with
+him.
+"""
+
+import ast
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpumagic.memory.ask import UNREACHED, grouped
+from gpumagic.memory.device_figures import figures
+from gpumagic.memory.find_holders import FoundStorage, find, reached
+from gpumagic.memory.heap import Root
+from gpumagic.memory.kept_by_ipython import KeptOutputs, tracebacks
+from gpumagic.memory.made_in import MadeIn
+from gpumagic.memory.memory_report import DeviceMemory, MemoryHolder
+from gpumagic.memory.out_of_memory_message import Shortage
+from gpumagic.memory.rest_of_code import RestOfCode
+from gpumagic.usercode.files import label, module_of
+from gpumagic.usercode.frames import FailedFrame, errors
+from gpumagic.usercode.variables import variables_read
+
+LAST_OUTPUT = "the last output"
+EARLIER = "an earlier exception"
+
+
+class Situation:
+    """A failed allocation: the figures, the user's frames, and who holds what."""
+
+    def __init__(
+        self,
+        shortage: Shortage,
+        error: BaseException,
+        frames: list[FailedFrame],
+        namespace: Mapping[str, Any],
+        earlier: Iterable[BaseException],
+    ) -> None:
+        self.shortage, self.error, self.frames = shortage, error, frames
+        self.namespace = namespace
+        self.tried_s = 0.0  # seconds that dry runs took until now
+        self.name = f"cuda:{shortage.ordinal}"
+        self.rests = [RestOfCode(frame) for frame in frames]
+        kept = KeptOutputs(namespace)  # type: ignore[arg-type]
+        self.outputs = [*kept.numbered()]
+        self.also_outputs = [*(set(namespace) - set(kept.variables())), LAST_OUTPUT]
+        self._chain = list(errors(error))
+        self.earlier = [e for e in earlier if all(e is not each for each in self._chain)]
+        traces = list(tracebacks(error))
+        # What the error leads to is looked at by the names of its frames, and by no other way.
+        # What we look with may not be found to hold what we look at.
+        self._ours = [self, vars(self), *frames, *(frame.scope for frame in frames)]
+        self._closed = [*self._ours, *self._chain, *traces, *(t.tb_frame for t in traces)]
+        self.ordinal = shortage.ordinal
+        self.beyond = [
+            (module, trace.tb_frame)
+            for trace in traces
+            if (module := module_of(trace.tb_frame.f_code.co_filename))
+        ]
+        """torch's and libraries' frames that the error passed, with their modules."""
+        self._held: dict[tuple[frozenset[str], bool], dict[int, int]] = {}
+
+    @cached_property
+    def storages(self) -> list[FoundStorage]:
+        """All that is held now on the GPU, each storage with its paths."""
+        found = find(self.namespace, closed=self._ours)
+        return [each for each in found if each.device == self.name]
+
+    @cached_property
+    def holding(self) -> set[str]:
+        """The names of all that holds something: variables, outputs, exceptions."""
+        return {path.root for each in self.storages for path in each.paths}
+
+    @cached_property
+    def device(self) -> DeviceMemory:
+        """The GPU's figures at the moment of the error, and who holds its memory now."""
+        now = next(d for d in figures() if d.device == self.name)
+        rows = [
+            replace(row, aliases=self._names(row.aliases))
+            for row in grouped(self.storages, MadeIn())
+        ]
+        rest = torch.cuda.memory_allocated(self.shortage.ordinal) - sum(r.nbytes for r in rows)
+        if rest > 0:
+            rows.append(MemoryHolder(UNREACHED, "unreached", self.name, rest))
+        said = ("free", "allocated", "reserved", "others")
+        then = {name: getattr(self.shortage, name) for name in said}
+        if now.total is None:
+            then["total"] = self.shortage.total
+        return replace(
+            now,
+            **{name: value for name, value in then.items() if value is not None},
+            holders=tuple(sorted(rows, key=lambda row: -row.nbytes)),
+        )
+
+    def _names(self, aliases: tuple[str, ...]) -> tuple[str, ...]:
+        """Those that are variables or outputs: the frames of this error are told apart."""
+        return tuple(a for a in aliases if a in self.namespace or a in self.outputs)
+
+    @property
+    def label(self) -> str:
+        """The cell that failed: ``"In [5]"``."""
+        return label(self.frames[-1].filename)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the tensors which the failing expression reads, else of those made by default."""
+        frame = self.frames[0]
+        nodes = ast.walk(frame.failed) if frame.failed is not None else ()
+        read = (frame.scope.value(node) for node in nodes if isinstance(node, ast.expr))
+        found = (value.dtype for value in read if issubclass(type(value), Tensor))
+        return next(found, torch.get_default_dtype())
+
+    @property
+    def unreached(self) -> int:
+        """What nothing in Python leads to: workspaces, and what C++ holds."""
+        return sum(r.nbytes for r in self.device.holders if r.kind == "unreached")
+
+    @property
+    def wanted(self) -> int:
+        return self.shortage.wanted or 0
+
+    @cached_property
+    def capacity(self) -> int:
+        """What torch could have at most: what it has taken, and what the driver has left."""
+        device = self.device
+        most = (device.free or 0) + (device.reserved or 0)
+        return min(most, self.shortage.total or most)
+
+    @cached_property
+    def short_by(self) -> int:
+        """What would have to be freed for what was wanted to fit, if nothing is torn up."""
+        left: int = self.capacity - (self.device.allocated or 0)
+        return self.wanted - left
+
+    @cached_property
+    def read(self) -> set[str]:
+        """The variables that the rest of the code reads, through the notebook's functions too."""
+        names = {name for rest in self.rests for name in rest.read}
+        return {name for name, _ in variables_read(names, self.namespace)}
+
+    @cached_property
+    def traceback_holds(self) -> int:
+        """The bytes that only the frames of this error hold."""
+        everything = {each.address: each.nbytes for each in self.storages}
+        return sum(everything.values()) - sum(self.held().values())
+
+    def alone(self, names: Collection[str], *, in_frames: bool = False) -> int:
+        """The bytes that only these hold: variables, outputs, ``"train: out"`` of a frame."""
+        if not names:
+            return 0
+        whole = self.held(in_frames=in_frames)
+        left = self.held(frozenset(names), in_frames=in_frames)
+        return sum(whole.values()) - sum(left.values())
+
+    def held(
+        self, without: frozenset[str] = frozenset(), *, in_frames: bool = False
+    ) -> dict[int, int]:
+        """Bytes by address of what is held by all but these, and not by the error alone."""
+        key = without, in_frames
+        if key not in self._held:
+            more = [Root(EARLIER, each) for each in self.earlier]
+            more += self.locals() if in_frames else []
+            found = reached(
+                self.namespace,
+                leave=lambda root: root.name in without or root.kind == "exception",
+                more=[root for root in more if root.name not in without],
+                closed=self._closed,
+            )
+            self._held[key] = {
+                at: nbytes for (device, at), nbytes in found.items() if device == self.name
+            }
+        return self._held[key]
+
+    def locals(self) -> list[Root]:
+        """The names of the functions that the error passed, as roots of a walk."""
+        return [
+            Root(local(frame, name), value)
+            for frame in self.frames
+            if not frame.at_top
+            for name, value in frame.scope.local.items()
+        ]
+
+    def value(self, frame: FailedFrame, name: str) -> Any:
+        """What a name stands for in a frame."""
+        return frame.scope.local.get(name)
+
+
+def local(frame: FailedFrame, name: str) -> str:
+    """A variable of a frame: ``"x"`` at the top of a cell, ``"train: x"`` in a function."""
+    return name if frame.at_top else f"{frame.code.co_name}: {name}"

@@ -1,0 +1,317 @@
+"""Notebooks that run out of memory on a GPU of 64 MiB, each for a reason of its own."""
+
+from dataclasses import dataclass
+
+START = """
+import copy, torch
+from torch import nn
+import torch.nn.functional as F
+def mib(n, **kwargs):
+    return torch.ones(int(n * 2**18), device='cuda', **kwargs)
+"""
+
+
+@dataclass
+class Notebook:
+    """Cells before, the cell that fails, and what is to be said of it."""
+
+    name: str
+    before: list[str]
+    cell: str
+    cause: str
+    first: str = ""  # what the first remedy begins with
+    gives: float | None = None  # its MiB
+    often: bool = False  # it is tried in each run of the tests
+
+
+def said(text):
+    """A cell that raises what torch would say on a GPU that is real."""
+    return f"x = mib(1)\nraise torch.OutOfMemoryError({text!r})"
+
+
+MODEL = "model = nn.Linear(2560, 4095, device='cuda')"  # 40 MiB
+NET = "net = nn.Linear(1280, 8191, device='cuda')"  # 40 MiB
+HIDDEN = """
+def work():
+    inside = mib(40)
+    raise ValueError('a')
+"""
+ADAM = """
+model = nn.Linear(1280, {}, device='cuda')
+opt = torch.optim.Adam(model.parameters())
+"""
+STEP = "model(torch.ones(1, 1280, device='cuda')).sum().backward()\nopt.step()"
+PERCEPTRON = """
+wide = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
+net = nn.Sequential(*wide, nn.Linear(512, 64)).cuda()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+X = torch.ones(12000, 64, device='cuda')
+"""
+TRAIN = """
+for _ in range(2):
+    opt.zero_grad()
+    loss = net(X).square().mean()
+    loss.backward()
+    opt.step()
+"""
+SITUATIONS = [
+    # -- what is made anew while the old is there
+    Notebook("a model made anew", [MODEL], MODEL, "twice", "`del model`", 40, True),
+    Notebook(
+        "a model and its optimizer made anew",
+        [ADAM.format(2047) + STEP],
+        ADAM.format(8191),
+        "twice",
+        "`del model, opt`",
+        40,
+    ),
+    Notebook(
+        "a name of a function's, in a loop",
+        ["x = mib(20)\ndef work():\n    for n in range(3):\n        y = x * n + 1\n    return y"],
+        "work()",
+        "twice",
+        "`del y`",
+        20,
+        True,
+    ),
+    Notebook(
+        "in a cell on a device",
+        ["%%ongpu 1\nmodel = nn.Linear(2560, 4095)"],
+        "%%ongpu 1\nmodel = nn.Linear(2560, 4095)",
+        "twice",
+        "`del model`",
+        40,
+    ),
+    Notebook(
+        "in a timed cell", [f"%%time\n{MODEL}"], f"%%time\n{MODEL}", "twice", "`del model`", 40
+    ),
+    Notebook(
+        "in a cell that awaits",
+        ["model = mib(40)", "import asyncio"],
+        "await asyncio.sleep(0)\nmodel = mib(40)",
+        "twice",
+        "`del model`",
+        40,
+    ),
+    Notebook(
+        "another error raised from it",
+        ["model = mib(40)"],
+        "try:\n    model = mib(40)\nexcept RuntimeError as e:\n    raise KeyError('a') from e",
+        "twice",
+        "`del model`",
+        40,
+    ),
+    # -- what nobody needs any more
+    Notebook(
+        "outputs",
+        ["x = mib(4)", "mib(20)", "x + mib(4)", "mib(20)"],
+        "y = mib(30) + x[:1]",
+        "kept",
+        "`%gpufree`",
+        44,
+        True,
+    ),
+    Notebook("an earlier error", [HIDDEN, "work()"], "y = mib(30)", "kept", "`%gpufree`", 40, True),
+    Notebook(
+        "a stored exception",
+        [f"{HIDDEN}\ntry:\n    work()\nexcept ValueError as error:\n    err = error"],
+        "y = mib(30)",
+        "not read",
+        "`%gpufree err`",
+        40,
+    ),
+    Notebook(
+        "two models",
+        [NET.replace("net", "teacher"), "student = nn.Linear(64, 64, device='cuda')"],
+        "x = mib(30)\nstudent(x[:64])",
+        "not read",
+        "`%gpufree teacher`",
+        40,
+        True,
+    ),
+    Notebook(
+        "a variable by two names",
+        ["a = mib(30)\nb = a"],
+        "a = mib(40)",
+        "not read",
+        "`%gpufree",
+        30,
+    ),
+    Notebook(
+        "a cache that nobody names",
+        [
+            "from functools import lru_cache\n@lru_cache\ndef made(n):\n    return mib(n)",
+            "made(40) is None",
+        ],
+        "y = made(30)",
+        "full",
+    ),
+    # -- graphs
+    Notebook(
+        "a list of losses",
+        ["w = torch.ones(2**19, device='cuda', requires_grad=True)\nlosses = []"],
+        "for n in range(60):\n    losses.append((w * n).exp().sum())",
+        "graphs",
+        "`.item()`",
+        often=True,
+    ),
+    Notebook(
+        "a sum of losses",
+        ["w = torch.ones(2**19, device='cuda', requires_grad=True)\ntotal = 0"],
+        "for n in range(60):\n    total += (w * n).exp().sum()",
+        "graphs",
+        "`.item()`",
+    ),
+    Notebook(
+        "evaluation that keeps graphs",
+        [
+            "net = nn.Sequential(*[nn.Linear(64, 64), nn.ReLU()] * 20).cuda()",
+            "X = torch.ones(20000, 64, device='cuda')",
+        ],
+        "score = net(X).mean().item()",
+        "no backward",
+        "`with torch.no_grad():`",
+        often=True,
+    ),
+    # -- what the code does needs too much
+    Notebook("a batch too large", [PERCEPTRON], TRAIN, "batch", "`with torch.autocast("),
+    Notebook(
+        "the first step of an optimizer",
+        [
+            "net = nn.Linear(1024, 4096, device='cuda')",
+            "opt = torch.optim.Adam(net.parameters(), foreach=False)",
+            "net(torch.ones(1, 1024, device='cuda')).sum().backward()",
+        ],
+        "opt.step()\nopt.zero_grad()",
+        "optimizer",
+        "`torch.optim.SGD",
+        32,
+        True,
+    ),
+    Notebook(
+        "foreach's lists",
+        [
+            "net = nn.Sequential(*(nn.Linear(512, 1024, device='cuda') for _ in range(8)))",
+            "given = dict(lr=0.1, weight_decay=0.1, foreach=True)",
+            "opt = torch.optim.SGD(net.parameters(), **given)",
+            "for p in net.parameters():\n    p.grad = torch.ones_like(p)",
+            "rest = mib(20)",
+        ],
+        "opt.step()\nrest.sum()",
+        "foreach",
+        "`SGD(…, foreach=False)`",
+        14,
+    ),
+    Notebook(
+        "a cache of keys and values",
+        ["cache = mib(2).view(1, 64, -1)\nstep = mib(1).view(1, 32, -1)"],
+        "for _ in range(100):\n    cache = torch.cat([cache, step], 1)",
+        "grown",
+        "`cache` made once",
+    ),
+    Notebook(
+        "a checkpoint beside its model",
+        [
+            "import os, tempfile\npath = os.path.join(tempfile.mkdtemp(), 'model.pt')",
+            f"{NET}\ntorch.save(net.state_dict(), path)",
+        ],
+        "net.load_state_dict(torch.load(path))",
+        "load",
+        '`map_location="cpu"`',
+        40,
+    ),
+    Notebook(
+        "a copy for an average",
+        [NET],
+        "ema = copy.deepcopy(net)\nema(net.weight)",
+        "copy",
+        "a copy on the CPU",
+        40,
+        True,
+    ),
+    Notebook(
+        "a data set beside a model",
+        ["net = nn.Linear(1280, 4095, device='cuda')", "X = torch.ones(2**10, 50 * 2**8)"],
+        "batch = X.to('cuda')\nnet(batch)",
+        "move",
+        "a batch of `X`",
+        50,
+    ),
+    Notebook(
+        "a module beside another",
+        [NET, NET.replace("net", "two").replace(", device='cuda'", "")],
+        "two.cuda()\nnet(two.weight)",
+        "move",
+        "`two.bfloat16()`",
+        20,
+    ),
+    # -- no GPU could
+    Notebook("a data set", ["X = torch.ones(100, 2**18)"], "loader = X.to('cuda')", "too large"),
+    Notebook("one huge tensor", [], "x = torch.empty(8000, 8000, device='cuda')", "too large"),
+    Notebook(
+        "attention's scores",
+        ["q = torch.ones(1, 8, 2048, 16, device='cuda')"],
+        "scores = q @ q.transpose(-1, -2)",
+        "too large",
+        "16 bits",
+        64,
+    ),
+    Notebook(
+        "an embedding",
+        [],
+        "emb = nn.Embedding(30_000, 1024, device='cuda')",
+        "too large",
+        "16 bits",
+        58.6,
+        True,
+    ),
+    # -- as torch says it where there are others, pieces and limits
+    Notebook(
+        "other processes",
+        [],
+        said(
+            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 64.00 "
+            "MiB of which 2.00 MiB is free. Process 812 has 58.00 MiB memory in use. Including "
+            "non-PyTorch memory, this process has 4.00 MiB memory in use. Of the allocated memory "
+            "1.00 MiB is allocated by PyTorch, and 1.00 MiB is reserved by PyTorch but unallocated."
+        ),
+        "others",
+        "`%%ongpu 1`",
+        64,
+        True,
+    ),
+    Notebook(
+        "memory in pieces",
+        [],
+        said(
+            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 64.00 "
+            "MiB of which 1.00 MiB is free. Including non-PyTorch memory, this process has 63.00 "
+            "MiB memory in use. Of the allocated memory 30.00 MiB is allocated by PyTorch, and "
+            "32.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory "
+            "is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
+            "fragmentation."
+        ),
+        "torn",
+        "`os.environ",
+        32,
+    ),
+    Notebook(
+        "as torch 1 said it",
+        [],
+        said(
+            "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 64.00 MiB total capacity; "
+            "20.00 MiB already allocated; 1.00 MiB free; 62.00 MiB reserved in total by PyTorch)"
+        ),
+        "torn",
+        "`os.environ",
+        42,
+    ),
+    Notebook(
+        "a limit that the code set",
+        ["torch.cuda.set_per_process_memory_fraction(0.5)", "x = mib(20)"],
+        "y = mib(20) + x",
+        "limit",
+        "`torch.cuda.set_per_process_memory_fraction(1.0)`",
+        32,
+    ),
+]

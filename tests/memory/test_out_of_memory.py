@@ -1,0 +1,156 @@
+"""Errors for want of memory, explained: notebooks whose GPUs have 64 MiB; every figure checked."""
+
+import gc
+import re
+from importlib import import_module
+
+import pytest
+import torch
+from situations import SITUATIONS, START
+
+import gpumagic
+from gpumagic import faults, virtual
+
+MIB = 2**20
+# Of all situations, so many may be told a cause or a first remedy that is not the best.
+WRONG = 2
+ENGINE = import_module("gpumagic.memory.explain_out_of_memory")
+
+
+@pytest.fixture
+def small(shell, _own_runtime_folder):
+    """A notebook on two GPUs of 64 MiB."""
+    virtual.enable(2, 64 * MIB)
+    yield shell
+    shell.run("%reset -f")
+    virtual.disable()
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The explanations that are shown."""
+    found = []
+    monkeypatch.setattr("gpumagic.magics.explaining.display", found.append)
+    return found
+
+
+@pytest.fixture
+def noted(small):
+    """What torch's allocator says when it fails: device, wanted, limit, free, and its counts."""
+    found = []
+
+    def note(ordinal, *said):
+        counts = torch.cuda.memory_allocated(ordinal), torch.cuda.memory_reserved(ordinal)
+        found.append((ordinal, *said, *counts))
+
+    small.run("import torch\ntorch.cuda.init()")
+    torch._C._cuda_attach_out_of_memory_observer(note)
+    return found
+
+
+def test_causes_remedies_and_figures(small, shown, noted):
+    """Each in a notebook of its own; what is said to give or to fit is tried."""
+    assert wrong_of([n for n in SITUATIONS if n.often], small, shown, noted) == []
+
+
+@pytest.mark.slow
+def test_all_situations(small, shown, noted):
+    wrong = wrong_of(SITUATIONS, small, shown, noted)
+    print(f"{len(SITUATIONS) - len(wrong)} of {len(SITUATIONS)} are told right")
+    assert len(SITUATIONS) >= 25
+    assert len(wrong) <= WRONG, wrong
+
+
+def wrong_of(notebooks, small, shown, noted):
+    """Those of which another cause, or another first remedy, is told."""
+    wrong = []
+    for notebook in notebooks:
+        for cell in [START, *notebook.before, notebook.cell]:
+            small.run(cell)
+        assert faults.all_kept() == [], notebook.name
+        found = shown.pop()
+        check_figures(found, noted)
+        first = found.remedies[0] if found.remedies else None
+        says = found.cause, first.do[: len(notebook.first)] if first else ""
+        if says != (notebook.cause, notebook.first):
+            wrong.append((notebook.name, says))
+        elif notebook.gives is not None:
+            assert first.gives == pytest.approx(notebook.gives * MIB, abs=0.1 * MIB)
+        check_freed(found)
+        if first is not None:
+            check_first(small, found, first, notebook.cell)
+        small.run("torch.cuda.set_per_process_memory_fraction(1.0)\n1 / 0")
+        small.run("%reset -f")
+        shown.clear()
+        noted.clear()
+        del found, first
+        gc.collect()
+        assert torch.cuda.memory_allocated(0) == torch.cuda.memory_allocated(1) == 0, notebook.name
+    return wrong
+
+
+def check_figures(found, noted):
+    """They are those of the moment, and the holders add up to what is allocated now."""
+    now, ordinal = found.device, int(found.device.device[-1])
+    if noted:  # else the error was made up
+        device, wanted, _, *counts = noted[-1]
+        assert (found.wanted, ordinal) == (wanted, device)
+        assert [now.free, now.allocated, now.reserved] == counts
+        assert now.total == 64 * MIB
+    assert sum(row.nbytes for row in now.holders) == torch.cuda.memory_allocated(ordinal)
+
+
+def check_freed(found):
+    """What the traceback is said to hold comes back, and what `%gpufree` is said to give."""
+    freed = gpumagic.free_memory()
+    by_gpufree = [r.gives for r in found.remedies if r.do.startswith("`%gpufree` ")]
+    assert freed.nbytes == found.traceback_holds + sum(by_gpufree)
+
+
+def check_first(small, found, first, cell):
+    ordinal = int(found.device.device[-1])
+    before = torch.cuda.memory_allocated(ordinal)
+    if names := re.match(r"`del (.*)` before|`%gpufree (\w.*)` gives", first.do):
+        names = re.split(r",? ", names[1] or names[2])
+        if set(names) <= set(small.ns):  # and not of a function
+            small.run(f"%gpufree {' '.join(names)}")
+            assert before - torch.cuda.memory_allocated(ordinal) == first.gives
+    elif within := re.match(r"`(with .*:)`", first.do):
+        cell = f"{within[1]}\n" + re.sub("^", "    ", cell.strip(), flags=re.MULTILINE)
+    if first.fits:
+        assert small.run(cell).error is None, (cell, first)
+
+
+def test_in_a_program_and_as_html(ip):
+    ip.run("kept = torch.ones(2**20, device='cuda')")
+    ip.run(
+        "import gpumagic\ndef step(x):\n    return x + torch.empty(2**29, device='cuda')\n"
+        "try:\n    step(kept)\nexcept RuntimeError as error:\n"
+        "    found = gpumagic.explain_out_of_memory(error)"
+    )
+    found = ip.ns["found"]
+    assert (found.expression, found.line) == ("torch.empty(2**29, device='cuda')", 3)
+    assert (found.wanted, found.device.holders[0].path) == (2**31, "kept")
+    assert found.cause == "too large"
+    assert "out of memory · In [3], line 3: torch.empty(2**29" in repr(found)
+    assert "<code>torch.empty(2**29, device=&#x27;cuda&#x27;)</code>" in found._repr_html_()
+
+
+def test_our_own_failure_leaves_the_users_error(ip, monkeypatch):
+    def broken(*args):
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(ENGINE, "Situation", broken)
+    ran = ip.run("torch.empty(2**29, device='cuda')")
+    assert isinstance(ran.error, torch.OutOfMemoryError)
+    assert ran.text.count("gpumagic failed while explaining an error for want of memory") == 1
+
+
+def test_who_has_seen_enough_may_interrupt(ip, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ENGINE, "Situation", interrupted)
+    ran = ip.run("torch.empty(2**29, device='cuda')")
+    assert isinstance(ran.error, torch.OutOfMemoryError)
+    assert "KeyboardInterrupt" not in ran.text
