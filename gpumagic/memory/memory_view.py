@@ -113,12 +113,18 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
         Column(
             "also held by",
             # The last column gives way first, so that all stand side by side.
-            [table.short(some(row.aliases), _ALIASES) for row in rows] + blank,
+            [_others(row) for row in rows] + blank,
             css="gm-code gm-name gm-dim",
             html=[tag("span", some(row.aliases), title=", ".join(row.aliases)) for row in rows],
         ),
     ]
     return [column for column in columns if any(column.cells)]
+
+
+def _others(row: MemoryHolder) -> str:
+    """``"optimizer +2"``."""
+    more = f" +{len(row.aliases) - 1}" if len(row.aliases) > 1 else ""
+    return "".join(table.short(name, _ALIASES - len(more)) + more for name in row.aliases[:1])
 
 
 def kind(row: MemoryHolder) -> str:

@@ -52,7 +52,7 @@ def test_the_line_answers_and_the_top_row_is_the_largest():
         " · free 4.0 GiB"
     )
     assert " ".join(columns.split()) == "holder kind memory share made in also held by"
-    said = "net parameters, gradients 5.0 GiB 62 % In [3], line 5 model, trainer…"
+    said = "net parameters, gradients 5.0 GiB 62 % In [3], line 5 model +1"
     assert " ".join(top.split()) == said
     assert " ".join(second.split()) == "batches 1,200 tensors 3.0 GiB 37 %"
     assert " ".join(third.split()) == "x0 tensor 1.0 KiB < 1 %"
