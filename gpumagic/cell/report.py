@@ -44,6 +44,8 @@ class Report(Shown):
         What loaders brought while the cell ran.
     memory : tuple of Memory
         Every CUDA device on which the cell allocated; bytes.
+    peak : MemoryPeak or None
+        What the peak of its device was made of, with `--memory`.
     ledger : Ledger
         Every copy between devices and every wait while the cell ran. The batches are among them,
         what moved before it ran is not.
@@ -72,6 +74,7 @@ class Report(Shown):
     stays: bool = False
     batches: Batches = Batches()
     memory: tuple[Memory, ...] = ()
+    peak: Shown | None = None
     ledger: Ledger = field(default_factory=Ledger)
     ledger_complete: bool = True
     fixed: tuple[Fixed, ...] = ()

@@ -18,7 +18,10 @@ _ITSELF = "the cell, or a library that it calls, names that device itself: name 
 def text(report: Report) -> str:
     """`cuda:1 (virtual) · 1.24 s · moved X, net: 1.2 MiB from cpu in 3.1 ms · peak 12.5 MiB`."""
     lines = [" · ".join(_parts(report)), *(f"  → {hint}" for hint in _hints(report))]
-    return "\n".join([*lines, ledger_view.text(report.ledger)] if report.table else lines)
+    below = [repr(report.peak)] if report.peak else []
+    if report.table:
+        below.insert(0, ledger_view.text(report.ledger))
+    return "\n".join([*lines, *below])
 
 
 def html(report: Report) -> str:
@@ -34,7 +37,8 @@ def html(report: Report) -> str:
         body = f"<details><summary>{line}</summary>{table.html(details)}</details>"
     body += "".join(f"<div>→ {coded(hint)}</div>" for hint in _hints(report))
     shown = block(body, "report", css="gpumagic gm-report")
-    return shown + (ledger_view.html(report.ledger, with_line=False) if report.table else "")
+    shown += ledger_view.html(report.ledger, with_line=False) if report.table else ""
+    return shown + (report.peak._repr_html_() if report.peak else "")
 
 
 def _hints(report: Report) -> list[str]:

@@ -5,7 +5,7 @@ Whatever happens in between, the placement is undone, and a report says what hap
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,6 +13,7 @@ from gpumagic import faults
 from gpumagic.cell.autofix import AutoFix
 from gpumagic.cell.report import Batches, Report
 from gpumagic.device import Device
+from gpumagic.display.shown import Shown
 from gpumagic.errors import GpuError
 from gpumagic.ledger.entry import Ledger
 from gpumagic.ledger.memory_meter import Memory, MemoryMeter
@@ -35,6 +36,14 @@ from gpumagic.usercode.lines import innermost
 from gpumagic.usercode.variables import variables_read
 
 
+class Recorder(Protocol):
+    """What records something more of a cell, which its report then has."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> Shown | None: ...
+
+
 class Run:
     """A cell in progress. `start` it, run the cell, then `finish` it, whatever happened."""
 
@@ -50,6 +59,7 @@ class Run:
         table: bool = False,
         back: bool = False,
         first: bool = False,
+        recorder: Recorder | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device = device
@@ -64,6 +74,7 @@ class Run:
         self._fix = AutoFix(self._target) if fix else None
         self._back = back
         self._first = first
+        self._recorder = recorder
         self._origins: list[tuple[Any, Origin]] = []
         self._table = table
         self._placement: Placement | None = None
@@ -95,6 +106,8 @@ class Run:
         if self._fix is not None:
             self._guarded("bringing operands together", self._fix.start)
         self._guarded("starting the ledger of a cell", self._watch.start)
+        if self._recorder is not None:
+            self._guarded("recording the peak of memory", self._recorder.start)
         self._started = self._clock()
 
     def _guarded(self, doing: str, step: Callable[[], Any]) -> Any:
@@ -110,6 +123,11 @@ class Run:
             return None
         placement, self._placement = self._placement, None
         # First: what follows is no doing of the cell.
+        peak = (
+            None
+            if self._recorder is None
+            else self._guarded("reading the peak of memory", self._recorder.stop)
+        )
         self._guarded("ending the ledger of a cell", self._watch.stop)
         if self._fix is not None:
             self._guarded("bringing operands together", self._fix.stop)
@@ -145,6 +163,7 @@ class Run:
             stays=self._first and not self._back,
             batches=Batches(len(placement.delivered), sum(map(sum, placement.delivered))),
             memory=tuple(memory.values()),
+            peak=peak,
             ledger=Ledger() if ledger is None else ledger,
             ledger_complete=self._ledger_complete,
             fixed=self._fix.done if self._fix is not None else (),

@@ -106,6 +106,7 @@ def parser_of(magic: str) -> LineParser:
     elif name == "ongpu":
         add("--no-move", dest="move", action="store_false")
         add("--on", help="'H100 80GB', or --on 24GiB")
+        add("--save", help="peak.pickle")
     for option in _FLAGS[name]:
         add(*option.split(), action="store_true")
     return parser
@@ -116,8 +117,8 @@ _USAGES = {
     "gpumem": "[WHERE or NAME], or %(prog)s --since, or %(prog)s --record on|off",
     "gpuwatch": "on [--report] [--strict], or %(prog)s off",
     "gpufree": "[NAME …] [--grads]",
-    "ongpu": "WHERE [--back] [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix],"
-    " or --dry-run --on CARD in its place",
+    "ongpu": "WHERE [--back] [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix]"
+    " [--memory [--save FILE]], or --dry-run --on CARD in its place",
     "gputime": "WHERE WHERE [--sweep n=64,256] [--setup CODE] [--items N] [--max-time S]"
     " [--in-place] [-o NAME] [--against last|NAME|FILE] [--quiet]",
 }
@@ -126,7 +127,7 @@ _FLAGS = {
     "gpumem": ("--since",),
     "gpuwatch": ("--report", "--strict"),
     "gpufree": ("--grads",),
-    "ongpu": ("-q --quiet", "--dry-run", "--report", "--strict", "--fix", "--back"),
+    "ongpu": ("-q --quiet", "--dry-run", "--report", "--strict", "--fix", "--back", "--memory"),
     "gputime": ("--in-place", "-q --quiet"),
 }
 
@@ -188,13 +189,16 @@ class Request:
     fix: bool = False
     back: bool = False
     on: Any = None  # cards that are not here, in the place of `where`
+    memory: bool = False
+    save: str | None = None
 
 
 _WORDS = ("off", "home")
 
 
 def _check_dry_run(asked: Request, magic: str) -> None:
-    about = [f"--{n}" for n in ("report", "strict", "fix", "back", "quiet") if getattr(asked, n)]
+    options = ("report", "strict", "fix", "back", "quiet", "memory")
+    about = [f"--{n}" for n in options if getattr(asked, n)]
     if asked.dry_run and about:
         raise UsageError(
             f"{magic}: --dry-run runs nothing that {about[0]} could be about; leave out one of them"
@@ -234,6 +238,8 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Request:
     if asked.dry_run and magic == "%ongpu":
         raise UsageError(f"%ongpu: --dry-run is for one cell: %%ongpu {asked.where} --dry-run")
     _check_dry_run(asked, magic)
+    if asked.save and not asked.memory:
+        raise UsageError(f"{magic}: --save goes with --memory: --memory --save {asked.save}")
     if asked.quiet and asked.report:
         raise UsageError(f"{magic}: --report shows what --quiet hides; leave out one of them")
     if asked.back and not asked.move:

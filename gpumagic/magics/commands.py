@@ -100,6 +100,7 @@ class GpuMagics(Magics):
         Usage::
 
             %%ongpu WHERE [--back] [--no-move] [--quiet] [--report] [--strict] [--fix] [--dry-run]
+                           [--memory [--save FILE]]
 
             WHERE        1   cuda:1   gpu:1   /gpu:1   cuda   cpu   mps   GPU-4f2a…
                          free   the GPU with the most free memory
@@ -112,6 +113,8 @@ class GpuMagics(Magics):
             --strict     the first copy or wait that is implicit (no device is named: .item(),
                          print, a mask, an index on the CPU) is an error at its line
             --fix        bring operands on several devices to this one, and say so
+            --memory     say what the peak of memory was made of, by kind, by line and over time;
+                         --save peak.pickle keeps torch's own snapshot for its viewer
             --dry-run    compute nothing and change nothing: say what the cell would assign, copy
                          and need in memory, and where it would fail
             --dry-run --on 'H100 80GB, RTX 4090, 24GiB'

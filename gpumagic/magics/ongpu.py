@@ -20,6 +20,7 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.magics.arguments import Request, placing_request
+from gpumagic.magics.peak_option import peak_recorder
 
 if TYPE_CHECKING:
     from gpumagic.cell.run import Run
@@ -225,11 +226,12 @@ class CellHooks:
         cell.gone = False
         space = self.shell.user_ns
         names = names_read(cell.tree, self.shell.transform_cell, space) if cell.tree else []
-        # Known to the cell before it starts: an interrupt within must find what to undo.
         options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
-        first = not self._moved
-        cell.run = Run(device, space, names, table=asked.report, first=first, **options)
-        cell.request = asked
+        options |= {"first": not self._moved, "table": asked.report}
+        if asked.memory:
+            options["recorder"] = peak_recorder(asked, device, space)
+        # Known to the cell before it starts: an interrupt within must find what to undo.
+        cell.run, cell.request = Run(device, space, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
     def dry_run(self, cell: RunningCell, asked: Request, file: str) -> Any:

@@ -15,7 +15,8 @@ from types import ModuleType
 import torch
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_STAND_INS = tuple(os.path.join(_OURS, room, "") for room in ("ledger", "placement", "virtual"))
+_ROOMS = ("ledger", "memory", "placement", "virtual")
+_STAND_INS = tuple(os.path.join(_OURS, room, "") for room in _ROOMS)
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 _NAMED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _LIBRARIES = (

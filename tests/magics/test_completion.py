@@ -17,6 +17,7 @@ def test_help_teaches_with_examples(ip):
 TIMING = {"--sweep", "--setup", "--items", "--max-time", "--in-place", "--output", "--against"}
 TIMING |= {"--quiet"}
 OPTIONS = {"--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix", "--back", "--on"}
+OPTIONS |= {"--memory", "--save"}
 
 
 @pytest.mark.parametrize(

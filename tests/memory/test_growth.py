@@ -1,5 +1,7 @@
 """A cell that leaves more each time it runs is told, once, by name and with the remedy."""
 
+import pytest
+
 
 def runs(ip, cell, times=6):
     """What each run of a cell says."""
@@ -10,6 +12,33 @@ def told(ip, cell, times=6):
     """What the only run says that says anything of growth."""
     (text,) = [text for text in runs(ip, cell, times) if "grows" in text]
     return text
+
+
+@pytest.fixture
+def net(ip):
+    ip.run("net = nn.Linear(1000, 300).to('cuda:1')\nx = torch.ones(64, 1000, device='cuda:1')")
+    return ip
+
+
+def test_a_list_of_losses_with_their_graphs(net):
+    net.run("losses = []")
+    text = told(net, "hidden = net(x * 2)\nloss = hidden.square().mean()\nlosses.append(loss)")
+    assert text.startswith("→ `losses` grows by ")
+    assert "a run: line 3 adds a tensor with its graph; `.item()` or `.detach()`" in text
+
+
+def test_a_sum_of_losses_with_their_graphs(net):
+    net.run("total = 0")
+    text = told(net, "total += net(x * 2).square().mean()")
+    assert "`total` grows by " in text
+    assert "line 1 adds a tensor with its graph" in text
+
+
+def test_outputs_keep_graphs(net):
+    text = told(net, "net(x * 2).square().mean()")
+    assert "`Out` grows by" in text
+    assert "with its graph; end that line with a semicolon" in text
+    assert not any("grows" in t for t in runs(net, "net(x * 3).square().mean();"))
 
 
 def test_tensors_without_a_graph(ip):

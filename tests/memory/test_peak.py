@@ -1,0 +1,169 @@
+"""What the peak of a cell's memory was made of: `%%ongpu 1 --memory`."""
+
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.cuda import _memory_viz
+
+import gpumagic
+from gpumagic.memory.peak import Note, Replay, peak_of
+
+TRAIN = """%%ongpu 1 --memory
+for _ in range(2):
+    optimizer.zero_grad()
+    out = net(x)
+    loss = out.square().mean()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def block(nbytes):
+    return -(-nbytes // 512) * 512
+
+
+def peak(shell, cell):
+    result = shell.run(cell)
+    assert result.error is None, result.text
+    return gpumagic.last_report().peak
+
+
+@pytest.fixture
+def net(ip):
+    ip.run("net = nn.Sequential(nn.Linear(500, 400), nn.ReLU(), nn.Linear(400, 1))")
+    ip.run("optimizer = torch.optim.Adam(net.parameters(), foreach=False)")
+    ip.run("x = torch.ones(64, 500)")
+    return ip
+
+
+def test_a_training_loop_by_kind_and_by_line(net):
+    found = peak(net, TRAIN)
+    weights = sum(block(p.nbytes) for p in net.ns["net"].parameters())
+    kinds, lines = dict(found.kinds), dict(found.lines)
+    assert kinds["parameter"] == kinds["gradient"] == weights
+    assert kinds["optimizer state"] == 2 * weights
+    assert kinds["tensor"] >= block(net.ns["x"].nbytes)
+    assert found.line.startswith("line 7: optimizer.step()")
+    assert lines["before the cell"] == weights + block(net.ns["x"].nbytes)
+    assert lines["line 6: loss.backward()"] == weights
+    (memory,) = gpumagic.last_report().memory
+    assert found.nbytes == memory.peak == sum(kinds.values()) == sum(lines.values())
+    assert max(sum(moment.nbytes) for moment in found.curve) == found.nbytes
+    assert sum(found.curve[-1].nbytes) == memory.allocated
+    assert found.complete
+
+
+def test_what_a_graph_saves_is_told_from_what_is_temporary(ip):
+    ip.run("x = torch.ones(1000, 100)")
+    cell = "%%ongpu 1 --memory\ndef f(w):\n    return ((x * w).exp() + 1).sum()\n"
+    found = peak(ip, cell + "f(torch.ones(100, requires_grad=True)).backward()")
+    at = found.curve_kinds.index("saved for backward")
+    assert max(moment.nbytes[at] for moment in found.curve) == block(ip.ns["x"].nbytes)
+    without = peak(ip, cell + "y = f(torch.ones(100))")
+    assert "saved for backward" not in without.curve_kinds
+    assert dict(without.kinds)["temporary"] >= block(ip.ns["x"].nbytes)
+
+
+def test_it_is_shown_below_the_report(net):
+    text = net.run(TRAIN).text
+    assert "the peak of cuda:1, " in text
+    assert "at line 7: `optimizer.step()`" in text
+    assert "optimizer state" in text
+    assert "before the cell" in text
+    assert "█" in text
+    html = gpumagic.last_report()._repr_html_()
+    assert html.count("<polygon") == len(gpumagic.last_report().peak.curve_kinds)
+    assert "Memory over time on cuda:1" in html
+
+
+def test_the_snapshot_is_for_torchs_viewer(net, tmp_path):
+    file = tmp_path / "peak.pickle"
+    net.run(TRAIN.replace("--memory", f"--memory --save {file}"))
+    saved = pickle.loads(file.read_bytes())
+    told = _memory_viz.trace(saved)
+    assert f"{len(saved['device_traces'][1])} entries" in told
+    assert "snapshot.pickle" in _memory_viz.trace_plot(saved)
+    assert saved["device_traces"][1][-1]["user_metadata"].startswith("In [")
+
+
+def test_all_is_put_back_also_where_the_cell_fails(net):
+    run = torch.autograd.graph._engine_run_backward
+    for cell in (TRAIN, "%%ongpu 1 --memory\nnet(x).sum().backward()\n1 / 0"):
+        net.run(cell)
+        assert torch.autograd.graph._engine_run_backward is run
+        assert torch.autograd._engine_run_backward is run
+        assert not torch._C._cuda_isHistoryEnabled()
+    assert gpumagic.last_report().peak.nbytes
+
+
+def test_an_error_within_a_backward_pass_has_no_frame_of_ours(net):
+    result = net.run("%%ongpu 1 --memory\nnet(x).backward()")
+    assert "grad can be implicitly created only for scalar outputs" in result.text
+    assert "peak_recorder" not in result.text
+    result = net.run("%%ongpu 1 --memory\ny = net(x).sum()\ny.backward()\ny.backward()")
+    assert "Trying to backward through the graph a second time" in result.text
+    assert "peak_recorder" not in result.text
+
+
+def test_what_the_user_records_is_read_and_left(net):
+    torch.cuda.memory._record_memory_history(max_entries=50_000)
+    net.run("kept = zeros(100, device='cuda:1')")
+    found = peak(net, TRAIN)
+    assert found.nbytes == gpumagic.last_report().memory[0].peak
+    assert torch._C._cuda_isHistoryEnabled()
+    trace = torch.cuda.memory._snapshot()["device_traces"][1]
+    assert any(e["addr"] == net.ns["kept"].data_ptr() for e in trace if e["action"] == "alloc")
+
+
+def test_a_ring_that_is_too_short_is_said(net):
+    torch.cuda.memory._record_memory_history(max_entries=20)
+    found = peak(net, TRAIN)
+    assert not found.complete
+    assert "what came first is missing" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("%%ongpu cpu --memory", "--memory is about the memory of a CUDA GPU, and cpu is none"),
+        ("%%ongpu 1 --memory --save /no/such/folder/x", "there is no folder /no/such/folder"),
+        ("%%ongpu 1 --save x", "--save goes with --memory: --memory --save x"),
+        ("%%ongpu 1 --dry-run --memory", "runs nothing that --memory could be about"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(ip, line, said):
+    ip.run("x = torch.ones(3)")
+    result = ip.run(f"{line}\nran = x + 1")
+    assert said in result.text
+    assert "ran" not in ip.ns
+    assert ip.ns["x"].device.type == "cpu"
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5000)), max_size=60)
+
+
+@given(STEPS, st.integers(0, 4))
+def test_a_replay_against_a_table(steps, held):
+    """Each address is taken if it is free, and given back if it is not."""
+    before = [{"address": n, "size": 512 * (n + 1)} for n in range(held)]
+    live = {b["address"]: b["size"] for b in before}
+    most, trace = dict(live), []
+    for time, (address, size) in enumerate(steps):
+        if address in live:
+            action, size = "free_completed", live.pop(address)
+        else:
+            action, live[address] = "alloc", block(size)
+        trace.append({"action": action, "addr": address, "size": size, "time_us": time})
+        if sum(live.values()) > sum(most.values()):
+            most = dict(live)
+    replay = Replay()
+    replay.run(before, trace, [Note(-1, {0: "parameter"})], lambda entry: "line 1")
+    found = peak_of(replay, "cuda:0", 0, complete=True, saved="")
+    assert found.nbytes == sum(most.values()) == sum(n for _, n in found.kinds)
+    assert found.nbytes == sum(n for _, n in found.lines)
+    assert max(sum(moment.nbytes) for moment in found.curve) == found.nbytes
+    assert sum(found.curve[-1].nbytes) == sum(live.values()) == replay.now
+    assert len(found.curve) <= 161
