@@ -6,6 +6,8 @@ from .dryrun import DryRun as DryRun
 from .dryrun import dry_run as dry_run
 from .errors import CrossDeviceWarning as CrossDeviceWarning
 from .errors import GpuError as GpuError
+from .fitting.fit import fit as fit
+from .fitting.fit_result import Fit as Fit
 from .ledger.watch import watch as watch
 from .memory.ask import memory as memory
 from .memory.explain_out_of_memory import explain_out_of_memory as explain_out_of_memory

@@ -81,9 +81,10 @@ class Plot:
         curves: Sequence[Curve],
         *,
         ordinal: bool,
+        quantity: str = "time",
     ) -> None:
         self._frame, self._words, self._ordinal = frame, words, ordinal
-        self._curves = curves
+        self._curves, self._quantity = curves, quantity
         self._foot = frame.height - _BOTTOM
         self._end = frame.width - _RIGHT - svg.LETTER * max(len(c.name) for c in curves)
         low, high = min(heights := list(heights)), max(heights)
@@ -118,7 +119,7 @@ class Plot:
         )
 
     def _grid(self, tick: Callable[[float], str]) -> Iterator[str]:
-        yield svg.text(_LEFT - 8, _TOP - 11, "time", "end", "gm-dim")
+        yield svg.text(_LEFT - 8, _TOP - 11, self._quantity, "end", "gm-dim")
         self._free(0.0, _LEFT - 8, 0.0)
         for value in svg.ticks(self._y.low, self._y.high):
             y = self._y(value)

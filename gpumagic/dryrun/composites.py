@@ -47,6 +47,7 @@ class Composites:
         self._within = 0
         self._node: Any = None
         self._before = 0  # storages that there were when the node began
+        self.backward = False  # whether a backward pass has run
         self._library = torch.library.Library("aten", "IMPL")
         for name in _IN_PLACE:
             for key in ("AutogradCPU", "AutogradCUDA"):
@@ -69,6 +70,7 @@ class Composites:
         number = None if node is None else (node.name(), node._sequence_nr())
         if number != self._node:
             self._node, self._before = number, self._made()
+            self.backward |= number is not None
         if name in _WRITE:
             in_node = number is not None and _NODE_OF_TORCH.fullmatch(number[0])
             return (args[0], False) if in_node and age(args[0]) > self._before else None

@@ -39,11 +39,7 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
         line.update("dry run: the first one loads more of torch, which takes some seconds")
 
     def prepare(note: Note) -> Callable[[], dict[str, Any]]:
-        def execute(part: ast.Module) -> Any:
-            return _execute(compile_cell(part, file, flags), namespace)
-
-        stand_in = _DryShell(note, file, shell.transform_cell, execute)
-        namespace["get_ipython"] = lambda: stand_in
+        execute = leave_out_magics(namespace, note, file, shell.transform_cell, flags)
         return lambda: {"Out": execute(tree)}
 
     reads = list(variables_read(names, namespace))
@@ -58,6 +54,23 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
         raise
     finally:
         line.close()
+
+
+def leave_out_magics(
+    namespace: dict[str, Any],
+    note: Note,
+    file: str,
+    transform: Callable[[str], str],
+    flags: int = 0,
+) -> Callable[[ast.Module], Any]:
+    """In a forked child: let `get_ipython()` name magics only. The value runs statements there."""
+
+    def execute(part: ast.Module) -> Any:
+        return _execute(compile_cell(part, file, flags), namespace)
+
+    stand_in = _DryShell(note, file, transform, execute)
+    namespace["get_ipython"] = lambda: stand_in
+    return execute
 
 
 def _execute(codes: Iterable[CodeType | None], namespace: dict[str, Any]) -> Any:

@@ -84,6 +84,11 @@ class Operators(TorchDispatchMode):
         self._held, self._crossings = held, crossings
         self._composites = Composites(lambda: held.made)
 
+    @property
+    def backward(self) -> bool:
+        """Whether a backward pass has run."""
+        return self._composites.backward
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -159,6 +159,7 @@ class _Following:
             error_at=self._error_at,
             printed=confinement.printed.getvalue(),
             operators=self._operators.count,
+            backward=self._operators.backward,
             seconds=time.monotonic() - before.time,
             virtual=subject.virtual,
             cards=tuple(on_card(self._held, card) for card in subject.cards),

@@ -118,6 +118,8 @@ class DryRun(Shown):
         What it printed; a ``?`` is a value that depends on data.
     operators : int
         How many operators were followed.
+    backward : bool
+        Whether a backward pass ran.
     seconds : float
         What the dry run took, the copy of the process included.
     virtual : bool
@@ -138,6 +140,7 @@ class DryRun(Shown):
     error_at: UserLine | None = None
     printed: str = ""
     operators: int = 0
+    backward: bool = False
     seconds: float = 0.0
     virtual: bool = False
     cards: tuple[OnCard, ...] = ()

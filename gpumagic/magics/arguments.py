@@ -91,7 +91,7 @@ def parser_of(magic: str) -> LineParser:
     elif name == "gpufree":
         add("names", nargs="*", type=_name)
     else:
-        add("where", nargs="*" if name == "gputime" else "?")
+        add("where", nargs="*" if name in ("gputime", "gpufit") else "?")
     if name == "gputime":
         add("--sweep", action="append", default=[], help="n=64,256,1024")
         add("--setup", default="", help="'x = torch.randn(64)'")
@@ -99,6 +99,11 @@ def parser_of(magic: str) -> LineParser:
         add("--max-time", type=_above_zero, default=5.0, help="5")
         add("-o", "--output", type=_name, help="result")
         add("--against", help="last")
+    elif name == "gpufit":
+        add("--margin", type=_percent, default=0.05, help="5, in percent")
+        add("--target", type=_count, help="4096")
+        add("--on", help="'H100 80GB', or --on 24GiB")
+        add("-o", "--output", type=_name, help="result")
     elif name == "gpus":
         add("--virtual", help="2, or --virtual off")
         add("--memory", help="16GiB")
@@ -119,6 +124,8 @@ _USAGES = {
     "gpufree": "[NAME …] [--grads]",
     "ongpu": "WHERE [--back] [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix]"
     " [--memory [--save FILE]], or --dry-run --on CARD in its place",
+    "gpufit": "[WHERE] batch=1..4096 [--margin 5] [--target 4096] [--dry] [--on CARD] [-o NAME]"
+    " [--quiet]",
     "gputime": "WHERE WHERE [--sweep n=64,256] [--setup CODE] [--items N] [--max-time S]"
     " [--in-place] [-o NAME] [--against last|NAME|FILE] [--quiet]",
 }
@@ -128,6 +135,7 @@ _FLAGS = {
     "gpuwatch": ("--report", "--strict"),
     "gpufree": ("--grads",),
     "ongpu": ("-q --quiet", "--dry-run", "--report", "--strict", "--fix", "--back", "--memory"),
+    "gpufit": ("--dry", "-q --quiet"),
     "gputime": ("--in-place", "-q --quiet"),
 }
 
@@ -140,6 +148,22 @@ def _above_zero(text: str) -> float:
     if not 0 < number < math.inf:
         raise ArgumentTypeError(f"{text} is not a number above 0")
     return number
+
+
+def _percent(text: str) -> float:
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 100:
+        raise ArgumentTypeError(f"{text} is not a number from 0 to 100")
+    return number / 100
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ArgumentTypeError(f"{text} is not a whole number above 0")
+    return int(text)
 
 
 def _items(text: str) -> float | str:
@@ -167,7 +191,7 @@ def parse(magic: str, line: str) -> Namespace:
         # "/gpu:1" and "0,1" are plain words to shlex; a quoted word loses its quotes.
         if magic.endswith("gpumem"):  # quotes and blanks may stand in a name: data["my net"]
             return parser.parse_args(_NAMES.findall(line))
-        if magic.endswith("gputime"):  # options may stand between its devices
+        if magic.endswith(("gputime", "gpufit")):  # options may stand between its devices
             line = _BLANKS.sub(lambda found: found[1] or found[2], line)
             return parser.parse_intermixed_args(shlex.split(line, comments=True))
         return parser.parse_args(shlex.split(line, comments=True))

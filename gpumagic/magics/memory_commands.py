@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
 from gpumagic.errors import torch_needed
@@ -13,11 +13,12 @@ from gpumagic.magics.gpumem import Memories
 
 @magics_class
 class MemoryMagics(Magics):
-    """`%gpumem` and `%gpufree`."""
+    """`%gpumem`, `%gpufree` and `%%gpufit`."""
 
     def __init__(self, shell: Any, others: GpuMagics) -> None:
         super().__init__(shell)
         self.once = others.once
+        self.others = others
         self.memories = Memories()
 
     @no_var_expand
@@ -89,6 +90,50 @@ class MemoryMagics(Magics):
             from gpumagic.memory.free import free_memory
 
             display(free_memory(*asked.names, grads=asked.grads))
+
+    @no_var_expand
+    @cell_magic
+    @answers_help
+    def gpufit(self, line: str, cell: str) -> None:
+        """Find the largest value of a variable, such as a batch, with which this cell fits a GPU.
+
+        Dry runs foretell what each value needs, which takes no GPU time; then a run on copies
+        confirms it, and leads up or down where it measures something else. Your variables, the
+        random state and the memory are afterwards what they were before.
+
+        Usage::
+
+            %%gpufit [WHERE] batch=1..4096 [options]
+
+            WHERE            0  cuda:1  free …  as of %%ongpu; none: the current GPU
+            batch=1..4096    the variable, and its values: 8..512:8, pow2:1..4096, 16,24,32
+            --margin 5       percent of what is free that stay free
+            --target 4096    say in how many steps of accumulated gradients that batch is worked
+                             through
+            --dry            foretell only
+            --on 'H100 80GB, RTX 4090, 24GiB'
+                             the largest on cards that are not here, in the place of WHERE
+            -o NAME          keep the result in that variable, a gpumagic.Fit
+            --quiet          show nothing
+
+        Examples::
+
+            %%gpufit 0 batch=1..4096 --target 4096
+            X, y = torch.randn(batch, 784), torch.randint(10, (batch,))
+            optimizer.zero_grad()
+            F.cross_entropy(net(X), y).backward()
+            optimizer.step()
+
+        Whether it trains decides: without a backward pass a larger batch fits. Ctrl-C keeps what is
+        known. In a program: `gpumagic.fit(step, 0, batch=range(1, 4097))`.
+        """
+        from gpumagic.magics.gpufit import fit_cell
+
+        asked = parse("%%gpufit", line)
+        with in_one_line("%%gpufit"):
+            self.others.cells.set_aside()
+            with self.others.watched.paused():
+                fit_cell(self.shell, asked, f"%%gpufit {line}", cell)
 
 
 OFFERED: tuple[type[Magics], ...] = (GpuMagics, MemoryMagics)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpumagic.ledger.watch import watch
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
-_TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gputime'")
+_TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|fit)'")
 # `%ongpu cuda?` would be taken for a question about `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 _BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
@@ -66,7 +66,7 @@ def _line_of(body: list[ast.stmt]) -> str | None:
 
 
 def _is_timed(body: list[ast.stmt]) -> bool:
-    """Whether a cell is a `%%gputime` cell, which says itself where its code runs."""
+    """Whether a cell is one of `%%gputime` or `%%gpufit`, which say themselves where code runs."""
     return len(body) == 1 and bool(_TIMED.match(ast.unparse(body[0])))
 
 

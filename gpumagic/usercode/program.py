@@ -1,4 +1,4 @@
-"""Compile the code to be timed to a function that runs it again and again inline.
+"""Compile code to a function that runs it again and again inline.
 
 As `timeit` does, the loop stands in the compiled code. Guarantees: the names that the code assigns
 are global variables, as at the top of a cell; lines and file are those of the user; what Python
@@ -58,8 +58,10 @@ def program(
     setup: str = "",
     filename: str | None = None,
     text: str | None = None,
+    passed: Iterable[str] = (),
 ) -> Program:
-    """Compile Python or a function without arguments; GpuError for what cannot be timed."""
+    """Compile Python, or a function that is called with what is `passed`, variables by their names;
+    GpuError for what cannot be run again and again."""
     named = _remember(setup)
     before = ast.parse(setup, named)
     if awaits(before):
@@ -74,7 +76,7 @@ def program(
     else:
         read = [*_read_by(code, namespace), *names_read(before)]
         name, function, assigned = "<gpumagic.compare>", code, []
-        tree = ast.parse("f()", name)
+        tree = ast.parse(f"f({', '.join(f'{each}={each}' for each in passed)})", name)
         tree.body[0].value.func.id = FUNCTION  # type: ignore[attr-defined]
         text = text or _text_of(code)
     return Program(
@@ -99,7 +101,9 @@ def _refuse(tree: ast.Module) -> None:
     if not tree.body:
         raise GpuError("there is no code to time; give some, such as compare('a @ a')")
     if line := awaits(tree):
-        raise GpuError(f"line {line} awaits, which cannot be timed; await it in a cell before")
+        raise GpuError(
+            f"line {line} awaits, which cannot be run again and again; await it in a cell before"
+        )
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             raise GpuError(

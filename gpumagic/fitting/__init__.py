@@ -1,0 +1,5 @@
+"""Find the largest value with which code fits into a GPU's memory, here or on another card."""
+
+from gpumagic.display import shown
+
+shown.register("gpumagic.fitting.fit_result.Fit", "gpumagic.fitting.fit_view")

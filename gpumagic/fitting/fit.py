@@ -1,0 +1,184 @@
+"""Find the largest value with which code fits into a GPU's memory: `gpumagic.fit`.
+
+Dry runs foretell what each value needs, then runs on copies confirm it. Guarantees: the user's
+variables, random state and settings are afterwards as they were, and so is the memory; Ctrl-C
+keeps what is known.
+"""
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpumagic import faults
+from gpumagic.device import Device
+from gpumagic.device.cards import Card
+from gpumagic.dryrun.elsewhere import target_of
+from gpumagic.errors import GpuError, as_typed
+from gpumagic.fitting.fit_result import Fit
+from gpumagic.fitting.fit_steps import Asked, Fitting
+from gpumagic.telemetry.measurements import board
+from gpumagic.usercode import sweep as sweeping
+from gpumagic.usercode.program import Program, program
+
+MARGIN = 0.05
+_TYPE = "type one such as batch=range(1, 4097)"
+
+
+def fit(
+    code: str | Callable[..., Any],
+    on: object = None,
+    *,
+    margin: float = MARGIN,
+    target: int | None = None,
+    dry: bool = False,
+    namespace: dict[str, Any] | None = None,
+    progress: Callable[[str], object] | None = None,
+    filename: str | None = None,
+    text: str | None = None,
+    **value: Sequence[float],
+) -> Fit:
+    """Find the largest value of a variable with which `code` fits into a GPU's memory.
+
+    Parameters
+    ----------
+    code : str or callable
+        What is to fit. A function is called with the variable if it has a parameter of that name.
+    on : object, optional
+        The GPU, by any of its names; the current one if None. Or cards that are not here, as of
+        `dry_run`: ``"H100 80GB"``, ``["RTX 4090", "24GiB"]``; then nothing is run.
+    margin : float
+        The part of what is free that is left free.
+    target : int, optional
+        The batch that is wanted in all: the result says in how many steps.
+    dry : bool
+        Foretell, and run nothing.
+    namespace : dict, optional
+        Where the code finds its names; if None, those of a function, or the caller's.
+    progress : callable, optional
+        Called with a line for each step.
+    filename, text : str, optional
+        Where `code` is from, and how it is shown.
+    **value : sequence of numbers
+        The variable, and the values that it may take: ``batch=range(1, 4097)``.
+
+    Returns
+    -------
+    Fit
+        After Ctrl-C with what is known, and ``interrupted``.
+
+    Raises
+    ------
+    GpuError
+        No such GPU or card, no variable or several, values that are no numbers, code that reads no
+        such variable; without a run, code that a dry run cannot follow.
+    Exception
+        What the code raises, but for being out of memory.
+
+    Examples
+    --------
+    >>> def step(batch):
+    ...     X = torch.randn(batch, 784)
+    ...     F.cross_entropy(net(X), net(X).argmax(1)).backward()
+    >>> gpumagic.fit(step, 0, batch=range(1, 4097)).value
+    1216
+    """
+    began = time.monotonic()
+    name, values = _values(value)
+    _check(margin, target)
+    if namespace is None:
+        own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
+        caller = inspect.currentframe()
+        outer = caller.f_back.f_globals if caller and caller.f_back else {}
+        namespace = own if own is not None else outer
+    made = _program(code, namespace, name, filename, text)
+    device, cards = _place(on)
+    asked = Asked(made, namespace, name, values, device, cards, margin, dry or bool(cards))
+    fitting = Fitting(asked, progress or (lambda line: None))
+    try:
+        fitting.run()
+    except KeyboardInterrupt:
+        fitting.interrupted = True
+    finally:
+        board.post(None)
+    result = Fit(
+        code=made.text.strip("\n"),
+        name=name,
+        largest=fitting.found(),
+        tried=fitting.tried(),
+        trains=fitting.predicting.trains,
+        margin=margin,
+        target=target,
+        notes=tuple(fitting.notes | fitting.predicting.notes),
+        interrupted=fitting.interrupted,
+        seconds=time.monotonic() - began,
+        time=time.time(),
+    )
+    # What took minutes is not lost because a view of it fails.
+    with faults.kept("drawing a fit for the monitor"):
+        board.keep(result.title, repr(result), result._repr_html_(), result.time)
+    return result
+
+
+def _values(given: dict[str, Sequence[float]]) -> tuple[str, Sequence[float]]:
+    """The variable and its values, ascending."""
+    if len(given) != 1:
+        several = f"not {', '.join(given)}" if given else "and none is given"
+        raise GpuError(f"fit is over one variable, {several}; {_TYPE}")
+    ((name, values),) = given.items()
+    if isinstance(values, range):
+        ascending: Sequence[float] = values if values.step > 0 else values[::-1]
+    else:
+        (listed,) = sweeping.check({name: values}).values()
+        if not all(type(value) in (int, float) and math.isfinite(value) for value in listed):
+            raise GpuError(f"{name} has values that are no numbers; {_TYPE}")
+        ascending = sorted(listed)
+    if not ascending or ascending[0] <= 0:
+        raise GpuError(f"{name} has values that are not above 0; {_TYPE}")
+    return name, ascending
+
+
+def _check(margin: float, target: int | None) -> None:
+    if not 0 <= margin < 1:
+        raise GpuError(f"margin={margin} is not a part from 0 to 1; type one, such as margin=0.05")
+    if target is not None and target < 1:
+        raise GpuError(f"target={target} is no batch; type one, such as target=4096")
+
+
+def _program(
+    code: Any, namespace: dict[str, Any], name: str, filename: str | None, text: str | None
+) -> Program:
+    passed = []
+    if callable(code):
+        try:
+            passed = [name] if name in inspect.signature(code).parameters else []
+        except (TypeError, ValueError):  # of C: it can be called, and says no more
+            passed = [name]
+    elif not isinstance(code, str):
+        raise GpuError(
+            f"fit takes code or a function, not {type(code).__name__}; type fit(step, …)"
+        )
+    made = program(code, namespace, filename=filename, text=text, passed=passed)
+    if unread := sweeping.unread({name: ()}, made, namespace):
+        raise GpuError(f"{unread[0]}; give one that it reads")
+    return made
+
+
+def _place(on: object) -> tuple[Device, tuple[Card, ...]]:
+    try:
+        device, cards = target_of("cuda" if on is None else on)
+    except GpuError as error:
+        if on is not None:
+            raise
+        virtual = as_typed("%gpus --virtual 2")
+        raise GpuError(
+            f"there is no GPU; name a card that is elsewhere, such as 'RTX 4090', or make virtual "
+            f"ones by {virtual}"
+        ) from error
+    assert device is not None
+    if device.kind != "cuda":
+        raise GpuError(
+            f"{device} has no memory that torch would limit; type a GPU, or a card's name"
+        )
+    return device, cards

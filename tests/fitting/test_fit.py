@@ -1,0 +1,196 @@
+"""The largest value that fits: exact on virtual GPUs, and nothing is changed by finding it."""
+
+import gc
+
+import pytest
+import torch
+from fit_models import MODELS, brute_force, step_of
+from torch import nn
+
+import gpumagic
+from gpumagic.dryrun import follow_code
+from gpumagic.fitting import fit_trials
+
+MIB = 2**20
+
+
+@pytest.fixture
+def small(gpus):
+    """cuda:1 with 24 MiB that are free."""
+    held = torch.empty(1000 * MIB, dtype=torch.uint8, device="cuda:1")
+    yield
+    del held
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+FEW = [("mlp", "adamw"), ("conv", "sgd"), ("attention", "eval")]
+ALL = [(model, way) for model in MODELS for way in ("sgd", "adamw", "eval")]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [case if case in FEW else pytest.param(*case, marks=pytest.mark.slow) for case in ALL],
+)
+def test_the_value_is_the_largest_that_runs(model, way):
+    step, state = step_of(model, way)
+    before = [tensor.clone() for tensor in state()]
+    random_state, allocated = torch.get_rng_state(), torch.cuda.memory_allocated(1)
+    exact = gpumagic.fit(step, 1, batch=range(1, 10**6), margin=0)
+    assert exact.confirmed
+    assert exact.trains is (way != "eval")
+    assert exact.value == brute_force(model, way, exact.value)
+    # Nothing of the user's has changed.
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert torch.cuda.memory_allocated(1) == allocated
+    assert all(map(torch.equal, before, state()))
+
+
+@pytest.mark.usefixtures("small")
+def test_the_margin_stays_free():
+    result = gpumagic.fit(lambda n: torch.ones(n, MIB // 4), 1, n=range(1, 100), margin=0.25)
+    assert (result.value, result.confirmed) == (18, True)
+    assert result.largest[0].room == 18 * MIB
+    assert "within the margin" in str(result)
+
+
+@pytest.mark.usefixtures("small")
+def test_in_few_steps_each_of_which_is_told():
+    told = []
+    weights = torch.ones(64, 64)
+    space = {"torch": torch, "weights": weights}
+    result = gpumagic.fit(
+        "(torch.randn(n, 64) @ weights).relu_()",
+        "cuda:1",
+        n=range(1, 10**6),
+        namespace=space,
+        progress=told.append,
+        target=200_000,
+    )
+    assert result.value == 2 * (result.value // 2)
+    assert sum(tried.predicted is not None for tried in result.tried) <= 6
+    assert [tried.value for tried in result.tried if tried.ran] == [result.value]
+    assert told[0].startswith("dry run of n = 1 needs ")
+    assert told[-1].startswith(f"run of n = {result.value} needs ")
+    steps = result.steps
+    assert (steps.count - 1) * steps.size + steps.last == 200_000
+    assert steps.last <= steps.size <= result.value
+    assert f"n = {result.value} is the largest that fits on cuda:1 (virtual)" in str(result)
+    assert f"accumulate gradients over {steps.count} steps of {steps.size}" in str(result)
+    assert "<svg" in result._repr_html_()
+    assert weights.device.type == "cpu"
+
+
+@pytest.mark.usefixtures("small")
+def test_where_data_decide_it_is_found_by_runs():
+    def step(batch):
+        X = torch.rand(batch, 2**18)
+        return X * 2 if X.sum() > 0 else X
+
+    result = gpumagic.fit(step, 1, batch=range(1, 100), margin=0)
+    assert result.value == 12  # two of 1 MiB each
+    assert result.confirmed
+    assert result.trains is None
+    assert "found by runs alone, since a dry run ends at" in result.notes[0]
+    with pytest.raises(gpumagic.GpuError, match=r"a dry run cannot tell: .*depends on data"):
+        gpumagic.fit(step, 1, batch=range(1, 100), dry=True)
+
+
+@pytest.mark.usefixtures("small")
+def test_what_lies_there_already_has_no_room_for_its_copies():
+    weights = torch.ones(9 * MIB // 4, device="cuda:1")  # of 24 MiB
+
+    def step(batch):
+        return weights.sum() + torch.ones(batch, MIB // 4).sum()
+
+    result = gpumagic.fit(step, 1, batch=range(1, 100), margin=0)
+    assert result.value == 14
+    assert not result.confirmed
+    assert result.at(5).ran
+    assert "batch = 14 is foretold alone: a run would need 9.0 MiB more" in result.notes[0]
+    assert weights.device.type == "cuda"
+
+
+@pytest.mark.usefixtures("small")
+def test_a_foretelling_that_is_too_low_is_corrected_by_runs(monkeypatch):
+    real = follow_code.dry
+
+    def half(subject, waiting=None):
+        run = real(subject, waiting)
+        for device, peak in run.peak.items():
+            run.peak[device] = type(peak)(device, peak.peak, peak.needed // 2, peak.free, peak.at)
+        return run
+
+    monkeypatch.setattr(fit_trials, "dry", half)
+    result = gpumagic.fit(lambda n: torch.ones(n, MIB // 4), 1, n=range(1, 100), margin=0)
+    assert (result.value, result.confirmed) == (24, True)
+    assert result.at(48).ran is False
+    assert "out of memory" in str(result)
+
+
+@pytest.mark.usefixtures("small")
+def test_ctrl_c_keeps_what_is_known():
+    def stop(line):
+        if line.startswith("run of"):
+            raise KeyboardInterrupt
+
+    result = gpumagic.fit(
+        lambda n: torch.ones(n, MIB // 4), 1, n=range(1, 100), margin=0, progress=stop
+    )
+    assert result.interrupted
+    assert (result.value, result.confirmed) == (24, False)
+    assert "n = 24 is the largest known to fit" in str(result)
+
+
+@pytest.mark.usefixtures("small")
+def test_none_fits_and_the_code_s_own_errors_are_its_own():
+    result = gpumagic.fit(lambda n: torch.ones(n, MIB), 1, n=range(10, 20), target=64)
+    assert result.value is None
+    assert "no n fits on cuda:1 (virtual): n = 10 needs 40.0 MiB of 24.0 MiB free" in str(result)
+    with pytest.raises(ZeroDivisionError) as raised:
+        gpumagic.fit(lambda n: n / 0, 1, n=range(1, 9))
+    notes = getattr(raised.value, "__notes__", None)  # of Python 3.11 and newer
+    assert notes in (None, ["with n = 1, in a run on copies"])
+
+
+def test_cards_that_are_not_here_are_asked_at_once():
+    net = nn.Linear(256, 256)
+    result = gpumagic.fit(
+        lambda n: net(torch.randn(n, 256)).sum(), "RTX 4090, T4", n=range(1, 10**8)
+    )
+    first, second = result.largest
+    assert (first.where, second.where) == ("RTX 4090 24GB", "T4 16GB")
+    assert first.value > second.value > 10**6
+    for found in result.largest:
+        assert result.at(found.value).predicted <= found.room < result.at(found.value + 1).predicted
+    assert not result.confirmed
+    assert "on T4 16GB: it needs" in str(result)
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(
+    ("code", "on", "given", "said"),
+    [
+        ("n", 0, {}, "over one variable, and none is given; type one such as batch=range"),
+        ("n + m", 0, {"n": [1], "m": [2]}, "over one variable, not n, m"),
+        ("n", 0, {"n": ["a"]}, "n has values that are no numbers"),
+        ("n", 0, {"n": [0, 1]}, "n has values that are not above 0"),
+        ("n", 0, {"n": []}, "n has no values"),
+        ("m = 1", 0, {"n": [1]}, "n makes no difference: the code does not read it"),
+        (3, 0, {"n": [1]}, "fit takes code or a function, not int"),
+        ("n", "cpu", {"n": [1]}, "cpu has no memory that torch would limit"),
+        ("n", 7, {"n": [1]}, "no GPU 7"),
+        ("n", "RTX 4091", {"n": [1]}, "no card 'RTX 4091' is known"),
+        ("n", 0, {"n": [1], "margin": 2}, "margin=2 is not a part from 0 to 1"),
+        ("n", 0, {"n": [1], "target": 0}, "target=0 is no batch"),
+    ],
+)
+def test_what_cannot_be_fitted_is_one_line(code, on, given, said):
+    with pytest.raises(gpumagic.GpuError, match=said):
+        gpumagic.fit(code, on, namespace={}, **given)
+
+
+def test_without_a_gpu_it_says_what_to_type():
+    with pytest.raises(gpumagic.GpuError, match=r"there is no GPU; name a card .* 'RTX 4090'"):
+        gpumagic.fit("n", n=[1], namespace={})

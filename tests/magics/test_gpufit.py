@@ -1,0 +1,73 @@
+"""`%%gpufit`: the largest batch with which a cell fits, shown, bound and refused in one line."""
+
+import pytest
+import torch
+
+from gpumagic import Fit
+from gpumagic.telemetry.measurements import board
+
+CELL = "X = torch.ones(n, 2**18)\nY = X * weights.sum()"  # 2 MiB each
+
+
+@pytest.fixture
+def notebook(ip):
+    ip.ns["weights"] = torch.ones(4)
+    return ip
+
+
+def test_a_cell_is_fitted_and_nothing_of_it_is_left(notebook):
+    done = notebook.run(f"%%gpufit 1 n = 1..10_000 --margin 10% --target 2000 -o found\n{CELL}")
+    assert done.success, done.text
+    found = notebook.ns["found"]
+    assert isinstance(found, Fit)
+    assert (found.value, found.confirmed, found.trains) == (460, True, False)
+    assert "n = 460 is the largest that fits on cuda:1 (virtual)" in done.text
+    assert "2,000 in all: accumulate gradients over 5 steps of 400" in done.text
+    assert not {"n", "X", "Y"} & set(notebook.ns)
+    assert board.entries[0].title == "X = torch.ones(n, 2**18)"
+    assert board.entries[0].text == str(found)
+
+
+def test_magics_in_it_are_left_out_of_the_foretelling(notebook):
+    done = notebook.run(f"%%gpufit 1 n=1,2,3 -q -o found\n%time {CELL}".replace("\nY", "\n%time Y"))
+    assert done.success, done.text
+    assert "is the largest" not in done.text
+    assert notebook.ns["found"].value == 3
+
+
+def test_an_error_of_the_cell_s_is_its_own(notebook):
+    done = notebook.run("%%gpufit 1 n=1..9\nX = n\nX.missing()")
+    assert "line 3" in done.text
+    assert "X.missing()" in done.text
+    assert "AttributeError" in done.text
+    assert "fitting.py" not in done.text
+
+
+def test_ctrl_c_shows_what_is_known(notebook):
+    notebook.ns["calls"] = []
+    cell = "calls.append(n)\nif len(calls) and torch.cuda.is_initialized(): raise KeyboardInterrupt"
+    done = notebook.run(f"%%gpufit 1 n=1..9\n{cell}")
+    assert "KeyboardInterrupt: what was finished is shown above" in done.text
+    assert "interrupted: what was known by then" in done.text
+    assert notebook.ns["calls"] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("1", "one variable and its values are needed; type batch=1..4096"),
+        ("1 n=1,2 m=3", "one variable and its values are needed; type batch=1..4096"),
+        ("0 1 n=1,2", "one GPU is needed, 1 is one too many; or type --on CARD, CARD"),
+        ("1 n=1..9 --on t4", "one GPU is needed, 1 is one too many"),
+        ("1 n=9..1", "n=9..1: steps of 1 do not lead from 9 to 1"),
+        ("1 n=a,b", "n has values that are no numbers"),
+        ("1 n=1..9 --margin 200", "--margin: 200 is not a number from 0 to 100; type --margin 5"),
+        ("1 n=1..9 --target x", "--target: x is not a whole number above 0; type --target 4096"),
+        ("cpu n=1..9", "cpu has no memory that torch would limit; type a GPU, or a card's name"),
+        ("1 k=1..9", "k makes no difference: the code does not read it"),
+        ("--on 4091 n=1..9", "no card '4091' is known; did you mean RTX 4090 24GB"),
+    ],
+)
+def test_what_is_typed_wrong_is_one_line(notebook, line, said):
+    done = notebook.run(f"%%gpufit {line}\nX = torch.ones(n)")
+    assert f"UsageError: %%gpufit: {said}" in done.text
