@@ -22,7 +22,7 @@ OPEN = """async ([source, state]) => {
     const widget = (await import(url)).default;
     const calls = {};
     const empty = {period: 1, snapshot: {}, history: {}, cells: [], results: [],
-        timing: {}, timings: []};
+        timing: {}, timings: [], holdings: {}};
     const model = {
         state: {...empty, ...state},
         get(name) { return this.state[name]; },
@@ -166,7 +166,7 @@ def test_nothing_spills(opened, snapshot, width):
 
 
 def test_a_card_with_two_holders_is_140_pixels_high(opened):
-    process = replace(SNAPSHOT.processes[0], uuid=BUSY.uuid, idle_since=None)
+    process = replace(SNAPSHOT.processes[0], uuid=BUSY.uuid, idle_since=None, mine=False)
     two = [replace(process, pid=n, kernel=f"{n}", notebook=f"{n}.ipynb") for n in (1, 2)]
     held = sum(process.memory for process in two)
     well = {"xid": None, "throttle": (), "temperature": 60}
