@@ -64,6 +64,7 @@ benchmark: .venv/test  ## what each feature costs
 	$(BIN)/python benchmarks/opinfo_virtual.py
 	$(BIN)/python benchmarks/watch.py
 	$(BIN)/python benchmarks/virtual_speed.py
+	$(BIN)/python benchmarks/memory.py
 
 wheel: .venv/bin/pip  ## dist/: the source and the wheel, with the JavaScript built
 	rm -rf dist

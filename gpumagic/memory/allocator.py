@@ -13,8 +13,7 @@ BLOCK = 512
 """Bytes: torch's allocator for GPUs rounds every request up to a multiple of this."""
 # What a subclass may define anew is read where C defines it.
 _base: Any = torch._C.TensorBase
-_is_cpu, _is_meta = vars(_base)["is_cpu"].__get__, vars(_base)["is_meta"].__get__
-_device, _storage = vars(_base)["device"].__get__, vars(_base)["untyped_storage"].__get__
+_number, _storage = vars(_base)["get_device"], vars(_base)["untyped_storage"]
 # Unlike `data_ptr` it copies nothing that is to be copied when it is first written to.
 _data_address: Any = torch._C._data_address  # type: ignore[attr-defined]
 
@@ -42,27 +41,31 @@ class Allocator:
         self._blocks = {number: sorted(blocks) for number, blocks in found.items()}
         self._starts = {n: [block.address for block in self._blocks[n]] for n in self._blocks}
 
+    @property
+    def total(self) -> int:
+        """The bytes of all blocks."""
+        return sum(block.nbytes for blocks in self._blocks.values() for block in blocks)
+
     def place(self, obj: Any) -> Place | None:
         """Where a tensor or a storage lies; None of what is on no GPU, and of anything else."""
         if issubclass(type(obj), Tensor):
-            return None if _is_cpu(obj) or _is_meta(obj) else self._of_tensor(obj)
+            return None if (number := _number(obj)) < 0 else self._of_tensor(obj, number)
         if issubclass(type(obj), UntypedStorage) and obj.device.type not in ("cpu", "meta"):
-            return self._at(obj.device, obj.data_ptr()) or self._alone(obj)
+            return self._at(obj.device.index or 0, obj.data_ptr()) or self._alone(obj)
         return None
 
-    def _of_tensor(self, tensor: Any) -> Place | None:
+    def _of_tensor(self, tensor: Any, number: int) -> Place | None:
         try:
-            device, address = _device(tensor), _data_address(tensor)
-            return self._at(device, address) or self._alone(_storage(tensor)())
+            return self._at(number, _data_address(tensor)) or self._alone(_storage(tensor))
         except (RuntimeError, NotImplementedError):  # it has no storage: sparse, fake, a wrapper
             return None
 
-    def _at(self, device: torch.device, address: int) -> Place | None:
-        starts = self._starts.get(device.index or 0, ())
+    def _at(self, number: int, address: int) -> Place | None:
+        starts = self._starts.get(number, ())
         at = bisect_right(starts, address) - 1
         if at < 0:
             return None
-        block = self._blocks[device.index or 0][at]
+        block = self._blocks[number][at]
         return block if address < block.address + block.nbytes else None
 
     def _alone(self, storage: Any) -> Place | None:

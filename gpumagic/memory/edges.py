@@ -27,7 +27,7 @@ _flags = vars(type)["__flags__"].__get__
 # What a subclass may define anew is read where C defines it.
 _base: Any = torch._C.TensorBase
 _grad, _grad_fn = vars(_base)["grad"].__get__, vars(_base)["grad_fn"].__get__
-_is_leaf, _retains = vars(_base)["is_leaf"].__get__, vars(_base)["retains_grad"].__get__
+_retains = vars(_base)["retains_grad"].__get__
 _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
 
 
@@ -75,18 +75,20 @@ class Edges:
         return gc.get_referents if _flags(kind) & _COLLECTED else None
 
     def _tensor(self, tensor: Any) -> Iterable[Any]:
-        found = gc.get_referents(tensor)
         self.tensors.append(tensor)
-        return found + [child for child, _ in self.of_tensor(tensor)]
+        return gc.get_referents(tensor) + [child for child, _ in self.of_tensor(tensor)]
 
     def of_tensor(self, tensor: Any) -> list[Edge]:
         """What torch keeps with a tensor, each with the step that leads there."""
         found: list[Edge] = []
         try:
-            if (_is_leaf(tensor) or _retains(tensor)) and (grad := _grad(tensor)) is not None:
-                found.append((grad, ".grad"))
-            if self._graphs and (function := _grad_fn(tensor)) is not None:
+            function = _grad_fn(tensor)
+            if function is not None and self._graphs:
                 found.append((function, ".grad_fn"))
+            # Torch warns who asks others for their gradient.
+            has_gradient = function is None or _retains(tensor)
+            if has_gradient and (grad := _grad(tensor)) is not None:
+                found.append((grad, ".grad"))
         except RuntimeError:  # a view whose base was changed in a way that autograd forbids
             pass
         return found

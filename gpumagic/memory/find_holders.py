@@ -7,6 +7,7 @@ and numbers: it keeps nothing alive. No code of the user's runs, and nothing is 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -14,19 +15,8 @@ import torch
 from gpumagic.memory.allocator import Allocator, Place
 from gpumagic.memory.heap import Root, Walk
 from gpumagic.memory.leftovers import walk_leftovers
-from gpumagic.memory.paths import Paths
+from gpumagic.memory.paths import FoundPath, Paths
 from gpumagic.memory.roots import Roots
-
-_BESIDE = ("optimizer state", "saved for backward")
-
-
-class FoundPath(NamedTuple):
-    """A way to a storage: ``net.fc1.weight``, what it is, and the holder that it begins with."""
-
-    path: str
-    kind: str
-    root: str
-    beside: str = ""  # of what is kept for a parameter or was saved beside it, its path
 
 
 class FoundStorage(NamedTuple):
@@ -103,7 +93,9 @@ class _Search:
     def misses_any(self) -> bool:
         """Whether there are tensors in storages that the walk has not met."""
         self._match()
-        return any(map(self.misses, gc.get_objects()))
+        if sum(place.nbytes for place in self._numbers) == self._allocator.total:
+            return False
+        return any(not self._walk.knows(obj) and self.misses(obj) for obj in gc.get_objects())
 
     def misses(self, obj: Any) -> bool:
         """Whether something is a tensor or a storage on a GPU that was not met before."""
@@ -121,7 +113,7 @@ class _Search:
         for obj in met[self._matched :]:
             place, number = self._allocator.place(obj), self._walk.number(obj)
             if place is not None and number is not None:
-                self._numbers.setdefault(place, []).append(number)
+                self._numbers.setdefault(place, []).append(number)  # in the order of the walk
         self._matched = len(met)
 
     def found(self) -> list[FoundStorage]:
@@ -130,21 +122,12 @@ class _Search:
         paths = Paths(self._walk)
         paths.find_others(n for numbers in self._numbers.values() for n in numbers)
         every = [
-            FoundStorage(*place, tuple(_paths(self._walk, paths, sorted(numbers))))
+            FoundStorage(*place, tuple(_alone(chain.from_iterable(map(paths.found, numbers)))))
             for place, numbers in self._numbers.items()
         ]
         return sorted(every, key=lambda storage: -storage.nbytes)
 
 
-def _paths(walk: Walk, paths: Paths, numbers: list[int]) -> Iterator[FoundPath]:
-    told = set()
-    for number in numbers:
-        kind = paths.kind(number)
-        beside = paths.beside(number) if kind in _BESIDE else ""
-        for root in paths.roots(number):
-            first = root == paths.root(number)
-            here = walk.roots[root]
-            for text in paths.direct(number) if first else [paths.text(number, root)]:
-                if text not in told:
-                    told.add(text)
-                    yield FoundPath(text, here.kind or kind, here.holder or here.name, beside)
+def _alone(paths: Iterable[FoundPath]) -> Iterable[FoundPath]:
+    """Each way once."""
+    return {path.path: path for path in paths}.values()

@@ -1,7 +1,7 @@
 """Write the paths from roots to the objects of a walk, as one would type or say them."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -12,6 +12,18 @@ from gpumagic.memory.step_names import StepNames
 
 MOST = 8
 """Of how many roots it is told that they reach an object."""
+
+
+_BESIDE = ("optimizer state", "saved for backward")
+
+
+class FoundPath(NamedTuple):
+    """A way to a storage: ``net.fc1.weight``, what it is, and the holder that it begins with."""
+
+    path: str
+    kind: str
+    root: str
+    beside: str = ""  # of what is kept for a parameter or was saved beside it, its path
 
 
 class Paths:
@@ -26,7 +38,39 @@ class Paths:
         self._roots: dict[int, int] = {}
         self._reached: dict[int, dict[int, int]] = {}
         self._within: dict[int, str] = {}
+        # How paths go on from an object: text and start, what the root says of it, and the holder.
+        self._onwards: dict[int, list[tuple[str, str, str, str]]] = {}
         self._naming_a_key = False
+
+    def found(self, number: int) -> list[FoundPath]:
+        """All paths to an object: from the first root by all that refer to it, then from others."""
+        parent = self._walk.parents[number]
+        if parent < 0 or number in self._walk.others:
+            return [*self._each(number)]
+        # One of a hundred thousand in a list has the way of the list, and a step of its own.
+        step = self._step(parent, number)
+        kind = self._kind(number, step)
+        beside = self._beside(number) if kind in _BESIDE else ""
+        anew = step.startswith(": ")
+        if parent not in self._onwards:
+            self._onwards[parent] = [*self._ways(parent)]
+        return [
+            FoundPath((start if anew else text) + step, of_root or kind, holder, beside)
+            for text, start, of_root, holder in self._onwards[parent]
+        ]
+
+    def _ways(self, number: int) -> Iterator[tuple[str, str, str, str]]:
+        for n in self.roots(number):
+            text, root = self.text(number, n), self._walk.roots[n]
+            yield text, self._written[number, n][1], root.kind, root.holder or root.name
+
+    def _each(self, number: int) -> Iterator[FoundPath]:
+        kind = self.kind(number)
+        beside = self._beside(number) if kind in _BESIDE else ""
+        for root in self.roots(number):
+            first, here = root == self.root(number), self._walk.roots[root]
+            for text in self._direct(number) if first else [self.text(number, root)]:
+                yield FoundPath(text, here.kind or kind, here.holder or here.name, beside)
 
     def root(self, number: int) -> int:
         """The number of the root that an object was met from."""
@@ -40,8 +84,8 @@ class Paths:
 
     def roots(self, number: int) -> list[int]:
         """The roots that reach an object, that which it was met from first."""
-        found = [self.root(number)]
-        return found + [root for root in self._reached.get(number, ()) if root != found[0]]
+        first = self.root(number)
+        return [first] + [root for root in self._reached.get(number, ()) if root != first]
 
     def text(self, number: int, root: int | None = None) -> str:
         """The path to an object, by default from the root that it was met from."""
@@ -62,7 +106,7 @@ class Paths:
             number = child
         return text
 
-    def direct(self, number: int) -> list[str]:
+    def _direct(self, number: int) -> list[str]:
         """The paths from the first root by all that refers to an object itself."""
         root = self.root(number)
         found = [self.text(number)]
@@ -97,8 +141,9 @@ class Paths:
         """Find which other roots reach these objects, and how."""
         parents, others = self._walk.parents, self._walk.others
         above: dict[int, list[int]] = {}  # what is on a way to them, and where it leads
-        todo = list(numbers)
-        seen = set(todo)
+        # What only one object refers to is reached as that is.
+        seen = {n if n in others or parents[n] < 0 else parents[n] for n in numbers}
+        todo = list(seen)
         while todo:
             number = todo.pop()
             for parent in (parents[number], *others.get(number, ())):
@@ -127,27 +172,29 @@ class Paths:
 
     def kind(self, number: int) -> str:
         """What an object is: a parameter, a gradient, an output …"""
-        root = self._walk.roots[self.root(number)]
-        if root.kind:
-            return root.kind
-        obj, parent = self._walk.objects[number], self._walk.parents[number]
-        if parent >= 0:
-            above = self._walk.objects[parent]
-            if is_node(type(above)) and "._saved" in self._step(parent, number):
-                return "saved for backward"
-            if self._step(parent, number) == ".grad":
-                return "gradient"
-        if issubclass(type(obj), nn.Parameter):
-            return "parameter"
-        return self._part_of(parent) or "tensor"
+        parent = self._walk.parents[number]
+        return self._kind(number, self._step(parent, number) if parent >= 0 else "")
 
-    def beside(self, number: int) -> str:
+    def _kind(self, number: int, step: str) -> str:
+        if step.startswith("._saved_") and is_node(type(self._above(number))):
+            return "saved for backward"
+        if step == ".grad" and issubclass(type(self._above(number)), Tensor):
+            return "gradient"
+        if issubclass(type(self._walk.objects[number]), nn.Parameter):
+            return "parameter"
+        return self._part_of(self._walk.parents[number]) or "tensor"
+
+    def _above(self, number: int) -> Any:
+        parent = self._walk.parents[number]
+        return self._walk.objects[parent] if parent >= 0 else None
+
+    def _beside(self, number: int) -> str:
         """The path of the parameter that an optimizer keeps something for, or an operation."""
         parent = self._walk.parents[number]
         above = self._walk.parents[parent] if parent >= 0 else -1
         if above >= 0 and (step := self._step(above, parent))[:2].startswith("["):
             return step[1:-1] if step[1:2].isidentifier() else ""
-        node = self._walk.objects[parent] if parent >= 0 else None
+        node = self._above(number)
         leaf = nearest_leaf(node) if is_node(type(node)) else None
         known = None if leaf is None else self._walk.number(leaf)
         return "" if known is None else self.text(known)
