@@ -15,6 +15,7 @@ import gpumagic
 from gpumagic.cell.report import Report
 from gpumagic.cell.run import Run
 from gpumagic.placement.torch_devices import find
+from gpumagic.usercode.files import last_cell
 
 BIG = 64 * 2**20
 ROUNDS = 7
@@ -79,6 +80,31 @@ def peak_rows(device: str) -> Iterator[Row]:
     report, _ = placed(hold, device=device)
     peaks = {memory.device: memory.peak for memory in report.memory}
     yield same("peak, bytes", peaks.get(device), true)
+
+
+def memory_rows(shell: Any, device: str) -> Iterator[Row]:
+    """Who holds what, the lines that made it, and a peak's parts, against torch's counters."""
+    shell.run("import torch")
+    torch.cuda.init()
+    shell.run("%gpumem --record on")
+    shell.run(f"held = torch.ones({BIG // 4}, device={device!r})\nmore = held[:1000] * 2")
+    cell = last_cell()
+    holders = {h.path: h for h in gpumagic.memory().holders if h.device == device}
+    shell.run("%gpumem --record off")
+    told = sum(holder.nbytes for holder in holders.values())
+    yield same("rows of %gpumem, bytes", told, torch.cuda.memory_allocated(device))
+    for line, name in enumerate(("held", "more"), 1):
+        made = holders[name].made if name in holders else "no such row"
+        yield same(f"{name}: made in", str(made), f"{cell}, line {line}")
+    shell.run(f"%%ongpu {device} --memory --quiet\nw = held.clone().requires_grad_()")
+    shell.run(f"%%ongpu {device} --memory --quiet\n(w * w).sum().backward()")
+    report = gpumagic.last_report()
+    peak, true = report.peak, {m.device: m.peak for m in report.memory}[device]
+    yield near("a peak of --memory, bytes", peak.nbytes, true, rel=0.02)
+    yield same("its kinds together", sum(nbytes for _, nbytes in peak.kinds), peak.nbytes)
+    yield at_least("its gradients", dict(peak.kinds).get("gradient", 0), BIG)
+    yield same("its line", peak.line, "line 2: (w * w).sum().backward()")
+    del shell.ns["held"], shell.ns["more"], shell.ns["w"]
 
 
 def out_of_memory_rows(shell: Any, device: str) -> Iterator[Row]:

@@ -140,6 +140,10 @@ def test_peaks(judge):
     judge(on_device.peak_rows(DEVICE))
 
 
+def test_memory(judge, shell):
+    judge(on_device.memory_rows(shell, DEVICE))
+
+
 def test_out_of_memory(judge, shell):
     judge(on_device.out_of_memory_rows(shell, DEVICE))
 

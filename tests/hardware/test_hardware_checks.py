@@ -110,6 +110,7 @@ def test_a_planted_tenth_of_a_time_is_found(benchmark_file, factor, found):
 def test_the_device_s_checks_hold_on_a_virtual_gpu(shell):
     for rows in (
         on_device.placing_rows(shell, DEVICE),
+        on_device.memory_rows(shell, DEVICE),
         on_device.out_of_memory_rows(shell, DEVICE),
         on_device.stream_rows(DEVICE, 8),
         [on_device.dry_run_row("MLP", DEVICE, 8)],
