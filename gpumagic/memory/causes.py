@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpumagic.display.units import size, some
 from gpumagic.memory.out_of_memory import Remedy
-from gpumagic.memory.shortage import EARLIER, Situation, local
+from gpumagic.memory.shortage import Situation
 from gpumagic.usercode.values import contents
 
 _CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -103,13 +103,12 @@ def _elsewhere(s: Situation) -> Iterator[Remedy]:
 def kept(s: Situation) -> Cause | None:
     """Outputs, and errors of earlier cells, hold what no variable does."""
     outputs = [name for name in s.outputs if name in s.holding]
-    if not outputs and not s.earlier:
-        return None
-    gives = s.alone([*s.outputs, *s.also_outputs, EARLIER])
+    errors = s.earlier_errors
+    gives = s.alone([*s.outputs, *s.also_outputs, *errors])
     if not _worth(s, gives):
         return None
     parts = [f"{some(outputs)} of IPython's outputs"] if outputs else []
-    parts += ["the exception of an earlier cell"] if s.alone([EARLIER]) else []
+    parts += ["the exception of an earlier cell"] if s.alone(errors) else []
     why = f"{' and '.join(parts) or 'outputs'} held {size(gives)} that no variable does"
     return Cause("kept", why, (Remedy("`%gpufree` gives back", gives),), ())
 
@@ -120,7 +119,7 @@ def twice(s: Situation) -> Cause | None:
         names = sorted(rest.overwritten & set(rest.frame.scope.local))
         if rest.frame.at_top:
             names = [name for name in names if name in s.holding]
-        held = [local(rest.frame, name) for name in names]
+        held = [s.local(rest.frame, name) for name in names]
         gives = s.alone(held, in_frames=not rest.frame.at_top)
         if not _worth(s, gives):
             continue
@@ -140,7 +139,7 @@ def _needed_for(s: Situation, rest: Any, names: list[str], gives: int) -> list[s
     kept = list(names)
     for name in names:
         fewer = [n for n in kept if n != name]
-        held = [local(rest.frame, n) for n in fewer]
+        held = [s.local(rest.frame, n) for n in fewer]
         if fewer and s.alone(held, in_frames=not rest.frame.at_top) >= gives:
             kept = fewer
     return kept
@@ -165,7 +164,7 @@ def graphs(s: Situation) -> Cause | None:
                 continue
             results = [item for _, item in islice(contents(value), 100) if _has_graph(item)]
             results += [value] if _has_graph(value) and value.numel() == 1 else []
-            gives = s.alone([local(frame, name)], in_frames=not frame.at_top) if results else 0
+            gives = s.alone([s.local(frame, name)], in_frames=not frame.at_top) if results else 0
             if len(results) > (type(value) is not Tensor) and _worth(s, gives):
                 why = f"`{name}` keeps each result with its graph, {size(gives)} in all"
                 do = "`.item()` or `.detach()` on what is kept there gives"

@@ -15,12 +15,14 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.follow_code import Subject, dry
 from gpumagic.errors import GpuError
 from gpumagic.memory.kept_by_ipython import shell
-from gpumagic.memory.shortage import Situation, local
+from gpumagic.memory.shortage import Situation
 from gpumagic.mismatch.read.syntax import function_of, loops_around
 from gpumagic.usercode.compile import awaits, compile_cell
 from gpumagic.usercode.frames import FailedFrame
 
 _LIMIT_S = 5.0
+# Of storages, which a dry run has to make anew.
+_MOST = 20_000
 # For all dry runs of one error together.
 _PATIENCE_S = 15.0
 _ENDS = (ast.Return, ast.Yield, ast.YieldFrom, ast.Break, ast.Continue, ast.Nonlocal, ast.Global)
@@ -46,14 +48,14 @@ class DryPeaks:
     @property
     def possible(self) -> bool:
         """Whether there is code that can be followed apart from what is around it."""
-        return bool(self.code)
+        return bool(self.code) and len(self._s.storages) <= _MOST
 
     def room(self, gives: int = 0) -> int:
         """What the code can have, where the error has let go of what it holds."""
         s = self._s
-        taken = sum(s.held().values()) + s.unreached
+        taken = s.held() + s.unreached
         if not self._frame.at_top:  # what the function was given, and nothing else has
-            names = [local(self._frame, name) for name in self.names]
+            names = [s.local(self._frame, name) for name in self.names]
             taken += s.alone(names, in_frames=True)
         return s.capacity - taken + gives
 

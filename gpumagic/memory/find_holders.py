@@ -5,7 +5,7 @@ and numbers: it keeps nothing alive. No code of the user's runs, and nothing is 
 """
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
@@ -28,42 +28,24 @@ class FoundStorage(NamedTuple):
     paths: tuple[FoundPath, ...]
 
 
-def find(namespace: Mapping[str, Any], closed: Iterable[Any] = ()) -> list[FoundStorage]:
+def find(
+    namespace: Mapping[str, Any], more: Iterable[Root] = (), closed: Iterable[Any] = ()
+) -> list[FoundStorage]:
     """Every storage on a GPU that something in this process holds, the largest first.
 
-    Nothing is found through what is `closed`.
+    It looks from `more` than the notebook's roots, and through nothing that is `closed`.
     """
     with _undisturbed():
         roots = Roots(namespace)
         walk = Walk([*roots.closed(), *closed])
         search = _Search(walk)
         try:
-            for group in roots.near():
+            for group in (*roots.near(), more):
                 walk.walk(group)
             walk.walk_later(roots.is_users_class)
             if search.misses_any():
                 walk_leftovers(walk, search.misses, roots.far)
             return search.found()
-        finally:
-            walk.forget()
-
-
-def reached(
-    namespace: Mapping[str, Any],
-    leave: Callable[[Root], bool],
-    more: Iterable[Root] = (),
-    closed: Iterable[Any] = (),
-) -> dict[tuple[str, int], int]:
-    """Bytes by device and address of what is found from all near roots but those to `leave`."""
-    with _undisturbed():
-        roots = Roots(namespace)
-        walk = Walk([*roots.closed(), *closed])
-        search = _Search(walk)
-        try:
-            for group in (*roots.near(), more):
-                walk.walk([root for root in group if not leave(root)])
-            walk.walk_later(roots.is_users_class)
-            return search.nbytes()
         finally:
             walk.forget()
 
@@ -101,11 +83,6 @@ class _Search:
         """Whether something is a tensor or a storage on a GPU that was not met before."""
         place = self._allocator.place(obj)
         return place is not None and place not in self._numbers
-
-    def nbytes(self) -> dict[tuple[str, int], int]:
-        """The bytes of all storages that were met, by device and address."""
-        self._match()
-        return {(place.device, place.address): place.nbytes for place in self._numbers}
 
     def _match(self) -> None:
         """Note the storages of what was met since the last time."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from gpumagic.errors import GpuError
 from gpumagic.memory.ask import grouped, notebook
-from gpumagic.memory.find_holders import FoundStorage, find, reached
+from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.freed import Freed, Released
 from gpumagic.memory.kept_by_ipython import KeptErrors, KeptOutputs
 from gpumagic.moving.find_tensors import TensorFinder
@@ -52,17 +52,16 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     freed 3.2 GiB (the exception of In [7]: 2.1 GiB on cuda:0, batch: 1.1 GiB on cuda:0) · …
     """
     namespace: Any = notebook()
-    _check(names, namespace)
-    meter = _Meter()
-    meter.take("garbage", told=False)
     outputs, found = KeptOutputs(namespace), find(namespace)
-    held = reached(namespace, leave=lambda root: root.kind in _KEPT or root.name in names)
+    _check(names, namespace, {path.root for each in found for path in each.paths})
+    meter = _Meter()
+    spare = [each for each in found if not _is_needed(each, names)]
     error = ""
-    if any(path.kind == "exception" for each in _but(found, held) for path in each.paths):
+    if any(path.kind == "exception" for each in spare for path in each.paths):
         error = KeptErrors().let_go()
         meter.take(error)
     holding = {path.root for each in found for path in each.paths}
-    alone = {path.root for each in _but(found, held) for path in each.paths}
+    alone = {path.root for each in spare for path in each.paths}
     dropped = [name for name in outputs.numbered() if name in alone]
     also_variables = [name for name in outputs.numbered() if name in holding - alone]
     if dropped:
@@ -86,9 +85,9 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     )
 
 
-def _but(found: Iterable[FoundStorage], held: Collection[tuple[str, int]]) -> list[FoundStorage]:
-    """Those that are not also held."""
-    return [each for each in found if (each.device, each.address) not in held]
+def _is_needed(storage: FoundStorage, names: Collection[str]) -> bool:
+    """Whether anything holds it but outputs, exceptions, and what is to be deleted."""
+    return any(path.kind not in _KEPT and path.root not in names for path in storage.paths)
 
 
 def allocated() -> dict[str, int]:
@@ -100,11 +99,11 @@ def _by_device(count: Any) -> dict[str, int]:
     return {f"cuda:{n}": count(n) for n in range(torch.cuda.device_count())}
 
 
-def _check(names: Iterable[str], namespace: Mapping[str, Any]) -> None:
+def _check(names: Iterable[str], namespace: Mapping[str, Any], holding: Collection[str]) -> None:
     for name in names:
         if name not in namespace:
             raise GpuError(f"there is no variable {name!r}; %gpumem lists those on a GPU")
-        if not reached(namespace, leave=lambda root, name=name: root.name != name):  # type: ignore[misc]
+        if name not in holding:
             raise GpuError(f"{name} holds nothing on a GPU; %gpumem lists what does")
 
 

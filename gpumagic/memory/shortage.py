@@ -1,11 +1,11 @@
 """Gather what is known of an error for want of memory, while its frames are still there.
 
-What somebody alone holds is counted by walks that leave him out: what is no longer met came with
-him.
+The frames of the error are looked at by their names, and by no other way: so it is known what they
+alone hold, and will be gone with them.
 """
 
 import ast
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gpumagic.memory.ask import UNREACHED, grouped
 from gpumagic.memory.device_figures import figures
-from gpumagic.memory.find_holders import FoundStorage, find, reached
+from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.heap import Root
 from gpumagic.memory.kept_by_ipython import KeptOutputs, tracebacks
 from gpumagic.memory.made_in import MadeIn
@@ -27,7 +27,7 @@ from gpumagic.usercode.frames import FailedFrame, errors
 from gpumagic.usercode.variables import variables_read
 
 LAST_OUTPUT = "the last output"
-EARLIER = "an earlier exception"
+_EARLIER = "an earlier exception"
 
 
 class Situation:
@@ -50,7 +50,7 @@ class Situation:
         self.outputs = [*kept.numbered()]
         self.also_outputs = [*(set(namespace) - set(kept.variables())), LAST_OUTPUT]
         self._chain = list(errors(error))
-        self.earlier = [e for e in earlier if all(e is not each for each in self._chain)]
+        self._earlier = [e for e in earlier if all(e is not each for each in self._chain)]
         traces = list(tracebacks(error))
         # What the error leads to is looked at by the names of its frames, and by no other way.
         # What we look with may not be found to hold what we look at.
@@ -63,13 +63,31 @@ class Situation:
             if (module := module_of(trace.tb_frame.f_code.co_filename))
         ]
         """torch's and libraries' frames that the error passed, with their modules."""
-        self._held: dict[tuple[frozenset[str], bool], dict[int, int]] = {}
 
     @cached_property
     def storages(self) -> list[FoundStorage]:
         """All that is held now on the GPU, each storage with its paths."""
-        found = find(self.namespace, closed=self._ours)
+        more = [Root(_EARLIER, each, "exception") for each in self._earlier]
+        found = find(self.namespace, [*more, *self._locals()], self._closed)
         return [each for each in found if each.device == self.name]
+
+    def _locals(self) -> Iterator[Root]:
+        """The names in the frames that the error passed: the user's each, the others together."""
+        for frame in self.frames:
+            for name, value in frame.scope.local.items() if not frame.at_top else ():
+                yield Root(self.local(frame, name), value, "exception")
+        libraries = [dict(frame.f_locals) for _, frame in self.beyond]
+        yield Root(self._exception, libraries, "exception")
+
+    def local(self, frame: FailedFrame, name: str) -> str:
+        """A variable of a frame, as a holder is told: ``"x"`` at the top of a cell."""
+        if frame.at_top:
+            return name
+        return f"{self._exception}: {frame.code.co_name}, {name}"
+
+    @property
+    def _exception(self) -> str:
+        return f"the exception of {self.label}"
 
     @cached_property
     def holding(self) -> set[str]:
@@ -143,53 +161,34 @@ class Situation:
         names = {name for rest in self.rests for name in rest.read}
         return {name for name, _ in variables_read(names, self.namespace)}
 
-    @cached_property
+    @property
     def traceback_holds(self) -> int:
         """The bytes that only the frames of this error hold."""
-        everything = {each.address: each.nbytes for each in self.storages}
-        return sum(everything.values()) - sum(self.held().values())
+        return sum(each.nbytes for each in self.storages) - self.held()
+
+    def held(self) -> int:
+        """The bytes that will be held when this error has let go."""
+        return sum(each.nbytes for each in self.storages if not self._by(each) <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False) -> int:
-        """The bytes that only these hold: variables, outputs, ``"train: out"`` of a frame."""
-        if not names:
-            return 0
-        whole = self.held(in_frames=in_frames)
-        left = self.held(frozenset(names), in_frames=in_frames)
-        return sum(whole.values()) - sum(left.values())
+        """The bytes that only these hold: variables, outputs, names in frames of this error.
 
-    def held(
-        self, without: frozenset[str] = frozenset(), *, in_frames: bool = False
-    ) -> dict[int, int]:
-        """Bytes by address of what is held by all but these, and not by the error alone."""
-        key = without, in_frames
-        if key not in self._held:
-            more = [Root(EARLIER, each) for each in self.earlier]
-            more += self.locals() if in_frames else []
-            found = reached(
-                self.namespace,
-                leave=lambda root: root.name in without or root.kind == "exception",
-                more=[root for root in more if root.name not in without],
-                closed=self._closed,
-            )
-            self._held[key] = {
-                at: nbytes for (device, at), nbytes in found.items() if device == self.name
-            }
-        return self._held[key]
+        With `in_frames` what else these frames hold is still held, as it was at the moment.
+        """
+        by, also = set(names), set[str]() if in_frames else self._frames
+        found = (each for each in self.storages if by & self._by(each))
+        return sum(each.nbytes for each in found if self._by(each) <= by | also)
 
-    def locals(self) -> list[Root]:
-        """The names of the functions that the error passed, as roots of a walk."""
-        return [
-            Root(local(frame, name), value)
-            for frame in self.frames
-            if not frame.at_top
-            for name, value in frame.scope.local.items()
-        ]
+    @property
+    def earlier_errors(self) -> set[str]:
+        """The names by which exceptions of earlier cells hold something."""
+        paths = (path for each in self.storages for path in each.paths)
+        return {path.root for path in paths if path.kind == "exception"} - self._frames
 
-    def value(self, frame: FailedFrame, name: str) -> Any:
-        """What a name stands for in a frame."""
-        return frame.scope.local.get(name)
+    @cached_property
+    def _frames(self) -> set[str]:
+        return {root.name for root in self._locals()}
 
-
-def local(frame: FailedFrame, name: str) -> str:
-    """A variable of a frame: ``"x"`` at the top of a cell, ``"train: x"`` in a function."""
-    return name if frame.at_top else f"{frame.code.co_name}: {name}"
+    @staticmethod
+    def _by(storage: FoundStorage) -> set[str]:
+        return {path.root for path in storage.paths}
