@@ -39,7 +39,7 @@ HELD = [
     "layer = nn.TransformerEncoderLayer(512, 8, batch_first=True)\n"
     "net = nn.TransformerEncoder(layer, 6).cuda()\n"
     "optimizer = torch.optim.AdamW(net.parameters())",
-    "batches = [torch.randn(32, 128, 512, device='cuda') for _ in range(12)]",
+    "batches = [torch.randn(8, 64, 512, device='cuda') for _ in range(24)]",
     "history = []\nfor batch in batches[:2]:\n    loss = net(batch).pow(2).mean()\n"
     "    loss.backward()\n    optimizer.step()\n    history.append(net(batch))",
     "%gpumem",

@@ -92,6 +92,21 @@ def test_timing(tmp_path):
     assert re.search(r"at the same time: [\d.]+ times as fast as one after the other", shown)
 
 
+def test_memory(tmp_path):
+    done = demo(tmp_path, str(EXAMPLES / "memory.ipynb"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    shown = done.stdout
+    assert re.search(r"model +parameters, gradients +64\.1 MiB +67 % +In \[3\], line 1", shown)
+    assert re.search(r"\[0\] and 7 alike +32\.0 MiB", shown)
+    # A model that is made twice, then too large a batch, then the largest that fits: it does.
+    assert shown.count("OutOfMemoryError") == 2
+    assert "why: model of In [3], 64.1 MiB, was still alive while In [6] made a new one" in shown
+    assert "freed 28.0 MiB (the exception of In [6]: 28.0 MiB on cuda:0)" in shown
+    assert "cuda:0: −96.1 MiB since the last %gpumem (96.1 MiB → 0 B allocated)" in shown
+    assert "out of memory · In [9], line 5: model(images.cuda())" in shown
+    assert re.search(r"batch = 21\d is the largest that fits on cuda:0 .* a run confirms it", shown)
+
+
 def test_the_sentence_encoder(tmp_path):
     done = demo(tmp_path, str(EXAMPLES / "sentence_encoder.ipynb"))
     assert done.returncode == 0, done.stderr + done.stdout
