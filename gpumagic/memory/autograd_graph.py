@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gpumagic.usercode.values import members_of
+from gpumagic.usercode.values import bases_of, members_of
 
 Edge = tuple[Any, str]
 # So many nodes are gone through for one leaf, at most.
@@ -24,7 +24,7 @@ _RAW = "_raw_saved_"
 
 def is_node(kind: type) -> bool:
     """Whether objects of a class are nodes of autograd graphs."""
-    found = (members_of(base).get("next_functions") for base in kind.__mro__)
+    found = (members_of(base).get("next_functions") for base in bases_of(kind))
     return any(type(member) is types.GetSetDescriptorType for member in found)
 
 
@@ -76,7 +76,7 @@ def _saved(node: Any) -> Iterator[Edge]:
 
 
 def _raw_names(kind: type) -> list[str]:
-    names = [name for base in kind.__mro__ for name in members_of(base)]
+    names = [name for base in bases_of(kind) for name in members_of(base)]
     return [name for name in names if name.startswith(_RAW)]
 
 

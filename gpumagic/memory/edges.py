@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from gpumagic.memory import autograd_graph
 from gpumagic.memory.autograd_graph import Edge
 from gpumagic.usercode.files import is_users
-from gpumagic.usercode.values import defined_in, members_of, own
+from gpumagic.usercode.values import bases_of, defined_in, members_of, own
 
 Refers = Callable[[Any], Iterable[Any]]
 # Py_TPFLAGS_HAVE_GC: what has it not refers to nothing that the collector could see.
@@ -56,7 +56,7 @@ class Edges:
         return found
 
     def _rule(self, kind: type) -> Refers | None:
-        mro = type.mro(kind) if kind is type else kind.__mro__
+        bases = bases_of(kind)
         for base, rule in (
             (Tensor, self._tensor),
             (torch.UntypedStorage, self._storage),
@@ -66,7 +66,7 @@ class Edges:
             (Context, _context),
             (ndarray(), _objects),
         ):
-            if base in mro:
+            if any(base is each for each in bases):
                 return rule
         if autograd_graph.is_node(kind):
             return self._node
@@ -151,7 +151,7 @@ def _objects(array: Any) -> Iterable[Any]:
 
 def _is_array(kind: type) -> bool:
     """Whether objects of a class are arrays of a library that may lie on a GPU."""
-    members = [members_of(base) for base in kind.__mro__]
+    members = [members_of(base) for base in bases_of(kind)]
     if not any(name in held for name in _EXCHANGES for held in members):
         return False
     home = sys.modules.get(str(defined_in(kind)).partition(".")[0])

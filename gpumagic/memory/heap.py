@@ -38,7 +38,7 @@ class Walk:
         # All that is kept here keeps its id.
         self._kept = list(closed)
         self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
-        self._later: dict[int, tuple[Any, int]] = {}
+        self._later: dict[int, tuple[Any, list[int]]] = {}
         self._next = 0
         self._within: Container[int] | None = None
 
@@ -61,20 +61,20 @@ class Walk:
         for root in roots:
             parent = ~len(self.roots)
             self.roots.append(root)
-            # A class is told by its own name, not as that of some object.
-            if self._later.get(id(root.value), (None, -1))[1] >= 0:
-                self._later[id(root.value)] = root.value, parent
             self._meet([root.value], parent)
         self._walk()
 
     def walk_later(self, now: Callable[[Any], bool]) -> None:
         """Meet the classes and modules that were left, and all that they lead to."""
         while chosen := [each for each in self._later.values() if now(each[0])]:
-            for obj, parent in chosen:
+            for obj, parents in chosen:
                 del self._later[id(obj)]
+                # A class is told by its own name, not as that of some object.
+                first = next((parent for parent in parents if parent < 0), parents[0])
+                self.others[len(self.objects)] = [each for each in parents if each != first]
                 self._numbers[id(obj)] = len(self.objects)
                 self.objects.append(obj)
-                self.parents.append(parent)
+                self.parents.append(first)
             self._walk()
 
     def _walk(self) -> None:
@@ -98,7 +98,7 @@ class Walk:
                 if within is not None and id(obj) not in within and refers in _PLAIN:
                     continue
                 if refers is later and within is None:
-                    self._later.setdefault(id(obj), (obj, parent))
+                    self._later.setdefault(id(obj), (obj, []))[1].append(parent)
                 else:
                     numbers[id(obj)] = len(objects)
                     objects.append(obj)

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from gpumagic.memory.autograd_graph import is_node
 from gpumagic.memory.edges import Edges, ndarray, of_array, of_context, of_optimizer
-from gpumagic.usercode.values import members_of, own
+from gpumagic.usercode.values import bases_of, members_of, own
 
 Named = Iterable[tuple[Any, str]]
 _PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
@@ -37,6 +37,7 @@ class StepNames:
 
     def __init__(self, edges: Edges) -> None:
         self._edges = edges
+        self._known: dict[int, tuple[Any, list[tuple[str, Any]]]] = {}
 
     def of(self, obj: Any, owner: Any, key_name: KeyName) -> dict[int, str]:
         """By id of what `obj` refers to; `owner` is what refers to it itself, and `key_name` writes
@@ -48,38 +49,32 @@ class StepNames:
 
     def _named(self, obj: Any, owner: Any, key_name: KeyName) -> Iterator[tuple[Any, str]]:
         kind = type(obj)
-        if issubclass(kind, dict):
+        if id(kind) not in self._known:
+            named = next(
+                (name for base, name in (*_NAMED, (ndarray(), _array)) if issubclass(kind, base)),
+                None,
+            )
+            self._known[id(kind)] = _node if is_node(kind) else named, _members(kind)
+        named, members = self._known[id(kind)]
+        if named is _items:
             yield from _items(obj, owner, key_name)
-        elif issubclass(kind, (list, tuple, deque)):
-            yield from _sequence(obj, owner)
-        elif issubclass(kind, types.CellType):
-            yield from _cell(obj)
-        elif issubclass(kind, types.FrameType):
-            yield from _frame(obj)
-        else:
-            yield from self._special(obj, kind)
-            yield from _attributes(obj, kind)
-            if kind is _CACHED:
-                yield from ((child, ".<cache>") for child in gc.get_referents(obj))
+        elif named is not None:
+            yield from named(obj, owner, self._edges)
+        if kind not in _WHOLE:
+            yield from _attributes(obj, kind, members)
+        if kind is _CACHED:
+            yield from ((child, ".<cache>") for child in gc.get_referents(obj))
 
-    def _special(self, obj: Any, kind: type) -> Named:
-        if issubclass(kind, Tensor):
-            return [*self._edges.of_tensor(obj), *_hooks(obj)]
-        if issubclass(kind, Optimizer):
-            return of_optimizer(obj)
-        if issubclass(kind, Context):
-            return of_context(obj)
-        if issubclass(kind, _GENERATORS):
-            return _generator(obj)
-        if issubclass(kind, (BaseException, types.TracebackType)):
-            return _exception(obj)
-        if issubclass(kind, types.FunctionType):
-            return [(obj.__closure__, ""), (obj.__defaults__, ""), (obj.__kwdefaults__, "")]
-        if issubclass(kind, ndarray()):
-            return [(child, f".flat[{n}]") for n, child in enumerate(of_array(obj))]
-        if is_node(kind):
-            return [(child, _node_step(child, step)) for child, step in self._edges.of_node(obj)]
-        return ()
+
+def _members(kind: type) -> list[tuple[str, Any]]:
+    """The slots of a class, and C's own members."""
+    # Not what C computes when it is asked: a node of a graph would unpack what it saved.
+    return [
+        (name, member.__get__)
+        for base in bases_of(kind)
+        for name, member in members_of(base).items()
+        if type(member) is types.MemberDescriptorType
+    ]
 
 
 def _items(items: dict[Any, Any], owner: Any, key_name: KeyName) -> Iterator[tuple[Any, str]]:
@@ -122,7 +117,7 @@ def _is_module_state(attributes: Any, items: Any) -> bool:
     return any(dict.get(attributes, name) is items for name in _MODULE_STATE)
 
 
-def _sequence(items: Any, owner: Any) -> Iterator[tuple[Any, str]]:
+def _sequence(items: Any, owner: Any, edges: Edges) -> Iterator[tuple[Any, str]]:
     base = next(base for base in (list, tuple, deque) if issubclass(type(items), base))
     values: list[Any] = list(base.__iter__(items))
     if issubclass(type(owner), types.FunctionType):
@@ -137,21 +132,20 @@ def _sequence(items: Any, owner: Any) -> Iterator[tuple[Any, str]]:
         named = base is tuple and type(fields) is tuple and len(fields) == len(values)
         names = [f".{field}" for field in fields] if named else _numbered(len(values))
     yield from zip(values, names, strict=False)
-    yield from _attributes(items, type(items))
 
 
 def _numbered(count: int) -> list[str]:
     return [f"[{n}]" for n in range(count)]
 
 
-def _cell(cell: types.CellType) -> Named:
+def _cell(cell: types.CellType, owner: Any, edges: Edges) -> Named:
     try:
         return [(cell.cell_contents, "")]
     except ValueError:  # not bound yet
         return []
 
 
-def _frame(frame: types.FrameType) -> Iterator[tuple[Any, str]]:
+def _frame(frame: types.FrameType, owner: Any, edges: Edges) -> Iterator[tuple[Any, str]]:
     for name, value in local_variables(frame).items():
         yield value, f", {name}"
     if frame.f_back is not None:
@@ -162,7 +156,7 @@ def _frame_step(frame: types.FrameType) -> str:
     return f": frame {frame.f_code.co_name}"
 
 
-def _generator(generator: Any) -> Iterator[tuple[Any, str]]:
+def _generator(generator: Any, owner: Any, edges: Edges) -> Iterator[tuple[Any, str]]:
     prefix = next(p for p in ("gi", "cr", "ag") if hasattr(type(generator), f"{p}_frame"))
     frame = getattr(generator, f"{prefix}_frame")
     if frame is not None:
@@ -172,7 +166,7 @@ def _generator(generator: Any) -> Iterator[tuple[Any, str]]:
         yield getattr(generator, f"{prefix}_{inner}"), ""
 
 
-def _exception(obj: Any) -> Iterator[tuple[Any, str]]:
+def _exception(obj: Any, owner: Any, edges: Edges) -> Iterator[tuple[Any, str]]:
     if type(obj) is types.TracebackType:
         yield obj.tb_frame, _frame_step(obj.tb_frame)
         yield obj.tb_next, ""
@@ -185,15 +179,31 @@ def _exception(obj: Any) -> Iterator[tuple[Any, str]]:
     yield base["args"].__get__(obj), ".args"
 
 
-def _hooks(tensor: Any) -> Named:
-    return [(vars(_base)[name].__get__(tensor), f".{name}") for name in _HOOKS]
+def _function(function: Any, owner: Any, edges: Edges) -> Named:
+    # Their items are named by what they are to the function.
+    return [
+        (getattr(function, name), "") for name in ("__closure__", "__defaults__", "__kwdefaults__")
+    ]
+
+
+def _tensor(tensor: Any, owner: Any, edges: Edges) -> Named:
+    hooks = [(vars(_base)[name].__get__(tensor), f".{name}") for name in _HOOKS]
+    return [*edges.of_tensor(tensor), *hooks]
+
+
+def _node(node: Any, owner: Any, edges: Edges) -> Named:
+    return [(child, _node_step(child, step)) for child, step in edges.of_node(node)]
+
+
+def _array(array: Any, owner: Any, edges: Edges) -> Named:
+    return [(child, f".flat[{n}]") for n, child in enumerate(of_array(array))]
 
 
 def _node_step(child: Any, step: str) -> str:
     return f": {type(child).__name__}" if is_node(type(child)) else step
 
 
-def _attributes(obj: Any, kind: type) -> Iterator[tuple[Any, str]]:
+def _attributes(obj: Any, kind: type, members: list[tuple[str, Any]]) -> Iterator[tuple[Any, str]]:
     """Where an object keeps what it refers to: its dictionary, its slots, C's own members."""
     if issubclass(kind, type):
         for held in gc.get_referents(members_of(obj)):
@@ -204,14 +214,27 @@ def _attributes(obj: Any, kind: type) -> Iterator[tuple[Any, str]]:
         yield held, ""
         for name, value in held.items():
             yield value, f".{name}"
-    for base in kind.__mro__:
-        for name, member in members_of(base).items():
-            # Not what C computes when it is asked: a node of a graph would unpack what it saved.
-            if type(member) is types.MemberDescriptorType:
-                try:
-                    yield member.__get__(obj), f".{name}"
-                except AttributeError:  # not set
-                    continue
+    for name, get in members:
+        try:
+            yield get(obj), f".{name}"
+        except AttributeError:  # not set
+            continue
+
+
+_NAMED: tuple[tuple[Any, Any], ...] = (
+    (dict, _items),
+    ((list, tuple, deque), _sequence),
+    (types.CellType, _cell),
+    (types.FrameType, _frame),
+    (types.FunctionType, _function),
+    (Tensor, _tensor),
+    (Optimizer, lambda optimizer, owner, edges: of_optimizer(optimizer)),
+    (Context, lambda context, owner, edges: of_context(context)),
+    (_GENERATORS, _generator),
+    ((BaseException, types.TracebackType), _exception),
+)
+# These have no attributes.
+_WHOLE = (dict, list, tuple, deque, types.CellType, types.FrameType)
 
 
 def local_variables(frame: types.FrameType) -> dict[str, Any]:
