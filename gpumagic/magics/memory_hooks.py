@@ -3,6 +3,7 @@ and when it runs out."""
 
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from gpumagic import faults
@@ -17,6 +18,7 @@ class MemoryHooks:
         self._shell = shell
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
         self._growth: Any = None
+        self._attached: Any = None
 
     def install(self) -> None:
         for event in _EVENTS:
@@ -30,33 +32,42 @@ class MemoryHooks:
 
     def _pre_run_cell(self, info: Any) -> None:
         self._threads.stamped = None
-        if not _gpu_is_used():
+        if cuda := _gpu_in_use():
+            self._guarded("asking torch to note when memory runs out", self._note_shortages)
+            if info.store_history:
+                self._guarded("stamping a cell on what it allocates", self._stamp, cuda.memory)
+
+    def _post_run_cell(self, result: Any = None) -> None:
+        if not (cuda := _gpu_in_use()):
             return
-        with faults.kept("asking torch to note when memory runs out"):
+        if stamped := getattr(self._threads, "stamped", None):
+            self._guarded("stamping a cell on what it allocates", _unstamp, cuda.memory, *stamped)
+        info = getattr(result, "info", None)
+        if info is not None and info.store_history and result.success:
+            doing = "looking for what grows from run to run"
+            self._guarded(doing, self._look_for_growth, info.raw_cell)
+
+    def _guarded(self, doing: str, step: Callable[..., None], *args: Any) -> None:
+        try:
+            step(*args)
+        except Exception as error:  # noqa: BLE001  a fault of ours is no reason to stop the cell
+            faults.keep(doing, error)
+
+    def _note_shortages(self) -> None:
+        attach = getattr(sys.modules["torch"]._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is not self._attached:  # virtual GPUs that are turned on have one of their own
             from gpumagic.memory.out_of_memory_message import note_shortages
 
             note_shortages()
-        if not info.store_history:
-            return
-        with faults.kept("stamping a cell on what it allocates"):
-            from gpumagic.memory import made_in
+            self._attached = attach
+
+    def _stamp(self, memory: Any) -> None:
+        if hasattr(memory._C, "_cuda_setMemoryMetadata"):
             from gpumagic.usercode.files import next_cell
 
-            cell = next_cell()
-            if (before := made_in.stamp(cell)) is not None:
-                self._threads.stamped = cell, before
-
-    def _post_run_cell(self, result: Any = None) -> None:
-        stamped = getattr(self._threads, "stamped", None)
-        if stamped is not None:
-            with faults.kept("stamping a cell on what it allocates"):
-                from gpumagic.memory import made_in
-
-                made_in.unstamp(*stamped)
-        info = getattr(result, "info", None)
-        if info is not None and info.store_history and result.success and _gpu_is_used():
-            with faults.kept("looking for what grows from run to run"):
-                self._look_for_growth(info.raw_cell)
+            before, cell = memory._get_memory_metadata(), next_cell()
+            memory._set_memory_metadata(cell)
+            self._threads.stamped = cell, before
 
     def _look_for_growth(self, cell: str) -> None:
         from gpumagic.memory.growth import GrowthWatch
@@ -67,6 +78,13 @@ class MemoryHooks:
             print(f"→ {grown}")
 
 
-def _gpu_is_used() -> bool:
+def _unstamp(memory: Any, cell: str, before: str) -> None:
+    """Put back the name that was borne before, unless the cell has set another one."""
+    if memory._get_memory_metadata() == cell:
+        memory._set_memory_metadata(before)
+
+
+def _gpu_in_use() -> Any:
+    """``torch.cuda`` once it has used a GPU; nothing is imported for that."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda is not None and bool(getattr(cuda, "is_initialized", bool)())
+    return cuda if cuda is not None and getattr(cuda, "is_initialized", bool)() else None

@@ -133,21 +133,3 @@ def forget() -> None:
     """End the record that was turned on here: the extension is about to go."""
     if _recording:
         record(on=False)
-
-
-def stamp(cell: str) -> str | None:
-    """Let what this thread allocates bear the name of a cell; the name that it bore before.
-
-    None where there is nothing to stamp. Imports nothing.
-    """
-    if not hasattr(_C, "_cuda_setMemoryMetadata") or not torch.cuda.is_initialized():
-        return None
-    before: str = memory._get_memory_metadata()
-    memory._set_memory_metadata(cell)
-    return before
-
-
-def unstamp(cell: str, before: str) -> None:
-    """Put back the name that was borne before, unless the cell has set another one."""
-    if hasattr(_C, "_cuda_setMemoryMetadata") and memory._get_memory_metadata() == cell:
-        memory._set_memory_metadata(before)
