@@ -45,11 +45,11 @@ def too_large(s: Situation) -> Cause | None:
     if total is None or s.wanted <= total:
         return None
     why = f"{size(s.wanted)} at once is more than the {size(total)} that {s.name} has in all"
-    return Cause("too large", why, tuple(_halved(s, total)))
+    return Cause("too large", why, tuple(_halved(s)))
 
 
-def _halved(s: Situation, room: int) -> Iterator[Remedy]:
-    if s.dtype == torch.float32 and s.wanted // 2 <= room:
+def _halved(s: Situation) -> Iterator[Remedy]:
+    if s.dtype == torch.float32 and s.wanted // 2 <= s.capacity - s.held():
         gives = s.wanted - s.wanted // 2
         yield Remedy("16 bits a number (`dtype=torch.bfloat16`) spare", gives)
 

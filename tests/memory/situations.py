@@ -250,11 +250,11 @@ SITUATIONS = [
     Notebook("one huge tensor", [], "x = torch.empty(8000, 8000, device='cuda')", "too large"),
     Notebook(
         "attention's scores",
-        ["q = torch.ones(1, 8, 2048, 16, device='cuda')"],
+        ["q = torch.ones(1, 8, 1900, 16, device='cuda')"],
         "scores = q @ q.transpose(-1, -2)",
         "too large",
         "16 bits",
-        64,
+        55.1,
     ),
     Notebook(
         "an embedding",

@@ -56,7 +56,7 @@ def test_causes_remedies_and_figures(small, shown, noted):
 @pytest.mark.slow
 def test_all_situations(small, shown, noted):
     wrong = wrong_of(SITUATIONS, small, shown, noted)
-    print(f"{len(SITUATIONS) - len(wrong)} of {len(SITUATIONS)} are told right")
+    print(f"{len(SITUATIONS) - len(wrong)} of {len(SITUATIONS)} are told right; not {wrong}")
     assert len(SITUATIONS) >= 25
     assert len(wrong) <= WRONG, wrong
 
