@@ -62,7 +62,9 @@ class MemoryHooks:
             self._attached = attach
 
     def _stamp(self, memory: Any) -> None:
-        if hasattr(memory._C, "_cuda_setMemoryMetadata"):
+        # Another allocator than torch's own would warn, once, that it keeps no such thing.
+        kept = getattr(memory, "_memory_metadata_supported", lambda: True)
+        if hasattr(memory._C, "_cuda_setMemoryMetadata") and kept():
             from gpumagic.usercode.files import next_cell
 
             before, cell = memory._get_memory_metadata(), next_cell()

@@ -193,16 +193,22 @@ def test_observers_are_called_when_memory_runs_out(gpus):
     assert seen == [(1, 2**31, 2**31, 2**31 - 2 * len(kept))]
 
 
-def test_nothing_of_it_stays(gpus):
+def test_nothing_of_it_stays(runtime):
+    names = [name for name in dir(torch._C) if "emory" in name]
+    before = {name: getattr(torch._C, name) for name in names}
+    virtual.enable(2, 2**31)
     memory._record_memory_history()
     memory._set_memory_metadata("In [3]")
     torch._C._cuda_attach_out_of_memory_observer(print)
     virtual.disable()
-    assert not hasattr(torch._C, "_cuda_memorySnapshot")
+    assert {name: getattr(torch._C, name) for name in dir(torch._C) if "emory" in name} == before
     virtual.enable(2, 2**31)
-    assert memory._get_memory_metadata() == ""
-    assert not torch._C._cuda_isHistoryEnabled()
-    assert "large_pool" not in torch.cuda.memory_summary(1, abbreviated=True)
+    try:
+        assert memory._get_memory_metadata() == ""
+        assert not torch._C._cuda_isHistoryEnabled()
+        assert "large_pool" not in torch.cuda.memory_summary(1, abbreviated=True)
+    finally:
+        virtual.disable()
 
 
 @pytest.mark.parametrize(
