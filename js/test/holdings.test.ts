@@ -60,7 +60,7 @@ describe('in a card', () => {
     monitor.draw();
     expect(text(monitor, '.holding .title')).toEqual(['net', 'batch']);
     expect(text(monitor, '.holding .size')).toEqual(['8.0 MiB', '1.0 MiB']);
-    expect(text(monitor, '.holding .note')).toEqual(['parameters · In [3], line 5', 'tensor']);
+    expect(text(monitor, '.holding .note')).toEqual(['In [3], line 5 · parameters', 'tensor']);
     expect(one(monitor, '.holding .title').title).toBe('net, model');
     expect(one(monitor, '.holding .bar').style.gridTemplateColumns.trim()).toBe('80%');
     expect(shown(monitor).textContent).toContain('12 more, 1.0 MiB');

@@ -22,7 +22,7 @@ class HoldingRow {
   }
 
   update({ row, whole }: { row: Holding; whole: number }): void {
-    const notes = [row.kind, row.made].filter(Boolean).join(' · ');
+    const notes = [row.made, row.kind].filter(Boolean).join(' · ');
     this.#name.say(row.name).hint([row.name, ...row.aliases].join(', '));
     this.#size.say(size(row.nbytes));
     this.#bar.update((100 * row.nbytes) / (whole || 1));
