@@ -43,7 +43,7 @@ MAY = {
     | {"telemetry"},
     "memory": GROUND
     | {"dryrun", "copies", "isolation", "ledger", "mismatch", "moving", "placement", "telemetry"}
-    | {"gputable"},
+    | {"gputable", "fitting"},
     "fitting": GROUND
     | {"dryrun", "copies", "isolation", "ledger", "moving", "placement", "telemetry"},
     "dryrun": GROUND | {"ledger", "mismatch", "moving", "placement", "virtual"},

@@ -1,6 +1,7 @@
 """Tell by dry runs whether a smaller batch, or another way to compute it, would fit."""
 
 import ast
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 from gpumagic.display.units import size
+from gpumagic.fitting.fit_search import largest
 from gpumagic.memory.causes import Cause
 from gpumagic.memory.dry_peaks import DryPeaks
 from gpumagic.memory.out_of_memory import Remedy
@@ -23,7 +25,6 @@ _BACKWARD = ("backward", "autograd", "fit")
 _MARGIN = 0.05
 # What spares less of what is needed than this is not worth a line.
 _WORTH = 0.05
-_TRIES = 4
 # A part of a Sequential that is computed again is as long as those that are kept are many.
 _LEAST_LAYERS = 4
 
@@ -110,29 +111,23 @@ def by_dry_run(s: Situation) -> Cause | None:
 
 
 def _smaller(batch: _Batch) -> Iterator[Remedy]:
-    """The largest batch that fits: where a line through what two need meets what there is."""
+    """The largest batch that fits."""
     assert batch.needs is not None
-    one, two = max(batch.size // 8, 1), batch.size
-    least, most = batch.needed(one), batch.needs
-    for _ in range(_TRIES):
-        if least is None or most <= least:
-            return
-        fits = int(one + (batch.room - least) * (two - one) / (most - least))
-        fits = min(fits, batch.size - 1)
-        needs = batch.needed(fits) if fits > 0 else None
-        if needs is None:
-            return
-        if needs <= batch.room:
-            steps = -(-batch.size // fits)
-            do = (
-                f"a batch of {fits:,} instead of {batch.size:,} (gradients of {steps} added up are "
-                "the same) spares"
-                if batch.backward
-                else f"a batch of {fits:,} instead of {batch.size:,} spares"
-            )
-            yield Remedy(do, batch.needs - needs, True)
-            return
-        two, most = fits, needs
+    found: dict[float, float] = {batch.size: batch.needs}
+
+    def need(size: float) -> float:
+        if size not in found:
+            needs = batch.needed(int(size))
+            found[size] = math.inf if needs is None else needs
+        return found[size]
+
+    fits = largest(range(1, batch.size + 1), need, batch.room)
+    if fits is None:
+        return
+    steps = -(-batch.size // int(fits))
+    added = f" (gradients of {steps} added up are the same)" if batch.backward else ""
+    do = f"a batch of {fits:,} instead of {batch.size:,}{added} spares"
+    yield Remedy(do, batch.needs - int(need(fits)), True)
 
 
 def _in_other_ways(batch: _Batch) -> Iterator[Remedy]:
