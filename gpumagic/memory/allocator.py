@@ -54,6 +54,10 @@ class Allocator:
             return self._at(obj.device.index or 0, obj.data_ptr()) or self._alone(obj)
         return None
 
+    def block(self, place: Place) -> Place | None:
+        """The block that a place is in; None of other libraries' memory."""
+        return self._at(int(place.device.rpartition(":")[2]), place.address)
+
     def _of_tensor(self, tensor: Any, number: int) -> Place | None:
         try:
             return self._at(number, _data_address(tensor)) or self._alone(_storage(tensor))

@@ -13,6 +13,7 @@ from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.made_in import MadeIn
 from gpumagic.memory.memory_report import DeviceMemory, MemoryHolder, MemoryReport
 
+OTHER = "other library"
 UNREACHED = "held by no Python object"
 """The row of what is allocated and reached from nowhere: workspaces, DDP's buckets, C++."""
 
@@ -70,7 +71,8 @@ def _with_holders(
     device: DeviceMemory, found: Iterable[FoundStorage], made_in: MadeIn, *, whole: bool
 ) -> DeviceMemory:
     rows = grouped((storage for storage in found if storage.device == device.device), made_in)
-    rest = (device.allocated or 0) - sum(row.nbytes for row in rows)
+    # What is another library's, torch has not allocated.
+    rest = (device.allocated or 0) - sum(row.nbytes for row in rows if row.kind != OTHER)
     if whole and rest:
         rows.append(MemoryHolder(UNREACHED, "unreached", device.device, rest))
     return replace(device, holders=tuple(sorted(rows, key=lambda row: -row.nbytes)))
@@ -78,10 +80,11 @@ def _with_holders(
 
 def grouped(found: Iterable[FoundStorage], made_in: MadeIn | None = None) -> list[MemoryHolder]:
     """One row for each holder at the top: a variable, an output, an exception, …"""
-    of_roots: dict[str, list[FoundStorage]] = {}
+    of_roots: dict[tuple[str, bool], list[FoundStorage]] = {}
     for storage in found:
-        of_roots.setdefault(storage.paths[0].root, []).append(storage)
-    return [_row(root, storages, made_in) for root, storages in of_roots.items()]
+        first = storage.paths[0]
+        of_roots.setdefault((first.root, first.kind == OTHER), []).append(storage)
+    return [_row(root, storages, made_in) for (root, _), storages in of_roots.items()]
 
 
 def _row(root: str, storages: list[FoundStorage], made_in: MadeIn | None) -> MemoryHolder:

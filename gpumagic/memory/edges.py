@@ -8,7 +8,7 @@ import gc
 import sys
 import types
 from collections.abc import Callable, Iterable
-from contextvars import Context
+from contextvars import Context, Token
 from typing import Any
 
 import torch
@@ -64,13 +64,14 @@ class Edges:
             (types.ModuleType, later),
             (Optimizer, _optimizer),
             (Context, _context),
+            (Token, _token),
             (ndarray(), _objects),
         ):
             if any(base is each for each in bases):
                 return rule
         if autograd_graph.is_node(kind):
             return self._node
-        if _is_array(kind):
+        if is_other_array(kind):
             return self._array
         return gc.get_referents if _flags(kind) & _COLLECTED else None
 
@@ -133,6 +134,15 @@ def _context(context: Context) -> Iterable[Any]:
     return [value for _, value in context.items()]
 
 
+def of_token(token: Token[Any]) -> list[Edge]:
+    """What a context variable was before; not the context, which is everybody's."""
+    return [(token.old_value, ".old_value")]
+
+
+def _token(token: Token[Any]) -> Iterable[Any]:
+    return [token.old_value]
+
+
 def ndarray() -> Any:
     """The arrays of NumPy; no types where it is not imported."""
     return getattr(sys.modules.get("numpy"), "ndarray", ())
@@ -149,10 +159,12 @@ def _objects(array: Any) -> Iterable[Any]:
     return gc.get_referents(array) + of_array(array)
 
 
-def _is_array(kind: type) -> bool:
+def is_other_array(kind: type) -> bool:
     """Whether objects of a class are arrays of a library that may lie on a GPU."""
     members = [members_of(base) for base in bases_of(kind)]
     if not any(name in held for name in _EXCHANGES for held in members):
+        return False
+    if any(base is Tensor or base is ndarray() for base in bases_of(kind)):
         return False
     home = sys.modules.get(str(defined_in(kind)).partition(".")[0])
     return type(home) is types.ModuleType and not is_users(vars(home).get("__file__"))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpumagic.memory import other_arrays
 from gpumagic.memory.allocator import Allocator, Place
 from gpumagic.memory.heap import Root, Walk
 from gpumagic.memory.leftovers import walk_leftovers
@@ -96,6 +97,9 @@ class _Search:
     def found(self) -> list[FoundStorage]:
         """All storages with their paths, the largest first."""
         self._match()
+        for array, place in other_arrays.places(self._walk.edges.arrays):
+            ours = self._allocator.block(place)  # of a tensor whose memory it shares
+            self._numbers.setdefault(ours or place, []).append(self._walk.number(array) or 0)
         paths = Paths(self._walk)
         paths.find_others(n for numbers in self._numbers.values() for n in numbers)
         every = [

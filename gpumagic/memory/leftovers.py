@@ -14,11 +14,11 @@ from torch import Tensor, UntypedStorage
 
 from gpumagic.memory.heap import Root, Walk
 from gpumagic.usercode.files import is_users, label
-from gpumagic.usercode.values import defined_in, of_function
+from gpumagic.usercode.values import class_name, defined_in, of_function
 
 NATIVE = "held from C++, or by an expression that runs now"
 GARBAGE = "a reference cycle that is not collected yet"
-_class_name = vars(type)["__qualname__"].__get__
+_whole_name = vars(type)["__qualname__"].__get__
 FarRoots = Callable[[Container[int]], Iterable[Root]]
 
 
@@ -56,7 +56,7 @@ def _referrers(objects: list[Any]) -> dict[int, list[int]]:
 def _classes(objects: Iterable[Any]) -> Iterator[Root]:
     for obj in objects:
         if issubclass(type(obj), type):
-            name = f"{defined_in(obj)}.{_class_name(obj)}"
+            name = f"{defined_in(obj)}.{_whole_name(obj)}"
             yield Root(name, obj)
 
 
@@ -81,4 +81,4 @@ def _name(obj: Any) -> str:
     code = getattr(obj, "__code__", None) if name is not None else None
     if code is not None and is_users(code.co_filename):
         return f"{name} of {label(code.co_filename)}"
-    return f"{name}" if name is not None else type(obj).__name__
+    return f"{name}" if name is not None else class_name(type(obj))

@@ -7,8 +7,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gpumagic.memory.autograd_graph import is_node, nearest_leaf
+from gpumagic.memory.edges import is_other_array
 from gpumagic.memory.heap import Walk
 from gpumagic.memory.step_names import StepNames
+from gpumagic.usercode.values import class_name
 
 MOST = 8
 """Of how many roots it is told that they reach an object."""
@@ -125,12 +127,12 @@ class Paths:
             above = self._walk.parents[parent]
             owner = self._walk.objects[above] if above >= 0 else None
             self._steps[parent] = self._names.of(self._walk.objects[parent], owner, self._key)
-        return self._steps[parent].get(id(obj), f".<{type(obj).__name__}>")
+        return self._steps[parent].get(id(obj), f".<{class_name(type(obj))}>")
 
     def _key(self, key: Any) -> str:
         number = self._walk.number(key) if issubclass(type(key), Tensor) else None
         if number is None or self._naming_a_key:  # it may itself be found by way of a key
-            return f"<{type(key).__name__}>"
+            return f"<{class_name(type(key))}>"
         self._naming_a_key = True
         try:
             return self.text(number)
@@ -182,6 +184,8 @@ class Paths:
             return "gradient"
         if issubclass(type(self._walk.objects[number]), nn.Parameter):
             return "parameter"
+        if is_other_array(type(self._walk.objects[number])):
+            return "other library"
         return self._part_of(self._walk.parents[number]) or "tensor"
 
     def _above(self, number: int) -> Any:

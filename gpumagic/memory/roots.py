@@ -4,6 +4,7 @@ The notebook's variables come first, then what Python and IPython keep of cells 
 runs now, and modules: the user's, then those of libraries.
 """
 
+import asyncio
 import contextvars
 import os
 import sys
@@ -57,6 +58,7 @@ class Roots:
         yield [root for frame, name in self._frames.items() for root in self._locals(frame, name)]
         values = contextvars.copy_context().items()
         yield [Root(f"the context variable {each.name!r}", value) for each, value in values]
+        yield [Root(f"the task {asyncio.Task.get_name(task)!r}", task) for task in _tasks()]
         yield [*self._globals(users=True)]
 
     def far(self, wanted: Container[int]) -> Iterator[Root]:
@@ -147,6 +149,12 @@ def _caller() -> types.FrameType:
     while frame.f_code.co_filename.startswith(_HERE) and frame.f_back is not None:
         frame = frame.f_back
     return frame
+
+
+def _tasks() -> list[asyncio.Task[Any]]:
+    """The tasks of all loops; from Python 3.14 on, C keeps its own to itself."""
+    names = ("_all_tasks", "_scheduled_tasks")  # until Python 3.11, and since
+    return [task for name in names for task in getattr(asyncio.tasks, name, ())]
 
 
 def _exceptions(ipython: Any) -> Iterator[Root]:

@@ -4,13 +4,14 @@ Only what C keeps is read. A step that begins with a colon is told from the last
 knows: ``loss.grad_fn: MulBackward0``, ``the exception of In [4]: frame step``.
 """
 
+import asyncio
 import functools
 import gc
 import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import Context
+from contextvars import Context, Token
 from inspect import CO_OPTIMIZED
 from typing import Any
 
@@ -19,8 +20,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gpumagic.memory.autograd_graph import is_node
-from gpumagic.memory.edges import Edges, ndarray, of_array, of_context, of_optimizer
-from gpumagic.usercode.values import bases_of, members_of, own
+from gpumagic.memory.edges import Edges, ndarray, of_array, of_context, of_optimizer, of_token
+from gpumagic.usercode.values import bases_of, class_name, members_of, own
 
 Named = Iterable[tuple[Any, str]]
 _PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
@@ -60,10 +61,14 @@ class StepNames:
             yield from _items(obj, owner, key_name)
         elif named is not None:
             yield from named(obj, owner, self._edges)
-        if kind not in _WHOLE:
+        if not _is_one_of(kind, _WHOLE):
             yield from _attributes(obj, kind, members)
         if kind is _CACHED:
             yield from ((child, ".<cache>") for child in gc.get_referents(obj))
+
+
+def _is_one_of(kind: type, kinds: tuple[type, ...]) -> bool:
+    return any(kind is each for each in kinds)  # a metaclass may define what is equal
 
 
 def _members(kind: type) -> list[tuple[str, Any]]:
@@ -82,25 +87,29 @@ def _items(items: dict[Any, Any], owner: Any, key_name: KeyName) -> Iterator[tup
     attributes = _is_own(owner, items)
     part = issubclass(kind, dict) and _is_module_state(owner, items)
     for key, value in dict.items(items):
-        if attributes and key in _MODULE_STATE and _is_module_state(items, value):
+        if (
+            attributes
+            and type(key) is str
+            and key in _MODULE_STATE
+            and _is_module_state(items, value)
+        ):
             yield value, ""
         elif attributes:
             yield value, f".{key}"
         elif part:
-            yield value, f"[{key}]" if key.isdigit() else f".{key}"
+            yield value, f"[{key}]" if str.isdigit(key) else f".{key}"
         elif issubclass(kind, types.FunctionType) and owner.__kwdefaults__ is items:
             yield value, f".<default> {key}"
         else:
             yield value, f"[{_key(key, key_name)}]"
     for key in dict.keys(items):
-        if type(key) not in _PLAIN_KEYS:
+        if not _is_one_of(type(key), _PLAIN_KEYS):
             yield key, ".<key>"
 
 
 def _key(key: Any, key_name: KeyName) -> str:
-    if type(key) in _PLAIN_KEYS:
-        return repr(key)
-    if type(key) is tuple and all(type(part) in _PLAIN_KEYS for part in key):
+    parts = key if type(key) is tuple else (key,)
+    if all(_is_one_of(type(part), _PLAIN_KEYS) for part in parts):
         return repr(key)
     return key_name(key)
 
@@ -110,7 +119,7 @@ def _is_own(owner: Any, items: dict[Any, Any]) -> bool:
     kind = type(owner)
     if issubclass(kind, type):
         return any(child is items for child in gc.get_referents(members_of(owner)))
-    return not issubclass(kind, (dict, list, tuple)) and own(owner) is items
+    return own(owner) is items
 
 
 def _is_module_state(attributes: Any, items: Any) -> bool:
@@ -175,7 +184,7 @@ def _exception(obj: Any, owner: Any, edges: Edges) -> Iterator[tuple[Any, str]]:
     yield base["__traceback__"].__get__(obj), ""
     for name in ("__cause__", "__context__"):
         origin = base[name].__get__(obj)
-        yield origin, f", from the {type(origin).__name__}"
+        yield origin, f", from the {class_name(type(origin))}"
     yield base["args"].__get__(obj), ".args"
 
 
@@ -200,7 +209,7 @@ def _array(array: Any, owner: Any, edges: Edges) -> Named:
 
 
 def _node_step(child: Any, step: str) -> str:
-    return f": {type(child).__name__}" if is_node(type(child)) else step
+    return f": {class_name(type(child))}" if is_node(type(child)) else step
 
 
 def _attributes(obj: Any, kind: type, members: list[tuple[str, Any]]) -> Iterator[tuple[Any, str]]:
@@ -230,6 +239,8 @@ _NAMED: tuple[tuple[Any, Any], ...] = (
     (Tensor, _tensor),
     (Optimizer, lambda optimizer, owner, edges: of_optimizer(optimizer)),
     (Context, lambda context, owner, edges: of_context(context)),
+    (Token, lambda token, owner, edges: of_token(token)),
+    (asyncio.Task, lambda task, owner, edges: [(asyncio.Task.get_coro(task), "")]),
     (_GENERATORS, _generator),
     ((BaseException, types.TracebackType), _exception),
 )

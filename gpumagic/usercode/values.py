@@ -23,7 +23,8 @@ _PLAIN_TENSORS = (Tensor, nn.Parameter)
 _ITEMS = 2000
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 
-# The module, the bases and the members of a class, whatever its metaclass answers.
+# Name, module, bases and members of a class, whatever its metaclass answers.
+class_name = vars(type)["__name__"].__get__
 defined_in = vars(type)["__module__"].__get__
 bases_of = vars(type)["__mro__"].__get__
 members_of = vars(type)["__dict__"].__get__

@@ -1,11 +1,15 @@
 """Every storage on a GPU is found, once, and nothing is left behind by the search."""
 
 import gc
+import sys
+import types
 import weakref
 
+import pytest
 import torch
 from torch import nn
 
+import gpumagic
 from gpumagic.memory.find_holders import find
 
 
@@ -22,3 +26,98 @@ def test_nothing_is_kept_alive_by_the_search(gpus):
         assert torch.cuda.memory_allocated() == 0
     finally:
         gc.enable()
+
+
+@pytest.fixture
+def other_library(monkeypatch):
+    """A library whose arrays lie on a GPU, as CuPy's do."""
+    module = types.ModuleType("otherlib")
+    module.__file__ = "/usr/lib/python3/site-packages/otherlib/__init__.py"
+    monkeypatch.setitem(sys.modules, "otherlib", module)
+
+    class Array:
+        def __init__(self, address, nbytes):
+            self.nbytes = nbytes
+            self.__cuda_array_interface__ = {"data": (address, False)}
+
+        def __dlpack_device__(self):
+            return 2, 1
+
+    Array.__module__ = "otherlib"
+    return Array
+
+
+def test_arrays_of_other_libraries_are_told_beside_what_torch_counts(ip, other_library):
+    gc.collect()
+    ip.run("x = zeros(1000, device='cuda:1')")
+    ip.ns["mine"] = [other_library(4096, 10**6), ip.ns["x"]]
+    ip.ns["view"] = other_library(5000, 100)
+    ip.ns["shared"] = other_library(ip.ns["x"].data_ptr(), 4000)
+    rows = {row.path: row for row in gpumagic.memory().devices[1].holders}
+    assert rows.keys() == {"x", "mine"}
+    assert (rows["mine"].kind, rows["mine"].nbytes) == ("other library", 10**6)
+    assert rows["mine"].aliases == ("view",)
+    assert set(rows["x"].aliases) == {"mine", "shared"}
+
+
+HOSTILE = """
+class Meta(type):
+    def __hash__(cls): return ran.append("hash") or 0
+    def __eq__(cls, other): return ran.append("eq") or False
+    def __getattribute__(cls, name): return ran.append(f"class {name}")
+    def __instancecheck__(cls, other): return ran.append("instance") or True
+    def __subclasscheck__(cls, other): return ran.append("subclass") or True
+
+class Hostile(metaclass=Meta):
+    def __getattribute__(self, name): return ran.append(name)
+    def __eq__(self, other): return ran.append("eq") or True
+    def __hash__(self): return ran.append("hash") or 0
+    def __repr__(self): return ran.append("repr") or ""
+    def __len__(self): return ran.append("len") or 0
+    def __bool__(self): return ran.append("bool") or True
+    def __iter__(self): return ran.append("iter") or iter(())
+    __class__ = property(lambda self: ran.append("class"))
+
+class Sly(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        ran.append("torch")
+        return super().__torch_function__(function, types, args, kwargs or {})
+    @property
+    def device(self): return ran.append("device")
+    @property
+    def grad(self): return ran.append("grad")
+
+class SlyDict(dict):
+    def __getitem__(self, key): return ran.append("item")
+    def items(self): return ran.append("items") or []
+    def __iter__(self): return ran.append("iter") or iter(())
+
+class SlyList(list):
+    def __iter__(self): return ran.append("iter") or iter(())
+    def __len__(self): return ran.append("len") or 0
+"""
+
+
+def test_no_code_of_the_users_runs(gpus):
+    namespace = {"torch": torch, "ran": [], "__name__": "__main__"}
+    exec(HOSTILE, namespace)
+    kept = [torch.zeros(200 * n, device="cuda") for n in range(1, 6)]
+    hostile = object.__new__(namespace["Hostile"])
+    object.__setattr__(hostile, "value", kept[0])
+    namespace["a"] = hostile
+    namespace["b"] = {hostile: kept[1]}
+    namespace["c"] = kept[2].as_subclass(namespace["Sly"])
+    namespace["d"] = namespace["SlyDict"](x=kept[3])
+    namespace["e"] = namespace["SlyList"]([kept[4]])
+    del kept
+    namespace["ran"].clear()
+    found = find(namespace)
+    assert namespace["ran"] == []
+    assert sorted(storage.paths[0].path for storage in found) == [
+        "a.value",
+        "b[<Hostile>]",
+        "c",
+        "d['x']",
+        "e[0]",
+    ]

@@ -194,6 +194,55 @@ PLANTED = {
         "try:\n    step(1)\nexcept KeyError as e:\n    error = e",
         "error: frame step, x",
     ),
+    "chained exception": (
+        "def parse(n):\n    y = gpu()\n    raise KeyError(n)\n"
+        "try:\n    try:\n        parse(1)\n"
+        "    except KeyError as e:\n        raise ValueError from e\n"
+        "except ValueError as e:\n    chained = e",
+        "chained, from the KeyError: frame parse, y",
+    ),
+    "old value of a context variable": (
+        "cv4 = contextvars.ContextVar('cv4')\ncv4.set(gpu())\ntoken = cv4.set(None)",
+        "token.old_value",
+    ),
+    "data of a loader": (
+        "loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(gpu()))",
+        "loader.dataset.tensors[0]",
+    ),
+    "loader's iterator": (
+        "batches_of = iter(torch.utils.data.DataLoader([1, 2], collate_fn=lambda b, t=gpu(): t))",
+        "batches_of._collate_fn.<default> t",
+    ),
+    "task": (
+        "import asyncio\n"
+        "async def sleep():\n    z = gpu()\n    await asyncio.sleep(600)\n    print(z)\n"
+        "asyncio.create_task(sleep(), name='sleeper')\nawait asyncio.sleep(0)",
+        "the task 'sleeper': frame sleep, z",
+    ),
+    "property": (
+        "class Made:\n    t = property(lambda self, x=gpu(): x)",
+        "Made.t.fget.<default> x",
+    ),
+    "static method": (
+        "class Static:\n    @staticmethod\n    def f(x=gpu()): pass",
+        "Static.f.__func__.<default> x",
+    ),
+    "attribute of a dictionary's subclass": (
+        "class Config(dict): pass\nconf = Config()\nconf.t = gpu()",
+        "conf.t",
+    ),
+    "view of a dictionary": ("proxy = types.MappingProxyType({'a': gpu()})", "proxy.<dict>['a']"),
+    "frame": (
+        "def here():\n    v = gpu()\n    return sys._getframe()\nframe = here()",
+        "frame, v",
+    ),
+    "what %debug looks at": (
+        "def stop():\n    w = gpu()\n    1 / 0\ntry:\n    stop()\nexcept ZeroDivisionError as e:\n"
+        "    import IPython.terminal.debugger\n    pdb = IPython.terminal.debugger.Pdb()\n"
+        "    pdb.reset()\n    pdb.setup(None, e.__traceback__)\n"
+        "    get_ipython().InteractiveTB.pdb = pdb\n    del pdb",
+        "%debug.curframe, w",
+    ),
     "cell that failed": (
         "def broken():\n    inner = gpu()\n    1 / 0\nbroken()",
         r"the exception of In \[\d+\]: frame broken, inner",
