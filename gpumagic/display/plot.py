@@ -70,7 +70,8 @@ class Plot:
     """Curves in a frame; words give way to those that stand there already.
 
     `words` spell each value of x, in ascending order. If these are no numbers they lie one beside
-    the other, and no line leads from one to the next: then it is `ordinal`.
+    the other, and no line leads from one to the next: then it is `ordinal`. Both axes are by
+    logarithm, or `linear` from zero on.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Plot:
         *,
         ordinal: bool,
         quantity: str = "time",
+        linear: bool = False,
     ) -> None:
         self._frame, self._words, self._ordinal = frame, words, ordinal
         self._curves, self._quantity = curves, quantity
@@ -90,10 +92,12 @@ class Plot:
         low, high = min(heights := list(heights)), max(heights)
         # Air above and below, and around a flat curve.
         air = max((high / low) ** 0.06, 1.08)
-        self._y = svg.Scale(low / air, high * air, self._foot, _TOP)
+        foot, top = (0.0, 1.05 * high) if linear else (low / air, high * air)
+        self._y = svg.Scale(foot, top, self._foot, _TOP, not linear)
+        self._ticks = svg.even_ticks if linear else svg.ticks
         xs, start, end = list(words), _LEFT + 12, self._end - 12
         half = (end - start) / len(xs) / 2 if ordinal else 0.0
-        log = xs[0] > 0 and not ordinal
+        log = xs[0] > 0 and not ordinal and not linear
         self._x = svg.Scale(xs[0], xs[-1], start + half, end - half, log)
         # The words that stand in the plot: (x from, x to, y).
         self._taken: list[tuple[float, float, float]] = []
@@ -121,7 +125,7 @@ class Plot:
     def _grid(self, tick: Callable[[float], str]) -> Iterator[str]:
         yield svg.text(_LEFT - 8, _TOP - 11, self._quantity, "end", "gm-dim")
         self._free(0.0, _LEFT - 8, 0.0)
-        for value in svg.ticks(self._y.low, self._y.high):
+        for value in self._ticks(self._y.low, self._y.high):
             y = self._y(value)
             yield svg.line(_LEFT, y, self._end, y, "gm-grid")
             yield svg.text(_LEFT - 8, y + 4, tick(value), "end")

@@ -110,10 +110,10 @@ def ticks(low: float, high: float) -> list[float]:
         found = [value for value in found if low <= value <= high]
         if len(found) >= 3:
             return found[:: math.ceil(len(found) / 8)]
-    return _linear(low, high)
+    return even_ticks(low, high)
 
 
-def _linear(low: float, high: float) -> list[float]:
+def even_ticks(low: float, high: float) -> list[float]:
     """About six round values between two, a round step apart."""
     if high <= low:
         return [low]

@@ -50,7 +50,9 @@ def _answer(fit: Fit, found: Largest) -> str:
     best = fit.at(found.value)
     words = "is the largest that fits" if not fit.interrupted else "is the largest known to fit"
     how = "a run confirms it" if found.confirmed else "foretold, not run"
-    return f"{fit.name} = {found.value} {words} on {where}: it needs {_need(best)} {spare}; {how}"
+    kind = {True: ", with its backward pass", False: ", without a backward pass", None: ""}
+    needs = f"it needs {_need(best)} {spare}"
+    return f"{fit.name} = {found.value} {words} on {where}{kind[fit.trains]}: {needs}; {how}"
 
 
 def _need(tried: Tried | None) -> str:
@@ -96,9 +98,6 @@ def _verdict(tried: Tried, found: Largest) -> str:
 def _notes(fit: Fit) -> Iterator[str]:
     if fit.interrupted:
         yield "interrupted: what was known by then"
-    if fit.trains is not None:
-        kind = "with a backward pass" if fit.trains else "without a backward pass"
-        yield f"what was measured is {kind}; the other needs other memory"
     yield from fit.notes
     runs = sum(t.ran is not None for t in fit.tried)
     dry = sum(t.predicted is not None for t in fit.tried)
@@ -108,7 +107,9 @@ def _notes(fit: Fit) -> Iterator[str]:
 
 def curve(fit: Fit) -> str:
     """What each value needs, over the values, in SVG; nothing where fewer than two are known."""
-    known = [t for t in fit.tried if t.needed]
+    # Far above what there is, nothing is to be seen but a longer line.
+    top = 2 * max(found.room for found in fit.largest)
+    known = [t for t in fit.tried if t.needed and t.needed <= top]
     if len(known) < 2:
         return ""
     most = max([t.needed or 0 for t in known] + [found.room for found in fit.largest])
@@ -122,7 +123,7 @@ def curve(fit: Fit) -> str:
         curves.append(Curve(found.where, _LIMIT, points, []))
     heights = [point.y for one in curves for point in one.points]
     words = {float(t.value): f"{t.value}" for t in known}
-    plot = Plot(Frame(), words, heights, curves, ordinal=False, quantity="memory")
+    plot = Plot(Frame(), words, heights, curves, ordinal=False, quantity="memory", linear=True)
     label = f"memory that {fit.name} needs: {'; '.join(answer(fit))}"
     return plot.svg(fit.name, lambda y: f"{y:g} {unit}", [], label)
 

@@ -165,7 +165,7 @@ def test_cards_that_are_not_here_are_asked_at_once():
     for found in result.largest:
         assert result.at(found.value).predicted <= found.room < result.at(found.value + 1).predicted
     assert not result.confirmed
-    assert "on T4 16GB: it needs" in str(result)
+    assert "on T4 16GB, without a backward pass: it needs" in str(result)
 
 
 @pytest.mark.usefixtures("gpus")
