@@ -50,6 +50,7 @@ class Predicting:
     def __call__(self, value: float) -> float:
         """Bytes beside what is allocated now; as much as was counted where the dry run ended."""
         if value not in self.needed:
+            self._told(value, "dry run")  # it may take long
             run = dry(self._subject(value))
             peak = run.peak.get(str(self._device))
             self.needed[value] = 0 if peak is None else peak.needed

@@ -161,9 +161,10 @@ def _percent(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
+    digits = text.replace("_", "")
+    if not digits.isdecimal() or not int(digits):
         raise ArgumentTypeError(f"{text} is not a whole number above 0")
-    return int(text)
+    return int(digits)
 
 
 def _items(text: str) -> float | str:
