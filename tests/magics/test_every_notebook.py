@@ -30,7 +30,9 @@ def test_what_others_wrote_stays(profile, capsys):
     assert cli.main(["enable"]) == 0
     assert written(profile)["MagicsManager"]["lazy_magics"] == {
         "theirs": "module",
-        **dict.fromkeys(("gpufree", "gpumem", "gpus", "gputime", "gpuwatch", "ongpu"), "gpumagic"),
+        **dict.fromkeys(
+            ("gpufit", "gpufree", "gpumem", "gpus", "gputime", "gpuwatch", "ongpu"), "gpumagic"
+        ),
     }
     assert str(profile) in capsys.readouterr().out
     assert cli.main(["enable"]) == 0
