@@ -1,5 +1,6 @@
 """The pages' code runs as pasted, from an empty notebook, and their links lead somewhere."""
 
+import ast
 import itertools
 import re
 import shlex
@@ -110,10 +111,14 @@ def test_no_link_is_dead(page):
 
 def test_every_page_is_in_the_readme_and_on_the_site():
     from_readme = {Path(link).name for link in links(pages.PAGES[0]) if link.endswith(".md")}
-    site = re.search(r'^PAGES = \(\s+"(.*)"$', (pages.ROOT / "docs" / "conf.py").read_text(), re.M)
+    conf = ast.parse((pages.ROOT / "docs" / "conf.py").read_text())
+    (site,) = (
+        ast.literal_eval(line.value)
+        for line in conf.body
+        if isinstance(line, ast.Assign) and getattr(line.targets[0], "id", "") == "PAGES"
+    )
     names = {page.stem for page in pages.PAGES[1:]}
-    assert site is not None
-    assert set(site[1].split()) == names
+    assert set(site.split()) == names
     assert {f"{name}.md" for name in names} <= from_readme
 
 
