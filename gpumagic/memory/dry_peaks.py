@@ -55,8 +55,7 @@ class DryPeaks:
         s = self._s
         taken = s.held() + s.unreached
         if not self._frame.at_top:  # what the function was given, and nothing else has
-            names = [s.local(self._frame, name) for name in self.names]
-            taken += s.alone(names, in_frames=True)
+            taken += s.given(self._frame, self.names)
         return s.capacity - taken + gives
 
     def needed(

@@ -170,6 +170,12 @@ class Situation:
         """The bytes that will be held when this error has let go."""
         return sum(each.nbytes for each in self.storages if not self._by(each) <= self._frames)
 
+    def given(self, frame: FailedFrame, names: Iterable[str]) -> int:
+        """The bytes that these names of a frame reach, and only frames of the error hold."""
+        by = {self.local(frame, name) for name in names}
+        reached = (each for each in self.storages if by & self._by(each))
+        return sum(each.nbytes for each in reached if self._by(each) <= self._frames)
+
     def alone(self, names: Collection[str], *, in_frames: bool = False) -> int:
         """The bytes that only these hold: variables, outputs, names in frames of this error.
 

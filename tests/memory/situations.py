@@ -54,6 +54,19 @@ for _ in range(2):
     loss.backward()
     opt.step()
 """
+LOADER = (
+    PERCEPTRON.replace("X =", "data =").replace("device='cuda')", "device='cpu')")
+    + """
+loader = torch.utils.data.DataLoader(data, batch_size={})
+def train():
+    for X in loader:
+        X = X.cuda()
+        loss = net(X).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+"""
+)
 SITUATIONS = [
     # -- what is made anew while the old is there
     Notebook("a model made anew", [MODEL], MODEL, "twice", "`del model`", 40, True),
@@ -175,6 +188,13 @@ SITUATIONS = [
     ),
     # -- what the code does needs too much
     Notebook("a batch too large", [PERCEPTRON], TRAIN, "batch", "`with torch.autocast("),
+    Notebook(
+        "a batch of a loader, in a function",
+        [LOADER.format(12000)],
+        "for epoch in range(2):\n    train()",
+        "batch",
+        "`with torch.autocast(",
+    ),
     Notebook(
         "the first step of an optimizer",
         [
