@@ -65,7 +65,7 @@ class Fitting:
         if tried.ran is False:
             line += ": out of memory"
         elif tried.needed is not None:
-            line += f" needs {size(tried.needed)} of {size(room)}"
+            line += f" needs {size(tried.needed)}, and {size(room)} may be used"
         title = self.asked.program.text.strip().partition("\n")[0]
         board.post({"line": f"{title} · {line}", "bars": []})
         self.tell(line)
