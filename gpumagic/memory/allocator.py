@@ -4,6 +4,7 @@ A tensor's bytes are those of its block, so that all add up to what torch counts
 """
 
 from bisect import bisect_right
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -83,4 +84,7 @@ class Allocator:
 def _segments() -> list[Any]:
     if not torch.cuda.is_initialized() or not hasattr(torch._C, "_cuda_memorySnapshot"):
         return []
-    return list(torch.cuda.memory_snapshot())
+    snapshot: Any = torch.cuda.memory_snapshot
+    # Newer ones of torch can leave out the history of all allocations.
+    lean = "include_traces" in signature(snapshot).parameters
+    return list(snapshot(include_traces=False) if lean else snapshot())
