@@ -2,13 +2,14 @@
 
 Dry runs foretell what each value needs, then runs on copies confirm it. Guarantees: the user's
 variables, random state and settings are afterwards as they were, and so is the memory; Ctrl-C
-keeps what is known.
+keeps what is known, and so does what fails. Files that the code writes are written.
 """
 
 import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 from gpumagic import faults
@@ -20,10 +21,12 @@ from gpumagic.fitting.fit_result import Fit
 from gpumagic.fitting.fit_steps import Asked, Fitting
 from gpumagic.telemetry.measurements import board
 from gpumagic.usercode import sweep as sweeping
-from gpumagic.usercode.program import Program, program
+from gpumagic.usercode.program import FUNCTION, Program, program
+from gpumagic.usercode.variables import variables_read
 
 MARGIN = 0.05
 _TYPE = "type one such as batch=range(1, 4097)"
+_TYPE_MAGIC = "type one such as batch=1..4096"
 
 
 def fit(
@@ -85,7 +88,7 @@ def fit(
     1216
     """
     began = time.monotonic()
-    name, values = _values(value)
+    name, values = _values(value, _TYPE if filename is None else _TYPE_MAGIC)
     _check(margin, target)
     if namespace is None:
         own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
@@ -100,6 +103,11 @@ def fit(
         fitting.run()
     except KeyboardInterrupt:
         fitting.interrupted = True
+        fitting.stopped = "interrupted: what was known by then"
+    except Exception as error:
+        if not fitting.stop(error):
+            raise
+        faults.keep("searching for what fits", error)
     finally:
         board.post(None)
     result = Fit(
@@ -112,6 +120,8 @@ def fit(
         target=target,
         notes=tuple(fitting.notes | fitting.predicting.notes),
         interrupted=fitting.interrupted,
+        stopped=fitting.stopped,
+        values=values,
         seconds=time.monotonic() - began,
         time=time.time(),
     )
@@ -121,21 +131,21 @@ def fit(
     return result
 
 
-def _values(given: dict[str, Sequence[float]]) -> tuple[str, Sequence[float]]:
+def _values(given: dict[str, Sequence[float]], hint: str) -> tuple[str, Sequence[float]]:
     """The variable and its values, ascending."""
     if len(given) != 1:
         several = f"not {', '.join(given)}" if given else "and none is given"
-        raise GpuError(f"fit is over one variable, {several}; {_TYPE}")
+        raise GpuError(f"fit is over one variable, {several}; {hint}")
     ((name, values),) = given.items()
     if isinstance(values, range):
         ascending: Sequence[float] = values if values.step > 0 else values[::-1]
     else:
         (listed,) = sweeping.check({name: values}).values()
         if not all(type(value) in (int, float) and math.isfinite(value) for value in listed):
-            raise GpuError(f"{name} has values that are no numbers; {_TYPE}")
+            raise GpuError(f"{name} has values that are no numbers; {hint}")
         ascending = sorted(listed)
     if not ascending or ascending[0] <= 0:
-        raise GpuError(f"{name} has values that are not above 0; {_TYPE}")
+        raise GpuError(f"{name} has values that are not above 0; {hint}")
     return name, ascending
 
 
@@ -160,9 +170,21 @@ def _program(
             f"fit takes code or a function, not {type(code).__name__}; type fit(step, …)"
         )
     made = program(code, namespace, filename=filename, text=text, passed=passed)
+    if isinstance(code, FunctionType) and not passed and not _leads_to(code, name, namespace):
+        raise GpuError(
+            f"{name} makes no difference: {code.__name__} neither takes it nor reads it; "
+            f"type def {code.__name__}({name}): …"
+        )
     if unread := sweeping.unread({name: ()}, made, namespace):
         raise GpuError(f"{unread[0]}; give one that it reads")
     return made
+
+
+def _leads_to(function: FunctionType, name: str, namespace: dict[str, Any]) -> bool:
+    """Whether a function reads a global, by itself or through others of its module."""
+    space = {**namespace, name: None, FUNCTION: function}
+    read = variables_read([FUNCTION], space, str(function.__module__))
+    return any(found == name for found, _ in read)
 
 
 def _place(on: object) -> tuple[Device, tuple[Card, ...]]:

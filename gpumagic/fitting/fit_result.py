@@ -1,6 +1,8 @@
 """Keep what a fit found: the largest value, and what each value that was tried needs."""
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpumagic.display.shown import Shown
@@ -66,6 +68,10 @@ class Fit(Shown):
         What the user should know of how it was found, a line each.
     interrupted : bool
         Whether Ctrl-C ended it: what was known by then is here.
+    stopped : str
+        Why larger values may fit too: at which value it stopped, and what ended it there.
+    values : sequence of numbers
+        The values that were named, in ascending order.
     seconds : float
     time : float
         Unix time of the end.
@@ -80,6 +86,8 @@ class Fit(Shown):
     target: int | None = None
     notes: tuple[str, ...] = ()
     interrupted: bool = False
+    stopped: str = ""
+    values: Sequence[float] = ()
     seconds: float = 0.0
     time: float = 0.0
 
@@ -101,6 +109,8 @@ class Fit(Shown):
             return None
         count = math.ceil(self.target / int(value))
         size = math.ceil(self.target / count)
+        if self.values:  # one of those that were named
+            size = int(self.values[bisect_left(self.values, size)])
         return Steps(self.target, count, size, self.target - (count - 1) * size)
 
     @property

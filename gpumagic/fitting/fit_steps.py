@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpumagic import faults
 from gpumagic.device import Device
 from gpumagic.device.cards import Card
 from gpumagic.display.units import size
@@ -36,18 +37,20 @@ class Asked:
 
 @dataclass
 class Fitting:
-    """A search in progress; whatever happens, `found` and `tried` are what is known by then."""
+    """A search in progress; whatever happens, `found`, `tried` and `stopped` say what is known."""
 
     asked: Asked
     tell: Callable[[str], object]
     notes: dict[str, None] = field(default_factory=dict)
     interrupted: bool = False
+    stopped: str = ""  # why larger values are not known
 
     def __post_init__(self) -> None:
         a = self.asked
         where = [(card.name, card.usable) for card in a.cards] or [self._free()]
         self._rooms = {name: (free, int(free * (1 - a.margin))) for name, free in where}
         self.predicting = Predicting(a.program, a.space, a.name, a.device, a.cards, self._told)
+        self._values, self._last = a.values, a.values[0]
         self._confirming = Confirming(a.program, a.space, a.name, a.device, self._told)
 
     def _free(self) -> tuple[str, int]:
@@ -59,6 +62,7 @@ class Fitting:
 
     def _told(self, value: float, by: str) -> None:
         """Say how far it is."""
+        self._last = value
         tried = self._tried(value)
         (_, room), *_ = self._rooms.values()
         line = f"{by} of {self.asked.name} = {value}"
@@ -73,33 +77,77 @@ class Fitting:
     # -- the search
     def run(self) -> None:
         """Foretell, and then confirm; what dry runs cannot follow is run from the start."""
-        a, predict = self.asked, self.predicting
-        predict(a.values[0])
-        if predict.ended is not None:
+        predict = self.predicting
+        self._leave_out_first(predict.raises)
+        if math.isinf(predict(self._values[0])):
             self._without_dry_runs()
             return
         for _, room in self._rooms.values():
-            largest(a.values, predict, room)
-        if not a.dry:
+            if largest(self._values, predict, room) is not None and predict.ended:
+                # What is far away cannot be told: by small steps from what can.
+                largest(self._values, predict, room, from_below=True)
+        if not self.asked.dry:
             self._confirm()
+        self._say_what_is_open()
+
+    def _leave_out_first(self, raises: dict[float, str]) -> None:
+        """The first value where the code fails at it alone, as BatchNorm does at 1."""
+        first, *rest = self._values[:2]
+        self.predicting(first)
+        if first in raises and rest and math.isfinite(self.predicting(rest[0])):
+            self.notes[f"{self.asked.name} = {first} raises {raises[first]}"] = None
+            self._values = self._values[1:]
 
     def _without_dry_runs(self) -> None:
-        run = self.predicting.ended
-        assert run is not None
-        ends = [str(m.error) for m in run.mismatches]
-        ends += [run.error] if run.error else [str(u) for u in run.unknown if u.ended]
-        self.predicting.needed.clear()
+        name, predict, run = self.asked.name, self.predicting, self._confirming
+        why = predict.ended[self._values[0]]
+        predict.needed.clear()
         if self.asked.dry:
-            raise GpuError(f"a dry run cannot tell: {ends[0]}")
-        self.predicting.trains = None
-        self.notes[f"found by runs alone, since a dry run ends at {ends[0]}"] = None
+            raise GpuError(f"a dry run cannot tell: {why}")
+        predict.trains = None
+        self.notes[f"found by runs alone, since a dry run ends at {why}"] = None
         ((_, room),) = self._rooms.values()
-        largest(self.asked.values, self._confirming, room, from_below=True)
+        first, *rest = self._values[:2]
+        try:
+            run(first)
+        except Exception as error:
+            try:
+                again = run(rest[0]) if rest else None
+            except Exception:  # noqa: BLE001  the first value's tells it
+                again = None
+            if again is None:
+                run.error = error
+                raise
+            self.notes[f"{name} = {first} raises {faults.in_words(error)}"] = None
+            self._values = self._values[1:]
+        largest(self._values, run, room, from_below=True)
+
+    def stop(self, error: Exception) -> bool:
+        """Take an error as the end of the search; False where it is the code's or all there is."""
+        if error is self._confirming.error or not self.tried():
+            return False
+        ours = "" if isinstance(error, GpuError) else "a fault of gpumagic: "
+        self.stopped = (
+            f"stopped at {self.asked.name} = {self._last}: {ours}{faults.in_words(error)}; "
+            "this is what was known by then"
+        )
+        return True
+
+    def _say_what_is_open(self) -> None:
+        """That a value could not be told, where all that is smaller fits."""
+        for found in self.found():
+            ended = [v for v in self.predicting.ended if found.value and v > found.value]
+            known = [t.value for t in self.tried() if found.value and t.value > found.value]
+            if ended and min(ended) < min(known, default=math.inf):
+                value = min(ended)
+                why = self.predicting.ended[value]
+                what = "raises" if value in self.predicting.raises else "is not known:"
+                self.stopped = f"{self.asked.name} = {value} {what} {why}"
 
     def _confirm(self) -> None:
         """Run the value that was foretold, and go up or down by what that measures."""
         ((free, room),) = self._rooms.values()
-        run, values = self._confirming, self.asked.values
+        run, values = self._confirming, self._values
         beside = min(room, free - run.beside)  # the copies are there too
         for _ in range(_MOST_RUNS):
             value = largest(values, self._estimate, beside)
@@ -124,7 +172,8 @@ class Fitting:
             return measured[value]
         if any(math.isinf(need) and value >= refused for refused, need in measured.items()):
             return math.inf
-        more = [m - self.predicting(v) for v, m in measured.items() if math.isfinite(m)]
+        known = self.predicting.needed
+        more = [m - known[v] for v, m in measured.items() if math.isfinite(m) and v in known]
         return self.predicting(value) + max(more, default=0.0)
 
     # -- what is known
@@ -152,7 +201,6 @@ class Fitting:
 
     def _largest(self, room: int) -> tuple[float | None, bool]:
         """That value, and whether it ran."""
-        tried, followed = self.tried(), self.predicting.ended is None
-        need = self._estimate if followed else self._confirming.measured.__getitem__
-        best = max((t.value for t in tried if need(t.value) <= room), default=None)
+        tried = self.tried()
+        best = max((t.value for t in tried if self._estimate(t.value) <= room), default=None)
         return best, any(t.value == best and t.ran for t in tried)

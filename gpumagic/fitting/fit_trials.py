@@ -17,6 +17,7 @@ from gpumagic.device.cards import Card
 from gpumagic.dryrun.dry_cell import leave_out_magics
 from gpumagic.dryrun.follow_code import LIMIT_S, Subject, dry
 from gpumagic.dryrun.result import DryRun
+from gpumagic.errors import GpuError
 from gpumagic.isolation.output import Quiet
 from gpumagic.isolation.settings import kept
 from gpumagic.ledger.memory_meter import MemoryMeter
@@ -25,6 +26,8 @@ from gpumagic.moving.move import wait_for
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.variables import variables_read
+
+_FAR_S = 20.0
 
 
 class Predicting:
@@ -44,22 +47,40 @@ class Predicting:
         self.reads = _read(program, space, name)
         self.needed: dict[float, int] = {}
         self.trains: bool | None = None
-        self.ended: DryRun | None = None  # the first one that did not come to the end
+        self.ended: dict[float, str] = {}  # why, where a dry run did not come to the end
+        self.raises: dict[float, str] = {}  # of these, those at which the code itself fails
         self.notes: dict[str, None] = {}
+        self._limit = LIMIT_S
 
     def __call__(self, value: float) -> float:
-        """Bytes beside what is allocated now; as much as was counted where the dry run ended."""
+        """Bytes beside what is allocated now; infinite where the dry run ended early."""
+        if value in self.ended:
+            return math.inf
         if value not in self.needed:
             self._told(value, "dry run")  # it may take long
-            run = dry(self._subject(value))
+            try:
+                self._learn(value, dry(self._subject(value)))
+            except GpuError as error:
+                if not self.needed:
+                    raise
+                self.ended[value] = str(error)
+            self._told(value, "dry run")
+        return self.needed.get(value, math.inf)
+
+    def _learn(self, value: float, run: DryRun) -> None:
+        if run.complete:
             peak = run.peak.get(str(self._device))
             self.needed[value] = 0 if peak is None else peak.needed
             self.trains = bool(self.trains) or run.backward
             self.notes |= dict.fromkeys(str(u) for u in run.unknown if not u.ended)
-            if not run.complete and self.ended is None:
-                self.ended = run
-            self._told(value, "dry run")
-        return self.needed[value]
+        else:
+            ends = [str(mismatch.error) for mismatch in run.mismatches]
+            ends += [run.error] if run.error else [str(u) for u in run.unknown if u.ended]
+            self.ended[value] = ends[0]
+            if run.error or run.mismatches:
+                self.raises[value] = ends[0]
+        # A larger value that takes so much longer is not waited for.
+        self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
         program, space = self._program, self._space
@@ -78,7 +99,7 @@ class Predicting:
             return go
 
         device, cards = self._device, self._cards
-        return Subject(space, list(self.reads), prepare, device, True, LIMIT_S, cards)
+        return Subject(space, list(self.reads), prepare, device, True, self._limit, cards)
 
 
 class Confirming:
@@ -96,6 +117,7 @@ class Confirming:
         self._target, self._told = as_torch(device), told
         self._quiet = Quiet()
         self.measured: dict[float, float] = {}
+        self.error: Exception | None = None  # of the code
         # What lies there already has a copy beside it while the code runs.
         self.beside = _bytes_on(self._target, _read(program, space, name))
 
@@ -116,6 +138,7 @@ class Confirming:
         except torch.OutOfMemoryError:
             pass
         except Exception as error:
+            self.error = error
             if hasattr(error, "add_note"):  # Python 3.11 and newer
                 error.add_note(f"with {self._name} = {value}, in a run on copies")
             raise

@@ -48,10 +48,13 @@ def _answer(fit: Fit, found: Largest) -> str:
         least = f": {fit.name} = {smallest.value} needs {_need(smallest)}" if smallest else ""
         return f"no {fit.name} fits on {where}{least} {spare}"
     best = fit.at(found.value)
-    words = "is the largest that fits" if not fit.interrupted else "is the largest known to fit"
     how = "a run confirms it" if found.confirmed else "foretold, not run"
     kind = {True: ", with its backward pass", False: ", without a backward pass", None: ""}
     needs = f"it needs {_need(best)} {spare}"
+    if fit.values and found.value == fit.values[-1]:
+        named = f"the largest that you named is {found.value}"
+        return f"all fit on {where}{kind[fit.trains]}: {named}, {needs}; {how}"
+    words = "is the largest known to fit" if fit.stopped else "is the largest that fits"
     return f"{fit.name} = {found.value} {words} on {where}{kind[fit.trains]}: {needs}; {how}"
 
 
@@ -96,13 +99,23 @@ def _verdict(tried: Tried, found: Largest) -> str:
 
 
 def _notes(fit: Fit) -> Iterator[str]:
-    if fit.interrupted:
-        yield "interrupted: what was known by then"
+    if fit.stopped:
+        yield fit.stopped
     yield from fit.notes
-    runs = sum(t.ran is not None for t in fit.tried)
+    ran = [t.value for t in fit.tried if t.ran is not None]
+    if ran:
+        times = "once" if len(ran) == 1 else f"{len(ran)} times"
+        yield (
+            f"the cell ran {times} ({fit.name} = {', '.join(map(str, ran))}): files that it writes "
+            "are written; --dry foretells only"
+        )
     dry = sum(t.predicted is not None for t in fit.tried)
     kept = f"{100 * fit.margin:.3g} % of what is free is kept free"
-    yield f"{dry} dry runs, {runs} run{'s' * (runs != 1)}, {duration(fit.seconds)}; {kept}"
+    yield f"{_many(dry, 'dry run')}, {_many(len(ran), 'run')}, {duration(fit.seconds)}; {kept}"
+
+
+def _many(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def curve(fit: Fit) -> str:

@@ -99,7 +99,8 @@ class MemoryMagics(Magics):
 
         Dry runs foretell what each value needs, which takes no GPU time; then a run on copies
         confirms it, and leads up or down where it measures something else. Your variables, the
-        random state and the memory are afterwards what they were before.
+        random state and the memory are afterwards what they were before; files that the cell
+        writes are written, unless --dry is typed.
 
         Usage::
 

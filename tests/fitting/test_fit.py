@@ -1,6 +1,7 @@
 """The largest value that fits: exact on virtual GPUs, and nothing is changed by finding it."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 import gpumagic
 from gpumagic.dryrun import follow_code
+from gpumagic.dryrun.result import Unknown
 from gpumagic.fitting import fit_trials
 
 MIB = 2**20
@@ -155,6 +157,91 @@ def test_ctrl_c_keeps_what_is_known():
 
 
 @pytest.mark.usefixtures("small")
+def test_what_fails_within_keeps_what_is_known(monkeypatch):
+    real = follow_code.dry
+
+    def fails(subject, waiting=None):
+        if len(asked) == 2:
+            raise failure
+        asked.append(subject)
+        return real(subject, waiting)
+
+    def ones(n):
+        return torch.ones(n, MIB // 4)
+
+    monkeypatch.setattr(fit_trials, "dry", fails)
+    asked, failure = [], KeyError(1)
+    result = gpumagic.fit(ones, 1, n=range(10, 100), margin=0)
+    assert (result.value, result.confirmed, result.interrupted) == (10, False, False)
+    assert "n = 10 is the largest known to fit" in str(result)
+    assert "stopped at n = 24: a fault of gpumagic: KeyError: 1; this is what was" in str(result)
+    asked, failure = [None], gpumagic.GpuError("the dry run's process ended by signal 6")
+    result = gpumagic.fit(ones, 1, n=range(10, 100), margin=0)
+    assert (result.value, result.confirmed) == (10, True)
+    assert "n = 11 is not known: the dry run's process ended by signal 6" in str(result)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_value_whose_dry_run_takes_too_long_is_not_known(monkeypatch):
+    real = follow_code.dry
+
+    def slow(subject, waiting=None):
+        run = real(subject, waiting)
+        if "[40, " in run.assigned[0].kind:
+            return replace(run, unknown=(Unknown(None, "the time limit of 20 s", True),))
+        return run
+
+    monkeypatch.setattr(fit_trials, "dry", slow)
+    result = gpumagic.fit(lambda n: torch.ones(n, MIB // 4), 1, n=range(1, 41), margin=0)
+    assert (result.value, result.confirmed, result.stopped) == (24, True, "")
+    result = gpumagic.fit(lambda n: torch.ones(n, MIB // 8), 1, n=range(1, 41), margin=0)
+    assert (result.value, result.confirmed) == (39, True)
+    assert "n = 39 is the largest known to fit" in str(result)
+    assert result.stopped == "n = 40 is not known: the time limit of 20 s"
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("decides", [False, True])
+def test_a_smallest_value_that_the_code_refuses_is_left_out(decides):
+    def step(batch):
+        norm = nn.BatchNorm1d(2**18).train()
+        X = torch.ones(batch, 2**18)
+        return norm(X * 2 if decides and X.sum() > 0 else X)
+
+    result = gpumagic.fit(step, 1, batch=range(1, 100), margin=0)
+    assert result.value > 4
+    assert result.confirmed
+    assert "batch = 1 raises ValueError: Expected more than 1 value per channel" in str(result)
+
+
+@pytest.mark.usefixtures("small")
+def test_it_says_what_ran_and_that_files_are_written(tmp_path):
+    def step(n):
+        made = torch.ones(n, MIB // 4)
+        (tmp_path / f"{n}").write_text("here")
+        return made
+
+    result = gpumagic.fit(step, 1, n=[2, 4, 5], dry=False, margin=0)
+    said = "the cell ran once (n = 5): files that it writes are written; --dry foretells only"
+    assert said in str(result)
+    assert [path.name for path in tmp_path.iterdir()] == ["5"]
+    assert "all fit on cuda:1 (virtual), without a backward pass: the largest that you" in str(
+        result
+    )
+    assert "is the largest that fits" not in str(result)
+    assert "ran" not in str(gpumagic.fit(lambda n: torch.ones(n), 1, n=[2, 4, 5], dry=True))
+
+
+@pytest.mark.usefixtures("small")
+def test_steps_are_of_a_size_that_was_named():
+    result = gpumagic.fit(
+        lambda n: torch.ones(n, MIB // 32), 1, n=range(8, 4000, 8), target=1000, margin=0, dry=True
+    )
+    assert result.value == 192
+    assert (result.steps.count, result.steps.size, result.steps.last) == (6, 168, 160)
+
+
+@pytest.mark.usefixtures("small")
 def test_none_fits_and_the_code_s_own_errors_are_its_own():
     result = gpumagic.fit(lambda n: torch.ones(n, MIB), 1, n=range(10, 20), target=64)
     assert result.value is None
@@ -188,6 +275,7 @@ def test_cards_that_are_not_here_are_asked_at_once():
         ("n", 0, {"n": ["a"]}, "n has values that are no numbers"),
         ("n", 0, {"n": [0, 1]}, "n has values that are not above 0"),
         ("n", 0, {"n": []}, "n has no values"),
+        (lambda: torch.ones(3), 0, {"n": [1]}, "<lambda> neither takes it nor reads it; type def"),
         ("m = 1", 0, {"n": [1]}, "n makes no difference: the code does not read it"),
         (3, 0, {"n": [1]}, "fit takes code or a function, not int"),
         ("n", "cpu", {"n": [1]}, "cpu has no memory that torch would limit"),
