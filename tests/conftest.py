@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -92,6 +93,17 @@ def _nothing_is_left():
 def _own_runtime_folder(tmp_path_factory, monkeypatch):
     """State files of parallel tests must not meet."""
     monkeypatch.setenv("GPUMAGIC_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+
+
+@pytest.fixture
+def as_in_a_notebook(request, monkeypatch):
+    """Hide the modules of other tests: to look through all that they hold takes a second a time."""
+    tests = str(Path(__file__).parent)
+    for name, module in [*sys.modules.items()]:
+        if (getattr(module, "__file__", None) or "").startswith(
+            tests
+        ) and module is not request.module:
+            monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.fixture

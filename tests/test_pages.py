@@ -29,7 +29,7 @@ TOOLS = {"docker", "curl", ".venv/bin/pytest"}
 
 @pytest.mark.filterwarnings("ignore::gpumagic.CrossDeviceWarning")
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
-def test_a_page_runs_from_top_to_bottom(page, empty_shell, tmp_path, monkeypatch):
+def test_a_page_runs_from_top_to_bottom(page, empty_shell, as_in_a_notebook, tmp_path, monkeypatch):
     from gpumagic import virtual
 
     monkeypatch.chdir(tmp_path)

@@ -24,6 +24,8 @@ from gpumagic.usercode.files import is_ours, is_users, label
 from gpumagic.usercode.values import defined_in, own
 
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+# Python's machinery, which leads to whatever imported a module.
+_IMPORTING = ("__loader__", "__spec__")
 _module_names = vars(types.ModuleType)["__dict__"].__get__
 
 
@@ -55,18 +57,18 @@ class Roots:
         yield from self._variables()
         yield self._outputs()
         yield [*_exceptions(self._shell)]
-        yield [root for frame, name in self._frames.items() for root in self._locals(frame, name)]
+        yield [*self._running(users=True)]
         values = contextvars.copy_context().items()
         yield [Root(f"the context variable {each.name!r}", value) for each, value in values]
         yield [Root(f"the task {asyncio.Task.get_name(task)!r}", task) for task in _tasks()]
         yield [*self._globals(users=True)]
 
     def far(self, wanted: Container[int]) -> Iterator[Root]:
-        """What IPython and the modules of libraries hold, of what has the wanted ids."""
+        """What IPython, frames and modules of libraries hold, of what has the wanted ids."""
         for name, value in own(self._shell).items():
             if id(value) in wanted:
                 yield Root(f"get_ipython().{name}", value, holder="IPython")
-        for root in self._globals(users=False):
+        for root in (*self._running(users=False), *self._globals(users=False)):
             if id(root.value) in wanted:
                 yield root
 
@@ -100,18 +102,22 @@ class Roots:
         )
         return [Root(name, value, "output") for name, value in found.items()]
 
-    def _locals(self, frame: types.FrameType, name: str) -> list[Root]:
-        if frame.f_locals is self._namespace or frame.f_locals is frame.f_globals:
-            return []
-        found = local_variables(frame)
-        return [Root(f"{name}: {local}", value, holder=name) for local, value in found.items()]
+    def _running(self, *, users: bool) -> Iterator[Root]:
+        """The variables of frames that run now: below a cell, those of libraries lead far."""
+        for frame, name in self._frames.items():
+            if is_users(frame.f_code.co_filename) is users and not self._is_known(frame):
+                for local, value in local_variables(frame).items():
+                    yield Root(f"{name}: {local}", value, holder=name)
+
+    def _is_known(self, frame: types.FrameType) -> bool:
+        return frame.f_locals is self._namespace or frame.f_locals is frame.f_globals
 
     def _globals(self, *, users: bool) -> Iterator[Root]:
         for name, module in self._modules.items():
             names = _module_names(module)
             if _is_users_module(module) is users and names is not self._namespace:
                 for key, value in [*names.items()]:
-                    if _is_at_home(value, name):
+                    if key not in _IMPORTING and _is_at_home(value, name):
                         yield Root(f"{name}.{key}", value, holder=name)
 
 
