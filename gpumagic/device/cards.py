@@ -141,11 +141,12 @@ def card(given: str) -> Card:
     ``"H100 80GB"``, ``"NVIDIA A100-SXM4-80GB"``, ``"rtx4090"``, ``"4070 ti super"`` are names; the
     size may be left out where there is but one.
     """
+    given = given.strip()
     size = bytes_in(given)
     if size is not None:
         if size <= CONTEXT + _WORKSPACE_HOPPER:
             raise GpuError(f"a card of {given} has no room beside CUDA's own; type a size as 24GiB")
-        return Card(given.strip(), size)
+        return Card(given, size)
     wanted = _plain(given)
     found = [c for c in CARDS if wanted in (_plain(c.name), _plain(_without_size(c.name)))]
     if len(found) == 1:
@@ -192,4 +193,6 @@ def _near(wanted: str) -> str:
     plain = {_plain(c.name): c.name for c in CARDS}
     plain |= {_plain(_without_size(c.name)): c.name for c in CARDS}
     near = dict.fromkeys(plain[match] for match in get_close_matches(wanted, plain, 3, 0.7))
-    return f"did you mean {' or '.join(near)}? " if near else ""
+    if near:
+        return f"did you mean {' or '.join(near)}? "
+    return "A100, H100, L4, T4, V100, RTX 4090 and others are (docs/dry-runs.md); "

@@ -7,7 +7,7 @@ from textwrap import indent
 from gpumagic.display import table
 from gpumagic.display.shown import block, folded, tag
 from gpumagic.display.units import duration, size
-from gpumagic.dryrun.result import DryRun, OnCard, Peak, Unknown
+from gpumagic.dryrun.result import CARD_STANDS_AS, DryRun, OnCard, Peak, Unknown
 from gpumagic.ledger import ledger_view
 
 _FOLD = table.Fold(12)
@@ -56,7 +56,8 @@ def html(run: DryRun) -> str:
 
 def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
     """What it assigns and what is brought before it, each under its title."""
-    assigned = [(a.name, a.kind, a.device) for a in run.assigned]
+    card = run.device if run.cards else CARD_STANDS_AS
+    assigned = [(a.name, a.kind, a.device.replace(CARD_STANDS_AS, card)) for a in run.assigned]
     to = f" → {run.device}"
     brought = [(m.name, size(m.nbytes), ", ".join(m.sources) + to) for m in run.moved]
     for title, rows in (("assigns", assigned), ("brings", brought)):

@@ -13,12 +13,10 @@ import psutil
 from gpumagic.device import Device, is_where
 from gpumagic.device.cards import Card, card, cards
 from gpumagic.dryrun.held_memory import Before, HeldMemory
-from gpumagic.dryrun.result import OnCard
+from gpumagic.dryrun.result import CARD_STANDS_AS, OnCard
 from gpumagic.errors import GpuError
 from gpumagic.placement.torch_devices import find
 from gpumagic.virtual import gate
-
-_NAME = "cuda:0"
 
 
 def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
@@ -53,13 +51,13 @@ def before_on(card: Card) -> Before:
         raise GpuError(f"no dry run for a card that is not here: {problem}")
     major, minor = card.capability
     properties = SimpleNamespace(name=card.name, total_memory=card.total, major=major, minor=minor)
-    memory: dict[str, tuple[int, int | None]] = {_NAME: (0, card.usable)}
+    memory: dict[str, tuple[int, int | None]] = {CARD_STANDS_AS: (0, card.usable)}
     memory["cpu"] = (0, int(psutil.virtual_memory().available))
     return Before(time.monotonic(), memory, False, [(properties, 0)])
 
 
 def on_card(held: HeldMemory, card: Card) -> OnCard:
     """Whether what was counted has room on a card, and from which line on it has not."""
-    rises = held.rises.get(_NAME, [])
+    rises = held.rises.get(CARD_STANDS_AS, [])
     at = next((line for nbytes, line in rises if nbytes > card.usable), None)
-    return OnCard(card, held.most.get(_NAME, 0), at)
+    return OnCard(card, held.most.get(CARD_STANDS_AS, 0), at)

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -113,6 +113,7 @@ class _Following:
         self._error: BaseException | None = None
         self._error_at: UserLine | None = None
         self._moved: tuple[Moved, ...] = ()
+        self._here: dict[str, tuple[str, ...]] = {}  # where what a card gets lies in truth
         self._timed = False
 
     def note(self, reason: str, where: UserLine | None = None, *, ended: bool = False) -> None:
@@ -170,7 +171,8 @@ class _Following:
         self._crossings.silent = True
         space = self._subject.namespace
         every = [*self._subject.reads, *space.items()]
-        move_all(every, torch.device("cpu"), followers=optimizers_in(space))
+        moves = move_all(every, torch.device("cpu"), followers=optimizers_in(space))
+        self._here = {moved.name: moved.sources for moved in moves.moved}
         self._crossings.silent = False
         self._held.begin()
 
@@ -181,7 +183,10 @@ class _Following:
             followers = optimizers_in(subject.namespace)
             moves = move_all(subject.reads, target, followers=followers, check_room=False)
             self._crossings.silent = False
-            self._moved = moves.moved
+            self._moved = tuple(
+                replace(moved, sources=self._here.get(moved.name, moved.sources))
+                for moved in moves.moved
+            )
             for left in moves.left:
                 self.note(f"{left.name} stays: {left.reason}", BEFORE)
             self._held.reset_peak()

@@ -46,6 +46,10 @@ class Peak:
         return None if self.free is None else self.needed <= self.free
 
 
+CARD_STANDS_AS = "cuda:0"
+"""What a card that is not here is called where its code runs dry."""
+
+
 @dataclass(frozen=True)
 class OnCard:
     """Whether the code would fit on a card that is not here."""

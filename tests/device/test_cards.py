@@ -48,7 +48,11 @@ def test_a_size_is_a_card():
     ("given", "said"),
     [
         ("RTX 4091", "no card 'RTX 4091' is known; did you mean RTX 4090 24GB"),
-        ("toaster", "no card 'toaster' is known; type a name or a size: 24GiB"),
+        (
+            " toaster",
+            "no card 'toaster' is known; A100, H100, L4, T4, V100, RTX 4090 and others are "
+            r"\(docs/dry-runs.md\); type a name or a size: 24GiB",
+        ),
         ("A100", "A100 may be A100 80GB or A100 40GB; type one of them"),
         ("100MiB", "a card of 100MiB has no room"),
     ],

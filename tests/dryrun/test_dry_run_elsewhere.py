@@ -58,6 +58,9 @@ def test_what_is_on_a_gpu_here_counts_in_full_there():
     result = of_cell("c = a * 2", space, on="24GiB")
     assert result.cards[0].needed == 8 * MIB
     assert result.assigned[0].device == "cuda:0"
+    assert [moved.sources for moved in result.moved] == [("cuda:1",)]
+    assert "cuda:1 → 24GiB" in str(result)
+    assert "cuda:0" not in str(result)
     assert str(space["a"].device) == "cuda:1"
 
 

@@ -209,7 +209,7 @@ def test_a_smallest_value_that_the_code_refuses_is_left_out(decides):
         return norm(X * 2 if decides and X.sum() > 0 else X)
 
     result = gpumagic.fit(step, 1, batch=range(1, 100), margin=0)
-    assert result.value > 4
+    assert result.value > 2
     assert result.confirmed
     assert "batch = 1 raises ValueError: Expected more than 1 value per channel" in str(result)
 
@@ -222,14 +222,12 @@ def test_it_says_what_ran_and_that_files_are_written(tmp_path):
         return made
 
     result = gpumagic.fit(step, 1, n=[2, 4, 5], dry=False, margin=0)
-    said = "the cell ran once (n = 5): files that it writes are written; --dry foretells only"
-    assert said in str(result)
-    assert [path.name for path in tmp_path.iterdir()] == ["5"]
-    assert "all fit on cuda:1 (virtual), without a backward pass: the largest that you" in str(
-        result
-    )
-    assert "is the largest that fits" not in str(result)
-    assert "ran" not in str(gpumagic.fit(lambda n: torch.ones(n), 1, n=[2, 4, 5], dry=True))
+    text = str(result)
+    assert "the cell ran 3 times (n = 2, 4, 5): files that it writes are written; --dry" in text
+    assert {path.name for path in tmp_path.iterdir()} == {"2", "4", "5"}
+    assert "all fit on cuda:1 (virtual): the largest that you named is 5, it needs" in text
+    assert "is the largest that fits" not in text
+    assert "the cell ran" not in str(gpumagic.fit(lambda n: torch.ones(n), 1, n=[2, 5], dry=True))
 
 
 @pytest.mark.usefixtures("small")
