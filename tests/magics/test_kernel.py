@@ -27,7 +27,7 @@ def test_the_environment_variable_turned_virtual_gpus_on(kernel):
 
 
 def test_the_report_comes_last_as_text_and_html(kernel):
-    found, reply = kernel.run("%%ongpu 1\nprint('first')\ntorch.zeros(2)")
+    found, reply = kernel.run("%%ongpu 1\nprint('first', end='')\ntorch.zeros(2)")
     assert [kind for kind, _ in found] == ["stream", "execute_result", "display_data"]
     assert found[1][1]["data"]["text/plain"] == "tensor([0., 0.], device='cuda:1')"
     data = found[2][1]["data"]

@@ -7,6 +7,7 @@ from comparisons import MACHINE, SIZES, comparison, cubes, timing, two
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpumagic.display import table
 from gpumagic.timing.result.timing import Agreement, Timing
 
 
@@ -249,4 +250,4 @@ def test_machine_and_devices_are_named():
 )
 def test_any_comparison_fits_in_a_hundred_columns(timings, code):
     text = repr(comparison(*timings, code=code, items=1e6))
-    assert all(len(line) <= 100 for line in text.split("\n"))
+    assert all(table.width(line) <= 100 for line in text.split("\n"))
