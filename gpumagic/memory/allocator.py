@@ -32,7 +32,9 @@ class Allocator:
 
     def __init__(self) -> None:
         found: dict[int, list[Place]] = {}
-        for segment in _segments():
+        segments = _segments()
+        self._tells = segments is not None
+        for segment in segments or ():
             number = segment["device"]
             found.setdefault(number, []).extend(
                 Place(f"cuda:{number}", block["address"], block["size"])
@@ -76,14 +78,14 @@ class Allocator:
     def _alone(self, storage: Any) -> Place | None:
         """A storage as a block of its own, where the allocator does not tell its blocks."""
         device, address = storage.device, storage.data_ptr()
-        if self._blocks.get(device.index or 0) or not address:
+        if (self._tells and device.type == "cuda") or not address:
             return None  # the memory is another library's, or there is none
         return Place(str(device), address, -(-storage.nbytes() // BLOCK) * BLOCK)
 
 
-def _segments() -> list[Any]:
+def _segments() -> list[Any] | None:
     if not torch.cuda.is_initialized() or not hasattr(torch._C, "_cuda_memorySnapshot"):
-        return []
+        return None
     snapshot: Any = torch.cuda.memory_snapshot
     # Newer ones of torch can leave out the history of all allocations.
     lean = "include_traces" in signature(snapshot).parameters

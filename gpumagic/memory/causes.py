@@ -4,18 +4,17 @@ Each is a function of a `Situation` that gives a cause with what would help agai
 """
 
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gpumagic.display.units import size, some
 from gpumagic.memory.out_of_memory import Remedy
 from gpumagic.memory.shortage import Situation
-from gpumagic.usercode.values import contents
 
 _CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = "expandable_segments:True"
@@ -51,7 +50,7 @@ def too_large(s: Situation) -> Cause | None:
 def _halved(s: Situation) -> Iterator[Remedy]:
     if s.dtype == torch.float32 and s.wanted // 2 <= s.capacity - s.held():
         gives = s.wanted - s.wanted // 2
-        yield Remedy("16 bits a number (`dtype=torch.bfloat16`) spare", gives)
+        yield Remedy("16 bits a number (`dtype=torch.bfloat16`) save", gives)
 
 
 def limited(s: Situation) -> Cause | None:
@@ -116,7 +115,9 @@ def kept(s: Situation) -> Cause | None:
 def twice(s: Situation) -> Cause | None:
     """What a name held was still alive while the new value was made."""
     for rest in s.rests:
-        names = sorted(rest.overwritten & set(rest.frame.scope.local))
+        # Else it may have been made by this very code, and needed until now.
+        older = rest.made_now | (rest.overwritten - rest.made_before)
+        names = sorted(rest.overwritten & older & set(rest.frame.scope.local))
         if rest.frame.at_top:
             names = [name for name in names if name in s.holding]
         held = [s.local(rest.frame, name) for name in names]
@@ -157,24 +158,23 @@ def _named(s: Situation, names: list[str]) -> str:
 
 
 def graphs(s: Situation) -> Cause | None:
-    """A list of results keeps the graph of each, and with it all that a backward pass needs."""
-    for frame in s.frames:
-        for name, value in list(frame.scope.local.items()):
-            if name.startswith("_") or name in ("In", "Out"):
-                continue
-            results = [item for _, item in islice(contents(value), 100) if _has_graph(item)]
-            results += [value] if _has_graph(value) and value.numel() == 1 else []
-            gives = s.alone([s.local(frame, name)], in_frames=not frame.at_top) if results else 0
-            if len(results) > (type(value) is not Tensor) and _worth(s, gives):
+    """Results are kept with the graph of each, and so with all that a backward pass needs."""
+    if any(rest.backward for rest in s.rests):
+        return None  # it may be what these graphs are for
+    for rest in s.rests:
+        frame = rest.frame
+        for name in frame.scope.local:
+            results, gives = s.graphs(s.local(frame, name), in_frames=not frame.at_top)
+            lists = Counter(re.sub(r"\[\d+\]$", "[]", result) for result in results)
+            several = max((n for place, n in lists.items() if place.endswith("[]")), default=0) > 1
+            if (several or name in rest.added_up) and _worth(s, gives):
                 why = f"`{name}` keeps each result with its graph, {size(gives)} in all"
-                do = "`.item()` or `.detach()` on what is kept there gives"
+                do = (
+                    "`.item()` or `.detach()` on what is kept there, or `torch.no_grad()` around "
+                    "it, if no backward pass follows, gives"
+                )
                 return Cause("graphs", why, (Remedy(do, gives),))
     return None
-
-
-def _has_graph(value: Any) -> bool:
-    # A class made from it could run the user's code.
-    return type(value) is Tensor and value.is_cuda and value.grad_fn is not None
 
 
 def not_read(s: Situation) -> Cause | None:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -17,14 +17,17 @@ from gpumagic.fitting.fit_search import largest
 from gpumagic.memory.causes import Cause
 from gpumagic.memory.dry_peaks import DryPeaks
 from gpumagic.memory.out_of_memory import Remedy
+from gpumagic.memory.rest_of_code import RestOfCode
 from gpumagic.memory.shortage import Situation
+from gpumagic.mismatch.read.syntax import in_own_scope
 from gpumagic.usercode.variables import names_read
 
-_BACKWARD = ("backward", "autograd", "fit")
 # On a GPU that is real, workspaces and pieces that are left over take some more.
 _MARGIN = 0.05
-# What spares less of what is needed than this is not worth a line.
+# What saves less of what is needed than this is not worth a line.
 _WORTH = 0.05
+# A pass may keep so much of what is needed: a value of its loss.
+_GROWS = 0.01
 # A part of a Sequential that is computed again is as long as those that are kept are many.
 _LEAST_LAYERS = 4
 
@@ -34,7 +37,7 @@ class _Batch:
 
     def __init__(self, s: Situation) -> None:
         self.s = s
-        self.backward = any(rest.calls(_BACKWARD) for rest in s.rests)
+        self.backward = any(rest.backward for rest in s.rests)
         self.peaks, self.tensors = _frame_with_batch(s)
         self.size = next((t.shape[0] for t in self.tensors.values()), 0)
         self.needs = self.peaks.needed() if self.peaks and self.size > 1 else None
@@ -52,13 +55,39 @@ class _Batch:
         assert self.peaks is not None
         return self.peaks.needed({name: t[:batch] for name, t in self.tensors.items()})
 
-    def spares(self, do: str, within: Any) -> Iterator[Remedy]:
+    def saves(self, do: str, within: Any) -> Iterator[Remedy]:
         """Another way to compute the same, if that needs less."""
         assert self.peaks is not None
         assert self.needs is not None
         needs = self.peaks.needed(within=within)
         if needs is not None and self.needs - needs >= _WORTH * self.needs:
-            yield Remedy(do, self.needs - needs, needs <= self.room)
+            yield Remedy(do, self.needs - needs, self.fits(needs))
+
+    @cached_property
+    def grows(self) -> int | None:
+        """What each pass of the innermost loop keeps; None where that is not known."""
+        return self.peaks.grows() if self.peaks is not None else None
+
+    @cached_property
+    def settled(self) -> bool:
+        """Whether no pass of any loop around keeps more than the one before."""
+        frame = self.peaks.frame if self.peaks is not None else None
+        at = next((n for n, rest in enumerate(self.s.rests) if rest.frame is frame), None)
+        return at is not None and all(map(self._keeps_nothing, self.s.rests[at:]))
+
+    def _keeps_nothing(self, rest: RestOfCode) -> bool:
+        if len(rest.loops) > 1 or any(map(in_own_scope, rest.frame.candidates)):
+            return False  # what is followed is the innermost loop
+        if self.peaks is not None and rest.frame is self.peaks.frame:
+            return self.grows == 0
+        outer = DryPeaks(self.s, rest.frame) if rest.loops else None
+        return outer is None or (outer.possible and outer.grows() == 0)
+
+    def fits(self, needs: int) -> bool | None:
+        """Whether the cell then runs to its end; None where that is not shown for all passes."""
+        if needs > self.room:
+            return None if self.grows else False
+        return self.settled or None
 
 
 def _frame_with_batch(s: Situation) -> tuple[DryPeaks | None, dict[str, Tensor]]:
@@ -66,7 +95,7 @@ def _frame_with_batch(s: Situation) -> tuple[DryPeaks | None, dict[str, Tensor]]
     for frame in s.frames:
         rest = next(rest for rest in s.rests if rest.frame is frame)
         peaks = DryPeaks(s, frame)
-        if not peaks.possible or not (frame.at_top or peaks.loops or rest.calls(("backward",))):
+        if not peaks.possible or not (frame.at_top or peaks.loops or rest.backward):
             continue
         read = set(names_read(ast.Module(peaks.code, [])))
         named = {name: value for name, value in peaks.names.items() if name in read}
@@ -94,11 +123,14 @@ def tried(s: Situation, cause: Cause) -> Cause:
 def by_dry_run(s: Situation) -> Cause | None:
     """A batch that is too large, or a forward pass that keeps what no backward pass needs."""
     batch = _Batch(s)
-    if not batch.too_large or batch.needs is None:
+    if not batch.too_large or batch.needs is None or batch.grows is None:
         return None
+    if batch.grows > _GROWS * batch.needs:
+        why = f"each pass of the loop keeps {size(batch.grows)} more than the one before"
+        return Cause("loop", why)
     remedies = [*_smaller(batch)]
     if not batch.backward and torch.is_grad_enabled():
-        found = [*batch.spares("`with torch.no_grad():` around it spares", torch.no_grad)]
+        found = [*batch.saves("`with torch.no_grad():` around it saves", torch.no_grad)]
         if found:
             why = f"the forward pass keeps {size(found[0].gives)} for a backward pass; none follows"
             return Cause("no backward", why, (*found, *remedies))
@@ -126,24 +158,24 @@ def _smaller(batch: _Batch) -> Iterator[Remedy]:
         return
     steps = -(-batch.size // int(fits))
     added = f" (gradients of {steps} added up are the same)" if batch.backward else ""
-    do = f"a batch of {fits:,} instead of {batch.size:,}{added} spares"
-    yield Remedy(do, batch.needs - int(need(fits)), True)
+    do = f"a batch of {fits:,} instead of {batch.size:,}{added} saves"
+    yield Remedy(do, batch.needs - int(need(fits)), batch.settled or None)
 
 
 def _in_other_ways(batch: _Batch) -> Iterator[Remedy]:
     def narrow() -> Any:
         return torch.autocast("cuda", dtype=torch.bfloat16)
 
-    yield from batch.spares('`with torch.autocast("cuda", torch.bfloat16):` spares', narrow)
+    yield from batch.saves('`with torch.autocast("cuda", torch.bfloat16):` saves', narrow)
     assert batch.peaks is not None
     for name, value in batch.peaks.names.items():
         if type(value) is nn.Sequential and len(value) >= _LEAST_LAYERS:
             parts = max(int(len(value) ** 0.5), 2)
             do = (
                 f"`checkpoint_sequential({name}, {parts}, …)`, which computes what lies between "
-                "again, spares"
+                "again, saves"
             )
-            yield from batch.spares(do, partial(_checkpointed, value, parts))
+            yield from batch.saves(do, partial(_checkpointed, value, parts))
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def _foreach(s: Situation, optimizer: Optimizer) -> Cause:
     why = (
         f"{name} updates all parameters at once (foreach), with lists of {size(sum(sizes))} between"
     )
-    do = f"`{name}(…, foreach=False)`: a parameter at a time spares"
+    do = f"`{name}(…, foreach=False)`: a parameter at a time saves"
     return Cause("foreach", why, (Remedy(do, sum(sizes) - max(sizes, default=0)),))
 
 
@@ -58,10 +58,10 @@ def _state(s: Situation, optimizer: Optimizer) -> Cause | None:
     name = type(optimizer).__name__
     values = "a value" if each == 1 else f"{each} values"
     why = f"{name} makes {values} for each parameter at its first step: {size(needs)} in all"
-    remedies = [Remedy("`torch.optim.SGD(…)` without momentum keeps none, which spares", needs)]
+    remedies = [Remedy("`torch.optim.SGD(…)` without momentum keeps none, which saves", needs)]
     if all(p.dtype == torch.float32 for p in with_gradients):
         whole = needs + sum(p.nbytes + p.grad.nbytes for p in with_gradients if p.grad is not None)
-        do = "the parameters in 16 bits (`.bfloat16()`), with gradients and state, spare"
+        do = "the parameters in 16 bits (`.bfloat16()`), with gradients and state, save"
         remedies.append(Remedy(do, whole // 2))
     return Cause("optimizer", why, tuple(remedies))
 
@@ -96,7 +96,7 @@ def grown(s: Situation) -> Cause | None:
                 f"`{name}`, {size(held)}, is made longer by a copy: the old one and the new one, "
                 f"{size(s.wanted)}, are there at once"
             )
-            do = f"`{name}` made once in its final size, and written into, spares"
+            do = f"`{name}` made once in its final size, and written into, saves"
             return Cause("grown", why, (Remedy(do, held),))
     return None
 
@@ -117,7 +117,7 @@ def copied(s: Situation) -> Cause | None:
         return None
     text = s.frames[0].text(called.args[0])
     why = f"a copy of `{text}` takes {size(held)} more on {s.name}"
-    do = f"a copy on the CPU (`copy.deepcopy({text}.cpu())`, then `{text}.cuda()`) spares"
+    do = f"a copy on the CPU (`copy.deepcopy({text}.cpu())`, then `{text}.cuda()`) saves"
     return Cause("copy", why, (Remedy(do, held),))
 
 
@@ -130,7 +130,7 @@ def loaded(s: Situation) -> Cause | None:
     held = _nbytes_of_file(path)
     what = f"{size(held)} " if held else ""
     why = f"torch.load puts {what}onto {s.name}, beside what is there already"
-    do = '`map_location="cpu"`, and `load_state_dict` then copies into what is there: spares'
+    do = '`map_location="cpu"`, and `load_state_dict` then copies into what is there: saves'
     return Cause("load", why, (Remedy(do, held or None),))
 
 
@@ -152,7 +152,7 @@ def _nbytes_of_file(path: Any) -> int:
 def moved(s: Situation) -> Cause | None:
     """Something is brought to the GPU as a whole."""
     called = _called(s)
-    if called is None or _name(called.func) not in _MOVES:
+    if called is None or _name(called.func) not in _MOVES or any(r.loops for r in s.rests):
         return None
     owner = called.func.value if isinstance(called.func, ast.Attribute) else None
     value = s.frames[0].scope.value(owner) if owner is not None else MISSING
@@ -166,9 +166,9 @@ def moved(s: Situation) -> Cause | None:
     why = f"`{text}` is brought to {s.name} as a whole, {size(held)}; {room} were left for it"
     if issubclass(type(value), nn.Module):
         wide = all(found.tensor.dtype == torch.float32 for found in finder.tensors)
-        do = f"`{text}.bfloat16()` before: 16 bits a number spare"
+        do = f"`{text}.bfloat16()` before: 16 bits a number save"
         return Cause("move", why, (Remedy(do, held // 2),) if wide else ())
-    do = f"a batch of `{text}` at a time, brought in the loop, spares up to"
+    do = f"a batch of `{text}` at a time, brought in the loop, saves up to"
     return Cause("move", why, (Remedy(do, held),))
 
 

@@ -1,8 +1,8 @@
 """Find by dry runs what the code that failed needs: as it is, and changed in a way that may help.
 
-The code is that of the innermost loop around the failing statement, twice, for the second time has
-what the first left; without a loop it is all of the cell or function. Nothing of the notebook is
-touched, and nothing is computed.
+The code is that of the innermost loop around the failing statement, a few times, for each pass has
+what the one before left; without a loop it is all of the cell or function. Nothing of the notebook
+is touched, and nothing is computed.
 """
 
 import ast
@@ -35,10 +35,11 @@ class DryPeaks:
     """What the code of one frame needs of the GPU that was short of memory, in bytes."""
 
     def __init__(self, s: Situation, frame: FailedFrame) -> None:
-        self._s, self._frame = s, frame
+        self._s, self.frame = s, frame
         rest = next(rest for rest in s.rests if rest.frame is frame)
+        self.loops = bool(rest.loops)
+        self._in_for = any(not isinstance(loop, ast.While) for loop in rest.loops)
         self.code = _code(frame, rest.failed)
-        self.loops = bool(rest.failed is not None and loops_around(rest.failed))
         self.names = {
             name: value
             for name, value in frame.scope.local.items()
@@ -54,9 +55,16 @@ class DryPeaks:
         """What the code can have, where the error has let go of what it holds."""
         s = self._s
         taken = s.held() + s.unreached
-        if not self._frame.at_top:  # what the function was given, and nothing else has
-            taken += s.given(self._frame, self.names)
+        if not self.frame.at_top:  # what the function was given, and nothing else has
+            taken += s.given(self.frame, self.names)
         return s.capacity - taken + gives
+
+    def grows(self) -> int | None:
+        """What a pass of the loop keeps for good; None where it cannot be followed."""
+        if not self._in_for:
+            return 0  # all of it is followed
+        two, three = self.needed(), self.needed(passes=3)
+        return None if two is None or three is None else max(three - two, 0)
 
     def needed(
         self,
@@ -64,14 +72,16 @@ class DryPeaks:
         *,
         gone: tuple[str, ...] = (),
         within: Within = nullcontext,
+        passes: int = 2,
     ) -> int | None:
         """With some names changed or gone, in a context; None where it cannot be followed."""
         if self._s.tried_s > _PATIENCE_S:
             return None
-        space = {**self._frame.scope.outer, **self.names, **(changed or {})}
+        space = {**self.frame.scope.outer, **self.names, **(changed or {})}
         for name in gone:
             space.pop(name, None)
-        codes = compile_cell(ast.Module(self.code, []), self._frame.filename)
+        code = self.code * (passes if self._in_for else 1)
+        codes = compile_cell(ast.Module(code, []), self.frame.filename)
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
@@ -102,7 +112,7 @@ def _code(frame: FailedFrame, failed: ast.stmt | None) -> list[ast.stmt]:
         return []
     loops = [loop for loop in loops_around(failed) if not isinstance(loop, ast.While)]
     if loops:
-        body = [*loops[0].body, *loops[0].body]  # type: ignore[attr-defined]
+        body = [*loops[0].body]  # type: ignore[attr-defined]
     else:
         whole = frame.tree if frame.at_top else function_of(failed)
         body = [*getattr(whole, "body", [])]

@@ -103,4 +103,5 @@ def _cause(s: Situation) -> tuple[Cause, list[Cause]]:
     doing = [found for each in sought if (found := each(s)) is not None]
     # What is no longer needed, unless more than that is wanted.
     causes = [*doing, *idle] if fits is False else [*idle, *doing]
+    causes.sort(key=lambda cause: cause.kind == "loop")  # which tells no name
     return (causes[0], causes[1:]) if causes else (full(s), [])

@@ -15,7 +15,7 @@ class Remedy:
     do : str
         What to type or to change; code stands between back-ticks.
     gives : int or None
-        The bytes that it gives, or spares; None where nothing has shown how many.
+        The bytes that it gives, or saves; None where nothing has shown how many.
     fits : bool or None
         Whether the cell then runs to its end, as a dry run has shown; None where none did.
     """
@@ -40,7 +40,7 @@ class OutOfMemory(Shown):
     cause : str
         ``"twice"``, ``"too large"``, ``"limit"``, ``"others"``, ``"torn"``, ``"kept"``,
         ``"graphs"``, ``"optimizer"``, ``"foreach"``, ``"no backward"``, ``"grown"``, ``"copy"``,
-        ``"load"``, ``"move"``, ``"batch"``, ``"not read"`` or ``"full"``.
+        ``"load"``, ``"move"``, ``"batch"``, ``"loop"``, ``"not read"`` or ``"full"``.
     reason : str
         The cause in one sentence.
     remedies : tuple of Remedy

@@ -6,10 +6,18 @@ A name that is bound anew before it is read holds a value that nobody needs any 
 import ast
 from collections.abc import Iterable, Iterator
 
-from gpumagic.mismatch.read.syntax import in_own_scope, parents, statement, stored
+from gpumagic.mismatch.read.syntax import (
+    in_own_scope,
+    loops_around,
+    parents,
+    statement,
+    stored,
+)
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.variables import names_read
 
+# Of torch and of what trains for it.
+_BACKWARD = ("backward", "autograd", "fit")
 _BLOCKS = ("body", "orelse", "finalbody")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -25,6 +33,7 @@ class RestOfCode:
         self.failed = next(filter(None, map(statement, frame.candidates)), None)
         self._rest = list(_rest(self.failed)) if self.failed is not None else []
         self.read = set(names_read(ast.Module(self._rest, [])))
+        self.loops = loops_around(self.failed) if self.failed is not None else []
 
     @property
     def made_now(self) -> set[str]:
@@ -36,11 +45,32 @@ class RestOfCode:
         """The names that are bound anew before they are read."""
         return _bound(self._rest) - self.read
 
-    def calls(self, names: Iterable[str]) -> bool:
-        """Whether the code of this frame names one of these functions or methods anywhere."""
-        wanted, tree = set(names), self.frame.tree
-        nodes = ast.walk(tree) if tree is not None else ()
-        return any(getattr(n, "attr", getattr(n, "id", "")) in wanted for n in nodes)
+    @property
+    def made_before(self) -> set[str]:
+        """The names that this code itself may have bound before it failed."""
+        if self.frame.tree is None or self.failed is None or not self.frame.at_top:
+            return set(self.frame.scope.local)
+        line = self.failed.lineno
+        before = (n for n in ast.walk(self.frame.tree) if getattr(n, "lineno", line) < line)
+        return {name for node in (*before, *self.loops) for name in stored(node)}
+
+    @property
+    def added_up(self) -> set[str]:
+        """The names that a loop around the failing statement makes anew from what they hold."""
+        nodes = ast.walk(self.loops[-1]) if self.loops else ()
+        found = set[str]()
+        for node in nodes:
+            if isinstance(node, ast.AugAssign):
+                found |= stored(node.target)
+            elif isinstance(node, ast.Assign):
+                found |= stored(node) & set(names_read(ast.Module([node], [])))
+        return found
+
+    @property
+    def backward(self) -> bool:
+        """Whether the code of this frame, or what it calls, makes a backward pass anywhere."""
+        nodes = ast.walk(self.frame.tree) if self.frame.tree is not None else ()
+        return any(getattr(n, "attr", getattr(n, "id", "")) in _BACKWARD for n in nodes)
 
 
 def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:

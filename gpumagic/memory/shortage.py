@@ -28,6 +28,7 @@ from gpumagic.usercode.variables import variables_read
 
 LAST_OUTPUT = "the last output"
 _EARLIER = "an earlier exception"
+_GRAPH = ".grad_fn"
 
 
 class Situation:
@@ -184,6 +185,23 @@ class Situation:
         by, also = set(names), set[str]() if in_frames else self._frames
         found = (each for each in self.storages if by & self._by(each))
         return sum(each.nbytes for each in found if self._by(each) <= by | also)
+
+    @cached_property
+    def _graphs(self) -> dict[str, list[FoundStorage]]:
+        """By holder what it reaches through graphs alone."""
+        found: dict[str, list[FoundStorage]] = {}
+        for each in self.storages:
+            direct = {path.root for path in each.paths if _GRAPH not in path.path}
+            for name in self._by(each) - direct:
+                found.setdefault(name, []).append(each)
+        return found
+
+    def graphs(self, name: str, *, in_frames: bool) -> tuple[set[str], int]:
+        """The results below a holder that keep their graphs, and the bytes that only these hold."""
+        found, also = self._graphs.get(name, []), set[str]() if in_frames else self._frames
+        only = [each for each in found if self._by(each) <= {name} | also]
+        paths = (path for each in only for path in each.paths if path.root == name)
+        return {path.path.partition(_GRAPH)[0] for path in paths}, sum(e.nbytes for e in only)
 
     @property
     def earlier_errors(self) -> set[str]:

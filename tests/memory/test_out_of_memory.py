@@ -156,6 +156,52 @@ def test_who_has_seen_enough_may_interrupt(ip, monkeypatch):
     assert "KeyboardInterrupt" not in ran.text
 
 
+ADDING = """
+total, outs, hist, loader = 0, [], {"loss": []}, torch.ones(60, 1000, 256)
+net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)).cuda()
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "name"),
+    [
+        ("total = total + net(x.cuda()).sum()", "`total` keeps each"),
+        ("hist['loss'].append(net(x.cuda()).sum())", "`hist` keeps each"),
+        ("(y := net(x.cuda()).sum()).backward(retain_graph=True); outs.append(y)", "each pass of"),
+    ],
+)
+def test_no_batch_is_told_where_each_pass_keeps_more(small, shown, statement, name):
+    """A loop may have made many passes: of one it is known what it needs, not of all."""
+    small.run(START + ADDING)
+    small.run(f"for x in loader:\n    {statement}")
+    found = shown.pop()
+    assert found.reason.startswith(name)
+    assert [r for r in found.remedies if r.do.startswith("a batch") or r.fits is not None] == []
+
+
+def test_no_result_is_to_be_detached_before_its_backward_pass(small, shown):
+    small.run(START + ADDING)
+    small.run("x = torch.ones(9000, 256, device='cuda')\nloss = net(x).sum()")
+    small.run("for n in range(3):\n    loss = net(x).sum()\n    y = net(x)\n    loss.backward()")
+    assert [r for r in shown.pop().remedies if "detach" in r.do] == []
+
+
+def test_what_this_very_cell_made_is_not_deleted_before(small, shown):
+    small.run(START)
+    small.run("a = mib(30)\nb = mib(40)\na = 1")
+    assert "del" not in repr(shown.pop())
+
+
+def test_a_virtual_gpu_that_was_turned_off_counts_for_nothing(small):
+    kept = torch.ones(2**18, device="cuda")
+    virtual.disable()
+    virtual.enable(2, 64 * MIB)
+    small.run(START + "x = torch.ones(2**18, device='cuda:1')")
+    rows = [row.path for row in gpumagic.memory().holders]
+    assert rows == ["x"]
+    del kept
+
+
 @pytest.mark.slow
 def test_the_batch_that_is_told_is_the_largest_that_fits(small, shown):
     whole, loaded = [n for n in SITUATIONS if n.cause == "batch"]
