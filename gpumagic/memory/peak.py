@@ -64,6 +64,10 @@ class MemoryPeak(Shown):
         False where more happened than the record holds: what was before is missing.
     saved : str
         The file of torch's own snapshot, for its viewer.
+    allocations : int
+        How often the code allocated.
+    refused : tuple of (int, str) or None
+        Where it last ran out of memory: the bytes that were wanted, and the line.
     """
 
     device: str
@@ -76,6 +80,8 @@ class MemoryPeak(Shown):
     curve_kinds: tuple[str, ...] = ()
     complete: bool = True
     saved: str = ""
+    allocations: int = 0
+    refused: tuple[int, str] | None = None
 
 
 class Note(NamedTuple):
@@ -111,6 +117,7 @@ class Replay:
     now: int = 0
     most: int = 0
     at: int = -1  # the change after which the most was allocated; -1: none
+    refused: tuple[int, str] | None = None  # the last request that failed, and its line
 
     def run(
         self,
@@ -132,6 +139,8 @@ class Replay:
                 piece = live[entry["addr"]] = Piece(nbytes, line(entry), len(self.times))
                 self.pieces.append(piece)
                 self._change(entry, nbytes)
+            elif entry["action"] == "oom":
+                self.refused = entry["size"], line(entry)
             elif entry["action"] == "free_completed" and entry["addr"] in live:
                 piece = live.pop(entry["addr"])
                 piece.died = len(self.times)
@@ -207,6 +216,8 @@ def peak_of(
         curve_kinds=tuple(KINDS[n] for n in shown),
         complete=complete,
         saved=saved,
+        allocations=sum(piece.born >= 0 for piece in replay.pieces),
+        refused=replay.refused,
     )
 
 

@@ -30,7 +30,8 @@ def text(peak: MemoryPeak) -> str:
         Column(c.head, [*c.cells, *[""] * (rows - len(c.cells))], number=c.number, fit=c.fit)
         for c in columns
     ]
-    return "\n".join([*table.wrapped(_head(peak)), *table.lines(even, margin="  "), *_below(peak)])
+    made_of = table.lines(even, margin="  ") if peak.kinds else []
+    return "\n".join([*table.wrapped(_head(peak)), *made_of, *_below(peak)])
 
 
 def html(peak: MemoryPeak) -> str:
@@ -45,12 +46,21 @@ def html(peak: MemoryPeak) -> str:
 
 def _head(peak: MemoryPeak) -> str:
     words = f"the peak of {peak.device}, {size(peak.nbytes)}, was "
-    if peak.line == BEFORE:
+    if peak.refused is not None:
+        wanted, line = peak.refused
+        words = f"out of memory at {_at(line)}, which wanted {size(wanted)} more; {words}"
+    if peak.line != BEFORE:
+        return f"{words}{duration(peak.seconds)} after the start, at {_at(peak.line)}"
+    if peak.allocations:
+        return f"{words}before the cell: it gave back more than it allocated"
+    if len(peak.curve) > 1:
         return f"{words}before the cell: it only gave memory back"
-    place, _, code = peak.line.partition(": ")
-    return f"{words}{duration(peak.seconds)} after the start, at {place}" + (
-        f": `{code}`" if code else ""
-    )
+    return f"{words}before the cell: the cell allocated nothing"
+
+
+def _at(line: str) -> str:
+    place, _, code = line.partition(": ")
+    return f"{place}: `{code}`" if code else place
 
 
 def _columns(

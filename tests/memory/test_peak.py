@@ -79,6 +79,19 @@ def test_it_is_shown_below_the_report(net):
     assert "Memory over time on cuda:1" in html
 
 
+def test_a_cell_that_allocates_nothing_and_one_that_has_no_room_say_so(ip):
+    ip.run("x = torch.ones(2**20, device='cuda:1')")
+    said = "the peak of cuda:1, 4.0 MiB, was before the cell: "
+    assert f"{said}the cell allocated nothing" in repr(peak(ip, "%%ongpu 1 --memory\nn = 1"))
+    failed = ip.run("%%ongpu 1 --memory\ny = torch.empty(2**40)")
+    text = " ".join(failed.text.split())
+    assert f"line 2: `y = torch.empty(2**40)`, which wanted 4.0 TiB more; {said}" in text
+    assert "gave memory back" not in text
+    cell = "%%ongpu 1 --memory\ndel x\ny = torch.ones(3)"
+    assert f"{said}it gave back more than it allocated" in repr(peak(ip, cell))
+    assert "it only gave memory back" in repr(peak(ip, "%%ongpu 1 --memory\ndel y"))
+
+
 def test_the_snapshot_is_for_torchs_viewer(net, tmp_path):
     file = tmp_path / "peak.pickle"
     net.run(TRAIN.replace("--memory", f"--memory --save {file}"))
