@@ -68,6 +68,8 @@ class Fitting:
         line = f"{by} of {self.asked.name} = {value}"
         if tried.ran is False:
             line += ": out of memory"
+        elif value in self.predicting.ended:
+            line += f" ended early: {self.predicting.ended[value]}"
         elif tried.needed is not None:
             line += f" needs {size(tried.needed)}, and {size(room)} may be used"
         title = self.asked.program.text.strip().partition("\n")[0]
@@ -83,9 +85,7 @@ class Fitting:
             self._without_dry_runs()
             return
         for _, room in self._rooms.values():
-            if largest(self._values, predict, room) is not None and predict.ended:
-                # What is far away cannot be told: by small steps from what can.
-                largest(self._values, predict, room, from_below=True)
+            largest(self._values, predict, room)
         if not self.asked.dry:
             self._confirm()
         self._say_what_is_open()

@@ -192,12 +192,16 @@ def test_a_value_whose_dry_run_takes_too_long_is_not_known(monkeypatch):
         return run
 
     monkeypatch.setattr(fit_trials, "dry", slow)
+    told = []
     result = gpumagic.fit(lambda n: torch.ones(n, MIB // 4), 1, n=range(1, 41), margin=0)
     assert (result.value, result.confirmed, result.stopped) == (24, True, "")
-    result = gpumagic.fit(lambda n: torch.ones(n, MIB // 8), 1, n=range(1, 41), margin=0)
+    result = gpumagic.fit(
+        lambda n: torch.ones(n, MIB // 8), 1, n=range(1, 41), margin=0, progress=told.append
+    )
     assert (result.value, result.confirmed) == (39, True)
     assert "n = 39 is the largest known to fit" in str(result)
     assert result.stopped == "n = 40 is not known: the time limit of 20 s"
+    assert "dry run of n = 40 ended early: the time limit of 20 s" in told
 
 
 @pytest.mark.usefixtures("small")
