@@ -152,6 +152,11 @@ def empty_shell():
     made.run("%unload_ext gpumagic")
     made.ip.history_manager.end_session()
     made.ip.reset(new_session=False)
+    # A thread may keep the shell, and that an error's frames, which may keep the thread.
+    made.ip.last_execution_result = None
+    vars(made.ip.InteractiveTB).pop("tb", None)
+    for name in ("last_exc", "last_value", "last_traceback", "last_type"):
+        vars(sys).pop(name, None)
     InteractiveShell.clear_instance()
 
 

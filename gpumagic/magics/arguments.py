@@ -6,6 +6,7 @@ import keyword
 import math
 import re
 import shlex
+import traceback
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,10 +29,15 @@ _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 
 @contextmanager
 def in_one_line(magic: str) -> Iterator[None]:
-    """Let bad input within be an error of one line that begins with the magic's name."""
+    """Let bad input within be an error of one line that begins with the magic's name.
+
+    IPython keeps that error until the next one: it leads to nothing of the user's.
+    """
     try:
         yield
     except GpuError as error:
+        traceback.clear_frames(error.__traceback__)
+        error.__cause__ = error.__context__ = error.__traceback__ = None
         raise UsageError(f"{magic}: {error}") from None
 
 

@@ -4,7 +4,9 @@ A module's layers have what optimizers keep for their parameters too, and what a
 what they computed, though others hold it.
 """
 
+import ast
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from torch import nn
 from gpumagic.display.shown import Shown
 from gpumagic.errors import GpuError
 from gpumagic.memory.find_holders import FoundStorage, find
+from gpumagic.memory.heap import Root
 from gpumagic.memory.made_in import MadeIn
 from gpumagic.memory.memory_report import Made
 
@@ -109,10 +112,12 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     GpuError
         There is no such variable, or nothing on a GPU in it.
     """
-    value, found = _value(name, namespace), find(namespace)
+    value, name = _value(name, namespace), _as_in_paths(name)
+    first = _FIRST.split(name, maxsplit=1)[0]
+    # What is made when it is asked for, as data[0] of a tensor, has no path from a variable.
+    found = find(namespace, [Root(name, value, holder=first)])
     own = {storage: _within(name, storage, "path") for storage in found}
     root, devices, beside = _Node(name), dict[str, None](), Counter[str]()
-    first = _FIRST.split(name, maxsplit=1)[0]
     if isinstance(value, nn.Module):
         for path in _in_order(value, own):
             root.at(_steps(name, path, "parameter"))
@@ -164,9 +169,16 @@ def _value(name: str, namespace: Mapping[str, Any]) -> Any:
     if not _NAMED.fullmatch(name):
         raise GpuError(f"{name} is no name of a variable or of what is in one, as net or data[0]")
     try:
-        return eval(name, dict(namespace))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return eval(name, {}, namespace)
     except Exception as error:  # noqa: BLE001  it is the user's code that runs
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
+
+
+def _as_in_paths(name: str) -> str:
+    """``data['x']`` for ``data["x"]``."""
+    return ast.unparse(ast.parse(name, mode="eval"))
 
 
 def _within(name: str, storage: FoundStorage, what: str) -> tuple[str, str]:
@@ -174,7 +186,7 @@ def _within(name: str, storage: FoundStorage, what: str) -> tuple[str, str]:
     of the parameter that it is `beside`."""
     for found in storage.paths:
         path = getattr(found, what)
-        if path == name or path.startswith((f"{name}.", f"{name}[", f"{name}:")):
+        if path == name or path.startswith(tuple(name + sign for sign in ".[:,")):
             return path, found.kind
     return "", ""
 

@@ -99,7 +99,7 @@ def _name(row: MemoryBranch) -> str:
 
 
 def _last_step(path: str) -> str:
-    return split_steps(path)[-1].lstrip(".: ")
+    return split_steps(path)[-1].lstrip(".:, ")
 
 
 def _bytes(row: MemoryBranch, kind: str) -> str:

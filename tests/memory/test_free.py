@@ -1,5 +1,6 @@
 """`%gpufree`: what no variable holds comes back, to the byte, and nothing else is touched."""
 
+import io
 import sys
 import threading
 
@@ -68,6 +69,27 @@ def test_the_traceback_stays_on_the_page_and_debug_says_that_it_has_gone(held):
     assert not hasattr(sys, "last_value")
     assert "No traceback" in held.run("%tb").text
     assert held.run("%debug").error is None
+
+
+def test_after_debug_has_ended_its_frames_come_back(held, monkeypatch):
+    held.run(NESTED)
+    held.run("outer(x)")
+    monkeypatch.setattr("builtins.input", lambda prompt="": "q")
+    monkeypatch.setattr("sys.stdin", io.StringIO("q\n"))
+    assert "inner" in held.run("%debug").text
+    assert allocated() == 30 * MIB
+    held.run("%gpufree")
+    assert allocated() == 4 * MIB
+
+
+@pytest.mark.parametrize("line", ["%gpumem x['q']", "%gpumem nets", "%gpufree n", "%gpumem n"])
+def test_an_error_about_a_line_keeps_nothing(held, line):
+    held.run("n = 3")
+    ran = held.run(line)
+    assert ran.text.startswith("UsageError: %gpu")
+    assert len(ran.text.splitlines()) == 1
+    held.run("del x")
+    assert allocated() == 0
 
 
 def test_an_error_that_holds_nothing_is_left_for_debug(held):

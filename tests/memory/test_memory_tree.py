@@ -62,8 +62,17 @@ def test_what_is_no_module_is_opened_item_by_item(gpus):
     assert paths[0] == ("data", 0, 1)
     assert ("data['x']", 1, 1) in paths
     assert any(depth == 2 and alike == 30 for _, depth, alike in paths)
-    within = tree('data["x"]'.replace('"', "'"), held)
+    within = tree('data["x"]', held)
     assert [(b.path, b.nbytes) for b in within.branches] == [("data['x']", {"tensor": 4096})]
+
+
+@pytest.mark.parametrize("name", ["x[0]", "data['x'][0]", 'data["x"]', "saved", "_5"])
+def test_what_is_made_anew_or_lies_in_an_error_is_found_by_its_memory(ip, name):
+    ip.run("data = {'x': torch.zeros(4, 1000, device='cuda')}; x = data['x']; saved = ValueError()")
+    ip.run("def f(own=x): raise KeyError\ntry: f()\nexcept KeyError as e: saved.__cause__ = e")
+    ip.run("_5 = [x]")
+    found = tree(name, ip.ns)
+    assert found.branches[0].total == 4 * 4096 - 4 * 4096 % BLOCK == 16384
 
 
 def test_what_is_long_is_folded(gpus):
