@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
@@ -52,6 +53,8 @@ class MemoryMagics(Magics):
         In a program: `gpumagic.memory()`.
         """
         args, memories = parse("%gpumem", line), self.memories
+        if args.record and (others := [*args.what, *["--since"] * args.since]):
+            raise UsageError(f"%gpumem: --record stands on a line of its own, without {others[0]}")
         if args.record:
             with torch_needed("%gpumem"), in_one_line("%gpumem"):
                 from gpumagic.memory.made_in import record

@@ -33,7 +33,9 @@ def _lines(found: MemoryChanges) -> list[str]:
         for name, before, after in found.allocated
         if before != after
     ]
-    return lines or ["as much is allocated as at the last %gpumem"]
+    return lines or [
+        f"as much is allocated{' in all' * bool(found.changes)} as at the last %gpumem"
+    ]
 
 
 def difference(nbytes: int) -> str:

@@ -10,10 +10,8 @@ from gpumagic.usercode.frames import errors
 
 _LAST = ("last_exc", "last_value", "last_traceback", "last_type")
 # What the debugger still looks at when it has ended; it sets all of it when it begins.
-_LOOKED_AT = (
-    *("botframe", "stopframe", "returnframe", "cmdframe", "stack"),
-    *("curframe", "curframe_locals", "_chained_exceptions"),
-)
+_LOOKED_AT = {"botframe", "stopframe", "returnframe", "cmdframe", "stack", "curframe"}
+_LOOKED_AT |= {"curframe_locals", "_chained_exceptions"}
 _UNDERSCORES = ("_", "__", "___")
 
 
@@ -61,16 +59,10 @@ class KeptErrors:
             self._shell.last_execution_result = None
             for shown in (self._shell.InteractiveTB, self._shell.SyntaxTB):
                 vars(shown).pop("tb", None)
-                _look_at_nothing(getattr(shown, "pdb", None))
+                debugger = getattr(shown, "pdb", None)
+                for name in _LOOKED_AT if debugger is not None else ():
+                    vars(debugger).pop(name, None)
         return f"the exception{'s' * (len(places) > 1)} of {', '.join(places)}"
-
-
-def _look_at_nothing(debugger: Any) -> None:
-    """Let a debugger that has ended forget the frames that it showed."""
-    if debugger is not None:
-        for name in _LOOKED_AT:
-            vars(debugger).pop(name, None)
-        debugger.displaying.clear()  # by frame, what is to be shown in it
 
 
 def _empty(error: BaseException) -> None:

@@ -112,7 +112,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     GpuError
         There is no such variable, or nothing on a GPU in it.
     """
-    value, name = _value(name, namespace), _as_in_paths(name)
+    value, name = _value(name, namespace), ast.unparse(ast.parse(name))
     first = _FIRST.split(name, maxsplit=1)[0]
     # What is made when it is asked for, as data[0] of a tensor, has no path from a variable.
     found = find(namespace, [Root(name, value, holder=first)])
@@ -174,11 +174,6 @@ def _value(name: str, namespace: Mapping[str, Any]) -> Any:
             return eval(name, {}, namespace)
     except Exception as error:  # noqa: BLE001  it is the user's code that runs
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
-
-
-def _as_in_paths(name: str) -> str:
-    """``data['x']`` for ``data["x"]``."""
-    return ast.unparse(ast.parse(name, mode="eval"))
 
 
 def _within(name: str, storage: FoundStorage, what: str) -> tuple[str, str]:

@@ -111,3 +111,19 @@ def test_since_says_what_changed_by_name(ip):
     assert "1 holder holds as much" in said
     assert "as much is allocated" in ip.run("%gpumem --since").text
     assert "leave out net" in ip.run("%gpumem net --since").text
+
+
+@pytest.mark.parametrize("words", ["--since --record on", "x --record off"])
+def test_record_stands_on_a_line_of_its_own(ip, words):
+    said = ip.run(f"%gpumem {words}").text
+    assert said.startswith("UsageError: %gpumem: --record stands on a line of its own, without")
+    assert said.count("\n") == 1
+
+
+def test_as_much_in_all_is_told_where_names_changed(ip):
+    ip.run("x = torch.zeros(1000, device='cuda')")
+    ip.run("%gpumem")
+    ip.run("del x\ny = torch.zeros(500, device='cuda')\nz = torch.zeros(500, device='cuda')")
+    said = ip.run("%gpumem --since").text
+    assert said.startswith("as much is allocated in all as at the last %gpumem\n")
+    assert "gone" in said
