@@ -169,6 +169,14 @@ def test_names_come_back_and_say_who_else_holds_them(held):
     assert torch.cuda.memory_allocated(1) == 0
 
 
+def test_what_is_there_comes_back_though_another_name_is_gone(held):
+    ran = held.run("%gpufree nothing x")
+    assert ran.error is None
+    assert "freed 4.0 MiB" in ran.text
+    assert ran.text.endswith("there is no variable nothing\n")
+    assert allocated() == 0
+
+
 def test_bad_input_is_told_in_a_line_and_frees_nothing(held):
     held.run("n = 3\nx + 1")
     before = allocated()
