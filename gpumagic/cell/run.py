@@ -79,6 +79,7 @@ class Run:
         self._table = table
         self._placement: Placement | None = None
         self._started = 0.0
+        self.left_out = 0.0  # seconds that are none of the cell's
         self._ledger_complete = True
         self._before: set[int] = set()  # ids of the tensors that were variables
 
@@ -144,7 +145,7 @@ class Run:
             # An error of the device itself surfaces at the wait; so does a device that is gone.
             fault = str(failed).strip().splitlines()[0]
         finally:
-            seconds = self._clock() - self._started
+            seconds = self._clock() - self._started - self.left_out
             leave(placement)
         ledger = None
         if fault is None:

@@ -35,7 +35,7 @@ class GpuMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        self.explaining = Explaining(shell)
+        self.explaining = Explaining(shell, lambda: self.cells.current())
         self.cells = CellHooks(shell, display, self.explaining.explain_unshown)
         self.watched = Watched(self.cells, display)
         self.once = Once(shell, self.cells.current)

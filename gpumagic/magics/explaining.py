@@ -6,7 +6,8 @@ taken out, so that `%debug` begins in the user's. So it is wherever the shell sh
 """
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,8 +19,9 @@ from gpumagic import faults
 class Explaining:
     """The hooks in one IPython shell."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, cell: Callable[[], Any]) -> None:
         self.shell = shell
+        self._cell = cell  # the one that runs
         self._shown = 0  # the id of an error, until its cell has ended
         self._active = False
 
@@ -57,6 +59,7 @@ class Explaining:
         if not self._active or error is None or sys.modules.get("torch") is None:
             return
         self._shown = id(error)
+        start = time.perf_counter()
         # The user's own has been shown; who has seen enough may interrupt.
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
             from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
@@ -65,6 +68,9 @@ class Explaining:
             found = explain(error) or explain_out_of_memory(error, earlier=earlier)
             if found is not None:
                 display(found)
+        cell = self._cell()
+        if cell and cell.run:
+            cell.run.left_out += time.perf_counter() - start
 
 
 def _kept_until_now() -> list[BaseException]:

@@ -181,11 +181,10 @@ class CellHooks:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
         if (raw is not None and not raw.strip()) or not self.stack:
             return  # IPython announces the end of an empty cell, but not its start
-        cell = self.stack.pop()
         error = getattr(result, "error_in_exec", None)
         if error is not None:
             self._failed(error)
-        self._end(cell, error or getattr(result, "error_before_exec", None))
+        self._end(self.stack.pop(), error or getattr(result, "error_before_exec", None))
         while faults.untold:
             print(f"{faults.untold.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 

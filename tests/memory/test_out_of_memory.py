@@ -3,6 +3,7 @@
 import gc
 import re
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -190,6 +191,15 @@ def test_what_this_very_cell_made_is_not_deleted_before(small, shown):
     small.run(START)
     small.run("a = mib(30)\nb = mib(40)\na = 1")
     assert "del" not in repr(shown.pop())
+
+
+def test_the_seconds_of_an_explanation_are_none_of_the_cells(small, shown, monkeypatch):
+    small.run(START)
+    clock = SimpleNamespace(perf_counter=iter([0.0, 1000.0]).__next__)
+    monkeypatch.setattr("gpumagic.magics.explaining.time", clock)
+    small.run("%%ongpu 0\ntorch.empty(2**29)")
+    assert shown
+    assert -1000 < gpumagic.last_report().seconds < -900
 
 
 def test_a_virtual_gpu_that_was_turned_off_counts_for_nothing(small):
