@@ -17,8 +17,8 @@ from gpumagic.fitting.fit_search import largest
 from gpumagic.memory.causes import Cause
 from gpumagic.memory.dry_peaks import DryPeaks
 from gpumagic.memory.out_of_memory import Remedy
-from gpumagic.memory.rest_of_code import RestOfCode
 from gpumagic.memory.shortage import Situation
+from gpumagic.mismatch.read.rest_of_code import RestOfCode
 from gpumagic.mismatch.read.syntax import in_own_scope
 from gpumagic.usercode.variables import names_read
 
@@ -26,6 +26,7 @@ from gpumagic.usercode.variables import names_read
 _MARGIN = 0.05
 # What saves less of what is needed than this is not worth a line.
 _WORTH = 0.05
+_CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 # A pass may keep so much of what is needed: a value of its loss.
 _GROWS = 0.01
 # A part of a Sequential that is computed again is as long as those that are kept are many.
@@ -101,10 +102,19 @@ def _frame_with_batch(s: Situation) -> tuple[DryPeaks | None, dict[str, Tensor]]
         named = {name: value for name, value in peaks.names.items() if name in read}
         tensors = {n: v for n, v in named.items() if type(v) is Tensor and v.dim()}
         largest = max(tensors.values(), key=lambda t: t.nbytes, default=None)
-        if largest is not None:
+        if largest is not None and not _is_cut(peaks.code, tensors, largest):
             count = largest.shape[0]
             return peaks, {n: t for n, t in tensors.items() if t.shape[0] == count}
     return None, {}
+
+
+def _is_cut(code: list[ast.stmt], tensors: dict[str, Tensor], largest: Tensor) -> bool:
+    """Whether code reads a part of a tensor, of which the whole says nothing."""
+    nodes = [node for stmt in code for node in ast.walk(stmt)]
+    parts = [n.value for n in nodes if isinstance(n, ast.Subscript)]
+    parts += [n.value for n in nodes if isinstance(n, ast.Attribute) and n.attr in _CUTS]
+    parts += [n.iter for n in nodes if isinstance(n, (ast.For, ast.comprehension))]
+    return any(tensors.get(getattr(part, "id", "")) is largest for part in parts)
 
 
 def tried(s: Situation, cause: Cause) -> Cause:

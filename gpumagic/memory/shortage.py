@@ -21,7 +21,7 @@ from gpumagic.memory.kept_by_ipython import KeptOutputs, tracebacks
 from gpumagic.memory.made_in import MadeIn
 from gpumagic.memory.memory_report import DeviceMemory, MemoryHolder
 from gpumagic.memory.out_of_memory_message import Shortage
-from gpumagic.memory.rest_of_code import RestOfCode
+from gpumagic.mismatch.read.rest_of_code import RestOfCode
 from gpumagic.usercode.files import label, module_of
 from gpumagic.usercode.frames import FailedFrame, errors
 from gpumagic.usercode.variables import variables_read

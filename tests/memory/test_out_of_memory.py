@@ -202,6 +202,12 @@ def test_the_seconds_of_an_explanation_are_none_of_the_cells(small, shown, monke
     assert -1000 < gpumagic.last_report().seconds < -900
 
 
+def test_a_part_of_the_data_is_not_taken_for_the_batch(small, shown):
+    small.run(START + ADDING + "data = torch.ones(60000, 256)")
+    small.run("net(data[:20000].cuda()).sum().backward()")
+    assert [remedy for remedy in shown.pop().remedies if "batch" in remedy.do] == []
+
+
 def test_a_virtual_gpu_that_was_turned_off_counts_for_nothing(small):
     kept = torch.ones(2**18, device="cuda")
     virtual.disable()
