@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gpumagic.usercode.notebook import shell
+
 THREADS = "gputime"
 """How the threads are named that run timed code besides the one that asked for it."""
 
@@ -25,13 +27,11 @@ class Quiet:
             sink = _Dropping(before, self)
             self._before.append((sys, name, before, sink))
             setattr(sys, name, sink)
-        ipython = sys.modules.get("IPython")
-        shell = ipython.get_ipython() if ipython is not None else None
-        if shell is not None:
+        if (ipython := shell()) is not None:
             # As IPython's own capture_output does.
-            publisher = shell.display_pub
-            shell.display_pub = _Dropping(publisher, self)
-            self._before.append((shell, "display_pub", publisher, shell.display_pub))
+            publisher = ipython.display_pub
+            ipython.display_pub = _Dropping(publisher, self)
+            self._before.append((ipython, "display_pub", publisher, ipython.display_pub))
 
     def __exit__(self, *error: object) -> None:
         while self._before:

@@ -41,8 +41,9 @@ class Memories:
             print("torch is not imported here, so this notebook has no tensor on a GPU.")
             return gpus()
         from gpumagic.memory import ask
+        from gpumagic.usercode.notebook import user_namespace
 
-        variables = ask.notebook()
+        variables = user_namespace()
         names = [word for word in asked if _ROOT.split(word, 1)[0] in variables]
         others = [word for word in asked if word not in names]
         ordinals = {str(device) for word in others for device in _gpus(word, variables)}

@@ -91,10 +91,10 @@ class MemoryMagics(Magics):
         """
         asked = parse("%gpufree", line)
         with torch_needed("%gpufree"), in_one_line("%gpufree"):
-            from gpumagic.memory.ask import notebook
             from gpumagic.memory.free import free_memory
+            from gpumagic.usercode.notebook import user_namespace
 
-            there = [name for name in asked.names if name in notebook()] or asked.names
+            there = [name for name in asked.names if name in user_namespace()] or asked.names
             display(free_memory(*there, grads=asked.grads))
             if gone := [name for name in asked.names if name not in there]:
                 print(f"there is no variable {some(gone)}")

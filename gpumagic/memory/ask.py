@@ -1,17 +1,16 @@
 """Ask who holds the memory of each GPU now."""
 
-import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 from gpumagic.errors import GpuError
 from gpumagic.memory.device_figures import figures
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.made_in import MadeIn
 from gpumagic.memory.memory_report import DeviceMemory, MemoryHolder, MemoryReport
+from gpumagic.usercode.notebook import user_namespace
 
 OTHER = "other library"
 UNREACHED = "held by no Python object"
@@ -37,7 +36,7 @@ def memory(*names: str) -> MemoryReport:
         In one line: a name that is no variable.
     """
     start = perf_counter()
-    namespace = notebook()
+    namespace = user_namespace()
     for name in names:
         if name not in namespace:
             raise GpuError(f"memory: there is no variable {name!r}; type its name as in the cell")
@@ -58,13 +57,6 @@ def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:
     """A storage as these variables hold it, though others may hold it too."""
     paths = sorted(storage.paths, key=lambda path: path.root not in names)
     return storage._replace(paths=tuple(paths))
-
-
-def notebook() -> Mapping[str, Any]:
-    """The variables of the notebook, or of the script."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return vars(sys.modules["__main__"]) if shell is None else shell.user_ns
 
 
 def _with_holders(

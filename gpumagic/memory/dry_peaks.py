@@ -14,11 +14,11 @@ from typing import Any
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.follow_code import Subject, dry
 from gpumagic.errors import GpuError
-from gpumagic.memory.kept_by_ipython import shell
 from gpumagic.memory.shortage import Situation
 from gpumagic.mismatch.read.syntax import function_of, loops_around
 from gpumagic.usercode.compile import awaits, compile_cell
 from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.notebook import shell
 
 _LIMIT_S = 5.0
 # Of storages, which a dry run has to make anew.

@@ -4,11 +4,9 @@ None of the user's code is run, the exception stays as it is, and what is return
 and no frame.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from gpumagic import faults
-from gpumagic.memory.ask import notebook
 from gpumagic.memory.causes import CERTAIN, LIKELY, Cause, full, graphs
 from gpumagic.memory.causes_by_dry_run import by_dry_run, tried
 from gpumagic.memory.causes_by_operation import DOING
@@ -17,15 +15,13 @@ from gpumagic.memory.out_of_memory_message import read
 from gpumagic.memory.shortage import Situation
 from gpumagic.usercode.frames import FailedFrame, failed_frames
 from gpumagic.usercode.lines import innermost_of
+from gpumagic.usercode.notebook import user_namespace
 
 _REMEDIES = 5
 
 
 def explain_out_of_memory(
-    error: BaseException,
-    *,
-    earlier: Iterable[BaseException] = (),
-    namespace: Mapping[str, Any] | None = None,
+    error: BaseException, *, earlier: Iterable[BaseException] = ()
 ) -> OutOfMemory | None:
     """Say what an error for want of GPU memory is about, and what would help.
 
@@ -35,8 +31,6 @@ def explain_out_of_memory(
         As it was caught: its traceback is read, while its frames are there.
     earlier : iterable of BaseException
         Those that were kept until it was raised, and held memory then.
-    namespace : mapping, optional
-        The variables; by default those of the notebook.
 
     Returns
     -------
@@ -51,8 +45,7 @@ def explain_out_of_memory(
             frames = _frames(said, error)
             where = innermost_of(said.__traceback__) or innermost_of(error.__traceback__)
             if frames and where is not None:
-                names = notebook() if namespace is None else namespace
-                situation = Situation(shortage, error, frames, names, earlier)
+                situation = Situation(shortage, error, frames, user_namespace(), earlier)
                 failed = frames[0].failed
                 text = where.source if failed is None else frames[0].text(failed)
                 return _told(situation, text, where.line, where.label)

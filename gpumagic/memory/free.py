@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from gpumagic.errors import GpuError
-from gpumagic.memory.ask import grouped, notebook
+from gpumagic.memory.ask import grouped
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.freed import Freed, Released
 from gpumagic.memory.kept_by_ipython import KeptErrors, KeptOutputs
 from gpumagic.moving.find_tensors import TensorFinder
+from gpumagic.usercode.notebook import user_namespace
 
 _KEPT = ("output", "exception")
 
@@ -51,7 +52,7 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     >>> gpumagic.free_memory("batch", grads=True)
     freed 3.2 GiB (the exception of In [7]: 2.1 GiB on cuda:0, batch: 1.1 GiB on cuda:0) · …
     """
-    namespace: Any = notebook()
+    namespace: Any = user_namespace()
     outputs, found = KeptOutputs(namespace), find(namespace)
     _check(names, namespace, {path.root for each in found for path in each.paths})
     meter = _Meter()

@@ -7,18 +7,13 @@ from typing import Any
 
 from gpumagic.usercode.files import is_users, label
 from gpumagic.usercode.frames import errors
+from gpumagic.usercode.notebook import shell
 
 _LAST = ("last_exc", "last_value", "last_traceback", "last_type")
 # What the debugger still looks at when it has ended; it sets all of it when it begins.
 _LOOKED_AT = {"botframe", "stopframe", "returnframe", "cmdframe", "stack", "curframe"}
 _LOOKED_AT |= {"curframe_locals", "_chained_exceptions"}
 _UNDERSCORES = ("_", "__", "___")
-
-
-def shell() -> Any:
-    """The IPython that this process is, or None."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
 
 
 def tracebacks(error: BaseException) -> Iterator[TracebackType]:

@@ -18,9 +18,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gpumagic.memory.heap import Root
-from gpumagic.memory.kept_by_ipython import KeptOutputs, shell
+from gpumagic.memory.kept_by_ipython import KeptOutputs
 from gpumagic.memory.step_names import local_variables
 from gpumagic.usercode.files import is_ours, is_users, label
+from gpumagic.usercode.notebook import shell
 from gpumagic.usercode.values import defined_in, own
 
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")

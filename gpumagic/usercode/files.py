@@ -14,6 +14,8 @@ from types import ModuleType
 
 import torch
 
+from gpumagic.usercode.notebook import shell
+
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _ROOMS = ("ledger", "memory", "placement", "virtual")
 _STAND_INS = tuple(os.path.join(_OURS, room, "") for room in _ROOMS)
@@ -87,8 +89,7 @@ def label(file: str) -> str:
     """A file as the user knows it: ``"In [3]"`` for a cell, ``"train.py"`` for others."""
     if match := _INPUT.match(file):
         return f"In [{match[1]}]"
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)(file)
+    named = getattr(getattr(shell(), "compile", None), "format_code_name", lambda file: None)(file)
     if named is not None and (number := re.search(r"\d+", named[1])):
         return f"In [{number[0]}]"
     return os.path.basename(file)
@@ -105,5 +106,4 @@ def next_cell() -> str:
 
 
 def _typed() -> int:
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return len(getattr(getattr(shell, "history_manager", None), "input_hist_raw", [""]))
+    return len(getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""]))

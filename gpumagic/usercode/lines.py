@@ -17,6 +17,7 @@ from typing import Any
 from executing import Source
 
 from gpumagic.usercode.files import is_users, label, last_cell
+from gpumagic.usercode.notebook import shell
 
 _LONG = 60  # characters of a line that are shown
 # The names of the code that `%%time` and `%%timeit` run.
@@ -112,9 +113,8 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
 
 def _lines_before(body: str) -> int:
     """How many lines of the running cell stand above the text of its magic, which is its end."""
-    ipython: Any = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    typed = shell.history_manager.input_hist_raw[-1] if shell is not None else ""
+    ipython = shell()
+    typed = ipython.history_manager.input_hist_raw[-1] if ipython is not None else ""
     above: str = typed[: -len(body.strip())] if typed.strip().endswith(body.strip()) else "\n"
     return above.count("\n")
 
