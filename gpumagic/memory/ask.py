@@ -9,11 +9,16 @@ from gpumagic.errors import GpuError
 from gpumagic.memory.device_figures import figures
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.made_in import MadeIn
-from gpumagic.memory.memory_report import DeviceMemory, MemoryHolder, MemoryReport
+from gpumagic.memory.memory_report import (
+    OTHER,
+    UNREACHED,
+    DeviceMemory,
+    MemoryHolder,
+    MemoryReport,
+)
 from gpumagic.usercode.notebook import user_namespace
 
-OTHER = "other library"
-UNREACHED = "held by no Python object"
+_REST = "held by no Python object"
 """The row of what is allocated and reached from nowhere: workspaces, DDP's buckets, C++."""
 
 
@@ -42,15 +47,10 @@ def memory(*names: str) -> MemoryReport:
             raise GpuError(f"memory: there is no variable {name!r}; type its name as in the cell")
     found = find(namespace)
     if names:
-        found = [_by(names, storage) for storage in found if roots(storage) & set(names)]
+        found = [_by(names, storage) for storage in found if storage.roots & set(names)]
     made_in = MadeIn()
-    each = (_with_holders(device, found, made_in, whole=not names) for device in figures())
+    each = (with_holders(device, found, made_in, whole=not names) for device in figures())
     return MemoryReport(tuple(each), perf_counter() - start)
-
-
-def roots(storage: FoundStorage) -> set[str]:
-    """All who hold a storage, by their first names."""
-    return {path.root for path in storage.paths}
 
 
 def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:
@@ -59,24 +59,30 @@ def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:
     return storage._replace(paths=tuple(paths))
 
 
-def _with_holders(
-    device: DeviceMemory, found: Iterable[FoundStorage], made_in: MadeIn, *, whole: bool
+def with_holders(
+    device: DeviceMemory, found: Iterable[FoundStorage], made_in: MadeIn, *, whole: bool = True
 ) -> DeviceMemory:
+    """A GPU's figures with who holds what; where it is not the `whole`, without the rest."""
     rows = grouped((storage for storage in found if storage.device == device.device), made_in)
     # What is another library's, torch has not allocated.
     rest = (device.allocated or 0) - sum(row.nbytes for row in rows if row.kind != OTHER)
-    if whole and rest:
-        rows.append(MemoryHolder(UNREACHED, "unreached", device.device, rest))
-    return replace(device, holders=tuple(sorted(rows, key=lambda row: -row.nbytes)))
+    if whole and rest > 0:
+        rows.append(MemoryHolder(_REST, UNREACHED, device.device, rest))
+    return replace(device, holders=tuple(sorted(rows, key=_most_first)))
 
 
 def grouped(found: Iterable[FoundStorage], made_in: MadeIn | None = None) -> list[MemoryHolder]:
-    """One row for each holder at the top: a variable, an output, an exception, …"""
+    """One row for each holder at the top, the largest first: a variable, an output, …"""
     of_roots: dict[tuple[str, bool], list[FoundStorage]] = {}
     for storage in found:
         first = storage.paths[0]
         of_roots.setdefault((first.root, first.kind == OTHER), []).append(storage)
-    return [_row(root, storages, made_in) for (root, _), storages in of_roots.items()]
+    rows = (_row(root, storages, made_in) for (root, _), storages in of_roots.items())
+    return sorted(rows, key=_most_first)
+
+
+def _most_first(row: MemoryHolder) -> int:
+    return -row.nbytes
 
 
 def _row(root: str, storages: list[FoundStorage], made_in: MadeIn | None) -> MemoryHolder:

@@ -17,6 +17,8 @@ import torch
 from gpumagic.usercode.values import bases_of, members_of
 
 Edge = tuple[Any, str]
+GRAPH = ".grad_fn"
+"""The step from a tensor into its graph."""
 # So many nodes are gone through for one leaf, at most.
 _NODES = 500
 _RAW = "_raw_saved_"

@@ -101,15 +101,14 @@ def _elsewhere(s: Situation) -> Iterator[Remedy]:
 
 def kept(s: Situation) -> Cause | None:
     """Outputs, and errors of earlier cells, hold what no variable does."""
-    outputs = [name for name in s.outputs if name in s.holding]
-    errors = s.earlier_errors
-    gives = s.alone([*s.outputs, *s.also_outputs, *errors])
-    if not _worth(s, gives):
+    if not _worth(s, s.kept):
         return None
+    outputs = [name for name in s.outputs if name in s.holding]
     parts = [f"{some(outputs)} of IPython's outputs"] if outputs else []
-    parts += ["the exception of an earlier cell"] if s.alone(errors) else []
-    why = f"{' and '.join(parts) or 'outputs'} held {size(gives)} that no variable does"
-    return Cause("kept", why, (Remedy("`%gpufree` gives back", gives),), ())
+    parts += ["the exception of an earlier cell"] if s.alone(s.earlier_errors) else []
+    parts = parts or ["what earlier cells left"]
+    why = f"{' and '.join(parts)} held {size(s.kept)} that no variable does"
+    return Cause("kept", why, (Remedy("`%gpufree` gives back", s.kept),), ())
 
 
 def twice(s: Situation) -> Cause | None:
@@ -198,6 +197,10 @@ def not_read(s: Situation) -> Cause | None:
 
 def full(s: Situation) -> Cause:
     """All of it is in use."""
+    if 2 * s.traceback_holds > (s.device.allocated or 0):
+        made, wanted = size(s.traceback_holds), size(s.wanted)
+        why = f"what failed had itself made {made}, and wanted {wanted} more"
+        return Cause("full", f"{why}; {size(s.short_by)} too little is left")
     largest = s.device.holders[0] if s.device.holders else None
     most = f", most of it by {largest.path} ({size(largest.nbytes)})" if largest else ""
     held = size(s.device.allocated)

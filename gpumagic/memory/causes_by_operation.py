@@ -35,7 +35,7 @@ def step(s: Situation) -> Cause | None:
 
 def _on_gpu(s: Situation, optimizer: Optimizer) -> list[Tensor]:
     groups = (group["params"] for group in optimizer.param_groups)
-    return [p for params in groups for p in params if p.is_cuda and p.get_device() == s.ordinal]
+    return [p for params in groups for p in params if str(p.device) == s.name]
 
 
 def _foreach(s: Situation, optimizer: Optimizer) -> Cause:

@@ -85,7 +85,7 @@ class Edges:
         try:
             function = _grad_fn(tensor)
             if function is not None and self._graphs:
-                found.append((function, ".grad_fn"))
+                found.append((function, autograd_graph.GRAPH))
             # Torch warns who asks others for their gradient.
             has_gradient = function is None or _retains(tensor)
             if has_gradient and (grad := _grad(tensor)) is not None:

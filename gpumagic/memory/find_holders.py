@@ -16,6 +16,7 @@ from gpumagic.memory import other_arrays
 from gpumagic.memory.allocator import Allocator, Place
 from gpumagic.memory.heap import Root, Walk
 from gpumagic.memory.leftovers import walk_leftovers
+from gpumagic.memory.memory_report import KEPT
 from gpumagic.memory.paths import FoundPath, Paths
 from gpumagic.memory.roots import Roots
 
@@ -27,6 +28,16 @@ class FoundStorage(NamedTuple):
     address: int  # as in torch.cuda.memory_snapshot()
     nbytes: int
     paths: tuple[FoundPath, ...]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether nothing holds it but what `%gpufree` lets go of."""
+        return all(path.kind in KEPT for path in self.paths)
+
+    @property
+    def roots(self) -> set[str]:
+        """All who hold it, by their first names."""
+        return {path.root for path in self.paths}
 
 
 def find(

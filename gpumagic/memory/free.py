@@ -17,10 +17,9 @@ from gpumagic.memory.ask import grouped
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.freed import Freed, Released
 from gpumagic.memory.kept_by_ipython import KeptErrors, KeptOutputs
+from gpumagic.memory.memory_report import EXCEPTION, KEPT
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.usercode.notebook import user_namespace
-
-_KEPT = ("output", "exception")
 
 
 def free_memory(*names: str, grads: bool = False) -> Freed:
@@ -54,15 +53,15 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     """
     namespace: Any = user_namespace()
     outputs, found = KeptOutputs(namespace), find(namespace)
-    _check(names, namespace, {path.root for each in found for path in each.paths})
+    holding = _holding(found)
+    _check(names, namespace, holding)
     meter = _Meter()
     spare = [each for each in found if not _is_needed(each, names)]
     error = ""
-    if any(path.kind == "exception" for each in spare for path in each.paths):
+    if any(path.kind == EXCEPTION for each in spare for path in each.paths):
         error = KeptErrors().let_go()
         meter.take(error)
-    holding = {path.root for each in found for path in each.paths}
-    alone = {path.root for each in spare for path in each.paths}
+    alone = _holding(spare)
     dropped = [name for name in outputs.numbered() if name in alone]
     also_variables = [name for name in outputs.numbered() if name in holding - alone]
     if dropped:
@@ -81,14 +80,18 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
         kept=tuple(also_variables),
         returned=returned,
         allocated=allocated(),
-        holders=tuple(sorted(grouped(find(namespace)), key=lambda row: -row.nbytes)),
+        holders=tuple(grouped(find(namespace))),
         debug_gone=bool(error),
     )
 
 
+def _holding(found: Iterable[FoundStorage]) -> set[str]:
+    return {name for each in found for name in each.roots}
+
+
 def _is_needed(storage: FoundStorage, names: Collection[str]) -> bool:
-    """Whether anything holds it but outputs, exceptions, and what is to be deleted."""
-    return any(path.kind not in _KEPT and path.root not in names for path in storage.paths)
+    """Whether anything holds it but what is let go of, and what is to be deleted."""
+    return any(path.kind not in KEPT and path.root not in names for path in storage.paths)
 
 
 def allocated() -> dict[str, int]:

@@ -5,7 +5,6 @@ more twice in a row, and again at the third time: what grew in between is told.
 """
 
 import ast
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,15 +12,15 @@ from typing import Any, NamedTuple
 import torch
 
 from gpumagic.display.units import size
+from gpumagic.memory.autograd_graph import GRAPH
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.made_in import MadeIn
+from gpumagic.memory.memory_report import OUTPUT
 
 LEAST = 2**16
 """Bytes more at the end of a run that are worth a word."""
 TIMES = 3
 """In a row."""
-_GRAPH = ".grad_fn"
-_OUTPUTS = re.compile(r"(Out|_oh|_+\d*|the last output)(?!\w)")
 _ADDING = frozenset({"append", "appendleft", "add", "extend", "insert", "setdefault", "update"})
 
 
@@ -112,13 +111,13 @@ def _holders(namespace: Mapping[str, Any]) -> dict[str, _Holder]:
     """Who holds what: all outputs are one."""
     of_names: dict[str, list[FoundStorage]] = {}
     for storage in find(namespace):
-        root = storage.paths[0].root
-        of_names.setdefault("Out" if _OUTPUTS.match(root) else root, []).append(storage)
+        first = storage.paths[0]
+        of_names.setdefault("Out" if first.kind == OUTPUT else first.root, []).append(storage)
     return {name: _holder(storages) for name, storages in of_names.items()}
 
 
 def _holder(storages: list[FoundStorage]) -> _Holder:
-    graph = sum(s.nbytes for s in storages if _GRAPH in s.paths[0].path)
+    graph = sum(s.nbytes for s in storages if GRAPH in s.paths[0].path)
     addresses = frozenset((s.device, s.address) for s in storages)
     return _Holder(sum(s.nbytes for s in storages), graph, addresses)
 

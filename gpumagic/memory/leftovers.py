@@ -13,11 +13,12 @@ from typing import Any
 from torch import Tensor, UntypedStorage
 
 from gpumagic.memory.heap import Root, Walk
+from gpumagic.memory.memory_report import GARBAGE
 from gpumagic.usercode.files import is_users, label
 from gpumagic.usercode.values import class_name, defined_in, of_function
 
 NATIVE = "held from C++, or by an expression that runs now"
-GARBAGE = "a reference cycle that is not collected yet"
+CYCLE = "a reference cycle that is not collected yet"
 _whole_name = vars(type)["__qualname__"].__get__
 FarRoots = Callable[[Container[int]], Iterable[Root]]
 
@@ -38,8 +39,8 @@ def walk_leftovers(walk: Walk, is_missing: Callable[[Any], bool], far: FarRoots)
     for number in sorted(leading, key=lambda n: (_rank(objects[n]), n not in native)):
         obj = objects[number]
         if not walk.knows(obj):
-            holder = NATIVE if number in native else GARBAGE
-            walk.walk([Root(f"{holder}: {_name(obj)}", obj, holder=holder)], within=within)
+            holder, kind = (NATIVE, "") if number in native else (CYCLE, GARBAGE)
+            walk.walk([Root(f"{holder}: {_name(obj)}", obj, kind, holder)], within=within)
 
 
 def _referrers(objects: list[Any]) -> dict[int, list[int]]:

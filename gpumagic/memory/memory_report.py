@@ -12,6 +12,12 @@ from gpumagic.errors import library_needed
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+STATE, SAVED = "optimizer state", "saved for backward"
+OUTPUT, EXCEPTION, GARBAGE = "output", "exception", "garbage"
+OTHER, UNREACHED = "other library", "unreached"
+KEPT = (OUTPUT, EXCEPTION, GARBAGE)
+"""The kinds of what no variable holds, and `%gpufree` lets go of."""
+
 
 @dataclass(frozen=True)
 class Made:
@@ -36,7 +42,7 @@ class MemoryHolder:
     kind : str
         What most of its bytes are: ``"parameter"``, ``"buffer"``, ``"gradient"``,
         ``"optimizer state"``, ``"saved for backward"``, ``"tensor"``, ``"output"``,
-        ``"exception"``, ``"other library"``, ``"unreached"``.
+        ``"exception"``, ``"garbage"``, ``"other library"``, ``"unreached"``.
     device : str
         ``"cuda:0"``.
     nbytes : int

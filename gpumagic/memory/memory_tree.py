@@ -20,9 +20,8 @@ from gpumagic.errors import GpuError
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.heap import Root
 from gpumagic.memory.made_in import MadeIn
-from gpumagic.memory.memory_report import Made
+from gpumagic.memory.memory_report import SAVED, STATE, Made
 
-STATE, SAVED = "optimizer state", "saved for backward"
 _OWN = {"parameter", "buffer", "gradient", STATE, SAVED}
 """Kinds that are columns of what has them; others have a row of their own."""
 _FIRST = re.compile(r"[.\[]")

@@ -11,7 +11,13 @@ from gpumagic.display.shown import bar, block, coded, folded, tag
 from gpumagic.display.table import Column
 from gpumagic.display.units import NOT_KNOWN, size, some
 from gpumagic.errors import as_typed
-from gpumagic.memory.memory_report import DeviceMemory, MemoryHolder, MemoryReport
+from gpumagic.memory.memory_report import (
+    KEPT,
+    UNREACHED,
+    DeviceMemory,
+    MemoryHolder,
+    MemoryReport,
+)
 
 _ROWS = 12
 # So many are shown however small they are, and the others from this share on.
@@ -20,15 +26,15 @@ _ALIASES = 15  # characters
 _LEAST = 0.005
 # More than a reader goes through; a notebook's file keeps them all.
 _UNFOLDED = 200
-# What %gpufree lets go of, and how much of that is worth a line.
-_FREED = ("output", "exception")
+# Of what %gpufree lets go, so much is worth a line.
 _WORTH = 2**20
-_MANY = {
+MANY = {
     "parameter": "parameters",
     "buffer": "buffers",
     "gradient": "gradients",
     "tensor": "tensors",
     "output": "outputs",
+    "exception": "exceptions",
 }
 
 
@@ -54,7 +60,7 @@ def _nothing() -> str:
 
 def _hints(report: MemoryReport) -> list[str]:
     """What gives the most back at once."""
-    back = sum(row.nbytes for row in report.holders if row.kind in _FREED)
+    back = sum(row.nbytes for row in report.holders if row.kind in KEPT)
     words = f"→ `{as_typed('%gpufree')}` gives back {size(back)}: what outputs and errors hold"
     return [words] if back >= _WORTH else []
 
@@ -98,7 +104,7 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
             "holder",
             [row.path for row in rows] + [words for words, _ in more],
             fit="cut",
-            css=["gm-dim" if row.kind == "unreached" else "gm-code gm-name" for row in rows],
+            css=["gm-dim" if row.kind == UNREACHED else "gm-code gm-name" for row in rows],
             html=[tag("span", row.path, title=row.path) for row in rows],
         ),
         Column("kind", [kind(row) for row in rows] + blank, fit="cut"),
@@ -129,14 +135,14 @@ def _others(row: MemoryHolder) -> str:
 
 def kind(row: MemoryHolder) -> str:
     """``"tensor"``, ``"1,200 tensors"``, ``"parameters, gradients"``."""
-    if row.kind == "unreached":
+    if row.kind == UNREACHED:
         return ""
     names = [name for name, _ in row.kinds] or [row.kind]
     if len(names) > 1:
-        return ", ".join(_MANY.get(name, name) for name in names)
-    if row.count == 1 or names[0] not in _MANY:
+        return ", ".join(MANY.get(name, name) for name in names)
+    if row.count == 1 or names[0] not in MANY:
         return names[0]
-    return f"{row.count:,} {_MANY[names[0]]}"
+    return f"{row.count:,} {MANY[names[0]]}"
 
 
 def share(nbytes: int, allocated: int | None) -> str:

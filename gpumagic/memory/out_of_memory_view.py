@@ -10,6 +10,8 @@ from gpumagic.memory.memory_view import folded_rows, holder_columns, label
 from gpumagic.memory.out_of_memory import OutOfMemory, Remedy
 
 _HOLDERS = 5
+# Of what is allocated: less in a traceback is not worth a line.
+_LEAST = 0.01
 
 
 def text(found: OutOfMemory) -> str:
@@ -83,6 +85,6 @@ _FITS = {None: "", True: "then the cell fits", False: "not enough alone"}
 
 
 def _notes(found: OutOfMemory) -> list[str]:
-    if not found.traceback_holds:
+    if found.traceback_holds <= _LEAST * (found.device.allocated or 0):
         return []
     return [f"its traceback holds {size(found.traceback_holds)}: `%gpufree` gives them back"]

@@ -9,14 +9,15 @@ from torch.optim import Optimizer
 from gpumagic.memory.autograd_graph import is_node, nearest_leaf
 from gpumagic.memory.edges import is_other_array
 from gpumagic.memory.heap import Walk
+from gpumagic.memory.memory_report import OTHER, SAVED, STATE
 from gpumagic.memory.step_names import StepNames
-from gpumagic.usercode.values import class_name
+from gpumagic.usercode.values import class_name, own
 
 MOST = 8
 """Of how many roots it is told that they reach an object."""
 
 
-_BESIDE = ("optimizer state", "saved for backward")
+_BESIDE = (STATE, SAVED)
 
 
 class FoundPath(NamedTuple):
@@ -179,14 +180,22 @@ class Paths:
 
     def _kind(self, number: int, step: str) -> str:
         if step.startswith("._saved_") and is_node(type(self._above(number))):
-            return "saved for backward"
+            return SAVED
         if step == ".grad" and issubclass(type(self._above(number)), Tensor):
             return "gradient"
         if issubclass(type(self._walk.objects[number]), nn.Parameter):
             return "parameter"
         if is_other_array(type(self._walk.objects[number])):
-            return "other library"
-        return self._part_of(self._walk.parents[number]) or "tensor"
+            return OTHER
+        part = self._part_of(self._walk.parents[number])
+        return part or ("buffer" if self._is_buffer(number) else "tensor")
+
+    def _is_buffer(self, number: int) -> bool:
+        held, above = self._above(number), self._walk.parents[number]
+        while above >= 0 and type(self._walk.objects[above]) is dict:
+            above = self._walk.parents[above]
+        owner = self._walk.objects[above] if above >= 0 else None
+        return issubclass(type(owner), nn.Module) and own(owner).get("_buffers") is held
 
     def _above(self, number: int) -> Any:
         parent = self._walk.parents[number]
@@ -213,9 +222,9 @@ class Paths:
         for below in reversed(chain):
             obj = self._walk.objects[below]
             if issubclass(type(obj), Optimizer):
-                found = "optimizer state"
+                found = STATE
             elif is_node(type(obj)):
-                found = "saved for backward"
+                found = SAVED
             elif issubclass(type(obj), nn.Module):
                 found = ""
             self._within[below] = found

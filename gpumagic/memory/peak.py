@@ -11,17 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gpumagic.display.shown import Shown
+from gpumagic.memory.memory_report import EXCEPTION, OUTPUT, SAVED, STATE
 
 BLOCK = 512
 """Bytes: torch's allocator for GPUs rounds every request up to a multiple of this."""
 KINDS = (
     "parameter",
     "buffer",
-    "optimizer state",
+    STATE,
     "gradient",
-    "saved for backward",
-    "exception",
-    "output",
+    SAVED,
+    EXCEPTION,
+    OUTPUT,
     "tensor",
     "temporary",
 )
@@ -104,7 +105,7 @@ class Piece:
     def note(self, kind: str) -> None:
         """Believe what is said of it; that a graph saves what a name held before is no reason."""
         known = kind if kind in KINDS else "tensor"
-        if not (known == "saved for backward" and self.born < 0 and self.rank != _TEMPORARY):
+        if not (known == SAVED and self.born < 0 and self.rank != _TEMPORARY):
             self.rank = min(self.rank, KINDS.index(known))
 
 

@@ -20,6 +20,7 @@ from gpumagic.errors import GpuError
 from gpumagic.memory.autograd_graph import edges
 from gpumagic.memory.find_holders import find
 from gpumagic.memory.made_in import users
+from gpumagic.memory.memory_report import SAVED
 from gpumagic.memory.peak import UNKNOWN, MemoryPeak, Note, Replay, peak_of
 from gpumagic.usercode.lines import UserLine, innermost, source_of
 
@@ -118,7 +119,7 @@ class PeakRecorder:
             if step == ".variable":
                 leaves.append(value)
             else:
-                saved[_address(value)] = "saved for backward"
+                saved[_address(value)] = SAVED
         for leaf in leaves:
             if isinstance(leaf, torch.nn.Parameter):
                 saved[_address(leaf)] = "parameter"

@@ -6,7 +6,7 @@ from gpumagic.display import svg, table
 from gpumagic.display.shown import block, coded, tag
 from gpumagic.display.table import Column
 from gpumagic.display.units import duration, size
-from gpumagic.memory.memory_view import share
+from gpumagic.memory.memory_view import MANY, share
 from gpumagic.memory.peak import BEFORE, KINDS, MemoryPeak
 
 _LINES = 8
@@ -18,8 +18,7 @@ _LEFT, _RIGHT, _TOP, _FOOT = 64.0, 12.0, 20.0, 144.0
 # The GPU's own grays are for what nobody explains.
 _GRAY = "#7d8590"
 _COLORS = dict(zip(KINDS, (*svg.COLORS, _GRAY), strict=True))
-_MANY = {"parameter": "parameters", "buffer": "buffers", "gradient": "gradients"}
-_MANY |= {"tensor": "other tensors", "output": "outputs", "exception": "exceptions"}
+_MANY = MANY | {"tensor": "other tensors"}
 
 
 def text(peak: MemoryPeak) -> str:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from gpumagic.memory.heap import Root
 from gpumagic.memory.kept_by_ipython import KeptOutputs
+from gpumagic.memory.memory_report import EXCEPTION, OUTPUT
 from gpumagic.memory.step_names import local_variables
 from gpumagic.usercode.files import is_ours, is_users, label
 from gpumagic.usercode.notebook import shell
@@ -101,7 +102,7 @@ class Roots:
         found["the last output"] = getattr(
             getattr(self._shell, "last_execution_result", None), "result", None
         )
-        return [Root(name, value, "output") for name, value in found.items()]
+        return [Root(name, value, OUTPUT) for name, value in found.items()]
 
     def _running(self, *, users: bool) -> Iterator[Root]:
         """The variables of frames that run now: below a cell, those of libraries lead far."""
@@ -171,13 +172,13 @@ def _exceptions(ipython: Any) -> Iterator[Root]:
     kept += [getattr(result, "error_in_exec", None), *_handled()]
     for error in kept:
         if error is not None:
-            yield Root(_of_cell(error.__traceback__), error, "exception")
+            yield Root(_of_cell(error.__traceback__), error, EXCEPTION)
     shown = own(getattr(ipython, "InteractiveTB", None))
     for trace in (getattr(sys, "last_traceback", None), shown.get("tb")):
         if trace is not None:
-            yield Root(_of_cell(trace), trace, "exception")
+            yield Root(_of_cell(trace), trace, EXCEPTION)
     if (debugger := shown.get("pdb")) is not None:
-        yield Root("%debug", debugger, "exception")
+        yield Root("%debug", debugger, EXCEPTION)
 
 
 def _handled() -> list[BaseException]:

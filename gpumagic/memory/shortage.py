@@ -13,22 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.memory.ask import UNREACHED, grouped
+from gpumagic.memory.ask import with_holders
+from gpumagic.memory.autograd_graph import GRAPH
 from gpumagic.memory.device_figures import figures
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.heap import Root
 from gpumagic.memory.kept_by_ipython import KeptOutputs, tracebacks
 from gpumagic.memory.made_in import MadeIn
-from gpumagic.memory.memory_report import DeviceMemory, MemoryHolder
+from gpumagic.memory.memory_report import EXCEPTION, UNREACHED, DeviceMemory
 from gpumagic.memory.out_of_memory_message import Shortage
 from gpumagic.mismatch.read.rest_of_code import RestOfCode
 from gpumagic.usercode.files import label, module_of
 from gpumagic.usercode.frames import FailedFrame, errors
 from gpumagic.usercode.variables import variables_read
 
-LAST_OUTPUT = "the last output"
 _EARLIER = "an earlier exception"
-_GRAPH = ".grad_fn"
 
 
 class Situation:
@@ -47,9 +46,7 @@ class Situation:
         self.tried_s = 0.0  # seconds that dry runs took until now
         self.name = f"cuda:{shortage.ordinal}"
         self.rests = [RestOfCode(frame) for frame in frames]
-        kept = KeptOutputs(namespace)  # type: ignore[arg-type]
-        self.outputs = [*kept.numbered()]
-        self.also_outputs = [*(set(namespace) - set(kept.variables())), LAST_OUTPUT]
+        self.outputs = [*KeptOutputs(namespace).numbered()]  # type: ignore[arg-type]
         self._chain = list(errors(error))
         self._earlier = [e for e in earlier if all(e is not each for each in self._chain)]
         traces = list(tracebacks(error))
@@ -57,7 +54,6 @@ class Situation:
         # What we look with may not be found to hold what we look at.
         self._ours = [self, vars(self), *frames, *(frame.scope for frame in frames)]
         self._closed = [*self._ours, *self._chain, *traces, *(t.tb_frame for t in traces)]
-        self.ordinal = shortage.ordinal
         self.beyond = [
             (module, trace.tb_frame)
             for trace in traces
@@ -68,7 +64,7 @@ class Situation:
     @cached_property
     def storages(self) -> list[FoundStorage]:
         """All that is held now on the GPU, each storage with its paths."""
-        more = [Root(_EARLIER, each, "exception") for each in self._earlier]
+        more = [Root(_EARLIER, each, EXCEPTION) for each in self._earlier]
         found = find(self.namespace, [*more, *self._locals()], self._closed)
         return [each for each in found if each.device == self.name]
 
@@ -76,9 +72,9 @@ class Situation:
         """The names in the frames that the error passed: the user's each, the others together."""
         for frame in self.frames:
             for name, value in frame.scope.local.items() if not frame.at_top else ():
-                yield Root(self.local(frame, name), value, "exception")
+                yield Root(self.local(frame, name), value, EXCEPTION)
         libraries = [dict(frame.f_locals) for _, frame in self.beyond]
-        yield Root(self._exception, libraries, "exception")
+        yield Root(self._exception, libraries, EXCEPTION)
 
     def local(self, frame: FailedFrame, name: str) -> str:
         """A variable of a frame, as a holder is told: ``"x"`` at the top of a cell."""
@@ -93,19 +89,13 @@ class Situation:
     @cached_property
     def holding(self) -> set[str]:
         """The names of all that holds something: variables, outputs, exceptions."""
-        return {path.root for each in self.storages for path in each.paths}
+        return {name for each in self.storages for name in each.roots}
 
     @cached_property
     def device(self) -> DeviceMemory:
         """The GPU's figures at the moment of the error, and who holds its memory now."""
         now = next(d for d in figures() if d.device == self.name)
-        rows = [
-            replace(row, aliases=self._names(row.aliases))
-            for row in grouped(self.storages, MadeIn())
-        ]
-        rest = torch.cuda.memory_allocated(self.shortage.ordinal) - sum(r.nbytes for r in rows)
-        if rest > 0:
-            rows.append(MemoryHolder(UNREACHED, "unreached", self.name, rest))
+        held = with_holders(now, self.storages, MadeIn()).holders
         said = ("free", "allocated", "reserved", "others")
         then = {name: getattr(self.shortage, name) for name in said}
         if now.total is None:
@@ -113,7 +103,7 @@ class Situation:
         return replace(
             now,
             **{name: value for name, value in then.items() if value is not None},
-            holders=tuple(sorted(rows, key=lambda row: -row.nbytes)),
+            holders=tuple(replace(row, aliases=self._names(row.aliases)) for row in held),
         )
 
     def _names(self, aliases: tuple[str, ...]) -> tuple[str, ...]:
@@ -137,7 +127,7 @@ class Situation:
     @property
     def unreached(self) -> int:
         """What nothing in Python leads to: workspaces, and what C++ holds."""
-        return sum(r.nbytes for r in self.device.holders if r.kind == "unreached")
+        return sum(r.nbytes for r in self.device.holders if r.kind == UNREACHED)
 
     @property
     def wanted(self) -> int:
@@ -169,13 +159,19 @@ class Situation:
 
     def held(self) -> int:
         """The bytes that will be held when this error has let go."""
-        return sum(each.nbytes for each in self.storages if not self._by(each) <= self._frames)
+        return sum(each.nbytes for each in self.storages if not each.roots <= self._frames)
+
+    @property
+    def kept(self) -> int:
+        """The bytes that `%gpufree` gives back, beside what this error holds."""
+        kept = (each for each in self.storages if each.is_kept)
+        return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def given(self, frame: FailedFrame, names: Iterable[str]) -> int:
         """The bytes that these names of a frame reach, and only frames of the error hold."""
         by = {self.local(frame, name) for name in names}
-        reached = (each for each in self.storages if by & self._by(each))
-        return sum(each.nbytes for each in reached if self._by(each) <= self._frames)
+        reached = (each for each in self.storages if by & each.roots)
+        return sum(each.nbytes for each in reached if each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False) -> int:
         """The bytes that only these hold: variables, outputs, names in frames of this error.
@@ -183,36 +179,32 @@ class Situation:
         With `in_frames` what else these frames hold is still held, as it was at the moment.
         """
         by, also = set(names), set[str]() if in_frames else self._frames
-        found = (each for each in self.storages if by & self._by(each))
-        return sum(each.nbytes for each in found if self._by(each) <= by | also)
+        found = (each for each in self.storages if by & each.roots)
+        return sum(each.nbytes for each in found if each.roots <= by | also)
 
     @cached_property
     def _graphs(self) -> dict[str, list[FoundStorage]]:
         """By holder what it reaches through graphs alone."""
         found: dict[str, list[FoundStorage]] = {}
         for each in self.storages:
-            direct = {path.root for path in each.paths if _GRAPH not in path.path}
-            for name in self._by(each) - direct:
+            direct = {path.root for path in each.paths if GRAPH not in path.path}
+            for name in each.roots - direct:
                 found.setdefault(name, []).append(each)
         return found
 
     def graphs(self, name: str, *, in_frames: bool) -> tuple[set[str], int]:
         """The results below a holder that keep their graphs, and the bytes that only these hold."""
         found, also = self._graphs.get(name, []), set[str]() if in_frames else self._frames
-        only = [each for each in found if self._by(each) <= {name} | also]
+        only = [each for each in found if each.roots <= {name} | also]
         paths = (path for each in only for path in each.paths if path.root == name)
-        return {path.path.partition(_GRAPH)[0] for path in paths}, sum(e.nbytes for e in only)
+        return {path.path.partition(GRAPH)[0] for path in paths}, sum(e.nbytes for e in only)
 
     @property
     def earlier_errors(self) -> set[str]:
         """The names by which exceptions of earlier cells hold something."""
         paths = (path for each in self.storages for path in each.paths)
-        return {path.root for path in paths if path.kind == "exception"} - self._frames
+        return {path.root for path in paths if path.kind == EXCEPTION} - self._frames
 
     @cached_property
     def _frames(self) -> set[str]:
         return {root.name for root in self._locals()}
-
-    @staticmethod
-    def _by(storage: FoundStorage) -> set[str]:
-        return {path.root for path in storage.paths}

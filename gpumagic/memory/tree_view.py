@@ -6,7 +6,8 @@ from gpumagic.display import table
 from gpumagic.display.shown import block, folded, tag
 from gpumagic.display.table import Column, Fold
 from gpumagic.display.units import size, some
-from gpumagic.memory.memory_tree import SAVED, STATE, MemoryBranch, MemoryTree, split_steps
+from gpumagic.memory.memory_report import SAVED, STATE
+from gpumagic.memory.memory_tree import MemoryBranch, MemoryTree, split_steps
 
 # The order of the columns, and their heads.
 _HEADS = {

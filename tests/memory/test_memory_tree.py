@@ -38,6 +38,12 @@ def test_a_module_is_opened_layer_by_layer(trained):
     assert sum(whole.values()) == torch.cuda.memory_allocated(1) == found["net"].total
 
 
+def test_a_modules_buffers_are_told_apart(gpus):
+    found = tree("norm", {"norm": nn.BatchNorm1d(1000).cuda()})
+    assert found.branches[0].nbytes == {"parameter": 2 * 4096, "buffer": 2 * 4096 + BLOCK}
+    assert len(found.branches) == 1
+
+
 def test_as_text_and_html(trained):
     found = tree("net", trained)
     head, others, columns, whole, *below = str(found).splitlines()
