@@ -1,15 +1,11 @@
 """Answer `%gpumem`: who holds the memory of the GPUs, of one, or below a name."""
 
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gpumagic.errors import GpuError, meant
-
-# Where the name of a variable ends, and the way to what is in it begins.
-_ROOT = re.compile(r"[.\[]")
 
 
 class Memories:
@@ -41,15 +37,14 @@ class Memories:
             print("torch is not imported here, so this notebook has no tensor on a GPU.")
             return gpus()
         from gpumagic.memory import ask
+        from gpumagic.memory.memory_tree import first_name, tree
         from gpumagic.usercode.notebook import user_namespace
 
         variables = user_namespace()
-        names = [word for word in asked if _ROOT.split(word, 1)[0] in variables]
+        names = [word for word in asked if first_name(word) in variables]
         others = [word for word in asked if word not in names]
         ordinals = {str(device) for word in others for device in _gpus(word, variables)}
         if len(asked) == len(names) == 1:
-            from gpumagic.memory.memory_tree import tree
-
             return tree(names[0], variables)
         report = ask.memory(*names)
         if not names:

@@ -3,7 +3,10 @@
 A tensor's bytes are those of its block, so that all add up to what torch counts.
 """
 
+import gc
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -19,6 +22,24 @@ _number, _storage = vars(_base)["get_device"], vars(_base)["untyped_storage"]
 _data_address: Any = torch._C._data_address  # type: ignore[attr-defined]
 
 
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Let no garbage be collected within: there are many objects, none of them garbage."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def is_native() -> bool:
+    """Whether torch's own allocator is used, and not CUDA's asynchronous one, which tells less."""
+    backend = getattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native")
+    return bool(backend() == "native")
+
+
 class Place(NamedTuple):
     """A piece of a GPU's memory."""
 
@@ -32,15 +53,20 @@ class Allocator:
 
     def __init__(self) -> None:
         found: dict[int, list[Place]] = {}
-        segments = _segments()
-        self._tells = segments is not None
-        for segment in segments or ():
-            number = segment["device"]
-            found.setdefault(number, []).extend(
-                Place(f"cuda:{number}", block["address"], block["size"])
-                for block in segment["blocks"]
-                if block["state"] == "active_allocated"
-            )
+        self.origins: dict[tuple[str, int], tuple[Any, str | None]] = {}
+        """By device and address the frames that made a block, and what it is stamped with."""
+        with no_collections():
+            segments = _segments()
+            self._tells = segments is not None
+            for segment in segments or ():
+                number, device = segment["device"], f"cuda:{segment['device']}"
+                blocks = found.setdefault(number, [])
+                for block in segment["blocks"]:
+                    if block["state"] == "active_allocated":
+                        address = block["address"]
+                        blocks.append(Place(device, address, block["size"]))
+                        origin = block["frames"], block.get("user_metadata")
+                        self.origins[device, address] = origin
         self._blocks = {number: sorted(blocks) for number, blocks in found.items()}
         self._starts = {n: [block.address for block in self._blocks[n]] for n in self._blocks}
 
@@ -84,7 +110,8 @@ class Allocator:
 
 
 def _segments() -> list[Any] | None:
-    if not torch.cuda.is_initialized() or not hasattr(torch._C, "_cuda_memorySnapshot"):
+    there = torch.cuda.is_initialized() and hasattr(torch._C, "_cuda_memorySnapshot")
+    if not there or not is_native():
         return None
     snapshot: Any = torch.cuda.memory_snapshot
     # Newer ones of torch can leave out the history of all allocations.

@@ -6,6 +6,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from gpumagic.errors import GpuError
+from gpumagic.memory.allocator import Allocator
 from gpumagic.memory.device_figures import figures
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.made_in import MadeIn
@@ -45,10 +46,11 @@ def memory(*names: str) -> MemoryReport:
     for name in names:
         if name not in namespace:
             raise GpuError(f"memory: there is no variable {name!r}; type its name as in the cell")
-    found = find(namespace)
+    allocator = Allocator()
+    found = find(namespace, allocator=allocator)
     if names:
         found = [_by(names, storage) for storage in found if storage.roots & set(names)]
-    made_in = MadeIn()
+    made_in = MadeIn(allocator)
     each = (with_holders(device, found, made_in, whole=not names) for device in figures())
     return MemoryReport(tuple(each), perf_counter() - start)
 

@@ -81,7 +81,7 @@ class _Batch:
             return False  # what is followed is the innermost loop
         if self.peaks is not None and rest.frame is self.peaks.frame:
             return self.grows == 0
-        outer = DryPeaks(self.s, rest.frame) if rest.loops else None
+        outer = DryPeaks(self.s, rest) if rest.loops else None
         return outer is None or (outer.possible and outer.grows() == 0)
 
     def fits(self, needs: int) -> bool | None:
@@ -93,10 +93,9 @@ class _Batch:
 
 def _frame_with_batch(s: Situation) -> tuple[DryPeaks | None, dict[str, Tensor]]:
     """The innermost frame that can be followed and sees a whole step, and its batch."""
-    for frame in s.frames:
-        rest = next(rest for rest in s.rests if rest.frame is frame)
-        peaks = DryPeaks(s, frame)
-        if not peaks.possible or not (frame.at_top or peaks.loops or rest.backward):
+    for rest in s.rests:
+        peaks = DryPeaks(s, rest)
+        if not peaks.possible or not (rest.frame.at_top or peaks.loops or rest.backward):
             continue
         read = set(names_read(ast.Module(peaks.code, [])))
         named = {name: value for name, value in peaks.names.items() if name in read}
@@ -119,7 +118,7 @@ def _is_cut(code: list[ast.stmt], tensors: dict[str, Tensor], largest: Tensor) -
 
 def tried(s: Situation, cause: Cause) -> Cause:
     """The cause, its first remedy told to let the cell fit or not, where a dry run can tell."""
-    peaks = DryPeaks(s, s.frames[-1]) if cause.gone is not None else None
+    peaks = DryPeaks(s, s.rests[-1]) if cause.gone is not None else None
     if peaks is None or peaks.loops or not peaks.possible or cause.gone is None:
         return cause
     first, *rest = cause.remedies

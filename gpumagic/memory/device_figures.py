@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gpumagic.gputable.holders import UNSEEN, Holder, holders
+from gpumagic.memory.allocator import is_native
 from gpumagic.memory.memory_report import DeviceMemory
 from gpumagic.placement.torch_devices import tell_cuda_order
 from gpumagic.telemetry import collect
@@ -69,9 +70,8 @@ def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
     if not torch.cuda.is_initialized():
         return 0, 0, 0
     stats: dict[str, Any] = torch.cuda.memory_stats(ordinal)
-    # CUDA's own asynchronous allocator does not tell, and says 0.
-    backend = getattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native")
-    torn = stats.get("inactive_split_bytes.all.current") if backend() == "native" else None
+    # Another allocator does not tell, and says 0.
+    torn = stats.get("inactive_split_bytes.all.current") if is_native() else None
     return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), torn
 
 

@@ -15,6 +15,7 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.follow_code import Subject, dry
 from gpumagic.errors import GpuError
 from gpumagic.memory.shortage import Situation
+from gpumagic.mismatch.read.rest_of_code import RestOfCode
 from gpumagic.mismatch.read.syntax import function_of, loops_around
 from gpumagic.usercode.compile import awaits, compile_cell
 from gpumagic.usercode.frames import FailedFrame
@@ -34,9 +35,9 @@ Within = Callable[[], AbstractContextManager[Any]]
 class DryPeaks:
     """What the code of one frame needs of the GPU that was short of memory, in bytes."""
 
-    def __init__(self, s: Situation, frame: FailedFrame) -> None:
-        self._s, self.frame = s, frame
-        rest = next(rest for rest in s.rests if rest.frame is frame)
+    def __init__(self, s: Situation, rest: RestOfCode) -> None:
+        self._s, self.frame = s, rest.frame
+        frame = self.frame
         self.loops = bool(rest.loops)
         self._in_for = any(not isinstance(loop, ast.While) for loop in rest.loops)
         self.code = _code(frame, rest.failed)

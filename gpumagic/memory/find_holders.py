@@ -5,15 +5,14 @@ and numbers: it keeps nothing alive. No code of the user's runs, and nothing is 
 """
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 
 from gpumagic.memory import other_arrays
-from gpumagic.memory.allocator import Allocator, Place
+from gpumagic.memory.allocator import Allocator, Place, no_collections
 from gpumagic.memory.heap import Root, Walk
 from gpumagic.memory.leftovers import walk_leftovers
 from gpumagic.memory.memory_report import KEPT
@@ -41,16 +40,21 @@ class FoundStorage(NamedTuple):
 
 
 def find(
-    namespace: Mapping[str, Any], more: Iterable[Root] = (), closed: Iterable[Any] = ()
+    namespace: Mapping[str, Any],
+    more: Iterable[Root] = (),
+    closed: Iterable[Any] = (),
+    allocator: Allocator | None = None,
 ) -> list[FoundStorage]:
     """Every storage on a GPU that something in this process holds, the largest first.
 
-    It looks from `more` than the notebook's roots, and through nothing that is `closed`.
+    It looks from `more` than the notebook's roots, and through nothing that is `closed`. Where the
+    blocks of the allocator were read already, they are given.
     """
-    with _undisturbed():
+    # Nor may a `__torch_function__` of the user's come in between.
+    with no_collections(), torch._C.DisableTorchFunction():
         roots = Roots(namespace)
         walk = Walk([*roots.closed(), *closed])
-        search = _Search(walk)
+        search = _Search(walk, allocator or Allocator())
         try:
             for group in (*roots.near(), more):
                 walk.walk(group)
@@ -62,25 +66,11 @@ def find(
             walk.forget()
 
 
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let no garbage collection and no `__torch_function__` come in between."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with torch._C.DisableTorchFunction():
-            yield
-    finally:
-        if collects:
-            gc.enable()
-
-
 class _Search:
     """Matches what a walk meets with what the allocator has given out."""
 
-    def __init__(self, walk: Walk) -> None:
-        self._walk = walk
-        self._allocator = Allocator()
+    def __init__(self, walk: Walk, allocator: Allocator) -> None:
+        self._walk, self._allocator = walk, allocator
         self._numbers: dict[Place, list[int]] = {}
         self._matched = 0
 

@@ -1,11 +1,10 @@
-"""Tell which cell and line made what lies on a GPU, from one snapshot of torch's allocator.
+"""Tell which cell and line made what lies on a GPU, from what torch's allocator keeps.
 
 Virtual GPUs always know. On a real one torch must record: `record` turns it on, and each allocation
 then costs about 2 µs. The cell that runs is stamped on what it allocates, so that a cell that runs
 again is told from its first run; threads of autograd bear no stamp.
 """
 
-import gc
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from operator import itemgetter
@@ -15,6 +14,7 @@ import torch
 from torch.cuda import memory
 
 from gpumagic.errors import GpuError
+from gpumagic.memory.allocator import Allocator
 from gpumagic.memory.find_holders import FoundStorage
 from gpumagic.memory.memory_report import Made
 from gpumagic.usercode.files import is_users, label
@@ -28,30 +28,17 @@ _recording = False  # and it was us who turned it on
 class MadeIn:
     """Where each allocation was made that lived when this was called."""
 
-    def __init__(self) -> None:
-        collects = gc.isenabled()
-        gc.disable()  # a snapshot is hundreds of thousands of objects, none of them garbage
-        try:
-            snapshot = _snapshot()
-            self._blocks = {
-                (segment["device"], block["address"]): (block["frames"], block.get("user_metadata"))
-                for segment in snapshot.get("segments", ())
-                for block in segment["blocks"]
-                if block["state"] == "active_allocated"
-            }
-        finally:
-            if collects:
-                gc.enable()
-        self._traces: list[list[Mapping[str, Any]]] = snapshot.get("device_traces", [])
+    def __init__(self, allocator: Allocator | None = None) -> None:
+        self._origins = (allocator or Allocator()).origins
         # By the list of frames, which allocations of one line may share.
         self._known: dict[tuple[int, str], Made | None] = {}
 
-    def of(self, where: str, address: int) -> Made | None:
+    def of(self, device: str, address: int) -> Made | None:
         """The cell and line that made what lies at an address of ``"cuda:0"``; None if unknown."""
-        block = self._blocks.get((device := int(where.partition(":")[2]), address))
-        if block is None:
+        origin = self._origins.get((device, address))
+        if origin is None:
             return None
-        frames, stamp = block
+        frames, stamp = origin
         stamp = stamp or self._stamps.get((device, address), "")
         key = id(frames), stamp
         if key not in self._known:
@@ -67,11 +54,14 @@ class MadeIn:
         return max(found.values(), key=itemgetter(0), default=(0, None))[1]
 
     @cached_property
-    def _stamps(self) -> dict[tuple[int, int], str]:
+    def _stamps(self) -> dict[tuple[str, int], str]:
         """What was stamped last on each address, where torch keeps a trace of it."""
+        traces: list[Any] = (
+            memory._snapshot()["device_traces"] if _C._cuda_isHistoryEnabled() else []
+        )
         return {
-            (device, entry["addr"]): entry.get("user_metadata", "")
-            for device, trace in enumerate(self._traces)
+            (f"cuda:{number}", entry["addr"]): entry.get("user_metadata", "")
+            for number, trace in enumerate(traces)
             for entry in trace
             if entry["action"] == "alloc"
         }
@@ -91,21 +81,6 @@ def _made(frame: Mapping[str, Any] | None, stamp: str) -> Made | None:
     if stamp and name.startswith("In [") and frame["name"] == "<module>":
         name = stamp
     return Made(name, frame["line"])
-
-
-def _snapshot() -> Mapping[str, Any]:
-    if not _can_tell():
-        return {}
-    if _C._cuda_isHistoryEnabled():
-        whole: Mapping[str, Any] = memory._snapshot()
-        return whole
-    return {"segments": torch.cuda.memory_snapshot()}
-
-
-def _can_tell() -> bool:
-    """Whether there is an allocator for CUDA, at work, whose record can be read."""
-    there = hasattr(_C, "_cuda_memorySnapshot") and hasattr(_C, "_cuda_isHistoryEnabled")
-    return there and torch.cuda.is_initialized()
 
 
 def record(on: bool) -> str:

@@ -17,6 +17,7 @@ from torch import nn
 
 from gpumagic.display.shown import Shown
 from gpumagic.errors import GpuError
+from gpumagic.memory.allocator import Allocator
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.heap import Root
 from gpumagic.memory.made_in import MadeIn
@@ -24,7 +25,6 @@ from gpumagic.memory.memory_report import SAVED, STATE, Made
 
 _OWN = {"parameter", "buffer", "gradient", STATE, SAVED}
 """Kinds that are columns of what has them; others have a row of their own."""
-_FIRST = re.compile(r"[.\[]")
 _STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
 _NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
 _PARTS = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|[\[\]]|[.:]?[^.:\[\]'\"]+|.")
@@ -112,15 +112,16 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         There is no such variable, or nothing on a GPU in it.
     """
     value, name = _value(name, namespace), ast.unparse(ast.parse(name))
-    first = _FIRST.split(name, maxsplit=1)[0]
+    first = first_name(name)
     # What is made when it is asked for, as data[0] of a tensor, has no path from a variable.
-    found = find(namespace, [Root(name, value, holder=first)])
+    allocator = Allocator()
+    found = find(namespace, [Root(name, value, holder=first)], allocator=allocator)
     own = {storage: _within(name, storage, "path") for storage in found}
     root, devices, beside = _Node(name), dict[str, None](), Counter[str]()
     if isinstance(value, nn.Module):
         for path in _in_order(value, own):
             root.at(_steps(name, path, "parameter"))
-    made, made_in, aliases = Counter[Made | None](), MadeIn(), dict[str, None]()
+    made, made_in, aliases = Counter[Made | None](), MadeIn(allocator), dict[str, None]()
     for storage, (path, kind) in own.items():
         if path:
             made[made_in.of(storage.device, storage.address)] += storage.nbytes
@@ -141,6 +142,11 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         made=made.most_common(1)[0][0] if made else None,
         aliases=tuple(aliases),
     )
+
+
+def first_name(name: str) -> str:
+    """The variable that a name begins with: ``"data"`` of ``"data['x'][0]"``."""
+    return re.split(r"[.\[]", name, maxsplit=1)[0]
 
 
 def _steps(name: str, path: str, kind: str) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic.memory.allocator import Allocator
 from gpumagic.memory.ask import with_holders
 from gpumagic.memory.autograd_graph import GRAPH
 from gpumagic.memory.device_figures import figures
@@ -43,6 +44,7 @@ class Situation:
     ) -> None:
         self.shortage, self.error, self.frames = shortage, error, frames
         self.namespace = namespace
+        self._allocator = Allocator()
         self.tried_s = 0.0  # seconds that dry runs took until now
         self.name = f"cuda:{shortage.ordinal}"
         self.rests = [RestOfCode(frame) for frame in frames]
@@ -65,7 +67,7 @@ class Situation:
     def storages(self) -> list[FoundStorage]:
         """All that is held now on the GPU, each storage with its paths."""
         more = [Root(_EARLIER, each, EXCEPTION) for each in self._earlier]
-        found = find(self.namespace, [*more, *self._locals()], self._closed)
+        found = find(self.namespace, [*more, *self._locals()], self._closed, self._allocator)
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
@@ -95,7 +97,7 @@ class Situation:
     def device(self) -> DeviceMemory:
         """The GPU's figures at the moment of the error, and who holds its memory now."""
         now = next(d for d in figures() if d.device == self.name)
-        held = with_holders(now, self.storages, MadeIn()).holders
+        held = with_holders(now, self.storages, MadeIn(self._allocator)).holders
         said = ("free", "allocated", "reserved", "others")
         then = {name: getattr(self.shortage, name) for name in said}
         if now.total is None:

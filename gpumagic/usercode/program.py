@@ -99,7 +99,7 @@ def _run(code: CodeType, space: dict[str, Any]) -> Any:
 
 def _refuse(tree: ast.Module) -> None:
     if not tree.body:
-        raise GpuError("there is no code to time; give some, such as compare('a @ a')")
+        raise GpuError("there is no code to run; give some, such as 'a @ a'")
     if line := awaits(tree):
         raise GpuError(
             f"line {line} awaits, which cannot be run again and again; await it in a cell before"
@@ -120,7 +120,9 @@ def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
             "compare('a @ a') or compare(lambda: a @ a)"
         )
     if inspect.iscoroutinefunction(function):
-        raise GpuError("compare cannot time an async function; give it one that awaits nothing")
+        raise GpuError(
+            "an async function cannot be run again and again; give one that awaits nothing"
+        )
     module = str(getattr(inspect.unwrap(function), "__module__", "__main__"))
     found = variables_read([FUNCTION], {**namespace, FUNCTION: function}, module)
     return [name for name, _ in found if name in namespace and name not in NOT_VARIABLES]
