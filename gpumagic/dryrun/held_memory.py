@@ -15,10 +15,9 @@ import psutil
 import torch
 
 from gpumagic.device import here as devices_here
+from gpumagic.device.blocks import in_blocks
 from gpumagic.dryrun.result import Peak
 from gpumagic.usercode.lines import UserLine, innermost
-
-BLOCK = 512
 
 
 @dataclass
@@ -87,7 +86,7 @@ class HeldMemory:
         key = storage._cdata
         if key in self._known:
             return
-        size = -(-nbytes // BLOCK) * BLOCK
+        size = in_blocks(nbytes)
         self._settle()
 
         def died(_: Any, known: Any = self._known, now: Any = self.now) -> None:

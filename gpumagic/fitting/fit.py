@@ -18,7 +18,8 @@ from gpumagic.device.cards import Card
 from gpumagic.dryrun.elsewhere import target_of
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.fitting.fit_result import Fit
-from gpumagic.fitting.fit_steps import Asked, Fitting
+from gpumagic.fitting.fit_steps import Fitting
+from gpumagic.fitting.fit_trials import Asked
 from gpumagic.telemetry.measurements import board
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import FUNCTION, Program, program

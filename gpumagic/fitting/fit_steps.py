@@ -1,38 +1,20 @@
 """Search for the largest value that fits: foretell, then confirm, going up or down."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from gpumagic import faults
-from gpumagic.device import Device
-from gpumagic.device.cards import Card
 from gpumagic.display.units import size
 from gpumagic.dryrun.held_memory import measure
 from gpumagic.errors import GpuError
 from gpumagic.fitting.fit_result import Largest, Tried
 from gpumagic.fitting.fit_search import largest
-from gpumagic.fitting.fit_trials import Confirming, Predicting
+from gpumagic.fitting.fit_trials import Asked, Confirming, Predicting
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.telemetry.measurements import board
-from gpumagic.usercode.program import Program
 
 _MOST_RUNS = 8  # up and down, where what is measured leads back and forth
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a fit is of."""
-
-    program: Program
-    space: dict[str, Any]
-    name: str
-    values: Sequence[float]  # ascending
-    device: Device
-    cards: tuple[Card, ...]  # that are not here, in the place of `device`
-    margin: float
-    dry: bool
 
 
 @dataclass
@@ -49,9 +31,9 @@ class Fitting:
         a = self.asked
         where = [(card.name, card.usable) for card in a.cards] or [self._free()]
         self._rooms = {name: (free, int(free * (1 - a.margin))) for name, free in where}
-        self.predicting = Predicting(a.program, a.space, a.name, a.device, a.cards, self._told)
+        self.predicting = Predicting(a, self._told)
         self._values, self._last = a.values, a.values[0]
-        self._confirming = Confirming(a.program, a.space, a.name, a.device, self._told)
+        self._confirming = Confirming(a, self._told)
 
     def _free(self) -> tuple[str, int]:
         target = as_torch(self.asked.device)

@@ -5,8 +5,9 @@ import gc
 import inspect
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from gpumagic.errors import GpuError
 from gpumagic.isolation.output import Quiet
 from gpumagic.isolation.settings import kept
 from gpumagic.ledger.memory_meter import MemoryMeter
-from gpumagic.moving.find_tensors import TensorFinder
+from gpumagic.moving.find_tensors import nbytes_held
 from gpumagic.moving.move import wait_for
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.program import FUNCTION, Program
@@ -30,21 +31,26 @@ from gpumagic.usercode.variables import variables_read
 _FAR_S = 20.0
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a fit is of."""
+
+    program: Program
+    space: dict[str, Any]
+    name: str
+    values: Sequence[float]  # ascending
+    device: Device
+    cards: tuple[Card, ...]  # that are not here, in the place of `device`
+    margin: float
+    dry: bool
+
+
 class Predicting:
     """What dry runs say that each value needs; each is asked once."""
 
-    def __init__(
-        self,
-        program: Program,
-        space: dict[str, Any],
-        name: str,
-        device: Device,
-        cards: tuple[Card, ...],
-        told: Callable[[float, str], object],
-    ) -> None:
-        self._program, self._space, self._name = program, space, name
-        self._device, self._cards, self._told = device, cards, told
-        self.reads = _read(program, space, name)
+    def __init__(self, asked: Asked, told: Callable[[float, str], object]) -> None:
+        self._asked, self._told = asked, told
+        self._reads = _read(asked)
         self.needed: dict[float, int] = {}
         self.trains: bool | None = None
         self.ended: dict[float, str] = {}  # why, where a dry run did not come to the end
@@ -69,7 +75,7 @@ class Predicting:
 
     def _learn(self, value: float, run: DryRun) -> None:
         if run.complete:
-            peak = run.peak.get(str(self._device))
+            peak = run.peak.get(str(self._asked.device))
             self.needed[value] = 0 if peak is None else peak.needed
             self.trains = bool(self.trains) or run.backward
             self.notes |= dict.fromkeys(str(u) for u in run.unknown if not u.ended)
@@ -83,11 +89,12 @@ class Predicting:
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
-        program, space = self._program, self._space
+        asked = self._asked
+        program, space = asked.program, asked.space
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             # In the forked copy alone.
-            space.update({self._name: value, FUNCTION: program.function})
+            space.update({asked.name: value, FUNCTION: program.function})
             if "get_ipython" in space:
                 transform = space["get_ipython"]().transform_cell
                 leave_out_magics(space, note, program.filename, transform)
@@ -98,28 +105,21 @@ class Predicting:
 
             return go
 
-        device, cards = self._device, self._cards
-        return Subject(space, list(self.reads), prepare, device, True, self._limit, cards)
+        reads, device, cards = list(self._reads), asked.device, asked.cards
+        return Subject(space, reads, prepare, device, True, self._limit, cards)
 
 
 class Confirming:
     """What runs on copies measure; out of memory is infinite."""
 
-    def __init__(
-        self,
-        program: Program,
-        space: dict[str, Any],
-        name: str,
-        device: Device,
-        told: Callable[[float, str], object],
-    ) -> None:
-        self._program, self._space, self._name = program, space, name
-        self._target, self._told = as_torch(device), told
+    def __init__(self, asked: Asked, told: Callable[[float, str], object]) -> None:
+        self._asked, self._told = asked, told
+        self._target = as_torch(asked.device)
         self._quiet = Quiet()
         self.measured: dict[float, float] = {}
         self.error: Exception | None = None  # of the code
         # What lies there already has a copy beside it while the code runs.
-        self.beside = _bytes_on(self._target, _read(program, space, name))
+        self.beside = nbytes_held(_read(asked), str(self._target))
 
     def __call__(self, value: float) -> float:
         """Bytes beside what is allocated now, without the copies of what lies there already."""
@@ -140,7 +140,7 @@ class Confirming:
         except Exception as error:
             self.error = error
             if hasattr(error, "add_note"):  # Python 3.11 and newer
-                error.add_note(f"with {self._name} = {value}, in a run on copies")
+                error.add_note(f"with {self._asked.name} = {value}, in a run on copies")
             raise
         finally:
             _give_back()  # out here: the exception's traceback would keep what was allocated
@@ -149,9 +149,10 @@ class Confirming:
     def _once(self, value: float) -> int:
         """The peak of one run."""
         with ExitStack() as stack:
-            values, clock = {self._name: value}, time.perf_counter
+            asked, clock = self._asked, time.perf_counter
+            values = {asked.name: value}
             trial = Trial(
-                self._program, self._target, self._space, values, in_place=False, clock=clock
+                asked.program, self._target, asked.space, values, in_place=False, clock=clock
             )
             stack.callback(trial.close)
             stack.callback(trial.stack.close)
@@ -165,25 +166,14 @@ class Confirming:
             return torch.cuda.memory_allocated(self._target) if memory is None else memory.peak
 
 
-def _read(program: Program, space: dict[str, Any], name: str) -> list[tuple[str, Any]]:
+def _read(asked: Asked) -> list[tuple[str, Any]]:
     """The variables that the code leads to, without the one whose value is sought."""
+    program, space = asked.program, asked.space
     names, module = [*program.reads], str(space.get("__name__") or "__main__")
     if program.function is not None:
         space, names = {**space, FUNCTION: program.function}, [*names, FUNCTION]
         module = str(getattr(inspect.unwrap(program.function), "__module__", module))
-    return [(n, v) for n, v in variables_read(names, space, module) if n != name]
-
-
-def _bytes_on(target: torch.device, variables: list[tuple[str, Any]]) -> int:
-    finder = TensorFinder()
-    finder.variables(variables)
-    storages = {}
-    for found in finder.tensors:
-        if found.tensor.device == target:
-            with suppress(RuntimeError, NotImplementedError):  # sparse: no one storage
-                storage = found.tensor.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    return [(n, v) for n, v in variables_read(names, space, module) if n != asked.name]
 
 
 def _give_back() -> None:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, UntypedStorage
 
-BLOCK = 512
-"""Bytes: torch's allocator for GPUs rounds every request up to a multiple of this."""
+from gpumagic.device.blocks import in_blocks
+
 # What a subclass may define anew is read where C defines it.
 _base: Any = torch._C.TensorBase
 _number, _storage = vars(_base)["get_device"], vars(_base)["untyped_storage"]
@@ -106,7 +106,7 @@ class Allocator:
         device, address = storage.device, storage.data_ptr()
         if (self._tells and device.type == "cuda") or not address:
             return None  # the memory is another library's, or there is none
-        return Place(str(device), address, -(-storage.nbytes() // BLOCK) * BLOCK)
+        return Place(str(device), address, in_blocks(storage.nbytes()))
 
 
 def _segments() -> list[Any] | None:

@@ -2,7 +2,7 @@
 
 import ast
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from gpumagic.display.units import size
 from gpumagic.memory.causes import Cause
 from gpumagic.memory.out_of_memory import Remedy
 from gpumagic.memory.shortage import Situation
-from gpumagic.moving.find_tensors import TensorFinder
+from gpumagic.moving.find_tensors import nbytes_held
 from gpumagic.usercode.values import MISSING
 
 _JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "append", "pad"}
@@ -142,11 +142,7 @@ def _nbytes_of_file(path: Any) -> int:
         found = torch.load(path, map_location="meta", weights_only=True)
     except Exception:  # noqa: BLE001  another format, or the user's own classes: it stays unknown
         return 0
-    finder = TensorFinder()
-    finder.variables([("", found)])
-    return sum(
-        {t.tensor.untyped_storage()._cdata: t.tensor.nbytes for t in finder.tensors}.values()
-    )
+    return nbytes_held([("", found)])
 
 
 def moved(s: Situation) -> Cause | None:
@@ -156,16 +152,14 @@ def moved(s: Situation) -> Cause | None:
         return None
     owner = called.func.value if isinstance(called.func, ast.Attribute) else None
     value = s.frames[0].scope.value(owner) if owner is not None else MISSING
-    finder = TensorFinder()
-    finder.variables([("", value)] if value is not MISSING else [])
-    held = sum(found.tensor.nbytes for found in finder.tensors)
+    held = nbytes_held([("", value)])
     if not held or owner is None:
         return None
     text = s.frames[0].text(owner)
     room = size(max(s.capacity - (s.device.allocated or 0), 0))
     why = f"`{text}` is brought to {s.name} as a whole, {size(held)}; {room} were left for it"
     if issubclass(type(value), nn.Module):
-        wide = all(found.tensor.dtype == torch.float32 for found in finder.tensors)
+        wide = all(p.dtype == torch.float32 for p in nn.Module.parameters(value))
         do = f"`{text}.bfloat16()` before: 16 bits a number save"
         return Cause("move", why, (Remedy(do, held // 2),) if wide else ())
     do = f"a batch of `{text}` at a time, brought in the loop, saves up to"
@@ -184,14 +178,7 @@ def _name(function: ast.expr) -> str:
 
 def _nbytes(s: Situation, value: Any) -> int:
     """The bytes that a value has on the GPU."""
-    finder = TensorFinder()
-    finder.variables([("", value)] if value is not MISSING else [])
-    return _of(found.tensor for found in finder.tensors if str(found.tensor.device) == s.name)
-
-
-def _of(tensors: Iterable[Tensor]) -> int:
-    storages = (tensor.untyped_storage() for tensor in tensors)
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    return nbytes_held([("", value)], s.name)
 
 
 DOING: tuple[Callable[[Situation], Cause | None], ...] = (

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from gpumagic.device.blocks import in_blocks
 from gpumagic.display.shown import Shown
 from gpumagic.memory.memory_report import EXCEPTION, OUTPUT, SAVED, STATE
 
-BLOCK = 512
-"""Bytes: torch's allocator for GPUs rounds every request up to a multiple of this."""
 KINDS = (
     "parameter",
     "buffer",
@@ -136,7 +135,7 @@ class Replay:
             while waiting and waiting[-1].time_us < entry["time_us"]:
                 _believe(waiting.pop(), live)
             if entry["action"] == "alloc":
-                nbytes = -(-entry["size"] // BLOCK) * BLOCK
+                nbytes = in_blocks(entry["size"])
                 piece = live[entry["addr"]] = Piece(nbytes, line(entry), len(self.times))
                 self.pieces.append(piece)
                 self._change(entry, nbytes)

@@ -200,6 +200,19 @@ class TensorFinder:
                         self.value(item, path)
 
 
+def nbytes_held(variables: Iterable[tuple[str, Any]], device: str = "") -> int:
+    """The bytes of the storages that variables hold, each once; on one device if it is named."""
+    finder = TensorFinder()
+    finder.variables(variables)
+    storages = {}
+    for found in finder.tensors:
+        if device in ("", str(found.tensor.device)):
+            with suppress(RuntimeError, NotImplementedError):  # sparse: no one storage
+                storage = found.tensor.untyped_storage()
+                storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
 _Look = Callable[[TensorFinder, Any, Path], object]
 _LOOKS: tuple[tuple[_Look | None, Any], ...] = (
     (TensorFinder.tensor, Tensor),

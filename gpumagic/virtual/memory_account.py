@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from gpumagic.device.blocks import BLOCK, in_blocks
 from gpumagic.telemetry.virtual_state import (
     ALLOCATED,
     BUSY_NS,
@@ -39,8 +40,6 @@ from gpumagic.virtual.memory_history import (
     users_files,
 )
 
-BLOCK = 512
-"""Bytes: CUDA's caching allocator rounds every request up to a multiple of this."""
 SEGMENT = 2 * 2**20
 """Bytes: it asks the driver for at least as much at a time."""
 SMALL = 2**17
@@ -150,9 +149,9 @@ class MemoryAccount:
         nbytes = prod(size) * (dtype or torch.get_default_dtype()).itemsize
         self.refresh()
         if self.bytes.current + nbytes > self.limit:
-            raise self.out_of_memory(-(-nbytes // BLOCK) * BLOCK)
+            raise self.out_of_memory(in_blocks(nbytes))
         if nbytes >= _TOUCHED and nbytes > host_memory.available():
-            raise self.out_of_memory(-(-nbytes // BLOCK) * BLOCK, host=True)
+            raise self.out_of_memory(in_blocks(nbytes), host=True)
 
     def record(self, recording: Recording) -> None:
         """Keep a ring of what happens from now on, or no longer."""

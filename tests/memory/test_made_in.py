@@ -117,10 +117,10 @@ def test_a_real_gpus_record_is_read_as_torch_gives_it(gpus, monkeypatch):
             {
                 "device": 0,
                 "blocks": [
-                    {"address": 512, "state": "active_allocated", "frames": frames},
-                    {"address": 1024, "state": "active_allocated", "frames": []},
-                    {"address": 1536, "state": "active_allocated", "frames": []},
-                    {"address": 2048, "state": "inactive", "frames": frames},
+                    {"address": 512, "size": 512, "state": "active_allocated", "frames": frames},
+                    {"address": 1024, "size": 512, "state": "active_allocated", "frames": []},
+                    {"address": 1536, "size": 512, "state": "active_allocated", "frames": []},
+                    {"address": 2048, "size": 512, "state": "inactive", "frames": frames},
                 ],
             }
         ],
@@ -138,7 +138,6 @@ def test_a_real_gpus_record_is_read_as_torch_gives_it(gpus, monkeypatch):
         patched.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True)
         patched.setattr(torch._C, "_cuda_memorySnapshot", lambda pool: snapshot)
         made = MadeIn()
-    assert made.of("cuda:0", 512) == Made("In [4]", 5)
-    assert made.of("cuda:0", 1024) == Made("In [4]")
-    for address in (1536, 2048, 4096):
-        assert made.of("cuda:0", address) is None
+        assert made.of("cuda:0", 512) == Made("In [4]", 5)
+        assert made.of("cuda:0", 1024) == Made("In [4]")
+        assert [made.of("cuda:0", address) for address in (1536, 2048, 4096)] == [None] * 3

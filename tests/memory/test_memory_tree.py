@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from gpumagic.device.blocks import BLOCK
 from gpumagic.errors import GpuError
 from gpumagic.memory.memory_tree import split_steps, tree
 
-BLOCK = 512
 COLUMNS = ["parameter", "gradient", "optimizer state"]
 
 

@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 
+from gpumagic.device.blocks import BLOCK
 from gpumagic.memory.find_holders import find
 
-BLOCK = 512
 SET_UP = """
 import collections, contextvars, dataclasses, functools, gc, itertools, queue, sys
 import threading, types, weakref
