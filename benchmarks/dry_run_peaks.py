@@ -1,4 +1,4 @@
-"""Dry runs' peaks against what virtual GPUs measure: a training step of public architectures.
+"""Compare dry runs' peaks with what virtual GPUs measure: a training step of public architectures.
 
     python benchmarks/dry_run_peaks.py [--only NAME ...] [--write]
 
@@ -16,8 +16,7 @@ import gc
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -40,7 +39,7 @@ WHERE = "cuda:0"
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model, what goes in, and what of its output is a loss."""
+    """A model of a library, and what goes in."""
 
     library: str
     name: str
@@ -54,16 +53,12 @@ class Architecture:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The model's own loss, or the mean square of what it gives."""
+    """The model's own loss, or the mean square of the first thing that it gives."""
     own = getattr(output, "loss", None)
     if own is not None:
         return own
-    if isinstance(output, dict):  # the heads of torchvision's segmentation
-        output = output["out"] if "out" in output else next(iter(output.values()))
-    if isinstance(output, (tuple, list)) or hasattr(output, "logits"):
-        output = getattr(output, "logits", output[0] if isinstance(output, (tuple, list)) else None)
-    output = getattr(output, "sample", getattr(output, "last_hidden_state", output))
-    return output.float().square().mean()
+    first = next(iter(output.values())) if isinstance(output, dict) else output
+    return first.float().square().mean()
 
 
 def step(model: nn.Module, optimizer: Any, given: dict[str, Any]) -> None:
@@ -262,18 +257,11 @@ class Peak:
         return self.predicted / self.measured - 1
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No warnings of the libraries."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def peaks(architecture: Architecture) -> list[Peak]:
     """Of two steps in a row; the first one makes the state of the optimizer."""
     torch.manual_seed(0)
-    with quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the libraries
         model = architecture.make(import_module(architecture.library)).train().to(WHERE)
         optimizer = torch.optim.AdamW(model.parameters())
         given = {
@@ -317,8 +305,9 @@ def main() -> int:
         "measured",
         "second, predicted",
         "measured",
+        "error",
     ]
-    lines = [f"| {' | '.join([*head, 'error'])} |", "|---|---|---|---|---|---|---|"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     print(*lines, sep="\n")
     worst = 0.0
     for architecture in (a for a in chosen if a.installed):
