@@ -5,6 +5,7 @@ of gpumagic in force.
 """
 
 import gc
+import importlib.util
 import io
 import signal
 import sys
@@ -96,13 +97,26 @@ def _own_runtime_folder(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
+def benchmark_file():
+    """Load a file of benchmarks/ as a module, by its name."""
+
+    def loaded(name):
+        path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return loaded
+
+
+@pytest.fixture
 def as_in_a_notebook(request, monkeypatch):
     """Hide the modules of other tests: to look through all that they hold takes a second a time."""
     tests = str(Path(__file__).parent)
     for name, module in [*sys.modules.items()]:
-        if (getattr(module, "__file__", None) or "").startswith(
-            tests
-        ) and module is not request.module:
+        file = getattr(module, "__file__", None) or ""
+        if file.startswith(tests) and module is not request.module:
             monkeypatch.delitem(sys.modules, name)
 
 

@@ -4,7 +4,6 @@ Guarantees: without a GPU all of them are skipped for that reason; what is skipp
 with why; no check begins after seven minutes.
 """
 
-import importlib.util
 import os
 import re
 import sys
@@ -62,20 +61,26 @@ def pytest_runtest_setup(item):
         pytest.skip(f"{LAST_BEGIN_S // 60} minutes were over")
 
 
+@pytest.fixture(scope="session")
+def rehearsal(request):
+    """Whether this is a rehearsal, in which little is enough."""
+    return rehearsing(request.config)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _virtual(request):
+def _virtual(rehearsal):
     """The GPU of a rehearsal."""
     from gpumagic import virtual
 
-    if rehearsing(request.config):
+    if rehearsal:
         virtual.enable(1, 2**30)
     yield
-    if rehearsing(request.config):
+    if rehearsal:
         virtual.disable()
 
 
 @pytest.fixture
-def judge(request):
+def judge(request, rehearsal):
     """Put rows into the table; fail with those that are wrong."""
     name = request.node.originalname.removeprefix("test_").replace("_", " ")
 
@@ -84,7 +89,7 @@ def judge(request):
         for row in rows:  # each at once: what ends early has shown what it had
             seen.append(row)
             _table.append((name, row))
-        if times and rehearsing(request.config):
+        if times and rehearsal:
             return
         wrong = [row for row in seen if row.ok is False]
         if wrong:
@@ -132,28 +137,15 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture
-def benchmark_file():
-    """A file of benchmarks/, as a module."""
-
-    def loaded(name):
-        spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return loaded
-
-
-@pytest.fixture
-def real_gpu(request):
+def real_gpu(rehearsal):
     """Skip what only a driver can answer."""
-    if rehearsing(request.config):
+    if rehearsal:
         pytest.skip("a virtual GPU has no driver")
 
 
 @pytest.fixture
-def child_environment(request):
+def child_environment(rehearsal):
     """For processes that are to have the GPU that this one has."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *sys.path])
     own = {**os.environ, "PYTHONPATH": path}
-    return own | ({"GPUMAGIC_VIRTUAL": "1"} if rehearsing(request.config) else {})
+    return own | ({"GPUMAGIC_VIRTUAL": "1"} if rehearsal else {})

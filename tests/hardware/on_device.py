@@ -35,6 +35,11 @@ def placed(function: Callable[..., Any], *args: Any, device: str) -> tuple[Repor
     return report, value
 
 
+def peaks(report: Report) -> dict[str, int]:
+    """A cell's peaks in bytes, by device."""
+    return {memory.device: memory.peak for memory in report.memory}
+
+
 def placing_rows(shell: Any, device: str) -> Iterator[Row]:
     """What a cell makes and what it brings, each the object that it was."""
     shell.run("import torch\nfrom torch import nn\nX = torch.arange(12.0).view(3, 4)")
@@ -78,8 +83,7 @@ def peak_rows(device: str) -> Iterator[Row]:
     hold()
     true = torch.cuda.max_memory_allocated(device)
     report, _ = placed(hold, device=device)
-    peaks = {memory.device: memory.peak for memory in report.memory}
-    yield same("peak, bytes", peaks.get(device), true)
+    yield same("peak, bytes", peaks(report).get(device), true)
 
 
 def memory_rows(shell: Any, device: str) -> Iterator[Row]:
@@ -99,8 +103,8 @@ def memory_rows(shell: Any, device: str) -> Iterator[Row]:
     shell.run(f"%%ongpu {device} --memory --quiet\nw = held.clone().requires_grad_()")
     shell.run(f"%%ongpu {device} --memory --quiet\n(w * w).sum().backward()")
     report = gpumagic.last_report()
-    peak, true = report.peak, {m.device: m.peak for m in report.memory}[device]
-    yield near("a peak of --memory, bytes", peak.nbytes, true, rel=0.02)
+    peak = report.peak
+    yield near("a peak of --memory, bytes", peak.nbytes, peaks(report)[device], rel=0.02)
     yield same("its kinds together", sum(nbytes for _, nbytes in peak.kinds), peak.nbytes)
     yield at_least("its gradients", dict(peak.kinds).get("gradient", 0), BIG)
     yield same("its line", peak.line, "line 2: (w * w).sum().backward()")
@@ -140,7 +144,7 @@ def cost_row(shell: Any, name: str, body: str, device: str, limit: float) -> Row
                 took[way].append(seconds)
     ratio = statistics.median(b / a for a, b in zip(*took, strict=True))
     bare = statistics.median(took[0])
-    return Row(f"{name}, {bare * 1e3:.1f} ms bare", ratio, 1.0, f"at most {limit}", ratio <= limit)
+    return at_most(f"{name}, {bare * 1e3:.1f} ms bare", ratio, limit, 1.0)
 
 
 def entering_row(shell: Any, limit: float, device: str) -> Row:
@@ -179,7 +183,7 @@ def dry_run_row(name: str, device: str, batch: int) -> Row:
     if not predicted.complete:
         return Row(name, str(predicted), None, "complete", False)
     report, _ = placed(train, *given, device=device)
-    true = {memory.device: memory.peak for memory in report.memory}[device]
+    true = peaks(report)[device]
     return near(f"{name}: peak, bytes", predicted.peak[device].peak, true, rel=0.05)
 
 

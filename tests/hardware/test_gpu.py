@@ -148,8 +148,8 @@ def test_out_of_memory(judge, shell):
     judge(on_device.out_of_memory_rows(shell, DEVICE))
 
 
-def test_two_streams(judge, request):
-    size = 64 if request.config.getoption("rehearse") else 4096
+def test_two_streams(judge, rehearsal):
+    size = 64 if rehearsal else 4096
     judge(on_device.stream_rows(DEVICE, size))
 
 
@@ -166,12 +166,12 @@ def test_the_ledger(judge, benchmark_file, real_gpu, name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_peaks_of_dry_runs(judge, name, request):
-    batch = 8 if request.config.getoption("rehearse") else 2048
+def test_peaks_of_dry_runs(judge, name, rehearsal):
+    batch = 8 if rehearsal else 2048
     judge([on_device.dry_run_row(name, DEVICE, batch)])
 
 
-def test_the_cost_of_a_cell(judge, shell, request):
+def test_the_cost_of_a_cell(judge, shell, rehearsal):
     shell.run(
         "import torch\nfrom torch import nn\n"
         f"a, b = torch.randn(2, 8, 8, device='{DEVICE}')\n"
@@ -187,10 +187,10 @@ def test_the_cost_of_a_cell(judge, shell, request):
     begun = time.perf_counter()
     shell.run("for _ in range(10): c = m @ m\ntorch.cuda.synchronize()")
     products = max(1, round(1.0 / (time.perf_counter() - begun)))
-    few = request.config.getoption("rehearse")
+    adds, steps = (1000, 10) if rehearsal else (20_000, 200)
     bodies = {
-        "8 × 8 add": (f"for _ in range({1000 if few else 20_000}): c = a + b", 1.05),
-        "step of an MLP": (f"for _ in range({10 if few else 200}): step()", 1.02),
+        "8 × 8 add": (f"for _ in range({adds}): c = a + b", 1.05),
+        "step of an MLP": (f"for _ in range({steps}): step()", 1.02),
         "100 ms": (f"for _ in range({products}): c = m @ m", 1.02),
     }
     rows = (on_device.cost_row(shell, n, body, DEVICE, most) for n, (body, most) in bodies.items())
@@ -205,13 +205,13 @@ def by_timer():
 
 @pytest.mark.parametrize("size", [2**n for n in range(6, 14)])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_times(judge, benchmark_file, by_timer, dtype, size, request):
+def test_times(judge, benchmark_file, by_timer, dtype, size, rehearsal):
     try:
         from cupyx.profiler import benchmark as cupy
     except ImportError:
         cupy = None
     bench = benchmark_file("timing_vs_cupy")
-    if request.config.getoption("rehearse") and size > 64:
+    if rehearsal and size > 64:
         pytest.skip("one is enough for a rehearsal")
     found = bench.row(size, dtype, cupy, rounds=3, seconds=0.2)
     by_timer[dtype, size] = found["Timer"]
@@ -250,10 +250,10 @@ def test_a_notebook_here_and_on_virtual_gpus(judge, child_environment):
     judge(report_rows(*shown))
 
 
-def test_ctrl_c_in_a_queue_of_kernels(judge, child_environment, request):
+def test_ctrl_c_in_a_queue_of_kernels(judge, child_environment, rehearsal):
     kernel = Kernel(**child_environment)
     try:
-        size = 256 if request.config.getoption("rehearse") else 4096
+        size = 256 if rehearsal else 4096
         judge(on_device.interrupt_rows(kernel, DEVICE, size))
     finally:
         kernel.stop()

@@ -30,6 +30,7 @@ import gpumagic
 
 ROOT = Path(__file__).parents[2]
 DEVICE = "cuda:0"
+TABLE = [("peaks", Row("MLP", 11, 10, "± 5%", False)), ("energy", skipped("all", "no counter"))]
 COPIES = ("to the host", "strided", "a module", "item", "training, a loss read each step")
 
 
@@ -179,8 +180,7 @@ def test_a_crossover_lies_where_the_times_cross(told, ok):
 
 
 def test_the_table_says_what_is_wrong_and_why_something_was_skipped():
-    rows = [("peaks", Row("MLP", 11, 10, "± 5%", False)), ("energy", skipped("all", "no counter"))]
-    lines = table_of(rows).splitlines()
+    lines = table_of(TABLE).splitlines()
     assert [line.split() for line in lines[1:]] == [
         ["peaks", "MLP", "11", "10", "±", "5%", "WRONG"],
         ["energy", "all", "skipped:", "no", "counter"],
@@ -189,8 +189,7 @@ def test_the_table_says_what_is_wrong_and_why_something_was_skipped():
 
 @pytest.mark.usefixtures("gpus")
 def test_the_table_is_kept_with_versions(tmp_path):
-    rows = [("peaks", Row("MLP", 11, 10, "± 5%", False)), ("energy", skipped("all", "no counter"))]
-    path = keep(tmp_path / "results", rows, 12.3)
+    path = keep(tmp_path / "results", TABLE, 12.3)
     kept = json.loads(path.read_text())
     assert path.name == "virtual-gpu.json"
     assert kept["versions"]["torch"] == torch.__version__
