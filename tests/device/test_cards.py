@@ -58,5 +58,6 @@ def test_a_size_is_a_card():
     ],
 )
 def test_what_is_not_known_is_one_line(given, said):
-    with pytest.raises(GpuError, match=said):
+    with pytest.raises(GpuError, match=said) as raised:
         card(given)
+    assert "\n" not in str(raised.value)

@@ -89,5 +89,6 @@ def test_a_cell_is_asked_with_on(ip):
     ],
 )
 def test_what_is_neither_here_nor_known_is_one_line(on, said):
-    with pytest.raises(gpumagic.GpuError, match=said):
+    with pytest.raises(gpumagic.GpuError, match=said) as raised:
         gpumagic.dry_run(print, on=on)
+    assert "\n" not in str(raised.value)

@@ -151,6 +151,7 @@ def test_what_cannot_be_is_refused_in_one_line(ip, line, said):
     ip.run("x = torch.ones(3)")
     result = ip.run(f"{line}\nran = x + 1")
     assert said in result.text
+    assert result.text.count("\n") == 1
     assert "ran" not in ip.ns
     assert ip.ns["x"].device.type == "cpu"
 
