@@ -9,7 +9,6 @@ from fit_models import MODELS, brute_force, step_of
 from torch import nn
 
 import gpumagic
-from gpumagic.dryrun import follow_code
 from gpumagic.dryrun.result import Unknown
 from gpumagic.fitting import fit_trials
 
@@ -46,8 +45,8 @@ ALL = [(model, way) for model in MODELS for way in ("sgd", "adamw", "eval")]
     [case if case in FEW else pytest.param(*case, marks=pytest.mark.slow) for case in ALL],
 )
 def test_the_value_is_the_largest_that_runs(model, way):
-    step, state = step_of(model, way)
-    before = [tensor.clone() for tensor in state()]
+    step, net, _ = step_of(model, way)
+    before = [tensor.clone() for tensor in net.state_dict().values()]
     random_state, allocated = torch.get_rng_state(), torch.cuda.memory_allocated(1)
     exact = gpumagic.fit(step, 1, batch=range(1, 10**6), margin=0)
     assert exact.confirmed
@@ -56,7 +55,7 @@ def test_the_value_is_the_largest_that_runs(model, way):
     # Nothing of the user's has changed.
     assert torch.equal(torch.get_rng_state(), random_state)
     assert torch.cuda.memory_allocated(1) == allocated
-    assert all(map(torch.equal, before, state()))
+    assert all(map(torch.equal, before, net.state_dict().values()))
 
 
 @pytest.mark.usefixtures("small")
@@ -127,7 +126,7 @@ def test_what_lies_there_already_has_no_room_for_its_copies():
 
 @pytest.mark.usefixtures("small")
 def test_a_foretelling_that_is_too_low_is_corrected_by_runs(monkeypatch):
-    real = follow_code.dry
+    real = fit_trials.dry
 
     def half(subject, waiting=None):
         run = real(subject, waiting)
@@ -158,7 +157,7 @@ def test_ctrl_c_keeps_what_is_known():
 
 @pytest.mark.usefixtures("small")
 def test_what_fails_within_keeps_what_is_known(monkeypatch):
-    real = follow_code.dry
+    real = fit_trials.dry
 
     def fails(subject, waiting=None):
         if len(asked) == 2:
@@ -183,7 +182,7 @@ def test_what_fails_within_keeps_what_is_known(monkeypatch):
 
 @pytest.mark.usefixtures("small")
 def test_a_value_whose_dry_run_takes_too_long_is_not_known(monkeypatch):
-    real = follow_code.dry
+    real = fit_trials.dry
 
     def slow(subject, waiting=None):
         run = real(subject, waiting)
@@ -288,8 +287,9 @@ def test_cards_that_are_not_here_are_asked_at_once():
     ],
 )
 def test_what_cannot_be_fitted_is_one_line(code, on, given, said):
-    with pytest.raises(gpumagic.GpuError, match=said):
+    with pytest.raises(gpumagic.GpuError, match=said) as raised:
         gpumagic.fit(code, on, namespace={}, **given)
+    assert "\n" not in str(raised.value)
 
 
 def test_without_a_gpu_it_says_what_to_type():
