@@ -45,7 +45,7 @@ PERCEPTRON = """
 wide = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
 net = nn.Sequential(*wide, nn.Linear(512, 64)).cuda()
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
-X = torch.ones(12000, 64, device='cuda')
+X = torch.ones(600, 20, 64, device='cuda')
 """
 TRAIN = """
 for _ in range(2):
@@ -190,7 +190,7 @@ SITUATIONS = [
     Notebook("a batch too large", [PERCEPTRON], TRAIN, "batch", "`with torch.autocast("),
     Notebook(
         "a batch of a loader, in a function",
-        [LOADER.format(12000)],
+        [LOADER.format(600)],
         "for epoch in range(2):\n    train()",
         "batch",
         "`with torch.autocast(",
