@@ -2,6 +2,7 @@
 
 import gc
 import re
+import sys
 
 import pytest
 import torch
@@ -296,26 +297,20 @@ def found():
                 result.raise_error()
             sizes[shell.user_ns["size"] * BLOCK] = name
         storages = find(shell.user_ns)
-        allocated = torch.cuda.memory_allocated()
-        yield {sizes.get(s.nbytes, s.paths[0].path): s for s in storages} | {"": allocated}
+        assert sum(s.nbytes for s in storages) == torch.cuda.memory_allocated()
+        yield {sizes.get(s.nbytes, s.paths[0].path): s for s in storages}
     finally:
         shell.user_ns["go"].set()
         shell.run_cell("gc.enable()\ncv.set(None)")
         shell.reset()
-        sys_modules_cleanup()
+        sys.modules.pop("mine", None)
+        for owner in (torch.nn.functional, torch.nn.Linear):
+            if hasattr(owner, "_planted"):
+                del owner._planted
         InteractiveShell.clear_instance()
         virtual.disable()
         gc.collect()
         gc.freeze()
-
-
-def sys_modules_cleanup():
-    import sys
-
-    sys.modules.pop("mine", None)
-    for owner in (sys.modules["torch.nn.functional"], torch.nn.Linear):
-        if hasattr(owner, "_planted"):
-            del owner._planted
 
 
 @pytest.mark.parametrize("name", PLANTED)
