@@ -82,7 +82,7 @@ def test_virtual_gpus(gpus):
     kept = torch.zeros(1000, device="cuda:1")
     one, other = device_figures.figures()
     assert one.allocated == 0
-    assert other.allocated == 4096 == -(-kept.nbytes // 512) * 512
+    assert (kept.nbytes, other.allocated) == (4000, 4096)  # in blocks of 512
     assert other.virtual
     assert other.other_in_process == other.others == 0
     assert other.free == GIB - other.reserved

@@ -2,6 +2,9 @@
 
 import pytest
 
+from gpumagic.memory import growth
+from gpumagic.usercode.files import last_cell
+
 
 def runs(ip, cell, times=6):
     """What each run of a cell says."""
@@ -51,8 +54,6 @@ def test_tensors_without_a_graph(ip):
 
 
 def test_what_a_function_keeps_is_told_by_the_line_that_made_it(ip):
-    from gpumagic.usercode.files import last_cell
-
     ip.run("cache = []\ndef step():\n    cache.append(zeros(2**20, device='cuda:1'))")
     where = last_cell()
     assert f"`cache` grows by 4.0 MiB a run, made in {where}, line 3;" in told(ip, "step()")
@@ -81,8 +82,6 @@ def test_a_cell_that_fails_is_not_looked_at(ip):
 
 
 def test_nothing_is_looked_up_before_it_has_grown_twice(ip, monkeypatch):
-    from gpumagic.memory import growth
-
     looked = []
     monkeypatch.setattr(growth, "find", lambda namespace: looked.append(1) or [])
     ip.run("x = zeros(2**20, device='cuda:1')\nkept = []")

@@ -1,15 +1,18 @@
 """The cell and the line that made what lies on a GPU."""
 
 import pytest
+import torch
+from torch.cuda import memory
 
+import gpumagic
+from gpumagic.memory.made_in import MadeIn
 from gpumagic.memory.memory_report import Made
 from gpumagic.usercode.files import last_cell
 
 
 @pytest.fixture
 def made(ip):
-    """Of a variable, as `%gpumem` shows it."""
-    import gpumagic
+    """Tell the cell and line of a variable, as `%gpumem` shows them."""
 
     def of(name):
         (holder,) = (h for h in gpumagic.memory().holders if h.path == name)
@@ -53,9 +56,7 @@ def test_gradients_are_made_where_backward_is_called(ip, made):
     assert made("grad") == f"{last_cell()}, line 2"
 
 
-def test_what_a_user_stamps_himself_stays(ip):
-    from torch.cuda import memory
-
+def test_what_the_user_stamps_stays(ip):
     ip.run("zeros(3, device='cuda:1')")
     memory._set_memory_metadata("mine")
     ip.run("inside = torch.cuda.memory._get_memory_metadata()")
@@ -72,8 +73,6 @@ def test_a_silent_cell_is_not_stamped(ip):
 
 
 def test_record_turns_the_allocators_record_on_and_off(ip):
-    import torch
-
     assert "--record was not on" in ip.run("%gpumem --record off").text
     assert "about 2 µs per allocation" in ip.run("%gpumem --record on").text
     assert torch._C._cuda_isHistoryEnabled()
@@ -82,9 +81,7 @@ def test_record_turns_the_allocators_record_on_and_off(ip):
 
 
 def test_what_the_user_records_is_left_alone(ip):
-    import torch
-
-    torch.cuda.memory._record_memory_history(max_entries=5)
+    memory._record_memory_history(max_entries=5)
     for what in ("on", "off"):
         assert "as your code asked" in ip.run(f"%gpumem --record {what}").text
     assert torch._C._cuda_isHistoryEnabled()
@@ -93,8 +90,6 @@ def test_what_the_user_records_is_left_alone(ip):
 
 
 def test_unloading_ends_our_record(ip):
-    import torch
-
     ip.run("%gpumem --record on")
     ip.run("%unload_ext gpumagic")
     assert not torch._C._cuda_isHistoryEnabled()
@@ -102,10 +97,6 @@ def test_unloading_ends_our_record(ip):
 
 def test_a_real_gpus_record_is_read_as_torch_gives_it(gpus, monkeypatch):
     """Blocks bear no stamp there, the trace does; frames of torch stand before the user's."""
-    import torch
-
-    from gpumagic.memory.made_in import MadeIn
-
     file = "<ipython-input-3-abc>"
     frames = [
         {"filename": torch.__file__, "line": 9, "name": "linear"},

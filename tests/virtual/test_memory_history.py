@@ -2,6 +2,7 @@
 
 import gc
 import pickle
+import sys
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch.cuda import _memory_viz, memory
 
 from gpumagic import virtual
+from gpumagic.virtual import host_memory
 
 
 def blocks(device=1):
@@ -31,8 +33,6 @@ def line_of(tensor):
 
 
 def here():
-    import sys
-
     return sys._getframe(1).f_lineno
 
 
@@ -240,8 +240,6 @@ def test_a_limit_is_checked_before_memory_is_taken(gpus, monkeypatch):
 
 
 def test_a_containers_limit_is_the_hosts(gpus, monkeypatch, tmp_path):
-    from gpumagic.virtual import host_memory
-
     limit = tmp_path / "memory.max"
     limit.write_text("100000000\n")
     monkeypatch.setattr(host_memory, "LIMITS", (str(limit), "/no/such/file"))

@@ -77,6 +77,13 @@ def allocated():
 
 
 def check(ip, notebook, deleted):
+    try:
+        look(ip, notebook, deleted)
+    finally:
+        clean(ip)
+
+
+def look(ip, notebook, deleted):
     write(ip, notebook)
     gc.collect()
     report = gpumagic.memory()
@@ -90,7 +97,7 @@ def check(ip, notebook, deleted):
             tensor = eval(path, ip.ns)
             assert tensor.untyped_storage().data_ptr() == storage.address, path
     del tensor
-    names = {name for path in found for name in (p.root for p in path.paths) if name in ip.ns}
+    names = {path.root for storage in found for path in storage.paths} & ip.ns.keys()
     gone = {name for name in sorted(names) if deleted.random() < 0.5}
     for name in gone:
         del ip.ns[name]
@@ -118,17 +125,11 @@ FEW = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_
 @FEW
 @given(notebook=NOTEBOOKS, deleted=st.randoms(use_true_random=False))
 def test_the_rows_add_up_and_deleting_gives_back(ip, notebook, deleted):
-    try:
-        check(ip, notebook, deleted)
-    finally:
-        clean(ip)
+    check(ip, notebook, deleted)
 
 
 @pytest.mark.slow
 @settings(FEW, max_examples=1000)
 @given(notebook=NOTEBOOKS, deleted=st.randoms(use_true_random=False))
 def test_the_rows_add_up_and_deleting_gives_back_in_many_notebooks(ip, notebook, deleted):
-    try:
-        check(ip, notebook, deleted)
-    finally:
-        clean(ip)
+    check(ip, notebook, deleted)
