@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic.virtual.networks import added
+
 aten: Any = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 _AMPERE = (8, 0)
@@ -33,10 +35,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    mask = attn_mask
-    if mask is not None and mask.dtype is torch.bool:  # as C++ does before it chooses
-        barred = mask.logical_not()
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(barred, -torch.inf)
+    mask = added(attn_mask, query.dtype)
     if _can_flash(query, key, value, mask):
         flash = aten._scaled_dot_product_flash_attention
         flashed: Tensor = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]

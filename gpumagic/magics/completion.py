@@ -10,8 +10,11 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 from gpumagic.magics.arguments import parser_of
 
 _LINE = re.compile(r"\s*%{1,2}(ongpu|gputime|gpufit|gpus|gpumem|gpufree|gpuwatch)\s+(.*?)(\S*)$")
-_VALUES = {"--virtual": ["1", "2", "4", "8", "off"], "--against": ["last"]}
-_VALUES["--on"] = ["h100", "a100-80gb", "l4", "rtx4090", "24GiB"]  # without a blank
+_VALUES = {
+    "--virtual": ["1", "2", "4", "8", "off"],
+    "--against": ["last"],
+    "--on": ["h100", "a100-80gb", "l4", "rtx4090", "24GiB"],  # without a blank
+}
 
 
 def _complete(context: Any) -> dict[str, Any]:

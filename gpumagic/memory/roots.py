@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gpumagic.memory.heap import Root
-from gpumagic.memory.kept_by_ipython import KeptOutputs
+from gpumagic.memory.kept_by_ipython import KeptOutputs, kept_errors
 from gpumagic.memory.memory_report import EXCEPTION, OUTPUT
 from gpumagic.memory.step_names import local_variables
 from gpumagic.usercode.files import is_ours, is_users, label
@@ -167,12 +167,8 @@ def _tasks() -> list[asyncio.Task[Any]]:
 
 def _exceptions(ipython: Any) -> Iterator[Root]:
     """The errors that are kept, or handled now."""
-    result = getattr(ipython, "last_execution_result", None)
-    kept = [getattr(sys, name, None) for name in ("last_exc", "last_value")]
-    kept += [getattr(result, "error_in_exec", None), *_handled()]
-    for error in kept:
-        if error is not None:
-            yield Root(_of_cell(error.__traceback__), error, EXCEPTION)
+    for error in (*kept_errors(), *_handled()):
+        yield Root(_of_cell(error.__traceback__), error, EXCEPTION)
     shown = own(getattr(ipython, "InteractiveTB", None))
     for trace in (getattr(sys, "last_traceback", None), shown.get("tb")):
         if trace is not None:

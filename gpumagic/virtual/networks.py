@@ -44,9 +44,7 @@ def _attention(
             f"{query.device} key.device: {key.device} and value.device: {value.device} instead."
         )
     inputs = (query, key, value)
-    if attn_mask is not None and attn_mask.dtype is torch.bool:  # as C++ does before it chooses
-        barred = attn_mask.logical_not()
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(barred, -torch.inf)
+    attn_mask = added(attn_mask, query.dtype)
     # Asked of tensors that have the same metadata and lie on the CPU: so that its choice of an
     # algorithm, which differs between versions of torch, is the choice here.
     chosen = aten._fused_sdp_choice(
@@ -63,6 +61,13 @@ def _attention(
     math = aten._scaled_dot_product_attention_math
     result: Tensor = math(*inputs, attn_mask=attn_mask, enable_gqa=enable_gqa, **options)[0]
     return result
+
+
+def added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask as what is added to the weights: so C++ makes it before it chooses an algorithm."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
 
 
 def _flash(inputs: tuple[Tensor, ...], mask: Tensor | None, options: dict[str, Any]) -> Tensor:
