@@ -1,7 +1,7 @@
 """Find what Python and IPython keep of cells that are over, and let go of it: errors, outputs."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -79,8 +79,8 @@ def _place(error: BaseException) -> str:
 class KeptOutputs:
     """What cells gave: `Out[5]`, `_5` and `_`, among the variables of a notebook."""
 
-    def __init__(self, namespace: dict[str, Any]) -> None:
-        self._namespace = namespace
+    def __init__(self, namespace: Mapping[str, Any]) -> None:
+        self._namespace: Any = namespace
         self._shell = shell()
         self._out: dict[int, Any] = namespace.get("_oh") or {}
         hook = getattr(self._shell, "displayhook", None)

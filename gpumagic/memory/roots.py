@@ -88,7 +88,7 @@ class Roots:
         """Modules before what else refers to their parameters, optimizers last."""
         ranks: tuple[list[Root], ...] = ([], [], [])
         hidden = getattr(self._shell, "user_ns_hidden", {})
-        kept = KeptOutputs(self._namespace).variables()  # type: ignore[arg-type]
+        kept = KeptOutputs(self._namespace).variables()
         for name, value in kept.items():
             if type(name) is str and not (name in hidden and hidden[name] is value):
                 module, optimizer = (issubclass(type(value), k) for k in (nn.Module, Optimizer))
@@ -96,7 +96,7 @@ class Roots:
         yield from ranks
 
     def _outputs(self) -> list[Root]:
-        found = KeptOutputs(self._namespace).numbered()  # type: ignore[arg-type]
+        found = KeptOutputs(self._namespace).numbered()
         names = [name for name in ("_", "__", "___") if name in self._namespace]
         found |= {name: self._namespace[name] for name in names}
         found["the last output"] = getattr(

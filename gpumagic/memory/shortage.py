@@ -48,7 +48,7 @@ class Situation:
         self.tried_s = 0.0  # seconds that dry runs took until now
         self.name = f"cuda:{shortage.ordinal}"
         self.rests = [RestOfCode(frame) for frame in frames]
-        self.outputs = [*KeptOutputs(namespace).numbered()]  # type: ignore[arg-type]
+        self.outputs = [*KeptOutputs(namespace).numbered()]
         self._chain = list(errors(error))
         self._earlier = [e for e in earlier if all(e is not each for each in self._chain)]
         traces = list(tracebacks(error))
