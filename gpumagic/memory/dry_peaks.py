@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.follow_code import Subject, dry
 from gpumagic.errors import GpuError
 from gpumagic.memory.shortage import Situation
@@ -19,7 +18,6 @@ from gpumagic.mismatch.read.rest_of_code import RestOfCode
 from gpumagic.mismatch.read.syntax import function_of, loops_around
 from gpumagic.usercode.compile import awaits, compile_cell
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.notebook import shell
 
 _LIMIT_S = 5.0
 # Of storages, which a dry run has to make anew.
@@ -93,16 +91,15 @@ class DryPeaks:
 
             return follow
 
-        line, start = ProgressLine(shell()), time.monotonic()
+        start = time.monotonic()
         try:
-            line.update("looking for what would help; Ctrl-C ends it")
+            self._s.line.update("looking for what would help; Ctrl-C ends it")
             subject = Subject(space, [], prepare, None, False, _LIMIT_S)
             result = dry(subject)
         except (GpuError, KeyboardInterrupt):  # no fork here; or whoever waits has seen enough
             return None
         finally:
             self._s.tried_s += time.monotonic() - start
-            line.close()
         peak = result.peak.get(self._s.name)
         return (peak.needed if peak else 0) if result.complete else None
 

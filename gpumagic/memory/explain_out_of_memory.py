@@ -7,6 +7,7 @@ and no frame.
 from collections.abc import Iterable, Iterator
 
 from gpumagic import faults
+from gpumagic.display.progress_line import ProgressLine
 from gpumagic.memory.causes import CERTAIN, LIKELY, Cause, full, graphs
 from gpumagic.memory.causes_by_dry_run import by_dry_run, tried
 from gpumagic.memory.causes_by_operation import DOING
@@ -15,7 +16,7 @@ from gpumagic.memory.out_of_memory_message import read
 from gpumagic.memory.shortage import Situation
 from gpumagic.usercode.frames import FailedFrame, failed_frames
 from gpumagic.usercode.lines import innermost_of
-from gpumagic.usercode.notebook import user_namespace
+from gpumagic.usercode.notebook import shell, user_namespace
 
 _REMEDIES = 5
 
@@ -45,10 +46,11 @@ def explain_out_of_memory(
             frames = _frames(said, error)
             where = innermost_of(said.__traceback__) or innermost_of(error.__traceback__)
             if frames and where is not None:
-                situation = Situation(shortage, error, frames, user_namespace(), earlier)
                 failed = frames[0].failed
                 text = where.source if failed is None else frames[0].text(failed)
-                return _told(situation, text, where.line, where.label)
+                with ProgressLine(shell()) as line:
+                    s = Situation(shortage, error, frames, user_namespace(), earlier, line)
+                    return _told(s, text, where.line, where.label)
     return None
 
 

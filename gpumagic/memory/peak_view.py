@@ -50,10 +50,8 @@ def _head(peak: MemoryPeak) -> str:
         words = f"out of memory at {_at(line)}, which wanted {size(wanted)} more; {words}"
     if peak.line != BEFORE:
         return f"{words}{duration(peak.seconds)} after the start, at {_at(peak.line)}"
-    if peak.allocations:
+    if peak.allocations or len(peak.curve) > 1:
         return f"{words}before the cell: it gave back more than it allocated"
-    if len(peak.curve) > 1:
-        return f"{words}before the cell: it only gave memory back"
     return f"{words}before the cell: the cell allocated nothing"
 
 

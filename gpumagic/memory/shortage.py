@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic.display.progress_line import ProgressLine
 from gpumagic.memory.allocator import Allocator
 from gpumagic.memory.ask import with_holders
 from gpumagic.memory.autograd_graph import GRAPH
@@ -41,10 +42,12 @@ class Situation:
         frames: list[FailedFrame],
         namespace: Mapping[str, Any],
         earlier: Iterable[BaseException],
+        line: ProgressLine,
     ) -> None:
         self.shortage, self.error, self.frames = shortage, error, frames
         self.namespace = namespace
         self._allocator = Allocator()
+        self.line = line
         self.tried_s = 0.0  # seconds that dry runs took until now
         self.name = f"cuda:{shortage.ordinal}"
         self.rests = [RestOfCode(frame) for frame in frames]
