@@ -105,10 +105,10 @@ clean:
 	$(INSTALL) ".[docs]"
 	@touch $@
 
+.venv-libraries/test: CONSTRAINTS = constraints-libraries.txt
 .venv-libraries/test: pyproject.toml constraints-libraries.txt $(FRONT)
 	$(PYTHON) -m venv .venv-libraries
-	.venv-libraries/bin/pip install --quiet --disable-pip-version-check --no-compile \
-		-c constraints-libraries.txt -e ".[libraries]"
+	.venv-libraries/bin/$(PIP_INSTALL) --no-compile -e ".[libraries]"
 	@touch $@
 
 .venv/lab: .venv/bin/pip pyproject.toml $(CONSTRAINTS) $(FRONT)

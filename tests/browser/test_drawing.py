@@ -165,7 +165,7 @@ def test_nothing_spills(opened, snapshot, width):
     assert page.evaluate(SPILLED) == []
 
 
-def test_a_card_with_two_holders_is_140_pixels_high(opened):
+def test_a_card_with_two_holders_is_low(opened):
     process = replace(SNAPSHOT.processes[0], uuid=BUSY.uuid, idle_since=None, mine=False)
     two = [replace(process, pid=n, kernel=f"{n}", notebook=f"{n}.ipynb") for n in (1, 2)]
     held = sum(process.memory for process in two)

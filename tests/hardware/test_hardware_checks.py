@@ -14,11 +14,11 @@ from hardware import on_device
 from hardware.programs import PROGRAMS, runner
 from hardware.results import keep
 from hardware.rows import (
+    WAYS,
     Row,
     Traffic,
     crossover_row,
     ledger_rows,
-    ledger_traffic,
     report_rows,
     skipped,
     table_of,
@@ -40,11 +40,10 @@ def wrong(rows):
 
 def told_by_the_devices(events):
     """The traffic that virtual GPUs saw themselves."""
-    entries = [
-        SimpleNamespace(kind=kind, count=1, nbytes=nbytes, blocking=0, direction=_way(source, to))
-        for kind, _, source, to, nbytes in events
-    ]
-    return ledger_traffic(entries, blocking=False)
+    nbytes = dict.fromkeys(WAYS, 0)
+    for _, _, source, destination, count in events:
+        nbytes[_way(source, destination)] += count
+    return Traffic(nbytes, sum(kind == "wait" for kind, *_ in events))
 
 
 def _way(source, destination):

@@ -30,20 +30,14 @@ def test_the_peak_counts_what_was_there_and_only_touched_devices_are_told():
 
 def test_an_inner_stretch_does_not_lose_the_outer_ones_peak():
     outer, inner = MemoryMeter(), MemoryMeter()
-    outer.start()
-    on("cuda:0", 8)
-    inner.start()
-    on("cuda:0", 3)
-    assert inner.stop()[0].peak == 3 * MIB
-    assert outer.stop()[0].peak == 8 * MIB
-
-    outer.start()
-    on("cuda:0", 2)
-    inner.start()
-    on("cuda:0", 9)
-    assert inner.stop()[0].peak == 9 * MIB
-    assert outer.stop()[0].peak == 9 * MIB
-    assert not measuring()
+    for before, within in ((8, 3), (2, 9)):
+        outer.start()
+        on("cuda:0", before)
+        inner.start()
+        on("cuda:0", within)
+        assert inner.stop()[0].peak == within * MIB
+        assert outer.stop()[0].peak == max(before, within) * MIB
+        assert not measuring()
 
 
 def test_nothing_touched_and_stopping_twice():

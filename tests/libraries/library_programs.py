@@ -49,9 +49,7 @@ class Program:
         """The notebook's cells for one way of running it."""
         first, second = _SEED.format(0) + self.first, _SEED.format(1) + self.second
         if way != "own":
-            first, second = (
-                re.sub(r"^.*  # own$", "", half, flags=re.M) for half in (first, second)
-            )
+            first, second = _OWN.sub("", first), _OWN.sub("", second)
         magic = "%%ongpu 1\n"
         if way == "placed":
             return [f"{magic}{first}\n{second}"]

@@ -3,6 +3,7 @@
 `make test-libraries` runs it, in an environment of its own: a plain `pytest` does not collect it.
 """
 
+import numpy as np
 import pytest
 from library_programs import compared, outcome, ran, read_programs
 
@@ -10,14 +11,12 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 ALL = read_programs()
 
 
-def test_there_are_programs_for_each_library():
+def test_programs_are_many_and_each_has_a_name_of_its_own():
     assert len(ALL) >= 60
     assert len({(program.library, program.title) for program in ALL}) == len(ALL)
 
 
 def test_a_difference_is_seen():
-    import numpy as np
-
     one = [np.float32([1, 2]), "a"]
     assert compared(one, [np.float32([1, 2]), "a"])[0] == "exact"
     assert compared(one, [np.float32([1, 2.0000005]), "a"])[0] == "close"

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 
-def made(ip, device="cuda:1"):
+def made(ip):
     gc.collect()  # what other tests left would be a row of its own
     ip.run("%gpus --virtual off\n%gpus --virtual 2 --memory 1GiB")
-    ip.run(f"net = nn.Linear(512, 512, device='{device}')\nx = zeros(300, device='cuda:0')")
+    ip.run("net = nn.Linear(512, 512, device='cuda:1')\nx = zeros(300, device='cuda:0')")
 
 
 def test_it_is_shown_once_with_the_largest_first(ip):
