@@ -80,6 +80,12 @@ describe('in a card', () => {
     monitor.holdings(held({ gpus: {} }));
     monitor.draw();
     expect(shown(monitor).textContent).toContain('torch holds nothing here');
+    const both = [row('data', MIB), row('data', 512, { kind: 'other library' })];
+    monitor.holdings(
+      held({ gpus: { [mine()]: { allocated: MIB, rows: both, more: 0, left: 0 } } }),
+    );
+    monitor.draw();
+    expect(text(monitor, '.holding .title')).toEqual(['data', 'data']);
     monitor.holdings(held({ seconds: 2 }));
     monitor.draw();
     expect(shown(monitor).textContent).toContain('close and open to look again');

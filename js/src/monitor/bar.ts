@@ -48,7 +48,7 @@ class Strip {
   }
 }
 
-export class BusyBar {
+export class ShareBar {
   #strip: Strip;
   readonly node: HTMLElement;
 

@@ -1,7 +1,7 @@
 /** One GPU: a card, or where there are many a line that opens into one. */
 
 import { Badges } from './badges.js';
-import { BusyBar, MemoryBar } from './bar.js';
+import { MemoryBar, ShareBar } from './bar.js';
 import { Body } from './body.js';
 import { CHEVRON, Field, h, icon, show } from './dom.js';
 import { Pace } from './pace.js';
@@ -59,7 +59,7 @@ class CardHead implements Head {
 class LineHead implements Head {
   #shared: Shared;
   #mark = new Field('span', 'mark');
-  #busy = new BusyBar();
+  #busy = new ShareBar();
   #percent = new Field('span', 'number');
   #memory: MemoryBar;
   #used = new Field('span', 'number');

@@ -1,7 +1,7 @@
 /** What of this notebook holds a GPU's memory: opened by a press, and asked for only while open. */
 
 import { type GpuHoldings, type Holding, TOO_LONG_S } from '../snapshot.js';
-import { BusyBar } from './bar.js';
+import { ShareBar } from './bar.js';
 import { CHEVRON, Field, h, icon, Rows, show } from './dom.js';
 import type { Shared } from './shared.js';
 import type { View } from './split.js';
@@ -14,11 +14,11 @@ class HoldingRow {
   #name = new Field('span', 'title');
   #size = new Field('span', 'size');
   #note = new Field('span', 'dim note');
-  #bar = new BusyBar('mine');
+  #bar = new ShareBar('mine');
 
   constructor() {
-    const text = h('span', 'text', this.#name.node, this.#note.node);
-    this.node = h('li', 'holding', text, this.#size.node, this.#bar.node);
+    const { node: name } = this.#name;
+    this.node = h('li', 'holding', name, this.#size.node, this.#note.node, this.#bar.node);
   }
 
   update({ row, whole }: { row: Holding; whole: number }): void {
@@ -66,7 +66,8 @@ export class Held {
     const known = typeof holdings === 'object' && holdings !== null;
     const found: GpuHoldings | undefined = known ? holdings.gpus[this.#uuid] : undefined;
     const whole = found?.allocated ?? 0;
-    this.#rows.update((found?.rows ?? []).map((row) => [row.name, { row, whole }] as const));
+    // What a name holds of torch's, and of another library's, are two rows.
+    this.#rows.update((found?.rows ?? []).map((row, n) => [String(n), { row, whole }] as const));
     this.#more.offer(found?.more ? t('%1 more, %2', found.more, size(found.left)) : '');
     this.#said.offer(known ? this.#asOf(holdings.cell, holdings.seconds, !found) : this.#why());
   }

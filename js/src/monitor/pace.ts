@@ -1,13 +1,13 @@
 /** A device's bar while a measurement runs. */
 
 import type { TimingBar } from '../snapshot.js';
-import { BusyBar } from './bar.js';
+import { ShareBar } from './bar.js';
 import { Field, h, show } from './dom.js';
 
 export class Pace {
   #label: string;
   #where = new Field();
-  #bar = new BusyBar();
+  #bar = new ShareBar();
   #text = new Field('span', 'number');
   readonly node = h('div', 'slice pace', this.#where.node, this.#bar.node, this.#text.node);
 

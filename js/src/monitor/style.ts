@@ -80,7 +80,7 @@ canvas{border-radius:2px;display:block;height:28px;width:100%}\
 .acts button:hover{background:var(--track)}\
 .more{font-size:11px;padding:0 0 0 15px}.more:hover{text-decoration:underline}\
 .held-here{padding-top:3px}.held-here .open{font-size:11px;margin-left:-4px}.holdings{padding:1px 0 2px 12px}.held-here>div>.note{padding-left:12px}\
-.holding{align-items:start;display:grid;gap:0 8px;grid-template-columns:minmax(0,1fr) auto;padding:2px 0}.holding .title{line-height:18px;margin:0;max-width:100%;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}.holding .bar{grid-column:1/-1;height:3px}\
+.holding{align-items:start;display:grid;gap:0 8px;grid-template-columns:minmax(0,1fr) auto;padding:2px 0}.holding .title{line-height:18px;margin:0;max-width:100%;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}.holding .note,.holding .bar{grid-column:1/-1}.holding .bar{height:3px}\
 .slices{padding-top:6px}\
 .slice{align-items:center;display:grid;gap:8px;grid-template-columns:auto 1fr auto;padding-top:2px}\
 .pace .bar{transition:grid-template-columns .2s}\
