@@ -15,7 +15,7 @@ import { file } from './words.js';
 
 /** So many are lines, where the reader did not choose. */
 const LINES = 4;
-/** Pixels: a card with two holders, its least width, and what stands above and below all cards. */
+/** Pixels: a card with two holders, its least width with the gap, what is above and below all. */
 const [HIGH, WIDE, AROUND] = [149, 260, 90];
 /** More than so many, and who holds them is told before them. */
 const MANY = 8;
@@ -131,10 +131,11 @@ export class Gpus {
 
   /** Whether so many are too many for cards. */
   #crowded(count: number): boolean {
-    const columns = Math.max(1, Math.floor(this.node.clientWidth / WIDE));
-    const high = AROUND + HIGH * Math.ceil(count / columns);
+    if (count < 2 || count >= LINES) return count >= LINES;
+    // Of a host that shows it all, or of what is not shown yet.
     const room = this.#shared.actions.room?.() || Number.POSITIVE_INFINITY;
-    return count >= LINES || (count > 1 && high > room);
+    const columns = Math.max(1, Math.floor(this.node.clientWidth / WIDE));
+    return AROUND + HIGH * Math.ceil(count / columns) > room;
   }
 
   /** A card says who holds its memory; of lines one wants to know it of all at once. */

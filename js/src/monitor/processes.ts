@@ -3,7 +3,7 @@
 import type { ProcessSample } from '../snapshot.js';
 import { Field, h, icon, Rows, show } from './dom.js';
 import type { Shared } from './shared.js';
-import { type Group, groups, stranger } from './split.js';
+import { type Group, groups, outlives, stranger } from './split.js';
 import { age, size } from './units.js';
 import { file } from './words.js';
 
@@ -28,14 +28,6 @@ function sensible(act: Act, process: ProcessSample): boolean {
   if (process.orphan || !process.kernel) return false;
   return act === 'goTo' ? process.notebook !== null : !process.server;
 }
-
-/** A notebook started it, and it was made to live on without its kernel: a server, a tmux. */
-const outlives = (process: ProcessSample): boolean =>
-  process.notebook !== null &&
-  process.kernel === null &&
-  process.name !== null &&
-  !process.orphan &&
-  !process.mine;
 
 /** Percent of the time of the GPU that a group keeps busiest; 0 where none is known. */
 function busiest(all: ProcessSample[]): number {
@@ -146,7 +138,7 @@ class ProcessRow {
       notes.push(workers > 1 ? t('+%1 workers', workers) : t('+1 worker'));
     }
     if (main.server) notes.push(t('on another server'));
-    if ((key.startsWith('pid') || outlives(main)) && main.name) notes.push(t('pid %1', main.pid));
+    if (key.startsWith('pid') && main.name) notes.push(t('pid %1', main.pid));
     return notes;
   }
 

@@ -143,6 +143,14 @@ export function stranger(process: ProcessSample): boolean {
   return !process.name && !process.notebook && !process.kernel && !process.mine && !!process.user;
 }
 
+/** A notebook started it, and it was made to live on without its kernel: a server, a tmux. */
+export const outlives = (process: ProcessSample): boolean =>
+  process.notebook !== null &&
+  process.kernel === null &&
+  process.name !== null &&
+  !process.orphan &&
+  !process.mine;
+
 /** Processes by notebook or program: this notebook first, then by memory. */
 export function groups(processes: ProcessSample[], here: string | null): Group[] {
   const found = new Map<string, Group>();
@@ -168,9 +176,8 @@ export function groups(processes: ProcessSample[], here: string | null): Group[]
 }
 
 function keyOf(process: ProcessSample): string {
-  if (process.orphan) return `pid ${process.pid}`;
+  if (process.orphan || outlives(process)) return `pid ${process.pid}`;
   if (process.kernel) return `kernel ${process.kernel}`;
-  if (process.notebook && process.kernel === null && !process.mine) return `pid ${process.pid}`;
   if (process.notebook) return `book ${process.mine} ${process.notebook} ${process.user}`;
   return stranger(process) ? `user ${process.user}` : `pid ${process.pid}`;
 }
