@@ -111,14 +111,14 @@ test('results of others stay in a section of their own', () => {
 
 test('each line says the answer, and when', () => {
   const { monitor, root } = mount();
-  const text = 'cuda:0 is 4 times as fast\nas cpu\n  a @ a\n\n  device  time';
+  const text = 'cuda:0 is 4 times as fast as cpu\ncpu is virtual\n  a @ a\n\n  device  time';
   const time = new Date(2026, 10, 22, 17, 5).getTime() / 1000;
   monitor.timings([{ id: 'a', title: 'a @ a', time, text, html: null }]);
   const spans = [...section(root).querySelectorAll('summary > span')];
   expect(spans.map((node) => node.textContent)).toEqual([
     'a @ a',
     '17:05',
-    'cuda:0 is 4 times as fast as cpu',
+    'cuda:0 is 4 times as fast as cpu · cpu is virtual',
   ]);
 });
 

@@ -29,7 +29,7 @@ const clock = (time: number): string =>
 
 /** What a comparison says first: all before its code, which is indented. */
 export const verdict = (text: string): string =>
-  (text.split(/\n {2}|\n\n/)[0] ?? '').replaceAll('\n', ' ');
+  (text.split(/\n {2}|\n\n/)[0] ?? '').replaceAll('\n', ' · ');
 
 class ResultRow {
   readonly node = h('li');
