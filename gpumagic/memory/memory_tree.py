@@ -128,6 +128,8 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
             aliases |= {p.root: None for p in storage.paths if p.root != first}
         else:
             path, kind = _within(name, storage, "beside")
+            # Of what an output or an error keeps it is told that they do, not what it is.
+            kind = kind if kind in _OWN else SAVED
             beside[kind] += storage.nbytes if path else 0
         if path:
             devices[storage.device] = None

@@ -128,3 +128,13 @@ def test_of_a_loss_each_operation_has_what_it_saved(gpus):
     assert any("AddmmBackward0" in branch.path for branch in of_loss.branches)
     assert of_net.beside == {"saved for backward": saved}
     assert "autograd holds" in str(of_net)
+
+
+def test_what_the_graph_of_an_output_saved_stands_with_its_layer(ip):
+    ip.run("import torch; from torch import nn")
+    ip.run("net = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()")
+    ip.run("Out[2] = net(torch.ones(512, 64, device='cuda'))")
+    found = tree("net", ip.ns)
+    assert found.beside == {"saved for backward": 2 * 512 * 64 * 4}
+    assert [(b.path, b.alike) for b in found.branches] == [("net", 1), ("net[0]", 2)]
+    assert {kind for b in found.branches for kind in b.nbytes} == {"parameter", *found.beside}
