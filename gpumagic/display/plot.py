@@ -71,7 +71,7 @@ class Plot:
 
     `words` spell each value of x, in ascending order. If these are no numbers they lie one beside
     the other, and no line leads from one to the next: then it is `ordinal`. Both axes are by
-    logarithm, or `linear` from zero on.
+    logarithm, or `linear`, heights then from zero on.
     """
 
     def __init__(
