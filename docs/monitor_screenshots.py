@@ -146,6 +146,7 @@ def sidebar(browser: Browser) -> None:
         play(lab, view, 34, machine)
         in_both_themes(page, "monitor", lambda path: page.screenshot(path=path))
         view.panel.locator(".card > .head .open").nth(1).click()
+        page.set_viewport_size({"width": 1320, "height": 830})
         play(lab, view, 4, machine)
         in_both_themes(page, "sidebar", the_panel(view))
         status = page.locator("#jp-main-statusbar")
@@ -153,7 +154,7 @@ def sidebar(browser: Browser) -> None:
 
 
 def counts(browser: Browser) -> None:
-    for count, height in ((1, 250), (2, 480), (4, 480), (8, 620), (64, 900)):
+    for count, height in ((1, 250), (2, 480), (4, 480), (8, 620), (64, 876)):
         with busy_lab(browser, count, 1100, 940) as (_, view):
             to_width(view, 300)
             in_both_themes(view.page, f"gpus-{count}", the_panel(view, height))
@@ -174,12 +175,12 @@ def narrow(browser: Browser) -> None:
 
 def page(browser: Browser) -> None:
     """All GPUs in one chart, in the main area."""
-    for count in (8, 64):
-        with busy_lab(browser, count, 1100, 900, 1) as (lab, view):
+    for count, height in ((8, 1010), (64, 870)):
+        with busy_lab(browser, count, 1100, height, 1) as (lab, view), somebody_else() as other:
             view.page.evaluate("window.jupyterapp.commands.execute('gpumagic:page')")
             view.page.evaluate("window.jupyterapp.shell.collapseRight()")
             pids = {name: pid_of(lab, f"{name}.ipynb") for name in ("train", "explore")}
-            play(lab, view, 25, many(count, pids | {"other": 1}))
+            play(lab, view, 25, many(count, pids | {"other": other}))
             found = view.page.locator("#gpumagic-page")
             in_both_themes(
                 view.page, f"page-{count}", lambda path, found=found: found.screenshot(path=path)
@@ -234,7 +235,7 @@ def doctor(browser: Browser) -> None:
         widen(view.page, 130)
         view.shows("NVIDIA")
         # What follows says where this machine has its Python.
-        in_both_themes(view.page, "doctor", the_panel(view, 440))
+        in_both_themes(view.page, "doctor", the_panel(view, 447))
 
 
 def widget(browser: Browser) -> None:
