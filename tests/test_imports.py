@@ -69,7 +69,7 @@ MAY = {
 WITH_TORCH = {"cell", "copies", "dryrun", "isolation", "ledger", "mismatch", "moving", "placement"}
 WITH_TORCH |= {"memory", "fitting", "timing", "usercode", "virtual"}
 WITHOUT_TORCH = set(MAY) - WITH_TORCH
-MOST_LINES = 34_000
+MOST_LINES = 36_500
 LARGEST_ROOM = 0.15
 # Every room may import these, so the picture in the docs leaves them out.
 NOT_DRAWN = {"__init__", "__main__", "errors", "faults"}
