@@ -10,8 +10,7 @@ import traceback
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache, wraps
+from functools import cache, wraps
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -118,6 +117,10 @@ def parser_of(magic: str) -> LineParser:
         add("--no-move", dest="move", action="store_false")
         add("--on", help="'H100 80GB', or --on 24GiB")
         add("--save", help="peak.pickle")
+        add("--split", type=_names, default=(), help="prompts, or --split x,y")
+        add("--gather", type=_names, default=(), help="images")
+        add("--reduce", type=_reductions, default=(), help="loss=mean,acc=max")
+        add("--chunk", type=_count, help="4")
     for option in _FLAGS[name]:
         add(*option.split(), action="store_true")
     return parser
@@ -129,7 +132,8 @@ _USAGES = {
     "gpuwatch": "on [--report] [--strict], or %(prog)s off",
     "gpufree": "[NAME …] [--grads]",
     "ongpu": "WHERE [--back] [--no-move] [--quiet] [--dry-run] [--report] [--strict] [--fix]"
-    " [--memory [--save FILE]], or --dry-run --on CARD in its place",
+    " [--memory [--save FILE]], or --dry-run --on CARD in its place, or 0,1 --split NAMES"
+    " [--chunk N] [--gather NAMES] [--reduce NAME=mean]",
     "gpufit": "[WHERE] batch=1..4096 [--margin 5] [--target 4096] [--dry] [--on CARD] [-o NAME]"
     " [--quiet]",
     "gputime": "WHERE WHERE [--sweep n=64,256] [--setup CODE] [--items N] [--max-time S]"
@@ -191,6 +195,21 @@ def _name(text: str) -> str:
     return text
 
 
+def _names(text: str) -> tuple[str, ...]:
+    found = tuple(map(_name, text.split(",")))
+    if twice := [name for name in found if found.count(name) > 1]:
+        raise ArgumentTypeError(f"{twice[0]} stands twice")
+    return found
+
+
+def _reductions(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = [part.partition("=") for part in text.split(",")]
+    if missing := [name for name, _, how in pairs if not how]:
+        raise ArgumentTypeError(f"how to reduce {missing[0]} is missing")
+    names = _names(",".join(name for name, _, _ in pairs))
+    return tuple(zip(names, (how for _, _, how in pairs), strict=True))
+
+
 def parse(magic: str, line: str) -> Namespace:
     """A magic's line; raises UsageError for what is not in its usage."""
     parser = parser_of(magic)
@@ -198,84 +217,13 @@ def parse(magic: str, line: str) -> Namespace:
         # "/gpu:1" and "0,1" are plain words to shlex; a quoted word loses its quotes.
         if magic.endswith("gpumem"):  # quotes and blanks may stand in a name: data["my net"]
             return parser.parse_args(_NAMES.findall(line))
-        if magic.endswith(("gputime", "gpufit")):  # options may stand between its devices
+        if magic.endswith(("gputime", "gpufit", "ongpu")):
             line = _BLANKS.sub(lambda found: found[1] or found[2], line)
+        if magic.endswith(("gputime", "gpufit")):  # options may stand between its devices
             return parser.parse_intermixed_args(shlex.split(line, comments=True))
         return parser.parse_args(shlex.split(line, comments=True))
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.right()}") from None
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a `%%ongpu` line, or a standing `%ongpu`, asks for."""
-
-    where: str  # empty where `on` stands in its place
-    move: bool = True
-    quiet: bool = False
-    standing: bool = False
-    dry_run: bool = False
-    report: bool = False
-    strict: bool = False
-    fix: bool = False
-    back: bool = False
-    on: Any = None  # cards that are not here, in the place of `where`
-    memory: bool = False
-    save: str | None = None
-
-
-_WORDS = ("off", "home")
-
-
-def _check_dry_run(asked: Request, magic: str) -> None:
-    options = ("report", "strict", "fix", "back", "quiet", "memory")
-    about = [f"--{n}" for n in options if getattr(asked, n)]
-    if asked.dry_run and about:
-        raise UsageError(
-            f"{magic}: --dry-run runs nothing that {about[0]} could be about; leave out one of them"
-        )
-
-
-def _elsewhere(asked: Request, magic: str) -> Request:
-    """A dry run for cards that are not here."""
-    type_this = f"type %%ongpu --dry-run --on '{asked.on}'"
-    if not asked.dry_run or magic == "%ongpu":
-        raise UsageError(f"{magic}: --on is for the dry run of a cell; {type_this}")
-    if asked.where or not asked.move:
-        also = asked.where or "--no-move"
-        raise UsageError(f"{magic}: {also} is about a device that is here; {type_this}")
-    _check_dry_run(asked, magic)
-    from gpumagic.device.cards import cards
-
-    with in_one_line(magic):
-        return replace(asked, on=cards(str(asked.on)))
-
-
-@lru_cache(maxsize=64)
-def placing_request(line: str, magic: str = "%%ongpu") -> Request:
-    """What stands after ``%%ongpu`` or ``%ongpu``; raises UsageError."""
-    asked = Request(**vars(parse(magic, line)))
-    if asked.on is not None:
-        return _elsewhere(asked, magic)
-    if not asked.where:
-        raise UsageError(
-            f"{magic}: which device? type one after it: {magic} 1, {magic} cuda:1, {magic} cpu, "
-            f"{magic} free (%gpus shows what there is)"
-        )
-    if (word := asked.where.lower()) in _WORDS:
-        raise UsageError(f"{magic}: type %ongpu {word}, on a line of its own")
-    if magic == "%ongpu" and (question := meant(word, _WORDS)):
-        raise UsageError(f"{magic}: {word} is no device; {question}type %ongpu off, or %ongpu 1")
-    if asked.dry_run and magic == "%ongpu":
-        raise UsageError(f"%ongpu: --dry-run is for one cell: %%ongpu {asked.where} --dry-run")
-    _check_dry_run(asked, magic)
-    if asked.save and not asked.memory:
-        raise UsageError(f"{magic}: --save goes with --memory: --memory --save {asked.save}")
-    if asked.quiet and asked.report:
-        raise UsageError(f"{magic}: --report shows what --quiet hides; leave out one of them")
-    if asked.back and not asked.move:
-        raise UsageError(f"{magic}: --no-move brings nothing that --back could bring home")
-    return asked
 
 
 def timing_request(line: str, cell: str | None) -> tuple[Namespace, str]:

@@ -15,17 +15,12 @@ from IPython.display import display
 
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, torch_needed
-from gpumagic.magics.arguments import (
-    answers_help,
-    in_one_line,
-    parse,
-    placing_request,
-    timing_request,
-)
+from gpumagic.magics.arguments import answers_help, in_one_line, parse, timing_request
 from gpumagic.magics.explaining import Explaining
 from gpumagic.magics.gpuwatch import Watched
 from gpumagic.magics.memory_hooks import MemoryHooks
 from gpumagic.magics.ongpu import CellHooks, RunningCell
+from gpumagic.magics.placing import placing_request
 from gpumagic.magics.shown_once import Once
 
 

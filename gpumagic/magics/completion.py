@@ -15,6 +15,7 @@ _VALUES = {
     "--against": ["last"],
     "--on": ["h100", "a100-80gb", "l4", "rtx4090", "24GiB"],  # without a blank
 }
+_OF_VARIABLES = ("--split", "--gather", "--reduce")
 
 
 def _complete(context: Any) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def _complete(context: Any) -> dict[str, Any]:
     parser = parser_of(f"%{magic}")
     offers = [option for option in parser.options() if option not in words]
     if words and parser.takes_a_value(words[-1]):
-        offers = _VALUES.get(words[-1], [])
+        offers = _VALUES.get(words[-1]) or _after_a_comma(words[-1], last)
     elif magic == "gpuwatch":
         offers = ["on", "off", *offers]
     elif magic == "gpumem":
@@ -55,6 +56,14 @@ def _complete(context: Any) -> dict[str, Any]:
 
 
 complete_where: Any = context_matcher()(_complete)
+
+
+def _after_a_comma(option: str, last: str) -> list[str]:
+    """The variables of which an option takes several."""
+    others, comma, one = last.rpartition(",")
+    taken = others.split(",")
+    names = _variables(one) if option in _OF_VARIABLES else []
+    return [f"{others}{comma}{name}" for name in names if name not in taken]
 
 
 def _devices(prefix: str) -> list[str]:

@@ -19,8 +19,9 @@ from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
 from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, torch_needed
-from gpumagic.magics.arguments import Request, placing_request
+from gpumagic.magics.hand_over import hand_over
 from gpumagic.magics.peak_option import peak_recorder
+from gpumagic.magics.placing import Request, placing_request
 
 if TYPE_CHECKING:
     from gpumagic.cell.run import Run
@@ -91,7 +92,7 @@ class RunningCell:
     run: "Run | None" = None
     request: Request | None = None
     gone: bool = False  # the device was not to be found
-    dry: bool = False  # the tree is what a dry run is to run
+    handed_over: bool = False  # the tree is what something else runs in IPython's place
     silent: bool = False
     reported: bool = False  # a run that it began has ended
     watch: "watch | None" = None  # of `%gpuwatch`
@@ -165,9 +166,9 @@ class CellHooks:
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
         own = ast.Module(body[1:] if line else body[:], [])  # without the call, which is ours
-        if line and cell and _is_dry_run(line):
+        if line and cell and _is_handed_over(line):
             # Nothing of the cell may run but that call, whose value is the result.
-            cell.tree, cell.dry, body[1:] = own, True, []
+            cell.tree, cell.handed_over, body[1:] = own, True, []
         elif not line and self._stands_for(cell) and body and not _is_timed(body):
             _begin_standing(body)
         if cell and cell.tree is None:
@@ -196,7 +197,7 @@ class CellHooks:
             gpus.refresh()  # what the cell freed
 
     def begin(self, text: str) -> Any:
-        """Place the rest of the cell that calls this, or give its dry run in its place."""
+        """Place the rest of the cell that calls this, or give what comes of it elsewhere."""
         cell = self.current()
         if cell is None or cell.silent:
             raise UsageError("%%ongpu cannot place code that IPython runs silently")
@@ -204,10 +205,9 @@ class CellHooks:
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:
-            if asked.dry_run and not cell.dry:
-                raise GpuError("--dry-run must stand above the magic that runs the code")
-            if asked.dry_run:
-                return self.dry_run(cell, asked, sys._getframe(1).f_code.co_filename)
+            if asked.handed_over:
+                file = sys._getframe(1).f_code.co_filename
+                return hand_over(self.shell, cell, asked, file, self._show)
             return self.place(cell, asked)
         except GpuError as error:
             if asked.standing and cell.gone:
@@ -232,15 +232,6 @@ class CellHooks:
         # Known to the cell before it starts: an interrupt within must find what to undo.
         cell.run, cell.request = Run(device, space, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
-
-    def dry_run(self, cell: RunningCell, asked: Request, file: str) -> Any:
-        with torch_needed("%%ongpu"):
-            from gpumagic.dryrun import dry_run_cell
-        result = dry_run_cell(self.shell, cell.tree, file, asked.on or asked.where, move=asked.move)
-        if self.shell.displayhook.quiet():  # a semicolon at the end is about the cell's own value
-            self._show(result)
-            return None
-        return result
 
     def finish(self, cell: RunningCell, error: BaseException | None) -> None:
         run, asked, cell.run, cell.request = cell.run, cell.request, None, None
@@ -292,8 +283,8 @@ def _engine() -> Any:
     return Run, find, names_read
 
 
-def _is_dry_run(text: str) -> bool:
+def _is_handed_over(text: str) -> bool:
     try:
-        return placing_request(text.removeprefix("%%ongpu")).dry_run
+        return placing_request(text.removeprefix("%%ongpu")).handed_over
     except UsageError:  # said when the cell begins
         return False

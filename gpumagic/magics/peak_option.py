@@ -3,7 +3,7 @@
 from typing import Any
 
 from gpumagic.device import Device
-from gpumagic.magics.arguments import Request
+from gpumagic.magics.placing import Request
 
 
 def peak_recorder(asked: Request, device: Device, namespace: dict[str, Any]) -> Any:

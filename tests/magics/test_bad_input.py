@@ -3,6 +3,8 @@
 import pytest
 from IPython.core.error import UsageError
 
+from gpumagic.magics.placing import placing_request
+
 
 @pytest.mark.parametrize(
     ("line", "says"),
@@ -12,6 +14,18 @@ from IPython.core.error import UsageError
         ("%%ongpu 0,,1", "0,,1"),
         ("%%ongpu 0,1", "0,1"),
         ("%%ongpu all", "all"),
+        ("%%ongpu 0,1 --chunk 4", "what is each of 0,1 to do?"),
+        ("%%ongpu 1 --split X", "--split is for several GPUs"),
+        ("%%ongpu 1 --reduce X=mean", "--reduce is for several GPUs"),
+        ("%%ongpu @all --chunk 4", "--split NAME --chunk 4"),
+        ("%%ongpu 0,1 --split X --strict", "--strict is about one device"),
+        ("%%ongpu @1 --no-move", "--no-move is about one device"),
+        ("%%ongpu 0,1 --split X --dry-run", "--dry-run is of one device"),
+        ("%%ongpu 0,1 --split 1X", "1X cannot be the name of a variable"),
+        ("%%ongpu 0,1 --split X,X", "X stands twice"),
+        ("%%ongpu 0,1 --split X --chunk 0", "0 is not a whole number above 0"),
+        ("%%ongpu 0,1 --split X --gather y --reduce y=mean", "y stands in --gather and in"),
+        ("%%ongpu 0,1 --split X --reduce y", "how to reduce y is missing"),
         ("%%ongpu", "which device?"),
         ("%%ongpu 1 --nope", "--nope"),
         ("%%ongpu 1 2", "2"),
@@ -47,6 +61,22 @@ def test_a_misspelled_option_asks_what_was_meant(ip, cell, meant):
     asked = f"; did you mean {meant}? type %" if meant else "unrecognized arguments: --zzz; type %"
     assert asked in text
     assert text.count("\n") == 1
+
+
+def test_what_a_line_for_several_devices_asks_for():
+    asked = placing_request("@0, 1 --split x, y --gather z --reduce loss = mean, acc=max --chunk 4")
+    assert (asked.where, asked.on_cluster, asked.on_several) == ("@0,1", True, False)
+    assert (asked.split, asked.gather, asked.chunk) == (("x", "y"), ("z",), 4)
+    assert asked.reduce == (("loss", "mean"), ("acc", "max"))
+    for where, several in (("0,1", True), ("all", True), ("1 --dry-run", False)):
+        asked = placing_request(where + " --split x" * several)
+        assert (asked.handed_over, asked.on_several) == (True, several)
+    assert not placing_request("1").handed_over
+
+
+def test_a_standing_placement_is_on_one_device(ip):
+    done = ip.run("%ongpu @all")
+    assert "%ongpu: @all is for one cell; type %%ongpu @all --split NAME" in done.text
 
 
 def test_empty_cells(ip):

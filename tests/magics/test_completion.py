@@ -17,7 +17,7 @@ def test_help_teaches_with_examples(ip):
 TIMING = {"--sweep", "--setup", "--items", "--max-time", "--in-place", "--output", "--against"}
 TIMING |= {"--quiet"}
 OPTIONS = {"--no-move", "--quiet", "--dry-run", "--report", "--strict", "--fix", "--back", "--on"}
-OPTIONS |= {"--memory", "--save"}
+OPTIONS |= {"--memory", "--save", "--split", "--gather", "--reduce", "--chunk"}
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,8 @@ OPTIONS |= {"--memory", "--save"}
         ("%%ongpu gpu:", {"gpu:0", "gpu:1"}),
         ("%%ongpu 1 --", OPTIONS),
         ("%%ongpu 1 --no-move --", OPTIONS - {"--no-move"}),
+        ("%%ongpu 0,1 --split mo", {"model", "more"}),
+        ("%%ongpu 0,1 --gather more,mo", {"more,model"}),
         ("%%gputime ", {"0", "1", "cuda:0", "cuda:1", "cpu", "free", *TIMING}),
         ("%%gputime cpu cu", {"cuda:0", "cuda:1"}),
         ("%%gputime cpu cuda:0 cu", {"cuda:1"}),
