@@ -37,7 +37,10 @@ MAY = {
     "demo": {"errors", "faults"},
     "magics": GROUND
     | {"timing", "memory", "fitting", "dryrun", "cell", "ledger", "mismatch", "moving", "placement"}
-    | {"gputable", "telemetry", "widget", "virtual"},
+    | {"gputable", "telemetry", "widget", "virtual", "cluster"},
+    "cluster": GROUND
+    | {"cell", "copies", "dryrun", "isolation", "ledger", "moving", "placement", "telemetry"}
+    | {"virtual"},
     "timing": GROUND
     | {"copies", "isolation", "ledger", "moving", "placement", "nvml"}
     | {"telemetry"},
@@ -66,7 +69,17 @@ MAY = {
     "errors": set(),
     "faults": set(),
 }
-WITH_TORCH = {"cell", "copies", "dryrun", "isolation", "ledger", "mismatch", "moving", "placement"}
+WITH_TORCH = {
+    "cell",
+    "cluster",
+    "copies",
+    "dryrun",
+    "isolation",
+    "ledger",
+    "mismatch",
+    "moving",
+    "placement",
+}
 WITH_TORCH |= {"memory", "fitting", "timing", "usercode", "virtual"}
 WITHOUT_TORCH = set(MAY) - WITH_TORCH
 MOST_LINES = 36_500
