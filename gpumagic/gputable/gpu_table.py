@@ -19,7 +19,8 @@ _CERTAIN_CURE = "set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts to be
 class GpuTable:
     """The GPUs of a snapshot as text of at most 100 columns, and as HTML.
 
-    Of all GPUs, or of those whose UUID is in `only`; with each process, or sums by notebook.
+    Of all GPUs, or of those whose UUID is in `only`; with each process, or sums by notebook. Those
+    of `others`, which are snapshots of other hosts, stand below, each host's under its name.
     """
 
     def __init__(
@@ -27,8 +28,13 @@ class GpuTable:
         snapshot: Snapshot,
         only: Collection[str] | None = None,
         processes: bool = False,
+        others: Sequence[Snapshot] = (),
     ) -> None:
         self.snapshot = snapshot
+        self.others = [GpuTable(other, processes=processes) for other in others]
+        self.headed = bool(others)
+        for other in self.others:
+            other.headed = True
         self.processes = processes
         named = [g for g in snapshot.gpus if only is None or g.uuid in only or g.mig in only]
         # Another kernel's virtual GPUs can be used by nobody here: its line says how many it has.
@@ -38,10 +44,14 @@ class GpuTable:
         self.holders = holders(named, snapshot.processes, each=processes)
 
     def __repr__(self) -> str:
+        return "\n\n".join(one._text() for one in (self, *self.others))
+
+    def _text(self) -> str:
         blocks = []
+        if self.gpus or self.headed:
+            blocks.append([table.short(_caption(self.snapshot, self.gpus), table.WIDTH)])
         if self.gpus:
-            head = table.short(_caption(self.snapshot, self.gpus), table.WIDTH)
-            blocks.append([head, *table.lines(gpu_columns(self.gpus, self.splits))])
+            blocks[-1] += table.lines(gpu_columns(self.gpus, self.splits))
             blocks[-1] += _legend(self._owners())
         if self.holders:
             blocks.append(table.lines(self._holder_columns(html=False)))
@@ -52,9 +62,15 @@ class GpuTable:
         return "\n\n".join("\n".join(lines) for lines in blocks)
 
     def _repr_html_(self) -> str:
+        return block("".join(one._html() for one in (self, *self.others)))
+
+    def _html(self) -> str:
         parts = []
+        if self.gpus or self.headed:
+            name, dot, facts = _caption(self.snapshot, self.gpus).partition(" · ")
+            head = tag("b" if self.headed else "span", name) + escape(dot + facts)
+            parts.append(f'<div class="gm-caption{" gm-host" * self.headed}">{head}</div>')
         if self.gpus:
-            parts.append(tag("div", _caption(self.snapshot, self.gpus), "gm-caption"))
             parts.append(
                 table.html(gpu_columns(self.gpus, self.splits, html=True), css="gm-titled")
             )
@@ -70,9 +86,11 @@ class GpuTable:
             f"{'<br>' if self.gpus else ' '}{_typed(_sentence(problem.cure))}</div>"
             for problem in self.snapshot.problems
         ]
-        return block("".join(parts))
+        return "".join(parts)
 
     def _remarks(self) -> list[str]:
+        if self.headed and not self.gpus and not self.snapshot.problems:
+            return ["No GPU."]
         if self._held and not self.gpus and not self.snapshot.problems:
             return [f"This kernel has no GPU; {as_typed('%gpus --virtual 2')} makes virtual ones."]
         return _notes(self.gpus)

@@ -16,6 +16,7 @@ from IPython.display import display
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.magics.arguments import answers_help, in_one_line, parse, timing_request
+from gpumagic.magics.control_channel import ControlChannel
 from gpumagic.magics.explaining import Explaining
 from gpumagic.magics.gpuwatch import Watched
 from gpumagic.magics.memory_hooks import MemoryHooks
@@ -35,6 +36,7 @@ class GpuMagics(Magics):
         self.watched = Watched(self.cells, display)
         self.once = Once(shell, self.cells.current)
         self.memory_hooks = MemoryHooks(shell)
+        self.control = ControlChannel(shell)
 
     @no_var_expand
     @line_magic

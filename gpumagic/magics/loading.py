@@ -20,7 +20,13 @@ def load(shell: Any) -> None:
         return
     magics = _loaded[shell] = GpuMagics(shell)
     shell.register_magics(magics, MemoryMagics(shell, magics))
-    for hooks in (magics.explaining, magics.cells, magics.once, magics.memory_hooks):
+    for hooks in (
+        magics.explaining,
+        magics.cells,
+        magics.once,
+        magics.memory_hooks,
+        magics.control,
+    ):
         hooks.install()
     shell.Completer.custom_matchers.append(complete_where)
     if wanted := os.environ.get("GPUMAGIC_VIRTUAL"):
@@ -37,7 +43,13 @@ def unload(shell: Any) -> None:
     magics = _loaded.pop(shell, None)
     if magics is None:
         return
-    for hooks in (magics.cells, magics.explaining, magics.once, magics.memory_hooks):
+    for hooks in (
+        magics.cells,
+        magics.explaining,
+        magics.once,
+        magics.memory_hooks,
+        magics.control,
+    ):
         hooks.uninstall()
     magics.watched.stop()
     if (dispatch := sys.modules.get("gpumagic.ledger.dispatch")) is not None:

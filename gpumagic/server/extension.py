@@ -11,6 +11,10 @@ from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.owners import Owners
 from gpumagic.telemetry.sampler import Sampler
 
+# What pages ask kernels on the control channel. The status that a kernel sends around its answer is
+# not that of the cell which runs there: the server and its pages are to leave it aside.
+_ASIDE = ("gpumagic_request", "gpumagic_reply")
+
 
 class Extension(ExtensionApp):
     """gpumagic in a Jupyter server."""
@@ -21,6 +25,9 @@ class Extension(ExtensionApp):
         """Make the hub, which does nothing until somebody asks."""
         server = self.serverapp
         assert server is not None
+        manager = server.kernel_manager
+        if hasattr(manager, "untracked_message_types"):
+            manager.untracked_message_types = [*manager.untracked_message_types, *_ASIDE]
         kernels = KernelTable(server.kernel_manager, server.session_manager)
         owners = Owners(kernels.kernels, root=Path(server.root_dir))
         sampler = Sampler(Collector(owners=owners, usable=False))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import cache
+from pathlib import Path
 
 import psutil
 
@@ -107,10 +108,20 @@ class Collector:
 
 
 _asked = threading.local()
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@cache
+def _boot() -> str | None:
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return None  # no Linux
 
 
 def read_host() -> Host:
-    """The host now; ``cpu_utilization`` is since this thread's previous call, None at first."""
+    """The host now, by the name that ``GPUMAGIC_HOST`` gives it or its own; ``cpu_utilization`` is
+    since this thread's previous call, None at first."""
     utilization: float | None = psutil.cpu_percent()
     # psutil has nothing to compare with yet, and says 0.
     if not getattr(_asked, "before", False):
@@ -118,7 +129,8 @@ def read_host() -> Host:
     _asked.before = True
     memory = psutil.virtual_memory()
     return Host(
-        name=socket.gethostname(),
+        name=os.environ.get("GPUMAGIC_HOST") or socket.gethostname(),
+        boot=_boot(),
         cpu_count=os.cpu_count(),
         cpu_utilization=utilization,
         memory_total=memory.total,

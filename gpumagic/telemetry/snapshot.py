@@ -24,6 +24,7 @@ class Host:
     cpu_utilization: float | None = None
     memory_total: int | None = None
     memory_used: int | None = None
+    boot: str | None = None  # Linux's id of this boot, of which no other machine has the same
 
 
 @dataclass(frozen=True)

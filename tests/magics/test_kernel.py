@@ -8,13 +8,15 @@ from queue import Empty
 import pytest
 from kernels import TIMEOUT, Kernel, text
 
+from gpumagic.telemetry import Snapshot
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
     runtime = str(tmp_path_factory.mktemp("kernels"))
-    started = Kernel(GPUMAGIC_RUNTIME_DIR=runtime, GPUMAGIC_VIRTUAL="2")
+    started = Kernel(GPUMAGIC_RUNTIME_DIR=runtime, GPUMAGIC_VIRTUAL="2", GPUMAGIC_HOST="node-7")
     started.runtime = runtime
     started.run("%load_ext gpumagic\nimport torch")
     yield started
@@ -107,6 +109,34 @@ def test_an_interrupt_stops_the_cell_and_undoes_the_placement(kernel, wait):
     assert "cuda:1" in text(found)
     found, _ = kernel.run("torch.zeros(1).device.type, torch.cuda.current_device()")
     assert text(found) == "('cpu', 0)\n"
+
+
+def test_pages_are_told_of_this_host_while_a_cell_runs_until_the_magics_go(kernel):
+    def ask(kind, **content):
+        request = kernel.client.session.msg(kind, content)
+        kernel.client.control_channel.send(request)
+        while True:
+            reply = kernel.client.get_control_msg(timeout=TIMEOUT)
+            if reply["parent_header"]["msg_id"] == request["header"]["msg_id"]:
+                return reply["content"]
+
+    def listed():
+        return list(ask("comm_info_request", target_name="gpumagic")["comms"].values())
+
+    sent = kernel.send("import threading\nprint('runs')\nthreading.Event().wait(60)")
+    kernel.outputs(sent, until=lambda kind, content: kind == "stream")
+    assert listed() == [{"target_name": "gpumagic"}]
+    told = ask("gpumagic_request")
+    assert told["pid"] == kernel.manager.provisioner.pid
+    snapshot = Snapshot.from_dict(told["snapshot"])
+    assert snapshot.host.name == "node-7"
+    assert [gpu.virtual_ordinal for gpu in snapshot.gpus] == [0, 1]
+    assert all(process.mine for process in snapshot.processes)
+    kernel.manager.interrupt_kernel()
+    kernel.outputs(sent)
+    kernel.run("%unload_ext gpumagic")
+    assert listed() == []
+    kernel.run("%load_ext gpumagic")
 
 
 def test_debug_sees_the_failed_cell(kernel):

@@ -62,6 +62,12 @@ def execute(jp_serverapp):
     return run
 
 
+async def test_what_pages_ask_a_kernel_makes_it_neither_busy_nor_idle(jp_serverapp):
+    manager = jp_serverapp.kernel_manager
+    assert not manager.track_message_type("gpumagic_request")
+    assert manager.track_message_type("execute_request")
+
+
 async def test_the_memory_is_the_notebooks(fetch, start, execute, jp_fetch, connect, jp_serverapp):
     kernel = await start()
     await execute(kernel, _HOLD)

@@ -155,6 +155,13 @@ def test_the_first_share_of_cpu_time_is_not_known_and_never_a_made_up_zero() -> 
     assert first.memory_total == psutil.virtual_memory().total
 
 
+def test_a_host_has_the_name_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = read_host()
+    monkeypatch.setenv("GPUMAGIC_HOST", "node-7")
+    assert read_host().name == "node-7" != own.name
+    assert read_host().boot == own.boot
+
+
 def test_own_process_is_known_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     owner = Owners().look_up({os.getpid()})[os.getpid()]
     assert owner.user == psutil.Process().username()
