@@ -39,23 +39,30 @@ def refused_reducer(*args: Any, **kwargs: Any) -> None:
 def _on_the_cpu(operator: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        lent: dict[int, tuple[Tensor, Tensor]] = {}
-
-        def lend(x: Any) -> Any:
-            if not isinstance(x, Tensor) or not x.is_cuda:
-                return x
-            low = flip(x)
-            lent[id(low)] = x, low
-            return low
-
-        def back(x: Any) -> Any:
-            if isinstance(x, C.ScriptObject):
-                return Lent.boxed(Lent(Lent.unbox(x), back))
-            return lent[id(x)][0] if id(x) in lent else x
-
-        return tree_map(back, operator(*tree_map(lend, args), **tree_map(lend, kwargs)))
+        loan = _Loan()
+        out = operator(*tree_map(loan.lend, args), **tree_map(loan.lend, kwargs))
+        return tree_map(loan.back, out)
 
     return kernel
+
+
+class _Loan:
+    """The tensors of one collective, and what stands for them on the CPU."""
+
+    def __init__(self) -> None:
+        self._lent: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def lend(self, x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_cuda:
+            return x
+        low = flip(x)
+        self._lent[id(low)] = x, low
+        return low
+
+    def back(self, x: Any) -> Any:
+        if isinstance(x, C.ScriptObject):
+            return Lent.boxed(Lent(Lent.unbox(x), self.back))
+        return self._lent[id(x)][0] if id(x) in self._lent else x
 
 
 # C++ keeps of a work in Python no more than its own half alive.

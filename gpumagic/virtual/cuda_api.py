@@ -34,10 +34,15 @@ def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
         setattr(owner, name, value)
 
 
-def install(stack: ExitStack) -> None:
-    """Let ``torch.cuda`` see the virtual GPUs until `stack` is closed."""
+def equipped() -> tuple[Any, ...]:
+    """Give each virtual GPU its random generator and its stream; the generators."""
     for gpu in GPUS:
         gpu.generator, gpu.stream = Generator(gpu.device), _default_stream(gpu.device)
+    return tuple(gpu.generator for gpu in GPUS)
+
+
+def install(stack: ExitStack) -> None:
+    """Let ``torch.cuda`` see the virtual GPUs until `stack` is closed."""
     patch(stack, C, **_device_functions(), **_memory_functions(), **_copying_functions())
     patch(stack, C, **memory_snapshot.functions(stack), _has_cudnn=False)
     patch(
@@ -52,7 +57,7 @@ def install(stack: ExitStack) -> None:
         _cached_device_count=None,
         _is_in_bad_fork=in_bad_fork,
         _queued_calls=list(torch.cuda._queued_calls),
-        default_generators=tuple(gpu.generator for gpu in GPUS),
+        default_generators=equipped(),
         Stream=Stream,
         Event=Event,
         current_stream=_current_stream,
@@ -78,6 +83,9 @@ def install(stack: ExitStack) -> None:
     stack.callback(warn, True)
     if torch.version.cuda is None:
         patch(stack, torch.cuda, **_tensor_types())
+        if logger := getattr(torch.distributed, "Logger", None):
+            # Of a GPU it asserts that the driver's times are there, which this build has not.
+            patch(stack, logger, set_runtime_stats_and_log=_nothing)
     else:
         patch(stack, torch.distributed, Reducer=collectives.refused_reducer)
 

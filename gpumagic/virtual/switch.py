@@ -121,7 +121,9 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
         account.bytes.add(allocated)
         properties = Properties(**{"uuid": uuid.uuid4(), **facts})
         GPUS.append(VirtualGpu(index, account, properties))
-    if not on:
+    if on:
+        torch.cuda.default_generators = cuda_api.equipped()
+    else:
         stack = ExitStack()  # never closed: the child ends with it
         abi.install(stack)
         cuda_api.install(stack)

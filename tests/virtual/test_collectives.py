@@ -1,5 +1,6 @@
 """Collectives and DistributedDataParallel between processes that have virtual GPUs."""
 
+import gc
 import subprocess
 import sys
 
@@ -31,6 +32,7 @@ def work(rank, store):
         waiting.wait()
         assert waiting.is_completed()
         assert known.device == here
+        _let_go_at_once(here)
         gathered = [torch.zeros(1, device=here) for _ in range(2)]
         dist.all_gather(gathered, torch.full((1,), float(rank), device=here))
         passed = torch.full((2,), float(rank), device=here)
@@ -44,6 +46,16 @@ def work(rank, store):
         dist.destroy_process_group()
 
 
+def _let_go_at_once(here):
+    gc.disable()
+    try:
+        before = torch.cuda.memory_allocated(here)
+        dist.broadcast(torch.zeros(1000, device=here), 0)
+        assert torch.cuda.memory_allocated(here) == before
+    finally:
+        gc.enable()
+
+
 def _gradients(rank, here):
     torch.manual_seed(rank)
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[rank : rank + 1]
@@ -55,6 +67,8 @@ def _gradients(rank, here):
     net = DistributedDataParallel(net, device_ids=[rank])
     with gpumagic.watch(warn=False) as watched:
         net(x.to(here)).sum().backward()
+    net.zero_grad()
+    net(x.to(here)).sum().backward()  # where torch would ask the first step's times
     return net.module.weight.grad, watched.ledger.transfers == 1  # that of x
 
 
