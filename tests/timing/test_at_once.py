@@ -2,8 +2,6 @@
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 import traceback
 
@@ -13,9 +11,10 @@ from late import GPU0, GPU1
 
 from gpumagic.copies.trial import Trial
 from gpumagic.errors import GpuError
+from gpumagic.isolation.worker import Worker
 from gpumagic.timing import compare
 from gpumagic.timing.measure import runner
-from gpumagic.timing.measure.runner import Runner, Worker
+from gpumagic.timing.measure.runner import Runner
 from gpumagic.timing.measure.stopwatch import Stopwatch
 from gpumagic.usercode.program import program
 
@@ -142,45 +141,3 @@ def test_threads_have_the_modes_of_the_one_that_asked(gpus):
         made = compare(code, ["0+1"], namespace={"torch": torch}, max_time=0.02)
     assert made.timings[0].error is None
     assert not [t for t in threading.enumerate() if t.name.startswith("gputime")]
-
-
-def test_a_worker_that_is_interrupted_between_jobs_goes_on():
-    worker = Worker("test")
-    try:
-        assert worker.submit(lambda: 1).result(20) == 1
-        worker.interrupt()
-        found = []
-        for _ in range(20):  # the interrupt may hit a job, and then that one only
-            try:
-                found.append(worker.submit(lambda: 2).result(20))
-            except KeyboardInterrupt:
-                found.append(None)
-        assert found.count(2) >= 19
-    finally:
-        worker.close()
-
-
-PROFILED = """
-import sys, threading
-from gpumagic.timing.measure.runner import Worker
-
-def job():
-    began.set()
-    while True:
-        pass
-
-worker, began = Worker("test"), threading.Event()
-future = worker.submit(job)
-began.wait()
-worker.interrupt()
-assert future.exception() is not None
-sys.setprofile(lambda *args: None)
-(lambda: None)()
-sys.setprofile(None)
-"""
-
-
-def test_a_profiler_runs_after_an_interrupted_worker():
-    """In a process of its own: where it hangs, no signal ends it."""
-    done = subprocess.run([sys.executable, "-c", PROFILED], timeout=100, check=False)
-    assert done.returncode == 0
