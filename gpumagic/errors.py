@@ -20,6 +20,14 @@ class GpuError(Exception):
         return [f"{type(self).__name__}: {self}"]
 
 
+def note(error: BaseException, text: str) -> None:
+    """Have an error's traceback end with a line more."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    else:  # Python 3.10
+        print(f"{type(error).__name__}: {text}", file=sys.stderr)
+
+
 def as_typed(magic: str) -> str:
     """A magic's line as it is to be typed here, where the extension may not be loaded."""
     loaded = "gpumagic.magics.loading" in sys.modules

@@ -1,7 +1,7 @@
 """Put parts together that ranks give, in the order of the ranks: all of their items, or one number.
 
-`gather` undoes `split`. What comes from several devices is put together on the CPU; autograd's
-graphs stay behind, as they do when a value is sent.
+`gather` undoes `split`. Tensors come to the CPU, wherever they were made; autograd's graphs stay
+behind, as they do when a value is sent.
 """
 
 import copy
@@ -42,13 +42,8 @@ def _line(error: BaseException) -> str:
 
 
 def _tensors(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat(_together(parts))
-
-
-def _together(parts: Sequence[Tensor]) -> list[Tensor]:
-    """On the device that they are on, or else on the CPU."""
-    several = len({part.device for part in parts}) > 1
-    return [part.detach().cpu() if several else part.detach() for part in parts]
+    # Always: else a part more or less would decide where the whole is.
+    return torch.cat([part.detach().cpu() for part in parts])
 
 
 def _sequences(parts: Sequence[Any]) -> Any:
@@ -165,7 +160,7 @@ def _reduced(parts: Sequence[Any], how: str) -> Tensor:
     wrong = next((part for part in parts if not isinstance(part, (Tensor, Number))), None)
     if wrong is not None:
         raise GpuError(f"a {type(wrong).__name__} among tensors has no {how}; assign the same kind")
-    tensors = _together([torch.as_tensor(part) for part in parts])
+    tensors = [torch.as_tensor(part).detach().cpu() for part in parts]
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
         said = " and ".join(map(str, sorted(shapes)))

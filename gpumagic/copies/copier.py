@@ -8,6 +8,7 @@ libraries are shared.
 import io
 import pickle
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -24,7 +25,14 @@ from gpumagic.usercode.values import own
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     """Copies values in two steps: `write` reads the originals, `read` makes the copies."""
 
-    def __init__(self, namespace: dict[str, Any], fresh: dict[str, Any], blocks: Blocks) -> None:
+    def __init__(
+        self,
+        namespace: dict[str, Any],
+        fresh: dict[str, Any],
+        blocks: Blocks,
+        stays: Callable[[Any], bool] | None = None,
+    ) -> None:
+        self._stays = stays  # whether an object is shared that would be copied else
         self._stream = io.BytesIO()
         super().__init__(self._stream, protocol=5)
         self.blocks = blocks
@@ -59,6 +67,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, value: Any) -> int | None:
         """The number of what is shared; None for what is copied. pickle asks for every object."""
         originals = self.originals
+        if self._stays is not None and self._stays(value):
+            return originals.number(value)
         if type(value) in shared_objects.INLINE:
             if type(value) is dict and originals.is_known(value):
                 return originals.number(originals.space(value))

@@ -32,8 +32,9 @@ class CopiedVariables:
     """Copies, on one device, of the variables that a piece of code reads.
 
     `names` are those that the code says; the notebook's functions are followed from there. With
-    `in_place` there are no copies: the variables are brought to the device, until `close`. Raises
-    GpuError for a variable that has no copy, and torch.OutOfMemoryError, leaving nothing behind.
+    `in_place` there are no copies: the variables are brought to the device, until `close`. What
+    `stays` says is shared with the notebook. Raises GpuError for a variable that has no copy, with
+    what else to type, and torch.OutOfMemoryError, leaving nothing behind.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class CopiedVariables:
         *,
         function: Callable[..., Any] | None = None,
         in_place: bool = False,
+        stays: Callable[[Any], bool] | None = None,
+        otherwise: str = ", or type --in-place",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.seconds, self.nbytes = 0.0, 0  # of copying, the device waited for
@@ -51,7 +54,7 @@ class CopiedVariables:
         self.function = function
         # Where to execute the code; names that it does not read are there too, not copied.
         self.globals = namespace
-        self._namespace = namespace
+        self._namespace, self._stays, self._otherwise = namespace, stays, otherwise
         history = [namespace[name] for name in _HISTORY if name in namespace]
         known = (n for n in names if n in namespace and n != "__builtins__")
         self._names = [n for n in known if not any(namespace[n] is h for h in history)]
@@ -71,8 +74,11 @@ class CopiedVariables:
             self.close()  # in place, the variables go back, whenever an interrupt came
             raise
 
-    def close(self) -> None:
-        """Let go of everything, so that the memory is free at once; in place, move back."""
+    def close(self, *, emptied: bool = True) -> None:
+        """Let go of everything, so that the memory is free at once; in place, move back.
+
+        Without `emptied`, functions that were made with these variables go on having them.
+        """
         self._take_back()
         blocks, self._blocks = self._blocks, None
         space, self.globals, self._module = self.globals, {}, None
@@ -81,7 +87,11 @@ class CopiedVariables:
             return
         made = blocks.made()
         blocks.clear()
-        if not self._finalized and not any(_has_del(item) for item in list(space.values())):
+        if (
+            emptied
+            and not self._finalized
+            and not any(_has_del(item) for item in list(space.values()))
+        ):
             # A `__del__` of the notebook's must find its globals; torch.compile clears its own.
             for name in [n for n in space if not n.startswith("__")]:
                 del space[name]
@@ -97,7 +107,7 @@ class CopiedVariables:
         self.globals.clear()
         self.globals.update(self._namespace)
         self._blocks = Blocks()
-        copier = Copier(self._namespace, self.globals, self._blocks)
+        copier = Copier(self._namespace, self.globals, self._blocks, self._stays)
         try:
             self._make(copier, device)
         except BaseException as error:  # noqa: BLE001  its frames would keep the copies alive
@@ -126,7 +136,7 @@ class CopiedVariables:
             line = (str(error).strip().splitlines() or [""])[0]
             raise GpuError(
                 f"copying {', '.join(values)} raised {type(error).__name__}: {line}; make them in "
-                "the cell, or type --in-place"
+                f"the cell{self._otherwise}"
             ) from None
         self._finalized = copier.originals.finalized
         self.function = made.pop(_FUNCTION, None)
@@ -139,7 +149,7 @@ class CopiedVariables:
     def _refusal(self, values: dict[str, Any], error: Exception) -> GpuError:
         """The line that names the variable that has no copy."""
         for name, value in values.items():
-            copier = Copier(self._namespace, {}, Blocks())
+            copier = Copier(self._namespace, {}, Blocks(), self._stays)
             try:
                 copier.write({name: value})
             except Exception as failed:  # noqa: BLE001
@@ -148,7 +158,7 @@ class CopiedVariables:
                 what = kind if _is_about(failed, value) else f"it holds {kind}"
                 return GpuError(
                     f"{own} ({what}) cannot be copied, so each run would change it; make it in "
-                    "the cell, or type --in-place"
+                    f"the cell{self._otherwise}"
                 )
             finally:
                 copier.clear()

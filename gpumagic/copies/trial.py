@@ -15,6 +15,15 @@ from gpumagic.placement.swap import enter, leave
 from gpumagic.usercode.program import FUNCTION, Program
 
 
+def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None:
+    """Have this thread make new tensors on a device, until a stack is closed."""
+    # On the CPU that is so without any doing of ours.
+    if device.type == "cpu" and torch.get_default_device().type == "cpu":
+        stack.enter_context(suspended())
+    else:
+        stack.callback(leave, enter(device, namespace=space))
+
+
 class Trial:
     """The program on one device, which finds the sweep's variables set to `values`."""
 
@@ -49,11 +58,7 @@ class Trial:
     def set_up(self) -> None:
         """Place this thread, set the sweep's variables, and run the set-up."""
         space = self.copies.globals
-        # New tensors are made on the device; on the CPU that is so without any doing of ours.
-        if self.device.type == "cpu" and torch.get_default_device().type == "cpu":
-            self.stack.enter_context(suspended())
-        else:
-            self.stack.callback(leave, enter(self.device, namespace=space))
+        place(self.stack, self.device, space)
         space.update(self._values)
         if self.copies.function is not None:
             space[FUNCTION] = self.copies.function

@@ -9,8 +9,11 @@ import ast
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from IPython.core.compilerop import PyCF_MASK
+
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.magics.placing import Request
+from gpumagic.magics.typed_cell import progressing, render
 
 
 class Cell(Protocol):
@@ -18,6 +21,7 @@ class Cell(Protocol):
 
     tree: ast.AST | None
     handed_over: bool
+    report: Any  # shown at its end
 
 
 def hand_over(
@@ -27,8 +31,10 @@ def hand_over(
     if not cell.handed_over:
         what = "--dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
         raise GpuError(f"{what} must stand above the magic that runs the code")
-    if asked.on_cluster or asked.on_several:
-        raise GpuError(f"{asked.where}: a cell runs on one device as yet; type one of them")
+    if asked.on_cluster:
+        raise GpuError(f"{asked.where}: there is no cluster as yet; type 0,1")
+    if asked.on_several:
+        return _on_several(shell, cell, asked, file)
     return _dry_run(shell, cell.tree, asked, file, show)
 
 
@@ -42,3 +48,26 @@ def _dry_run(
         show(result)
         return None
     return result
+
+
+def _on_several(shell: Any, cell: Cell, asked: Request, file: str) -> Any:
+    with torch_needed("%%ongpu"):
+        from gpumagic.cluster.threads import CellOnDevices
+        from gpumagic.placement.torch_devices import find_several
+        from gpumagic.usercode.variables import names_read
+
+    devices, space = find_several(asked.where), shell.user_ns
+    tree: Any = cell.tree
+    names = names_read(tree, shell.transform_cell, space)
+    flags = shell.compile.flags & PyCF_MASK
+    with progressing(shell, asked, file) as line:
+        run = CellOnDevices(tree, file, devices, asked, space, names, flags=flags)
+        try:
+            value = run.run(line.update)
+        except KeyboardInterrupt as error:
+            said = ": ".join(["KeyboardInterrupt", *map(str, error.args)])
+            render(error, lambda: [said])
+            raise
+    line.close()
+    cell.report = None if asked.quiet else run.report
+    return value

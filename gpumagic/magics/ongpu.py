@@ -94,6 +94,7 @@ class RunningCell:
     gone: bool = False  # the device was not to be found
     handed_over: bool = False  # the tree is what something else runs in IPython's place
     silent: bool = False
+    report: Any = None  # of who ran it in IPython's place
     reported: bool = False  # a run that it began has ended
     watch: "watch | None" = None  # of `%gpuwatch`
 
@@ -234,6 +235,9 @@ class CellHooks:
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
     def finish(self, cell: RunningCell, error: BaseException | None) -> None:
+        if cell.report is not None:
+            self._show(cell.report)
+            cell.report = None
         run, asked, cell.run, cell.request = cell.run, cell.request, None, None
         if run is None or asked is None:
             return

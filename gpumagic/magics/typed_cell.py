@@ -38,7 +38,7 @@ def compiled_name(shell: Any, text: str, magic: str, setup: str = "") -> tuple[s
 
 
 @contextmanager
-def progressing(shell: Any, asked: Namespace, name: str) -> Iterator[ProgressLine]:
+def progressing(shell: Any, asked: Any, name: str) -> Iterator[ProgressLine]:
     """A progress line for work within; an error's traceback begins in the cell's own code."""
     line = ProgressLine(shell, silent=asked.quiet)
     try:
@@ -59,7 +59,7 @@ def give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
         where = "shown above" if not asked.quiet else asked.output and f"in {asked.output}"
         told = [f"what was finished is {where}"] if where else []
         stopped = KeyboardInterrupt(*told)
-        _render(stopped, lambda: [": ".join(["KeyboardInterrupt", *told])])
+        render(stopped, lambda: [": ".join(["KeyboardInterrupt", *told])])
         raise stopped
 
 
@@ -102,13 +102,13 @@ def _begin_at(shell: Any, error: BaseException, name: str) -> None:
         trace = trace.tb_next
     if trace is not None:
         begin, show = trace, shell.InteractiveTB.structured_traceback
-        _render(error, lambda: list(show(type(error), error, begin, tb_offset=0)))
+        render(error, lambda: list(show(type(error), error, begin, tb_offset=0)))
     elif type(error).__name__ == "OutOfMemoryError":  # while the inputs were copied
         notes = getattr(error, "__notes__", [])
-        _render(error, lambda: ["\n".join([f"{type(error).__name__}: {error}", *notes])])
+        render(error, lambda: ["\n".join([f"{type(error).__name__}: {error}", *notes])])
 
 
-def _render(error: BaseException, lines: Callable[[], list[str]]) -> None:
+def render(error: BaseException, lines: Callable[[], list[str]]) -> None:
     """Have the notebook show an error as these lines."""
     # IPython asks an exception for its own rendering. One that has slots is shown as it is.
     with suppress(AttributeError):

@@ -74,6 +74,11 @@ def find(where: object) -> Device:
     return target
 
 
+def find_several(where: object) -> list[Device]:
+    """The devices that `where` names, and that torch can use: ``"0,1"``, ``"all"``."""
+    return names.resolve(where, devices(memory="free" in str(where)))
+
+
 def as_torch(device: Device) -> torch.device:
     """A `Device` as torch has it: with the index that tensors there report."""
     return torch.device("mps", 0) if device.kind == "mps" else torch.device(str(device))

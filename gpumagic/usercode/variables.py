@@ -7,6 +7,7 @@ reads what `train` reads.
 
 import ast
 import re
+import symtable
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -46,6 +47,13 @@ def names_read(
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 reader.read.update(dict.fromkeys(re.findall(r"\w+", node.value)))
     return [name for name in reader.read if name not in NOT_VARIABLES]
+
+
+def names_assigned(tree: ast.AST) -> list[str]:
+    """The global names that the code of `tree` binds, also in its functions."""
+    symbols = symtable.symtable(ast.unparse(tree), "<cell>", "exec").get_symbols()
+    bound = (s for s in symbols if s.is_assigned() or s.is_imported() or s.is_declared_global())
+    return [symbol.get_name() for symbol in bound]
 
 
 class _Reader(ast.NodeVisitor):

@@ -11,10 +11,9 @@ from gpumagic.cluster.split import split
 from gpumagic.errors import GpuError
 
 
-def test_parts_of_several_devices_come_together_on_the_cpu(gpus):
+def test_tensors_come_together_on_the_cpu(gpus):
     parts = [torch.ones(2, device=f"cuda:{n}") for n in range(2)]
-    assert gather(parts).device.type == "cpu"
-    assert gather(parts[1:] * 2).device == parts[1].device
+    assert gather(parts).device.type == gather(parts[1:]).device.type == "cpu"
     assert [item.device.index for item in gather([[part] for part in parts])] == [0, 1]
 
 

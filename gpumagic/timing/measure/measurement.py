@@ -4,7 +4,6 @@ Whatever happens meanwhile, `Measuring.timing` is what there is by then, and not
 Of what the code raises it is told where that was.
 """
 
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -15,6 +14,7 @@ import torch
 
 from gpumagic import faults
 from gpumagic.copies.trial import Trial
+from gpumagic.errors import note
 from gpumagic.isolation.output import Quiet
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.settings import Growth, deferred
@@ -249,8 +249,4 @@ def short(error: BaseException, filename: str) -> str:
 def say_where(error: BaseException, filename: str, where: str, values: Mapping[str, Any]) -> None:
     """Have the error's traceback say which device it was on, and at which line and value."""
     at = "".join(f", {name} = {value!r}" for name, value in values.items())
-    note = f"timed on {where}{at}{_line_of(error, filename, ', ')}"
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:  # Python 3.10
-        print(f"{type(error).__name__}: {note}", file=sys.stderr)
+    note(error, f"timed on {where}{at}{_line_of(error, filename, ', ')}")

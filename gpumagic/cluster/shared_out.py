@@ -1,0 +1,100 @@
+"""Share the items of variables out, and put together what came of each part.
+
+What a cell's line asks for is checked before anything runs; what does not fit together in the end
+is given as the list of its parts, so that no work is lost.
+"""
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from gpumagic.cluster.gather import check_how, gather, reduce
+from gpumagic.cluster.split import length, pieces, shares, take, told
+from gpumagic.display.units import some
+from gpumagic.errors import GpuError, meant
+from gpumagic.usercode.variables import names_assigned
+
+
+class Sharing(Protocol):
+    """What a line asks for: names to split, to gather and to reduce, and items at a time."""
+
+    @property
+    def split(self) -> tuple[str, ...]: ...
+    @property
+    def gather(self) -> tuple[str, ...]: ...
+    @property
+    def reduce(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def chunk(self) -> int | None: ...
+
+
+class SharedOut:
+    """The variables of `--split`: a part for each rank, or with `--chunk` as many as there are."""
+
+    def __init__(self, asked: Sharing, namespace: Mapping[str, Any], ranks: int) -> None:
+        self._values = {name: _value(name, namespace) for name in asked.split}
+        counts = {name: _length(name, value) for name, value in self._values.items()}
+        if len({*counts.values()}) > 1:
+            said = ", ".join(f"{name} has {count:,} items" for name, count in counts.items())
+            raise GpuError(f"--split: {said}; split together what has as many")
+        count = next(iter(counts.values()), 0)
+        # Of nothing there is one piece, so that what comes of it is of the right kind.
+        chunked = (pieces(count, asked.chunk) or [(0, 0)]) if asked.chunk else None
+        self.bounds = chunked or shares(count, ranks)
+
+    def part(self, number: int) -> dict[str, Any]:
+        """The variables of one part, by name."""
+        return {name: take(value, *self.bounds[number]) for name, value in self._values.items()}
+
+    def __str__(self) -> str:
+        """``"17 prompts: 9 + 8"``."""
+        return told(" and ".join(self._values), self.bounds)
+
+
+def _value(name: str, namespace: Mapping[str, Any]) -> Any:
+    if name not in namespace:
+        question = meant(name, [known for known in namespace if not known.startswith("_")])
+        raise GpuError(f"--split {name}: no such variable; {question}make it in a cell before")
+    return namespace[name]
+
+
+def _length(name: str, value: Any) -> int:
+    try:
+        return length(value)
+    except GpuError as error:
+        raise GpuError(f"--split {name}: {error}") from None
+
+
+def check(asked: Sharing, tree: ast.AST) -> None:
+    """Raise `GpuError` for a name to gather that the cell does not assign, or no way to reduce."""
+    assigned = names_assigned(tree)
+    for option, names in (("gather", asked.gather), ("reduce", tuple(dict(asked.reduce)))):
+        for name in names:
+            if name not in (*assigned, *asked.split):
+                there = f"it assigns {some(assigned)}" if assigned else "it assigns nothing"
+                question = meant(name, assigned)
+                raise GpuError(
+                    f"--{option} {name}: the cell does not assign {name}; {question}{there}"
+                )
+    for _, how in asked.reduce:
+        check_how(how)
+
+
+def put_together(
+    asked: Sharing, parts: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[str]]:
+    """What is to be set in the notebook, by name; and of lists of parts why they are that."""
+    made: dict[str, Any] = {}
+    wrong: list[str] = []
+    hows = {**dict.fromkeys(asked.gather, ""), **dict(asked.reduce)}
+    for name, how in hows.items():
+        found = [part[name] for part in parts if name in part]
+        option = f"--reduce {name}={how}" if how else f"--gather {name}"
+        try:
+            if len(found) < len(parts):
+                raise GpuError(f"{len(parts) - len(found)} of {len(parts)} parts did not assign it")
+            made[name] = reduce(found, how) if how else gather(found)
+        except GpuError as error:
+            made[name] = found
+            wrong.append(f"{option}: {error}; {name} is the list of its {len(found)} parts")
+    return made, wrong

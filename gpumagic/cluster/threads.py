@@ -1,0 +1,211 @@
+"""Run a cell on several devices of this process at the same time, a thread for each.
+
+Each runs the cell on its part of what is split, or with `--chunk` on one part after the other as
+long as there are any. Guarantees: the notebook's variables stay where they are; when one thread
+fails or the user interrupts, all end; what is gathered is set at the end, or nothing is.
+"""
+
+import ast
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from gpumagic.cluster.device_thread import DeviceThread, Staying
+from gpumagic.cluster.devices_report import DevicesReport, DeviceTime, PartsDone
+from gpumagic.cluster.shared_out import Sharing, SharedOut, check, put_together
+from gpumagic.cluster.whole_lines import whole_lines
+from gpumagic.device import Device
+from gpumagic.display.units import some
+from gpumagic.errors import GpuError, note
+from gpumagic.isolation.settings import deferred, thread_modes
+from gpumagic.isolation.worker import wait_for_all
+from gpumagic.ledger.memory_meter import MemoryMeter
+from gpumagic.usercode.compile import awaits, compile_cell
+from gpumagic.usercode.lines import innermost_of
+from gpumagic.usercode.variables import names_assigned
+
+_MAGICS = ("run_line_magic", "run_cell_magic")
+
+
+class CellOnDevices:
+    """One cell that several devices share; after `run`, `report` says how it went."""
+
+    report: DevicesReport
+
+    def __init__(
+        self,
+        tree: ast.Module,
+        file: str,
+        devices: Sequence[Device],
+        asked: Sharing,
+        namespace: dict[str, Any],
+        names: Iterable[str],  # that the cell reads
+        *,
+        flags: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        _refuse(tree)
+        check(asked, tree)
+        self._asked, self._namespace, self._clock = asked, namespace, clock
+        self._devices = devices
+        self._codes = compile_cell(tree, file, flags)
+        self._shared_out = SharedOut(asked, namespace, len(devices))
+        numbers = [n for n, (start, stop) in enumerate(self._shared_out.bounds) if stop > start]
+        self._numbers = numbers or [0]
+        self._names = [name for name in names if name not in asked.split]
+        self._own = {*names_assigned(tree), *asked.split}
+        self._gathered = (*asked.gather, *dict(asked.reduce))
+        self._came: dict[int, tuple[Any, dict[str, Any]]] = {}  # of each part: value, and variables
+        self._threads: list[DeviceThread] = []
+
+    def run(self, told: Callable[[PartsDone | str], object] = lambda progress: None) -> Any:
+        """The values of the cell's last expression by part, None if all are; sets the variables."""
+        labels: dict[int, str] = {}
+        meter = MemoryMeter()
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            self._copy(told)
+            stack.callback(meter.stop)
+            meter.start()
+            stack.enter_context(whole_lines(labels))
+            modes = thread_modes()
+            wait_for_all(
+                [each.submit(partial(each.set_up, modes, labels)) for each in self._threads]
+            )
+            began = self._clock()
+            self._run_all(told)
+            seconds = self._clock() - began
+            peaks = {memory.device: memory.peak for memory in meter.stop().values()}
+        came = [self._came[number] for number in sorted(self._came)]
+        made, wrong = put_together(self._asked, [variables for _, variables in came])
+        self._namespace.update(made)
+        if wrong:
+            raise GpuError("; ".join(wrong))
+        self._tell(seconds, peaks, len(came))
+        values = [value for value, _ in came]
+        return None if all(value is None for value in values) else values
+
+    def _copy(self, told: Callable[[str], object]) -> None:
+        stays = Staying(self._names, self._namespace, self._own)
+        for name in self._asked.split:
+            stays.keep(self._namespace[name])
+        self._sent = stays.with_tensors
+        for device in self._devices:
+            told(f"copying to {device}")
+            self._threads.append(
+                DeviceThread(device, self._codes, self._namespace, self._names, stays, self._clock)
+            )
+
+    def _run_all(self, told: Callable[[PartsDone], object]) -> None:
+        todo = deque(self._numbers)
+        futures: dict[Future[Any], DeviceThread] = {}
+        try:
+            for rank, thread in enumerate(self._threads):
+                own = deque([rank]) if rank in self._numbers else deque[int]()
+                queue = todo if self._asked.chunk else own
+                futures[thread.submit(partial(self._work, thread, queue, told))] = thread
+            wait_for_all(futures, "FIRST_EXCEPTION")
+            failed = [(f, error) for f in futures if f.done() and (error := f.exception())]
+            if failed:
+                todo.clear()
+                _end(futures)
+                future, error = failed[0]
+                note(error, self._place(error, futures[future]))
+                raise error
+        except KeyboardInterrupt:
+            todo.clear()
+            _end(futures)
+            raise _interrupted(futures) from None
+
+    def _work(
+        self, thread: DeviceThread, queue: "deque[int]", told: Callable[[PartsDone], object]
+    ) -> None:
+        """On a thread: run parts as long as there are any."""
+        where = some(str(device) for device in self._devices)
+        while True:
+            told(PartsDone(len(self._came), len(self._numbers), where))
+            try:
+                number = queue.popleft()
+            except IndexError:
+                return
+            thread.number = number
+            value = thread.run(self._shared_out.part(number))
+            self._came[number] = value, thread.has(self._gathered)
+
+    def _place(self, error: BaseException, thread: DeviceThread) -> str:
+        """Where an error was: the device, the line, and in pieces of which items."""
+        line = innermost_of(error.__traceback__)
+        said = [f"on {thread.device}", line.place if line else ""]
+        if self._asked.chunk:
+            start, stop = self._shared_out.bounds[thread.number]
+            said += [f"{name}[{start}:{stop}]" for name in self._asked.split]
+        return ", ".join(filter(None, said))
+
+    def _tell(self, seconds: float, peaks: dict[str, int], parts: int) -> None:
+        threads, reduced = self._threads, dict(self._asked.reduce)
+        gathered = [self._namespace[name] for name in self._asked.gather]
+        on_cpu = " on the CPU" * any(isinstance(value, Tensor) for value in gathered)
+        made = [f"gathered {some(self._asked.gather)}{on_cpu}"] if gathered else []
+        equal = (
+            ""
+            if len(set(reduced.values())) == 1 and "last" in reduced.values()
+            else (", each counted the same")
+        )
+        if reduced:
+            said = ", ".join(f"{name} is the {how}" for name, how in reduced.items())
+            made.append(f"{said} of {parts} parts{equal}")
+        with_tensors = [*self._sent, *self._asked.split]
+        self.report = DevicesReport(
+            tuple(
+                DeviceTime(each.device, each.seconds, peaks.get(str(each.device)), each.parts)
+                for each in threads
+            ),
+            seconds,
+            str(self._shared_out),
+            tuple(dict.fromkeys(with_tensors)),
+            sum(each.copied_bytes for each in threads),
+            sum(each.copy_seconds for each in threads),
+            tuple(made),
+            tuple(dict.fromkeys(line for each in threads for line in each.notes)),
+        )
+
+    def _close(self) -> None:
+        with deferred():
+            wait_for_all([each.submit(each.leave) for each in self._threads])
+            for each in self._threads:
+                each.close()
+
+
+def _end(futures: dict[Future[Any], DeviceThread]) -> None:
+    for future, thread in futures.items():
+        if not future.done():
+            thread.interrupt()
+    wait_for_all(futures)
+
+
+def _interrupted(futures: dict[Future[Any], DeviceThread]) -> KeyboardInterrupt:
+    """An interrupt that says where the threads were."""
+    said = []
+    for future, thread in futures.items():
+        error = future.exception()
+        line = innermost_of(error.__traceback__) if error else None
+        said += [f"{thread.device} was at {line}"] if line else []
+    return KeyboardInterrupt("; ".join([*said, "nothing was gathered"]))
+
+
+def _refuse(tree: ast.Module) -> None:
+    if line := awaits(tree):
+        raise GpuError(f"line {line} awaits, and threads have no loop; await it in a cell before")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _MAGICS:
+            name = "%" + str(ast.literal_eval(node.args[0]))
+            raise GpuError(
+                f"the cell says {name}, and a magic runs on the notebook's own variables; "
+                "leave that line out"
+            )
