@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gpumagic.cluster.device_thread import DeviceThread, Staying
 from gpumagic.cluster.devices_report import DevicesReport, DeviceTime, PartsDone
-from gpumagic.cluster.shared_out import Sharing, SharedOut, check, put_together
+from gpumagic.cluster.shared_out import SharedOut, Sharing, check, put_together
 from gpumagic.cluster.whole_lines import whole_lines
 from gpumagic.device import Device
 from gpumagic.display.units import some
