@@ -10,7 +10,7 @@ import io
 import signal
 import sys
 import threading
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -27,9 +27,10 @@ settings.load_profile("tests")
 
 GIB = 2**30
 SLOW_S = 3600
-# So many modules more (torch imports 800 for the first optimizer) are worth freezing again.
-MANY_MODULES = 100
-_modules_frozen = 0
+# After so many tests, or modules more (torch imports 800 for the first optimizer), what there is
+# is worth freezing again.
+MANY_TESTS, MANY_MODULES = 20, 100
+_modules_frozen = _tests_since = 0
 
 
 def pytest_collection_finish():
@@ -39,12 +40,13 @@ def pytest_collection_finish():
 def _freeze():
     """Leave what is there now out of every collection of garbage from now on.
 
-    What was imported is a million objects, which each `gc.collect` in a test would go through.
+    What was imported is a million objects, which each `gc.collect` in a test would go through; so
+    it would through what pytest notes of each test.
     """
-    global _modules_frozen
+    global _modules_frozen, _tests_since
     gc.collect()
     gc.freeze()
-    _modules_frozen = len(sys.modules)
+    _modules_frozen, _tests_since = len(sys.modules), 0
 
 
 def pytest_collection_modifyitems(items):
@@ -65,12 +67,14 @@ def _ctrl_c_interrupts():
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
     """After each test nothing is placed, patched, watched, measured or timed any more."""
+    global _tests_since
     collects = gc.isenabled()
     yield
     assert gc.isenabled() == collects
     # Else the next test's first cell tells of a fault that this one made on purpose.
     faults.forget()
-    if len(sys.modules) > _modules_frozen + MANY_MODULES:
+    _tests_since += 1
+    if _tests_since >= MANY_TESTS or len(sys.modules) > _modules_frozen + MANY_MODULES:
         _freeze()
     if "torch" not in sys.modules:
         return
@@ -120,8 +124,40 @@ def as_in_a_notebook(request, monkeypatch):
             monkeypatch.delitem(sys.modules, name)
 
 
+_kept = ExitStack()
+_kept_kernels = []
+
+
 @pytest.fixture
-def gpus(_own_runtime_folder):
+def kept_kernels(monkeypatch):
+    """Register the kernels of virtual GPUs once for tests in a row: it takes a tenth of a second.
+
+    All else of virtual GPUs is made anew for each test.
+    """
+    from gpumagic.virtual import registry
+
+    register = registry.register
+
+    def register_once(stack):
+        if not _kept_kernels:
+            with ExitStack() as made:
+                register(made)
+                _kept.push(made.pop_all())
+            _kept_kernels.append(True)
+
+    monkeypatch.setattr(registry, "register", register_once)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem):
+    """What has no virtual GPUs meets torch as it is."""
+    if nextitem is None or "kept_kernels" not in nextitem.fixturenames:
+        _kept_kernels.clear()
+        _kept.close()
+
+
+@pytest.fixture
+def gpus(_own_runtime_folder, kept_kernels):
     """Two virtual GPUs of 1 GiB."""
     import torch
 

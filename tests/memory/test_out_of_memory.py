@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 @pytest.fixture
-def small(shell, _own_runtime_folder):
+def small(shell, _own_runtime_folder, kept_kernels):
     """A notebook on two GPUs of 64 MiB."""
     virtual.enable(2, 64 * MIB)
     yield shell

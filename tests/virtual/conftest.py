@@ -31,7 +31,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def gpus(runtime: Path) -> Iterator[Any]:
+def gpus(runtime: Path, kept_kernels: None) -> Iterator[Any]:
     """Two virtual GPUs of 2 GiB."""
     virtual.enable(2, CAPACITY)
     yield virtual

@@ -42,6 +42,14 @@ PLACES = {
 }
 
 
+@pytest.fixture
+def gpus(runtime):
+    """Two virtual GPUs of which nothing is kept for the next test: that is what is shown here."""
+    virtual.enable(2, 2 * 2**30)
+    yield
+    virtual.disable()
+
+
 def state():
     names = {
         f"{place}.{name}": id(value)
