@@ -195,7 +195,7 @@ def _interrupted(futures: dict[Future[Any], DeviceThread]) -> KeyboardInterrupt:
     for future, thread in futures.items():
         error = future.exception()
         line = innermost_of(error.__traceback__) if error else None
-        said += [f"{thread.device} was at {line}"] if line else []
+        said += [f"{thread.device} was at {line.place}: {line.source}"] if line else []
     return KeyboardInterrupt("; ".join([*said, "nothing was gathered"]))
 
 

@@ -185,9 +185,9 @@ def test_ctrl_c_ends_all_and_the_next_cell_runs(notebook):
         "both_are_here()\nif torch.ones(1).device.index:\n    press_ctrl_c()\nwhile True: pass"
     )
     assert isinstance(done.error, KeyboardInterrupt)
-    where = r"cuda:{} was at line \d: (if|while) .*"
-    both = "; ".join(where.format(index) for index in range(2))
-    assert re.fullmatch(f"KeyboardInterrupt: {both}; nothing was gathered\n", done.text)
+    # Under load one may be in the functions of this test as yet.
+    both = "; ".join(rf"cuda:{index} was at .*line \d+: \S.*" for index in range(2))
+    assert re.fullmatch(f"KeyboardInterrupt: {both}; nothing was gathered\n", done.text), done.text
     assert len(notebook.ns["prompts"]) == 17
     assert notebook.run("%%ongpu 0,1 --split prompts --gather out -q\nout = prompts").success
     assert notebook.ns["out"] == notebook.ns["prompts"]
