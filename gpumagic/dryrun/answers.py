@@ -195,6 +195,7 @@ def install(
     calls: Calls,
     note: Callable[[str], object],
     wait: Callable[..., object],
+    resize: Callable[[Any, int], object],
     virtual: bool,
 ) -> None:
     """Replace what of torch fakes cannot go through, for as long as this process lives."""
@@ -206,7 +207,13 @@ def install(
         note("torch.compile was left out: what it saves in memory is not counted")
         return model if model is not None else (lambda function: function)
 
+    def resized(storage: Any, nbytes: int) -> Any:
+        resize(storage, nbytes)
+        return resize_storage(storage, nbytes)
+
+    resize_storage = torch.UntypedStorage.resize_
     replaced: list[tuple[Any, str, Any]] = [
+        (torch.UntypedStorage, "resize_", resized),
         (fake_tensor, "init_gpu_context", _nothing),
         (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),
         # How `Module.to` and its kin give a fake parameter its new data: torch's own way fails.

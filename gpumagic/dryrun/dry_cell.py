@@ -17,8 +17,8 @@ from typing import Any
 from IPython.core.compilerop import PyCF_MASK
 
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.dryrun.elsewhere import target_of
-from gpumagic.dryrun.follow_code import LIMIT_S, Subject, dry
+from gpumagic.dryrun.follow_code import LIMIT_S, Subject
+from gpumagic.dryrun.ranks import dry_run_on
 from gpumagic.dryrun.result import DryRun
 from gpumagic.dryrun.unknown import NotKnown, Stopped
 from gpumagic.usercode.compile import compile_cell
@@ -32,7 +32,7 @@ _PYTHON = {"time", "timeit", "capture", "prun"}
 
 def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = True) -> DryRun:
     """What the rest of a running cell would do, on a device or where it is; or `GpuError`."""
-    (device, cards), line = target_of(on), ProgressLine(shell)
+    line = ProgressLine(shell)
     namespace, flags = shell.user_ns, shell.compile.flags & PyCF_MASK
     names = names_read(tree, shell.transform_cell)
     if "torch._dynamo" not in sys.modules:
@@ -43,10 +43,10 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
         return lambda: {"Out": execute(tree)}
 
     reads = list(variables_read(names, namespace))
-    subject = Subject(namespace, reads, prepare, device, move, LIMIT_S, cards)
+    subject = Subject(namespace, reads, prepare, None, move, LIMIT_S)
     try:
-        return dry(
-            subject, lambda seconds: line.update(f"dry run: {seconds:.0f} s; Ctrl-C ends it")
+        return dry_run_on(
+            on, subject, lambda seconds: line.update(f"dry run: {seconds:.0f} s; Ctrl-C ends it")
         )
     except KeyboardInterrupt as error:
         # A traceback would be of ours alone: the cell's own frames are in the copy that was ended.

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from gpumagic.dryrun.elsewhere import target_of
-from gpumagic.dryrun.follow_code import LIMIT_S, Subject, dry
+from gpumagic.dryrun.follow_code import LIMIT_S, Subject
+from gpumagic.dryrun.ranks import dry_run_on
 from gpumagic.dryrun.result import DryRun
 from gpumagic.errors import GpuError
 from gpumagic.usercode.variables import variables_read
@@ -36,7 +36,8 @@ def dry_run(
     on : str, int, torch.device, Card or list, optional
         Place it as ``%%ongpu`` does: ``1``, ``"cuda:1"``, ``"free"`` … By default it runs where it
         is. Or a card that is not here, by its name or size: ``"H100 80GB"``, ``"RTX 4090"``,
-        ``"24GiB"``, or several of them.
+        ``"24GiB"``, or several of them. ``"8 x H100 80GB"`` is one rank of eight, each on a card,
+        in a process group that is there; ``"@all"`` one of as many as there are GPUs here.
     move : bool
         With `on`: whether its arguments, and the variables that it reads, are brought there first.
     limit : float
@@ -60,9 +61,10 @@ def dry_run(
     15246295040
     >>> gpumagic.dry_run(train_step, net, optimizer, X, y, on="RTX 4090").cards[0].fits
     True
+    >>> gpumagic.dry_run(train_sharded, on="8 x H100 80GB").ranks[0].collectives[0].sent
+    11274289152
     """
     _check(function)
-    device, cards = target_of(on)
     space, module = _home(function)
     arguments = [("function", function), *zip(_names(function, args), args, strict=True)]
     arguments += kwargs.items()
@@ -73,7 +75,7 @@ def dry_run(
     def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
         return lambda: {"return": function(*args, **kwargs)}
 
-    return dry(Subject(space, reads, prepare, device, move, limit, cards))
+    return dry_run_on(on, Subject(space, reads, prepare, None, move, limit))
 
 
 def _check(function: Any) -> None:

@@ -16,7 +16,7 @@ _FOLD = table.Fold(12)
 def text(run: DryRun) -> str:
     """For terminals."""
     lines = [head(run)]
-    lines += [f"  {words}" for words in on_cards(run)]
+    lines += [f"  {words}" for words in (*on_cards(run), *by_rank(run))]
     for peak in shown_peaks(run):
         lines.append(f"  {memory(peak)}{_at(peak)}")
     for mismatch in run.mismatches:
@@ -34,7 +34,7 @@ def text(run: DryRun) -> str:
 def html(run: DryRun) -> str:
     """For notebooks."""
     parts = [tag("div", head(run), "gm-caption")]
-    for n, words in enumerate(on_cards(run)):
+    for n, words in enumerate((*on_cards(run), *by_rank(run))):
         parts.append(tag("div" if n else "b", words, "gm-dim" if n else ""))
     for peak in shown_peaks(run):
         fits = tag("b", memory(peak), "gm-bad" if peak.fits is False else "")
@@ -60,6 +60,7 @@ def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
     assigned = [(a.name, a.kind, a.device.replace(CARD_STANDS_AS, card)) for a in run.assigned]
     to = f" → {run.device}"
     brought = [(m.name, size(m.nbytes), ", ".join(m.sources) + to) for m in run.moved]
+    yield from _sent(run)
     for title, rows in (("assigns", assigned), ("brings", brought)):
         if rows:
             first, middle, last = zip(*rows, strict=True)
@@ -68,14 +69,47 @@ def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
             yield title, [names, table.Column("", middle), devices]
 
 
+def _sent(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
+    """What each rank sends to the others."""
+    alike = len({on.collectives for on in run.ranks}) == 1
+    for on in run.ranks[:1] if alike else run.ranks:
+        found = on.collectives
+        if found:
+            sends = f"{'each rank' if alike else f'rank {on.rank}'} sends"
+            yield (
+                f"{sends} {size(sum(c.sent for c in found))}",
+                [
+                    table.Column("", [c.name for c in found], css="gm-code"),
+                    table.Column("ranks", [str(c.ranks) for c in found], number=True),
+                    table.Column("calls", [str(c.calls) for c in found], number=True),
+                    table.Column("in all", [size(c.nbytes) for c in found], number=True),
+                    table.Column("sent in a ring", [size(c.sent) for c in found], number=True),
+                ],
+            )
+
+
+def by_rank(run: DryRun) -> Iterator[str]:
+    """``rank 0 needs at least 61.3 GiB, rank 7 at least 61.1 GiB``."""
+    if not run.ranks or not run.cards:  # else a line for each GPU says it
+        return
+    needs = [0 if on.peak is None else on.peak.needed for on in run.ranks]
+    if len({*needs}) == 1:
+        which = " and ".join(f"rank {on.rank}" for on in run.ranks)
+        yield f"followed were {which}, which need as much"
+    else:
+        each = (f"rank {on.rank} needs {size(n)}" for on, n in zip(run.ranks, needs, strict=True))
+        yield ", ".join(each)
+
+
 def head(run: DryRun) -> str:
     """``dry run on cuda:1 (virtual): nothing was computed · 85 ms``."""
     virtual = " (virtual)" if run.virtual else ""
     elsewhere = " (not here)" if run.cards else virtual
     where = f" on {run.device}{elsewhere}" if run.device else ""
+    ranks = f" of one rank of {run.world}" if run.ranks else ""
     printed = run.printed.count("\n")
     parts = [
-        f"dry run{where}: nothing was computed",
+        f"dry run{ranks}{where}: nothing was computed",
         "" if run.complete else "ended early",
         f"{printed} line{'s' * (printed != 1)} printed, not shown" if printed else "",
         duration(run.seconds),
@@ -108,6 +142,8 @@ def shown_peaks(run: DryRun) -> list[Peak]:
     """Of GPUs; of the CPU where the code is to run there. Of a card it is said in other words."""
     if run.cards:
         return []
+    if run.ranks:
+        return [on.peak for on in run.ranks if on.peak is not None]
     gpus = [p for device, p in run.peak.items() if device != "cpu" and (p.needed or p.peak)]
     return gpus if gpus or run.device not in ("", "cpu") else list(run.peak.values())
 

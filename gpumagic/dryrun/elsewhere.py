@@ -1,7 +1,7 @@
 """Follow code as if on a card that is not here, and say whether it has room there.
 
-In the forked child a card stands as ``cuda:0``, and is empty: what lies on a GPU of this process is
-taken off it first.
+In the forked child a card stands as ``cuda:0``, or as the GPU of a rank, and is empty: what lies on
+a GPU of this process is taken off it first.
 """
 
 import time
@@ -13,7 +13,7 @@ import psutil
 from gpumagic.device import Device, is_where
 from gpumagic.device.cards import Card, card, cards
 from gpumagic.dryrun.held_memory import Before, HeldMemory
-from gpumagic.dryrun.result import CARD_STANDS_AS, OnCard
+from gpumagic.dryrun.result import OnCard
 from gpumagic.errors import GpuError
 from gpumagic.placement.torch_devices import find
 from gpumagic.virtual import gate
@@ -40,24 +40,25 @@ def _known(on: str) -> tuple[Card, ...]:
         raise GpuError(f"{error}; a device is 1, cuda:1, cpu, free") from None
 
 
-def stand_in(card: Card) -> Device:
+def stand_in(card: Card, ordinal: int = 0) -> Device:
     """The device that a card is in the forked child."""
-    return Device("cuda", 0, name=card.name, memory_total=card.total)
+    return Device("cuda", ordinal, name=card.name, memory_total=card.total)
 
 
-def before_on(card: Card) -> Before:
-    """What there is on a card: all of it is free."""
+def before_on(card: Card, count: int) -> Before:
+    """What there is on so many of a card: all of it is free."""
     if problem := gate.static_problem():
         raise GpuError(f"no dry run for a card that is not here: {problem}")
     major, minor = card.capability
     properties = SimpleNamespace(name=card.name, total_memory=card.total, major=major, minor=minor)
-    memory: dict[str, tuple[int, int | None]] = {CARD_STANDS_AS: (0, card.usable)}
+    memory: dict[str, tuple[int, int | None]]
+    memory = {f"cuda:{n}": (0, card.usable) for n in range(count)}
     memory["cpu"] = (0, int(psutil.virtual_memory().available))
-    return Before(time.monotonic(), memory, False, [(properties, 0)])
+    return Before(time.monotonic(), memory, False, [(properties, 0)] * count)
 
 
-def on_card(held: HeldMemory, card: Card) -> OnCard:
-    """Whether what was counted has room on a card, and from which line on it has not."""
-    rises = held.rises.get(CARD_STANDS_AS, [])
+def on_card(held: HeldMemory, card: Card, device: str) -> OnCard:
+    """Whether what was counted on the device has room on a card, and from which line on not."""
+    rises = held.rises.get(device, [])
     at = next((line for nbytes, line in rises if nbytes > card.usable), None)
-    return OnCard(card, held.most.get(CARD_STANDS_AS, 0), at)
+    return OnCard(card, held.most.get(device, 0), at)

@@ -5,6 +5,8 @@ real run; times are not known. Guarantees: what torch says depends on data ends 
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -18,13 +20,17 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass_type,
+)
 from torch.utils._pytree import tree_leaves
 
 from gpumagic.dryrun.composites import Composites
 from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.dryrun.own_shapes import own_shapes
 from gpumagic.dryrun.unknown import Stopped
+from gpumagic.dryrun.wire import Wire, with_value
 from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.counts import Count
 from gpumagic.ledger.entry import Ledger, merged
@@ -78,10 +84,10 @@ class Crossings:
 class Operators(TorchDispatchMode):
     """Counts operators, and what they allocate and copy."""
 
-    def __init__(self, held: HeldMemory, crossings: Crossings) -> None:
+    def __init__(self, held: HeldMemory, crossings: Crossings, wire: Wire) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
-        self._held, self._crossings = held, crossings
+        self._held, self._crossings, self._wire = held, crossings, wire
         self._composites = Composites(lambda: held.made)
 
     @property
@@ -92,6 +98,8 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if any(map(is_traceable_wrapper_subclass_type, types)):
+            return NotImplemented  # what it is made of comes next
         kwargs = kwargs or {}
         self.count += 1
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
@@ -102,19 +110,11 @@ class Operators(TorchDispatchMode):
                     return parts(*args, **kwargs)
             self._before(name, args)
             replaced = self._composites.replaced(func, name, args, self._held.age)
-            try:
+            with _in_words(name):
                 out = (own_shapes(func, name, args) or func)(*args, **kwargs)
-            except _DEPENDS:
-                raise Stopped(f"{readable(name)} depends on data") from None
-            except _NO_STAND_IN as error:
-                first = str(error).strip().splitlines()[:1]
-                raise Stopped(f"{readable(name)} has no dry run ({''.join(first)})") from None
-            except RuntimeError as error:
-                if "found two different devices" in str(error):
-                    raise RuntimeError(_mismatch(str(error))) from None
-                if type(error) is not RuntimeError and "same device" in str(error):
-                    raise RuntimeError(str(error)) from None  # a kind of torch's own
-                raise
+            if self._wire.takes(func):
+                self._wire.note(func, name, args)
+                out = with_value(out, args[0])
             if name == "_to_copy" and isinstance(out, Tensor):
                 self._note(args[0], out)
             for tensor in tree_leaves(out):
@@ -134,6 +134,24 @@ class Operators(TorchDispatchMode):
         if source.device != target.device:
             nbytes = source.nbytes
             self._crossings.note(True, "copy_", str(source.device), str(target.device), nbytes)
+
+
+@contextmanager
+def _in_words(name: str) -> Iterator[None]:
+    """What an operator within raises, as a run with data would or as the end of the dry run."""
+    try:
+        yield
+    except _DEPENDS:
+        raise Stopped(f"{readable(name)} depends on data") from None
+    except _NO_STAND_IN as error:
+        first = str(error).strip().splitlines()[:1]
+        raise Stopped(f"{readable(name)} has no dry run ({''.join(first)})") from None
+    except RuntimeError as error:
+        if "found two different devices" in str(error):
+            raise RuntimeError(_mismatch(str(error))) from None
+        if type(error) is not RuntimeError and "same device" in str(error):
+            raise RuntimeError(str(error)) from None  # a kind of torch's own
+        raise
 
 
 def readable(name: str) -> str:

@@ -16,11 +16,16 @@ import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    is_traceable_wrapper_subclass_type,
+)
 
 from gpumagic.dryrun.unknown import Stopped
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.placement.scope import placement
+
+_functorch: Any = torch._C._functorch
 
 
 class Fakes(FakeTensorMode):
@@ -57,6 +62,10 @@ class Fakes(FakeTensorMode):
             raise Stopped(self._without[id(tensor)])
 
     def _convert(self, tensor: Tensor) -> None:
+        if parts := _parts(tensor):
+            for part in filter(is_real, parts):
+                self._convert(part)
+            return
         gradient = tensor.grad if tensor.is_leaf else None
         hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
         try:
@@ -118,8 +127,18 @@ def set_data(tensor: Any, new: Any) -> None:
 
 def is_real(tensor: Tensor) -> bool:
     """Whether a tensor has data; what `vmap` and `grad` wrap is a fake already."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return not isinstance(tensor, FakeTensor) and not wrapped
+    if isinstance(tensor, FakeTensor) or _functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    parts = _parts(tensor)
+    return any(map(is_real, parts)) if parts else True
+
+
+def _parts(tensor: Any) -> list[Tensor]:
+    """What a tensor is made of, as one that is sharded; of a plain one nothing."""
+    if not is_traceable_wrapper_subclass_type(type(tensor)):
+        return []
+    parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def _is_a_number(tensor: Tensor) -> bool:

@@ -25,12 +25,14 @@ from gpumagic.dryrun import cuda_attention
 from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
 from gpumagic.dryrun.elsewhere import before_on, on_card
+from gpumagic.dryrun.fake_group import Rank, join
 from gpumagic.dryrun.fake_operators import Crossings, Operators
 from gpumagic.dryrun.fakes import Fakes
 from gpumagic.dryrun.forked import engine_flags, let_backward_run, run_forked
 from gpumagic.dryrun.held_memory import Before, HeldMemory, measure, peaks
-from gpumagic.dryrun.result import DryRun, Mismatch, Unknown, describe
+from gpumagic.dryrun.result import DryRun, Mismatch, OnRank, Unknown, describe
 from gpumagic.dryrun.unknown import Stopped, raised
+from gpumagic.dryrun.wire import Wire
 from gpumagic.errors import GpuError
 from gpumagic.mismatch import explain
 from gpumagic.moving.move import Moved, move_all, optimizers_in
@@ -59,6 +61,7 @@ class Subject:
     move: bool  # whether what the code reads is brought there
     limit: float  # seconds
     cards: tuple[Card, ...] = ()  # that are not here; the first one stands as `device`
+    rank: Rank | None = None  # of many, that the code is to be
 
     @property
     def where(self) -> str:
@@ -76,9 +79,9 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
     if _following:
         raise GpuError("a dry run is under way, and follows no other")
     importlib.import_module("torch._dynamo")  # else each copy would load it anew
-    device = subject.device
+    device, rank = subject.device, subject.rank
     if subject.cards:
-        before = before_on(subject.cards[0])
+        before = before_on(subject.cards[0], 1 if rank is None else rank.of_a_host)
     else:
         before = measure(None if device is None else as_torch(device))
     outer, flags = placement(), engine_flags()
@@ -108,7 +111,8 @@ class _Following:
         self._subject = subject
         self._target = None if subject.device is None else as_torch(subject.device)
         self._held, self._crossings = HeldMemory(), Crossings()
-        self._operators = Operators(self._held, self._crossings)
+        self._wire = Wire()
+        self._operators = Operators(self._held, self._crossings, self._wire)
         self._unknown: dict[tuple[UserLine | None, str], Unknown] = {}
         self._error: BaseException | None = None
         self._error_at: UserLine | None = None
@@ -130,7 +134,9 @@ class _Following:
         self._held.begin()
         go = subject.prepare(self.note)
         calls = Calls(mode.fake, self._crossings)
-        install(mode, calls, self.note, self._waited, before.virtual)
+        install(mode, calls, self.note, self._waited, self._held.resize, before.virtual)
+        if subject.rank is not None:
+            join(subject.rank, subject.namespace)
         attention = None if before.virtual else cuda_attention.install()
         with calls, mode, self._operators:
             if not confinement.begin():
@@ -163,8 +169,15 @@ class _Following:
             backward=self._operators.backward,
             seconds=time.monotonic() - before.time,
             virtual=subject.virtual,
-            cards=tuple(on_card(self._held, card) for card in subject.cards),
+            cards=tuple(on_card(self._held, card, str(self._target)) for card in subject.cards),
+            ranks=self._on_rank(before),
         )
+
+    def _on_rank(self, before: Before) -> tuple[OnRank, ...]:
+        if self._subject.rank is None:
+            return ()
+        peak = peaks(self._held, before).get(str(self._target))
+        return (OnRank(self._subject.rank.number, peak, self._wire.collectives()),)
 
     def _leave_gpus(self) -> None:
         """Nothing is on the card yet, whatever was on the GPUs here."""

@@ -25,6 +25,7 @@ class _Storage:
     alive: weakref.ref[Any]
     order: int  # which one it is of all that were made
     size: int  # bytes that count for it
+    device: str
 
 
 class HeldMemory:
@@ -96,7 +97,7 @@ class HeldMemory:
             now[device] -= known.pop(key).size
 
         self.made += 1
-        self._known[key] = _Storage(weakref.ref(storage, died), self.made, size)
+        self._known[key] = _Storage(weakref.ref(storage, died), self.made, size, device)
         old = None if replaced is None else replaced[0].untyped_storage()._cdata
         if replaced is not None and replaced[1] and old in self._known:
             before = self._known[old]
@@ -107,6 +108,16 @@ class HeldMemory:
             self._raise(device)
         else:
             self._leaving = old
+
+    def resize(self, storage: Any, nbytes: int) -> None:
+        """Count the memory of a storage that is given back, or had anew, while it lives."""
+        known = self._known.get(storage._cdata)
+        if known is not None:
+            self._settle()
+            size = in_blocks(nbytes)
+            self.now[known.device] += size - known.size
+            known.size = size
+            self._raise(known.device)
 
     def _settle(self) -> None:
         if self._leaving is not None:

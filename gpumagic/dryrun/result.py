@@ -70,6 +70,38 @@ class OnCard:
 
 
 @dataclass(frozen=True)
+class Collective:
+    """What one rank has part in, of one kind and among so many ranks."""
+
+    name: str  # torch.distributed's: "all_reduce"; or "send", "recv"
+    ranks: int
+    calls: int
+    nbytes: int  # of the whole tensors: what all_gather gives, what reduce_scatter takes
+
+    @property
+    def sent(self) -> int:
+        """Bytes that the rank sends where ranks form a ring, as NCCL's own tests count them.
+
+        With S for the whole: 2 (n - 1) / n S for all_reduce, (n - 1) / n S for all_gather,
+        reduce_scatter, all_to_all, gather and scatter, S for broadcast, reduce and send
+        (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+        """
+        if self.name in ("broadcast", "reduce", "send", "recv"):
+            return 0 if self.name == "recv" or self.ranks == 1 else self.nbytes
+        passes = 2 if self.name == "all_reduce" else 1
+        return passes * self.nbytes * (self.ranks - 1) // self.ranks
+
+
+@dataclass(frozen=True)
+class OnRank:
+    """What one rank of many would need and send."""
+
+    rank: int
+    peak: Peak | None  # on its device; None without tensors there
+    collectives: tuple[Collective, ...]
+
+
+@dataclass(frozen=True)
 class Unknown:
     """Where the dry run met what only data can tell, or what it does not do, and whether it ended
     there."""
@@ -131,6 +163,11 @@ class DryRun(Shown):
     cards : tuple of OnCard
         The cards that it was asked for, which are not here. `device` is the first one's name, and
         in `peak` it is ``cuda:0``.
+    world : int
+        Of how many ranks one was followed.
+    ranks : tuple of OnRank
+        Those that were followed, where there are several: the first and the last. All else is of
+        the first; of the last where only that one does not come to the end.
     """
 
     device: str
@@ -148,6 +185,8 @@ class DryRun(Shown):
     seconds: float = 0.0
     virtual: bool = False
     cards: tuple[OnCard, ...] = ()
+    world: int = 1
+    ranks: tuple[OnRank, ...] = ()
 
     @property
     def complete(self) -> bool:
