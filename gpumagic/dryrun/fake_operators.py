@@ -5,8 +5,6 @@ real run; times are not known. Guarantees: what torch says depends on data ends 
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -110,8 +108,7 @@ class Operators(TorchDispatchMode):
                     return parts(*args, **kwargs)
             self._before(name, args)
             replaced = self._composites.replaced(func, name, args, self._held.age)
-            with _in_words(name):
-                out = (own_shapes(func, name, args) or func)(*args, **kwargs)
+            out = self._run(func, name, args, kwargs)
             if self._wire.takes(func):
                 self._wire.note(func, name, args)
                 out = with_value(out, args[0])
@@ -121,6 +118,21 @@ class Operators(TorchDispatchMode):
                 if isinstance(tensor, FakeTensor):
                     self._held.add(tensor, replaced)
         return out
+
+    def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return (own_shapes(func, name, args) or func)(*args, **kwargs)
+        except _DEPENDS:
+            raise Stopped(f"{readable(name)} depends on data") from None
+        except _NO_STAND_IN as error:
+            first = str(error).strip().splitlines()[:1]
+            raise Stopped(f"{readable(name)} has no dry run ({''.join(first)})") from None
+        except RuntimeError as error:
+            if "found two different devices" in str(error):
+                raise RuntimeError(_mismatch(str(error))) from None
+            if type(error) is not RuntimeError and "same device" in str(error):
+                raise RuntimeError(str(error)) from None  # a kind of torch's own
+            raise
 
     def _before(self, name: str, args: tuple[Any, ...]) -> None:
         if name == "copy_":
@@ -134,24 +146,6 @@ class Operators(TorchDispatchMode):
         if source.device != target.device:
             nbytes = source.nbytes
             self._crossings.note(True, "copy_", str(source.device), str(target.device), nbytes)
-
-
-@contextmanager
-def _in_words(name: str) -> Iterator[None]:
-    """What an operator within raises, as a run with data would or as the end of the dry run."""
-    try:
-        yield
-    except _DEPENDS:
-        raise Stopped(f"{readable(name)} depends on data") from None
-    except _NO_STAND_IN as error:
-        first = str(error).strip().splitlines()[:1]
-        raise Stopped(f"{readable(name)} has no dry run ({''.join(first)})") from None
-    except RuntimeError as error:
-        if "found two different devices" in str(error):
-            raise RuntimeError(_mismatch(str(error))) from None
-        if type(error) is not RuntimeError and "same device" in str(error):
-            raise RuntimeError(str(error)) from None  # a kind of torch's own
-        raise
 
 
 def readable(name: str) -> str:

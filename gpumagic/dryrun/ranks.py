@@ -4,11 +4,11 @@ Shards and parts of the data may be uneven, and ranks may do different things: o
 unlike, the report says what each needs.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
 from gpumagic.device import here as devices_here
+from gpumagic.device.cards import how_many
 from gpumagic.dryrun.elsewhere import stand_in, target_of
 from gpumagic.dryrun.fake_group import GPUS_OF_A_HOST, Rank, can_join
 from gpumagic.dryrun.follow_code import Subject, dry
@@ -18,7 +18,6 @@ from gpumagic.placement.torch_devices import find
 
 ALL = "@all"
 """What stands for a rank on each GPU that is here."""
-_MANY = re.compile(r"\s*(\d[\d_]*)\s*[xX×*]\s*(.+)")
 
 
 def many(on: object) -> tuple[int | None, object]:
@@ -26,18 +25,12 @@ def many(on: object) -> tuple[int | None, object]:
 
     ``"8 x H100 80GB"`` is 8 of that card, ``"@all"`` one on each GPU here.
     """
-    if on == ALL:
-        count = sum(device.kind == "cuda" for device in devices_here(memory=False))
-        if not count:
-            raise GpuError("@all: no GPU is here; type the cards, as '8 x H100 80GB'")
-        return count, "cuda:0"
-    found = _MANY.fullmatch(on) if isinstance(on, str) else None
-    if found is None:
-        return None, on
-    world = int(found[1])
-    if not 1 <= world <= 2**20:
-        raise GpuError(f"{on}: {world} ranks are none to follow; type 1 or more: 8 x {found[2]}")
-    return world, found[2]
+    if on != ALL:
+        return how_many(on) if isinstance(on, str) else (None, on)
+    count = sum(device.kind == "cuda" for device in devices_here(memory=False))
+    if not count:
+        raise GpuError("@all: no GPU is here; type the cards, as '8 x H100 80GB'")
+    return count, "cuda:0"
 
 
 def dry_run_on(

@@ -31,11 +31,11 @@ def hand_over(
     if not cell.handed_over:
         what = "--dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
         raise GpuError(f"{what} must stand above the magic that runs the code")
+    if asked.dry_run:
+        return _dry_run(shell, cell.tree, asked, file, show)
     if asked.on_cluster:
         raise GpuError(f"{asked.where}: there is no cluster as yet; type 0,1")
-    if asked.on_several:
-        return _on_several(shell, cell, asked, file)
-    return _dry_run(shell, cell.tree, asked, file, show)
+    return _on_several(shell, cell, asked, file)
 
 
 def _dry_run(

@@ -1,8 +1,7 @@
 """Read what a `%%ongpu` or `%ongpu` line asks for: where to run, and what to do beside that."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from IPython.core.error import UsageError
 
@@ -23,7 +22,7 @@ class Request:
     strict: bool = False
     fix: bool = False
     back: bool = False
-    on: Any = None  # cards that are not here, in the place of `where`
+    on: str | None = None  # cards that are not here, in the place of `where`
     memory: bool = False
     save: str | None = None
     split: tuple[str, ...] = ()  # variables whose items are shared out
@@ -48,6 +47,8 @@ class Request:
 
 
 _WORDS = ("off", "home")
+ALL = "@all"
+"""All ranks of a cluster."""
 
 
 def _check_dry_run(asked: Request, magic: str) -> None:
@@ -56,6 +57,11 @@ def _check_dry_run(asked: Request, magic: str) -> None:
     if asked.dry_run and about:
         raise UsageError(
             f"{magic}: --dry-run runs nothing that {about[0]} could be about; leave out one of them"
+        )
+    shared = asked.where != ALL or asked.split or asked.gather or asked.reduce
+    if asked.dry_run and asked.on_cluster and shared:
+        raise UsageError(
+            f"{magic}: a dry run follows one of all ranks; type {magic} {ALL} --dry-run"
         )
 
 
@@ -95,14 +101,18 @@ def _elsewhere(asked: Request, magic: str) -> Request:
     type_this = f"type %%ongpu --dry-run --on '{asked.on}'"
     if not asked.dry_run or magic == "%ongpu":
         raise UsageError(f"{magic}: --on is for the dry run of a cell; {type_this}")
-    if asked.where or not asked.move:
+    if asked.where not in ("", ALL) or not asked.move:
         also = asked.where or "--no-move"
         raise UsageError(f"{magic}: {also} is about a device that is here; {type_this}")
     _check_dry_run(asked, magic)
-    from gpumagic.device.cards import cards
+    from gpumagic.device.cards import cards, how_many
 
     with in_one_line(magic):
-        return replace(asked, on=cards(str(asked.on)))
+        count, names = how_many(asked.on or "")
+        cards(names)
+    if asked.where and not count:
+        raise UsageError(f"{magic}: {ALL} of how many? type --dry-run --on '8 x {asked.on}'")
+    return asked
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,112 @@
+"""Dry runs of one rank of many. That DistributedDataParallel's peak is the real one is held where
+two real ranks run: tests/virtual/test_collectives.py."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from dry_runs import dry, ended
+from torch import nn
+from torch.distributed import get_rank, init_process_group, is_initialized
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import gpumagic
+
+MIB = 2**20
+
+
+def sharded(steps):
+    """Two layers of 10 MiB, of which a rank of eight holds two rows of ten, one or none."""
+    init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    net = nn.Sequential(*(nn.Linear(10, 2**18, bias=False) for _ in range(2))).cuda()
+    net[1] = nn.Linear(2**18, 10, bias=False, device="cuda")
+    for layer in net:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(torch.randn(1, 10, device="cuda")).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+    print(get_rank(), dist.get_world_size())
+    return net
+
+
+def test_a_sharded_step_of_the_first_rank_and_of_the_last():
+    result = gpumagic.dry_run(sharded, 2, on="8 x 24GiB, 0.6GiB")
+    assert result.complete, result
+    assert not is_initialized()
+    assert "RANK" not in os.environ
+    assert (result.world, [on.rank for on in result.ranks]) == (8, [0, 7])
+    assert result.printed == "0 8\n"
+    first, last = result.ranks
+    # Of the second layer a rank has two rows of ten at most, so all are sent as if of sixteen.
+    whole, padded = 10 * MIB, 16 * MIB
+    assert {c.name: (c.ranks, c.calls, c.nbytes) for c in first.collectives} == {
+        "all_gather": (8, 8, 4 * (whole + padded)),
+        "reduce_scatter": (8, 4, 2 * (whole + padded)),
+    }
+    assert [c.sent for c in first.collectives] == [c.nbytes * 7 // 8 for c in first.collectives]
+    assert first.collectives == last.collectives
+    # The last has no row of it, and so nothing of Adam's two moments of two rows.
+    assert first.peak.needed - last.peak.needed == 4 * MIB
+    assert first.peak.device == "cuda:0"
+    assert last.peak.device == "cuda:7"
+    assert all(on.needed == first.peak.needed and on.fits for on in result.cards)
+    said = str(result)
+    assert "dry run of one rank of 8 on 24GiB (not here)" in said
+    assert "rank 0 needs" in said
+    assert "each rank sends 136 MiB" in said
+    assert result._repr_html_().count("reduce_scatter") == 1
+
+
+def test_what_a_cell_does_with_other_ranks(ip):
+    cell = (
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "x = torch.ones(256)\n"
+        "work = dist.all_reduce(x, async_op=True)\n"
+        "(same,) = work.get_future().wait()\n"
+        "parts = [torch.empty(256) for _ in range(2)]\n"
+        "dist.all_gather(parts, x); dist.barrier()\n"
+        "half = dist.new_group([dist.get_rank()], backend='gloo')\n"
+        "dist.reduce(x, dist.get_rank(), group=half)\n"
+        "told = [None] * 2; dist.all_gather_object(told, dist.get_rank())\n"
+        "dist.send(x, 1) if dist.get_rank() == 0 else dist.recv(x, 0)\n"
+        "if dist.get_rank() and x.sum() > 0: pass"
+    )
+    result = dry(ip, cell, "@all")
+    assert result.device == "cuda:1"  # the last rank does not come to the end: it is shown
+    assert ended(result) == (13, "a condition on a tensor depends on data")
+    assert [a.device for a in result.assigned if a.name == "x"] == ["cuda:1"]
+    first, last = (
+        {c.name: (c.ranks, c.calls, c.nbytes, c.sent) for c in on.collectives}
+        for on in result.ranks
+    )
+    assert first["all_reduce"] == (2, 1, 1024, 1024)
+    assert first["all_gather"] == (2, 1, 2048, 1024)
+    assert first["reduce"] == (1, 1, 1024, 0)
+    assert first["send"] == (2, 1, 1024, 1024)
+    assert last["recv"] == (2, 1, 1024, 0)
+    assert "rank 1 sends" in str(result)
+    assert not dist.is_initialized()
+
+
+def test_of_how_many_is_read_or_refused(ip):
+    ip.ns["a"] = torch.ones(MIB)
+    result = dry(ip, "b = a * 2", "@all --on '2 x rtx 4090'")
+    assert [on.peak.needed for on in result.ranks] == [8 * MIB] * 2
+    assert "followed were rank 0 and rank 1, which need as much" in str(result)
+    for line, said in {
+        "@all --dry-run --on 4090": "@all of how many? type --dry-run --on '8 x 4090'",
+        "--dry-run --on '0 x 4090'": "0 x 4090: 0 is no number of GPUs; type 8 x 4090",
+        "@0 --dry-run": "a dry run follows one of all ranks; type %%ongpu @all --dry-run",
+    }.items():
+        assert f"UsageError: %%ongpu: {said}" in ip.run(f"%%ongpu {line}\na").text
+    with pytest.raises(gpumagic.GpuError, match="4 x cuda:0: ranks have a card each"):
+        gpumagic.dry_run(print, on="4 x cuda:0")
