@@ -94,6 +94,7 @@ class DeviceThread:
         )
         self.copied_bytes, self.copy_seconds = self._copies.nbytes, self._copies.seconds
         self.notes = self._copies.notes
+        self.sent: dict[str, None] = {}  # the names of parts that were copied
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
         """Have the thread do it, after what it was given before."""
@@ -133,6 +134,7 @@ class DeviceThread:
             copies = CopiedVariables(
                 space, part, self._target, stays=_is_plain, otherwise="", clock=self._clock
             )
+        self.sent |= dict.fromkeys(found.root for found in finder.tensors)
         self.copied_bytes += copies.nbytes
         self.copy_seconds += copies.seconds
         return {name: copies.globals[name] for name in part}

@@ -160,7 +160,7 @@ class CellOnDevices:
         if reduced:
             said = ", ".join(f"{name} is the {how}" for name, how in reduced.items())
             made.append(f"{said} of {parts} parts{equal}")
-        with_tensors = [*self._sent, *self._asked.split]
+        sent = dict.fromkeys(self._sent) | {n: None for each in threads for n in each.sent}
         self.report = DevicesReport(
             tuple(
                 DeviceTime(each.device, each.seconds, peaks.get(str(each.device)), each.parts)
@@ -168,7 +168,7 @@ class CellOnDevices:
             ),
             seconds,
             str(self._shared_out),
-            tuple(dict.fromkeys(with_tensors)),
+            tuple(sent),
             sum(each.copied_bytes for each in threads),
             sum(each.copy_seconds for each in threads),
             tuple(made),

@@ -1,5 +1,6 @@
 """Let several threads print at the same time: whole lines, each with the thread's own label."""
 
+import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,13 @@ def whole_lines(labels: Mapping[int, str]) -> Iterator[None]:
                 setattr(sys, name, before[name])
 
 
+_MOVES = re.compile("[\r\x1b]")
+
+
+def _line(label: str, line: str) -> str:
+    return f"[{label}] {line}\n" if line else "\n"
+
+
 class _WholeLines:
     """Stands for a stream."""
 
@@ -38,14 +46,14 @@ class _WholeLines:
     def write(self, text: str) -> int:
         label = self._labels.get(threading.get_ident())
         # A line that is written over itself, as a progress bar is, has no end to wait for.
-        if label is None or "\r" in text:
+        if label is None or _MOVES.search(text):
             self._stream.write(text)
         else:
             with self._lock:
                 *lines, rest = (self._begun.get(label, "") + text).split("\n")
                 self._begun[label] = rest
                 if lines:
-                    self._stream.write("".join(f"[{label}] {line}\n" for line in lines))
+                    self._stream.write("".join(_line(label, line) for line in lines))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

@@ -87,7 +87,7 @@ class GpuMagics(Magics):
     @line_cell_magic
     @answers_help
     def ongpu(self, line: str, cell: str | None = None) -> Any:
-        """Run this cell, or all cells from now on, on one device.
+        """Run this cell, or all cells from now on, on one device, or this cell on several.
 
         New tensors and modules are made there, a bare "cuda" means that GPU, batches of a
         DataLoader land there, and the tensors, modules and optimizers that the cell reads are
@@ -116,6 +116,12 @@ class GpuMagics(Magics):
                          and need in memory, and where it would fail
             --dry-run --on 'H100 80GB, RTX 4090, 24GiB'
                          whether it would fit on cards that are not here, in the place of WHERE
+
+            %%ongpu 0,1 --split NAMES [--gather NAMES] [--reduce NAME=mean] [--chunk N] [--quiet]
+
+            0,1, all     several GPUs share the items of the variables in --split, a thread each;
+                         those in --gather are put together, those in --reduce are their mean,
+                         sum, min or max; with --chunk 4 whoever is free takes the next 4 items
 
             %ongpu 1        all cells run there from now on, this one included
             %ongpu off      no longer
