@@ -6,6 +6,8 @@ export interface Host {
   cpu_utilization: number | null;
   memory_total: number | null;
   memory_used: number | null;
+  /** No other machine has the same; an older server does not say. */
+  boot?: string | null;
 }
 
 export interface GpuSample {
@@ -74,6 +76,8 @@ export interface ProcessSample {
   host_memory?: number | null;
   /** Percent of the last seconds in which its kernels ran; an older server does not say. */
   utilization?: number | null;
+  /** Of another host than the server's, which cannot end it. */
+  elsewhere?: boolean;
 }
 
 export interface Problem {
@@ -93,6 +97,14 @@ export interface Snapshot {
   gpus: GpuSample[];
   processes: ProcessSample[];
   problems: Problem[];
+}
+
+/** A host that is not the server's, as a kernel there tells of it. */
+export interface OtherHost {
+  key: string;
+  snapshot: Snapshot;
+  /** Seconds for which it has not answered; 0 while it does. */
+  silent: number;
 }
 
 /** Columns: the n-th value of each belongs to the n-th time. A GPU that was not there has null. */

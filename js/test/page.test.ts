@@ -77,17 +77,22 @@ test('each monitor is fed while it is there, and wants something only while it i
   };
   const past = { history: { time: [1], gpus: {} }, cells: [] };
   const feeds = new Feeds(stream as never, async () => past);
-  const names = ['update', 'seed', 'mark', 'connection', 'here', 'options'] as const;
+  const names = ['update', 'seed', 'mark', 'connection', 'here', 'options', 'hosts'] as const;
   const monitor = Object.fromEntries(names.map((name) => [name, vi.fn()])) as Record<
     (typeof names)[number],
     ReturnType<typeof vi.fn>
   >;
   let seen = false;
+  const host = { key: 'node-7', snapshot: fixture(), silent: 0 };
   feeds.here('k');
+  feeds.hosts([host]);
   feeds.add(monitor as never, () => seen);
+  expect(monitor.hosts).toHaveBeenCalledWith([host]);
+  expect(feeds.seen).toBe(false);
   expect(monitor.here).toHaveBeenCalledWith('k');
   expect(wants).toEqual([null]);
   seen = true;
+  expect(feeds.seen).toBe(true);
   feeds.options({ density: 'lines' }, 2);
   expect(wants.at(-1)).toEqual({ period: 2, processes: true, history: true });
   expect(monitor.options).toHaveBeenLastCalledWith({ density: 'lines' });

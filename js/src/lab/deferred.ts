@@ -23,6 +23,7 @@ type Told = Pick<
   | 'options'
   | 'timings'
   | 'holdings'
+  | 'hosts'
 >;
 /** Of these, what was told last is not all there is to know. */
 const ADDS = new Set<keyof Told>(['seed', 'mark']);
@@ -105,6 +106,10 @@ export class Deferred implements Told {
 
   holdings(...said: Parameters<Told['holdings']>): void {
     this.#tell('holdings', (monitor) => monitor.holdings(...said));
+  }
+
+  hosts(...said: Parameters<Told['hosts']>): void {
+    this.#tell('hosts', (monitor) => monitor.hosts(...said));
   }
 
   options(...said: Parameters<Told['options']>): void {

@@ -1,13 +1,13 @@
 /** The monitors of this page: each is fed from the one stream, and wants nothing while not seen. */
 
 import type { ViewOptions } from '../monitor/monitor.js';
-import type { Snapshot } from '../snapshot.js';
+import type { OtherHost, Snapshot } from '../snapshot.js';
 import type { Subscription } from './audience.js';
 import type { Deferred } from './deferred.js';
 import { toPast } from './messages.js';
 import type { Stream } from './stream.js';
 
-type Fed = Pick<Deferred, 'update' | 'seed' | 'mark' | 'connection' | 'here' | 'options'>;
+type Fed = Pick<Deferred, 'update' | 'seed' | 'mark' | 'connection' | 'here' | 'options' | 'hosts'>;
 
 export class Feeds {
   #stream: Pick<Stream, 'subscribe'>;
@@ -17,6 +17,7 @@ export class Feeds {
   #here: string | null = null;
   #options: ViewOptions = {};
   #period = 1;
+  #hosts: OtherHost[] = [];
 
   /** `looked` is called when some of them may have come to be seen. */
   constructor(
@@ -33,6 +34,7 @@ export class Feeds {
   add(monitor: Fed, isSeen: () => boolean, also?: (snapshot: Snapshot) => void): void {
     monitor.here(this.#here);
     monitor.options(this.#options);
+    monitor.hosts(this.#hosts);
     const subscription: Subscription = this.#stream.subscribe(
       {
         snapshot: (snapshot) => {
@@ -74,6 +76,16 @@ export class Feeds {
 
   isSeen(monitor: unknown): boolean {
     return this.#fed.get(monitor as Fed)?.isSeen() ?? false;
+  }
+
+  /** Whether any of them is seen. */
+  get seen(): boolean {
+    return [...this.#fed.values()].some(({ isSeen }) => isSeen());
+  }
+
+  hosts(hosts: OtherHost[]): void {
+    this.#hosts = hosts;
+    for (const monitor of this.#fed.keys()) monitor.hosts(hosts);
   }
 
   here(kernel: string | null): void {

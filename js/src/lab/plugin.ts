@@ -12,10 +12,12 @@ import { ITranslator } from '@jupyterlab/translation';
 import { type Actions, english, type Translate } from '../monitor/shared.js';
 import { Alerts } from './alerts.js';
 import { Doctor } from './checks.js';
+import { connections, names } from './connections.js';
 import { Deferred } from './deferred.js';
 import { Feeds } from './feeds.js';
 import { followKernel } from './here.js';
 import { HoldingsOf } from './holdings.js';
+import { Hosts, tellsApart } from './hosts.js';
 import { gpuIcon } from './icon.js';
 import { Kernels } from './kernels.js';
 import { Lines } from './lines.js';
@@ -94,6 +96,15 @@ async function activate(
   const offers = new Offers(new Lines(app, t), monitor, told, t);
   const doctor = new Doctor(api, monitor, (snapshot) => stream.show(snapshot));
 
+  const hosts = new Hosts(
+    world,
+    () => connections(shell),
+    () => names(app),
+    (told) => feeds.hosts(told),
+  );
+  if (tellsApart(app.version))
+    stream.subscribe({ snapshot: (own) => feeds.seen && hosts.look(own) }, null);
+
   const panel = new Panel(monitor, t, () => feeds.look());
   const isSeen = () => panel.isVisible;
   feeds.add(monitor, isSeen, (snapshot) => isSeen() && doctor.snapshot(snapshot));
@@ -135,6 +146,7 @@ async function activate(
 
   followKernel(shell, (kernel, context) => {
     feeds.here(kernel);
+    hosts.here(kernel);
     offers.here(context);
     timings.here(context);
     held.here(kernel, context);

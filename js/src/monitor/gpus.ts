@@ -1,7 +1,6 @@
 /** The list of GPUs: cards, or where there are many lines, of which this notebook's stand first. */
 
 import type { ProcessSample, Snapshot } from '../snapshot.js';
-import { names } from './bar.js';
 import { Card } from './card.js';
 import { h, Rows, show } from './dom.js';
 import { Fold, type Folded, fold } from './fold.js';
@@ -9,7 +8,7 @@ import { Overview } from './overview.js';
 import type { Sight } from './page.js';
 import { Processes } from './processes.js';
 import type { Density, Shared } from './shared.js';
-import { OWNERS, type Owner, type View, views } from './split.js';
+import { type View, views } from './split.js';
 import { Summary } from './summary.js';
 import { file } from './words.js';
 
@@ -62,8 +61,6 @@ export class Gpus {
   #folds: Rows<Folded, Fold>;
   #held: Processes;
   #holders: HTMLElement;
-  #legend = h('div', 'legend');
-  #marks: [Owner, HTMLElement][];
   #order: string[] = [];
   #overview: Overview | null = null;
 
@@ -79,29 +76,20 @@ export class Gpus {
     this.#folds = new Rows(h('ul', 'folds'), (folded) => this.#fold(folded, sight));
     this.#held = new Processes(shared, t('Held by'));
     this.#holders = h('section', 'held', h('h2', '', t('Held by')), this.#held.node);
-    const called = names(shared);
-    this.#marks = OWNERS.map((name) => {
-      const mark = h('span', '', h('i', `dot ${name}`), h('span', 'dim', called[name]));
-      this.#legend.append(mark);
-      return [name, mark];
-    });
-    this.node.append(
-      this.#summary.node,
-      this.#list.node,
-      this.#folds.node,
-      this.#holders,
-      this.#legend,
-    );
+    this.node.append(this.#summary.node, this.#list.node, this.#folds.node, this.#holders);
     if (!wide) return;
     this.#overview = new Overview(shared);
     this.node.prepend(this.#overview.node);
   }
 
-  update(snapshot: Snapshot): void {
+  /** Returns what it shows; of all hosts there are so many GPUs. */
+  update(snapshot: Snapshot, of: number): View[] {
     const all = views(snapshot, this.#shared.here);
     this.#remember(all);
     const [shown, folds] = fold(all, this.#shared);
-    this.lines = this.density === 'auto' ? this.#crowded(shown.length) : this.density === 'lines';
+    const elsewhere = of - snapshot.gpus.length;
+    const auto = this.density === 'auto';
+    this.lines = auto ? this.#crowded(shown.length + elsewhere) : this.density === 'lines';
     const mine = shown.filter(({ parts }) => parts.mine > 0);
     if (this.lines && mine.length <= OPEN) for (const view of mine) view.standing = true;
     this.#overview?.update(shown);
@@ -110,11 +98,7 @@ export class Gpus {
     this.#folds.update(folds.map((folded) => [folded.key, folded] as const));
     show(this.#folds.node, folds.length > 0);
     this.#hold(shown);
-    for (const [name, mark] of this.#marks)
-      show(
-        mark,
-        all.some(({ parts }) => parts[name]),
-      );
+    return all;
   }
 
   draw(): void {
@@ -152,7 +136,7 @@ export class Gpus {
     show(this.#holders, held.length > 0 || unseen > 0);
     if (first === (this.#holders.nextSibling === this.#list.node)) return;
     if (first) this.#list.node.before(this.#holders);
-    else this.#legend.before(this.#holders);
+    else this.node.append(this.#holders);
   }
 
   /** Not while the pointer is on them: what one is about to press must not go away. */

@@ -1,16 +1,26 @@
 /** The live monitor: owns a node, takes snapshots, and draws only what can be seen. */
 
-import type { CellRun, Check, History, Holdings, Result, Snapshot, Timing } from '../snapshot.js';
-import { Doctor, Problems } from './doctor.js';
-import { h, parts, show } from './dom.js';
-import { Gpus } from './gpus.js';
+import type {
+  CellRun,
+  Check,
+  History,
+  Holdings,
+  OtherHost,
+  Result,
+  Snapshot,
+  Timing,
+} from '../snapshot.js';
+import { Doctor } from './doctor.js';
+import { h, show } from './dom.js';
+import { Machines } from './machines.js';
 import { OFFER_CSS, type Offer } from './offer.js';
 import { inks, onTheme, probe, remember, remembered, Sight, Sizes } from './page.js';
 import { Results } from './results.js';
 import { Runs, Series } from './series.js';
 import { type Actions, type Density, english, type Shared, type Translate } from './shared.js';
-import type { Inks, Spark } from './spark.js';
+import type { Inks } from './spark.js';
 import { CSS } from './style.js';
+import { Tip } from './tip.js';
 import { Toolbar } from './toolbar.js';
 import { broken } from './words.js';
 
@@ -45,13 +55,12 @@ export class Monitor {
   #shared: Shared;
   #all = h('div', 'all');
   #toolbar: Toolbar;
-  #problems = new Problems();
   #doctor: Doctor;
-  #gpus: Gpus;
+  #machines: Machines;
   #timings: Results;
   #results: Results;
   #bones = h('div', 'bones dim');
-  #tip = h('div', 'tip');
+  #tip = new Tip(this.#all);
   #probe = probe();
   #sizes: Sizes;
   #sight = new Sight();
@@ -84,12 +93,19 @@ export class Monitor {
       were: new Map(),
       watch: (spark) => this.#sizes.watch(spark),
       unwatch: (spark) => this.#sizes.unwatch(spark),
-      tip: (at, lines, spoken) => this.#point(at, lines, spoken),
+      tip: (at, lines, spoken) => this.#tip.point(at, lines, spoken),
       toggled: () => remember(this.#shared.open),
     };
     this.#doctor = new Doctor(this.#shared);
     this.#toolbar = new Toolbar(this.#shared, (density) => this.#choose(density));
-    this.#gpus = new Gpus(this.#shared, this.#sight, wide, () => this.#due());
+    this.#machines = new Machines(
+      this.#shared,
+      this.#sight,
+      wide,
+      () => this.#due(),
+      this.#doctor.node,
+      this.#bones,
+    );
     this.#timings = new Results(t('Timings'));
     this.#results = new Results(t('Results'));
     this.#build(label ?? t('GPU monitor'));
@@ -109,7 +125,13 @@ export class Monitor {
   update(snapshot: Snapshot): void {
     this.#snapshot = snapshot;
     this.#shared.now = snapshot.time;
-    this.#shared.series.push(snapshot);
+    this.#shared.series.push(this.#machines.together(snapshot));
+    this.#due();
+  }
+
+  /** What kernels tell of other hosts. */
+  hosts(hosts: OtherHost[]): void {
+    this.#machines.hosts = hosts;
     this.#due();
   }
 
@@ -180,7 +202,7 @@ export class Monitor {
   }
 
   options({ density, window }: ViewOptions): void {
-    this.#gpus.density = density ?? 'auto';
+    this.#machines.density = density ?? 'auto';
     if (window) {
       this.#shared.window = window;
       this.#shared.series.step = window / POINTS;
@@ -196,21 +218,19 @@ export class Monitor {
     if (!this.#stale || this.#disposed) return;
     this.#stale = false;
     if (snapshot) {
-      this.#problems.update(broken(snapshot));
-      this.#gpus.update(snapshot);
-      this.#toolbar.update(snapshot, this.#gpus.lines);
+      this.#machines.update(snapshot);
+      this.#toolbar.update(snapshot, this.#machines);
     }
     const none = snapshot !== null && snapshot.gpus.length === 0;
     // What is broken stands above; the rest says why there is no GPU.
     const why = snapshot?.problems.filter((one) => !broken(snapshot).includes(one)) ?? [];
     this.#doctor.update(this.#checks, none ? why : null, this.#offer);
     show(this.#bones, snapshot === null && this.#checks === null);
-    show(this.#gpus.node, snapshot !== null && !none);
     if (this.#themed > 0) {
       this.#themed--;
       this.#shared.inks = inks(this.#probe);
     }
-    this.#gpus.draw();
+    this.#machines.draw();
   }
 
   /** Ends it: nothing observes or draws any more. */
@@ -218,7 +238,7 @@ export class Monitor {
     if (this.#disposed) return;
     this.#disposed = true;
     cancelAnimationFrame(this.#frame);
-    this.#gpus.dispose();
+    this.#machines.dispose();
     this.#endTheme();
     this.#sizes.dispose();
     this.#sight.dispose();
@@ -227,21 +247,16 @@ export class Monitor {
 
   #build(label: string): void {
     const sheet = h('style', '', CSS + OFFER_CSS);
-    this.#tip.hidden = true;
     this.#bones.append(this.#shared.t('Looking for GPUs…'));
     this.#doctor.node.hidden = true;
-    this.#gpus.node.hidden = true;
     this.#all.setAttribute('role', 'region');
     this.#all.setAttribute('aria-label', label);
     this.#all.append(
       this.#toolbar.node,
-      this.#problems.node,
-      this.#doctor.node,
-      this.#bones,
-      this.#gpus.node,
+      this.#machines.node,
       this.#timings.node,
       this.#results.node,
-      this.#tip,
+      this.#tip.node,
       this.#probe,
     );
     this.node.className = 'gpumagic-monitor';
@@ -260,7 +275,7 @@ export class Monitor {
 
   #choose(density: Density): void {
     const { actions } = this.#shared;
-    this.#gpus.density = density;
+    this.#machines.density = density;
     actions.density?.(density);
     this.#due();
   }
@@ -273,18 +288,5 @@ export class Monitor {
         if (this.#visible) this.draw();
       });
     }
-  }
-
-  #point(at: Spark, lines: string[], spoken: boolean): void {
-    const tip = this.#tip;
-    tip.ariaLive = spoken ? 'polite' : 'off';
-    tip.hidden = lines.length === 0;
-    tip.replaceChildren(...lines.map((line) => h('div', '', ...parts(line))));
-    if (tip.hidden) return;
-    const all = this.#all.getBoundingClientRect();
-    const box = at.node.getBoundingClientRect();
-    const across = box.left - all.left + (at.hover ?? 0) - tip.offsetWidth / 2;
-    const left = Math.max(4, Math.min(across, all.width - tip.offsetWidth - 4));
-    tip.style.transform = `translate(${Math.round(left)}px,${Math.round(box.bottom - all.top + 4)}px)`;
   }
 }

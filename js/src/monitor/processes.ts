@@ -24,7 +24,7 @@ const ICONS: Record<Act, string> = {
 
 /** What makes sense for whom: any notebook is opened, a kernel of this server steered, an orphan ended. */
 function sensible(act: Act, process: ProcessSample): boolean {
-  if (act === 'terminate') return process.orphan;
+  if (act === 'terminate') return process.orphan && !process.elsewhere;
   if (process.orphan || !process.kernel) return false;
   return act === 'goTo' ? process.notebook !== null : !process.server;
 }

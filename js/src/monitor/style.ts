@@ -29,6 +29,7 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .tool{opacity:.6;padding:3px}.tool:hover{background:var(--track);opacity:1}.tool[aria-pressed=true]{background:var(--track);color:var(--mine);opacity:1}\
 .summary{align-items:center;display:flex;gap:0 8px;justify-content:space-between;padding:0 0 5px}\
 .order{align-items:center;flex:none;border-radius:3px;display:flex;font-size:11px;gap:3px;margin:0 -4px 0 auto;padding:1px 3px;position:relative}.order svg{opacity:.6}.order:hover{background:var(--track)}.order:focus-within{outline:2px solid var(--mine)}.order select{cursor:pointer;inset:0;opacity:0;position:absolute;width:100%}select option{background:var(--paper);color:var(--text)}\
+.host-head{align-items:baseline;display:flex;flex-wrap:wrap;gap:0 8px;padding:0 0 4px}.host-head h2{margin:0;overflow-wrap:anywhere}.host-head span{font-size:11px}.host-section{border-top:1px solid var(--line);margin-top:10px;padding-top:7px}.host-section.silent .gpus{filter:grayscale(1)}\
 .state:not(:empty)::before{background:var(--warn);border-radius:50%;content:"";display:inline-block;height:7px;margin-right:6px;width:7px}\
 .all[data-kind=lost] .state::before{background:var(--bad)}\
 .all[data-kind=standby] .state::before,.all[data-kind=connecting] .state::before{background:var(--unseen)}\

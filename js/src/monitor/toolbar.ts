@@ -2,14 +2,18 @@
 
 import type { Snapshot } from '../snapshot.js';
 import { Field, h, icon, show } from './dom.js';
+import { details, machine } from './host.js';
+import type { Machines } from './machines.js';
 import type { Density, Shared } from './shared.js';
-import { filled, reading } from './units.js';
 
 const ICONS = {
   cards: 'M2.500 3h11v4h-11zM2.500 9h11v4h-11z',
   lines: 'M2.500 4h11M2.500 8h11M2.500 12h11',
   page: 'M9 3h4v4M13 3l-5 5M7 4h-4v9h9v-4',
 };
+
+/** What it has to know of the GPUs. */
+type Shown = Pick<Machines, 'count' | 'lines' | 'hosts'>;
 
 export class Toolbar {
   readonly node: HTMLElement;
@@ -43,39 +47,19 @@ export class Toolbar {
       this.#choice.append(page);
     }
     this.node = h('div', 'top', this.#host.node, this.state.node, this.#choice);
-    this.update(null, false);
+    this.update(null, { count: 0, lines: false, hosts: [] });
   }
 
-  update(snapshot: Snapshot | null, lines: boolean): void {
-    const whole = snapshot?.gpus.length ?? 0;
-    show(this.#choice, whole > 0);
+  /** Where there are other hosts, each has its name above its GPUs. */
+  update(snapshot: Snapshot | null, { count, lines, hosts }: Shown): void {
+    show(this.#choice, count > 0);
     for (const [density, button] of this.#density) {
       const pressed = String((density === 'lines') === lines);
       if (button.ariaPressed !== pressed) button.ariaPressed = pressed;
     }
-    if (snapshot) this.#host.offer(this.#caption(snapshot)).hint(this.#driver(snapshot));
-  }
-
-  #caption({ host, driver, cuda }: Snapshot): string {
+    if (!snapshot) return;
     const { t } = this.#shared;
-    const busy = host.cpu_utilization ?? null;
-    return (
-      [
-        host.name,
-        cuda ? `CUDA ${cuda}` : driver && t('driver %1', driver),
-        busy === null ? '' : `CPU ${reading(busy, '%')}`,
-        host.memory_total && `RAM ${filled(host.memory_used, host.memory_total)}`,
-      ]
-        .filter(Boolean)
-        // A number and its unit stay on one line.
-        .map((part) => String(part).replaceAll(' ', '\u00a0'))
-        .join(' · ')
-    );
-  }
-
-  #driver({ driver, host }: Snapshot): string {
-    const { t } = this.#shared;
-    const cores = host.cpu_count ? `${host.cpu_count} CPU${host.cpu_count > 1 ? 's' : ''}` : '';
-    return [driver && t('driver %1', driver), cores].filter(Boolean).join(' · ');
+    const said = hosts.length ? [] : [snapshot.host.name ?? '', ...machine(snapshot, t)];
+    this.#host.offer(said.filter(Boolean).join(' · ')).hint(details(snapshot, t));
   }
 }
