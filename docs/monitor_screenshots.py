@@ -13,9 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from played_machines import many, training
+from played_machines import many, training, workstation
 from playwright.sync_api import Browser, Page
-from studio import Lab, View, in_both_themes, laboratory, opened, run, run_notebook
+from studio import (
+    Gateway,
+    Lab,
+    View,
+    driver,
+    in_both_themes,
+    laboratory,
+    opened,
+    run,
+    run_notebook,
+    running,
+)
 
 TRAIN = [
     "import time, torch\nfrom torch import nn\nnet = nn.TransformerEncoderLayer(512, 8)",
@@ -206,6 +217,35 @@ def notebooks(browser: Browser) -> None:
         in_both_themes(view.page, "notebooks", the_panel(view, 480))
 
 
+def hosts(browser: Browser) -> None:
+    """JupyterLab on one host, its kernels behind a gateway on another."""
+    uuids = {f"gpu.{n}.uuid": f"GPU-7c1e0b4{n}-0000-4000-8000-000000000000" for n in range(2)}
+    with (
+        driver() as (folder, library),
+        running(Gateway(folder, library, "gpu-node-07"), training(1, 1, 1)(0) | uuids) as gateway,
+        laboratory(workstation(1)(0), *gateway.options, host="ml-desk-03") as lab,
+        opened(lab, browser, 1100, 900, "pictures-hosts") as view,
+        somebody_else() as other,
+    ):
+        view.open_panel()
+        view.set(period=0.25, history=0.5)
+        view.page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+        for name, cells in (("explore", EXPLORE), ("train", TRAIN)):
+            lab.write(f"{name}.ipynb", ["%load_ext gpumagic", *cells])
+            view.open_notebook(f"{name}.ipynb")
+            view.page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
+        far = training(pid_of(lab, "train.ipynb"), pid_of(lab, "explore.ipynb"), other)
+        near = workstation(other)
+        begin = time.monotonic()
+        while (now := time.monotonic() - begin) < 30:
+            lab.machine(near(now))
+            gateway.machine(far(now) | uuids)
+            view.page.wait_for_timeout(200)
+        to_width(view, 300)
+        view.page.wait_for_timeout(1500)
+        in_both_themes(view.page, "hosts", the_panel(view, 640))
+
+
 def holdings(browser: Browser) -> None:
     """What of a notebook holds its GPU, one press away from the card."""
     with (
@@ -254,5 +294,5 @@ def widget(browser: Browser) -> None:
 
 
 if __name__ == "__main__":
-    scenes = (sidebar, counts, narrow, page, notebooks, holdings, doctor, widget)
+    scenes = (sidebar, counts, narrow, page, notebooks, hosts, holdings, doctor, widget)
     run({scene.__name__: scene for scene in scenes})

@@ -60,6 +60,21 @@ def training(train: int, explore: int, other: int) -> Callable[[float], dict[str
     return machine
 
 
+def workstation(other: int) -> Callable[[float], dict[str, object]]:
+    """One GPU, of which somebody else uses a little."""
+
+    def machine(now: float) -> dict[str, object]:
+        busy = max(0, int(9 + 7 * math.sin(now) + 5 * math.sin(2.3 * now)))
+        return {
+            "gpus": 1, "gpu.0.name": "NVIDIA RTX 6000 Ada Generation", "gpu.0.total": 48 * GIB,
+            "gpu.0.reserved": 400 * 2**20, "gpu.0.limit": 300_000, "gpu.0.util": busy,
+            "gpu.0.used": int(6.2 * GIB), "gpu.0.temp": 44, "gpu.0.power": 1000 * (60 + 2 * busy),
+            "gpu.0.compute": f"{other}:{6 * GIB}",
+        }  # fmt: skip
+
+    return machine
+
+
 def many(count: int, pids: Mapping[str, int]) -> Callable[[float], dict[str, object]]:
     """So many GPUs: this notebook's, another notebook's, others', full ones and free ones."""
     own = min(3, count - 1)

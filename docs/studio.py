@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -15,28 +16,45 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 sys.path.insert(0, str(ROOT / "tests" / "browser"))
 import chromium  # noqa: E402  from the browser tests
-from lab import Lab  # noqa: E402
+from lab import Gateway, Lab  # noqa: E402
 from view import View  # noqa: E402
+
+T = TypeVar("T", Lab, Gateway)
 
 
 @contextmanager
-def laboratory(machine: dict[str, object] | None) -> Iterator[Lab]:
-    """A JupyterLab on such a machine, which the stand-in plays; None: one with no GPU."""
+def driver(there: bool = True) -> Iterator[tuple[Path, Path]]:
+    """A folder, and the stand-in for NVIDIA's library, which is missing where not `there`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         library = folder / "driver" / "libnvidia-ml.so.1"
         library.parent.mkdir()
-        if machine is not None:
+        if there:
             source = ROOT / "tests" / "stand_in" / "nvml.c"
             command = ["gcc", "-O1", "-shared", "-fPIC", "-pthread", "-o", library, source]
             subprocess.run(command, check=True)
-        made = Lab(folder, library)
-        made.machine(machine or {})
-        made.start()
-        try:
-            yield made
-        finally:
-            made.stop()
+        yield folder, library
+
+
+@contextmanager
+def laboratory(machine: dict[str, object] | None, *options: str, host: str = "") -> Iterator[Lab]:
+    """A JupyterLab on such a machine, which the stand-in plays; None: one with no GPU."""
+    with (
+        driver(machine is not None) as (folder, library),
+        running(Lab(folder, library, *options, host=host), machine or {}) as lab,
+    ):
+        yield lab
+
+
+@contextmanager
+def running(server: T, machine: Mapping[str, object]) -> Iterator[T]:
+    """A server while it runs, on such a machine."""
+    server.machine(machine)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 @contextmanager

@@ -23,14 +23,18 @@ STAND_IN = Path(__file__).parents[1] / "stand_in" / "nvml.c"
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory):
-    """A JupyterLab that runs. Its machine has two GPUs."""
-    folder = tmp_path_factory.mktemp("lab")
-    library = folder / "driver" / "libnvidia-ml.so.1"
-    library.parent.mkdir()
+def driver(tmp_path_factory):
+    """The stand-in for NVIDIA's library."""
+    library = tmp_path_factory.mktemp("driver") / "libnvidia-ml.so.1"
     command = ["gcc", "-O1", "-shared", "-fPIC", "-pthread", "-o", library, STAND_IN]
     subprocess.run(command, check=True)
-    made = Lab(folder, library)
+    return library
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory, driver):
+    """A JupyterLab that runs. Its machine has two GPUs."""
+    made = Lab(tmp_path_factory.mktemp("lab"), driver)
     made.start()
     yield made
     made.stop()

@@ -1,4 +1,5 @@
-"""A real JupyterLab, in folders of its own, on a machine whose NVIDIA driver is the stand-in."""
+"""A real JupyterLab, and a kernel gateway for it, in folders of their own, each on a machine whose
+NVIDIA driver is the stand-in."""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ OVERRIDES = {
 }
 
 
-class Lab:
-    """Starts, stops, and starts again at the same address.
+class Server:
+    """A server on a machine whose GPUs a test plays; starts, stops, and starts again at the same
+    address.
 
     Parameters
     ----------
@@ -37,20 +39,17 @@ class Lab:
         Empty.
     library : Path
         The stand-in for NVML.
+    host : str
+        What the host is called; empty: as this machine is.
     """
 
-    def __init__(self, folder: Path, library: Path) -> None:
+    def __init__(self, folder: Path, library: Path, host: str = "") -> None:
         self.token = secrets.token_hex(16)
-        self.home = folder / "notebooks"
         self.log = folder / "log"
         self._machine = folder / "machine"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._port = free_port()
-        self.home.mkdir()
-        settings = folder / "config" / "labconfig" / "default_setting_overrides.json"
-        settings.parent.mkdir(parents=True)
-        settings.write_text(json.dumps(OVERRIDES))
         self._env = os.environ | {
             "JUPYTER_CONFIG_DIR": str(folder / "config"),
             "JUPYTER_DATA_DIR": str(folder / "data"),
@@ -61,16 +60,13 @@ class Lab:
             "GPUMAGIC_RUNTIME_DIR": str(folder / "state"),
             "LD_LIBRARY_PATH": str(library.parent),
             "STAND_IN_NVML": str(self._machine),
+            "GPUMAGIC_HOST": host,
         }
         self.machine()
 
     @property
     def base(self) -> str:
         return f"http://127.0.0.1:{self._port}/"
-
-    def page(self, workspace: str) -> str:
-        """The address of a workspace that is this test's own."""
-        return f"{self.base}lab/workspaces/{workspace}?token={self.token}"
 
     def machine(self, settings: Mapping[str, object] = MappingProxyType({})) -> None:
         """Makes the machine one with two GPUs and these settings: see the stand-in."""
@@ -88,15 +84,15 @@ class Lab:
         with urllib.request.urlopen(request, timeout=20) as answer:
             return bytes(answer.read())
 
-    def start(self) -> None:
-        command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
-        command += [f"--port={self._port}", "--ServerApp.port_retries=0"]
-        command += [f"--IdentityProvider.token={self.token}"]
-        command += ["--LabApp.expose_app_in_browser=True"]
-        command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    def run(self, *command: str) -> None:
+        """Starts this command of Python's, and waits until it answers."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, cwd=self.home, env=self._env, stdout=log, stderr=log
+                [sys.executable, "-m", *command],
+                cwd=self._folder,
+                env=self._env,
+                stdout=log,
+                stderr=log,
             )
         end = time.monotonic() + START_S
         while True:
@@ -105,7 +101,7 @@ class Lab:
                 return
             except OSError:
                 if self._process.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError(f"JupyterLab does not start:\n{self.said()}") from None
+                    raise RuntimeError(f"{command[0]} does not start:\n{self.said()}") from None
                 time.sleep(0.05)
 
     def stop(self) -> None:
@@ -117,6 +113,60 @@ class Lab:
     def said(self) -> str:
         """The server's log."""
         return self.log.read_text()
+
+
+class Gateway(Server):
+    """A kernel gateway."""
+
+    def __init__(self, folder: Path, library: Path, host: str) -> None:
+        super().__init__(folder, library, host)
+        # It tells its kernels nothing else.
+        self._env["KG_ENV_PROCESS_WHITELIST"] = ",".join(self._env)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Of a JupyterLab whose kernels run here."""
+        return f"--gateway-url={self.base}", f"--GatewayClient.auth_token={self.token}"
+
+    def start(self) -> None:
+        self.run(
+            "kernel_gateway",
+            f"--KernelGatewayApp.port={self._port}",
+            "--KernelGatewayApp.port_retries=0",
+            f"--KernelGatewayApp.auth_token={self.token}",
+            "--JupyterWebsocketPersonality.list_kernels=True",
+        )
+
+
+class Lab(Server):
+    """A JupyterLab."""
+
+    def __init__(self, folder: Path, library: Path, *options: str, host: str = "") -> None:
+        super().__init__(folder, library, host)
+        self.home = folder / "notebooks"
+        self.home.mkdir()
+        settings = folder / "config" / "labconfig" / "default_setting_overrides.json"
+        settings.parent.mkdir(parents=True)
+        settings.write_text(json.dumps(OVERRIDES))
+        self._options = options
+
+    def page(self, workspace: str) -> str:
+        """The address of a workspace that is this test's own."""
+        return f"{self.base}lab/workspaces/{workspace}?token={self.token}"
+
+    def start(self) -> None:
+        self.run(
+            "jupyterlab",
+            "--no-browser",
+            "--allow-root",
+            f"--ServerApp.root_dir={self.home}",
+            f"--port={self._port}",
+            "--ServerApp.port_retries=0",
+            f"--IdentityProvider.token={self.token}",
+            "--LabApp.expose_app_in_browser=True",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            *self._options,
+        )
 
     def write(self, name: str, cells: list[str]) -> str:
         """A notebook in the server's folder."""

@@ -8,7 +8,7 @@ import { Overview } from './overview.js';
 import type { Sight } from './page.js';
 import { Processes } from './processes.js';
 import type { Density, Shared } from './shared.js';
-import { type View, views } from './split.js';
+import { type View, views, whole } from './split.js';
 import { Summary } from './summary.js';
 import { file } from './words.js';
 
@@ -87,7 +87,7 @@ export class Gpus {
     const all = views(snapshot, this.#shared.here);
     this.#remember(all);
     const [shown, folds] = fold(all, this.#shared);
-    const elsewhere = of - snapshot.gpus.length;
+    const elsewhere = of - whole(snapshot.gpus).length;
     const auto = this.density === 'auto';
     this.lines = auto ? this.#crowded(shown.length + elsewhere) : this.density === 'lines';
     const mine = shown.filter(({ parts }) => parts.mine > 0);

@@ -8,6 +8,7 @@ import { HostHead, HostSection } from './host.js';
 import { Legend } from './legend.js';
 import type { Sight } from './page.js';
 import type { Density, Shared } from './shared.js';
+import { whole } from './split.js';
 import { broken } from './words.js';
 
 export class Machines {
@@ -66,7 +67,7 @@ export class Machines {
 
   update(snapshot: Snapshot): void {
     const several = this.hosts.length > 0;
-    this.#count = this.together(snapshot).gpus.length;
+    this.#count = whole(this.together(snapshot).gpus).length;
     show(this.#head.node, several);
     if (several) this.#head.update(snapshot);
     this.#problems.update(broken(snapshot));

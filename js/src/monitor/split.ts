@@ -82,6 +82,12 @@ export function split(gpu: GpuSample, held: Held | undefined, here: string | nul
   return { ...parts, free: Math.max(total - used - reserved, 0), known };
 }
 
+/** Those that are no part of another one of them. */
+export function whole(gpus: readonly GpuSample[]): GpuSample[] {
+  const all = new Set<string | null>(gpus.map(({ uuid }) => uuid));
+  return gpus.filter(({ mig }) => !all.has(mig));
+}
+
 /** The GPUs of a snapshot, each with its MIG devices and its processes. */
 export function views(snapshot: Snapshot, here: string | null): View[] {
   const held = heldBy(snapshot);
@@ -91,8 +97,7 @@ export function views(snapshot: Snapshot, here: string | null): View[] {
     if (list) list.push(process);
     else on.set(process.uuid, [process]);
   }
-  const parents = new Set(snapshot.gpus.map((gpu) => gpu.uuid));
-  const isSlice = (gpu: GpuSample): boolean => gpu.mig !== null && parents.has(gpu.mig);
+  const tops = new Set(whole(snapshot.gpus));
   const make = (gpu: GpuSample, migs: View[]): View => {
     const processes = on.get(gpu.uuid) ?? [];
     const parts = split(gpu, held.get(gpu.uuid), here);
@@ -108,15 +113,13 @@ export function views(snapshot: Snapshot, here: string | null): View[] {
     };
   };
   const children = new Map<string | null, View[]>();
-  for (const gpu of snapshot.gpus.filter(isSlice)) {
+  for (const gpu of snapshot.gpus.filter((gpu) => !tops.has(gpu))) {
     const list = children.get(gpu.mig) ?? [];
     list.push(make(gpu, []));
     children.set(gpu.mig, list);
   }
   for (const list of children.values()) number(list);
-  return snapshot.gpus
-    .filter((gpu) => !isSlice(gpu))
-    .map((gpu) => make(gpu, children.get(gpu.uuid) ?? []));
+  return [...tops].map((gpu) => make(gpu, children.get(gpu.uuid) ?? []));
 }
 
 /** Tells MIG devices of one name apart. */

@@ -59,7 +59,10 @@ export class Toolbar {
     }
     if (!snapshot) return;
     const { t } = this.#shared;
-    const said = hosts.length ? [] : [snapshot.host.name ?? '', ...machine(snapshot, t)];
-    this.#host.offer(said.filter(Boolean).join(' · ')).hint(details(snapshot, t));
+    const several = hosts.length > 0;
+    const said = several
+      ? [t('%1 hosts', hosts.length + 1), t('%1 GPUs', count)]
+      : [snapshot.host.name ?? '', ...machine(snapshot, t)];
+    this.#host.offer(said.filter(Boolean).join(' · ')).hint(several ? '' : details(snapshot, t));
   }
 }
