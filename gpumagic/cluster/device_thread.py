@@ -147,7 +147,8 @@ class DeviceThread:
         """On the thread: be placed no longer."""
         self._stack.close()
 
-    def close(self) -> None:
-        """End the thread; what was gathered and is defined in its variables goes on having them."""
+    def close(self, *, failed: bool) -> None:
+        """End the thread. What was gathered and is defined in its variables goes on having them;
+        an error has them no longer, or its frames would keep copies on every device."""
         self._worker.close()
-        self._copies.close(emptied=False)
+        self._copies.close(emptied=failed)

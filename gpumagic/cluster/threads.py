@@ -63,6 +63,7 @@ class CellOnDevices:
         self._gathered = (*asked.gather, *dict(asked.reduce))
         self._came: dict[int, tuple[Any, dict[str, Any]]] = {}  # of each part: value, and variables
         self._threads: list[DeviceThread] = []
+        self._failed = True  # until all have ended well
 
     def run(self, told: Callable[[PartsDone | str], object] = lambda progress: None) -> Any:
         """The values of the cell's last expression by part, None if all are; sets the variables."""
@@ -81,6 +82,7 @@ class CellOnDevices:
             began = self._clock()
             self._run_all(told)
             seconds = self._clock() - began
+            self._failed = False
             peaks = {memory.device: memory.peak for memory in meter.stop().values()}
         came = [self._came[number] for number in sorted(self._came)]
         made, wrong = put_together(self._asked, [variables for _, variables in came])
@@ -179,7 +181,9 @@ class CellOnDevices:
         with deferred():
             wait_for_all([each.submit(each.leave) for each in self._threads])
             for each in self._threads:
-                each.close()
+                each.close(failed=self._failed)
+        if self._failed:
+            self._came.clear()
 
 
 def _end(futures: dict[Future[Any], DeviceThread]) -> None:

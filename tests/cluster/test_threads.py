@@ -166,15 +166,17 @@ def test_what_holds_no_tensors_is_shared_and_what_does_is_not(notebook):
 def test_an_error_is_shown_once_with_its_device_and_ends_the_other(notebook):
     done = notebook.run(
         "%%ongpu 0,1 --split prompts --gather prompts --chunk 1\n"
-        "both_are_here()\nif torch.ones(1).device.index:\n    1 / 0\nwhile True: pass"
+        "both_are_here()\nkept = net, torch.ones(9)\n"
+        "if torch.ones(1).device.index:\n    1 / 0\nwhile True: pass"
     )
     assert isinstance(done.error, ZeroDivisionError)
     assert done.text.count("ZeroDivisionError") == 1
     lines = done.text.splitlines()
     assert "Cell In[" in lines[1]
-    assert lines[1].endswith("line 4")
+    assert lines[1].endswith("line 5")
     assert "gpumagic" not in done.text
-    assert "on cuda:1, line 4, prompts[" in done.text
+    assert "on cuda:1, line 5, prompts[" in done.text
+    assert [torch.cuda.memory_allocated(n) for n in range(2)] == [0, 0]
     assert len(notebook.ns["prompts"]) == 17
     assert notebook.run("torch.ones(1).device.type").result == "cpu"
 
