@@ -28,12 +28,12 @@ check: .venv/test  ## lint and types
 	$(BIN)/mypy
 	$(NPM) run --silent check
 
-suite: .venv/test  ## the tests
+suite: .venv/compiled  ## the tests
 	$(NPM) test --silent
 	$(BIN)/python tests/browser/chromium.py --install
 	$(PYTEST) $(PARALLEL) -m "not slow"
 
-slow: .venv/test  ## the tests that take minutes, and thousands of examples for those of properties
+slow: .venv/compiled  ## the tests that take minutes, and thousands of examples for those of properties
 	$(PYTEST) $(PARALLEL) -m slow
 	$(PYTEST) $(PARALLEL) -m "not slow" --hypothesis-profile=thorough --timeout=3600 \
 		--ignore tests/browser
@@ -99,6 +99,11 @@ clean:
 # Not compiled: of 17,000 files the tests import few, and compiling all takes a minute.
 .venv/test: .venv/bin/pip pyproject.toml $(CONSTRAINTS) $(FRONT)
 	$(BIN)/$(PIP_INSTALL) --no-compile -e ".[test]"
+	@touch $@
+
+# Once: else each of the processes that start at the same time compiles all that the tests import.
+.venv/compiled: .venv/test
+	$(PYTEST) --collect-only --quiet > $@.log || { cat $@.log; exit 1; }
 	@touch $@
 
 .venv/docs: .venv/bin/pip pyproject.toml $(CONSTRAINTS) $(FRONT)
