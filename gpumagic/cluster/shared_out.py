@@ -5,6 +5,7 @@ is given as the list of its parts, so that no work is lost.
 """
 
 import ast
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -38,9 +39,17 @@ class SharedOut:
             said = ", ".join(f"{name} has {count:,} items" for name, count in counts.items())
             raise GpuError(f"--split: {said}; split together what has as many")
         count = next(iter(counts.values()), 0)
-        # Of nothing there is one piece, so that what comes of it is of the right kind.
-        chunked = (pieces(count, asked.chunk) or [(0, 0)]) if asked.chunk else None
-        self.bounds = chunked or shares(count, ranks)
+        self.bounds = pieces(count, asked.chunk) if asked.chunk else shares(count, ranks)
+        self.bounds = self.bounds or [(0, 0)]
+        # Of nothing one part is run, so that what comes of it is of the right kind.
+        filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start] or [0]
+        self.total = len(filled)
+        # The numbers of the parts that each rank runs: its own one, or of all who is free.
+        common = deque(filled)
+        self.queues = [
+            common if asked.chunk else deque([rank] if rank in filled else [])
+            for rank in range(ranks)
+        ]
 
     def part(self, number: int) -> dict[str, Any]:
         """The variables of one part, by name."""

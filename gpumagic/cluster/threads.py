@@ -56,8 +56,6 @@ class CellOnDevices:
         self._devices = devices
         self._codes = compile_cell(tree, file, flags)
         self._shared_out = SharedOut(asked, namespace, len(devices))
-        numbers = [n for n, (start, stop) in enumerate(self._shared_out.bounds) if stop > start]
-        self._numbers = numbers or [0]
         self._names = [name for name in names if name not in asked.split]
         self._own = {*names_assigned(tree), *asked.split}
         self._gathered = (*asked.gather, *dict(asked.reduce))
@@ -105,25 +103,28 @@ class CellOnDevices:
             )
 
     def _run_all(self, told: Callable[[PartsDone], object]) -> None:
-        todo = deque(self._numbers)
         futures: dict[Future[Any], DeviceThread] = {}
         try:
-            for rank, thread in enumerate(self._threads):
-                own = deque([rank]) if rank in self._numbers else deque[int]()
-                queue = todo if self._asked.chunk else own
+            for thread, queue in zip(self._threads, self._shared_out.queues, strict=True):
                 futures[thread.submit(partial(self._work, thread, queue, told))] = thread
             wait_for_all(futures, "FIRST_EXCEPTION")
             failed = [(f, error) for f in futures if f.done() and (error := f.exception())]
             if failed:
-                todo.clear()
-                _end(futures)
+                self._end(futures)
                 future, error = failed[0]
                 note(error, self._place(error, futures[future]))
                 raise error
         except KeyboardInterrupt:
-            todo.clear()
-            _end(futures)
+            self._end(futures)
             raise _interrupted(futures) from None
+
+    def _end(self, futures: dict[Future[Any], DeviceThread]) -> None:
+        for queue in self._shared_out.queues:
+            queue.clear()
+        for future, thread in futures.items():
+            if not future.done():
+                thread.interrupt()
+        wait_for_all(futures)
 
     def _work(
         self, thread: DeviceThread, queue: "deque[int]", told: Callable[[PartsDone], object]
@@ -131,7 +132,7 @@ class CellOnDevices:
         """On a thread: run parts as long as there are any."""
         where = some(str(device) for device in self._devices)
         while True:
-            told(PartsDone(len(self._came), len(self._numbers), where))
+            told(PartsDone(len(self._came), self._shared_out.total, where))
             try:
                 number = queue.popleft()
             except IndexError:
@@ -184,13 +185,6 @@ class CellOnDevices:
                 each.close(failed=self._failed)
         if self._failed:
             self._came.clear()
-
-
-def _end(futures: dict[Future[Any], DeviceThread]) -> None:
-    for future, thread in futures.items():
-        if not future.done():
-            thread.interrupt()
-    wait_for_all(futures)
 
 
 def _interrupted(futures: dict[Future[Any], DeviceThread]) -> KeyboardInterrupt:
