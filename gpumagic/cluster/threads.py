@@ -164,6 +164,7 @@ class CellOnDevices:
             said = ", ".join(f"{name} is the {how}" for name, how in reduced.items())
             made.append(f"{said} of {parts} parts{equal}")
         sent = dict.fromkeys(self._sent) | {n: None for each in threads for n in each.sent}
+        fallen = [f"{device}: {device.note}" for device in self._devices if device.note]
         self.report = DevicesReport(
             tuple(
                 DeviceTime(each.device, each.seconds, peaks.get(str(each.device)), each.parts)
@@ -175,7 +176,7 @@ class CellOnDevices:
             sum(each.copied_bytes for each in threads),
             sum(each.copy_seconds for each in threads),
             tuple(made),
-            tuple(dict.fromkeys(line for each in threads for line in each.notes)),
+            tuple(dict.fromkeys([*fallen, *(line for each in threads for line in each.notes)])),
         )
 
     def _close(self) -> None:

@@ -128,6 +128,12 @@ def test_fewer_items_than_gpus(notebook):
     assert "(cuda:1 had nothing to do) · 1 one: 1 + 0" in done.text
 
 
+def test_what_is_not_here_is_the_cpu_and_that_is_told(notebook):
+    done = notebook.run("%%ongpu 0,7? --split x --gather y\ny = x * 2")
+    assert done.text.startswith("cuda:0, cpu (virtual")
+    assert "→ cpu: asked for GPU 7, which is not here" in done.text
+
+
 def test_what_is_gathered_is_of_the_notebooks_own_classes(notebook):
     notebook.run(
         "import math\nclass Mine:\n    def __init__(self, text): self.text = text\n"
