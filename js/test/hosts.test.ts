@@ -29,6 +29,7 @@ class FakeKernel {
   status = 'busy';
   connectionStatus = 'connected';
   statusChanged = new Signal();
+  connectionStatusChanged = new Signal();
   iopubMessage = new Signal();
   clientId = 'client';
   username = 'user';
@@ -195,6 +196,18 @@ describe('kernels are asked', () => {
     expect(uuids()).toEqual([['GPU-9']]);
   });
 
+  test('one whose connection was away for long is asked again when it is back', async () => {
+    const kernel = start('k1', told('node', 'GPU-9'));
+    await look();
+    kernel.connectionStatus = 'connecting';
+    await look(40);
+    expect(shown).toEqual([]);
+    kernel.connectionStatus = 'connected';
+    for (const slot of kernel.connectionStatusChanged.slots) slot(kernel, 'connected');
+    await look();
+    expect(uuids()).toEqual([['GPU-9']]);
+  });
+
   test('the time in which nobody looked is not held against a host', async () => {
     start('k1', told('node', 'GPU-9'));
     await look();
@@ -244,17 +257,23 @@ describe('kernels are asked', () => {
     kernels = [];
     await look(2);
     expect(kernel.asked).toHaveLength(2);
-    expect(kernel.iopubMessage.slots.size + kernel.statusChanged.slots.size).toBe(0);
+    const { iopubMessage, statusChanged, connectionStatusChanged } = kernel;
+    for (const { slots } of [iopubMessage, statusChanged, connectionStatusChanged])
+      expect(slots.size).toBe(0);
     await look(40);
     expect(shown).toEqual([]);
   });
 });
 
 test('only a JupyterLab that keeps a cell’s state while its kernel is asked', () => {
-  const able = ['4.5.0', '4.6.6', '5.0.0', '7.5.1'];
-  expect(able.map(tellsApart)).toEqual(able.map(() => true));
-  const older = ['4.2.0', '4.4.10', '3.6.0', '7.4.0'];
-  expect(older.map(tellsApart)).toEqual(older.map(() => false));
+  const told = '["stream", "gpumagic_request"]';
+  for (const able of ['4.5.0', '4.6.6', '5.0.0', '7.5.1']) {
+    expect(tellsApart(able, told)).toBe(true);
+    // The server is too old to leave what we ask aside.
+    expect(tellsApart(able, '')).toBe(false);
+  }
+  for (const older of ['4.2.0', '4.4.10', '3.6.0', '7.4.0'])
+    expect(tellsApart(older, told)).toBe(false);
 });
 
 describe('in the monitor', () => {

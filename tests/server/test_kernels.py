@@ -64,6 +64,8 @@ def execute(jp_serverapp):
 
 async def test_what_pages_ask_a_kernel_makes_it_neither_busy_nor_idle(jp_serverapp):
     manager = jp_serverapp.kernel_manager
+    if not hasattr(manager, "untracked_message_types"):
+        pytest.skip("jupyter_server before 2.15 tracks all; the panel then asks no kernel")
     assert not manager.track_message_type("gpumagic_request")
     assert manager.track_message_type("execute_request")
 

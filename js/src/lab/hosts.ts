@@ -19,6 +19,7 @@ const GONE_S = 30;
 const LONGEST_S = 10;
 /** By a comm of this name, gpumagic/magics/control_channel.py says that it is there. */
 const TARGET = 'gpumagic';
+const REQUEST = 'gpumagic_request';
 
 /** What is known of a kernel. */
 interface Known {
@@ -44,11 +45,12 @@ const keyOf = ({ name, boot }: Host): string => `${name} ${boot ?? ''}`;
 
 /**
  * Whether JupyterLab can tell a kernel's answer on the control channel from the end of its cell:
- * from 4.5 on, and Notebook from 7.5 on.
+ * from 4.5 on, and Notebook from 7.5 on, where the server names the `untracked` types of messages.
  */
-export function tellsApart(version: string): boolean {
+export function tellsApart(version: string, untracked: string): boolean {
   const [major = 0, minor = 0] = version.split('.').map(Number);
-  return major === 4 || major === 7 ? minor >= 5 : major > 4;
+  const able = major === 4 || major === 7 ? minor >= 5 : major > 4;
+  return able && untracked.includes(REQUEST);
 }
 
 export class Hosts {
@@ -110,12 +112,14 @@ export class Hosts {
     for (const kernel of this.#known.keys()) {
       if (kernels.has(kernel)) continue;
       kernel.statusChanged.disconnect(this.#change);
+      kernel.connectionStatusChanged.disconnect(this.#connect);
       kernel.iopubMessage.disconnect(this.#hear);
       this.#known.delete(kernel);
     }
     for (const kernel of kernels) {
       if (this.#known.has(kernel)) continue;
       kernel.statusChanged.connect(this.#change);
+      kernel.connectionStatusChanged.connect(this.#connect);
       kernel.iopubMessage.connect(this.#hear);
       this.#known.set(kernel, { ...UNKNOWN });
     }
@@ -124,6 +128,12 @@ export class Hosts {
   #change = (kernel: Kernel.IKernelConnection, status: Kernel.Status): void => {
     const known = this.#known.get(kernel);
     if (known && status.endsWith('restarting')) Object.assign(known, UNKNOWN);
+  };
+
+  /** What it did not answer, the connection may have lost. */
+  #connect = (kernel: Kernel.IKernelConnection, status: Kernel.ConnectionStatus): void => {
+    const known = this.#known.get(kernel);
+    if (known?.is === 'without' && status === 'connected') known.is = 'new';
   };
 
   /** A cell of a kernel without gpumagic may have loaded it, as soon as it runs or at its end. */
@@ -158,7 +168,7 @@ export class Hosts {
 
   async #ask(kernel: Kernel.IKernelConnection, known: Known): Promise<void> {
     known.asking = true;
-    const answer = await this.#answer(kernel, 'gpumagic_request');
+    const answer = await this.#answer(kernel, REQUEST);
     known.asking = false;
     const snapshot = toSnapshot(answer?.['snapshot']);
     known.failed = snapshot === null;

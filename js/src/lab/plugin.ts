@@ -6,6 +6,7 @@ import {
   type JupyterFrontEndPlugin,
 } from '@jupyterlab/application';
 import { ICommandPalette, Notification } from '@jupyterlab/apputils';
+import { PageConfig } from '@jupyterlab/coreutils';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator } from '@jupyterlab/translation';
@@ -102,7 +103,7 @@ async function activate(
     () => names(app),
     (told) => feeds.hosts(told),
   );
-  if (tellsApart(app.version))
+  if (tellsApart(app.version, PageConfig.getOption('untracked_message_types')))
     stream.subscribe({ snapshot: (own) => feeds.seen && hosts.look(own) }, null);
 
   const panel = new Panel(monitor, t, () => feeds.look());
