@@ -52,54 +52,59 @@ class Allocator:
     """The blocks that are allocated at one moment; where it tells none, storages are blocks."""
 
     def __init__(self) -> None:
-        found: dict[int, list[Place]] = {}
-        self.origins: dict[tuple[str, int], tuple[Any, str | None]] = {}
-        """By device and address the frames that made a block, and what it is stamped with."""
+        self._blocks: dict[int, dict[int, Any]] = {}
         with no_collections():
             segments = _segments()
             self._tells = segments is not None
             for segment in segments or ():
-                number, device = segment["device"], f"cuda:{segment['device']}"
-                blocks = found.setdefault(number, [])
+                blocks = self._blocks.setdefault(segment["device"], {})
                 for block in segment["blocks"]:
                     if block["state"] == "active_allocated":
-                        address = block["address"]
-                        blocks.append(Place(device, address, block["size"]))
-                        origin = block["frames"], block.get("user_metadata")
-                        self.origins[device, address] = origin
-        self._blocks = {number: sorted(blocks) for number, blocks in found.items()}
-        self._starts = {n: [block.address for block in self._blocks[n]] for n in self._blocks}
+                        blocks[block["address"]] = block
+        # By device the addresses in order, of those devices for which they were needed.
+        self._starts: dict[int, list[int]] = {}
 
     @property
     def total(self) -> int:
         """The bytes of all blocks."""
-        return sum(block.nbytes for blocks in self._blocks.values() for block in blocks)
+        return sum(block["size"] for blocks in self._blocks.values() for block in blocks.values())
+
+    def blocks(self, device: str) -> dict[int, Any]:
+        """What torch tells of the blocks on ``"cuda:0"``, by address."""
+        return self._blocks.get(_ordinal(device), {})
 
     def place(self, obj: Any) -> Place | None:
         """Where a tensor or a storage lies; None of what is on no GPU, and of anything else."""
         if issubclass(type(obj), Tensor):
-            return None if (number := _number(obj)) < 0 else self._of_tensor(obj, number)
+            number = _number(obj)
+            return self._of_tensor(obj, number) if number >= 0 else None
         if issubclass(type(obj), UntypedStorage) and obj.device.type not in ("cpu", "meta"):
             return self._at(obj.device.index or 0, obj.data_ptr()) or self._alone(obj)
         return None
 
     def block(self, place: Place) -> Place | None:
         """The block that a place is in; None of other libraries' memory."""
-        return self._at(int(place.device.rpartition(":")[2]), place.address)
+        return self._at(_ordinal(place.device), place.address)
 
     def _of_tensor(self, tensor: Any, number: int) -> Place | None:
         try:
-            return self._at(number, _data_address(tensor)) or self._alone(_storage(tensor))
+            address = _data_address(tensor)
+            if number in self._blocks and address in self._blocks[number]:
+                return Place(f"cuda:{number}", address, self._blocks[number][address]["size"])
+            return self._at(number, address) or self._alone(_storage(tensor))
         except (RuntimeError, NotImplementedError):  # it has no storage: sparse, fake, a wrapper
             return None
 
     def _at(self, number: int, address: int) -> Place | None:
-        starts = self._starts.get(number, ())
-        at = bisect_right(starts, address) - 1
-        if at < 0:
+        """The block that an address is in."""
+        blocks = self._blocks.get(number, {})
+        if number not in self._starts:
+            self._starts[number] = sorted(blocks)
+        at = bisect_right(self._starts[number], address) - 1
+        block = blocks[self._starts[number][at]] if at >= 0 else None
+        if block is None or address >= block["address"] + block["size"]:
             return None
-        block = self._blocks[number][at]
-        return block if address < block.address + block.nbytes else None
+        return Place(f"cuda:{number}", block["address"], block["size"])
 
     def _alone(self, storage: Any) -> Place | None:
         """A storage as a block of its own, where the allocator does not tell its blocks."""
@@ -107,6 +112,11 @@ class Allocator:
         if (self._tells and device.type == "cuda") or not address:
             return None  # the memory is another library's, or there is none
         return Place(str(device), address, in_blocks(storage.nbytes()))
+
+
+def _ordinal(device: str) -> int:
+    kind, _, number = device.partition(":")
+    return int(number or 0) if kind == "cuda" else -1
 
 
 def _segments() -> list[Any] | None:

@@ -1,12 +1,15 @@
 """Ask who holds the memory of each GPU now."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain, groupby
+from operator import attrgetter
 from time import perf_counter
+from typing import Any
 
 from gpumagic.errors import GpuError
-from gpumagic.memory.allocator import Allocator
+from gpumagic.memory.allocator import Allocator, no_collections
 from gpumagic.memory.device_figures import figures
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.made_in import MadeIn
@@ -17,6 +20,7 @@ from gpumagic.memory.memory_report import (
     MemoryHolder,
     MemoryReport,
 )
+from gpumagic.memory.ways import Way
 from gpumagic.usercode.notebook import user_namespace
 
 _REST = "held by no Python object"
@@ -46,19 +50,25 @@ def memory(*names: str) -> MemoryReport:
     for name in names:
         if name not in namespace:
             raise GpuError(f"memory: there is no variable {name!r}; type its name as in the cell")
+    with no_collections():  # until all that was looked through is gone
+        devices = _devices(names, namespace)
+    return MemoryReport(devices, perf_counter() - start)
+
+
+def _devices(names: tuple[str, ...], namespace: Mapping[str, Any]) -> tuple[DeviceMemory, ...]:
     allocator = Allocator()
     found = find(namespace, allocator=allocator)
     if names:
         found = [_by(names, storage) for storage in found if storage.roots & set(names)]
     made_in = MadeIn(allocator)
     each = (with_holders(device, found, made_in, whole=not names) for device in figures())
-    return MemoryReport(tuple(each), perf_counter() - start)
+    return tuple(each)
 
 
 def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:
     """A storage as these variables hold it, though others may hold it too."""
-    paths = sorted(storage.paths, key=lambda path: path.root not in names)
-    return storage._replace(paths=tuple(paths))
+    ways = sorted(storage.ways, key=lambda way: way.root not in names)
+    return storage._replace(ways=tuple(ways))
 
 
 def with_holders(
@@ -75,10 +85,12 @@ def with_holders(
 
 def grouped(found: Iterable[FoundStorage], made_in: MadeIn | None = None) -> list[MemoryHolder]:
     """One row for each holder at the top, the largest first: a variable, an output, …"""
-    of_roots: dict[tuple[str, bool], list[FoundStorage]] = {}
-    for storage in found:
-        first = storage.paths[0]
-        of_roots.setdefault((first.root, first.kind == OTHER), []).append(storage)
+    alike: dict[tuple[Way, ...], list[FoundStorage]] = {}
+    for ways, run in groupby(found, key=attrgetter("ways")):
+        alike.setdefault(ways, []).extend(run)
+    of_roots: dict[tuple[str, bool], list[list[FoundStorage]]] = {}
+    for (first, *_), storages in alike.items():
+        of_roots.setdefault((first.root, first.kind == OTHER), []).append(storages)
     rows = (_row(root, storages, made_in) for (root, _), storages in of_roots.items())
     return sorted(rows, key=_most_first)
 
@@ -87,19 +99,21 @@ def _most_first(row: MemoryHolder) -> int:
     return -row.nbytes
 
 
-def _row(root: str, storages: list[FoundStorage], made_in: MadeIn | None) -> MemoryHolder:
+def _row(root: str, groups: list[list[FoundStorage]], made_in: MadeIn | None) -> MemoryHolder:
+    """What one holder has, in groups of what has the same ways."""
     kinds: Counter[str] = Counter()
     aliases: dict[str, None] = {}
-    for storage in storages:
-        kinds[storage.paths[0].kind] += storage.nbytes
-        aliases |= dict.fromkeys(path.root for path in storage.paths if path.root != root)
+    for storages in groups:
+        ways = storages[0].ways
+        kinds[ways[0].kind] += sum(storage.nbytes for storage in storages)
+        aliases |= dict.fromkeys(way.root for way in ways if way.root != root)
     return MemoryHolder(
         path=root,
         kind=kinds.most_common(1)[0][0],
-        device=storages[0].device,
+        device=groups[0][0].device,
         nbytes=kinds.total(),
-        made=made_in.most_of(storages) if made_in is not None else None,
+        made=made_in.most_of([*chain.from_iterable(groups)]) if made_in is not None else None,
         aliases=tuple(aliases),
-        count=len(storages),
+        count=sum(map(len, groups)),
         kinds=tuple(kinds.most_common()),
     )

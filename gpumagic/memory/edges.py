@@ -12,7 +12,7 @@ from contextvars import Context, Token
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gpumagic.memory import autograd_graph
@@ -36,21 +36,29 @@ def later(obj: Any) -> list[Any]:
     return gc.get_referents(obj)
 
 
+# Of a tensor the collector sees its class, if nothing else.
+_TENSOR_CLASSES = {id(Tensor), id(nn.Parameter)}
+_AT_ONCE = 256
+
+
 class Edges:
     """How each type refers to others; what was met that may hold memory on a GPU."""
 
     def __init__(self) -> None:
-        self.tensors: list[Any] = []  # and storages
+        self.tensors: list[int] = []  # and storages, by their numbers in the walk
         self.arrays: list[Any] = []
         self._graphs = autograd_graph.can_be_read()
         # By id, for a metaclass may define a hash; the types themselves, so that ids stay theirs.
         self.rules: dict[int, Any] = {}
         self._types: list[type] = []
+        self._tensor_types: set[int] = set()
 
     def rule(self, kind: type) -> Refers | None:
         """What gives the referents of objects of a type; None where they can hold nothing."""
         if id(kind) not in self.rules:
             self._types.append(kind)
+            if issubclass(kind, (Tensor, torch.UntypedStorage)):
+                self._tensor_types.add(id(kind))
             self.rules[id(kind)] = self._rule(kind)
         found: Refers | None = self.rules[id(kind)]
         return found
@@ -59,7 +67,7 @@ class Edges:
         bases = bases_of(kind)
         for base, rule in (
             (Tensor, self._tensor),
-            (torch.UntypedStorage, self._storage),
+            (torch.UntypedStorage, gc.get_referents),
             (type, later),
             (types.ModuleType, later),
             (Optimizer, _optimizer),
@@ -76,8 +84,34 @@ class Edges:
         return gc.get_referents if _flags(kind) & _COLLECTED else None
 
     def _tensor(self, tensor: Any) -> Iterable[Any]:
-        self.tensors.append(tensor)
         return gc.get_referents(tensor) + [child for child, _ in self.of_tensor(tensor)]
+
+    def leaves(self, objects: list[Any], first: int) -> set[int]:
+        """Note the tensors among objects that were met, which are numbered from `first` on.
+
+        It returns the numbers of those that refer to nothing at all, which most do. It is asked of
+        many at a time: one by one it would take several times as long.
+        """
+        kinds = self._tensor_types
+        tensors = [n for n, obj in enumerate(objects) if id(type(obj)) in kinds]
+        self.tensors += [first + n for n in tensors]
+        plain = [n for n in tensors if id(type(objects[n])) in _TENSOR_CLASSES]
+        found: set[int] = set()
+        for start in range(0, len(plain), _AT_ONCE):
+            some = plain[start : start + _AT_ONCE]
+            if self._refer_to_nothing([objects[n] for n in some]):
+                found.update(first + n for n in some)
+        return found
+
+    def _refer_to_nothing(self, tensors: list[Any]) -> bool:
+        try:
+            # Torch warns who asks others than leaves for their gradient.
+            for get in (_grad_fn, _grad):
+                if any(found is not None for found in map(get, tensors)):
+                    return False
+        except RuntimeError:  # see `of_tensor`
+            return False
+        return {*map(id, gc.get_referents(*tensors))} <= _TENSOR_CLASSES
 
     def of_tensor(self, tensor: Any) -> list[Edge]:
         """What torch keeps with a tensor, each with the step that leads there."""
@@ -93,10 +127,6 @@ class Edges:
         except RuntimeError:  # a view whose base was changed in a way that autograd forbids
             pass
         return found
-
-    def _storage(self, storage: Any) -> Iterable[Any]:
-        self.tensors.append(storage)
-        return gc.get_referents(storage)
 
     def _node(self, node: Any) -> Iterable[Any]:
         return gc.get_referents(node) + [child for child, _ in self.of_node(node)]

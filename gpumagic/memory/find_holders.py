@@ -1,4 +1,4 @@
-"""Find every storage on a GPU, with its bytes and the paths by which Python reaches it.
+"""Find every storage on a GPU, with its bytes and the ways by which Python reaches it.
 
 Each storage is found once, and counted as torch's allocator counts it. What is returned are names
 and numbers: it keeps nothing alive. No code of the user's runs, and nothing is imported.
@@ -7,6 +7,7 @@ and numbers: it keeps nothing alive. No code of the user's runs, and nothing is 
 import gc
 from collections.abc import Iterable, Mapping
 from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -18,25 +19,27 @@ from gpumagic.memory.leftovers import walk_leftovers
 from gpumagic.memory.memory_report import KEPT
 from gpumagic.memory.paths import FoundPath, Paths
 from gpumagic.memory.roots import Roots
+from gpumagic.memory.ways import Way, Ways
 
 
 class FoundStorage(NamedTuple):
-    """A piece of memory on a GPU, its bytes, and the paths to it: the first one counts."""
+    """A piece of memory on a GPU, its bytes, and the ways to it: the first one counts."""
 
     device: str
     address: int  # as in torch.cuda.memory_snapshot()
     nbytes: int
-    paths: tuple[FoundPath, ...]
+    ways: tuple[Way, ...]
+    paths: tuple[FoundPath, ...] = ()  # where they were asked for
 
     @property
     def is_kept(self) -> bool:
         """Whether nothing holds it but what `%gpufree` lets go of."""
-        return all(path.kind in KEPT for path in self.paths)
+        return all(way.kind in KEPT for way in self.ways)
 
     @property
     def roots(self) -> set[str]:
         """All who hold it, by their first names."""
-        return {path.root for path in self.paths}
+        return {way.root for way in self.ways}
 
 
 def find(
@@ -44,11 +47,13 @@ def find(
     more: Iterable[Root] = (),
     closed: Iterable[Any] = (),
     allocator: Allocator | None = None,
+    *,
+    paths: bool = False,
 ) -> list[FoundStorage]:
     """Every storage on a GPU that something in this process holds, the largest first.
 
     It looks from `more` than the notebook's roots, and through nothing that is `closed`. Where the
-    blocks of the allocator were read already, they are given.
+    blocks of the allocator were read already, they are given. To write the `paths` takes longer.
     """
     # Nor may a `__torch_function__` of the user's come in between.
     with no_collections(), torch._C.DisableTorchFunction():
@@ -61,7 +66,7 @@ def find(
             walk.walk_later(roots.is_users_class)
             if search.misses_any():
                 walk_leftovers(walk, search.misses, roots.far)
-            return search.found()
+            return search.found(paths)
         finally:
             walk.forget()
 
@@ -88,28 +93,28 @@ class _Search:
 
     def _match(self) -> None:
         """Note the storages of what was met since the last time."""
-        met = self._walk.edges.tensors
-        for obj in met[self._matched :]:
-            place, number = self._allocator.place(obj), self._walk.number(obj)
-            if place is not None and number is not None:
-                self._numbers.setdefault(place, []).append(number)  # in the order of the walk
+        met, objects = self._walk.edges.tensors, self._walk.objects
+        for number in met[self._matched :]:
+            if place := self._allocator.place(objects[number]):
+                self._numbers.setdefault(place, []).append(number)
         self._matched = len(met)
 
-    def found(self) -> list[FoundStorage]:
-        """All storages with their paths, the largest first."""
+    def found(self, paths: bool) -> list[FoundStorage]:
+        """All storages with the ways to them, the largest first."""
         self._match()
         for array, place in other_arrays.places(self._walk.edges.arrays):
             ours = self._allocator.block(place)  # of a tensor whose memory it shares
             self._numbers.setdefault(ours or place, []).append(self._walk.number(array) or 0)
-        paths = Paths(self._walk)
-        paths.find_others(n for numbers in self._numbers.values() for n in numbers)
+        ways = Ways(self._walk, chain.from_iterable(self._numbers.values()))
+        written = Paths(self._walk, ways) if paths else None
         every = [
-            FoundStorage(*place, tuple(_alone(chain.from_iterable(map(paths.found, numbers)))))
+            FoundStorage(*place, ways.of(numbers), _written(written, numbers) if written else ())
             for place, numbers in self._numbers.items()
         ]
-        return sorted(every, key=lambda storage: -storage.nbytes)
+        return sorted(every, key=itemgetter(2), reverse=True)
 
 
-def _alone(paths: Iterable[FoundPath]) -> Iterable[FoundPath]:
-    """Each way once."""
-    return {path.path: path for path in paths}.values()
+def _written(paths: Paths, numbers: Iterable[int]) -> tuple[FoundPath, ...]:
+    """Each path once."""
+    found = chain.from_iterable(map(paths.found, numbers))
+    return tuple({path.path: path for path in found}.values())

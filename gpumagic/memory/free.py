@@ -58,7 +58,7 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     meter = _Meter()
     spare = [each for each in found if not _is_needed(each, names)]
     error = ""
-    if any(path.kind == EXCEPTION for each in spare for path in each.paths):
+    if any(way.kind == EXCEPTION for each in spare for way in each.ways):
         error = KeptErrors().let_go()
         meter.take(error)
     alone = _holding(spare)
@@ -91,7 +91,7 @@ def _holding(found: Iterable[FoundStorage]) -> set[str]:
 
 def _is_needed(storage: FoundStorage, names: Collection[str]) -> bool:
     """Whether anything holds it but what is let go of, and what is to be deleted."""
-    return any(path.kind not in KEPT and path.root not in names for path in storage.paths)
+    return any(way.kind not in KEPT and way.root not in names for way in storage.ways)
 
 
 def allocated() -> dict[str, int]:

@@ -110,7 +110,7 @@ def _allocated() -> int:
 def _holders(namespace: Mapping[str, Any]) -> dict[str, _Holder]:
     """Who holds what: all outputs are one."""
     of_names: dict[str, list[FoundStorage]] = {}
-    for storage in find(namespace):
+    for storage in find(namespace, paths=True):
         first = storage.paths[0]
         of_names.setdefault("Out" if first.kind == OUTPUT else first.root, []).append(storage)
     return {name: _holder(storages) for name, storages in of_names.items()}

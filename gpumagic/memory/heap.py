@@ -61,7 +61,7 @@ class Walk:
         for root in roots:
             parent = ~len(self.roots)
             self.roots.append(root)
-            self._meet([root.value], parent)
+            self._meet([(parent, [root.value])])
         self._walk()
 
     def walk_later(self, now: Callable[[Any], bool]) -> None:
@@ -79,29 +79,40 @@ class Walk:
 
     def _walk(self) -> None:
         objects, rules = self.objects, self.edges.rules
-        while self._next < len(objects):
-            number, obj = self._next, objects[self._next]
-            self._next += 1
-            self._meet(rules[id(type(obj))](obj), number)
+        while (first := self._next) < len(objects):
+            level = objects[first:]
+            self._next = len(objects)
+            leaves = self.edges.leaves(level, first)
+            self._meet(
+                (number, rules[id(type(obj))](obj))
+                for number, obj in enumerate(level, first)
+                if number not in leaves
+            )
 
-    def _meet(self, found: Iterable[Any], parent: int) -> None:
+    def _meet(self, found: Iterable[tuple[int, Iterable[Any]]]) -> None:
+        """Note what objects, by number, refer to."""
         # What a million objects pass through: nothing is called that need not be.
-        rules, numbers, objects = self.edges.rules, self._numbers, self.objects
-        within = self._within
-        for obj in found:
-            kind = type(obj)
-            refers = rules[id(kind)] if id(kind) in rules else self.edges.rule(kind)
-            if refers is None:
-                continue
-            number = numbers.get(id(obj))
-            if number is None:
-                if within is not None and id(obj) not in within and refers in _PLAIN:
+        rules, numbers, objects, parents = (
+            self.edges.rules,
+            self._numbers,
+            self.objects,
+            self.parents,
+        )
+        within, waiting = self._within, self._later
+        for parent, referents in found:
+            for obj in referents:
+                kind, key = id(type(obj)), id(obj)
+                refers = rules[kind] if kind in rules else self.edges.rule(type(obj))
+                if refers is None:
                     continue
-                if refers is later and within is None:
-                    self._later.setdefault(id(obj), (obj, []))[1].append(parent)
-                else:
-                    numbers[id(obj)] = len(objects)
+                if key in numbers:
+                    if numbers[key] != _CLOSED:
+                        self.others.setdefault(numbers[key], []).append(parent)
+                elif refers is later and within is None:
+                    if key not in waiting:
+                        waiting[key] = obj, []
+                    waiting[key][1].append(parent)
+                elif within is None or key in within or refers not in _PLAIN:
+                    numbers[key] = len(objects)
                     objects.append(obj)
-                    self.parents.append(parent)
-            elif number != _CLOSED:
-                self.others.setdefault(number, []).append(parent)
+                    parents.append(parent)

@@ -5,9 +5,8 @@ then costs about 2 µs. The cell that runs is stamped on what it allocates, so t
 again is told from its first run; threads of autograd bear no stamp.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -29,29 +28,32 @@ class MadeIn:
     """Where each allocation was made that lived when this was called."""
 
     def __init__(self, allocator: Allocator | None = None) -> None:
-        self._origins = (allocator or Allocator()).origins
-        # By the list of frames, which allocations of one line may share.
+        self._allocator = allocator or Allocator()
+        # By the id of the list of frames, which allocations of one line may share, and the stamp.
         self._known: dict[tuple[int, str], Made | None] = {}
 
     def of(self, device: str, address: int) -> Made | None:
         """The cell and line that made what lies at an address of ``"cuda:0"``; None if unknown."""
-        origin = self._origins.get((device, address))
-        if origin is None:
-            return None
-        frames, stamp = origin
-        stamp = stamp or self._stamps.get((device, address), "")
-        key = id(frames), stamp
-        if key not in self._known:
-            self._known[key] = _made(users(frames), stamp)
-        return self._known[key]
+        return self._most(device, [(address, 0)])
 
-    def most_of(self, storages: Iterable[FoundStorage]) -> Made | None:
-        """Where most bytes of some storages were made; None where that is not known."""
-        found: dict[int, tuple[int, Made | None]] = {}
-        for storage in storages:
-            made = self.of(storage.device, storage.address)
-            found[id(made)] = found.get(id(made), (0, made))[0] + storage.nbytes, made
-        return max(found.values(), key=itemgetter(0), default=(0, None))[1]
+    def most_of(self, storages: Sequence[FoundStorage]) -> Made | None:
+        """Where most bytes of some storages of one GPU were made; None where that is not known."""
+        return self._most(storages[0].device, ((each.address, each.nbytes) for each in storages))
+
+    def _most(self, device: str, places: Iterable[tuple[int, int]]) -> Made | None:
+        blocks, stamps = self._allocator.blocks(device), self._stamps
+        found: dict[tuple[int, str], int] = {}
+        for address, nbytes in places:
+            if address in blocks:
+                block = blocks[address]
+                stamp = block.get("user_metadata") or ""
+                if not stamp and stamps:
+                    stamp = stamps.get((device, address), "")
+                origin = id(block["frames"]), stamp
+                found[origin] = found.get(origin, 0) + nbytes
+                if origin not in self._known:
+                    self._known[origin] = _made(users(block["frames"]), stamp)
+        return self._known[max(found, key=found.__getitem__)] if found else None
 
     @cached_property
     def _stamps(self) -> dict[tuple[str, int], str]:

@@ -115,7 +115,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     first = first_name(name)
     # What is made when it is asked for, as data[0] of a tensor, has no path from a variable.
     allocator = Allocator()
-    found = find(namespace, [Root(name, value, holder=first)], allocator=allocator)
+    found = find(namespace, [Root(name, value, holder=first)], allocator=allocator, paths=True)
     own = {storage: _within(name, storage, "path") for storage in found}
     root, devices, beside = _Node(name), dict[str, None](), Counter[str]()
     if isinstance(value, nn.Module):
@@ -125,7 +125,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     for storage, (path, kind) in own.items():
         if path:
             made[made_in.of(storage.device, storage.address)] += storage.nbytes
-            aliases |= {p.root: None for p in storage.paths if p.root != first}
+            aliases |= {way.root: None for way in storage.ways if way.root != first}
         else:
             path, kind = _within(name, storage, "beside")
             # Of what an output or an error keeps it is told that they do, not what it is.

@@ -90,7 +90,7 @@ class PeakRecorder:
     def _held(self) -> dict[int, str]:
         """What is held now, by address."""
         found = find(self._namespace)
-        return {s.address: s.paths[0].kind for s in found if s.device == str(self._device)}
+        return {s.address: s.ways[0].kind for s in found if s.device == str(self._device)}
 
     def _note(self, kinds: Mapping[int, str]) -> None:
         self._notes.append(Note(time_ns() // 1000, kinds))

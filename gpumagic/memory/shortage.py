@@ -70,7 +70,8 @@ class Situation:
     def storages(self) -> list[FoundStorage]:
         """All that is held now on the GPU, each storage with its paths."""
         more = [Root(_EARLIER, each, EXCEPTION) for each in self._earlier]
-        found = find(self.namespace, [*more, *self._locals()], self._closed, self._allocator)
+        roots = [*more, *self._locals()]
+        found = find(self.namespace, roots, self._closed, self._allocator, paths=True)
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
@@ -207,8 +208,8 @@ class Situation:
     @property
     def earlier_errors(self) -> set[str]:
         """The names by which exceptions of earlier cells hold something."""
-        paths = (path for each in self.storages for path in each.paths)
-        return {path.root for path in paths if path.kind == EXCEPTION} - self._frames
+        ways = (way for each in self.storages for way in each.ways)
+        return {way.root for way in ways if way.kind == EXCEPTION} - self._frames
 
     @cached_property
     def _frames(self) -> set[str]:

@@ -31,7 +31,6 @@ from gpumagic.telemetry.virtual_state import (
 from gpumagic.virtual import host_memory
 from gpumagic.virtual.memory_history import (
     Allocation,
-    LiveBlock,
     Recording,
     Ring,
     history,
@@ -110,12 +109,12 @@ class MemoryAccount:
         try:
             frame = _getframe(depth)
         except ValueError:  # on a thread of C++
-            block.code = None
+            block.made, block.at = None, 0
         else:
-            code = block.code = frame.f_code
+            code = block.made = frame.f_code
             block.at = frame.f_lasti
             if not users_files[code.co_filename]:
-                block.code, block.at = outer_line(frame)
+                block.made, block.at = outer_line(frame)
         with self._lock:
             if self._freed:
                 self._take_freed()
@@ -161,19 +160,20 @@ class MemoryAccount:
                 block.find_address()
             self.ring = Ring(recording, self.ring) if recording.enabled else None
 
-    def blocks_now(self) -> list[LiveBlock]:
+    def blocks_now(self) -> list[Allocation]:
         """Every allocation that lives, by address."""
         with self._lock:
             self._take_freed()
             live = list(self._live.values())
-        return sorted((b for b in map(Allocation.read, live) if b), key=attrgetter("address"))
+        return sorted(filter(Allocation.find_address, live), key=attrgetter("address"))
 
     def _note_taken(self, ring: Ring, block: Allocation, owner: Any) -> None:
         keeps = history.recording.keeps
         block.address = address = owner.data_ptr()
-        block.stack = stack() if keeps("state") else ()
+        lines = stack() if keeps("state") else ()
+        block.made = lines or block.made
         ring.note("segment_alloc", address, block.size)
-        ring.note("alloc", address, block.requested, block.stack if keeps("alloc") else ())
+        ring.note("alloc", address, block.requested, lines if keeps("alloc") else ())
 
     def refresh(self) -> None:
         """Count what was freed since the last allocation."""

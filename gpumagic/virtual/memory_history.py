@@ -39,28 +39,24 @@ class _ThisThread(threading.local):
     metadata = ""
 
 
-class LiveBlock(NamedTuple):
-    """An allocation as it is read: where it lies, and where it was made."""
-
-    address: int
-    size: int
-    requested: int
-    metadata: str
-    stack: tuple[Line, ...]  # innermost first; of the user's line alone where no more was recorded
-
-
 class Allocation(weakref.ref[Any]):
     """An allocation. It dies with the object that owns the bytes."""
 
-    __slots__ = ("address", "at", "code", "metadata", "requested", "size", "stack")
+    __slots__ = ("address", "at", "made", "metadata", "requested", "size")
     size: int
     requested: int
-    code: CodeType | None  # of the user's line that asked for it
-    at: int  # the instruction there
+    made: CodeType | tuple[Line, ...] | None  # the user's code that asked for it, or all lines
+    at: int  # the instruction in that code
     metadata: str
-    # Only while history is recorded: whoever has died can no longer be asked for an address.
+    # Only when it was asked for: whoever has died can no longer be asked.
     address: int
-    stack: tuple[Line, ...]
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Those that made it, innermost first: the user's alone where no more was recorded."""
+        if isinstance(self.made, tuple):
+            return self.made
+        return ((self.made, self.at),) if self.made is not None else ()
 
     def find_address(self) -> int:
         """Where it lies; 0 if it has just died."""
@@ -70,13 +66,6 @@ class Allocation(weakref.ref[Any]):
                 owner._fix_weakref()  # else torch would not know that Python has it again
             self.address = 0 if owner is None else owner.data_ptr()
         return self.address
-
-    def read(self) -> LiveBlock | None:
-        """It as plain data, if it still lives."""
-        address = self.find_address()
-        lines = getattr(self, "stack", ()) or (((self.code, self.at),) if self.code else ())
-        found = LiveBlock(address, self.size, self.requested, self.metadata, lines)
-        return found if address else None
 
 
 class AllocatorEvent(NamedTuple):

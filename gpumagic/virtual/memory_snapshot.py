@@ -9,7 +9,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from gpumagic.usercode.lines import line_of
-from gpumagic.virtual.memory_history import AllocatorEvent, Line, LiveBlock, Recording, history
+from gpumagic.virtual.memory_history import (
+    Allocation,
+    AllocatorEvent,
+    Line,
+    Recording,
+    history,
+)
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
 
 _LARGE_SEGMENT = 2**20
@@ -66,20 +72,20 @@ def snapshot(pool: tuple[Any, ...] | None = None) -> dict[str, Any]:
 
 
 class _Frames:
-    """Lines as torch gives them; each is made once for a snapshot, and so is a list of one."""
+    """Lines as torch gives them; each is made once for a snapshot, and so are those of a block."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], dict[str, Any]] = {}
-        self._alone: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self._of_blocks: dict[tuple[int, int], list[dict[str, Any]]] = {}
 
     def of(self, lines: tuple[Line, ...]) -> list[dict[str, Any]]:
-        if len(lines) != 1:
-            return [self._frame(*line) for line in lines]
-        ((code, at),) = lines
-        key = id(code), at
-        if key not in self._alone:
-            self._alone[key] = [self._frame(code, at)]
-        return self._alone[key]
+        return [self._frame(*line) for line in lines]
+
+    def of_block(self, block: Allocation) -> list[dict[str, Any]]:
+        key = id(block.made), block.at
+        if key not in self._of_blocks:
+            self._of_blocks[key] = self.of(block.lines)
+        return self._of_blocks[key]
 
     def _frame(self, code: Any, at: int) -> dict[str, Any]:
         key = id(code), at
@@ -90,34 +96,39 @@ class _Frames:
 
 
 def _segments(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
-    blocks = gpu.account.blocks_now()
-    segments = [_segment(gpu.index, block, frames) for block in blocks]
+    blocks, of, device = gpu.account.blocks_now(), frames.of_block, gpu.index
+    segments = [
+        _segment(device, block.address, block.size, block.requested, of(block), block.metadata)
+        for block in blocks
+    ]
     cached = gpu.account.reserved.current - sum(block.size for block in blocks)
     if cached > 0:
-        above = max((block.address + block.size for block in blocks), default=_NOWHERE)
-        segments.append(_segment(gpu.index, LiveBlock(above, cached, 0, "", ()), frames))
+        above = blocks[-1].address + blocks[-1].size if blocks else _NOWHERE
+        segments.append(_segment(device, above, cached, 0, [], ""))
     return segments
 
 
-def _segment(device: int, block: LiveBlock, frames: _Frames) -> dict[str, Any]:
-    used = block.size if block.requested else 0
+def _segment(
+    device: int, address: int, size: int, requested: int, frames: list[Any], metadata: str
+) -> dict[str, Any]:
+    used = size if requested else 0
     inside = {
-        "address": block.address,
-        "size": block.size,
-        "requested_size": block.requested or block.size,
+        "address": address,
+        "size": size,
+        "requested_size": requested or size,
         "state": "active_allocated" if used else "inactive",
-        "frames": frames.of(block.stack),
-        "user_metadata": block.metadata,
+        "frames": frames,
+        "user_metadata": metadata,
     }
     return {
         "device": device,
-        "address": block.address,
-        "total_size": block.size,
+        "address": address,
+        "total_size": size,
         "allocated_size": used,
         "active_size": used,
-        "requested_size": block.requested,
+        "requested_size": requested,
         "stream": 0,
-        "segment_type": "large" if block.size > _LARGE_SEGMENT else "small",
+        "segment_type": "large" if size > _LARGE_SEGMENT else "small",
         "segment_pool_id": _POOL,
         "is_expandable": False,
         "frames": [],
@@ -199,7 +210,7 @@ def _traceback_of(address: int) -> list[dict[str, Any]] | None:
     for gpu in GPUS:
         for block in gpu.account.blocks_now():
             if block.address == address:
-                return _Frames().of(block.stack) or None
+                return _Frames().of(block.lines) or None
     return None
 
 
@@ -207,5 +218,5 @@ def _annotate(address: int, metadata: str) -> None:
     for gpu in GPUS:
         for block in gpu.account.blocks_now():
             if block.address == address and gpu.account.ring is not None:
-                lines = block.stack if history.recording.keeps("alloc") else ()
+                lines = block.lines if history.recording.keeps("alloc") else ()
                 gpu.account.ring.note("annotate", address, block.requested, lines, metadata)

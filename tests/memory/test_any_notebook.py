@@ -91,7 +91,7 @@ def look(ip, notebook, deleted):
         assert sum(row.nbytes for row in device.holders) == device.allocated
     assert report.allocated == allocated()
     assert "unreached" not in {row.kind for row in report.holders}
-    found = find(ip.ns)
+    found = find(ip.ns, paths=True)
     for storage in found:
         for path in filter(PLAIN.fullmatch, [path.path for path in storage.paths]):
             tensor = eval(path, ip.ns)

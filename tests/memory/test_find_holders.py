@@ -60,6 +60,37 @@ def test_arrays_of_other_libraries_are_told_beside_what_torch_counts(ip, other_l
     assert set(rows["x"].aliases) == {"mine", "shared"}
 
 
+MANY = """
+many = [torch.zeros(3, device="cuda") for _ in range(600)]
+many[300] = nn.Parameter(torch.zeros(3, device="cuda"))
+many[300].grad = torch.zeros(3, device="cuda")
+many[400].requires_grad_()
+many[401] = many[400] * 2
+net = nn.ParameterList(nn.Parameter(torch.zeros(3, device="cuda")) for _ in range(300))
+net.register_buffer("seen", torch.zeros(3, device="cuda"))
+again, part = [*many[:10], net[7]], (many[20],)
+"""
+
+
+def test_of_many_beside_each_other_each_is_told_by_what_it_is_and_who_holds_it(gpus):
+    namespace = {"torch": torch, "nn": nn}
+    exec(MANY, namespace)
+    found = {storage.address: storage.ways for storage in find(namespace)}
+    assert len(found) == 902
+    for name, ways in {
+        "net[0]": [("net", "parameter")],
+        "net[7]": [("net", "parameter"), ("again", "parameter")],
+        "net.seen": [("net", "buffer")],
+        "many[9]": [("many", "tensor"), ("again", "tensor")],
+        "many[20]": [("many", "tensor"), ("part", "tensor")],
+        "many[300]": [("many", "parameter")],
+        "many[300].grad": [("many", "gradient")],
+        "many[401]": [("many", "tensor")],
+        "many[599]": [("many", "tensor")],
+    }.items():
+        assert found[eval(name, namespace).data_ptr()] == tuple(ways), name
+
+
 HOSTILE = """
 class Meta(type):
     def __hash__(cls): return ran.append("hash") or 0
@@ -112,7 +143,7 @@ def test_no_code_of_the_users_runs(gpus):
     namespace["e"] = namespace["SlyList"]([kept[4]])
     del kept
     namespace["ran"].clear()
-    found = find(namespace)
+    found = find(namespace, paths=True)
     assert namespace["ran"] == []
     assert sorted(storage.paths[0].path for storage in found) == [
         "a.value",

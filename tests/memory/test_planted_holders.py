@@ -296,7 +296,7 @@ def found():
             if "failed" not in name:
                 result.raise_error()
             sizes[shell.user_ns["size"] * BLOCK] = name
-        storages = find(shell.user_ns)
+        storages = find(shell.user_ns, paths=True)
         assert sum(s.nbytes for s in storages) == torch.cuda.memory_allocated()
         yield {sizes.get(s.nbytes, s.paths[0].path): s for s in storages}
     finally:

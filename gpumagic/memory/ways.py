@@ -1,0 +1,208 @@
+"""Tell which holders reach an object of a walk, and what it is to them: a parameter, an output, …
+
+What lies beside each other is answered together, so that a hundred thousand tensors in one list
+cost little more than one.
+"""
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gpumagic.memory.autograd_graph import is_node
+from gpumagic.memory.edges import is_other_array
+from gpumagic.memory.heap import Walk
+from gpumagic.memory.memory_report import OTHER, SAVED, STATE
+from gpumagic.usercode.values import own
+
+_TENSOR, _MODULE = "tensor", "module"
+MOST = 8
+"""Of how many roots it is told that they reach an object."""
+
+
+class Way(NamedTuple):
+    """The holder that a storage is reached from, and what it is there."""
+
+    root: str
+    kind: str
+
+
+class _Above:
+    """What is known of objects by those on the way to them; alike objects share one."""
+
+    def __init__(self, meeting: int, root: int, role: str | None = None, part: str = "") -> None:
+        self.meeting = meeting  # the nearest that others refer to as well; else the root, ``~n``
+        self.root = root  # its number
+        self.role = role  # what the objects themselves say of what lies below
+        self.part = part  # what all is that lies below, where that is known
+        self.below: dict[int, _Above] = {}  # of objects one step below, by the id of their class
+        self.ways: dict[int | str, tuple[Way, ...]] = {}  # to them, by that id or what they are
+
+
+class Ways:
+    """The ways to objects of a walk, by number; `numbers` are those that will be asked about."""
+
+    def __init__(self, walk: Walk, numbers: Iterable[int]) -> None:
+        self._walk = walk
+        self._roots = [_Above(~n, n) for n in range(len(walk.roots))]
+        self._known: dict[int, _Above] = {}
+        # By class, parent and all others that refer to an object.
+        self._met: dict[tuple[int, ...], _Above] = {}
+        self._reached: dict[int, dict[int, int]] = {}  # by meeting, root and parent on the way
+        self._roles: dict[int, str | None] = {}
+        self._find_others({self._beside(number).meeting for number in numbers})
+
+    def of(self, numbers: list[int]) -> tuple[Way, ...]:
+        """All ways to the objects of one storage, the first one first."""
+        if len(numbers) == 1:
+            return self._of(numbers[0])
+        return tuple(dict.fromkeys(chain.from_iterable(map(self._of, numbers))))
+
+    def _of(self, number: int) -> tuple[Way, ...]:
+        beside, kind = self._beside(number), id(type(self._walk.objects[number]))
+        if kind in beside.ways:
+            return beside.ways[kind]
+        what = self.kind(number)
+        if what not in beside.ways:
+            roots = (self._walk.roots[root] for root in self.roots(number))
+            beside.ways[what] = tuple(
+                Way(root.holder or root.name, root.kind or what) for root in roots
+            )
+        if self._above(self._walk.parents[number]).role not in (_TENSOR, SAVED):
+            beside.ways[kind] = beside.ways[what]
+        return beside.ways[what]
+
+    def _beside(self, number: int) -> _Above:
+        """What is known of an object as of those beside it."""
+        known = number if number in self._walk.others else self._walk.parents[number]
+        return self._known[known] if known in self._known else self._above(known)
+
+    def root(self, number: int) -> int:
+        """The number of the root that an object was met from."""
+        return self._above(number).root
+
+    def roots(self, number: int) -> list[int]:
+        """The roots that reach an object, that which it was met from first."""
+        beside = self._beside(number)
+        others = self._reached.get(beside.meeting, ())
+        return [beside.root] + [root for root in others if root != beside.root]
+
+    def parent(self, number: int, root: int) -> int:
+        """The object, or root, before one on the way from a root."""
+        before = self._walk.parents[number]
+        if number not in self._walk.others:
+            return before
+        return self._reached.get(self._above(number).meeting, {}).get(root, before)
+
+    def _above(self, number: int) -> _Above:
+        passed = []
+        while number >= 0 and number not in self._known:
+            passed.append(number)
+            number = self._walk.parents[number]
+        found = self._known[number] if number >= 0 else self._roots[~number]
+        for below in reversed(passed):
+            kind = id(type(self._walk.objects[below]))
+            if below in self._walk.others:
+                met = kind, self._walk.parents[below], *self._walk.others[below]
+                if met not in self._met:
+                    self._met[met] = self._step(found, below)
+                found = self._met[met]
+            elif kind in found.below:
+                found = found.below[kind]
+            else:
+                found = self._step(found, below)
+            self._known[below] = found
+        return found
+
+    def _step(self, above: _Above, number: int) -> _Above:
+        kind = type(self._walk.objects[number])
+        met, role = number in self._walk.others, self._role(kind)
+        if kind is dict and above.role == _MODULE:
+            role = _MODULE
+        part = {None: above.part, _TENSOR: above.part, _MODULE: ""}.get(role, role)
+        found = _Above(number if met else above.meeting, above.root, role, part or "")
+        # A module's dictionaries are of one class, and one of them has its buffers.
+        if not met and not (kind is dict and role == _MODULE):
+            above.below[id(kind)] = found
+        return found
+
+    def _role(self, kind: type) -> str | None:
+        if id(kind) not in self._roles:
+            found = None
+            if issubclass(kind, Tensor):
+                found = _TENSOR
+            elif issubclass(kind, Optimizer):
+                found = STATE
+            elif is_node(kind):
+                found = SAVED
+            elif issubclass(kind, nn.Module):
+                found = _MODULE
+            self._roles[id(kind)] = found
+        return self._roles[id(kind)]
+
+    def _find_others(self, meetings: set[int]) -> None:
+        """Find which other roots reach what is below some meetings, and how."""
+        below: dict[int, list[int]] = {}
+        seen = {number for number in meetings if number >= 0}
+        todo = list(seen)
+        while todo:
+            number = todo.pop()
+            for parent in self._referrers(number):
+                meeting = self._above(parent).meeting
+                below.setdefault(meeting, []).append(number)
+                if meeting >= 0 and meeting not in seen:
+                    seen.add(meeting)
+                    todo.append(meeting)
+        changed = sorted(seen)
+        while changed:
+            again: dict[int, None] = {}
+            for number in changed:
+                if self._reach(number):
+                    again |= dict.fromkeys(below.get(number, ()))
+            changed = list(again)
+
+    def _referrers(self, number: int) -> list[int]:
+        return [self._walk.parents[number], *self._walk.others[number]]
+
+    def _reach(self, number: int) -> bool:
+        """Let an object be reached by the roots of what refers to it; whether that is new."""
+        reached = self._reached.setdefault(number, {self.root(number): self._walk.parents[number]})
+        before = len(reached)
+        for parent in self._referrers(number):
+            above = self._above(parent)
+            for root in self._reached.get(above.meeting) or [above.root]:
+                if len(reached) < MOST:
+                    reached.setdefault(root, parent)
+        return len(reached) > before
+
+    def kind(self, number: int) -> str:
+        """What an object is: a parameter, a gradient, an output …"""
+        kind, above = type(self._walk.objects[number]), self._above(self._walk.parents[number])
+        if above.role in (_TENSOR, SAVED) and (found := self._kept_by_torch(number)):
+            return found
+        if issubclass(kind, nn.Parameter):
+            return "parameter"
+        if not issubclass(kind, Tensor) and is_other_array(kind):
+            return OTHER
+        is_buffer = above.role == _MODULE and self._is_buffer(self._walk.parents[number])
+        return above.part or ("buffer" if is_buffer else "tensor")
+
+    def _kept_by_torch(self, number: int) -> str:
+        """Whether it is what a graph saved, or the gradient of a tensor."""
+        edges, obj = self._walk.edges, self._walk.objects[number]
+        above = self._walk.objects[self._walk.parents[number]]
+        tensor = issubclass(type(above), Tensor)
+        held = edges.of_tensor(above) if tensor else edges.of_node(above)
+        steps = [step for child, step in held if child is obj]
+        if tensor:
+            return "gradient" if ".grad" in steps else ""
+        return SAVED if any(step.startswith("._saved_") for step in steps) else ""
+
+    def _is_buffer(self, number: int) -> bool:
+        """Whether an object is a module's own dictionary of buffers."""
+        held = self._walk.objects[number]
+        while type(self._walk.objects[number]) is dict:
+            number = self._walk.parents[number]
+        return own(self._walk.objects[number]).get("_buffers") is held
