@@ -83,9 +83,9 @@ export class Hosts {
   /** Somebody looks, and this is the server's host now. */
   look(own: Snapshot): void {
     this.#own = own;
-    this.#age();
     const kernels = new Map([...this.#connections()].map((kernel) => [kernel.id, kernel]));
     this.#meet(new Set(kernels.values()));
+    this.#age();
     for (const [kernel, known] of this.#known)
       if (known.is === 'new' && able(kernel, known)) void this.#probe(kernel, known);
     for (const [key, host] of this.#hosts) {
@@ -101,10 +101,11 @@ export class Hosts {
     const gap = Math.min(now - this.#looked, LONGEST_S);
     this.#looked = now;
     for (const [key, host] of this.#hosts) {
+      const there = [...this.#known.values()].filter((known) => known.host === key);
       if (host.asked) host.silent += gap;
-      if (host.silent < GONE_S) continue;
+      if (there.length && host.silent < GONE_S) continue;
       this.#hosts.delete(key);
-      for (const known of this.#known.values()) if (known.host === key) known.is = 'without';
+      for (const known of there) known.is = 'without';
     }
   }
 
