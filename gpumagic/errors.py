@@ -59,6 +59,11 @@ def torch_needed(what: str) -> AbstractContextManager[None]:
     return library_needed("torch", what, '"gpumagic[torch]"')
 
 
+def cluster_needed(what: str) -> AbstractContextManager[None]:
+    """Import what needs ipyparallel within."""
+    return library_needed("ipyparallel", what, '"gpumagic[cluster]"')
+
+
 class CrossDeviceWarning(UserWarning):
     """A copy between devices, or a wait for one, that the code does not ask for in so many words.
 

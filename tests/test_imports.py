@@ -40,7 +40,7 @@ MAY = {
     | {"gputable", "telemetry", "widget", "virtual", "cluster"},
     "cluster": GROUND
     | {"cell", "copies", "dryrun", "isolation", "ledger", "moving", "placement", "telemetry"}
-    | {"virtual"},
+    | {"virtual", "mismatch", "memory"},
     "timing": GROUND
     | {"copies", "isolation", "ledger", "moving", "placement", "nvml"}
     | {"telemetry"},

@@ -1,5 +1,7 @@
-"""Run cells on many GPUs, here or on other machines: an engine of ipyparallel for each."""
+"""Run cells on many GPUs: an engine of ipyparallel for each, here or elsewhere; or a thread."""
 
 from gpumagic.display import shown
 
 shown.register("gpumagic.cluster.devices_report.DevicesReport", "gpumagic.cluster.devices_view")
+shown.register("gpumagic.cluster.ranks_report.RanksReport", "gpumagic.cluster.ranks_view")
+shown.register("gpumagic.cluster.ranks_report.RanksTable", "gpumagic.cluster.ranks_view")

@@ -107,3 +107,15 @@ def put_together(
             made[name] = found
             wrong.append(f"{option}: {error}; {name} is the list of its {len(found)} parts")
     return made, wrong
+
+
+def said(asked: Sharing, parts: int) -> list[str]:
+    """What was put together of so many parts, in words."""
+    reduced, made = dict(asked.reduce), []
+    if asked.gather:
+        made.append(f"gathered {some(asked.gather)}")
+    if reduced:
+        equal = "" if {*reduced.values()} == {"last"} else ", each counted the same"
+        words = ", ".join(f"{name} is the {how}" for name, how in reduced.items())
+        made.append(f"{words} of {parts} parts{equal}")
+    return made

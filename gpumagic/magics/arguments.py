@@ -93,6 +93,14 @@ def parser_of(magic: str) -> LineParser:
     elif name == "gpumem":
         add("what", nargs="*")
         add("--record", choices=("on", "off"), type=str.lower, help="on, or --record off")
+    elif name == "gpucluster":
+        verbs = ("start", "status", "restart", "pull", "stop")
+        add("verb", nargs="?", choices=verbs, type=str.lower, default="status")
+        add("what", nargs="*")
+        add("--slurm", help="2x8")
+        add("--partition", help="gpu")
+        add("--ssh", help="host1,host2:4")
+        add("--mpi", help="4")
     elif name == "gpufree":
         add("names", nargs="*", type=_name)
     else:
@@ -127,6 +135,8 @@ def parser_of(magic: str) -> LineParser:
 
 
 _USAGES = {
+    "gpucluster": "start [N or 0,1] [--slurm 2x8 [--partition P]] [--ssh host1,host2:4] [--mpi N],"
+    " or %(prog)s status, restart 1, pull NAME, stop",
     "gpus": "[WHERE] [--processes] [--live] [--doctor] [--virtual N|off [--memory 16GiB]]",
     "gpumem": "[WHERE or NAME], or %(prog)s --since, or %(prog)s --record on|off",
     "gpuwatch": "on [--report] [--strict], or %(prog)s off",
@@ -140,6 +150,7 @@ _USAGES = {
     " [--in-place] [-o NAME] [--against last|NAME|FILE] [--quiet]",
 }
 _FLAGS = {
+    "gpucluster": (),
     "gpus": ("-p --processes", "--live", "--doctor"),
     "gpumem": ("--since",),
     "gpuwatch": ("--report", "--strict"),

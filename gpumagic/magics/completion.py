@@ -9,7 +9,13 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 
 from gpumagic.magics.arguments import parser_of
 
-_LINE = re.compile(r"\s*%{1,2}(ongpu|gputime|gpufit|gpus|gpumem|gpufree|gpuwatch)\s+(.*?)(\S*)$")
+_LINE = re.compile(
+    r"\s*%{1,2}(ongpu|gputime|gpufit|gpus|gpumem|gpufree|gpuwatch|gpucluster)\s+(.*?)(\S*)$"
+)
+_VERBS = {
+    "gpuwatch": ("on", "off"),
+    "gpucluster": ("start", "status", "restart", "pull", "stop"),
+}
 _VALUES = {
     "--virtual": ["1", "2", "4", "8", "off"],
     "--against": ["last"],
@@ -30,8 +36,8 @@ def _complete(context: Any) -> dict[str, Any]:
     offers = [option for option in parser.options() if option not in words]
     if words and parser.takes_a_value(words[-1]):
         offers = _VALUES.get(words[-1]) or _after_a_comma(words[-1], last)
-    elif magic == "gpuwatch":
-        offers = ["on", "off", *offers]
+    elif magic in _VERBS:
+        offers = [*([] if words else _VERBS[magic]), *offers]
     elif magic == "gpumem":
         gpus = (offer for offer in _devices(last) if offer != "cpu")
         offers = [*gpus, *_variables(last), *offers]

@@ -15,7 +15,7 @@ from traitlets.config.loader import PyFileConfigLoader
 from traitlets.config.manager import BaseJSONConfigManager
 
 from gpumagic.errors import GpuError
-from gpumagic.magics.memory_commands import OFFERED
+from gpumagic.magics.cluster_commands import OFFERED
 
 _CONFIG = "ipython_config"
 _EXTENSION = "gpumagic"

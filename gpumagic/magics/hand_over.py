@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from IPython.core.compilerop import PyCF_MASK
 
-from gpumagic.errors import GpuError, torch_needed
+from gpumagic.errors import GpuError, cluster_needed, torch_needed
 from gpumagic.magics.placing import Request
 from gpumagic.magics.typed_cell import progressing, render
 
@@ -34,7 +34,7 @@ def hand_over(
     if asked.dry_run:
         return _dry_run(shell, cell.tree, asked, file, show)
     if asked.on_cluster:
-        raise GpuError(f"{asked.where}: there is no cluster as yet; type 0,1")
+        return _on_ranks(shell, cell, asked, file)
     return _on_several(shell, cell, asked, file)
 
 
@@ -48,6 +48,21 @@ def _dry_run(
         show(result)
         return None
     return result
+
+
+def _on_ranks(shell: Any, cell: Cell, asked: Request, file: str) -> Any:
+    with torch_needed("%%ongpu"), cluster_needed("%%ongpu"):
+        from gpumagic.cluster.start_cluster import current
+
+    ranks = current()
+    tree: Any = cell.tree
+    typed = getattr(shell.history_manager, "input_hist_raw", [""])[-1]
+    value, made = ranks.run(
+        tree, asked.where, file=file, source=typed, asked=asked, quiet=asked.quiet
+    )
+    shell.user_ns.update(made)
+    cell.report = None if asked.quiet else ranks.last_report
+    return value
 
 
 def _on_several(shell: Any, cell: Cell, asked: Request, file: str) -> Any:

@@ -7,9 +7,10 @@ from weakref import WeakKeyDictionary
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
+from gpumagic.magics.cluster_commands import OFFERED, ClusterMagics
 from gpumagic.magics.commands import GpuMagics
 from gpumagic.magics.completion import complete_where
-from gpumagic.magics.memory_commands import OFFERED, MemoryMagics
+from gpumagic.magics.memory_commands import MemoryMagics
 
 _loaded: WeakKeyDictionary[Any, GpuMagics] = WeakKeyDictionary()
 
@@ -19,7 +20,7 @@ def load(shell: Any) -> None:
     if shell in _loaded:
         return
     magics = _loaded[shell] = GpuMagics(shell)
-    shell.register_magics(magics, MemoryMagics(shell, magics))
+    shell.register_magics(magics, MemoryMagics(shell, magics), ClusterMagics(shell))
     for hooks in (
         magics.explaining,
         magics.cells,

@@ -143,7 +143,3 @@ class MemoryMagics(Magics):
             self.others.cells.set_aside()
             with self.others.watched.paused():
                 fit_cell(self.shell, asked, f"%%gpufit {line}", cell)
-
-
-OFFERED: tuple[type[Magics], ...] = (GpuMagics, MemoryMagics)
-"""All magics of gpumagic."""

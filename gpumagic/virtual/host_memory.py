@@ -7,11 +7,20 @@ import psutil
 # Of a container: cgroup's second version, and its first.
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _NONE = 2**63
+_GIB = 2**30
+LARGEST = 16 * _GIB
+"""What a virtual GPU has where nobody says how much, and the host can hold it."""
 
 
 def total() -> int:
     """Bytes that this process may use at most."""
     return min([psutil.virtual_memory().total, *map(_limit, LIMITS)])
+
+
+def part_of_the_host(number: int) -> int:
+    """What each of so many can hold at the same time: in whole GiB where it is one or more."""
+    part = total() // number
+    return min(LARGEST, part // _GIB * _GIB or part)
 
 
 def available() -> int:

@@ -17,10 +17,8 @@ from gpumagic.virtual.compiled import refuse_compiling
 from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, in_bad_fork, refresh
 
-_GIB = 2**30
-LARGEST = 16 * _GIB
-"""What a virtual GPU has where nobody says how much, and the host can hold it."""
 C: Any = torch._C
+_GIB = 2**30
 _on = ExitStack()
 _lock = threading.RLock()
 
@@ -32,13 +30,7 @@ def turn_on(number: int, capacity: int | None, *, force: bool = False) -> None:
             _already_on(number, capacity)
             return
         gate.check(force=force)
-        install(number, capacity or _part_of_the_host(number))
-
-
-def _part_of_the_host(number: int) -> int:
-    """What each of them can hold at the same time: in whole GiB where it is one or more."""
-    part = host_memory.total() // number
-    return min(LARGEST, part // _GIB * _GIB or part)
+        install(number, capacity or host_memory.part_of_the_host(number))
 
 
 def install(number: int, capacity: int) -> None:

@@ -1,0 +1,60 @@
+"""Bound what a cell prints in a rank: a million lines are to drown neither network nor notebook."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+MOST = 2**18
+"""Characters of a cell that a rank sends of each stream; what it writes over itself counts not."""
+OVER = "\x1e"
+"""Stands for a carriage return on its way: ipyparallel would carry it out, and badly."""
+_OFTEN_S = 0.25
+
+
+class _Bounded:
+    """A stream that passes on so much, then counts lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._left = MOST
+        self._last = 0.0
+        self.dropped = 0
+
+    def write(self, text: str) -> int:
+        if "\r" in text and "\n" not in text:
+            self._write_over(text)
+            return len(text)
+        passed = text[: self._left].replace("\r", OVER)
+        if passed:
+            self._left -= len(passed)
+            self._stream.write(passed)
+        self.dropped += text.count("\n", len(passed))
+        return len(text)
+
+    def _write_over(self, text: str) -> None:
+        """A progress bar: so often as one can see it."""
+        now = time.monotonic()
+        if now - self._last >= _OFTEN_S:
+            self._last = now
+            self._stream.write(OVER + text.rpartition("\r")[2])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def bounded_output() -> Iterator[None]:
+    """Within, stdout and stderr are bounded; the end says how much was left out."""
+    streams = sys.stdout, sys.stderr
+    mine = [_Bounded(stream) for stream in streams]
+    sys.stdout, sys.stderr = mine
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        for each, stream in zip(mine, streams, strict=True):
+            if each.dropped:
+                stream.write(f"\n… and {each.dropped:,} more lines\n")
+            stream.flush()

@@ -1,0 +1,223 @@
+"""Run a cell on ranks: send it, show what comes, and end all when one fails, hangs, or Ctrl-C."""
+
+import json
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ipyparallel
+
+from gpumagic.cluster import engine
+from gpumagic.cluster.engine import Outcome, RankError
+from gpumagic.cluster.engines import Engines, RankEngine
+from gpumagic.cluster.orders import Orders
+from gpumagic.cluster.streaming import Streamed
+from gpumagic.display.progress_line import ProgressLine
+from gpumagic.display.units import duration
+from gpumagic.usercode.files import label
+
+# A rank that has not ended so long after its interrupt is ended, and another takes its place.
+GRACE_S = 5.0
+# So long all may wait for one another, doing nothing.
+HANGS_S = 5.0
+_LOOK_S, _SAY_S = 0.02, 0.25
+_SHOWN = 8
+
+
+class RanksFailed(Exception):
+    """A cell failed in a rank; shown as that rank's own traceback, without frames of ours."""
+
+    def __init__(self, rank: int, error: RankError, others: str, notes: Sequence[str]) -> None:
+        super().__init__(f"rank {rank}, {error.place}: {error}")
+        lines = [f"in rank {rank}{others}:", error.lines, *(f"  → {note}" for note in notes)]
+        self._shown = ["\n".join(lines)]
+
+    def _render_traceback_(self) -> list[str]:
+        return self._shown
+
+
+def interrupt(words: str, notes: Sequence[str]) -> KeyboardInterrupt:
+    """A KeyboardInterrupt that is shown in a line, and what there is to note."""
+    error = KeyboardInterrupt(words)
+    lines = "\n".join([f"KeyboardInterrupt: {words}", *(f"  → {note}" for note in notes)])
+    error._render_traceback_ = lambda: [lines]  # type: ignore[attr-defined]
+    return error
+
+
+@dataclass
+class Ended:
+    """What came of a cell: an outcome by part, and how it ended if not by itself."""
+
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    failed: tuple[int, RankError] | None = None  # the rank that failed first
+    interrupted: bool = False
+    replaced: list[int] = field(default_factory=list)  # ranks
+
+
+class CellOnRanks:
+    """One cell, while it runs on ranks."""
+
+    def __init__(
+        self, engines: Engines, ranks: Sequence[RankEngine], orders: Orders, shell: Any
+    ) -> None:
+        self._engines, self._ranks, self._orders, self._shell = engines, list(ranks), orders, shell
+        self._running: dict[int, tuple[int, Any]] = {}  # of a rank: its part, and the answer
+        self._parts = orders.parts
+        self._ended = Ended()
+        self._signaled: float | None = None
+        self._said = 0.0
+        self._streamed = Streamed([rank.number for rank in ranks])
+        self._began = time.time()  # by the clock that ranks of this host have too
+
+    def run(self, *, quiet: bool = False) -> Ended:
+        """Have the ranks run their orders; ends in any case, for ranks that do not are replaced."""
+        began = time.monotonic()
+        with ProgressLine(self._shell, silent=quiet) as line:
+            for rank in self._ranks:
+                self._next(rank)
+            while self._running:
+                try:
+                    self._look()
+                    self._say(line, time.monotonic() - began)
+                except KeyboardInterrupt:
+                    self._interrupted()
+            self._streamed.flush()
+            self._replace_stuck(line)
+        return self._ended
+
+    def _next(self, rank: RankEngine) -> None:
+        """Give a rank its next part, if there is one."""
+        queue = self._orders.queues[rank.number]
+        if queue and self._signaled is None:
+            part = queue.popleft()
+            asked = self._engines.ask(rank, engine.run, self._orders.order(rank, part))
+            self._running[rank.number] = part, asked
+        else:
+            self._streamed.end(rank.number)
+
+    def _pending(self) -> list[RankEngine]:
+        return [rank for rank in self._ranks if rank.number in self._running]
+
+    def _look(self) -> None:
+        pending = self._pending()
+        self._running[pending[0].number][1].wait(_LOOK_S)
+        for rank in pending:
+            part, asked = self._running[rank.number]
+            # The answer may come before the last of what was printed.
+            over = asked.ready() and asked.wait_for_output(1)
+            self._streamed.take(rank.number, part, asked.metadata)
+            if over:
+                self._take(rank, part, asked)
+        self._streamed.flush()
+        for rank in self._engines.check():
+            if rank.number in self._running:
+                self._lost(rank)
+        self._end_the_stuck()
+
+    def _take(self, rank: RankEngine, part: int, asked: Any) -> None:
+        try:
+            outcome: Outcome = asked.get(0)
+        except ipyparallel.error.RemoteError as error:
+            if error.ename == "EngineError":
+                return  # it is gone: told with its cause in a moment
+            lines = "\n".join(error.render_traceback())
+            told = RankError(str(error.ename), str(error.evalue), "", "", lines)
+            outcome = Outcome(rank.number, error=told)
+        del self._running[rank.number]
+        self._ended.outcomes[part] = outcome
+        if outcome.error is not None:
+            # What was interrupted because another failed is no failure of its own.
+            if self._signaled is None:
+                self._ended.failed = rank.number, outcome.error
+            self._signal()
+        self._next(rank)
+
+    def _lost(self, rank: RankEngine) -> None:
+        """A rank has died: what failed in the others because of it is not the cause."""
+        error = RankError("died", rank.lost, f"rank {rank.number}", "", died(rank))
+        del self._running[rank.number]
+        self._ended.failed = rank.number, error
+        self._signal()
+
+    # -- ending
+    def _interrupted(self) -> None:
+        """Ctrl-C; the second time nobody is waited for."""
+        again = self._ended.interrupted
+        self._ended.interrupted = True
+        self._signal()
+        if again:
+            self._signaled = float("-inf")
+
+    def _signal(self) -> None:
+        """Interrupt all that still run, once."""
+        if self._signaled is None:
+            self._signaled = time.monotonic()
+            self._engines.signal(self._pending(), signal.SIGINT)
+
+    def _end_the_stuck(self) -> None:
+        if self._signaled is None:
+            self._signal_the_waiting()
+        elif time.monotonic() - self._signaled > GRACE_S:
+            self._ended.replaced += self._running
+            self._running.clear()
+
+    # -- waiting for one another
+    def _signal_the_waiting(self) -> None:
+        """End a cell in which every rank waits for another, and say who waits where."""
+        waits = {rank.number: self._where(rank) for rank in self._pending()}
+        stuck = [w for w in waits.values() if w and w["call"] and w["idle"] >= HANGS_S]
+        if not stuck or len(stuck) < len(waits):
+            return
+        over = [rank.number for rank in self._ranks if rank.number not in self._running]
+        if not over and len({(w["file"], w["line"], w["call"]) for w in stuck}) == 1:
+            return
+        said = [
+            f"rank {number} waits in {w['call']} ({_place(w)})" for number, w in waits.items() if w
+        ]
+        said += [f"rank {number} has ended the cell" for number in over]
+        number, first = next((n, w) for n, w in waits.items() if w)
+        words = "; ".join(said)
+        lines = f"the ranks wait for one another: {words}"
+        self._ended.failed = (number, RankError("ranks wait", words, _place(first), "", lines))
+        self._signal()
+
+    def _where(self, rank: RankEngine) -> dict[str, Any] | None:
+        said = self._engines.pulse(rank)
+        place: dict[str, Any] = json.loads(said) if said else {}
+        # What it said of an earlier cell does not count.
+        return place if place and place["at"] > self._began else None
+
+    def _say(self, line: ProgressLine, seconds: float) -> None:
+        if seconds < self._said + _SAY_S:
+            return
+        self._said = seconds
+        parts = [duration(seconds)]
+        if self._orders.asked.chunk:
+            parts.append(f"{len(self._ended.outcomes)} of {self._parts} parts")
+        for rank in self._ranks[:_SHOWN]:
+            running = rank.number in self._running
+            where = self._where(rank) if running else None
+            state = "runs" if running else "has ended"
+            if where and where["line"]:
+                state = f"line {where['line']} {self._streamed.unfinished(rank.number)}".rstrip()
+            parts.append(f"rank {rank.number} {state}")
+        left = len(self._ranks) - _SHOWN
+        line.update(" · ".join([*parts, *([f"{left} more"] if left > 0 else [])]))
+
+    def _replace_stuck(self, line: ProgressLine) -> None:
+        """Put others in the place of those that would not end; of the dead the user decides."""
+        stuck = [rank for rank in self._ranks if rank.number in self._ended.replaced]
+        if stuck:
+            self._engines.replace(stuck, line.update)
+
+
+def died(rank: RankEngine) -> str:
+    """What is said of a rank that is gone."""
+    again = f"%gpucluster restart {rank.number} starts another in its place"
+    return f"rank {rank.number} has died: {rank.lost}; {again}"
+
+
+def _place(where: dict[str, Any]) -> str:
+    return f"{label(where['file'])}, line {where['line']}"

@@ -1,0 +1,279 @@
+"""Be a rank: run cells for the notebook, and tell it meanwhile where they are.
+
+These functions are called by name from the notebook's process, and run in the engine's.
+"""
+
+import ast
+import json
+import linecache
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpumagic import faults, virtual
+from gpumagic.cell.run import Run
+from gpumagic.cluster import group, sending
+from gpumagic.cluster.bounded import bounded_output
+from gpumagic.errors import GpuError
+from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
+from gpumagic.mismatch import explain
+from gpumagic.placement.torch_devices import find
+from gpumagic.usercode.compile import compile_cell
+from gpumagic.usercode.files import is_users, label
+from gpumagic.usercode.frames import cut_ours, errors
+from gpumagic.usercode.notebook import shell
+from gpumagic.usercode.variables import names_read
+
+_PULSE_S = 0.5
+# An interrupt that Python has not seen by then waits behind a collective.
+_FREE_S = 1.0
+
+
+@dataclass
+class CellOrder:
+    """What a rank is asked to run: plain data, and what the cell reads as bytes."""
+
+    tree: ast.Module
+    file: str
+    sources: dict[str, str]  # the text of the cells, for tracebacks
+    variables: bytes  # what the cell reads and the rank lacks
+    given: bytes = b""  # this rank's own
+    keep: tuple[str, ...] = ()  # the names whose values are to come back
+
+
+@dataclass
+class Outcome:
+    """What a rank has to say of a cell."""
+
+    rank: int
+    seconds: float = 0.0
+    value: bytes = b""
+    kept: dict[str, bytes] = field(default_factory=dict)
+    error: "RankError | None" = None
+    moved: int = 0
+    peak: int | None = None
+    sequence: int = -1
+    cut: bool = False  # it was freed from a collective: its group is broken
+    lacking: bool = False
+
+
+@dataclass
+class RankError:
+    """An error of the user's code in a rank, as text."""
+
+    kind: str
+    message: str
+    place: str  # "In [4], line 3"
+    source: str
+    lines: str  # the traceback, as IPython draws it
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}" if self.message else self.kind
+
+
+class _Rank:
+    """This process, once it is a rank."""
+
+    def __init__(self, rank: int, store: tuple[str, int]) -> None:
+        self.rank, self.device = rank, find("cuda:0")
+        self.main = threading.get_ident()
+        self.running: CellOrder | None = None
+        self.cut = self.in_code = False
+        self._store = group.store_at(*store)
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        threading.Thread(target=self._pulse, daemon=True).start()
+        threading.Thread(target=self._free, daemon=True).start()
+
+    @contextmanager
+    def runs(self, order: CellOrder) -> Iterator[None]:
+        """Within, the notebook hears where the cell is, and an interrupt ends a collective."""
+        before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        handler = signal.signal(signal.SIGINT, self._interrupt)
+        self.cut, self.running = False, order
+        try:
+            yield
+        finally:
+            self.running = None
+            signal.signal(signal.SIGINT, handler)
+            signal.set_wakeup_fd(before)
+
+    def _interrupt(self, *_: object) -> None:
+        """Interrupt the user's code, and nothing that has to be done after it."""
+        if self.in_code:
+            self.in_code = False
+            raise KeyboardInterrupt
+
+    def _pulse(self) -> None:
+        """Say every half second where the cell is, and since when it is there and does nothing."""
+        last, since, used = None, 0.0, 0.0
+        while True:
+            time.sleep(_PULSE_S)
+            if self.running is None:
+                last = None
+                continue
+            now, busy = time.time(), time.process_time()
+            place = group.place_of(self.main)
+            if place != last or busy - used > _PULSE_S / 4:
+                last, since = place, now
+            used = busy
+            file, line, call = place
+            said = {"file": file, "line": line, "call": call, "idle": now - since, "at": now}
+            self._store.set(f"pulse/{self.rank}", json.dumps(said))
+
+    def _free(self) -> None:
+        """The C level of an interrupt writes here, also while Python waits in a collective."""
+        while number := self._woken.recv(1):
+            order = self.running
+            if number[0] == signal.SIGINT and order is not None:
+                time.sleep(_FREE_S)
+                if self.running is order:
+                    self.cut = group.cut()
+
+
+_this: _Rank | None = None
+
+
+def number() -> int:
+    """The rank that this process was started as."""
+    return int(os.environ["RANK"])
+
+
+def set_up(rank: int, store: tuple[str, int], path: list[str], memory: int) -> dict[str, Any]:
+    """Become a rank, on a virtual GPU of `memory` where there is no other; who and where it is."""
+    global _this
+    sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
+    if not torch.cuda.is_available():
+        virtual.enable(1, memory)
+    _this = _Rank(rank, store)
+    return about()
+
+
+def about() -> dict[str, Any]:
+    """What the table of the ranks says of this one."""
+    assert _this is not None
+    device = _this.device
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": str(device),
+        "virtual": device.virtual,
+        "uuid": device.uuid,
+        "name": device.name,
+        "total": device.memory_total,
+        "used": torch.cuda.memory_allocated(),
+    }
+
+
+def join(generation: int) -> None:
+    """Join the group of this generation."""
+    assert _this is not None
+    real = not _this.device.virtual and dist.is_nccl_available()
+    group.join(generation, "cpu:gloo,cuda:nccl" if real else "gloo")
+
+
+def pull(names: list[str]) -> dict[str, bytes]:
+    """The values of names, as bytes; of those that are not here nothing."""
+    space = shell().user_ns
+    return {name: _packed(space[name]) for name in names if name in space}
+
+
+def _packed(value: Any) -> bytes:
+    try:
+        return sending.pack(value)
+    except Exception:  # noqa: BLE001  the user's value has no pickle
+        return sending.pack(Unsent(repr(value)))
+
+
+class Unsent:
+    """Stands for a value of a rank that cannot leave it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return f"{self._text} (it stays in its rank)"
+
+
+def run(order: CellOrder) -> Outcome:
+    """Run a cell, and say how it went. Raises nothing of the user's."""
+    assert _this is not None
+    outcome, space = Outcome(_this.rank), shell().user_ns
+    with _this.runs(order):
+        try:
+            for packed in filter(None, (order.variables, order.given)):
+                space.update(sending.unpack(packed))
+        except sending.Lacking:
+            outcome.lacking = True
+            return outcome
+        for file, text in order.sources.items():
+            linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+        _run(order, outcome, space)
+    outcome.cut, outcome.sequence = _this.cut, group.sequence()
+    return outcome
+
+
+def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
+    assert _this is not None
+    names = names_read(order.tree, shell().transform_cell, space)
+    placed = Run(_this.device, space, names)
+    error: BaseException | None = None
+    value, began = None, time.perf_counter()
+    with bounded_output():
+        try:
+            placed.start()
+            body, last = compile_cell(order.tree, order.file)
+            _this.in_code = True
+            exec(body, space)
+            value = None if last is None else eval(last, space)
+            # What a cell's end draws: matplotlib's figures.
+            shell().events.trigger("post_execute")
+            _this.in_code = False
+        except BaseException as raised:  # noqa: BLE001  the user's, and an interrupt
+            _this.in_code = False
+            error = raised
+            outcome.error = _told(raised)
+        report = placed.finish(error)
+    outcome.seconds = time.perf_counter() - began
+    if report is not None:
+        outcome.moved = report.moved_bytes
+        outcome.peak = max((m.peak for m in report.memory), default=None)
+    if error is None:
+        outcome.value = _packed(value) if value is not None else b""
+        outcome.kept = pull(list(order.keep))
+    else:
+        for each in errors(error):
+            traceback.clear_frames(each.__traceback__)
+
+
+def _told(error: BaseException) -> RankError:
+    """The error as text, from the user's first frame on, with what explains it."""
+    cut_ours(error)
+    trace = error.__traceback__
+    while trace is not None and not is_users(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    frames = traceback.extract_tb(trace)
+    users = [each for each in frames if is_users(each.filename)]
+    place, source = "", ""
+    if users:
+        last = users[-1]
+        place, source = f"{label(last.filename)}, line {last.lineno}", last.line or ""
+    if isinstance(error, GpuError) or trace is None:
+        lines = [f"{type(error).__name__}: {error}"]
+    else:
+        lines = shell().InteractiveTB.structured_traceback(type(error), error, trace)
+        with faults.kept("explaining an error of a rank"):
+            found = explain(error) or explain_out_of_memory(error)
+            lines = [*lines, *([str(found)] if found else [])]
+    return RankError(type(error).__name__, str(error), place, source, "\n".join(lines))

@@ -1,0 +1,277 @@
+"""Run cells on the ranks of a cluster, fetch what they hold, replace one, end all."""
+
+import ast
+import atexit
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpumagic.cluster import engine
+from gpumagic.cluster.cell_on_ranks import CellOnRanks, Ended, RanksFailed, died, interrupt
+from gpumagic.cluster.engine import Outcome
+from gpumagic.cluster.engines import Engines, RankEngine
+from gpumagic.cluster.orders import Orders, Whole, values_of, without_loss
+from gpumagic.cluster.ranks_report import RanksReport, RanksTable, RankTime
+from gpumagic.cluster.shared_out import Sharing, put_together, said
+from gpumagic.display.progress_line import ProgressLine
+from gpumagic.display.units import some
+from gpumagic.errors import GpuError
+from gpumagic.usercode.notebook import shell
+
+_LOOK_S = 0.5
+_ANSWER_S = 2.0
+_REWRAP = "the process group was made anew: wrap modules in DDP or fully_shard again"
+
+
+class GpuCluster:
+    """The ranks of a cluster; `gpumagic.cluster` starts one.
+
+    A context manager: at its end everything is stopped.
+
+    Attributes
+    ----------
+    size : int
+        How many ranks there are.
+    last_report : RanksReport or None
+        Of the cell that ran last.
+    """
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+        self.last_report: RanksReport | None = None
+        self._broken = False
+        self._busy = threading.Lock()
+        threading.Thread(target=self._watch, daemon=True).start()
+        atexit.register(self.stop)
+
+    @property
+    def stopped(self) -> bool:
+        return self._engines.stopped
+
+    @property
+    def size(self) -> int:
+        return len(self._engines.ranks)
+
+    def __enter__(self) -> "GpuCluster":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"{self.size} ranks: {self._engines.plan.said}"
+
+    # -- cells
+    def run(
+        self,
+        code: str | ast.Module,
+        where: str = "@all",
+        *,
+        file: str = "<code>",
+        source: str = "",
+        asked: Sharing | None = None,
+        quiet: bool = False,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Run code on ranks, as a cell of the notebook.
+
+        Parameters
+        ----------
+        code : str or ast.Module
+            Python.
+        where : str
+            ``"@all"``, ``"@1"``, ``"@0,2"``.
+        file : str
+            What tracebacks call it.
+        source : str
+            Its text as it was typed; else what Python knows of that file.
+        asked : Sharing, optional
+            What is split between the ranks, and put together in the end.
+        quiet : bool
+            Show no progress.
+
+        Returns
+        -------
+        values : list or None
+            Of the last expression, by rank or part, tensors on the CPU; None if all are None.
+        made : dict
+            What was gathered and reduced, by name.
+
+        Raises
+        ------
+        GpuError
+            A rank that is not there or has died, a variable that cannot be sent.
+        RanksFailed
+            An error of the code in a rank.
+        """
+        self.last_report = None
+        ranks, asked = self._ranks(where), asked or Whole()
+        tree = ast.parse(code) if isinstance(code, str) else code
+        with self._busy:
+            if self._broken:
+                self._engines.join()
+                self._broken = False
+            began = time.perf_counter()
+            for _ in range(2):
+                orders = Orders(tree, file, ranks, asked, self._engines.ranks, source)
+                packed_s = time.perf_counter() - began
+                ended = CellOnRanks(self._engines, ranks, orders, shell()).run(quiet=quiet)
+                if not any(outcome.lacking for outcome in ended.outcomes.values()):
+                    break
+                without_loss(ranks)
+            self._broken = self._is_broken(ended, len(ranks))
+        seconds = time.perf_counter() - began
+        return self._told(ended, ranks, orders, packed_s, seconds)
+
+    def _ranks(self, where: str) -> list[RankEngine]:
+        asked = where.removeprefix("@").strip()
+        ranks = self._engines.ranks
+        if asked != "all":
+            numbers = [part.strip() for part in asked.split(",")]
+            wrong = [n for n in numbers if not n.isdecimal() or int(n) >= len(ranks)]
+            if wrong or len(set(numbers)) < len(numbers):
+                there = f"the ranks are 0 to {len(ranks) - 1}"
+                raise GpuError(f"@{asked}: {there}; type @all, @0 or @0,1")
+            ranks = [ranks[number] for number in sorted(map(int, numbers))]
+        if lost := [rank for rank in ranks if rank.lost]:
+            again = f"type %gpucluster restart {lost[0].number}"
+            raise GpuError(f"rank {lost[0].number} has died: {lost[0].lost}; {again}")
+        return ranks
+
+    def _told(
+        self,
+        ended: Ended,
+        ranks: Sequence[RankEngine],
+        orders: Orders,
+        packed_s: float,
+        seconds: float,
+    ) -> tuple[Any, dict[str, Any]]:
+        """The values that came back; or the error, once the report is written."""
+        notes = [
+            f"rank {number} did not end: another took its place, and its variables are gone"
+            for number in ended.replaced
+        ]
+        if self._broken or ended.replaced:
+            notes.append(_REWRAP)
+        done = [ended.outcomes[n] for n in sorted(ended.outcomes)]
+        made: dict[str, Any] = {}
+        wrong: list[str] = []
+        if ended.failed is None and not ended.interrupted:
+            parts = [dict(zip(o.kept, values_of([*o.kept.values()]), strict=True)) for o in done]
+            made, wrong = put_together(orders.asked, parts)
+        self.last_report = RanksReport(
+            tuple(_times(ranks, done)),
+            seconds,
+            str(orders.shared_out or ""),
+            tuple(orders.sent),
+            orders.sent_bytes,
+            packed_s,
+            sum(len(o.value) + sum(map(len, o.kept.values())) for o in done),
+            sum(o.moved for o in done),
+            tuple(said(orders.asked, len(done))) if made else (),
+            (*notes, *wrong),
+        )
+        if ended.interrupted:
+            raise interrupt(f"the cell has ended on {_named(ranks)}", notes)
+        if ended.failed is not None:
+            number, error = ended.failed
+            raise RanksFailed(number, error, _others(ranks, number), notes)
+        values = values_of([o.value for o in done])
+        return (None if all(value is None for value in values) else values), made
+
+    def _is_broken(self, ended: Ended, count: int) -> bool:
+        """Whether ranks are in different collectives: then the group is of no use any more."""
+        if ended.replaced:
+            return False  # it was made anew with the replacement
+        outcomes = ended.outcomes.values()
+        begun = {outcome.rank: outcome.sequence for outcome in outcomes}
+        apart = count == self.size and len(set(begun.values())) > 1
+        return apart or any(outcome.cut for outcome in outcomes)
+
+    # -- values
+    def pull(self, *names: str) -> dict[str, list[Any]]:
+        """The values of variables by rank, tensors on the CPU.
+
+        Raises
+        ------
+        GpuError
+            A name that no rank has.
+        """
+        ranks = self._ranks("@all")
+        asked = [self._engines.ask(rank, engine.pull, list(names)) for rank in ranks]
+        found = [each.get() for each in asked]
+        missing = [name for name in names if not any(name in each for each in found)]
+        if missing:
+            raise GpuError(f"no rank has {some(missing)}; assign it in a cell of %%ongpu @all")
+        return {n: values_of([each[n] for each in found if n in each]) for n in names}
+
+    # -- the ranks
+    def status(self) -> RanksTable:
+        """Who the ranks are, where, and what they do."""
+        rows = []
+        self._engines.check()
+        asked = {
+            r.number: self._engines.ask(r, engine.about) for r in self._engines.ranks if not r.lost
+        }
+        for rank in self._engines.ranks:
+            about = dict(rank.about, used=None)
+            state = f"gone: {rank.lost}" if rank.lost else "idle"
+            if rank.number in asked:
+                try:
+                    about = asked[rank.number].get(_ANSWER_S)
+                except TimeoutError:
+                    where = json.loads(self._engines.pulse(rank) or b"{}")
+                    state = f"busy, line {where['line']}" if where else "busy"
+            rows.append({"rank": rank.number, "state": state, **about})
+        return RanksTable(repr(self), tuple(rows))
+
+    def restart(self, *numbers: int) -> None:
+        """Start other engines in the place of ranks; the others keep their variables.
+
+        All ranks are in a new process group afterwards. Raises `GpuError`.
+        """
+        ranks = [self._engines.ranks[n] for n in numbers if 0 <= n < self.size]
+        if len(ranks) < len(numbers) or not ranks:
+            there = f"the ranks are 0 to {self.size - 1}"
+            raise GpuError(f"restart {', '.join(map(str, numbers))}: {there}")
+        with self._busy, ProgressLine(shell()) as line:
+            self._engines.replace(ranks, line.update)
+            self._broken = False
+
+    def stop(self) -> None:
+        """End all engines, and what they started."""
+        atexit.unregister(self.stop)
+        self._engines.stop()
+
+    def _watch(self) -> None:
+        """Say at once when a rank dies while no cell runs that would say it."""
+        while not self._engines.stopped:
+            time.sleep(_LOOK_S)
+            if not self._busy.acquire(blocking=False):
+                continue
+            try:
+                for rank in self._engines.check():
+                    print(died(rank), file=sys.stderr)
+            finally:
+                self._busy.release()
+
+
+def _times(ranks: Sequence[RankEngine], done: Sequence[Outcome]) -> Iterator[RankTime]:
+    for rank in ranks:
+        mine = [each for each in done if each.rank == rank.number and each.error is None]
+        if mine:
+            peaks = [each.peak for each in mine if each.peak is not None]
+            seconds = sum(each.seconds for each in mine)
+            virtual = bool(rank.about.get("virtual"))
+            yield RankTime(rank.number, seconds, max(peaks, default=None), len(mine), virtual)
+
+
+def _named(ranks: Sequence[RankEngine]) -> str:
+    return f"{len(ranks)} ranks" if len(ranks) > 1 else f"rank {ranks[0].number}"
+
+
+def _others(ranks: Sequence[RankEngine], failed: int) -> str:
+    others = [str(rank.number) for rank in ranks if rank.number != failed]
+    return f"; rank{'s' * (len(others) > 1)} {some(others)} ended too" if others else ""

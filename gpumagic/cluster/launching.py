@@ -1,0 +1,161 @@
+"""Plan how engines are started: here, by SSH, Slurm or MPI, through ipyparallel's own launchers."""
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpumagic import device
+from gpumagic.cluster.start_engine import ONE_GPU
+from gpumagic.errors import GpuError
+from gpumagic.virtual.host_memory import part_of_the_host
+
+LOOPBACK = "127.0.0.1"
+_MODULE = ["-m", "gpumagic.cluster.start_engine"]
+
+
+@dataclass(frozen=True)
+class EngineSet:
+    """Engines that are started, signaled and stopped together."""
+
+    ranks: tuple[int, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # of ipyparallel's launcher
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which engines there are to be, and who starts them."""
+
+    launcher: str  # ipyparallel's name: "local", "ssh", "slurm", "mpi"
+    sets: tuple[EngineSet, ...]
+    address: str = LOOPBACK  # where the controller and the store listen
+    said: str = ""  # "on 2 GPUs of this machine"
+
+    @property
+    def count(self) -> int:
+        return sum(len(each.ranks) for each in self.sets)
+
+    @property
+    def local(self) -> bool:
+        return self.address == LOOPBACK
+
+
+def _command(python: str) -> dict[str, Any]:
+    return {"engine_cmd": [python, *_MODULE]}
+
+
+def local(where: str | None) -> Plan:
+    """An engine for each GPU that is named; without GPUs, as many as a number says, or two."""
+    gpus = [gpu for gpu in device.here(memory=False) if gpu.kind == "cuda" and not gpu.virtual]
+    if gpus:
+        wanted = (
+            device.resolve(where or "all")
+            if not _is_count(where, gpus)
+            else gpus[: int(where or 0)]
+        )
+        names = [gpu.uuid or str(gpu.ordinal) for gpu in wanted]
+    else:
+        names = [""] * _virtual_count(where)
+    sets = tuple(
+        EngineSet(
+            (rank,), {"CUDA_VISIBLE_DEVICES": name, "RANK": str(rank)}, _command(sys.executable)
+        )
+        for rank, name in enumerate(names)
+    )
+    kind = "GPUs" if gpus else "virtual GPUs"
+    return Plan("local", sets, said=f"{len(names)} {kind} of this machine")
+
+
+def _is_count(where: str | None, gpus: Sequence[device.Device]) -> bool:
+    """A number alone says how many: `%gpucluster start 2`, as against `0,1`."""
+    if where is None or not where.isdecimal():
+        return False
+    if not 0 < int(where) <= len(gpus):
+        raise GpuError(
+            f"{where} engines: this machine has {len(gpus)} GPUs; type %gpucluster start"
+        )
+    return True
+
+
+def _virtual_count(where: str | None) -> int:
+    if where is None or where == "all":
+        return 2
+    if where.isdecimal() and 0 < int(where) <= 64:
+        return int(where)
+    parts = where.split(",")
+    if all(part.strip().isdecimal() for part in parts):
+        return len(parts)
+    raise GpuError(f"{where}: this machine has no GPU; type %gpucluster start 2 for virtual ones")
+
+
+def ssh(hosts: str) -> Plan:
+    """An engine on each host, or as many as stand after its colon, a GPU each."""
+    sets: list[EngineSet] = []
+    for part in hosts.split(","):
+        host, _, number = part.strip().partition(":")
+        if not host or (number and not number.isdecimal()):
+            raise GpuError(f"--ssh {hosts}: hosts are needed; type --ssh host1,host2:4")
+        for local_rank in range(int(number or 1)):
+            environment = {"RANK": str(len(sets)), ONE_GPU: "1", "SLURM_LOCALID": str(local_rank)}
+            options: dict[str, Any] = {"engines": {host: 1}, **_command("python3")}
+            sets.append(EngineSet((len(sets),), environment, options))
+    names = [part.strip().partition(":")[0].rpartition("@")[2] for part in hosts.split(",")]
+    return Plan("ssh", tuple(sets), _address(names), f"{len(sets)} engines on {hosts}")
+
+
+def slurm(size: str, partition: str | None) -> Plan:
+    """NODESxGPUS engines as one job of Slurm."""
+    nodes, _, each = size.partition("x")
+    if not (nodes.isdecimal() and each.isdecimal() and int(nodes) * int(each)):
+        raise GpuError(f"--slurm {size}: nodes x GPUs is needed; type --slurm 2x8")
+    count = int(nodes) * int(each)
+    asked = [f"--nodes={nodes}", f"--ntasks={count}", f"--gpus-per-node={each}"]
+    asked += [f"--partition={partition}"] if partition else []
+    options = {"options": "\n".join(f"#SBATCH {line}" for line in asked)}
+    one = EngineSet(tuple(range(count)), {ONE_GPU: "1"}, {**options, **_command(sys.executable)})
+    return Plan("slurm", (one,), _address([""]), f"{count} engines of Slurm")
+
+
+def mpi(number: str) -> Plan:
+    """Engines that `mpiexec` starts."""
+    if not number.isdecimal() or not int(number):
+        raise GpuError(f"--mpi {number}: a number is needed; type --mpi 4")
+    one = EngineSet(tuple(range(int(number))), {ONE_GPU: "1"}, _command(sys.executable))
+    return Plan("mpi", (one,), said=f"{number} engines of MPI")
+
+
+def _address(hosts: Sequence[str]) -> str:
+    """The address under which other machines reach this one; loopback where there are none."""
+    if all(host in ("localhost", LOOPBACK, "::1") for host in hosts):
+        return LOOPBACK
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Nothing is sent: it only asks which way leads there.
+            probe.connect((hosts[0] or socket.getfqdn(), 9))
+            return str(probe.getsockname()[0])
+        except OSError as error:
+            raise GpuError(f"{hosts[0] or 'this machine'} has no address ({error})") from None
+
+
+def connections(address: str) -> dict[str, str]:
+    """What keeps gloo and NCCL to the loopback, where all ranks are on this machine."""
+    if address != LOOPBACK:
+        return {}
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    return {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+
+
+def threads(count: int) -> dict[str, str]:
+    """Each engine its share of the processors, as `torchrun` would give it one thread."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(count, 1)))}
+
+
+def virtual_memory(plan: Plan) -> int:
+    """Bytes of the GPU of an engine that has no other: that of this process, or its part."""
+    virtual = [gpu for gpu in device.here() if gpu.virtual]
+    return (virtual and virtual[0].memory_total) or part_of_the_host(plan.count)

@@ -1,0 +1,63 @@
+"""End every process of a cluster once the process that started it is gone, however that ended.
+
+Run as ``python -m gpumagic.cluster.leash PID MARK DIRECTORY``, by the process PID. What belongs to
+the cluster has its mark in the environment, which every child inherits; the directory goes too.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+MARK = "GPUMAGIC_CLUSTER"
+_LOOK_S = 0.3
+# Whoever was being born while the first were ended.
+_AGAIN_S = 3.0
+
+
+def start(mark: str, directory: Path) -> subprocess.Popen[bytes]:
+    """Watch this process from another one, which the cluster's end does not reach."""
+    command = [sys.executable, "-m", __name__, str(os.getpid()), mark, str(directory)]
+    environment = {name: value for name, value in os.environ.items() if name != MARK}
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes of the cluster on this machine."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == mark and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
+def end(mark: str) -> None:
+    """Kill what is left of the cluster; nothing of it is worth waiting for."""
+    left = marked(mark)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(left, timeout=1)
+
+
+def main(pid: str, mark: str, directory: str) -> None:
+    """Wait for the end of the parent, then end the cluster."""
+    while os.getppid() == int(pid):
+        time.sleep(_LOOK_S)
+    until = time.monotonic() + _AGAIN_S
+    while time.monotonic() < until:
+        end(mark)
+        time.sleep(_LOOK_S)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

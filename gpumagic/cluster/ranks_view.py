@@ -1,0 +1,96 @@
+"""Show how a cell went on the ranks, in a line; and the ranks, in a table."""
+
+from html import escape
+from typing import Any
+
+from gpumagic.cluster.ranks_report import RanksReport, RanksTable
+from gpumagic.display import table
+from gpumagic.display.shown import block, coded
+from gpumagic.display.units import NOT_KNOWN, duration, share, size, some
+
+_SHOWN = 4
+# Bytes of values that are worth a word.
+_MUCH = 2**16
+
+
+def text(record: RanksReport | RanksTable) -> str:
+    """A line, `2 ranks · 3.20 s (rank 1 the slowest, rank 0 2.90 s) · sent X: 12 MiB · peak …`."""
+    if isinstance(record, RanksTable):
+        return "\n".join([record.said, *table.lines(_columns(record), "  ")])
+    lines = [" · ".join(_parts(record)), *(f"  → {note}" for note in record.notes)]
+    return "\n".join(lines)
+
+
+def html(record: RanksReport | RanksTable) -> str:
+    """The same in HTML; the ranks one by one are behind the line."""
+    if isinstance(record, RanksTable):
+        return block(f"<div>{escape(record.said)}</div>{table.html(_columns(record))}")
+    head, *rest = _parts(record)
+    line = f'<b class="gm-where">{escape(head)}</b>' + "".join(
+        f' <span class="gm-dim">·</span> {coded(part)}' for part in rest
+    )
+    columns = [
+        table.Column("rank", [str(each.rank) for each in record.ranks], number=True),
+        table.Column("parts", [f"{each.parts:,}" for each in record.ranks], number=True),
+        table.Column("time", [duration(each.seconds) for each in record.ranks], number=True),
+        table.Column("peak", [size(each.peak) for each in record.ranks], number=True),
+    ]
+    body = f"<details><summary>{line}</summary>{table.html(columns)}</details>"
+    body += "".join(f"<div>→ {coded(note)}</div>" for note in record.notes)
+    return block(body, "report", css="gpumagic gm-report")
+
+
+def _parts(report: RanksReport) -> list[str]:
+    count = len(report.ranks)
+    virtual = " (virtual, at CPU speed)" if any(each.virtual for each in report.ranks) else ""
+    head = f"rank {report.ranks[0].rank}" if count == 1 else f"{count} ranks"
+    parts = [head + virtual, _times(report)]
+    if report.shared_out:
+        parts.append(report.shared_out)
+    if report.sent:
+        sent = f"{size(report.sent_bytes)} in {duration(report.sent_seconds)}"
+        parts.append(f"sent {some(report.sent)}: {sent}")
+    if report.moved_bytes:
+        parts.append(f"{size(report.moved_bytes)} moved to their GPUs")
+    if report.returned_bytes > _MUCH:
+        parts.append(f"{size(report.returned_bytes)} came back")
+    parts += report.made
+    if peaks := [each for each in report.ranks if each.peak is not None]:
+        parts.append(f"peak {_by_rank([(e.rank, e.peak or 0) for e in peaks], size)}")
+    return parts
+
+
+def _times(report: RanksReport) -> str:
+    ranked = sorted(report.ranks, key=lambda each: -each.seconds)
+    if len(ranked) < 2:
+        return duration(report.seconds)
+    slowest, fastest = ranked[0], ranked[-1]
+    others = f"rank {slowest.rank} took longest, {duration(slowest.seconds)}"
+    return f"{duration(report.seconds)} ({others}; rank {fastest.rank} {duration(fastest.seconds)})"
+
+
+def _by_rank(values: list[tuple[int, int]], spell: Any) -> str:
+    """One value where all have the same, each with its rank, or the largest of many."""
+    if len({spell(value) for _, value in values}) == 1:
+        return f"{spell(values[0][1])}" + (" each" if len(values) > 1 else "")
+    if len(values) <= _SHOWN:
+        return ", ".join(f"{spell(value)} on {rank}" for rank, value in values)
+    rank, most = max(values, key=lambda pair: pair[1])
+    return f"{spell(most)} at most, on rank {rank}"
+
+
+def _columns(record: RanksTable) -> list[table.Column]:
+    rows = record.rows
+    memory = [
+        NOT_KNOWN if row.get("used") is None else share(row["used"], row["total"]) for row in rows
+    ]
+    virtual = ["virtual" if row.get("virtual") else row.get("name", "") for row in rows]
+    return [
+        table.Column("rank", [str(row["rank"]) for row in rows], number=True),
+        table.Column("host", [row.get("host", "") for row in rows]),
+        table.Column("device", [row.get("device", "") for row in rows]),
+        table.Column("GPU", virtual, fit="cut"),
+        table.Column("memory", memory, number=True),
+        table.Column("pid", [str(row.get("pid", "")) for row in rows], number=True),
+        table.Column("state", [row["state"] for row in rows], fit="wrap"),
+    ]

@@ -1,0 +1,176 @@
+"""Send what a cell reads to the ranks: what they lack or have otherwise, with the notebook's code.
+
+A tensor that a rank has already is named and not sent: an optimizer that comes later finds its
+parameters there. A function reads the variables of the rank that it is in.
+"""
+
+import hashlib
+import io
+import linecache
+import re
+import types
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import cloudpickle  # type: ignore[import-untyped]
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gpumagic.errors import GpuError
+from gpumagic.usercode.files import label
+from gpumagic.usercode.notebook import user_namespace
+
+_FILE = "<ipython-input-{}-rank>"
+_numbers = count(1)
+_number_of: Any = WeakTensorKeyDictionary()
+_known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
+"""In a rank: the tensors that were sent to it, by the numbers that the notebook gave them."""
+
+
+class Lacking(Exception):
+    """A rank has lost a tensor that the notebook thinks it has: all is to be sent again."""
+
+
+def _here() -> Mapping[str, Any]:
+    return user_namespace()
+
+
+def _keep(number: int, make: Any, args: tuple[Any, ...]) -> torch.Tensor:
+    tensor: torch.Tensor = make(*args)
+    _known[number] = tensor
+    return tensor
+
+
+def _known_tensor(number: int) -> torch.Tensor:
+    try:
+        return _known[number]
+    except KeyError:
+        raise Lacking from None
+
+
+class _Variables:
+    """Stands for the notebook's variables, which in a rank are the rank's."""
+
+    def __reduce__(self) -> Any:
+        return _here, ()
+
+
+def file_in_rank(file: str) -> str:
+    """The name that a cell has in a rank, which does not know the notebook's own files."""
+    number = re.search(r"\d+", label(file))
+    return _FILE.format(number[0] if number else 0)
+
+
+def _code_in_rank(code: types.CodeType, sources: dict[str, str]) -> types.CodeType:
+    file = file_in_rank(code.co_filename)
+    sources[file] = "".join(linecache.getlines(code.co_filename))
+    consts = (
+        _code_in_rank(each, sources) if isinstance(each, types.CodeType) else each
+        for each in code.co_consts
+    )
+    return code.replace(co_filename=file, co_consts=tuple(consts))
+
+
+class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles the notebook's functions without the variables that they read."""
+
+    def __init__(self, stream: Any, protocol: int | None = None) -> None:
+        super().__init__(stream, protocol=protocol)
+        self.notebook = user_namespace()
+        self.sources: dict[str, str] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if issubclass(type(value), torch.Tensor):
+            return self.tensor(value)
+        reduced = super().reducer_override(value)
+        if type(value) is types.FunctionType and value.__globals__ is self.notebook:
+            make, (code, _, *args), (attributes, slots), *rest = reduced
+            args = (_code_in_rank(code, self.sources), _Variables(), *args)
+            return make, args, (attributes, {**slots, "__globals__": {}}), *rest
+        return reduced
+
+    def tensor(self, tensor: torch.Tensor) -> Any:
+        """How a pickle makes a tensor anew."""
+        return NotImplemented
+
+
+class _Fingerprint(NotebookPickler):
+    """Of a tensor it writes which one it is, and how often it was written to."""
+
+    def tensor(self, tensor: torch.Tensor) -> Any:
+        return tuple, ((number_of(tensor), tensor._version),)
+
+
+def number_of(tensor: torch.Tensor) -> int:
+    """The same for the same tensor, as long as it lives."""
+    if tensor not in _number_of:
+        _number_of[tensor] = next(_numbers)
+    return int(_number_of[tensor])
+
+
+def fingerprint(name: str, value: Any) -> bytes:
+    """What is another one when the value is; raises `GpuError` for what cannot be sent."""
+    stream = io.BytesIO()
+    try:
+        _Fingerprint(stream).dump(value)
+    except Exception as error:  # noqa: BLE001  whatever the user's own object raises
+        why = str(error).partition("\n")[0]
+        raise GpuError(f"{name} cannot be sent to the ranks ({why}); make it in the cell") from None
+    return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest()
+
+
+def pack(values: Any, has: dict[int, int] | None = None, sources: Any = None) -> bytes:
+    """Values as bytes; tensors in `has`, by number and version, are named, and others added."""
+    versions: dict[int, int] = {} if has is None else has
+
+    class Pickler(NotebookPickler):
+        def __init__(self, stream: Any, protocol: int | None = None) -> None:
+            super().__init__(stream, protocol)
+            self.sources = sources if sources is not None else {}
+
+        def tensor(self, tensor: torch.Tensor) -> Any:
+            number, version = number_of(tensor), tensor._version
+            if versions.get(number) == version:
+                return _known_tensor, (number,)
+            versions[number] = version
+            make, args, *_ = tensor.__reduce_ex__(2)
+            return _keep, (number, make, args)
+
+    module = types.ModuleType("gpumagic_pickle")
+    module.Pickler = Pickler  # type: ignore[attr-defined]
+    stream = io.BytesIO()
+    torch.save(values, stream, pickle_module=module)
+    return stream.getvalue()
+
+
+def unpack(data: bytes) -> Any:
+    """The values again, tensors on the CPU; raises `Lacking`."""
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+
+
+class Has:
+    """What a rank has of the notebook's: the fingerprint of each name, the version of each tensor.
+
+    Ranks that were always sent the same share one.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[str, bytes] = {}
+        self.tensors: dict[int, int] = {}
+
+    def copy(self) -> "Has":
+        made = Has()
+        made.names, made.tensors = dict(self.names), dict(self.tensors)
+        return made
+
+    def wanted(self, prints: Mapping[str, bytes]) -> list[str]:
+        """The names whose value is not what the rank was sent."""
+        return [name for name, printed in prints.items() if self.names.get(name) != printed]
+
+
+def prints_of(variables: Iterable[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The variables that a cell reads, and their fingerprints."""
+    values = {name: value for name, value in variables if "." not in name}
+    return values, {name: fingerprint(name, value) for name, value in values.items()}

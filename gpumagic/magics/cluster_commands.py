@@ -1,0 +1,108 @@
+"""Offer `%gpucluster`: it parses its line, calls the library, and shows what that returns."""
+
+from argparse import Namespace
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
+from IPython.display import display
+
+from gpumagic.display.units import some
+from gpumagic.errors import GpuError, cluster_needed, torch_needed
+from gpumagic.magics.arguments import answers_help, in_one_line, parse
+from gpumagic.magics.commands import GpuMagics
+from gpumagic.magics.memory_commands import MemoryMagics
+
+
+@magics_class
+class ClusterMagics(Magics):
+    """`%gpucluster`."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self._shell = shell
+
+    @no_var_expand
+    @line_magic
+    @answers_help
+    def gpucluster(self, line: str) -> Any:
+        """Start an engine for each GPU, here or on other machines, for the cells of `%%ongpu @all`.
+
+        Each engine is a process of its own that sees one GPU, a virtual one where there is no
+        other; all have joined one torch.distributed group. They end with the notebook's kernel.
+
+        Usage::
+
+            %gpucluster start                 all GPUs of this machine
+            %gpucluster start 2               so many; where there is no GPU, virtual ones
+            %gpucluster start 0,1             these
+            %gpucluster start --slurm 2x8 [--partition P]
+                                              nodes and GPUs on each, as a job of Slurm
+            %gpucluster start --ssh host1,host2:4
+                                              a GPU on each host, or four
+            %gpucluster start --mpi 4         by mpiexec
+            %gpucluster                       who the ranks are, where, and what they do
+            %gpucluster restart 1             another engine in the place of rank 1
+            %gpucluster pull loss net         variables of the ranks: lists of their values, by rank
+            %gpucluster stop
+
+        Examples::
+
+            In [1]: %gpucluster start 2
+            In [2]: %%ongpu @all
+               ...: loss = train(net)
+               ...: loss
+            Out[2]: [0.31, 0.29]
+            In [3]: %%ongpu @all --split prompts --gather images
+               ...: images = pipe(prompts).images
+
+        In a program: `with gpumagic.cluster(2) as ranks:`.
+        """
+        asked = parse("%gpucluster", line)
+        with in_one_line("%gpucluster"), torch_needed("%gpucluster"), cluster_needed("%gpucluster"):
+            from gpumagic.cluster import start_cluster
+
+            if asked.verb == "start":
+                return display(_start(asked))
+            _check(asked)
+            ranks = start_cluster.current()
+            if asked.verb == "status":
+                return display(ranks.status())
+            if asked.verb == "restart":
+                ranks.restart(*map(int, asked.what))
+                return display(ranks.status())
+            if asked.verb == "pull":
+                found = ranks.pull(*asked.what)
+                self._shell.user_ns.update(found)
+                return print(f"{some(asked.what)}: {'each ' * (len(found) > 1)}a list by rank")
+            ranks.stop()
+            return print("the cluster has ended")
+
+
+def _start(asked: Namespace) -> Any:
+    from gpumagic.cluster import start_cluster
+
+    if len(asked.what) > 1:
+        raise GpuError(f"start {' '.join(asked.what)}: type start 2, or start 0,1")
+    if asked.partition and not asked.slurm:
+        raise GpuError(f"--partition is for Slurm; type --slurm 2x8 --partition {asked.partition}")
+    where = asked.what[0] if asked.what else None
+    given = [f"--{name}" for name in ("slurm", "ssh", "mpi") if getattr(asked, name)]
+    if len(given) + bool(where) > 1:
+        raise GpuError(f"start {' '.join(filter(None, [where, *given]))}: type one of them")
+    how = {name: getattr(asked, name) for name in ("slurm", "partition", "ssh", "mpi")}
+    return start_cluster.cluster(where, **how).status()
+
+
+def _check(asked: Namespace) -> None:
+    """Refuse what the verb does not take."""
+    if asked.verb in ("status", "stop") and asked.what:
+        raise UsageError(f"%gpucluster {asked.verb}: nothing stands after it")
+    if asked.verb == "restart" and not (asked.what and all(w.isdecimal() for w in asked.what)):
+        raise UsageError("%gpucluster restart: which rank? type %gpucluster restart 1")
+    if asked.verb == "pull" and not asked.what:
+        raise UsageError("%gpucluster pull: which variable? type %gpucluster pull loss")
+
+
+OFFERED: tuple[type[Magics], ...] = (GpuMagics, MemoryMagics, ClusterMagics)
+"""All magics of gpumagic."""

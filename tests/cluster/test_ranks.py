@@ -1,0 +1,141 @@
+"""Run cells on two real engines: what they read, show and give back, and how they fail."""
+
+import re
+import signal
+import threading
+
+import pytest
+
+from gpumagic.cluster import cell_on_ranks
+from gpumagic.cluster.bounded import MOST
+
+pytestmark = pytest.mark.usefixtures("ranks")
+
+
+def out(shell, cell):
+    result = shell.run(cell)
+    assert result.error is None, result.text
+    return result
+
+
+def failed(shell, cell):
+    result = shell.run(cell)
+    assert result.error is not None, result.text
+    return re.sub(r"\x1b\[[\d;]*m", "", result.text)
+
+
+def test_a_cell_runs_on_all_ranks_each_on_its_gpu(shell):
+    result = out(
+        shell,
+        "%%ongpu @all\nprint('hello')\nprint('I am', dist.get_rank())\n"
+        "a = torch.ones(3) * (1 + dist.get_rank())\ndist.all_reduce(a)\n(dist.get_rank(), a)",
+    )
+    assert [rank for rank, _ in result.result] == [0, 1]
+    assert [a.tolist() for _, a in result.result] == [[3, 3, 3], [3, 3, 3]]
+    lines = result.text.splitlines()
+    assert lines.count("hello") == 1
+    assert lines.index("[0] I am 0") + 1 == lines.index("[1] I am 1")
+    assert "2 ranks (virtual, at CPU speed) · " in lines[-1]
+    assert "rank 0 " in lines[-1]
+    assert out(shell, "%%ongpu @1\nstr(a.device), os.environ['RANK']").result == [("cuda:0", "1")]
+    assert "@5: the ranks are 0 to 1; type @all, @0 or @0,1" in shell.run("%%ongpu @5\n1").text
+    out(shell, "%gpucluster pull a")
+    assert [a.sum() for a in shell.ns["a"]] == [9, 9]
+
+
+def test_what_a_cell_reads_is_sent_once_and_belongs_together_there(shell):
+    shell.run(
+        "from torch import nn\nfactor = 2\nnet = nn.Linear(4, 2)\n"
+        "class Scale:\n    def __call__(self, x): return net(x).sum() * factor\n"
+        "scale = Scale()\nx = torch.ones(3, 4)"
+    )
+    shell.run("import torch; x = torch.ones(3, 4)")
+    first = out(shell, "%%ongpu @all\nloss = scale(x)\nisinstance(scale, Scale), loss.item()")
+    assert [kind for kind, _ in first.result] == [True, True]
+    assert "sent scale, x, Scale, net and 1 more: " in first.text
+    shell.run("opt = torch.optim.SGD(net.parameters(), 1.0)")
+    cell = "%%ongpu @all\nloss = scale(x); loss.backward(); opt.step()\n" + (
+        "opt.param_groups[0]['params'][0] is net.weight, net.weight.device.type"
+    )
+    second = out(shell, cell)
+    assert second.result == [(True, "cuda")] * 2
+    assert "sent opt:" in second.text
+    assert "sent" not in out(shell, "%%ongpu @all\nscale(x).item()").text
+    shell.run("factor = 0")
+    third = out(shell, "%%ongpu @all\nscale(x).item()")
+    assert third.result == [0, 0]
+    assert "sent factor:" in third.text
+    shell.run("items = (i for i in range(3))")
+    refused = failed(shell, "%%ongpu @all\nnext(items)")
+    assert "items cannot be sent to the ranks (cannot pickle 'generator' object)" in refused
+
+
+def test_items_are_split_between_ranks_and_gathered_in_order(shell):
+    shell.run("words = [f'{n}' * n for n in range(17)]")
+    whole = [len(word) for word in shell.ns["words"]]
+    cell = "lengths = [len(w) for w in words]\ncount = len(words)"
+    for line in ("", " --chunk 4"):
+        asked = f"%%ongpu @all --split words --gather lengths --reduce count=sum{line}"
+        result = out(shell, f"{asked}\n{cell}")
+        assert (shell.ns["lengths"], shell.ns["count"]) == (whole, 17)
+        assert "17 words: " in result.text
+    assert out(shell, "words = []").error is None
+    out(shell, "%%ongpu @all --split words --gather lengths\nlengths = [len(w) for w in words]")
+    assert shell.ns["lengths"] == []
+
+
+def test_an_error_is_shown_once_with_its_line_and_frees_a_rank_in_a_collective(shell):
+    out(shell, "%%ongpu @all\nkept = torch.ones(2)")
+    text = failed(
+        shell,
+        "%%ongpu @all\nif dist.get_rank() == 0:\n    dist.all_reduce(kept)\nelse:\n    1 / 0",
+    )
+    assert text.count("ZeroDivisionError: division by zero") == 1
+    assert "in rank 1; rank 0 ended too:" in text
+    assert re.search(r"^In \[\d+\], line 5|:5, in|:5$|-> 5 ", text, re.MULTILINE)
+    assert "gpumagic/" not in text
+    result = out(shell, "%%ongpu @all\ndist.all_reduce(kept)\nkept.tolist()")
+    assert result.result == [[2, 2], [2, 2]]
+
+
+def test_ranks_that_wait_for_one_another_are_told_who_waits_where(shell, monkeypatch):
+    monkeypatch.setattr(cell_on_ranks, "HANGS_S", 1.0)
+    text = failed(shell, "%%ongpu @all\nif dist.get_rank() == 0:\n    dist.barrier()")
+    assert "the ranks wait for one another: rank 0 waits in barrier (In [" in text
+    assert "], line 3); rank 1 has ended the cell" in text
+    assert out(shell, "%%ongpu @all\ndist.barrier()\n1").result == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "wait", ["time.sleep(60)", "if dist.get_rank(): dist.barrier()\ntime.sleep(60)"]
+)
+def test_ctrl_c_ends_the_cell_on_all_ranks_and_the_next_one_runs(shell, wait):
+    out(shell, "%%ongpu @all\nmine = dist.get_rank()")
+    timer = threading.Timer(1.0, signal.raise_signal, (signal.SIGINT,))
+    timer.start()
+    text = failed(shell, f"%%ongpu @all\n{wait}")
+    timer.join()
+    assert "KeyboardInterrupt: the cell has ended on 2 ranks" in text
+    assert "gpumagic/" not in text
+    assert out(shell, "%%ongpu @all\ndist.barrier()\nmine").result == [0, 1]
+
+
+def test_a_rank_that_prints_without_end_is_bounded(shell):
+    text = out(shell, "%%ongpu @all\nfor n in range(100_000):\n    print('line', n)").text
+    assert len(text) < 3 * MOST
+    assert re.search(r"… and [\d,]+ more lines", text)
+
+
+def test_a_rank_that_dies_is_told_with_its_cause_and_replaced_in_its_place(shell, ranks):
+    out(shell, "%%ongpu @all\nkept = dist.get_rank()")
+    text = failed(shell, "%%ongpu @all\nif kept == 0:\n    os.kill(os.getpid(), 9)\ntime.sleep(60)")
+    assert "rank 0 has died: it was ended by SIGKILL (signal 9)" in text
+    assert "type %gpucluster restart 0" in shell.run("%%ongpu @all\n1").text
+    assert "gone: it was ended by SIGKILL" in shell.run("%gpucluster").text
+    shell.run("%gpucluster restart 0")
+    cell = "import torch, torch.distributed as dist\n(dist.get_rank(), 'kept' in globals())"
+    assert out(shell, f"%%ongpu @all\n{cell}").result == [(0, False), (1, True)]
+    assert out(shell, "%%ongpu @all\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()").result == [
+        2,
+        2,
+    ]
