@@ -90,12 +90,11 @@ def _sent(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
 
 def by_rank(run: DryRun) -> Iterator[str]:
     """``rank 0 needs at least 61.3 GiB, rank 7 at least 61.1 GiB``."""
-    if not run.ranks or not run.cards:  # else a line for each GPU says it
+    if len(run.ranks) < 2 or not run.cards:  # of GPUs that are here, a line for each says it
         return
     needs = [0 if on.peak is None else on.peak.needed for on in run.ranks]
     if len({*needs}) == 1:
-        which = " and ".join(f"rank {on.rank}" for on in run.ranks)
-        yield f"followed were {which}, which need as much"
+        yield f"{' and '.join(f'rank {on.rank}' for on in run.ranks)} need as much"
     else:
         each = (f"rank {on.rank} needs {size(n)}" for on, n in zip(run.ranks, needs, strict=True))
         yield ", ".join(each)

@@ -101,7 +101,7 @@ def test_of_how_many_is_read_or_refused(ip):
     ip.ns["a"] = torch.ones(MIB)
     result = dry(ip, "b = a * 2", "@all --on '2 x rtx 4090'")
     assert [on.peak.needed for on in result.ranks] == [8 * MIB] * 2
-    assert "followed were rank 0 and rank 1, which need as much" in str(result)
+    assert "rank 0 and rank 1 need as much" in str(result)
     for line, said in {
         "@all --dry-run --on 4090": "@all of how many? type --dry-run --on '8 x 4090'",
         "--dry-run --on '0 x 4090'": "0 x 4090: 0 is no number of GPUs; type 8 x 4090",
