@@ -2,6 +2,5 @@
 
 from gpumagic.display import shown
 
-shown.register("gpumagic.cluster.devices_report.DevicesReport", "gpumagic.cluster.devices_view")
 shown.register("gpumagic.cluster.ranks_report.RanksReport", "gpumagic.cluster.ranks_view")
 shown.register("gpumagic.cluster.ranks_report.RanksTable", "gpumagic.cluster.ranks_view")

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from gpumagic.cluster.ranks_report import RankTime
 from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.copies.trial import place
 from gpumagic.device import Device
@@ -142,6 +143,11 @@ class DeviceThread:
     def has(self, names: Iterable[str]) -> dict[str, Any]:
         """Its variables of these names."""
         return {n: self._copies.globals[n] for n in names if n in self._copies.globals}
+
+    def time(self, rank: int, peaks: Mapping[str, int]) -> RankTime:
+        """How it fared, with the peaks of memory by device."""
+        peak, virtual = peaks.get(str(self.device)), self.device.virtual
+        return RankTime(rank, self.seconds, peak, self.parts, virtual, str(self.device))
 
     def leave(self) -> None:
         """On the thread: be placed no longer."""

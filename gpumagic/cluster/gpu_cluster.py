@@ -170,8 +170,9 @@ class GpuCluster:
             packed_s,
             sum(len(o.value) + sum(map(len, o.kept.values())) for o in done),
             sum(o.moved for o in done),
-            tuple(said(orders.asked, len(done))) if made else (),
-            (*notes, *wrong),
+            said(orders.asked, made, len(done)),
+            tuple(notes),
+            tuple(wrong),
         )
         if ended.interrupted:
             raise interrupt(f"the cell has ended on {_named(ranks)}", notes)

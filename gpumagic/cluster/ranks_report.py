@@ -15,11 +15,17 @@ class RankTime:
     peak: int | None = None
     parts: int = 1
     virtual: bool = False
+    device: str = ""  # in whose name a thread of this process ran
+
+    @property
+    def name(self) -> str:
+        """``"rank 1"``, or ``"cuda:1"``."""
+        return self.device or f"rank {self.rank}"
 
 
 @dataclass(frozen=True, repr=False)
 class RanksReport(Shown):
-    """One cell on the ranks of a cluster.
+    """One cell on the ranks of a cluster, or on several devices of this process.
 
     Attributes
     ----------
@@ -41,6 +47,8 @@ class RanksReport(Shown):
         What was set in the notebook.
     notes : tuple of str
         What else there is to know: a rank that was replaced, a group that was made anew.
+    wrong : tuple of str
+        What was not put together, and why: these variables are lists of their parts.
     """
 
     ranks: tuple[RankTime, ...]
@@ -53,6 +61,7 @@ class RanksReport(Shown):
     moved_bytes: int = 0
     made: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,8 +17,8 @@ def text(record: RanksReport | RanksTable) -> str:
     """A line, `2 ranks · 3.20 s (rank 1 the slowest, rank 0 2.90 s) · sent X: 12 MiB · peak …`."""
     if isinstance(record, RanksTable):
         return "\n".join([record.said, *table.lines(_columns(record), "  ")])
-    lines = [" · ".join(_parts(record)), *(f"  → {note}" for note in record.notes)]
-    return "\n".join(lines)
+    below = (f"  → {line}" for line in (*record.notes, *record.wrong))
+    return "\n".join([" · ".join(_parts(record)), *below])
 
 
 def html(record: RanksReport | RanksTable) -> str:
@@ -30,20 +30,21 @@ def html(record: RanksReport | RanksTable) -> str:
         f' <span class="gm-dim">·</span> {coded(part)}' for part in rest
     )
     columns = [
-        table.Column("rank", [str(each.rank) for each in record.ranks], number=True),
+        table.Column("", [each.name for each in record.ranks]),
         table.Column("parts", [f"{each.parts:,}" for each in record.ranks], number=True),
         table.Column("time", [duration(each.seconds) for each in record.ranks], number=True),
         table.Column("peak", [size(each.peak) for each in record.ranks], number=True),
     ]
     body = f"<details><summary>{line}</summary>{table.html(columns)}</details>"
-    body += "".join(f"<div>→ {coded(note)}</div>" for note in record.notes)
+    body += "".join(f"<div>→ {coded(line)}</div>" for line in (*record.notes, *record.wrong))
     return block(body, "report", css="gpumagic gm-report")
 
 
 def _parts(report: RanksReport) -> list[str]:
-    count = len(report.ranks)
+    names = [each.name for each in report.ranks]
     virtual = " (virtual, at CPU speed)" if any(each.virtual for each in report.ranks) else ""
-    head = f"rank {report.ranks[0].rank}" if count == 1 else f"{count} ranks"
+    here = len(names) == 1 or any(each.device for each in report.ranks)
+    head = some(names) if here else f"{len(names)} ranks"
     parts = [head + virtual, _times(report)]
     if report.shared_out:
         parts.append(report.shared_out)
@@ -56,27 +57,29 @@ def _parts(report: RanksReport) -> list[str]:
         parts.append(f"{size(report.returned_bytes)} came back")
     parts += report.made
     if peaks := [each for each in report.ranks if each.peak is not None]:
-        parts.append(f"peak {_by_rank([(e.rank, e.peak or 0) for e in peaks], size)}")
+        parts.append(f"peak {_by_rank([(e.name, e.peak or 0) for e in peaks], size)}")
     return parts
 
 
 def _times(report: RanksReport) -> str:
-    ranked = sorted(report.ranks, key=lambda each: -each.seconds)
-    if len(ranked) < 2:
-        return duration(report.seconds)
-    slowest, fastest = ranked[0], ranked[-1]
-    others = f"rank {slowest.rank} took longest, {duration(slowest.seconds)}"
-    return f"{duration(report.seconds)} ({others}; rank {fastest.rank} {duration(fastest.seconds)})"
+    ran = sorted((e for e in report.ranks if e.parts), key=lambda each: -each.seconds)
+    told = []
+    if len(ran) > 1:
+        told = [f"{ran[0].name} took longest, {duration(ran[0].seconds)}"]
+        told.append(f"{ran[-1].name} {duration(ran[-1].seconds)}")
+    if idle := [each.name for each in report.ranks if not each.parts]:
+        told.append(f"{some(idle)} had nothing to do")
+    return duration(report.seconds) + (f" ({'; '.join(told)})" if told else "")
 
 
-def _by_rank(values: list[tuple[int, int]], spell: Any) -> str:
+def _by_rank(values: list[tuple[str, int]], spell: Any) -> str:
     """One value where all have the same, each with its rank, or the largest of many."""
     if len({spell(value) for _, value in values}) == 1:
         return f"{spell(values[0][1])}" + (" each" if len(values) > 1 else "")
     if len(values) <= _SHOWN:
-        return ", ".join(f"{spell(value)} on {rank}" for rank, value in values)
-    rank, most = max(values, key=lambda pair: pair[1])
-    return f"{spell(most)} at most, on rank {rank}"
+        return ", ".join(f"{spell(value)} on {name}" for name, value in values)
+    name, most = max(values, key=lambda pair: pair[1])
+    return f"{spell(most)} at most, on {name}"
 
 
 def _columns(record: RanksTable) -> list[table.Column]:

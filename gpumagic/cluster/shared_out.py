@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from gpumagic.cluster.gather import check_how, gather, reduce
 from gpumagic.cluster.split import length, pieces, shares, take, told
 from gpumagic.display.units import some
@@ -109,13 +111,14 @@ def put_together(
     return made, wrong
 
 
-def said(asked: Sharing, parts: int) -> list[str]:
+def said(asked: Sharing, made: Mapping[str, Any], parts: int) -> tuple[str, ...]:
     """What was put together of so many parts, in words."""
-    reduced, made = dict(asked.reduce), []
-    if asked.gather:
-        made.append(f"gathered {some(asked.gather)}")
-    if reduced:
+    reduced, words = dict(asked.reduce), []
+    if asked.gather and made:
+        on_cpu = any(isinstance(made[name], Tensor) for name in asked.gather)
+        words.append(f"gathered {some(asked.gather)}{' on the CPU' * on_cpu}")
+    if reduced and made:
         equal = "" if {*reduced.values()} == {"last"} else ", each counted the same"
-        words = ", ".join(f"{name} is the {how}" for name, how in reduced.items())
-        made.append(f"{words} of {parts} parts{equal}")
-    return made
+        hows = ", ".join(f"{name} is the {how}" for name, how in reduced.items())
+        words.append(f"{hows} of {parts} parts{equal}")
+    return tuple(words)

@@ -11,14 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from gpumagic.cluster.device_thread import DeviceThread, Staying
-from gpumagic.cluster.devices_report import DevicesReport, DeviceTime, PartsDone
-from gpumagic.cluster.shared_out import SharedOut, Sharing, check, put_together
+from gpumagic.cluster.ranks_report import RanksReport
+from gpumagic.cluster.shared_out import SharedOut, Sharing, check, put_together, said
 from gpumagic.cluster.whole_lines import whole_lines
 from gpumagic.device import Device
 from gpumagic.display.units import some
@@ -33,10 +32,27 @@ from gpumagic.usercode.variables import names_assigned
 _MAGICS = ("run_line_magic", "run_cell_magic")
 
 
+@dataclass(frozen=True)
+class PartsDone:
+    """How many parts are done."""
+
+    done: int
+    total: int
+    where: str
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return self.done / self.total
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.done} of {self.total} parts"
+
+
 class CellOnDevices:
     """One cell that several devices share; after `run`, `report` says how it went."""
 
-    report: DevicesReport
+    report: RanksReport
 
     def __init__(
         self,
@@ -74,9 +90,10 @@ class CellOnDevices:
             meter.start()
             stack.enter_context(whole_lines(labels))
             modes = thread_modes()
-            wait_for_all(
-                [each.submit(partial(each.set_up, modes, labels)) for each in self._threads]
-            )
+            set_up = [each.submit(partial(each.set_up, modes, labels)) for each in self._threads]
+            wait_for_all(set_up)
+            for future in set_up:
+                future.result()
             began = self._clock()
             self._run_all(told)
             seconds = self._clock() - began
@@ -85,9 +102,7 @@ class CellOnDevices:
         came = [self._came[number] for number in sorted(self._came)]
         made, wrong = put_together(self._asked, [variables for _, variables in came])
         self._namespace.update(made)
-        if wrong:
-            raise GpuError("; ".join(wrong))
-        self._tell(seconds, peaks, len(came))
+        self._tell(seconds, peaks, made, wrong)
         values = [value for value, _ in came]
         return None if all(value is None for value in values) else values
 
@@ -144,39 +159,29 @@ class CellOnDevices:
     def _place(self, error: BaseException, thread: DeviceThread) -> str:
         """Where an error was: the device, the line, and in pieces of which items."""
         line = innermost_of(error.__traceback__)
-        said = [f"on {thread.device}", line.place if line else ""]
+        where = [f"on {thread.device}", line.place if line else ""]
         if self._asked.chunk:
             start, stop = self._shared_out.bounds[thread.number]
-            said += [f"{name}[{start}:{stop}]" for name in self._asked.split]
-        return ", ".join(filter(None, said))
+            where += [f"{name}[{start}:{stop}]" for name in self._asked.split]
+        return ", ".join(filter(None, where))
 
-    def _tell(self, seconds: float, peaks: dict[str, int], parts: int) -> None:
-        threads, reduced = self._threads, dict(self._asked.reduce)
-        gathered = [self._namespace[name] for name in self._asked.gather]
-        on_cpu = " on the CPU" * any(isinstance(value, Tensor) for value in gathered)
-        made = [f"gathered {some(self._asked.gather)}{on_cpu}"] if gathered else []
-        equal = (
-            ""
-            if len(set(reduced.values())) == 1 and "last" in reduced.values()
-            else (", each counted the same")
-        )
-        if reduced:
-            said = ", ".join(f"{name} is the {how}" for name, how in reduced.items())
-            made.append(f"{said} of {parts} parts{equal}")
+    def _tell(
+        self, seconds: float, peaks: dict[str, int], made: dict[str, Any], wrong: list[str]
+    ) -> None:
+        threads = self._threads
         sent = dict.fromkeys(self._sent) | {n: None for each in threads for n in each.sent}
         fallen = [f"{device}: {device.note}" for device in self._devices if device.note]
-        self.report = DevicesReport(
-            tuple(
-                DeviceTime(each.device, each.seconds, peaks.get(str(each.device)), each.parts)
-                for each in threads
-            ),
+        notes = dict.fromkeys([*fallen, *(line for each in threads for line in each.notes)])
+        self.report = RanksReport(
+            tuple(each.time(rank, peaks) for rank, each in enumerate(threads)),
             seconds,
             str(self._shared_out),
             tuple(sent),
             sum(each.copied_bytes for each in threads),
             sum(each.copy_seconds for each in threads),
-            tuple(made),
-            tuple(dict.fromkeys([*fallen, *(line for each in threads for line in each.notes)])),
+            made=said(self._asked, made, len(self._came)),
+            notes=tuple(notes),
+            wrong=tuple(wrong),
         )
 
     def _close(self) -> None:
@@ -190,12 +195,12 @@ class CellOnDevices:
 
 def _interrupted(futures: dict[Future[Any], DeviceThread]) -> KeyboardInterrupt:
     """An interrupt that says where the threads were."""
-    said = []
+    places = []
     for future, thread in futures.items():
         error = future.exception()
         line = innermost_of(error.__traceback__) if error else None
-        said += [f"{thread.device} was at {line.place}: {line.source}"] if line else []
-    return KeyboardInterrupt("; ".join([*said, "nothing was gathered"]))
+        places += [f"{thread.device} was at {line.place}: {line.source}"] if line else []
+    return KeyboardInterrupt("; ".join([*places, "nothing was gathered"]))
 
 
 def _refuse(tree: ast.Module) -> None:

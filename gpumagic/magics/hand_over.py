@@ -33,9 +33,12 @@ def hand_over(
         raise GpuError(f"{what} must stand above the magic that runs the code")
     if asked.dry_run:
         return _dry_run(shell, cell.tree, asked, file, show)
-    if asked.on_cluster:
-        return _on_ranks(shell, cell, asked, file)
-    return _on_several(shell, cell, asked, file)
+    run = _on_ranks if asked.on_cluster else _on_several
+    value, report = run(shell, cell.tree, asked, file)
+    if report.wrong:
+        raise GpuError("; ".join(report.wrong))
+    cell.report = None if asked.quiet else report
+    return value
 
 
 def _dry_run(
@@ -50,29 +53,26 @@ def _dry_run(
     return result
 
 
-def _on_ranks(shell: Any, cell: Cell, asked: Request, file: str) -> Any:
+def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:
     with torch_needed("%%ongpu"), cluster_needed("%%ongpu"):
         from gpumagic.cluster.start_cluster import current
 
     ranks = current()
-    tree: Any = cell.tree
     typed = getattr(shell.history_manager, "input_hist_raw", [""])[-1]
     value, made = ranks.run(
         tree, asked.where, file=file, source=typed, asked=asked, quiet=asked.quiet
     )
     shell.user_ns.update(made)
-    cell.report = None if asked.quiet else ranks.last_report
-    return value
+    return value, ranks.last_report
 
 
-def _on_several(shell: Any, cell: Cell, asked: Request, file: str) -> Any:
+def _on_several(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:
     with torch_needed("%%ongpu"):
         from gpumagic.cluster.threads import CellOnDevices
         from gpumagic.placement.torch_devices import find_several
         from gpumagic.usercode.variables import names_read
 
     devices, space = find_several(asked.where), shell.user_ns
-    tree: Any = cell.tree
     names = names_read(tree, shell.transform_cell, space)
     flags = shell.compile.flags & PyCF_MASK
     with progressing(shell, asked, file) as line:
@@ -84,5 +84,4 @@ def _on_several(shell: Any, cell: Cell, asked: Request, file: str) -> Any:
             render(error, lambda: [said])
             raise
     line.close()
-    cell.report = None if asked.quiet else run.report
-    return value
+    return value, run.report
