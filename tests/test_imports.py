@@ -108,8 +108,13 @@ def room_of(module):
     return module.split(".")[1] if "." in module else "__init__"
 
 
+@cache
 def imports(path):
-    """Yield (module, whether only for type checkers) of every import in a file, wherever it is."""
+    """(module, whether only for type checkers) of every import in a file, wherever it is."""
+    return [*_imports(path)]
+
+
+def _imports(path):
     tree = parsed(path)
     for_types = {
         inner
@@ -127,6 +132,7 @@ def imports(path):
                 yield whole if whole in MODULES else node.module, node in for_types
 
 
+@cache
 def arrows():
     """Every file's module, and the modules of this package that it imports, for types too."""
     return {

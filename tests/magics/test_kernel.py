@@ -13,16 +13,6 @@ from gpumagic.telemetry import Snapshot
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
-    runtime = str(tmp_path_factory.mktemp("kernels"))
-    started = Kernel(GPUMAGIC_RUNTIME_DIR=runtime, GPUMAGIC_VIRTUAL="2", GPUMAGIC_HOST="node-7")
-    started.runtime = runtime
-    started.run("%load_ext gpumagic\nimport torch")
-    yield started
-    started.stop()
-
-
 def test_the_environment_variable_turned_virtual_gpus_on(kernel):
     found, _ = kernel.run("torch.cuda.device_count()")
     assert text(found) == "2\n"

@@ -5,18 +5,14 @@ import re
 import time
 
 import pytest
-from kernels import TIMEOUT, Kernel, text
+from kernels import TIMEOUT, text
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
-    runtime = str(tmp_path_factory.mktemp("kernels"))
-    started = Kernel(GPUMAGIC_RUNTIME_DIR=runtime, GPUMAGIC_VIRTUAL="2")
-    started.run("%load_ext gpumagic\nimport threading, torch, gpumagic\na = torch.ones(64, 64)")
-    yield started
-    started.stop()
+@pytest.fixture(scope="module", autouse=True)
+def _names(kernel):
+    kernel.run("import threading, torch, gpumagic\na = torch.ones(64, 64)")
 
 
 def wire(kernel, sent, until=None):

@@ -27,7 +27,9 @@ def server(library, tmp_path):
     text = made.end()
     assert "gpumagic | extension was successfully loaded" in text
     assert "Traceback" not in text, text
-    assert "[W " not in text, text
+    # How another extension is to be written is no concern of ours.
+    warned = [line for line in text.splitlines() if "[W " in line and "ipyparallel" not in line]
+    assert warned == [], text
 
 
 @pytest.fixture
