@@ -29,6 +29,7 @@ from gpumagic.errors import GpuError
 from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 from gpumagic.mismatch import explain
 from gpumagic.placement.torch_devices import find
+from gpumagic.telemetry import collect
 from gpumagic.usercode.compile import compile_cell
 from gpumagic.usercode.files import is_users, label
 from gpumagic.usercode.frames import cut_ours, errors
@@ -174,6 +175,11 @@ def about() -> dict[str, Any]:
         "total": device.memory_total,
         "used": torch.cuda.memory_allocated(),
     }
+
+
+def host_now() -> dict[str, Any]:
+    """What the GPUs of this host do."""
+    return collect.snapshot().to_dict()
 
 
 def join(generation: int) -> None:

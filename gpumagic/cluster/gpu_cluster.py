@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gpumagic.cluster import engine
@@ -19,6 +20,7 @@ from gpumagic.cluster.shared_out import Sharing, put_together, said
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError
+from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.usercode.notebook import shell
 
 _LOOK_S = 0.5
@@ -55,6 +57,21 @@ class GpuCluster:
     def size(self) -> int:
         return len(self._engines.ranks)
 
+    @property
+    def smallest(self) -> int:
+        """Bytes of the smallest GPU of a rank."""
+        return min(int(rank.about["total"]) for rank in self._engines.ranks)
+
+    def snapshots(self) -> list[Snapshot]:
+        """What the GPUs of the ranks' hosts do, as one rank of each tells, if it is not busy."""
+        first = {rank.about["host"]: rank for rank in self._engines.ranks if not rank.lost}
+        asked = [self._engines.ask(rank, engine.host_now) for rank in first.values()]
+        told = []
+        for each in asked:
+            with suppress(TimeoutError):
+                told.append(Snapshot.from_dict(each.get(_ANSWER_S)))
+        return told
+
     def __enter__(self) -> "GpuCluster":
         return self
 
@@ -71,7 +88,6 @@ class GpuCluster:
         where: str = "@all",
         *,
         file: str = "<code>",
-        source: str = "",
         asked: Sharing | None = None,
         quiet: bool = False,
     ) -> tuple[Any, dict[str, Any]]:
@@ -85,8 +101,6 @@ class GpuCluster:
             ``"@all"``, ``"@1"``, ``"@0,2"``.
         file : str
             What tracebacks call it.
-        source : str
-            Its text as it was typed; else what Python knows of that file.
         asked : Sharing, optional
             What is split between the ranks, and put together in the end.
         quiet : bool
@@ -115,7 +129,7 @@ class GpuCluster:
                 self._broken = False
             began = time.perf_counter()
             for _ in range(2):
-                orders = Orders(tree, file, ranks, asked, self._engines.ranks, source)
+                orders = Orders(tree, file, ranks, asked, self._engines.ranks)
                 packed_s = time.perf_counter() - began
                 ended = CellOnRanks(self._engines, ranks, orders, shell()).run(quiet=quiet)
                 if not any(outcome.lacking for outcome in ended.outcomes.values()):
@@ -236,7 +250,8 @@ class GpuCluster:
         ranks = [self._engines.ranks[n] for n in numbers if 0 <= n < self.size]
         if len(ranks) < len(numbers) or not ranks:
             there = f"the ranks are 0 to {self.size - 1}"
-            raise GpuError(f"restart {', '.join(map(str, numbers))}: {there}")
+            again = "type %gpucluster restart 0"
+            raise GpuError(f"restart {', '.join(map(str, numbers))}: {there}; {again}")
         with self._busy, ProgressLine(shell()) as line:
             self._engines.replace(ranks, line.update)
             self._broken = False

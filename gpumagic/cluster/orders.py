@@ -2,6 +2,7 @@
 
 import ast
 import linecache
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,12 @@ from gpumagic.errors import GpuError
 from gpumagic.usercode.compile import awaits
 from gpumagic.usercode.notebook import shell, user_namespace
 from gpumagic.usercode.variables import names_read, variables_read
+
+_BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*)\)(?=;|$)", re.MULTILINE)
+
+
+def _as_comment(begun: re.Match[str]) -> str:
+    return f"# {ast.literal_eval(begun[1])}"
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,6 @@ class Orders:
         ranks: Sequence[RankEngine],
         asked: Sharing,
         every: Sequence[RankEngine],
-        source: str = "",
     ) -> None:
         if line := awaits(tree):
             raise GpuError(f"line {line} awaits, and ranks have no loop; await it in a cell before")
@@ -50,7 +56,8 @@ class Orders:
         self.sent: dict[str, None] = dict.fromkeys(asked.split)
         self.sent_bytes = 0
         self._tree, self._file = tree, sending.file_in_rank(file)
-        self._source = source or "".join(linecache.getlines(file))
+        # Python, which an error's explanation reads; the magic's line as it was typed.
+        self._source = _BEGUN.sub(_as_comment, "".join(linecache.getlines(file)), count=1)
         read = names_read(tree, ipython.transform_cell if ipython else str, space)
         names = [name for name in read if name not in asked.split]
         self._values, self._prints = sending.prints_of(variables_read(names, space))

@@ -94,13 +94,15 @@ def parser_of(magic: str) -> LineParser:
         add("what", nargs="*")
         add("--record", choices=("on", "off"), type=str.lower, help="on, or --record off")
     elif name == "gpucluster":
-        verbs = ("start", "status", "restart", "pull", "stop")
+        verbs = ("start", "status", "restart", "pull", "script", "stop")
         add("verb", nargs="?", choices=verbs, type=str.lower, default="status")
         add("what", nargs="*")
         add("--slurm", help="2x8")
         add("--partition", help="gpu")
         add("--ssh", help="host1,host2:4")
         add("--mpi", help="4")
+        add("--hosts", type=_count, help="2")
+        add("--force", action="store_true")
     elif name == "gpufree":
         add("names", nargs="*", type=_name)
     else:
@@ -136,7 +138,7 @@ def parser_of(magic: str) -> LineParser:
 
 _USAGES = {
     "gpucluster": "start [N or 0,1] [--slurm 2x8 [--partition P]] [--ssh host1,host2:4] [--mpi N],"
-    " or %(prog)s status, restart 1, pull NAME, stop",
+    " or %(prog)s status, restart 1, pull NAME, script FILE, stop",
     "gpus": "[WHERE] [--processes] [--live] [--doctor] [--virtual N|off [--memory 16GiB]]",
     "gpumem": "[WHERE or NAME], or %(prog)s --since, or %(prog)s --record on|off",
     "gpuwatch": "on [--report] [--strict], or %(prog)s off",

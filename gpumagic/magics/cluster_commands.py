@@ -44,6 +44,9 @@ class ClusterMagics(Magics):
             %gpucluster                       who the ranks are, where, and what they do
             %gpucluster restart 1             another engine in the place of rank 1
             %gpucluster pull loss net         variables of the ranks: lists of their values, by rank
+            %gpucluster script train.py [--hosts 2] [--force]
+                                              what the cells of @all did, as a script for torchrun
+                                              and Slurm that needs no gpumagic
             %gpucluster stop
 
         Examples::
@@ -65,6 +68,8 @@ class ClusterMagics(Magics):
             if asked.verb == "start":
                 return display(_start(asked))
             _check(asked)
+            if asked.verb == "script":
+                return _write(asked, self._shell)
             ranks = start_cluster.current()
             if asked.verb == "status":
                 return display(ranks.status())
@@ -94,6 +99,22 @@ def _start(asked: Namespace) -> Any:
     return start_cluster.cluster(where, **how).status()
 
 
+def _write(asked: Namespace, shell: Any) -> None:
+    from gpumagic.cluster import start_cluster
+    from gpumagic.cluster.script import write_script
+    from gpumagic.magics.placing import placing_request
+
+    ranks = start_cluster.current().size if start_cluster.is_running() else 2
+    cells, path, hosts = shell.history_manager.input_hist_raw, asked.what[0], asked.hosts or 1
+
+    notes = write_script(
+        cells[:-1], path, ranks=ranks, hosts=hosts, asked=placing_request, force=asked.force
+    )
+    print(f"{path} is written; torchrun --nproc-per-node {ranks // hosts} {path} runs it")
+    for note in notes:
+        print(f"  → {note}")
+
+
 def _check(asked: Namespace) -> None:
     """Refuse what the verb does not take."""
     if asked.verb in ("status", "stop") and asked.what:
@@ -102,6 +123,8 @@ def _check(asked: Namespace) -> None:
         raise UsageError("%gpucluster restart: which rank? type %gpucluster restart 1")
     if asked.verb == "pull" and not asked.what:
         raise UsageError("%gpucluster pull: which variable? type %gpucluster pull loss")
+    if asked.verb == "script" and len(asked.what) != 1:
+        raise UsageError("%gpucluster script: which file? type %gpucluster script train.py")
 
 
 OFFERED: tuple[type[Magics], ...] = (GpuMagics, MemoryMagics, ClusterMagics)

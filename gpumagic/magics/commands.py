@@ -46,7 +46,8 @@ class GpuMagics(Magics):
 
         Usage::
 
-            %gpus                      all GPUs; the value is a gpumagic.telemetry.Snapshot
+            %gpus                      all GPUs; the value is a gpumagic.telemetry.Snapshot. Those
+                                       of the hosts of a cluster stand below
             %gpus 1                    one of them, by any of its names
             %gpus --processes          with a line for each process
             %gpus --live               keeps drawing, also while a cell runs
@@ -81,7 +82,9 @@ class GpuMagics(Magics):
             if args.live:
                 monitor = gpus.live(args.where)
                 return None if monitor is None else self.once.show(monitor)
-            return self.once.show(gpus.gpus(args.where), processes=args.processes)
+            snapshot = gpus.gpus(args.where)
+            others = () if args.where else gpus.of_cluster(snapshot)
+            return self.once.show(snapshot, processes=args.processes, others=others)
 
     @no_var_expand
     @line_cell_magic

@@ -10,6 +10,7 @@ from gpumagic import device, faults
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError
 from gpumagic.telemetry import collect
+from gpumagic.telemetry.hosts import other_hosts
 from gpumagic.telemetry.snapshot import Snapshot
 
 
@@ -25,6 +26,14 @@ def gpus(where: str | None = None) -> Snapshot:
             processes=tuple(p for p in snapshot.processes if p.uuid in wanted),
         )
     return snapshot
+
+
+def of_cluster(own: Snapshot) -> list[Snapshot]:
+    """The other hosts on which the cluster of this notebook has ranks."""
+    running = sys.modules.get("gpumagic.cluster.start_cluster")
+    if running is None or not running.is_running():
+        return []
+    return other_hosts(own, running.current().snapshots())
 
 
 def _uuids(where: str) -> set[str]:

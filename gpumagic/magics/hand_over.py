@@ -6,11 +6,13 @@ A dry run, several devices of this process, or the engines of a cluster.
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from IPython.core.compilerop import PyCF_MASK
 
+from gpumagic.device import here
 from gpumagic.errors import GpuError, cluster_needed, torch_needed
 from gpumagic.magics.placing import Request
 from gpumagic.magics.typed_cell import progressing, render
@@ -46,11 +48,21 @@ def _dry_run(
 ) -> Any:
     with torch_needed("%%ongpu"):
         from gpumagic.dryrun import dry_run_cell
-    result = dry_run_cell(shell, tree, file, asked.on or asked.where, move=asked.move)
+    where = asked.on or (_ranks_as_cards() if asked.on_cluster else None) or asked.where
+    result = dry_run_cell(shell, tree, file, where, move=asked.move)
     if shell.displayhook.quiet():  # a semicolon at the end is about the cell's own value
         show(result)
         return None
     return result
+
+
+def _ranks_as_cards() -> str | None:
+    """The ranks of the running cluster as cards, where this process has no GPU itself."""
+    running = sys.modules.get("gpumagic.cluster.start_cluster")
+    if running is None or not running.is_running() or here(memory=False):
+        return None
+    ranks = running.current()
+    return f"{ranks.size} x {ranks.smallest / 2**30:g}GiB"
 
 
 def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:
@@ -58,10 +70,7 @@ def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, An
         from gpumagic.cluster.start_cluster import current
 
     ranks = current()
-    typed = getattr(shell.history_manager, "input_hist_raw", [""])[-1]
-    value, made = ranks.run(
-        tree, asked.where, file=file, source=typed, asked=asked, quiet=asked.quiet
-    )
+    value, made = ranks.run(tree, asked.where, file=file, asked=asked, quiet=asked.quiet)
     shell.user_ns.update(made)
     return value, ranks.last_report
 

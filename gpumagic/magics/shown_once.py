@@ -29,12 +29,12 @@ class Once:
             if printer == self._display:
                 self._formatter.type_printers.pop(kind)
 
-    def show(self, value: Any, *, processes: bool = False) -> Any:
-        """Show it now; returns it."""
+    def show(self, value: Any, **how: Any) -> Any:
+        """Show it now, a Snapshot in a table made as `how` says; returns it."""
         # The class that is ours and common to all: of widgets each has one of its own below it.
         ours = [kind for kind in type(value).__mro__ if kind.__module__.startswith("gpumagic.")]
         self._formatter.for_type(ours[-1], self._display)
-        _publish(value, processes)
+        _publish(value, **how)
         self._shown, self._shown_in = value, self._cell()
         return value
 
@@ -47,7 +47,7 @@ class Once:
             print(f"<{type(value).__name__}>")
 
 
-def _publish(value: Any, processes: bool = False) -> None:
+def _publish(value: Any, **how: Any) -> None:
     if hasattr(value, "_ipython_display_"):
         value._ipython_display_()
         return
@@ -55,5 +55,5 @@ def _publish(value: Any, processes: bool = False) -> None:
     if not hasattr(value, "_repr_html_"):
         from gpumagic.gputable.gpu_table import GpuTable
 
-        shown = GpuTable(value, processes=processes)
+        shown = GpuTable(value, **how)
     display({"text/plain": repr(shown), "text/html": shown._repr_html_()}, raw=True)

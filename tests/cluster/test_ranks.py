@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import threading
 
 import pytest
@@ -124,6 +125,34 @@ def test_a_rank_that_prints_without_end_is_bounded(shell):
     text = out(shell, "%%ongpu @all\nfor n in range(100_000):\n    print('line', n)").text
     assert len(text) < 3 * MOST
     assert re.search(r"… and [\d,]+ more lines", text)
+
+
+def test_an_error_between_devices_is_explained_in_the_rank(shell):
+    text = failed(shell, "%%ongpu @0\nx = torch.ones(3)\nx + x.cpu()")
+    assert "between devices · In [1], line 3: x + x.cpu()" in text
+    assert "x + x.cpu().to(x.device)" in text
+
+
+def test_the_hosts_of_the_ranks_stand_below_the_own_one(shell, monkeypatch):
+    assert socket.gethostname() not in out(shell, "%gpus").text  # there is one
+    monkeypatch.setenv("GPUMAGIC_HOST", "elsewhere")
+    text = out(shell, "%gpus").text
+    assert text.index("elsewhere") < text.index(socket.gethostname())
+
+
+def test_a_dry_run_of_all_ranks_needs_no_gpu_here(shell):
+    shell.run("import torch; net = torch.nn.Linear(8, 8)")
+    text = repr(out(shell, "%%ongpu @all --dry-run\nnet(torch.ones(4, 8)).sum().backward()").result)
+    assert "of one rank of 2 on " in text
+
+
+def test_the_cells_of_all_ranks_are_written_as_a_script(shell, tmp_path):
+    shell.run("import torch\nnet = torch.nn.Linear(8, 8)")
+    out(shell, "%%ongpu @all\ny = net(torch.ones(4, 8))")
+    path = tmp_path / "train.py"
+    assert "torchrun --nproc-per-node 2" in out(shell, f"%gpucluster script {path}").text
+    assert "net = torch.nn.Linear(8, 8)" in path.read_text()
+    assert "is there already" in shell.run(f"%gpucluster script {path}").text
 
 
 def test_a_rank_that_dies_is_told_with_its_cause_and_replaced_in_its_place(shell, ranks):
