@@ -108,9 +108,11 @@ class Operators(TorchDispatchMode):
                     return parts(*args, **kwargs)
             self._before(name, args)
             replaced = self._composites.replaced(func, name, args, self._held.age)
-            out = self._run(func, name, args, kwargs)
-            if self._wire.takes(func):
+            collective = self._wire.takes(func)
+            if collective:
                 self._wire.note(func, name, args)
+            out = self._run(func, name, args, kwargs)
+            if collective:
                 out = with_value(out, args[0])
             if name == "_to_copy" and isinstance(out, Tensor):
                 self._note(args[0], out)

@@ -4,8 +4,11 @@ Shards and parts of the data may be uneven, and ranks may do different things: o
 unlike, the report says what each needs.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+
+from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic.device import here as devices_here
 from gpumagic.device.cards import how_many
@@ -45,6 +48,10 @@ def dry_run_on(
     if on != ALL and not cards:
         raise GpuError(f"{on}: ranks have a card each; type its name, or @all for those here")
     can_join()
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    for name, value in subject.reads:
+        if isinstance(value, (DistributedDataParallel, sharded)):
+            raise GpuError(f"{name} was wrapped for another group; wrap it in the code to follow")
     of_a_host = world if on == ALL else GPUS_OF_A_HOST
     ranks = [Rank(number, world, of_a_host) for number in sorted({0, world - 1})]
     return _together([dry(_placed(subject, rank), waiting) for rank in ranks], world)

@@ -7,8 +7,10 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gpumagic.dryrun.result import Collective
+from gpumagic.dryrun.unknown import Stopped
 
 C: Any = torch._C
+_c10d: Any = getattr(dist, "distributed_c10d", None)
 # By a part of their operators' names, the first that fits.
 _KINDS = {
     "allreduce": "all_reduce",
@@ -34,12 +36,17 @@ class Wire:
         return getattr(func, "namespace", None) in _NAMESPACES
 
     def note(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
-        """Count an operator that is about to run."""
+        """Count an operator that is about to run; one that would really send ends the dry run."""
         name = name.replace("_", "")
         kind = next((_KINDS[part] for part in _KINDS if part in name), None)
         if kind is None:  # a barrier, a wait
             return
-        ranks = _ranks(args)
+        group = _group(args)
+        if _c10d._world.pg_map.get(group, ("",))[0] != "fake":
+            raise Stopped(
+                f"{kind} in a process group that there was before: a dry run sends nothing"
+            )
+        ranks = int(group.size())
         tensors = args[func.namespace == "c10d" and kind in _INTO_ANOTHER]
         nbytes = sum(t.numel() * t.element_size() for t in tree_leaves(tensors))
         count = self._found.setdefault((kind, ranks), [0, 0])
@@ -63,14 +70,13 @@ def with_value(out: Any, value: Any) -> Any:
     return tree_map(done, out)
 
 
-def _ranks(args: tuple[Any, ...]) -> int:
-    """Of how many ranks the group is that an operator is given, itself or by its name."""
+def _group(args: tuple[Any, ...]) -> Any:
+    """The process group that an operator is given, itself or by its name."""
     for arg in args:
         if isinstance(arg, C.ScriptObject):
-            return int(dist.ProcessGroup.unbox(arg).size())
+            return dist.ProcessGroup.unbox(arg)
     name = next(arg for arg in reversed(args) if isinstance(arg, str))
-    c10d: Any = dist.distributed_c10d
-    return int(c10d._resolve_process_group(name).size())
+    return _c10d._resolve_process_group(name)
 
 
 _Work: Any = getattr(dist, "Work", object)  # a build of torch may have none

@@ -110,3 +110,19 @@ def test_of_how_many_is_read_or_refused(ip):
         assert f"UsageError: %%ongpu: {said}" in ip.run(f"%%ongpu {line}\na").text
     with pytest.raises(gpumagic.GpuError, match="4 x cuda:0: ranks have a card each"):
         gpumagic.dry_run(print, on="4 x cuda:0")
+
+
+def test_nothing_is_sent_in_a_group_that_there_was_before():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        x, net = torch.ones(4), nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        alone = gpumagic.dry_run(lambda: dist.all_reduce(x))
+        (end,) = alone.unknown
+        assert end.reason.startswith("all_reduce in a process group that there was before")
+        of_two = gpumagic.dry_run(lambda: dist.all_reduce(x), on="2 x 24GiB")
+        assert [c.sent for on in of_two.ranks for c in on.collectives] == [16, 16]
+        with pytest.raises(gpumagic.GpuError, match="net was wrapped for another group"):
+            gpumagic.dry_run(lambda: net(x), on="2 x 24GiB")
+        dist.all_reduce(x)
+    finally:
+        dist.destroy_process_group()
