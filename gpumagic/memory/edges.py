@@ -38,7 +38,8 @@ def later(obj: Any) -> list[Any]:
 
 # Of a tensor the collector sees its class, if nothing else.
 _TENSOR_CLASSES = {id(Tensor), id(nn.Parameter)}
-_AT_ONCE = 256
+AT_ONCE = 256
+"""So many tensors are asked together: one of another kind among them has them asked one by one."""
 
 
 class Edges:
@@ -90,15 +91,15 @@ class Edges:
         """Note the tensors among objects that were met, which are numbered from `first` on.
 
         It returns the numbers of those that refer to nothing at all, which most do. It is asked of
-        many at a time: one by one it would take several times as long.
+        many together: one by one it would take several times as long.
         """
         kinds = self._tensor_types
         tensors = [n for n, obj in enumerate(objects) if id(type(obj)) in kinds]
         self.tensors += [first + n for n in tensors]
         plain = [n for n in tensors if id(type(objects[n])) in _TENSOR_CLASSES]
         found: set[int] = set()
-        for start in range(0, len(plain), _AT_ONCE):
-            some = plain[start : start + _AT_ONCE]
+        for start in range(0, len(plain), AT_ONCE):
+            some = plain[start : start + AT_ONCE]
             if self._refer_to_nothing([objects[n] for n in some]):
                 found.update(first + n for n in some)
         return found

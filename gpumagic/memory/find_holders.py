@@ -14,6 +14,7 @@ import torch
 
 from gpumagic.memory import other_arrays
 from gpumagic.memory.allocator import Allocator, Place, no_collections
+from gpumagic.memory.edges import AT_ONCE
 from gpumagic.memory.heap import Root, Walk
 from gpumagic.memory.leftovers import walk_leftovers
 from gpumagic.memory.memory_report import KEPT
@@ -94,9 +95,12 @@ class _Search:
     def _match(self) -> None:
         """Note the storages of what was met since the last time."""
         met, objects = self._walk.edges.tensors, self._walk.objects
-        for number in met[self._matched :]:
-            if place := self._allocator.place(objects[number]):
-                self._numbers.setdefault(place, []).append(number)
+        for first in range(self._matched, len(met), AT_ONCE):
+            some = met[first : first + AT_ONCE]
+            places = self._allocator.places([objects[number] for number in some])
+            for number, place in zip(some, places, strict=True):
+                if place is not None:
+                    self._numbers.setdefault(place, []).append(number)
         self._matched = len(met)
 
     def found(self, paths: bool) -> list[FoundStorage]:
