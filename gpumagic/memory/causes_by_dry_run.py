@@ -22,8 +22,6 @@ from gpumagic.mismatch.read.rest_of_code import RestOfCode
 from gpumagic.mismatch.read.syntax import in_own_scope
 from gpumagic.usercode.variables import names_read
 
-# On a GPU that is real, workspaces and pieces that are left over take some more.
-_MARGIN = 0.05
 # What saves less of what is needed than this is not worth a line.
 _WORTH = 0.05
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
@@ -42,9 +40,7 @@ class _Batch:
         self.peaks, self.tensors = _frame_with_batch(s)
         self.size = next((t.shape[0] for t in self.tensors.values()), 0)
         self.needs = self.peaks.needed() if self.peaks and self.size > 1 else None
-        self.room = self.peaks.room() if self.peaks else 0
-        if not s.device.virtual:
-            self.room = int(self.room * (1 - _MARGIN))
+        self.room = self.peaks.room_to_spare() if self.peaks else 0
 
     @property
     def too_large(self) -> bool:

@@ -24,6 +24,7 @@ _LIMIT_S = 5.0
 _MOST = 20_000
 # For all dry runs of one error together.
 _PATIENCE_S = 15.0
+_MARGIN = 0.05
 _ENDS = (ast.Return, ast.Yield, ast.YieldFrom, ast.Break, ast.Continue, ast.Nonlocal, ast.Global)
 _BEGIN = "begin_ongpu"
 
@@ -57,6 +58,10 @@ class DryPeaks:
         if not self.frame.at_top:  # what the function was given, and nothing else has
             taken += s.given(self.frame, self.names)
         return s.capacity - taken + gives
+
+    def room_to_spare(self) -> int:
+        """The same with a margin: on a real GPU workspaces and what is torn up take some more."""
+        return self.room() if self._s.device.virtual else int(self.room() * (1 - _MARGIN))
 
     def grows(self) -> int | None:
         """What a pass of the loop keeps for good; None where it cannot be followed."""

@@ -10,6 +10,7 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.memory.causes import CERTAIN, LIKELY, Cause, full, graphs
 from gpumagic.memory.causes_by_dry_run import by_dry_run, tried
+from gpumagic.memory.causes_by_number import by_number
 from gpumagic.memory.causes_by_operation import DOING
 from gpumagic.memory.out_of_memory import OutOfMemory, Remedy
 from gpumagic.memory.out_of_memory_message import read
@@ -88,7 +89,8 @@ def _cause(s: Situation) -> tuple[Cause, list[Cause]]:
     """The cause, and others whose remedies would help too."""
     for certain in CERTAIN:
         if (found := certain(s)) is not None:
-            return found, []
+            number = by_number(s) if found.kind == "too large" else None
+            return found, [number] if number is not None else []
     idle = [found for each in (graphs, *LIKELY) if (found := each(s)) is not None]
     enough = next((n for n, found in enumerate(idle) if found.gives >= s.short_by), None)
     if enough is not None:
@@ -96,6 +98,10 @@ def _cause(s: Situation) -> tuple[Cause, list[Cause]]:
     fits = idle[0].remedies[0].fits if enough is not None else False
     sought = DOING if fits else (*DOING, by_dry_run)
     doing = [found for each in sought if (found := each(s)) is not None]
+    shown = any(remedy.fits for found in (*doing, *idle) for remedy in found.remedies)
+    # Of a loop that keeps more each time two passes say nothing.
+    if not shown and not any(found.kind == "loop" for found in doing):
+        doing += filter(None, [by_number(s)])
     # What is no longer needed, unless more than that is wanted.
     causes = [*doing, *idle] if fits is False else [*idle, *doing]
     causes.sort(key=lambda cause: cause.kind == "loop")  # which tells no name

@@ -40,7 +40,7 @@ class OutOfMemory(Shown):
     cause : str
         ``"twice"``, ``"too large"``, ``"limit"``, ``"others"``, ``"torn"``, ``"kept"``,
         ``"graphs"``, ``"optimizer"``, ``"foreach"``, ``"no backward"``, ``"grown"``, ``"copy"``,
-        ``"load"``, ``"move"``, ``"batch"``, ``"loop"``, ``"not read"`` or ``"full"``.
+        ``"load"``, ``"move"``, ``"batch"``, ``"number"``, ``"loop"``, ``"not read"`` or ``"full"``.
     reason : str
         The cause in one sentence.
     remedies : tuple of Remedy

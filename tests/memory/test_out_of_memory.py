@@ -1,5 +1,6 @@
 """Errors for want of memory, explained: notebooks whose GPUs have 64 MiB; every figure checked."""
 
+import ast
 import gc
 import re
 from types import SimpleNamespace
@@ -113,8 +114,26 @@ def check_first(small, found, first, cell):
             assert before - torch.cuda.memory_allocated(ordinal) == first.gives
     elif within := re.match(r"`(with .*:)`", first.do):
         cell = f"{within[1]}\n" + re.sub("^", "    ", cell.strip(), flags=re.MULTILINE)
+    if " instead of " in first.do and "batch" not in first.do:
+        cell = with_number(cell, *numbers_of(first.do))
     if first.fits:
         assert small.run(cell).error is None, (cell, first)
+
+
+def numbers_of(do):
+    """What a remedy tells: the number that fits, and the one that stands there."""
+    return [int(found.replace(",", "")) for found in re.findall(r"\d[\d,]*", do)[:2]]
+
+
+def with_number(cell, value, was):
+    """A cell with another number, its own or that of the variable `n`."""
+    tree = ast.parse(cell)
+    for node in ast.walk(tree):
+        if getattr(node, "value", None) == was:
+            node.value = value
+        if getattr(node, "id", None) == "n":
+            node.id = str(value)
+    return ast.unparse(tree)
 
 
 def test_in_a_program_and_as_html(ip):
@@ -211,6 +230,36 @@ def test_a_virtual_gpu_that_was_turned_off_counts_for_nothing(small):
     rows = [row.path for row in gpumagic.memory().holders]
     assert rows == ["x"]
     del kept
+
+
+NUMBERS = "n, kinds = 200_000, 10\nnet = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).cuda()"
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        # Of the cell, too large at once; of the notebook, with what comes of it.
+        ("x = torch.randn(300_000, 64, device='cuda')\nnet(x).sum().backward()", "line 1"),
+        ("net(torch.randn(n, 64, device='cuda')).sum().backward()", "200,000"),
+    ],
+)
+def test_a_number_that_decides_is_told_with_the_largest_that_fits(small, shown, cell, told):
+    small.run(START + NUMBERS)
+    small.run(cell)
+    (remedy,) = (r for r in shown.pop().remedies if r.do.endswith(f"{told} saves"))
+    assert remedy.fits
+    value, was = numbers_of(remedy.do)
+    for more in (0, 1):
+        small.run("%gpufree\nnet.zero_grad()")
+        ran = small.run(with_number(cell, value + more, was))
+        assert (ran.error is None) == (not more), ran.text
+        del ran
+
+
+def test_no_number_is_told_that_does_not_decide(small, shown):
+    small.run(START + "torch.manual_seed(99_999)\nkept = mib(60)")
+    small.run("torch.manual_seed(99_999)\nx = mib(5.5) + torch.ones(20, device='cuda')")
+    assert " instead of " not in repr(shown.pop())
 
 
 @pytest.mark.slow
