@@ -103,7 +103,7 @@ class Originals:
         if kind is str or kind is bytes:
             return len(value) >= shared_objects.LONG
         if kind is types.FunctionType:
-            return not self.is_notebooks(value) and _is_library_function(value)
+            return not self.is_notebooks(value) and self._is_library_function(value)
         if kind is shared_objects.CACHED:
             return not self.is_notebooks(vars(value).get("__wrapped__"))
         if issubclass(kind, type):
@@ -111,6 +111,14 @@ class Originals:
         if kind is types.ModuleType and vars(value) is self.namespace:
             raise shared_objects.Uncopied("the notebook's own module", value)
         return self._shares_instance(value, kind)
+
+    def _is_library_function(self, function: types.FunctionType) -> bool:
+        held = function.__closure__ or function.__defaults__ or function.__kwdefaults__
+        # What a library's decorator made of a notebook's function is found there by its name.
+        of_library = function.__module__ not in self._modules
+        return not (held or vars(function)) or (
+            of_library and shared_objects.is_importable(function)
+        )
 
     def _shares_instance(self, value: Any, kind: type) -> bool:
         if kind not in self._kinds:
@@ -131,8 +139,3 @@ def _once(originals: Originals, number: int, make: Callable[..., Any], *args: An
     if number not in originals.copies:
         originals.copies[number] = make(originals[number], *args)
     return originals.copies[number]
-
-
-def _is_library_function(function: types.FunctionType) -> bool:
-    held = function.__closure__ or function.__defaults__ or function.__kwdefaults__
-    return not (held or vars(function)) or shared_objects.is_importable(function)

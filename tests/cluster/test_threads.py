@@ -32,6 +32,7 @@ SET_UP = """
 net = nn.Linear(4, 2)
 x = torch.randn(17, 4)
 prompts = [f"prompt {n}" for n in range(17)]
+@torch.no_grad()
 def forward():
     return net(x)
 """

@@ -1,5 +1,8 @@
 """Objects as notebooks make them: a copy does what the original would, or is refused in a line."""
 
+import sys
+import types
+
 import pytest
 from worlds import notebook, run
 
@@ -135,6 +138,15 @@ def test_programs_of_a_notebook(setup, code, expected):
     result["out"] = None
     exec(code, namespace)
     assert namespace["out"] == expected, "the program itself is not what the test takes it for"
+
+
+def test_a_decorated_function_is_copied_where_main_has_it_by_its_name(monkeypatch):
+    namespace = notebook("log = []\n@torch.no_grad()\ndef f(): log.append(1)")
+    main = types.ModuleType("__main__")
+    vars(main).update(namespace)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    run(namespace, "f()")
+    assert namespace["log"] == []
 
 
 @pytest.mark.parametrize(
