@@ -1,7 +1,7 @@
 """Read what a `%%ongpu` or `%ongpu` line asks for: where to run, and what to do beside that."""
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from IPython.core.error import UsageError
 
@@ -30,17 +30,17 @@ class Request:
     reduce: tuple[tuple[str, str], ...] = ()  # a variable, and how: ("loss", "mean")
     chunk: int | None = None  # items at a time, for whoever is free
 
-    @property
+    @cached_property
     def on_cluster(self) -> bool:
         """Whether it runs on engines: `@all`, `@0,1`, `@1`."""
         return self.where.startswith("@")
 
-    @property
+    @cached_property
     def on_several(self) -> bool:
         """Whether it runs on several devices of this process: `0,1`, `all`."""
         return not self.on_cluster and ("," in self.where or self.where.lower() == "all")
 
-    @property
+    @cached_property
     def handed_over(self) -> bool:
         """Whether something else runs the cell in IPython's place."""
         return self.dry_run or self.on_cluster or self.on_several
