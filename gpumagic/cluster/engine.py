@@ -212,19 +212,24 @@ class Unsent:
         return f"{self._text} (it stays in its rank)"
 
 
+def bring(order: CellOrder) -> None:
+    """Take the variables that a cell comes with, and its text; or `sending.Lacking`."""
+    for packed in filter(None, (order.variables, order.given)):
+        shell().user_ns.update(sending.unpack(packed))
+    for file, text in order.sources.items():
+        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+
+
 def run(order: CellOrder) -> Outcome:
     """Run a cell, and say how it went. Raises nothing of the user's."""
     assert _this is not None
     outcome, space = Outcome(_this.rank), shell().user_ns
     with _this.runs(order):
         try:
-            for packed in filter(None, (order.variables, order.given)):
-                space.update(sending.unpack(packed))
+            bring(order)
         except sending.Lacking:
             outcome.lacking = True
             return outcome
-        for file, text in order.sources.items():
-            linecache.cache[file] = (len(text), None, text.splitlines(True), file)
         _run(order, outcome, space)
     outcome.cut, outcome.sequence = _this.cut, group.sequence()
     return outcome

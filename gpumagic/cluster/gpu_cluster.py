@@ -14,11 +14,13 @@ from gpumagic.cluster import engine
 from gpumagic.cluster.cell_on_ranks import CellOnRanks, Ended, RanksFailed, died, interrupt
 from gpumagic.cluster.engine import Outcome
 from gpumagic.cluster.engines import Engines, RankEngine
+from gpumagic.cluster.foretell import foretell
 from gpumagic.cluster.orders import Orders, Whole, values_of, without_loss
 from gpumagic.cluster.ranks_report import RanksReport, RanksTable, RankTime
 from gpumagic.cluster.shared_out import Sharing, put_together, said
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import some
+from gpumagic.dryrun import DryRun
 from gpumagic.errors import GpuError
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.usercode.notebook import shell
@@ -56,11 +58,6 @@ class GpuCluster:
     @property
     def size(self) -> int:
         return len(self._engines.ranks)
-
-    @property
-    def smallest(self) -> int:
-        """Bytes of the smallest GPU of a rank."""
-        return min(int(rank.about["total"]) for rank in self._engines.ranks)
 
     def snapshots(self) -> list[Snapshot]:
         """What the GPUs of the ranks' hosts do, as one rank of each tells, if it is not busy."""
@@ -204,6 +201,12 @@ class GpuCluster:
         begun = {outcome.rank: outcome.sequence for outcome in outcomes}
         apart = count == self.size and len(set(begun.values())) > 1
         return apart or any(outcome.cut for outcome in outcomes)
+
+    def dry_run(self, tree: ast.Module, file: str, on: str | None = None) -> DryRun:
+        """What each rank would need for a cell, and send; on other cards, or where it is."""
+        self._ranks("@0")
+        with self._busy:
+            return foretell(self._engines, tree, file, on)
 
     # -- values
     def pull(self, *names: str) -> dict[str, list[Any]]:

@@ -142,7 +142,8 @@ def shown_peaks(run: DryRun) -> list[Peak]:
     if run.cards:
         return []
     if run.ranks:
-        return [on.peak for on in run.ranks if on.peak is not None]
+        found = [(on.peak, f"rank {on.rank} on {on.peak.device}") for on in run.ranks if on.peak]
+        return [replace(peak, device=name) for peak, name in found]
     gpus = [p for device, p in run.peak.items() if device != "cpu" and (p.needed or p.peak)]
     return gpus if gpus or run.device not in ("", "cpu") else list(run.peak.values())
 

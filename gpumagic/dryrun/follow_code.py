@@ -169,15 +169,20 @@ class _Following:
             backward=self._operators.backward,
             seconds=time.monotonic() - before.time,
             virtual=subject.virtual,
-            cards=tuple(on_card(self._held, card, str(self._target)) for card in subject.cards),
+            cards=tuple(on_card(self._held, card, self._fullest()) for card in subject.cards),
             ranks=self._on_rank(before),
         )
 
     def _on_rank(self, before: Before) -> tuple[OnRank, ...]:
         if self._subject.rank is None:
             return ()
-        peak = peaks(self._held, before).get(str(self._target))
+        peak = peaks(self._held, before).get(self._fullest())
         return (OnRank(self._subject.rank.number, peak, self._wire.collectives()),)
+
+    def _fullest(self) -> str:
+        """The GPU that held most: its own, or where code says `cuda:0` of whatever it is given."""
+        gpus = {device: most for device, most in self._held.most.items() if device != "cpu"}
+        return max(gpus, key=lambda device: gpus[device], default=str(self._target))
 
     def _leave_gpus(self) -> None:
         """Nothing is on the card yet, whatever was on the GPUs here."""

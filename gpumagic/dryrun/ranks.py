@@ -26,7 +26,8 @@ ALL = "@all"
 def many(on: object) -> tuple[int | None, object]:
     """How many ranks `on` asks for, and where one of them is; None where it is about one device.
 
-    ``"8 x H100 80GB"`` is 8 of that card, ``"@all"`` one on each GPU here.
+    ``"8 x H100 80GB"`` is 8 of that card, ``"@all"`` one on each GPU here, ``"8 x cuda:0"`` 8 of
+    which each sees a GPU such as this one, and no other.
     """
     if on != ALL:
         return how_many(on) if isinstance(on, str) else (None, on)
@@ -45,14 +46,15 @@ def dry_run_on(
     subject = replace(subject, device=device, cards=cards)
     if world is None:
         return dry(subject, waiting)
-    if on != ALL and not cards:
-        raise GpuError(f"{on}: ranks have a card each; type its name, or @all for those here")
+    here = on != ALL and not cards
+    if here and str(device) != "cuda:0":
+        raise GpuError(f"{on}: each rank sees its GPU as cuda:0; type {world} x cuda:0, or a card")
     can_join()
     sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
     for name, value in subject.reads:
         if isinstance(value, (DistributedDataParallel, sharded)):
             raise GpuError(f"{name} was wrapped for another group; wrap it in the code to follow")
-    of_a_host = world if on == ALL else GPUS_OF_A_HOST
+    of_a_host = 1 if here else world if on == ALL else GPUS_OF_A_HOST
     ranks = [Rank(number, world, of_a_host) for number in sorted({0, world - 1})]
     return _together([dry(_placed(subject, rank), waiting) for rank in ranks], world)
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from IPython.core.compilerop import PyCF_MASK
 
-from gpumagic.device import here
 from gpumagic.errors import GpuError, cluster_needed, torch_needed
 from gpumagic.magics.placing import Request
 from gpumagic.magics.typed_cell import progressing, render
@@ -48,21 +47,15 @@ def _dry_run(
 ) -> Any:
     with torch_needed("%%ongpu"):
         from gpumagic.dryrun import dry_run_cell
-    where = asked.on or (_ranks_as_cards() if asked.on_cluster else None) or asked.where
-    result = dry_run_cell(shell, tree, file, where, move=asked.move)
+    running = sys.modules.get("gpumagic.cluster.start_cluster")
+    if asked.on_cluster and running is not None and running.is_running():
+        result = running.current().dry_run(tree, file, asked.on)
+    else:
+        result = dry_run_cell(shell, tree, file, asked.on or asked.where, move=asked.move)
     if shell.displayhook.quiet():  # a semicolon at the end is about the cell's own value
         show(result)
         return None
     return result
-
-
-def _ranks_as_cards() -> str | None:
-    """The ranks of the running cluster as cards, where this process has no GPU itself."""
-    running = sys.modules.get("gpumagic.cluster.start_cluster")
-    if running is None or not running.is_running() or here(memory=False):
-        return None
-    ranks = running.current()
-    return f"{ranks.size} x {ranks.smallest / 2**30:g}GiB"
 
 
 def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:

@@ -140,10 +140,25 @@ def test_the_hosts_of_the_ranks_stand_below_the_own_one(shell, monkeypatch):
     assert text.index("elsewhere") < text.index(socket.gethostname())
 
 
-def test_a_dry_run_of_all_ranks_needs_no_gpu_here(shell):
-    shell.run("import torch; net = torch.nn.Linear(8, 8)")
-    text = repr(out(shell, "%%ongpu @all --dry-run\nnet(torch.ones(4, 8)).sum().backward()").result)
-    assert "of one rank of 2 on " in text
+def test_a_dry_run_is_followed_in_a_rank_with_what_that_has(shell):
+    out(shell, "%%ongpu @all\nnet = torch.nn.Linear(2**10, 2**8).cuda()")
+    shell.run("width = 2**10")
+    cell = (
+        "dist.init_process_group('nccl')\n"
+        "ddp = torch.nn.parallel.DistributedDataParallel(net, device_ids=[0])\n"
+        "ddp(torch.ones(1, width)).sum().backward()"
+    )
+    here = out(shell, f"%%ongpu @all --dry-run\n{cell}").result
+    assert here.complete, here
+    assert [on.rank for on in here.ranks] == [0, 1]
+    assert [on.collectives[0].sent for on in here.ranks] == [2**20 + 2**10] * 2
+    assert "rank 1 on cuda:0: at least " in str(here)
+    there = out(shell, f"%%ongpu @all --dry-run --on '8 x 24GiB'\n{cell}").result
+    assert (there.world, there.cards[0].fits) == (8, True)
+    assert (
+        out(shell, "%%ongpu @all\ndist.get_world_size(), 'ddp' in globals()").result
+        == [(2, False)] * 2
+    )
 
 
 def test_the_cells_of_all_ranks_are_written_as_a_script(shell, tmp_path):
