@@ -6,7 +6,6 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from gpumagic.display.units import some
 from gpumagic.errors import torch_needed
 from gpumagic.magics.arguments import answers_help, in_one_line, parse
 from gpumagic.magics.commands import GpuMagics
@@ -92,12 +91,8 @@ class MemoryMagics(Magics):
         asked = parse("%gpufree", line)
         with torch_needed("%gpufree"), in_one_line("%gpufree"):
             from gpumagic.memory.free import free_memory
-            from gpumagic.usercode.notebook import user_namespace
 
-            there = [name for name in asked.names if name in user_namespace()] or asked.names
-            display(free_memory(*there, grads=asked.grads))
-            if gone := [name for name in asked.names if name not in there]:
-                print(f"there is no variable {some(gone)}")
+            display(free_memory(*asked.names, grads=asked.grads))
 
     @no_var_expand
     @cell_magic

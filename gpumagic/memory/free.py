@@ -32,7 +32,7 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     Parameters
     ----------
     *names : str
-        Variables to delete too.
+        Variables to delete too. Of several, those that cannot be are told, and left out.
     grads : bool
         Whether the gradients of the notebook's parameters are let go too.
 
@@ -44,7 +44,7 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     Raises
     ------
     GpuError
-        A name that is no variable, or that holds nothing on a GPU.
+        No name is a variable that holds something on a GPU.
 
     Examples
     --------
@@ -54,7 +54,10 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     namespace: Any = user_namespace()
     outputs, found = KeptOutputs(namespace), find(namespace)
     holding = _holding(found)
-    _check(names, namespace, holding)
+    wrong = _wrong([name for name in names if not outputs.has(name)], namespace, holding)
+    if wrong and len(wrong) == len(names):
+        raise GpuError(f"{next(iter(wrong.values()))}; %gpumem lists what does")
+    names = tuple(name for name in names if name not in wrong and not outputs.has(name))
     meter = _Meter()
     spare = [each for each in found if not _is_needed(each, names)]
     error = ""
@@ -72,7 +75,7 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
         meter.take("gradients")
     for name in names:
         del namespace[name]
-        meter.take(name)
+        meter.take(name, held_by=_others(name, names, found))
     meter.take("garbage", told=False)
     returned = meter.empty_cache()
     return Freed(
@@ -82,6 +85,7 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
         allocated=allocated(),
         holders=tuple(grouped(find(namespace))),
         debug_gone=bool(error),
+        skipped=tuple(wrong.values()),
     )
 
 
@@ -103,12 +107,24 @@ def _by_device(count: Any) -> dict[str, int]:
     return {f"cuda:{n}": count(n) for n in range(torch.cuda.device_count())}
 
 
-def _check(names: Iterable[str], namespace: Mapping[str, Any], holding: Collection[str]) -> None:
+def _wrong(
+    names: Iterable[str], namespace: Mapping[str, Any], holding: Collection[str]
+) -> dict[str, str]:
+    """Of the names that cannot be deleted, why."""
+    why = {}
     for name in names:
         if name not in namespace:
-            raise GpuError(f"there is no variable {name!r}; %gpumem lists those on a GPU")
-        if name not in holding:
-            raise GpuError(f"{name} holds nothing on a GPU; %gpumem lists what does")
+            why[name] = f"there is no variable {name!r}"
+        elif name not in holding:
+            why[name] = f"{name} holds nothing on a GPU"
+    return why
+
+
+def _others(name: str, names: Collection[str], found: Iterable[FoundStorage]) -> tuple[str, ...]:
+    """Who holds something of what a name held, and is not let go of."""
+    ways = (way for each in found if name in each.roots for way in each.ways)
+    kept = (way.root for way in ways if way.kind not in KEPT and way.root not in names)
+    return tuple(dict.fromkeys(kept))
 
 
 def _let_go_of_gradients(namespace: Mapping[str, Any]) -> None:
@@ -126,13 +142,14 @@ class _Meter:
         self.released: list[Released] = []
         self._before = allocated()
 
-    def take(self, cause: str, *, told: bool = True) -> None:
+    def take(self, cause: str, *, told: bool = True, held_by: tuple[str, ...] = ()) -> None:
         """Collect what is garbage by now, and note how much that was."""
         gc.collect()
         now = allocated()
         came = {device: before - now[device] for device, before in self._before.items()}
         if told or any(came.values()):
-            self.released.append(Released(cause, came))
+            others = () if any(came.values()) else held_by
+            self.released.append(Released(cause, came, others))
         self._before = now
 
     @staticmethod

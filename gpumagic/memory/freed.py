@@ -16,10 +16,13 @@ class Released:
         ``"the exception of In [7]"``, ``"Out[3], _"``, ``"gradients"``, ``"batch"``.
     nbytes : dict of str to int
         Bytes of torch's allocator that came back, by device.
+    held_by : tuple of str
+        Who else holds what it had held, where nothing came back.
     """
 
     cause: str
     nbytes: dict[str, int]
+    held_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +43,8 @@ class Freed(Shown):
         Those that still hold the most.
     debug_gone : bool
         The frames of an exception were let go: ``%debug`` has nothing to look into any more.
+    skipped : tuple of str
+        Of several names those that could not be deleted, each with why.
     """
 
     released: tuple[Released, ...]
@@ -48,6 +53,7 @@ class Freed(Shown):
     allocated: dict[str, int]
     holders: tuple[MemoryHolder, ...]
     debug_gone: bool
+    skipped: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:

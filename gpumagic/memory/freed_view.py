@@ -2,7 +2,7 @@
 
 from gpumagic.display.shown import block, tag
 from gpumagic.display.units import size, some
-from gpumagic.memory.freed import Freed
+from gpumagic.memory.freed import Freed, Released
 from gpumagic.memory.memory_report import MemoryHolder
 
 _HOLDERS = 3
@@ -20,7 +20,7 @@ def html(freed: Freed) -> str:
 
 
 def _parts(freed: Freed) -> list[str]:
-    parts = [_head(freed)]
+    parts = [_head(freed), *freed.skipped]
     if freed.kept:
         are = "is a variable" if len(freed.kept) == 1 else "are variables"
         parts.append(f"{some(freed.kept)} {are} too, and stayed")
@@ -33,12 +33,19 @@ def _parts(freed: Freed) -> list[str]:
 
 def _head(freed: Freed) -> str:
     gave = [each for each in freed.released if any(each.nbytes.values())]
-    nothing = [each.cause for each in freed.released if each not in gave]
-    without = f"; {some(nothing)}: nothing" if nothing else ""
+    nothing = [_nothing(each) for each in freed.released if each not in gave]
+    without = "".join(f"; {each}" for each in nothing)
     if not gave:
         return f"nothing was freed{without}" if nothing else "there was nothing to free"
     causes = ", ".join(f"{each.cause}: {_sizes(each.nbytes)}" for each in gave)
     return f"freed {size(freed.nbytes)} ({causes}{without})"
+
+
+def _nothing(released: Released) -> str:
+    """`x: nothing, for y holds it too`."""
+    hold = "hold" if len(released.held_by) > 1 else "holds"
+    still = f", for {some(released.held_by)} {hold} it too" if released.held_by else ""
+    return f"{released.cause}: nothing{still}"
 
 
 def _sizes(nbytes: dict[str, int]) -> str:

@@ -103,6 +103,10 @@ class KeptOutputs:
                 found[name] = value
         return found
 
+    def has(self, name: str) -> bool:
+        """Whether a name is one of IPython's for outputs: `Out`, `_5`, `_`."""
+        return name in self._names
+
     def drop(self, names: list[str]) -> None:
         """Keep those of `numbered` no longer, under any of their names."""
         found = self.numbered()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 STATE, SAVED = "optimizer state", "saved for backward"
 OUTPUT, EXCEPTION, GARBAGE = "output", "exception", "garbage"
-OTHER, UNREACHED = "other library", "unreached"
+OTHER, UNREACHED, TEMPORARY = "other library", "unreached", "temporary"
 KEPT = (OUTPUT, EXCEPTION, GARBAGE)
 """The kinds of what no variable holds, and `%gpufree` lets go of."""
 
@@ -42,7 +42,8 @@ class MemoryHolder:
     kind : str
         What most of its bytes are: ``"parameter"``, ``"buffer"``, ``"gradient"``,
         ``"optimizer state"``, ``"saved for backward"``, ``"tensor"``, ``"output"``,
-        ``"exception"``, ``"garbage"``, ``"other library"``, ``"unreached"``.
+        ``"exception"``, ``"garbage"``, ``"other library"``, ``"unreached"``; after an error for
+        want of memory also ``"temporary"``: what the failing line had computed by then.
     device : str
         ``"cuda:0"``.
     nbytes : int

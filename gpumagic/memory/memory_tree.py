@@ -125,7 +125,9 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     for storage, (path, kind) in own.items():
         if path:
             made[made_in.of(storage.device, storage.address)] += storage.nbytes
-            aliases |= {way.root: None for way in storage.ways if way.root != first}
+            roots = (way.root for way in storage.ways)
+            # Outputs are roots by their numbers.
+            aliases |= {root: None for root in roots if first_name(root) != first}
         else:
             path, kind = _within(name, storage, "beside")
             # Of what an output or an error keeps it is told that they do, not what it is.

@@ -22,7 +22,14 @@ from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.heap import Root
 from gpumagic.memory.kept_by_ipython import KeptOutputs, tracebacks
 from gpumagic.memory.made_in import MadeIn
-from gpumagic.memory.memory_report import EXCEPTION, UNREACHED, DeviceMemory
+from gpumagic.memory.memory_report import (
+    EXCEPTION,
+    TEMPORARY,
+    UNREACHED,
+    DeviceMemory,
+    Made,
+    MemoryHolder,
+)
 from gpumagic.memory.out_of_memory_message import Shortage
 from gpumagic.mismatch.read.rest_of_code import RestOfCode
 from gpumagic.usercode.files import label, module_of
@@ -30,6 +37,8 @@ from gpumagic.usercode.frames import FailedFrame, errors
 from gpumagic.usercode.variables import variables_read
 
 _EARLIER = "an earlier exception"
+_ON_THEIR_WAY = "results on their way"
+"""The row of what was allocated at the moment and is not now: no name had it yet."""
 
 
 class Situation:
@@ -106,6 +115,12 @@ class Situation:
         then = {name: getattr(self.shortage, name) for name in said}
         if now.total is None:
             then["total"] = self.shortage.total
+        gone = (self.shortage.allocated or 0) - (now.allocated or 0)
+        if self.shortage.exact and gone > 0:
+            frame = self.frames[0]
+            made = Made(label(frame.filename), getattr(frame.failed, "lineno", None))
+            held = (*held, MemoryHolder(_ON_THEIR_WAY, TEMPORARY, self.name, gone, made))
+            held = tuple(sorted(held, key=lambda row: -row.nbytes))
         return replace(
             now,
             **{name: value for name, value in then.items() if value is not None},

@@ -164,17 +164,28 @@ def test_names_come_back_and_say_who_else_holds_them(held):
     assert "y" not in held.ns
     assert "z" not in held.ns
     assert "4.0 MiB on cuda:1" in said
-    assert "y: nothing" in said
+    assert "y: nothing, for x holds it too" in said
     assert "4.0 MiB on cuda:0 still allocated, most by x" in said
     assert torch.cuda.memory_allocated(1) == 0
 
 
 def test_what_is_there_comes_back_though_another_name_is_gone(held):
-    ran = held.run("%gpufree nothing x")
-    assert ran.error is None
-    assert "freed 4.0 MiB" in ran.text
-    assert ran.text.endswith("there is no variable nothing\n")
+    held.run("n = 3")
+    freed = gpumagic.free_memory("nothing", "x", "n")
+    assert "freed 4.0 MiB" in repr(freed)
+    assert freed.skipped == ("there is no variable 'nothing'", "n holds nothing on a GPU")
+    assert all(why in repr(freed) for why in freed.skipped)
     assert allocated() == 0
+
+
+def test_all_outputs_have_a_name(held):
+    held.run("x + 1")
+    said = held.run("%gpumem Out").text
+    assert "Out: 4.0 MiB" in said
+    assert "also held by _" in said
+    assert "Out[3]: 4.0 MiB on cuda:0" in held.run("%gpufree Out").text
+    assert "Out" in held.ns
+    assert allocated() == 4 * MIB
 
 
 def test_bad_input_is_told_in_a_line_and_frees_nothing(held):

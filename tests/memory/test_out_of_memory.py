@@ -94,7 +94,10 @@ def check_figures(found, noted):
         assert (found.wanted, ordinal) == (wanted, device)
         assert [now.free, now.allocated, now.reserved] == counts
         assert now.total == 64 * MIB
-    assert sum(row.nbytes for row in now.holders) == torch.cuda.memory_allocated(ordinal)
+    gone = sum(row.nbytes for row in now.holders if row.kind == "temporary")
+    held = sum(row.nbytes for row in now.holders) - gone
+    assert held == torch.cuda.memory_allocated(ordinal)
+    assert held + gone == now.allocated or not noted
 
 
 def check_freed(found):
@@ -134,6 +137,17 @@ def with_number(cell, value, was):
         if getattr(node, "id", None) == "n":
             node.id = str(value)
     return ast.unparse(tree)
+
+
+def test_what_the_failing_line_had_computed_has_a_row(small, shown):
+    small.run(START + "a = mib(16)")
+    small.run("b = 1\nd = torch.cat([a + 1, a + 2, a])")
+    (row,) = (r for r in shown.pop().device.holders if r.kind == "temporary")
+    assert (row.path, row.nbytes, str(row.made)) == (
+        "results on their way",
+        32 * MIB,
+        f"In [{small.ip.execution_count - 1}], line 2",
+    )
 
 
 def test_in_a_program_and_as_html(ip):
