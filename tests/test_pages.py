@@ -33,10 +33,19 @@ def test_a_page_runs_from_top_to_bottom(page, empty_shell, as_in_a_notebook, tmp
     from gpumagic import virtual
 
     monkeypatch.chdir(tmp_path)
+    _stop_cluster()  # that of other tests
     try:
         pages.run(page, empty_shell, tmp_path)
     finally:
+        _stop_cluster()
         virtual.disable()
+
+
+def _stop_cluster():
+    from gpumagic.cluster import start_cluster
+
+    if start_cluster.is_running():
+        start_cluster.current().stop()
 
 
 def test_a_page_that_shows_something_else_is_found(empty_shell, tmp_path):

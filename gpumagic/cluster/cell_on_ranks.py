@@ -10,7 +10,7 @@ from typing import Any
 import ipyparallel
 
 from gpumagic.cluster import engine
-from gpumagic.cluster.engine import Outcome, RankError
+from gpumagic.cluster.engine import ErrorInRank, Outcome
 from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.orders import Orders
 from gpumagic.cluster.streaming import Streamed
@@ -26,10 +26,10 @@ _LOOK_S, _SAY_S = 0.02, 0.25
 _SHOWN = 8
 
 
-class RanksFailed(Exception):
+class RanksError(Exception):
     """A cell failed in a rank; shown as that rank's own traceback, without frames of ours."""
 
-    def __init__(self, rank: int, error: RankError, others: str, notes: Sequence[str]) -> None:
+    def __init__(self, rank: int, error: ErrorInRank, others: str, notes: Sequence[str]) -> None:
         super().__init__(f"rank {rank}, {error.place}: {error}")
         lines = [f"in rank {rank}{others}:", error.lines, *(f"  → {note}" for note in notes)]
         self._shown = ["\n".join(lines)]
@@ -51,7 +51,7 @@ class Ended:
     """What came of a cell: an outcome by part, and how it ended if not by itself."""
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
-    failed: tuple[int, RankError] | None = None  # the rank that failed first
+    failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
     interrupted: bool = False
     replaced: list[int] = field(default_factory=list)  # ranks
 
@@ -123,7 +123,7 @@ class CellOnRanks:
             if error.ename == "EngineError":
                 return  # it is gone: told with its cause in a moment
             lines = "\n".join(error.render_traceback())
-            told = RankError(str(error.ename), str(error.evalue), "", "", lines)
+            told = ErrorInRank(str(error.ename), str(error.evalue), "", "", lines)
             outcome = Outcome(rank.number, error=told)
         del self._running[rank.number]
         self._ended.outcomes[part] = outcome
@@ -136,7 +136,9 @@ class CellOnRanks:
 
     def _lost(self, rank: RankEngine) -> None:
         """A rank has died: what failed in the others because of it is not the cause."""
-        error = RankError("died", rank.lost, f"rank {rank.number}", "", died(rank))
+        error = ErrorInRank(
+            "died", rank.lost, f"rank {rank.number}", "", f"RanksError: {died(rank)}"
+        )
         del self._running[rank.number]
         self._ended.failed = rank.number, error
         self._signal()
@@ -179,8 +181,8 @@ class CellOnRanks:
         said += [f"rank {number} has ended the cell" for number in over]
         number, first = next((n, w) for n, w in waits.items() if w)
         words = "; ".join(said)
-        lines = f"the ranks wait for one another: {words}"
-        self._ended.failed = (number, RankError("ranks wait", words, _place(first), "", lines))
+        lines = f"RanksError: the ranks wait for one another: {words}"
+        self._ended.failed = (number, ErrorInRank("ranks wait", words, _place(first), "", lines))
         self._signal()
 
     def _where(self, rank: RankEngine) -> dict[str, Any] | None:

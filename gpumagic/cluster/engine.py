@@ -61,7 +61,7 @@ class Outcome:
     seconds: float = 0.0
     value: bytes = b""
     kept: dict[str, bytes] = field(default_factory=dict)
-    error: "RankError | None" = None
+    error: "ErrorInRank | None" = None
     moved: int = 0
     peak: int | None = None
     sequence: int = -1
@@ -70,7 +70,7 @@ class Outcome:
 
 
 @dataclass
-class RankError:
+class ErrorInRank:
     """An error of the user's code in a rank, as text."""
 
     kind: str
@@ -268,7 +268,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
             traceback.clear_frames(each.__traceback__)
 
 
-def _told(error: BaseException) -> RankError:
+def _told(error: BaseException) -> ErrorInRank:
     """The error as text, from the user's first frame on, with what explains it."""
     cut_ours(error)
     trace = error.__traceback__
@@ -287,4 +287,4 @@ def _told(error: BaseException) -> RankError:
         with faults.kept("explaining an error of a rank"):
             found = explain(error) or explain_out_of_memory(error)
             lines = [*lines, *([str(found)] if found else [])]
-    return RankError(type(error).__name__, str(error), place, source, "\n".join(lines))
+    return ErrorInRank(type(error).__name__, str(error), place, source, "\n".join(lines))

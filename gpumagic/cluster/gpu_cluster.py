@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpumagic.cluster import engine
-from gpumagic.cluster.cell_on_ranks import CellOnRanks, Ended, RanksFailed, died, interrupt
+from gpumagic.cluster.cell_on_ranks import CellOnRanks, Ended, RanksError, died, interrupt
 from gpumagic.cluster.engine import Outcome
 from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.foretell import foretell
@@ -114,7 +114,7 @@ class GpuCluster:
         ------
         GpuError
             A rank that is not there or has died, a variable that cannot be sent.
-        RanksFailed
+        RanksError
             An error of the code in a rank.
         """
         self.last_report = None
@@ -189,7 +189,7 @@ class GpuCluster:
             raise interrupt(f"the cell has ended on {_named(ranks)}", notes)
         if ended.failed is not None:
             number, error = ended.failed
-            raise RanksFailed(number, error, _others(ranks, number), notes)
+            raise RanksError(number, error, _others(ranks, number), notes)
         values = values_of([o.value for o in done])
         return (None if all(value is None for value in values) else values), made
 

@@ -1,19 +1,15 @@
-"""Two engines of ipyparallel, started once for all tests of a process."""
+"""Two engines of ipyparallel, started once for all tests of a process, whose end is theirs."""
 
 import pytest
 
 
-@pytest.fixture(scope="session")
-def started():
-    import gpumagic
-
-    with gpumagic.cluster(2) as ranks:
-        yield ranks
-
-
 @pytest.fixture
-def ranks(started, shell):
+def ranks(shell):
     """The cluster, for the cells of a new notebook; every rank is there and in the group."""
+    import gpumagic
+    from gpumagic.cluster import start_cluster
+
+    started = start_cluster.current() if start_cluster.is_running() else gpumagic.cluster(2)
     lost = [row["rank"] for row in started.status().rows if row["state"] != "idle"]
     if lost:
         started.restart(*lost)
