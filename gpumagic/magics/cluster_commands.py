@@ -105,8 +105,13 @@ def _write(asked: Namespace, shell: Any) -> None:
     from gpumagic.magics.placing import placing_request
 
     ranks = start_cluster.current().size if start_cluster.is_running() else 2
-    cells, path, hosts = shell.history_manager.input_hist_raw, asked.what[0], asked.hosts or 1
-
+    path, hosts, history = asked.what[0], asked.hosts or 1, shell.history_manager
+    # Which cells have failed; an older IPython does not keep that.
+    failed = getattr(history, "exceptions", {})
+    cells = [
+        "" if number in failed and cell.lstrip().startswith("%%ongpu @") else cell
+        for number, cell in enumerate(history.input_hist_raw)
+    ]
     notes = write_script(
         cells[:-1], path, ranks=ranks, hosts=hosts, asked=placing_request, force=asked.force
     )
