@@ -10,11 +10,17 @@ from dry_runs import dry, ended, of_cell
 from torch import nn
 from torch.distributed import get_rank, init_process_group, is_initialized
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 import gpumagic
 
 MIB = 2**20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fully_shard():
+    """Import it for these tests alone: else each process that collects them takes a second more."""
+    global fully_shard
+    from torch.distributed.fsdp import fully_shard
 
 
 def sharded(steps):
