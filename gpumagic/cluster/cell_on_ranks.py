@@ -60,9 +60,9 @@ class CellOnRanks:
     """One cell, while it runs on ranks."""
 
     def __init__(
-        self, engines: Engines, ranks: Sequence[RankEngine], orders: Orders, shell: Any
+        self, engines: Engines, ranks: Sequence[RankEngine], orders: Orders, line: ProgressLine
     ) -> None:
-        self._engines, self._ranks, self._orders, self._shell = engines, list(ranks), orders, shell
+        self._engines, self._ranks, self._orders, self._line = engines, list(ranks), orders, line
         self._running: dict[int, tuple[int, Any]] = {}  # of a rank: its part, and the answer
         self._parts = orders.parts
         self._ended = Ended()
@@ -71,20 +71,19 @@ class CellOnRanks:
         self._streamed = Streamed([rank.number for rank in ranks])
         self._began = time.time()  # by the clock that ranks of this host have too
 
-    def run(self, *, quiet: bool = False) -> Ended:
+    def run(self) -> Ended:
         """Have the ranks run their orders; ends in any case, for ranks that do not are replaced."""
         began = time.monotonic()
-        with ProgressLine(self._shell, silent=quiet) as line:
-            for rank in self._ranks:
-                self._next(rank)
-            while self._running:
-                try:
-                    self._look()
-                    self._say(line, time.monotonic() - began)
-                except KeyboardInterrupt:
-                    self._interrupted()
-            self._streamed.flush()
-            self._replace_stuck(line)
+        for rank in self._ranks:
+            self._next(rank)
+        while self._running:
+            try:
+                self._look()
+                self._say(time.monotonic() - began)
+            except KeyboardInterrupt:
+                self._interrupted()
+        self._streamed.flush()
+        self._replace_stuck()
         return self._ended
 
     def _next(self, rank: RankEngine) -> None:
@@ -191,7 +190,7 @@ class CellOnRanks:
         # What it said of an earlier cell does not count.
         return place if place and place["at"] > self._began else None
 
-    def _say(self, line: ProgressLine, seconds: float) -> None:
+    def _say(self, seconds: float) -> None:
         if seconds < self._said + _SAY_S:
             return
         self._said = seconds
@@ -206,13 +205,13 @@ class CellOnRanks:
                 state = f"line {where['line']} {self._streamed.unfinished(rank.number)}".rstrip()
             parts.append(f"rank {rank.number} {state}")
         left = len(self._ranks) - _SHOWN
-        line.update(" · ".join([*parts, *([f"{left} more"] if left > 0 else [])]))
+        self._line.update(" · ".join([*parts, *([f"{left} more"] if left > 0 else [])]))
 
-    def _replace_stuck(self, line: ProgressLine) -> None:
+    def _replace_stuck(self) -> None:
         """Put others in the place of those that would not end; of the dead the user decides."""
         stuck = [rank for rank in self._ranks if rank.number in self._ended.replaced]
         if stuck:
-            self._engines.replace(stuck, line.update)
+            self._engines.replace(stuck, self._line.update)
 
 
 def died(rank: RankEngine) -> str:

@@ -227,8 +227,12 @@ def run(order: CellOrder) -> Outcome:
     with _this.runs(order):
         try:
             bring(order)
-        except sending.Lacking:
+        except Exception as error:  # noqa: BLE001  whatever the user's own object raises
             outcome.lacking = True
+            if not isinstance(error, sending.Lacking):
+                words = f"{type(error).__name__}: {error}"
+                lines = f"{words} (where the rank made what the notebook has sent)"
+                outcome.error = ErrorInRank(type(error).__name__, str(error), "", "", lines)
             return outcome
         _run(order, outcome, space)
     outcome.cut, outcome.sequence = _this.cut, group.sequence()

@@ -126,9 +126,11 @@ class GpuCluster:
                 self._broken = False
             began = time.perf_counter()
             for _ in range(2):
-                orders = Orders(tree, file, ranks, asked, self._engines.ranks)
-                packed_s = time.perf_counter() - began
-                ended = CellOnRanks(self._engines, ranks, orders, shell()).run(quiet=quiet)
+                with ProgressLine(shell(), silent=quiet) as line:
+                    line.update("sending what the cell reads")
+                    orders = Orders(tree, file, ranks, asked, self._engines.ranks)
+                    packed_s = time.perf_counter() - began
+                    ended = CellOnRanks(self._engines, ranks, orders, line).run()
                 if not any(outcome.lacking for outcome in ended.outcomes.values()):
                     break
                 without_loss(ranks)

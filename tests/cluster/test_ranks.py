@@ -71,6 +71,16 @@ def test_what_a_cell_reads_is_sent_once_and_belongs_together_there(shell):
     assert "items cannot be sent to the ranks (cannot pickle 'generator' object)" in refused
 
 
+def test_what_a_rank_cannot_make_is_told_and_sent_again_when_it_can(shell):
+    shell.run("class Odd:\n    def __reduce__(self): return int, (text,)\ntext = 'x'\nodd = Odd()")
+    text = failed(shell, "%%ongpu @all\nodd")
+    assert "ValueError: invalid literal for int()" in text
+    assert "where the rank made what the notebook has sent" in text
+    assert "gpumagic/" not in text
+    shell.run("text = '7'")
+    assert out(shell, "%%ongpu @all\nodd").result == [7, 7]
+
+
 def test_items_are_split_between_ranks_and_gathered_in_order(shell):
     shell.run("words = [f'{n}' * n for n in range(17)]")
     whole = [len(word) for word in shell.ns["words"]]
