@@ -48,8 +48,8 @@ class Orders:
     ) -> None:
         if line := awaits(tree):
             raise GpuError(f"line {line} awaits, and ranks have no loop; await it in a cell before")
-        check(asked, tree)
         space, ipython = user_namespace(), shell()
+        check(asked, tree, space)
         self.asked = asked
         self.shared_out = SharedOut(asked, space, len(ranks)) if asked.split else None
         self.keep = (*asked.gather, *dict(asked.reduce))

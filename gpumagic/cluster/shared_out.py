@@ -15,7 +15,7 @@ from gpumagic.cluster.gather import check_how, gather, reduce
 from gpumagic.cluster.split import length, pieces, shares, take, told
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, meant
-from gpumagic.usercode.variables import names_assigned
+from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
 
 class Sharing(Protocol):
@@ -76,8 +76,16 @@ def _length(name: str, value: Any) -> int:
         raise GpuError(f"--split {name}: {error}") from None
 
 
-def check(asked: Sharing, tree: ast.AST) -> None:
-    """Raise `GpuError` for a name to gather that the cell does not assign, or no way to reduce."""
+def check(asked: Sharing, tree: ast.AST, namespace: Mapping[str, Any]) -> None:
+    """Raise `GpuError` for a name to split that the cell does not read, for one to gather that it
+    does not assign, and for what is no way to reduce."""
+    read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []
+    for name in asked.split:
+        if name in namespace and name not in read:
+            raise GpuError(
+                f"--split {name}: the cell does not read {name}, so each would do all of it; "
+                f"{meant(name, read)}it reads {some(read) or 'no variable'}"
+            )
     assigned = names_assigned(tree)
     for option, names in (("gather", asked.gather), ("reduce", tuple(dict(asked.reduce)))):
         for name in names:

@@ -67,7 +67,7 @@ class CellOnDevices:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         _refuse(tree)
-        check(asked, tree)
+        check(asked, tree, namespace)
         self._asked, self._namespace, self._clock = asked, namespace, clock
         self._devices = devices
         self._codes = compile_cell(tree, file, flags)

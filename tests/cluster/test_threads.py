@@ -173,7 +173,7 @@ def test_what_holds_no_tensors_is_shared_and_what_does_is_not(notebook):
 def test_an_error_is_shown_once_with_its_device_and_ends_the_other(notebook):
     done = notebook.run(
         "%%ongpu 0,1 --split prompts --gather prompts --chunk 1\n"
-        "both_are_here()\nkept = net, torch.ones(9)\n"
+        "both_are_here()\nkept = net, prompts, torch.ones(9)\n"
         "if torch.ones(1).device.index:\n    1 / 0\nwhile True: pass"
     )
     assert isinstance(done.error, ZeroDivisionError)
@@ -191,7 +191,8 @@ def test_an_error_is_shown_once_with_its_device_and_ends_the_other(notebook):
 def test_ctrl_c_ends_all_and_the_next_cell_runs(notebook):
     done = notebook.run(
         "%%ongpu 0,1 --split prompts --gather prompts\n"
-        "both_are_here()\nif torch.ones(1).device.index:\n    press_ctrl_c()\nwhile True: pass"
+        "both_are_here(), prompts\nif torch.ones(1).device.index:\n    press_ctrl_c()\n"
+        "while True: pass"
     )
     assert isinstance(done.error, KeyboardInterrupt)
     # Under load one may be in the functions of this test as yet.
@@ -203,8 +204,9 @@ def test_ctrl_c_ends_all_and_the_next_cell_runs(notebook):
 
 
 def test_lines_are_whole_and_say_their_device(notebook):
+    notebook.ns["numbers"] = [*range(50), *range(50)]
     done = notebook.run(
-        "%%ongpu 0,1 --split prompts -q\nfor n in range(50):\n"
+        "%%ongpu 0,1 --split numbers -q\nfor n in numbers:\n"
         "    print('a', end=' ')\n    print('b', n)\nprint('end', end='')"
     )
     lines = done.text.splitlines()
@@ -225,19 +227,23 @@ def test_what_does_not_fit_together_is_not_lost(notebook):
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        ("0,1 --split prompts --gather outs\nout = 1", "does not assign outs; did you mean out?"),
         (
-            "0,1 --split prompts --reduce n=men\nn = 1",
+            "0,1 --split prompts --gather outs\nout = prompts",
+            "not assign outs; did you mean out?",
+        ),
+        (
+            "0,1 --split prompts --reduce n=men\nn = len(prompts)",
             "men is no way to reduce; did you mean mean?",
         ),
+        ("0,1 --split prompts\nx + 1", "the cell does not read prompts, so each would do all"),
         ("0,1 --split promts\n1", "no such variable; did you mean prompts?"),
-        ("0,1 --split net\n1", "--split net: a Linear cannot be split"),
-        ("0,1 --split x,two\n1", "x has 17 items, two has 2 items"),
+        ("0,1 --split net\nnet", "--split net: a Linear cannot be split"),
+        ("0,1 --split x,two\nx, two", "x has 17 items, two has 2 items"),
         ("0,5 --split x\n1", "no GPU 5"),
         ("0,0 --split x\n1", "stands twice"),
         ("0,1 --split x\nawait x", "line 2 awaits"),
         ("0,1 --split x\n%time y = x", "the cell says %time, and a magic runs"),
-        ("0,1 --split x\nopened", "opened (it holds an open file) cannot be copied"),
+        ("0,1 --split x\nx, opened", "opened (it holds an open file) cannot be copied"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_runs(notebook, tmp_path, cell, says):
