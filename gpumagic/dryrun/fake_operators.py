@@ -18,10 +18,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    is_traceable_wrapper_subclass_type,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gpumagic.dryrun.composites import Composites
@@ -96,7 +93,7 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if any(map(is_traceable_wrapper_subclass_type, types)):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # what it is made of comes next
         kwargs = kwargs or {}
         self.count += 1

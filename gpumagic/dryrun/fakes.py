@@ -16,10 +16,7 @@ import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    is_traceable_wrapper_subclass_type,
-)
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gpumagic.dryrun.unknown import Stopped
 from gpumagic.moving.find_tensors import TensorFinder
@@ -135,7 +132,7 @@ def is_real(tensor: Tensor) -> bool:
 
 def _parts(tensor: Any) -> list[Tensor]:
     """What a tensor is made of, as one that is sharded; of a plain one nothing."""
-    if not is_traceable_wrapper_subclass_type(type(tensor)):
+    if not hasattr(type(tensor), "__tensor_flatten__"):
         return []
     parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
     return [part for part in parts if isinstance(part, Tensor)]
