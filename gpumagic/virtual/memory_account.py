@@ -82,6 +82,7 @@ class MemoryAccount:
         self.bytes, self.blocks, self.reserved = MemoryStat(), MemoryStat(), MemoryStat()
         self.ooms = self.retries = 0
         self.ring: Ring | None = None
+        self._keeps_stacks = False
         self._row: Any = row
         self.refusal = ""  # why nothing can be allocated
         self._lock = threading.RLock()  # a garbage collection may read the numbers within
@@ -105,6 +106,7 @@ class MemoryAccount:
         size = block.size = -(-nbytes // BLOCK) * BLOCK
         block.requested = nbytes
         block.metadata = history.metadata
+        ring = self.ring
         # Here and not in a function: this is on the way of every operator.
         try:
             frame = _getframe(depth)
@@ -113,8 +115,8 @@ class MemoryAccount:
         else:
             code = block.made = frame.f_code
             block.at = frame.f_lasti
-            if not users_files[code.co_filename]:
-                block.made, block.at = outer_line(frame)
+            if self._keeps_stacks or not users_files[code.co_filename]:
+                block.made, block.at = (stack(), 0) if self._keeps_stacks else outer_line(frame)
         with self._lock:
             if self._freed:
                 self._take_freed()
@@ -122,8 +124,9 @@ class MemoryAccount:
             fits = used <= self.limit
             if fits:
                 self._live[id(block)] = block
-                if self.ring is not None:
-                    self._note_taken(self.ring, block, owner)
+                if ring is not None:
+                    block.address = owner.data_ptr()
+                    ring.note_taken(block)
                 # As `add`, without a call.
                 held, count = self.bytes, self.blocks
                 held.current, count.current = used, count.current + 1
@@ -159,6 +162,7 @@ class MemoryAccount:
             for block in self._live.values():
                 block.find_address()
             self.ring = Ring(recording, self.ring) if recording.enabled else None
+            self._keeps_stacks = recording.keeps("state")
 
     def blocks_now(self) -> list[Allocation]:
         """Every allocation that lives, by address."""
@@ -166,14 +170,6 @@ class MemoryAccount:
             self._take_freed()
             live = list(self._live.values())
         return sorted(filter(Allocation.find_address, live), key=attrgetter("address"))
-
-    def _note_taken(self, ring: Ring, block: Allocation, owner: Any) -> None:
-        keeps = history.recording.keeps
-        block.address = address = owner.data_ptr()
-        lines = stack() if keeps("state") else ()
-        block.made = lines or block.made
-        ring.note("segment_alloc", address, block.size)
-        ring.note("alloc", address, block.requested, lines if keeps("alloc") else ())
 
     def refresh(self) -> None:
         """Count what was freed since the last allocation."""
@@ -190,9 +186,7 @@ class MemoryAccount:
             self.blocks.current -= 1
             self.blocks.freed += 1
             if self.ring is not None:
-                for action in ("free_requested", "free_completed"):
-                    self.ring.note(action, block.address, block.requested)
-                self.ring.note("segment_free", block.address, block.size)
+                self.ring.note("free", block.address, block.requested, block.size)
 
     def empty_cache(self) -> None:
         """Give back to the "driver" what is reserved but not allocated."""
@@ -252,8 +246,8 @@ class MemoryAccount:
         for observer in history.observers:
             observer(self.ordinal, size, self.limit, self.free)
         if self.ring is not None:
-            lines = stack() if history.recording.keeps("alloc") else ()
-            self.ring.note("oom", self.free, size, lines)
+            lines = stack() if self.ring.traces_stacks else None
+            self.ring.note("oom", self.free, size, size, lines)
         allowed = f"{readable(self.limit)} allowed; " if self.limit < self.capacity else ""
         text = (
             f"CUDA out of memory. Tried to allocate {readable(size)}. GPU {self.ordinal} has a "

@@ -16,11 +16,15 @@ from time import time_ns
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from torch._C._profiler import gather_traceback
+
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.lines import in_cell
 
 Line = tuple[CodeType, int]
 """Code, and the instruction that runs in it."""
+Stack = Any
+"""All lines that run on a thread, as torch notes them: without a frame of Python's."""
 Observer = Callable[[int, int, int, int], object]
 
 _RECORDED = ("state", "alloc", "all")
@@ -45,18 +49,11 @@ class Allocation(weakref.ref[Any]):
     __slots__ = ("address", "at", "made", "metadata", "requested", "size")
     size: int
     requested: int
-    made: CodeType | tuple[Line, ...] | None  # the user's code that asked for it, or all lines
+    made: CodeType | Stack  # the user's code that asked for it, or all that ran; None if nobody's
     at: int  # the instruction in that code
     metadata: str
     # Only when it was asked for: whoever has died can no longer be asked.
     address: int
-
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        """Those that made it, innermost first: the user's alone where no more was recorded."""
-        if isinstance(self.made, tuple):
-            return self.made
-        return ((self.made, self.at),) if self.made is not None else ()
 
     def find_address(self) -> int:
         """Where it lies; 0 if it has just died."""
@@ -76,7 +73,7 @@ class AllocatorEvent(NamedTuple):
     size: int
     time_us: int
     metadata: str
-    stack: tuple[Line, ...]
+    stack: Stack
 
 
 @dataclass(frozen=True)
@@ -135,31 +132,54 @@ def _in_cell(frame: FrameType) -> Line:
     return _timed[1], frame.f_lasti
 
 
-def stack() -> tuple[Line, ...]:
-    """All lines that are running on this thread, but for those of this package."""
-    frame: FrameType | None = _getframe(1)
-    lines: list[Line] = []
-    while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith("gpumagic.virtual."):
-            lines.append((frame.f_code, frame.f_lasti))
-        frame = frame.f_back
-    return tuple(lines)
+def stack() -> Stack:
+    """All that runs on this thread."""
+    return gather_traceback(True, False, False)
+
+
+# What torch tells of one event, and whether it is about what was asked for or the whole block.
+_TOLD = {
+    "alloc": (("segment_alloc", False), ("alloc", True)),
+    "free": (("free_requested", True), ("free_completed", True), ("segment_free", False)),
+}
 
 
 class Ring:
     """The last things that happened on one GPU, at most as many as were asked for."""
 
     def __init__(self, recording: Recording, before: "Ring | None" = None) -> None:
-        kept = before.entries if before is not None else ()
-        self.entries: deque[AllocatorEvent] = deque(kept, recording.max_entries)
-        self._skip = recording.skip
+        kept = before._entries if before is not None else ()
+        self._most, self._skip = recording.max_entries, recording.skip
+        self.traces_stacks = recording.keeps("alloc")
+        self._entries: deque[tuple[Any, ...]] = deque(kept, recording.max_entries)
 
     def note(
-        self, action: str, address: int, size: int, stack: tuple[Line, ...] = (), text: str = ""
+        self, action: str, address: int, size: int, block: int, stack: Stack = None, text: str = ""
     ) -> None:
-        """Add an entry; `text` is its metadata, by default this thread's."""
-        if action not in self._skip:
-            metadata = text or history.thread.metadata
-            self.entries.append(
-                AllocatorEvent(action, address, size, time_ns() // 1000, metadata, stack)
+        """Add an entry: the size that was asked for, and that of the block. `text` is its metadata,
+        by default this thread's."""
+        # Plain data, as few as can be: this is on the way of every operator.
+        metadata = text or history.thread.metadata
+        self._entries.append((action, address, size, block, time_ns(), metadata, stack))
+
+    def note_taken(self, block: Allocation) -> None:
+        """Add that a block was allocated."""
+        made = block.made if self.traces_stacks else None
+        self.note("alloc", block.address, block.requested, block.size, made)
+
+    def events(self) -> list[AllocatorEvent]:
+        """They as torch tells them."""
+        told = [
+            AllocatorEvent(
+                name,
+                address,
+                size if requested else block,
+                time // 1000,
+                metadata,
+                stack if name != "segment_alloc" else None,
             )
+            for action, address, size, block, time, metadata, stack in [*self._entries]
+            for name, requested in _TOLD.get(action, ((action, True),))
+            if name not in self._skip
+        ]
+        return told[-self._most :]

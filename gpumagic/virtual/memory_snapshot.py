@@ -5,19 +5,25 @@ own, at the address that its storage has; what is reserved beyond is one more, a
 """
 
 import gc
+import os
+from collections.abc import Iterable
 from contextlib import ExitStack
+from types import CodeType
 from typing import Any
+
+from torch._C._profiler import symbolize_tracebacks
 
 from gpumagic.usercode.lines import line_of
 from gpumagic.virtual.memory_history import (
     Allocation,
     AllocatorEvent,
-    Line,
     Recording,
+    Stack,
     history,
 )
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
 
+_OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _LARGE_SEGMENT = 2**20
 _NOWHERE = 2**12
 """An address at which no memory lies."""
@@ -75,28 +81,34 @@ class _Frames:
     """Lines as torch gives them; each is made once for a snapshot, and so are those of a block."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], dict[str, Any]] = {}
-        self._of_blocks: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self._known: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self._stacks: dict[int, list[dict[str, Any]]] = {}
 
-    def of(self, lines: tuple[Line, ...]) -> list[dict[str, Any]]:
-        return [self._frame(*line) for line in lines]
+    def learn(self, stacks: Iterable[Stack]) -> None:
+        """Read some stacks, all at once: what they have in common is shared."""
+        new = [each for each in stacks if each is not None and id(each) not in self._stacks]
+        for each, lines in zip(new, symbolize_tracebacks(new), strict=True):
+            others = [line for line in lines if not line["filename"].startswith(_OURS)]
+            self._stacks[id(each)] = others
+
+    def of(self, stack: Stack) -> list[dict[str, Any]]:
+        """Of one that was learned."""
+        return [] if stack is None else self._stacks[id(stack)]
 
     def of_block(self, block: Allocation) -> list[dict[str, Any]]:
-        key = id(block.made), block.at
-        if key not in self._of_blocks:
-            self._of_blocks[key] = self.of(block.lines)
-        return self._of_blocks[key]
-
-    def _frame(self, code: Any, at: int) -> dict[str, Any]:
+        code, at = block.made, block.at
+        if not isinstance(code, CodeType):
+            return self.of(code)
         key = id(code), at
         if key not in self._known:
             name, file = code.co_name, code.co_filename
-            self._known[key] = {"name": name, "filename": file, "line": line_of(code, at)}
+            self._known[key] = [{"name": name, "filename": file, "line": line_of(code, at)}]
         return self._known[key]
 
 
 def _segments(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
     blocks, of, device = gpu.account.blocks_now(), frames.of_block, gpu.index
+    frames.learn(block.made for block in blocks if not isinstance(block.made, CodeType))
     segments = [
         _segment(device, block.address, block.size, block.requested, of(block), block.metadata)
         for block in blocks
@@ -139,7 +151,9 @@ def _segment(
 def _trace(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
     gpu.account.refresh()
     ring = gpu.account.ring
-    return [] if ring is None else [_entry(entry, frames) for entry in list(ring.entries)]
+    events = [] if ring is None else ring.events()
+    frames.learn(event.stack for event in events)
+    return [_entry(event, frames) for event in events]
 
 
 def _entry(entry: AllocatorEvent, frames: _Frames) -> dict[str, Any]:
@@ -207,16 +221,16 @@ def _begin(recording: Recording, *, clear: bool) -> None:
 
 
 def _traceback_of(address: int) -> list[dict[str, Any]] | None:
-    for gpu in GPUS:
-        for block in gpu.account.blocks_now():
-            if block.address == address:
-                return _Frames().of(block.lines) or None
-    return None
+    found = [block for gpu in GPUS for block in _segments(gpu, _Frames())]
+    frames = (each["blocks"][0]["frames"] for each in found if each["address"] == address)
+    return next(frames, None) or None
 
 
 def _annotate(address: int, metadata: str) -> None:
     for gpu in GPUS:
         for block in gpu.account.blocks_now():
             if block.address == address and gpu.account.ring is not None:
-                lines = block.lines if history.recording.keeps("alloc") else ()
-                gpu.account.ring.note("annotate", address, block.requested, lines, metadata)
+                recorded = not isinstance(block.made, CodeType)
+                stack = block.made if recorded and gpu.account.ring.traces_stacks else None
+                size = block.requested
+                gpu.account.ring.note("annotate", address, size, size, stack, metadata)
