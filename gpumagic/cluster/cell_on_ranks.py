@@ -2,8 +2,10 @@
 
 import json
 import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +18,18 @@ from gpumagic.cluster.orders import Orders
 from gpumagic.cluster.streaming import Streamed
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import duration
+from gpumagic.errors import GpuError
 from gpumagic.usercode.files import label
 
 # A rank that has not ended so long after its interrupt is ended, and another takes its place.
 GRACE_S = 5.0
 # So long all may wait for one another, doing nothing.
 HANGS_S = 5.0
+# An interrupt may come before the code that it is to end: it is sent again.
+_AGAIN_S = 0.5
 _LOOK_S, _SAY_S = 0.02, 0.25
 _SHOWN = 8
+_IMPATIENT = 3
 
 
 class RanksError(Exception):
@@ -44,6 +50,28 @@ def interrupt(words: str, notes: Sequence[str]) -> KeyboardInterrupt:
     lines = "\n".join([f"KeyboardInterrupt: {words}", *(f"  → {note}" for note in notes)])
     error._render_traceback_ = lambda: [lines]  # type: ignore[attr-defined]
     return error
+
+
+@contextmanager
+def _noted(note: Callable[[], object]) -> Iterator[None]:
+    """Within, Ctrl-C calls a function and cuts nothing off; more than a few are as ever."""
+    before: Any = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[int] = []
+
+    def handle(number: int, frame: Any) -> None:
+        came.append(number)
+        if len(came) > _IMPATIENT:
+            before(number, frame)
+        note()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass
@@ -67,6 +95,8 @@ class CellOnRanks:
         self._parts = orders.parts
         self._ended = Ended()
         self._signaled: float | None = None
+        self._signaled_last = 0.0
+        self._pressed = 0  # Ctrl-C
         self._said = 0.0
         self._streamed = Streamed([rank.number for rank in ranks])
         self._began = time.time()  # by the clock that ranks of this host have too
@@ -74,16 +104,14 @@ class CellOnRanks:
     def run(self) -> Ended:
         """Have the ranks run their orders; ends in any case, for ranks that do not are replaced."""
         began = time.monotonic()
-        for rank in self._ranks:
-            self._next(rank)
-        while self._running:
-            try:
+        with _noted(self._press):
+            for rank in self._ranks:
+                self._next(rank)
+            while self._running:
                 self._look()
                 self._say(time.monotonic() - began)
-            except KeyboardInterrupt:
-                self._interrupted()
-        self._streamed.flush()
-        self._replace_stuck()
+            self._streamed.flush()
+            self._replace_stuck()
         return self._ended
 
     def _next(self, rank: RankEngine) -> None:
@@ -91,8 +119,10 @@ class CellOnRanks:
         queue = self._orders.queues[rank.number]
         if queue and self._signaled is None:
             part = queue.popleft()
-            asked = self._engines.ask(rank, engine.run, self._orders.order(rank, part))
-            self._running[rank.number] = part, asked
+            self._running[rank.number] = part, None
+            with suppress(GpuError):  # it is gone: told with its cause in a moment
+                asked = self._engines.ask(rank, engine.run, self._orders.order(rank, part))
+                self._running[rank.number] = part, asked
         else:
             self._streamed.end(rank.number)
 
@@ -100,8 +130,11 @@ class CellOnRanks:
         return [rank for rank in self._ranks if rank.number in self._running]
 
     def _look(self) -> None:
-        pending = self._pending()
-        self._running[pending[0].number][1].wait(_LOOK_S)
+        pending = [rank for rank in self._pending() if self._running[rank.number][1]]
+        if pending:
+            self._running[pending[0].number][1].wait(_LOOK_S)
+        if self._pressed:
+            self._interrupted()
         for rank in pending:
             part, asked = self._running[rank.number]
             # The answer may come before the last of what was printed.
@@ -110,8 +143,9 @@ class CellOnRanks:
             if over:
                 self._take(rank, part, asked)
         self._streamed.flush()
-        for rank in self._engines.check():
-            if rank.number in self._running:
+        self._engines.check()
+        for rank in self._pending():
+            if rank.lost:
                 self._lost(rank)
         self._end_the_stuck()
 
@@ -143,18 +177,23 @@ class CellOnRanks:
         self._signal()
 
     # -- ending
+    def _press(self) -> None:
+        self._pressed += 1
+
     def _interrupted(self) -> None:
         """Ctrl-C; the second time nobody is waited for."""
-        again = self._ended.interrupted
         self._ended.interrupted = True
         self._signal()
-        if again:
+        if self._pressed > 1:
             self._signaled = float("-inf")
 
     def _signal(self) -> None:
-        """Interrupt all that still run, once."""
+        """Interrupt all that still run."""
+        now = time.monotonic()
         if self._signaled is None:
-            self._signaled = time.monotonic()
+            self._signaled = now
+        if now > self._signaled_last + _AGAIN_S:
+            self._signaled_last = now
             self._engines.signal(self._pending(), signal.SIGINT)
 
     def _end_the_stuck(self) -> None:
@@ -163,6 +202,8 @@ class CellOnRanks:
         elif time.monotonic() - self._signaled > GRACE_S:
             self._ended.replaced += self._running
             self._running.clear()
+        else:
+            self._signal()
 
     # -- waiting for one another
     def _signal_the_waiting(self) -> None:
@@ -210,8 +251,13 @@ class CellOnRanks:
     def _replace_stuck(self) -> None:
         """Put others in the place of those that would not end; of the dead the user decides."""
         stuck = [rank for rank in self._ranks if rank.number in self._ended.replaced]
-        if stuck:
-            self._engines.replace(stuck, self._line.update)
+        try:
+            if stuck:
+                self._engines.replace(stuck, self._line.update)
+        except GpuError:
+            for rank in stuck:
+                rank.lost = rank.lost or "it would not end a cell"
+            raise
 
 
 def died(rank: RankEngine) -> str:

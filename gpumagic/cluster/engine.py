@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
-from gpumagic.cluster import group, sending
+from gpumagic.cluster import group, leash, sending
 from gpumagic.cluster.bounded import bounded_output
 from gpumagic.errors import GpuError
 from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
@@ -123,15 +123,21 @@ class _Rank:
             time.sleep(_PULSE_S)
             if self.running is None:
                 last = None
+                self._say("")
                 continue
             now, busy = time.time(), time.process_time()
             place = group.place_of(self.main)
             if place != last or busy - used > _PULSE_S / 4:
                 last, since = place, now
             used = busy
-            file, line, call = place
-            said = {"file": file, "line": line, "call": call, "idle": now - since, "at": now}
-            self._store.set(f"pulse/{self.rank}", json.dumps(said))
+            said = dict(zip(("file", "line", "call"), place, strict=True))
+            self._say(json.dumps({**said, "idle": now - since, "at": now}))
+
+    def _say(self, said: str) -> None:
+        try:
+            self._store.set(f"pulse/{self.rank}", said)
+        except RuntimeError:
+            leash.end_orphan()
 
     def _free(self) -> None:
         """The C level of an interrupt writes here, also while Python waits in a collective."""
@@ -146,18 +152,18 @@ class _Rank:
 _this: _Rank | None = None
 
 
-def number() -> int:
-    """The rank that this process was started as."""
-    return int(os.environ["RANK"])
+def started_as() -> tuple[str, int]:
+    """The mark of the start that made this process, and its rank."""
+    return os.environ[leash.MARK], int(os.environ["RANK"])
 
 
-def set_up(rank: int, store: tuple[str, int], path: list[str], memory: int) -> dict[str, Any]:
+def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, Any]:
     """Become a rank, on a virtual GPU of `memory` where there is no other; who and where it is."""
     global _this
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
         virtual.enable(1, memory)
-    _this = _Rank(rank, store)
+    _this = _Rank(int(os.environ["RANK"]), store)
     return about()
 
 

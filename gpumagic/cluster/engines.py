@@ -13,23 +13,27 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from pathlib import Path
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
 import ipyparallel
-import psutil
 
 from gpumagic.cluster import engine, group, leash
+from gpumagic.cluster.exit_causes import ExitCauses
 from gpumagic.cluster.launching import EngineSet, Plan, connections, threads
 from gpumagic.cluster.sending import Has
 from gpumagic.errors import GpuError
+from gpumagic.isolation.settings import deferred
 
 # The controller counts an engine as there at its next heartbeat.
 _BEAT_MS = 500
 _START_S = 120.0
 _JOIN_S = 60.0
+_LOOK_S = 0.02
+# So long the cause of an end may come later than its news.
+_CAUSE_S = 0.5
+_GONE = "an engine is gone; %gpucluster says which"
 
 
 @dataclass
@@ -39,6 +43,7 @@ class RankEngine:
     number: int
     engine_set: EngineSet
     engine: int = -1  # ipyparallel's number
+    mark: str = ""  # of its start, and of what it starts itself
     about: dict[str, Any] = field(default_factory=dict)
     has: Has = field(default_factory=Has)
     lost: str = ""  # why it is gone
@@ -55,83 +60,131 @@ class Engines:
     def __init__(self, plan: Plan, memory: int) -> None:
         self.plan, self.memory = plan, memory
         self.mark = uuid4().hex
+        self._starts = count()
         self.ranks = [RankEngine(number, each) for each in plan.sets for number in each.ranks]
         self.generation = 0
-        self._directory = Path(tempfile.mkdtemp(prefix="gpumagic-cluster-"))
-        self._leash = leash.start(self.mark, self._directory)
-        self._killed_before = _killed_for_memory()
-        listener = socket.create_server((plan.address, 0))
-        self._store = group.new_store(listener)
-        self._cluster = ipyparallel.Cluster(
-            n=0,
-            engines=plan.launcher,
-            profile_dir=str(self._directory),
-            load_profile=False,
-            cluster_file="",
-            log_level=50,
-            controller_ip=plan.address,
-            send_engines_connection_env=True,
-            controller_args=[
-                "--IPController.use_threads=True",
-                f"--HeartMonitor.period={_BEAT_MS}",
-                f"--IPController.enable_curve={not plan.local}",
-            ],
-        )
         self._client: Any = None
         self._launchers: dict[str, Any] = {}
+        self._known: set[int] = set()  # ipyparallel's numbers that were seen
+        self._made = contextlib.ExitStack()  # what is to be ended
         self.stopped = False
 
     # -- starting
     def start(self, say: Callable[[str], object]) -> None:
         """Start them all, and have them join the group. Raises `GpuError`; then nothing is left."""
         try:
-            self._cluster.start_controller_sync(environment={leash.MARK: self.mark})
+            with deferred():
+                self._make()
+                self._cluster.start_controller_sync(environment={leash.MARK: self.mark})
             for each in self.plan.sets:
                 self._launch(each)
-            self._client = self._cluster.connect_client_sync()
+            with deferred():
+                self._client = self._cluster.connect_client_sync()
+                self._made.callback(self._client.close)
             self._take(self.ranks, say)
             self.join()
         except BaseException:
             self.stop()
             raise
 
+    def _make(self) -> None:
+        """Make what the engines connect to, and what ends them."""
+        home = self.plan.directory
+        prefix = ".gpumagic-cluster-" if home else "gpumagic-cluster-"
+        self._directory = tempfile.mkdtemp(prefix=prefix, dir=home)
+        self._made.callback(shutil.rmtree, self._directory, ignore_errors=True)
+        watcher = leash.start(self.mark, self._directory)
+        self._made.callback(watcher.wait)
+        self._made.callback(watcher.terminate)
+        self._made.callback(leash.end, self.mark)
+        self._causes = ExitCauses()
+        listener = socket.create_server((self.plan.address, 0))
+        self._store = group.new_store(listener)
+        self._cluster = ipyparallel.Cluster(
+            n=0,
+            engines=self.plan.launcher,
+            profile_dir=self._directory,
+            load_profile=False,
+            cluster_file="",
+            log_level=50,
+            controller_ip=self.plan.address,
+            # Here they read it from a file, and import torch while the controller starts.
+            send_engines_connection_env=not self.plan.local,
+            controller_args=[
+                "--IPController.use_threads=True",
+                f"--HeartMonitor.period={_BEAT_MS}",
+                f"--IPController.enable_curve={not self.plan.local}",
+            ],
+            shutdown_atexit=False,
+        )
+        if self.plan.launcher != "local":  # what is elsewhere is ended by its launcher
+            self._made.callback(lambda: self._cluster.stop_cluster_sync())
+
     def _launch(self, each: EngineSet) -> None:
+        mark = f"{self.mark}/{next(self._starts)}/"
         environment = {
             **connections(self.plan.address),
             **threads(self.plan.count),
             **each.environment,
-            leash.MARK: self.mark,
+            leash.MARK: mark,
             "WORLD_SIZE": str(self.plan.count),
             "MASTER_ADDR": self.plan.address,
             "MASTER_PORT": str(self._store.port),
         }
         key = f"ranks-{each.ranks[0]}"
-        self._cluster.start_engines_sync(
-            len(each.ranks), engine_set_id=key, environment=environment, **each.options
-        )
-        if self.plan.launcher == "local":
-            self._launchers[key] = self._cluster.engines[key].launchers["0"]
+        for rank in self.ranks:
+            if rank.engine_set is each:
+                rank.engine, rank.mark = -1, mark
+        options = dict(each.options)
+        if self.plan.launcher == "slurm":
+            options["batch_file_name"] = f"{self._directory}/job"  # else it writes it where we are
+        with deferred():  # half started it could not be ended
+            self._cluster.start_engines_sync(
+                len(each.ranks), engine_set_id=key, environment=environment, **options
+            )
+            if self.plan.launcher == "local":
+                self._launchers[key] = self._cluster.engines[key].launchers["0"]
 
     def _take(self, awaited: Sequence[RankEngine], say: Callable[[str], object]) -> None:
         """Wait for engines that were just started, find the rank of each, and set it up."""
-        known = {rank.engine for rank in self.ranks if rank not in awaited}
         until = time.monotonic() + (_START_S if self.plan.local else float("inf"))
-        while len(new := set(self._client.ids) - known) < len(awaited):
-            say(f"{len(new)} of {len(awaited)} engines have started")
+        missing = {(rank.mark, rank.number): rank for rank in awaited}
+        answers: dict[int, Any] = {}
+        while missing:
+            say(f"{len(awaited) - len(missing)} of {len(awaited)} engines have started")
             self._check_started(awaited, until)
-            time.sleep(0.05)
-        numbers = self._client[sorted(new)].apply_async(engine.number).get()
-        by_number = dict(zip(numbers, sorted(new), strict=True))
-        for rank in awaited:
-            rank.engine, rank.lost, rank.has = by_number[rank.number], "", Has()
+            for number in set(self._client.ids) - self._known:
+                self._known.add(number)
+                with contextlib.suppress(GpuError):
+                    answers[number] = self._ask(number, engine.started_as)
+            time.sleep(_LOOK_S)
+            for number in [number for number, each in answers.items() if each.ready()]:
+                # One whose start was broken off answers for nobody, or not at all.
+                with contextlib.suppress(KeyError, ipyparallel.error.RemoteError):
+                    missing.pop(answers.pop(number).get(0)).engine = number
         store = (self.plan.address, self._store.port)
         path = [each for each in sys.path if each] if self.plan.local else []
-        found = [
-            self.ask(rank, engine.set_up, rank.number, store, path, self.memory) for rank in awaited
-        ]
+        found = self._answers(awaited, engine.set_up, store, path, self.memory)
         shared = Has()
-        for rank, asked in zip(awaited, found, strict=True):
-            rank.about, rank.has = asked.get(_JOIN_S), shared
+        for rank, about in zip(awaited, found, strict=True):
+            rank.about, rank.has, rank.lost = about, shared, ""
+
+    def _answers(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
+        """What ranks answer that are starting; the death of one is told."""
+        until = time.monotonic() + _JOIN_S
+        asked: dict[int, Any] = {}
+        try:
+            for rank in ranks:
+                asked[rank.number] = self.ask(rank, function, *args)
+            for each in asked.values():
+                while not each.wait(_LOOK_S):
+                    self._check_started(ranks, until)
+        except BaseException:
+            for rank in ranks:
+                if rank.number in asked and not asked[rank.number].ready():
+                    rank.lost = rank.lost or "it waits for a rank that did not come"
+            raise
+        return [each.get(0) for each in asked.values()]
 
     def _check_started(self, awaited: Sequence[RankEngine], until: float) -> None:
         for rank in awaited:
@@ -141,16 +194,35 @@ class Engines:
             raise GpuError(f"after {_START_S:.0f} s not all engines have started")
 
     def join(self) -> None:
-        """Have all ranks join a group that is new."""
-        self.generation += 1
-        asked = [self.ask(rank, engine.join, self.generation) for rank in self.ranks]
-        for each in asked:
-            each.get(_JOIN_S)
+        """Have all ranks join a group that is new, once all are there."""
+        if not any(rank.lost for rank in self.ranks):
+            self.generation += 1
+            with deferred():  # who has come waits for the others
+                self._answers(self.ranks, engine.join, self.generation)
 
     # -- talking
     def ask(self, rank: RankEngine, function: Callable[..., Any], *args: Any) -> Any:
-        """Have a rank call one of `engine`'s functions; the answer comes later."""
-        return self._client[rank.engine].apply_async(function, *args)
+        """Have a rank call one of `engine`'s functions; the answer comes later.
+
+        Raises `GpuError` if it is gone.
+        """
+        return self._ask(rank.engine, function, *args)
+
+    def _ask(self, number: int, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return self._client[number].apply_async(function, *args)
+        except (IndexError, ipyparallel.error.NoEnginesRegistered):
+            raise GpuError(_GONE) from None
+
+    def answer(self, asked: Any, timeout_s: float | None = None) -> Any:
+        """What a rank answers; raises `GpuError` if it has died meanwhile."""
+        try:
+            if asked is not None:
+                return asked.get(timeout_s)
+        except ipyparallel.error.RemoteError as error:
+            if error.ename != "EngineError":
+                raise
+        raise GpuError(_GONE)
 
     def signal(self, ranks: Iterable[RankEngine], number: int) -> None:
         """Send a signal to the processes of ranks, wherever they are."""
@@ -169,28 +241,25 @@ class Engines:
         """The ranks that are gone and were not before; each then has its cause."""
         there, found = set(self._client.ids), []
         for rank in self.ranks:
-            if not rank.lost and rank.engine not in there:
-                rank.lost = self._ended(rank) or "its connection is gone"
+            connected = rank.engine in there
+            cause = "" if rank.lost else self._ended(rank, 0.0 if connected else _CAUSE_S)
+            if not rank.lost and (cause or not connected):
+                rank.lost = cause or "its connection is gone"
+                leash.end(rank.mark)  # the processes that it has started
                 found.append(rank)
-        return found
+        return [] if self.stopped else found
 
-    def _ended(self, rank: RankEngine) -> str:
+    def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
         """How the process of a rank ended; nothing while it runs, or where that is not known."""
         launcher = self._launchers.get(rank.key)
+        if launcher is None:
+            return ""
         # Only the thread that waits for the process has its exit code.
-        if launcher is None or launcher._wait_thread.is_alive():
+        launcher._wait_thread.join(patience_s)
+        if launcher._wait_thread.is_alive():
             return ""
         code = launcher.process.wait(0)
-        return "" if code is None else self._in_words(int(code))
-
-    def _in_words(self, code: int) -> str:
-        if code >= 0:
-            return f"it exited with code {code}"
-        name = signal.Signals(-code).name
-        if -code == signal.SIGKILL and _killed_for_memory() > self._killed_before:
-            self._killed_before = _killed_for_memory()
-            return "the operating system killed it, for the host had no memory left"
-        return f"it was ended by {name} (signal {-code})"
+        return "" if code is None else self._causes.in_words(int(code))
 
     def replace(self, ranks: Sequence[RankEngine], say: Callable[[str], object]) -> None:
         """End ranks, whatever they do, start others in their place, and join again."""
@@ -200,46 +269,31 @@ class Engines:
                     f"rank {rank.number} was started together with others by {self.plan.launcher}; "
                     "type %gpucluster stop, then start again"
                 )
-        for rank in ranks:
-            self._kill(rank)
-            with contextlib.suppress(KeyError):
-                self._cluster.stop_engines_sync(rank.key)
-        while gone := {rank.engine for rank in ranks} & set(self._client.ids):
-            say(f"{len(gone)} engines are ending")
-            time.sleep(0.02)
-        for rank in ranks:
-            self._launch(rank.engine_set)
-        self._take(ranks, say)
+        try:
+            with deferred():
+                for rank in ranks:
+                    self._end(rank)
+            for rank in ranks:
+                self._launch(rank.engine_set)
+            self._take(ranks, say)
+        except BaseException:
+            with deferred():
+                for rank in ranks:
+                    self._end(rank)
+                    rank.lost = "the start of its engine was broken off"
+            raise
         self.join()
 
-    def _kill(self, rank: RankEngine) -> None:
-        if rank.lost or rank.engine not in self._client.ids:
-            return
-        if rank.about.get("host") == socket.gethostname():
-            with contextlib.suppress(psutil.Error):
-                psutil.Process(rank.about["pid"]).kill()
-        else:
+    def _end(self, rank: RankEngine) -> None:
+        """Kill the engine of a rank, and what it has started."""
+        if rank.about.get("host") != socket.gethostname():
             self.signal([rank], signal.SIGKILL)
+        leash.end(rank.mark)
+        with contextlib.suppress(KeyError):
+            self._cluster.stop_engines_sync(rank.key)
 
     def stop(self) -> None:
         """End everything, and leave nothing behind."""
         self.stopped = True
-        if self._client is not None:
-            self._client.close()
-        if self.plan.launcher in ("slurm", "ssh"):  # what is elsewhere is ended by its launcher
-            self._cluster.stop_cluster_sync()
-        leash.end(self.mark)
-        self._cluster.shutdown_atexit = False
-        self._leash.terminate()
-        self._leash.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-
-def _killed_for_memory() -> int:
-    """How many processes the operating system has killed for want of memory, here or at all."""
-    killed = 0
-    for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
-        with contextlib.suppress(OSError):
-            words = Path(path).read_text().split()
-            killed += sum(int(n) for name, n in pairwise(words) if name == "oom_kill")
-    return killed
+        with deferred():
+            self._made.close()

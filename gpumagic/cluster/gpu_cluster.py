@@ -2,7 +2,6 @@
 
 import ast
 import atexit
-import json
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from gpumagic.cluster.engine import Outcome
 from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.foretell import foretell
 from gpumagic.cluster.orders import Orders, Whole, values_of, without_loss
+from gpumagic.cluster.rank_states import states
 from gpumagic.cluster.ranks_report import RanksReport, RanksTable, RankTime
 from gpumagic.cluster.shared_out import Sharing, put_together, said
 from gpumagic.display.progress_line import ProgressLine
@@ -65,8 +65,8 @@ class GpuCluster:
         asked = [self._engines.ask(rank, engine.host_now) for rank in first.values()]
         told = []
         for each in asked:
-            with suppress(TimeoutError):
-                told.append(Snapshot.from_dict(each.get(_ANSWER_S)))
+            with suppress(TimeoutError, GpuError):
+                told.append(Snapshot.from_dict(self._engines.answer(each, _ANSWER_S)))
         return told
 
     def __enter__(self) -> "GpuCluster":
@@ -126,11 +126,17 @@ class GpuCluster:
                 self._broken = False
             began = time.perf_counter()
             for _ in range(2):
-                with ProgressLine(shell(), silent=quiet) as line:
-                    line.update("sending what the cell reads")
-                    orders = Orders(tree, file, ranks, asked, self._engines.ranks)
-                    packed_s = time.perf_counter() - began
-                    ended = CellOnRanks(self._engines, ranks, orders, line).run()
+                try:
+                    with ProgressLine(shell(), silent=quiet) as line:
+                        line.update("sending what the cell reads")
+                        orders = Orders(tree, file, ranks, asked, self._engines.ranks)
+                        packed_s = time.perf_counter() - began
+                        ended = CellOnRanks(self._engines, ranks, orders, line).run()
+                except BaseException:
+                    self._broken = True
+                    without_loss(ranks)
+                    raise
+                without_loss(orders.unsent(ranks))
                 if not any(outcome.lacking for outcome in ended.outcomes.values()):
                     break
                 without_loss(ranks)
@@ -168,6 +174,8 @@ class GpuCluster:
         ]
         if self._broken or ended.replaced:
             notes.append(_REWRAP)
+        if ended.interrupted:
+            notes += [died(rank) for rank in ranks if rank.lost]
         done = [ended.outcomes[n] for n in sorted(ended.outcomes)]
         made: dict[str, Any] = {}
         wrong: list[str] = []
@@ -221,7 +229,7 @@ class GpuCluster:
         """
         ranks = self._ranks("@all")
         asked = [self._engines.ask(rank, engine.pull, list(names)) for rank in ranks]
-        found = [each.get() for each in asked]
+        found = [self._engines.answer(each) for each in asked]
         missing = [name for name in names if not any(name in each for each in found)]
         if missing:
             raise GpuError(f"no rank has {some(missing)}; assign it in a cell of %%ongpu @all")
@@ -230,30 +238,15 @@ class GpuCluster:
     # -- the ranks
     def status(self) -> RanksTable:
         """Who the ranks are, where, and what they do."""
-        rows = []
-        self._engines.check()
-        asked = {
-            r.number: self._engines.ask(r, engine.about) for r in self._engines.ranks if not r.lost
-        }
-        for rank in self._engines.ranks:
-            about = dict(rank.about, used=None)
-            state = f"gone: {rank.lost}" if rank.lost else "idle"
-            if rank.number in asked:
-                try:
-                    about = asked[rank.number].get(_ANSWER_S)
-                except TimeoutError:
-                    where = json.loads(self._engines.pulse(rank) or b"{}")
-                    state = f"busy, line {where['line']}" if where else "busy"
-            rows.append({"rank": rank.number, "state": state, **about})
-        return RanksTable(repr(self), tuple(rows))
+        return RanksTable(repr(self), states(self._engines))
 
     def restart(self, *numbers: int) -> None:
         """Start other engines in the place of ranks; the others keep their variables.
 
         All ranks are in a new process group afterwards. Raises `GpuError`.
         """
-        ranks = [self._engines.ranks[n] for n in numbers if 0 <= n < self.size]
-        if len(ranks) < len(numbers) or not ranks:
+        ranks = [self._engines.ranks[n] for n in sorted(set(numbers)) if 0 <= n < self.size]
+        if len(ranks) < len(set(numbers)) or not ranks:
             there = f"the ranks are 0 to {self.size - 1}"
             again = "type %gpucluster restart 0"
             raise GpuError(f"restart {', '.join(map(str, numbers))}: {there}; {again}")

@@ -14,6 +14,8 @@ from gpumagic.virtual.host_memory import part_of_the_host
 
 LOOPBACK = "127.0.0.1"
 _MODULE = ["-m", "gpumagic.cluster.start_engine"]
+# So long an engine waits for the controller, to write its file and to answer, on a busy machine.
+_PATIENT = ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Plan:
     sets: tuple[EngineSet, ...]
     address: str = LOOPBACK  # where the controller and the store listen
     said: str = ""  # "on 2 GPUs of this machine"
+    directory: str | None = None  # where its files are seen from all machines
 
     @property
     def count(self) -> int:
@@ -44,7 +47,7 @@ class Plan:
 
 
 def _command(python: str) -> dict[str, Any]:
-    return {"engine_cmd": [python, *_MODULE]}
+    return {"engine_cmd": [python, *_MODULE, *_PATIENT]}
 
 
 def local(where: str | None) -> Plan:
@@ -91,7 +94,7 @@ def _virtual_count(where: str | None) -> int:
     raise GpuError(f"{where}: this machine has no GPU; type %gpucluster start 2 for virtual ones")
 
 
-def ssh(hosts: str) -> Plan:
+def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
     """An engine on each host, or as many as stand after its colon, a GPU each."""
     sets: list[EngineSet] = []
     for part in hosts.split(","):
@@ -100,13 +103,15 @@ def ssh(hosts: str) -> Plan:
             raise GpuError(f"--ssh {hosts}: hosts are needed; type --ssh host1,host2:4")
         for local_rank in range(int(number or 1)):
             environment = {"RANK": str(len(sets)), ONE_GPU: "1", "SLURM_LOCALID": str(local_rank)}
-            options: dict[str, Any] = {"engines": {host: 1}, **_command("python3")}
+            command = _command(python or sys.executable)
+            options: dict[str, Any] = {"engines": {host: 1}, **command}
+            options["remote_python"] = python or sys.executable
             sets.append(EngineSet((len(sets),), environment, options))
     names = [part.strip().partition(":")[0].rpartition("@")[2] for part in hosts.split(",")]
-    return Plan("ssh", tuple(sets), _address(names), f"{len(sets)} engines on {hosts}")
+    return Plan("ssh", tuple(sets), ip or _address(names), f"{len(sets)} engines on {hosts}")
 
 
-def slurm(size: str, partition: str | None) -> Plan:
+def slurm(size: str, partition: str | None, ip: str | None) -> Plan:
     """NODESxGPUS engines as one job of Slurm."""
     nodes, _, each = size.partition("x")
     if not (nodes.isdecimal() and each.isdecimal() and int(nodes) * int(each)):
@@ -116,15 +121,16 @@ def slurm(size: str, partition: str | None) -> Plan:
     asked += [f"--partition={partition}"] if partition else []
     options = {"options": "\n".join(f"#SBATCH {line}" for line in asked)}
     one = EngineSet(tuple(range(count)), {ONE_GPU: "1"}, {**options, **_command(sys.executable)})
-    return Plan("slurm", (one,), _address([""]), f"{count} engines of Slurm")
+    said = f"{count} engines of Slurm"
+    return Plan("slurm", (one,), ip or _address([""]), said, os.path.expanduser("~"))
 
 
-def mpi(number: str) -> Plan:
+def mpi(number: str, ip: str | None) -> Plan:
     """Engines that `mpiexec` starts."""
     if not number.isdecimal() or not int(number):
         raise GpuError(f"--mpi {number}: a number is needed; type --mpi 4")
     one = EngineSet(tuple(range(int(number))), {ONE_GPU: "1"}, _command(sys.executable))
-    return Plan("mpi", (one,), said=f"{number} engines of MPI")
+    return Plan("mpi", (one,), ip or LOOPBACK, f"{number} engines of MPI")
 
 
 def _address(hosts: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """End every process of a cluster once the process that started it is gone, however that ended.
 
 Run as ``python -m gpumagic.cluster.leash PID MARK DIRECTORY``, by the process PID. What belongs to
-the cluster has its mark in the environment, which every child inherits; the directory goes too.
+the cluster has its mark in the environment, which every child inherits: that of an engine begins
+with the cluster's own. The directory goes too.
 """
 
 import contextlib
@@ -10,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 
@@ -20,9 +20,9 @@ _LOOK_S = 0.3
 _AGAIN_S = 3.0
 
 
-def start(mark: str, directory: Path) -> subprocess.Popen[bytes]:
+def start(mark: str, directory: str) -> subprocess.Popen[bytes]:
     """Watch this process from another one, which the cluster's end does not reach."""
-    command = [sys.executable, "-m", __name__, str(os.getpid()), mark, str(directory)]
+    command = [sys.executable, "-m", __name__, str(os.getpid()), mark, directory]
     environment = {name: value for name, value in os.environ.items() if name != MARK}
     return subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
@@ -30,22 +30,29 @@ def start(mark: str, directory: Path) -> subprocess.Popen[bytes]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The processes of the cluster on this machine."""
+    """The processes of the cluster on this machine, or of what in it has this mark."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == mark and process.pid != os.getpid():
+            its = process.environ().get(MARK)
+            if its is not None and its.startswith(mark) and process.pid != os.getpid():
                 found.append(process)
     return found
 
 
 def end(mark: str) -> None:
-    """Kill what is left of the cluster; nothing of it is worth waiting for."""
+    """Kill what has the mark; nothing of it is worth waiting for."""
     left = marked(mark)
     for process in left:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(left, timeout=1)
+
+
+def end_orphan() -> None:
+    """End this engine and what it started: the notebook is gone, whose leash may be elsewhere."""
+    end(os.environ[MARK])
+    os._exit(1)
 
 
 def main(pid: str, mark: str, directory: str) -> None:

@@ -89,6 +89,10 @@ class Orders:
                 self._packed[rank.number] = packed, sources
                 self.sent_bytes += len(packed) if wanted else 0
 
+    def unsent(self, ranks: Sequence[RankEngine]) -> list[RankEngine]:
+        """Those to which their variables did not go, for the cell ended before."""
+        return [rank for rank in ranks if rank.number in self._packed]
+
     def order(self, rank: RankEngine, part: int) -> CellOrder:
         """What a rank is to run for a part; the variables go with its first."""
         packed, sources = self._packed.pop(rank.number, (b"", {self._file: self._source}))

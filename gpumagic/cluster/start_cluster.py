@@ -17,6 +17,8 @@ def cluster(
     partition: str | None = None,
     ssh: str | None = None,
     mpi: int | str | None = None,
+    ip: str | None = None,
+    python: str | None = None,
 ) -> GpuCluster:
     """Start an engine for each GPU, and have them join one process group.
 
@@ -31,6 +33,10 @@ def cluster(
         Hosts, ``"host1,host2:4"``, with the number of GPUs after a colon.
     mpi : int, optional
         As many engines as `mpiexec` is to start.
+    ip : str, optional
+        The address of this machine at which the engines reach it; else the one that leads to them.
+    python : str, optional
+        Python on the hosts of `ssh`; else the path that it has here.
 
     Returns
     -------
@@ -46,17 +52,21 @@ def cluster(
     if is_running():
         raise GpuError(f"a cluster runs already ({_current!r}); type %gpucluster stop")
     if slurm is not None:
-        plan = launching.slurm(slurm, partition)
+        plan = launching.slurm(slurm, partition, ip)
     elif ssh is not None:
-        plan = launching.ssh(ssh)
+        plan = launching.ssh(ssh, ip, python)
     elif mpi is not None:
-        plan = launching.mpi(str(mpi))
+        plan = launching.mpi(str(mpi), ip)
     else:
         plan = launching.local(None if where is None else str(where))
     engines = Engines(plan, launching.virtual_memory(plan))
-    with ProgressLine(shell()) as line:
-        engines.start(line.update)
-    _current = GpuCluster(engines)
+    try:
+        with ProgressLine(shell()) as line:
+            engines.start(line.update)
+        _current = GpuCluster(engines)
+    except BaseException:
+        engines.stop()
+        raise
     return _current
 
 

@@ -4,6 +4,7 @@ Run as ``python -m gpumagic.cluster.start_engine``, with ipyparallel's options o
 """
 
 import os
+import sys
 from collections.abc import MutableMapping
 
 # How those who start many processes at once number them: all of them, and on one machine.
@@ -32,14 +33,19 @@ def take_place(environment: MutableMapping[str, str]) -> None:
 def main() -> None:
     """Be an engine until the controller says otherwise."""
     take_place(os.environ)
+    # ipyparallel would have its engines use mpi4py, for the rank that is known by now.
+    sys.argv[:] = [each for each in sys.argv if each != "--mpi"]
     # Now, while the controller answers: the first cell is not to wait for it. Before IPython is
     # there, tqdm chooses lines of text: a rank has no notebook for its widgets.
     import torch  # noqa: F401
     import tqdm.auto  # noqa: F401
     from ipyparallel.engine import app
+    from ipyparallel.engine.kernel import IPythonParallelKernel as Kernel
 
     import gpumagic.cluster.engine  # noqa: F401
 
+    # An interrupt is for a cell, which sees to it: it is not to cut off an order or an answer.
+    Kernel.pre_handler_hook = Kernel.post_handler_hook = lambda self: None
     app.main()
 
 

@@ -101,6 +101,8 @@ def parser_of(magic: str) -> LineParser:
         add("--partition", help="gpu")
         add("--ssh", help="host1,host2:4")
         add("--mpi", help="4")
+        add("--ip", help="10.0.0.1")
+        add("--python", help="/opt/env/bin/python")
         add("--hosts", type=_count, help="2")
         add("--force", action="store_true")
     elif name == "gpufree":
@@ -137,7 +139,8 @@ def parser_of(magic: str) -> LineParser:
 
 
 _USAGES = {
-    "gpucluster": "start [N or 0,1] [--slurm 2x8 [--partition P]] [--ssh host1,host2:4] [--mpi N],"
+    "gpucluster": "start [N or 0,1] [--slurm 2x8 [--partition P]] [--ssh host1,host2:4"
+    " [--python PATH]] [--mpi N] [--ip ADDRESS],"
     " or %(prog)s status, restart 1, pull NAME, script FILE, stop",
     "gpus": "[WHERE] [--processes] [--live] [--doctor] [--virtual N|off [--memory 16GiB]]",
     "gpumem": "[WHERE or NAME], or %(prog)s --since, or %(prog)s --record on|off",

@@ -38,9 +38,11 @@ class ClusterMagics(Magics):
             %gpucluster start 0,1             these
             %gpucluster start --slurm 2x8 [--partition P]
                                               nodes and GPUs on each, as a job of Slurm
-            %gpucluster start --ssh host1,host2:4
-                                              a GPU on each host, or four
+            %gpucluster start --ssh host1,host2:4 [--python PATH]
+                                              a GPU on each host, or four; the path of Python there,
+                                              where it is not the one that it has here
             %gpucluster start --mpi 4         by mpiexec
+            %gpucluster start … --ip ADDRESS  where the others reach this machine
             %gpucluster                       who the ranks are, where, and what they do
             %gpucluster restart 1             another engine in the place of rank 1
             %gpucluster pull loss net         variables of the ranks: lists of their values, by rank
@@ -84,6 +86,9 @@ class ClusterMagics(Magics):
             return print("the cluster has ended")
 
 
+_HOW = ("slurm", "partition", "ssh", "mpi", "ip", "python")
+
+
 def _start(asked: Namespace) -> Any:
     from gpumagic.cluster import start_cluster
 
@@ -91,11 +96,13 @@ def _start(asked: Namespace) -> Any:
         raise GpuError(f"start {' '.join(asked.what)}: type start 2, or start 0,1")
     if asked.partition and not asked.slurm:
         raise GpuError(f"--partition is for Slurm; type --slurm 2x8 --partition {asked.partition}")
+    if asked.python and not asked.ssh:
+        raise GpuError(f"--python is for SSH; type --ssh host1,host2 --python {asked.python}")
     where = asked.what[0] if asked.what else None
     given = [f"--{name}" for name in ("slurm", "ssh", "mpi") if getattr(asked, name)]
     if len(given) + bool(where) > 1:
         raise GpuError(f"start {' '.join(filter(None, [where, *given]))}: type one of them")
-    how = {name: getattr(asked, name) for name in ("slurm", "partition", "ssh", "mpi")}
+    how = {name: getattr(asked, name) for name in _HOW}
     return start_cluster.cluster(where, **how).status()
 
 
