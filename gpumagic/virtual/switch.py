@@ -113,10 +113,10 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
         account.bytes.add(allocated)
         properties = Properties(**{"uuid": uuid.uuid4(), **facts})
         GPUS.append(VirtualGpu(index, account, properties))
+    stack = ExitStack()  # never closed: the child ends with it
     if on:
-        torch.cuda.default_generators = cuda_api.equipped()
+        cuda_api.patch(stack, torch.cuda, default_generators=cuda_api.equipped())
     else:
-        stack = ExitStack()  # never closed: the child ends with it
         abi.install(stack)
         cuda_api.install(stack)
     torch.cuda.init()

@@ -31,7 +31,8 @@ def test_what_others_wrote_stays(profile, capsys):
     assert written(profile)["MagicsManager"]["lazy_magics"] == {
         "theirs": "module",
         **dict.fromkeys(
-            ("gpufit", "gpufree", "gpumem", "gpus", "gputime", "gpuwatch", "ongpu"), "gpumagic"
+            ("gpucluster", "gpufit", "gpufree", "gpumem", "gpus", "gputime", "gpuwatch", "ongpu"),
+            "gpumagic",
         ),
     }
     assert str(profile) in capsys.readouterr().out
