@@ -14,7 +14,7 @@ from torch import nn
 import gpumagic
 from gpumagic import virtual
 
-TENSORS, ROUNDS, LIMIT = 100_000, 7, 1.0  # the last in seconds
+TENSORS, ROUNDS, LIMIT = 100_000, 5, 1.0  # the last in seconds
 
 
 class Sample:
