@@ -25,7 +25,7 @@ def text(run: DryRun) -> str:
         lines.append(f"  would fail at {run.error_at}: {run.error}")
     lines += [f"  {words}" for words in unknowns(run)]
     for title, columns in _tables(run):
-        lines += [f"  {title}", *table.lines(columns, "    ", _FOLD)]
+        lines += [*[f"  {title}"] * bool(title), *table.lines(columns, "    ", _FOLD)]
     if run.ledger:
         lines += ["  copies and waits", indent(ledger_view.text(run.ledger), "    ")]
     return "\n".join(lines)
@@ -76,10 +76,11 @@ def _sent(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
         found = on.collectives
         if found:
             sends = f"{'each rank' if alike else f'rank {on.rank}'} sends"
+            head = f"{sends} {size(sum(c.sent for c in found))}"
             yield (
-                f"{sends} {size(sum(c.sent for c in found))}",
+                "",
                 [
-                    table.Column("", [c.name for c in found], css="gm-code"),
+                    table.Column(head, [c.name for c in found], css="gm-code"),
                     table.Column("ranks", [str(c.ranks) for c in found], number=True),
                     table.Column("calls", [str(c.calls) for c in found], number=True),
                     table.Column("in all", [size(c.nbytes) for c in found], number=True),
