@@ -36,7 +36,8 @@ class RanksError(Exception):
     """A cell failed in a rank; shown as that rank's own traceback, without frames of ours."""
 
     def __init__(self, rank: int, error: ErrorInRank, others: str, notes: Sequence[str]) -> None:
-        super().__init__(f"rank {rank}, {error.place}: {error}")
+        place = f", {error.place}" if error.place else ""
+        super().__init__(f"rank {rank}{place}: {error}")
         lines = [f"in rank {rank}{others}:", error.lines, *(f"  → {note}" for note in notes)]
         self._shown = ["\n".join(lines)]
 
@@ -169,9 +170,7 @@ class CellOnRanks:
 
     def _lost(self, rank: RankEngine) -> None:
         """A rank has died: what failed in the others because of it is not the cause."""
-        error = ErrorInRank(
-            "died", rank.lost, f"rank {rank.number}", "", f"RanksError: {died(rank)}"
-        )
+        error = ErrorInRank("it has died", rank.lost, "", "", f"RanksError: {died(rank)}")
         del self._running[rank.number]
         self._ended.failed = rank.number, error
         self._signal()

@@ -59,6 +59,7 @@ class Outcome:
 
     rank: int
     seconds: float = 0.0
+    brought_s: float = 0.0  # until it had what was sent, imports included
     value: bytes = b""
     kept: dict[str, bytes] = field(default_factory=dict)
     error: "ErrorInRank | None" = None
@@ -198,24 +199,7 @@ def join(generation: int) -> None:
 def pull(names: list[str]) -> dict[str, bytes]:
     """The values of names, as bytes; of those that are not here nothing."""
     space = shell().user_ns
-    return {name: _packed(space[name]) for name in names if name in space}
-
-
-def _packed(value: Any) -> bytes:
-    try:
-        return sending.pack(value)
-    except Exception:  # noqa: BLE001  the user's value has no pickle
-        return sending.pack(Unsent(repr(value)))
-
-
-class Unsent:
-    """Stands for a value of a rank that cannot leave it."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __repr__(self) -> str:
-        return f"{self._text} (it stays in its rank)"
+    return {name: sending.pack_any(space[name]) for name in names if name in space}
 
 
 def bring(order: CellOrder) -> None:
@@ -231,6 +215,7 @@ def run(order: CellOrder) -> Outcome:
     assert _this is not None
     outcome, space = Outcome(_this.rank), shell().user_ns
     with _this.runs(order):
+        began = time.perf_counter()
         try:
             bring(order)
         except Exception as error:  # noqa: BLE001  whatever the user's own object raises
@@ -240,6 +225,7 @@ def run(order: CellOrder) -> Outcome:
                 lines = f"{words} (where the rank made what the notebook has sent)"
                 outcome.error = ErrorInRank(type(error).__name__, str(error), "", "", lines)
             return outcome
+        outcome.brought_s = time.perf_counter() - began
         _run(order, outcome, space)
     outcome.cut, outcome.sequence = _this.cut, group.sequence()
     return outcome
@@ -271,7 +257,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
         outcome.moved = report.moved_bytes
         outcome.peak = max((m.peak for m in report.memory), default=None)
     if error is None:
-        outcome.value = _packed(value) if value is not None else b""
+        outcome.value = sending.pack_any(value) if value is not None else b""
         outcome.kept = pull(list(order.keep))
     else:
         for each in errors(error):

@@ -188,7 +188,7 @@ class GpuCluster:
             str(orders.shared_out or ""),
             tuple(orders.sent),
             orders.sent_bytes,
-            packed_s,
+            packed_s + max((o.brought_s for o in done), default=0.0),
             sum(len(o.value) + sum(map(len, o.kept.values())) for o in done),
             sum(o.moved for o in done),
             said(orders.asked, made, len(done)),

@@ -77,9 +77,8 @@ def _is_count(where: str | None, gpus: Sequence[device.Device]) -> bool:
     if where is None or not where.isdecimal():
         return False
     if not 0 < int(where) <= len(gpus):
-        raise GpuError(
-            f"{where} engines: this machine has {len(gpus)} GPUs; type %gpucluster start"
-        )
+        there = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)}"
+        raise GpuError(f"{where} engines: this machine has {there}; type %gpucluster start")
     return True
 
 

@@ -38,7 +38,7 @@ class RanksReport(Shown):
     sent : tuple of str
         The names that were sent to ranks, because they lacked them or had them otherwise.
     sent_bytes, sent_seconds : int, float
-        To all ranks together.
+        To all ranks together, until the last one had it.
     returned_bytes : int
         Of the values that came back.
     moved_bytes : int

@@ -6,7 +6,7 @@ the cells need of others stands before them, at its place in the session.
 
 import ast
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -240,6 +240,7 @@ def _read(
 
 def _body(kept: Sequence[CodePart], on_ranks: dict[int, _OnRanks]) -> Iterator[str]:
     values, on, unlike = set[str](), False, False
+    inner: dict[str, frozenset[str]] = {}  # what functions and classes read
     for each in kept:
         cell = on_ranks.get(id(each))
         if on is not (cell is not None):
@@ -247,12 +248,23 @@ def _body(kept: Sequence[CodePart], on_ranks: dict[int, _OnRanks]) -> Iterator[s
             yield f"\ntorch.set_default_device({'_device' if on else 'None'})"
         if cell is None:
             values = values - each.binds if each.defines else values | each.binds
+            inner |= dict.fromkeys(each.binds, each.reads if each.defines else frozenset())
             yield f"\n{each.text}\n" if "\n" in each.text else each.text
             continue
         yield from () if unlike else (_UNLIKE,)
         yield ""
-        yield from cell.lines(sorted(values & each.reads))
+        yield from cell.lines(sorted(values & _reached(each.reads, inner)))
         values, unlike = values - each.binds, True
+
+
+def _reached(names: Iterable[str], inner: Mapping[str, frozenset[str]]) -> set[str]:
+    """The names, and those that the functions among them read."""
+    found, todo = set[str](), [*names]
+    while todo:
+        name = todo.pop()
+        todo += inner.get(name, frozenset()) - found - {name}
+        found.add(name)
+    return found
 
 
 def _notes(kept: Sequence[CodePart], body: str) -> list[str]:

@@ -100,7 +100,7 @@ class _Fingerprint(NotebookPickler):
     """Of a tensor it writes which one it is, and how often it was written to."""
 
     def tensor(self, tensor: torch.Tensor) -> Any:
-        return tuple, ((number_of(tensor), tensor._version),)
+        return tuple, ((number_of(tensor), _version(tensor)),)
 
 
 def number_of(tensor: torch.Tensor) -> int:
@@ -108,6 +108,11 @@ def number_of(tensor: torch.Tensor) -> int:
     if tensor not in _number_of:
         _number_of[tensor] = next(_numbers)
     return int(_number_of[tensor])
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Another one once the tensor was written to; of inference mode's, nobody knows when."""
+    return next(_numbers) if tensor.is_inference() else tensor._version
 
 
 def fingerprint(name: str, value: Any) -> bytes:
@@ -131,7 +136,7 @@ def pack(values: Any, has: dict[int, int] | None = None, sources: Any = None) ->
             self.sources = sources if sources is not None else {}
 
         def tensor(self, tensor: torch.Tensor) -> Any:
-            number, version = number_of(tensor), tensor._version
+            number, version = number_of(tensor), _version(tensor)
             if versions.get(number) == version:
                 return _known_tensor, (number,)
             versions[number] = version
@@ -143,6 +148,24 @@ def pack(values: Any, has: dict[int, int] | None = None, sources: Any = None) ->
     stream = io.BytesIO()
     torch.save(values, stream, pickle_module=module)
     return stream.getvalue()
+
+
+class Unsent:
+    """Stands for a value of a rank that cannot leave it, and says why."""
+
+    def __init__(self, text: str, why: str) -> None:
+        self._text, self.why = text, why
+
+    def __repr__(self) -> str:
+        return f"{self._text} (it stays in its rank)"
+
+
+def pack_any(value: Any) -> bytes:
+    """The same, or the bytes of an `Unsent`."""
+    try:
+        return pack(value)
+    except Exception as error:  # noqa: BLE001  the user's value has no pickle
+        return pack(Unsent(repr(value), str(error).partition("\n")[0]))
 
 
 def unpack(data: bytes) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from gpumagic.cluster.gather import check_how, gather, reduce
+from gpumagic.cluster.sending import Unsent
 from gpumagic.cluster.split import length, pieces, shares, take, told
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, meant
@@ -112,6 +113,8 @@ def put_together(
         try:
             if len(found) < len(parts):
                 raise GpuError(f"{len(parts) - len(found)} of {len(parts)} parts did not assign it")
+            if unsent := next((each for each in found if isinstance(each, Unsent)), None):
+                raise GpuError(f"it cannot leave its rank ({unsent.why})")
             made[name] = reduce(found, how) if how else gather(found)
         except GpuError as error:
             made[name] = found

@@ -95,6 +95,15 @@ def test_items_are_split_between_ranks_and_gathered_in_order(shell):
     assert shell.ns["lengths"] == []
 
 
+def test_values_of_inference_mode_come_back_and_what_cannot_says_why(shell):
+    shell.run("import torch\nwith torch.inference_mode(): four = torch.arange(4)")
+    cell = "with torch.inference_mode():\n    more = four + 1"
+    out(shell, f"%%ongpu @all --split four --gather more\n{cell}")
+    assert shell.ns["more"].tolist() == [1, 2, 3, 4]
+    text = failed(shell, "%%ongpu @all --gather lines\nlines = (n for n in range(3))")
+    assert "it cannot leave its rank (cannot pickle 'generator' object)" in text
+
+
 def test_an_error_is_shown_once_with_its_line_and_frees_a_rank_in_a_collective(shell):
     out(shell, "%%ongpu @all\nkept = torch.ones(2)")
     text = failed(
@@ -184,8 +193,10 @@ def test_the_cells_of_all_ranks_are_written_as_a_script(shell, tmp_path):
 
 def test_a_rank_that_dies_is_told_with_its_cause_and_replaced_in_its_place(shell, ranks):
     out(shell, "%%ongpu @all\nkept = dist.get_rank()")
-    text = failed(shell, "%%ongpu @all\nif kept == 0:\n    os.kill(os.getpid(), 9)\ntime.sleep(60)")
-    assert "rank 0 has died: it was ended by SIGKILL (signal 9)" in text
+    died = shell.run("%%ongpu @all\nif kept == 0:\n    os.kill(os.getpid(), 9)\ntime.sleep(60)")
+    assert "rank 0 has died: it was ended by SIGKILL (signal 9)" in died.text
+    assert str(died.error) == "rank 0: it has died: it was ended by SIGKILL (signal 9)"
+    del died
     assert "type %gpucluster restart 0" in shell.run("%%ongpu @all\n1").text
     assert "gone: it was ended by SIGKILL" in shell.run("%gpucluster").text
     shell.run("%gpucluster restart 0")

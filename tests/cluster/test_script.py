@@ -87,6 +87,14 @@ def test_its_header_asks_for_the_ranks_and_a_cell_is_written_once(tmp_path):
     assert notes == ["no cell binds net: add it to the script"]
 
 
+def test_what_a_function_reads_is_moved_too(tmp_path):
+    above = "import torch\nnet = torch.nn.Linear(2, 2)\ndef step(x): return net(x)"
+    calls = "def train():\n    return step(torch.ones(2))"
+    script(tmp_path / "a.py", [above, calls, "%%ongpu @all\ntrain()"])
+    text = (tmp_path / "a.py").read_text()
+    assert text.index("\nnet = _here(net)\n") < text.index("_value = train()")
+
+
 def test_what_cannot_be_written_is_one_line(tmp_path):
     there = tmp_path / "there.py"
     there.write_text("mine")
