@@ -100,7 +100,6 @@ class CellOnRanks:
         self._pressed = 0  # Ctrl-C
         self._said = 0.0
         self._streamed = Streamed([rank.number for rank in ranks])
-        self._began = time.time()  # by the clock that ranks of this host have too
 
     def run(self) -> Ended:
         """Have the ranks run their orders; ends in any case, for ranks that do not are replaced."""
@@ -193,7 +192,7 @@ class CellOnRanks:
             self._signaled = now
         if now > self._signaled_last + _AGAIN_S:
             self._signaled_last = now
-            self._engines.signal(self._pending(), signal.SIGINT)
+            self._engines.interrupt(self._pending(), self._orders.cell)
 
     def _end_the_stuck(self) -> None:
         if self._signaled is None:
@@ -228,7 +227,7 @@ class CellOnRanks:
         said = self._engines.pulse(rank)
         place: dict[str, Any] = json.loads(said) if said else {}
         # What it said of an earlier cell does not count.
-        return place if place and place["at"] > self._began else None
+        return place if place and place["cell"] == self._orders.cell else None
 
     def _say(self, seconds: float) -> None:
         if seconds < self._said + _SAY_S:

@@ -4,17 +4,12 @@ These functions are called by name from the notebook's process, and run in the e
 """
 
 import ast
-import json
 import linecache
 import os
-import signal
 import socket
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +20,7 @@ from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
 from gpumagic.cluster import group, leash, sending
 from gpumagic.cluster.bounded import bounded_output
+from gpumagic.cluster.this_rank import ThisRank
 from gpumagic.errors import GpuError
 from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 from gpumagic.mismatch import explain
@@ -36,15 +32,12 @@ from gpumagic.usercode.frames import cut_ours, errors
 from gpumagic.usercode.notebook import shell
 from gpumagic.usercode.variables import names_read
 
-_PULSE_S = 0.5
-# An interrupt that Python has not seen by then waits behind a collective.
-_FREE_S = 1.0
-
 
 @dataclass
 class CellOrder:
     """What a rank is asked to run: plain data, and what the cell reads as bytes."""
 
+    cell: str  # its number, the same for all ranks
     tree: ast.Module
     file: str
     sources: dict[str, str]  # the text of the cells, for tracebacks
@@ -84,73 +77,7 @@ class ErrorInRank:
         return f"{self.kind}: {self.message}" if self.message else self.kind
 
 
-class _Rank:
-    """This process, once it is a rank."""
-
-    def __init__(self, rank: int, store: tuple[str, int]) -> None:
-        self.rank, self.device = rank, find("cuda:0")
-        self.main = threading.get_ident()
-        self.running: CellOrder | None = None
-        self.cut = self.in_code = False
-        self._store = group.store_at(*store)
-        self._wake, self._woken = socket.socketpair()
-        self._wake.setblocking(False)
-        threading.Thread(target=self._pulse, daemon=True).start()
-        threading.Thread(target=self._free, daemon=True).start()
-
-    @contextmanager
-    def runs(self, order: CellOrder) -> Iterator[None]:
-        """Within, the notebook hears where the cell is, and an interrupt ends a collective."""
-        before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
-        handler = signal.signal(signal.SIGINT, self._interrupt)
-        self.cut, self.running = False, order
-        try:
-            yield
-        finally:
-            self.running = None
-            signal.signal(signal.SIGINT, handler)
-            signal.set_wakeup_fd(before)
-
-    def _interrupt(self, *_: object) -> None:
-        """Interrupt the user's code, and nothing that has to be done after it."""
-        if self.in_code:
-            self.in_code = False
-            raise KeyboardInterrupt
-
-    def _pulse(self) -> None:
-        """Say every half second where the cell is, and since when it is there and does nothing."""
-        last, since, used = None, 0.0, 0.0
-        while True:
-            time.sleep(_PULSE_S)
-            if self.running is None:
-                last = None
-                self._say("")
-                continue
-            now, busy = time.time(), time.process_time()
-            place = group.place_of(self.main)
-            if place != last or busy - used > _PULSE_S / 4:
-                last, since = place, now
-            used = busy
-            said = dict(zip(("file", "line", "call"), place, strict=True))
-            self._say(json.dumps({**said, "idle": now - since, "at": now}))
-
-    def _say(self, said: str) -> None:
-        try:
-            self._store.set(f"pulse/{self.rank}", said)
-        except RuntimeError:
-            leash.end_orphan()
-
-    def _free(self) -> None:
-        """The C level of an interrupt writes here, also while Python waits in a collective."""
-        while number := self._woken.recv(1):
-            order = self.running
-            if number[0] == signal.SIGINT and order is not None:
-                time.sleep(_FREE_S)
-                if self.running is order:
-                    self.cut = group.cut()
-
-
-_this: _Rank | None = None
+_this: ThisRank | None = None
 
 
 def started_as() -> tuple[str, int]:
@@ -164,7 +91,7 @@ def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, An
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
         virtual.enable(1, memory)
-    _this = _Rank(int(os.environ["RANK"]), store)
+    _this = ThisRank(int(os.environ["RANK"]), find("cuda:0"), store)
     return about()
 
 
@@ -214,7 +141,7 @@ def run(order: CellOrder) -> Outcome:
     """Run a cell, and say how it went. Raises nothing of the user's."""
     assert _this is not None
     outcome, space = Outcome(_this.rank), shell().user_ns
-    with _this.runs(order):
+    with _this.runs(order.cell):
         began = time.perf_counter()
         try:
             bring(order)

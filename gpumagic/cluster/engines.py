@@ -23,6 +23,7 @@ from gpumagic.cluster import engine, group, leash
 from gpumagic.cluster.exit_causes import ExitCauses
 from gpumagic.cluster.launching import EngineSet, Plan, connections, threads
 from gpumagic.cluster.sending import Has
+from gpumagic.cluster.this_rank import ending
 from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
 
@@ -202,10 +203,7 @@ class Engines:
 
     # -- talking
     def ask(self, rank: RankEngine, function: Callable[..., Any], *args: Any) -> Any:
-        """Have a rank call one of `engine`'s functions; the answer comes later.
-
-        Raises `GpuError` if it is gone.
-        """
+        """Have a rank call one of `engine`'s functions, or `GpuError`; the answer comes later."""
         return self._ask(rank.engine, function, *args)
 
     def _ask(self, number: int, function: Callable[..., Any], *args: Any) -> Any:
@@ -226,10 +224,14 @@ class Engines:
 
     def signal(self, ranks: Iterable[RankEngine], number: int) -> None:
         """Send a signal to the processes of ranks, wherever they are."""
-        there = set(self._client.ids)
         for rank in ranks:
-            if rank.engine in there:
+            if rank.engine in self._client.ids:
                 self._client.send_signal(number, targets=rank.engine, block=False)
+
+    def interrupt(self, ranks: Iterable[RankEngine], cell: str) -> None:
+        """End a cell on ranks, and no other that may run when this comes there."""
+        self._store.set(ending(cell), "")
+        self.signal(ranks, signal.SIGINT)
 
     def pulse(self, rank: RankEngine) -> bytes:
         """What a rank said last of where it is; nothing before it did."""
@@ -239,9 +241,9 @@ class Engines:
     # -- dying
     def check(self) -> list[RankEngine]:
         """The ranks that are gone and were not before; each then has its cause."""
-        there, found = set(self._client.ids), []
+        found = []
         for rank in self.ranks:
-            connected = rank.engine in there
+            connected = rank.engine in self._client.ids
             cause = "" if rank.lost else self._ended(rank, 0.0 if connected else _CAUSE_S)
             if not rank.lost and (cause or not connected):
                 rank.lost = cause or "its connection is gone"
@@ -270,27 +272,26 @@ class Engines:
                     "type %gpucluster stop, then start again"
                 )
         try:
-            with deferred():
-                for rank in ranks:
-                    self._end(rank)
+            self._end(ranks)
             for rank in ranks:
                 self._launch(rank.engine_set)
             self._take(ranks, say)
         except BaseException:
-            with deferred():
-                for rank in ranks:
-                    self._end(rank)
-                    rank.lost = "the start of its engine was broken off"
+            self._end(ranks)
+            for rank in ranks:
+                rank.lost = "the start of its engine was broken off"
             raise
         self.join()
 
-    def _end(self, rank: RankEngine) -> None:
-        """Kill the engine of a rank, and what it has started."""
-        if rank.about.get("host") != socket.gethostname():
-            self.signal([rank], signal.SIGKILL)
-        leash.end(rank.mark)
-        with contextlib.suppress(KeyError):
-            self._cluster.stop_engines_sync(rank.key)
+    def _end(self, ranks: Sequence[RankEngine]) -> None:
+        """Kill the engines of ranks, and what they have started."""
+        with deferred():
+            for rank in ranks:
+                if rank.about.get("host") != socket.gethostname():
+                    self.signal([rank], signal.SIGKILL)
+                leash.end(rank.mark)
+                with contextlib.suppress(KeyError):
+                    self._cluster.stop_engines_sync(rank.key)
 
     def stop(self) -> None:
         """End everything, and leave nothing behind."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
 from gpumagic.cluster import sending
 from gpumagic.cluster.engine import CellOrder
@@ -50,7 +51,7 @@ class Orders:
             raise GpuError(f"line {line} awaits, and ranks have no loop; await it in a cell before")
         space, ipython = user_namespace(), shell()
         check(asked, tree, space)
-        self.asked = asked
+        self.asked, self.cell = asked, uuid4().hex
         self.shared_out = SharedOut(asked, space, len(ranks)) if asked.split else None
         self.keep = (*asked.gather, *dict(asked.reduce))
         self.sent: dict[str, None] = dict.fromkeys(asked.split)
@@ -100,7 +101,7 @@ class Orders:
         if self.shared_out is not None:
             given = sending.pack(self.shared_out.part(part))
             self.sent_bytes += len(given)
-        return CellOrder(self._tree, self._file, sources, packed, given, self.keep)
+        return CellOrder(self.cell, self._tree, self._file, sources, packed, given, self.keep)
 
 
 def without_loss(ranks: Sequence[RankEngine]) -> None:

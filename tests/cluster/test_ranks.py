@@ -55,7 +55,7 @@ def test_what_a_cell_reads_is_sent_once_and_belongs_together_there(shell):
     assert [kind for kind, _ in first.result] == [True, True]
     assert "sent scale, x, Scale, net and 1 more: " in first.text
     shell.run("opt = torch.optim.SGD(net.parameters(), 1.0)")
-    cell = "%%ongpu @all\nloss = scale(x); loss.backward(); opt.step()\n" + (
+    cell = "%%ongpu @all\nloss = scale(x); loss.backward()\n" + (
         "opt.param_groups[0]['params'][0] is net.weight, net.weight.device.type"
     )
     second = out(shell, cell)
@@ -140,8 +140,13 @@ def test_ctrl_c_ends_the_cell_on_all_ranks_and_the_next_one_runs(shell, wait):
     assert out(shell, "%%ongpu @all\ndist.barrier()\nmine").result == [0, 1]
 
 
+def test_an_interrupt_that_comes_late_ends_no_other_cell(shell):
+    cell = "import signal\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(0.01)\n7"
+    assert out(shell, f"%%ongpu @all\n{cell}").result == [7, 7]
+
+
 def test_a_rank_that_prints_without_end_is_bounded(shell):
-    text = out(shell, "%%ongpu @all\nfor n in range(100_000):\n    print('line', n)").text
+    text = out(shell, "%%ongpu @all\nfor n in range(40_000):\n    print('line', n)").text
     assert len(text) < 3 * MOST
     assert re.search(r"… and [\d,]+ more lines", text)
 
