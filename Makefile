@@ -65,6 +65,7 @@ benchmark: .venv/test  ## what each feature costs
 	$(BIN)/python benchmarks/watch.py
 	$(BIN)/python benchmarks/virtual_speed.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/cluster.py
 
 wheel: .venv/bin/pip  ## dist/: the source and the wheel, with the JavaScript built
 	rm -rf dist

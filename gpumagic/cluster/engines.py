@@ -21,7 +21,7 @@ import ipyparallel
 
 from gpumagic.cluster import engine, group, leash
 from gpumagic.cluster.exit_causes import ExitCauses
-from gpumagic.cluster.launching import EngineSet, Plan, connections, threads
+from gpumagic.cluster.launching import EngineSet, Plan, connections, stop_elsewhere, threads
 from gpumagic.cluster.sending import Has
 from gpumagic.cluster.this_rank import ending
 from gpumagic.errors import GpuError
@@ -119,7 +119,7 @@ class Engines:
             shutdown_atexit=False,
         )
         if self.plan.launcher != "local":  # what is elsewhere is ended by its launcher
-            self._made.callback(lambda: self._cluster.stop_cluster_sync())
+            self._made.callback(stop_elsewhere, self._cluster)
 
     def _launch(self, each: EngineSet) -> None:
         mark = f"{self.mark}/{next(self._starts)}/"

@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any
 
 from gpumagic import device
@@ -130,6 +131,15 @@ def mpi(number: str, ip: str | None) -> Plan:
         raise GpuError(f"--mpi {number}: a number is needed; type --mpi 4")
     one = EngineSet(tuple(range(int(number))), {ONE_GPU: "1"}, _command(sys.executable))
     return Plan("mpi", (one,), ip or LOOPBACK, f"{number} engines of MPI")
+
+
+def stop_elsewhere(cluster: Any) -> None:
+    """Have the launchers end what they started, and leave no files of ours on other machines."""
+    sets = cluster.engines.values()
+    hosts = {each.location: each for one in sets for each in getattr(one, "launchers", {}).values()}
+    cluster.stop_cluster_sync()
+    for each in hosts.values():
+        each.ssh_sender.check_output(f"rm -rf {quote(each.remote_profile_dir)}")
 
 
 def _address(hosts: Sequence[str]) -> str:

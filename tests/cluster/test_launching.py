@@ -1,0 +1,175 @@
+"""Start engines as Slurm, SSH and MPI do, on this machine; and see who may reach them."""
+
+import getpass
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ipyparallel
+import psutil
+import pytest
+
+import gpumagic
+from gpumagic import GpuError
+from gpumagic.cluster import launching, leash, start_cluster
+
+STAND_IN = Path(__file__).parents[1] / "stand_in" / "slurm"
+_WHO = (
+    "import os, torch, torch.distributed as dist\n"
+    "a = torch.ones(1)\ndist.all_reduce(a)\n(dist.get_rank(), a.item(), os.environ['LOCAL_RANK'])"
+)
+
+
+def mark():
+    return start_cluster.current()._engines.mark
+
+
+def whole(ranks):
+    """The values of a cell that needs all ranks."""
+    return ranks.run(_WHO, quiet=True)[0]
+
+
+def test_each_way_to_start_has_a_plan(monkeypatch):
+    plan = launching.slurm("2x8", "gpu", "10.0.0.1")
+    assert (plan.launcher, plan.count, plan.address, plan.local) == ("slurm", 16, "10.0.0.1", False)
+    assert plan.sets[0].options["options"].splitlines() == [
+        f"#SBATCH --{line}" for line in ("nodes=2", "ntasks=16", "gpus-per-node=8", "partition=gpu")
+    ]
+    plan = launching.ssh("me@one,localhost:2", "10.0.0.1", "/opt/python")
+    assert [each.options["engines"] for each in plan.sets] == [
+        {"me@one": 1},
+        {"localhost": 1},
+        {"localhost": 1},
+    ]
+    assert [each.environment["RANK"] for each in plan.sets] == ["0", "1", "2"]
+    assert plan.sets[0].options["engine_cmd"][0] == "/opt/python"
+    assert launching.ssh("localhost:2", None, None).local
+    assert (launching.mpi("4", None).count, launching.mpi("4", None).local) == (4, True)
+    for wrong in (
+        lambda: launching.slurm("8", None, None),
+        lambda: launching.ssh("host:x", None, None),
+        lambda: launching.mpi("0", None),
+    ):
+        with pytest.raises(GpuError, match="; type --"):
+            wrong()
+
+
+def test_nothing_listens_beyond_loopback(ranks):
+    processes = [psutil.Process(), *leash.marked(mark())]
+    addresses = set()
+    for process in processes:
+        for each in process.net_connections(kind="inet"):
+            if each.status == psutil.CONN_LISTEN or each.type == socket.SOCK_DGRAM:
+                addresses.add(each.laddr.ip)
+    assert len(processes) >= 6
+    assert addresses <= {"127.0.0.1", "::1"}
+    assert "127.0.0.1" in addresses
+
+
+def test_who_is_not_the_user_has_no_key_and_without_it_nothing_is_answered(ranks):
+    directory = Path(start_cluster.current()._engines._directory)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    [file] = directory.glob("security/*-client.json")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    for process in leash.marked(mark()):
+        assert "key" not in " ".join(process.cmdline())
+    other = file.with_name("other.json")
+    text = file.read_text()
+    key = ipyparallel.util.json.loads(text)["key"]
+    other.write_text(text.replace(key, key[::-1]))
+    try:
+        with pytest.raises(TimeoutError):
+            ipyparallel.Client(str(other), timeout=1)
+    finally:
+        other.unlink()
+    assert ranks.run("1", quiet=True)[0] == [1, 1]
+
+
+@pytest.mark.slow
+def test_slurm(monkeypatch, tmp_path, shell):
+    monkeypatch.setenv("PATH", f"{STAND_IN}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    result = shell.run("%gpucluster start --slurm 1x2 --ip 127.0.0.1")
+    assert result.error is None, result.text
+    assert "2 engines of Slurm" in result.text
+    ranks, its = start_cluster.current(), mark()
+    assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
+    assert not [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]
+    refused = shell.run("%gpucluster restart 1").text
+    assert "rank 1 was started together with others by slurm" in refused
+    assert shell.run("%gpucluster stop").error is None
+    assert leash.marked(its) == []
+    assert not [path.name for path in tmp_path.iterdir() if "gpumagic" in path.name]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("mpiexec"), reason="needs mpiexec")
+def test_mpi():
+    with gpumagic.cluster(mpi=2) as ranks:
+        its = mark()
+        assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
+    assert leash.marked(its) == []
+
+
+SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+
+
+@pytest.fixture
+def reached_by_ssh(tmp_path, monkeypatch):
+    """An sshd of this user on loopback, and an `ssh` and `scp` on PATH that know its key."""
+    port = _free_port()
+    for name in ("host", "user"):
+        made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
+        subprocess.run(made, check=True)
+    (tmp_path / "user.pub").rename(tmp_path / "authorized")
+    (tmp_path / "config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {tmp_path}/host\n"
+        f"AuthorizedKeysFile {tmp_path}/authorized\nStrictModes no\nUsePAM no\n"
+        f"PidFile {tmp_path}/pid\nPermitRootLogin yes\nSubsystem sftp internal-sftp\n"
+    )
+    options = f"-i {tmp_path}/user -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -q"
+    for name, port_option in (("ssh", "-p"), ("scp", "-P")):
+        real = shutil.which(name)
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\nexec {real} {options} {port_option} {port} "$@"\n'
+        )
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    daemon = subprocess.Popen([SSHD, "-D", "-e", "-f", str(tmp_path / "config")])
+    while subprocess.run(["ssh", "127.0.0.1", "true"], check=False).returncode:
+        assert daemon.poll() is None
+        time.sleep(0.1)
+    yield
+    daemon.terminate()
+    daemon.wait()
+
+
+def _free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SSHD is None, reason="needs sshd")
+def test_ssh(reached_by_ssh, tmp_path, shell):
+    """Python there is one that finds this gpumagic: nothing else of here is in its environment."""
+    python = tmp_path / "python"
+    root = Path(gpumagic.__file__).parents[1]
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={root} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    host = f"{getpass.getuser()}@127.0.0.1:2"
+    result = shell.run(f"%gpucluster start --ssh {host} --python {python}")
+    assert result.error is None, result.text
+    ranks, its = start_cluster.current(), mark()
+    assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
+    result = shell.run("%gpucluster restart 1")
+    assert result.error is None, result.text
+    assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
+    assert shell.run("%gpucluster stop").error is None
+    assert leash.marked(its) == []
