@@ -16,6 +16,7 @@ import psutil
 
 MARK = "GPUMAGIC_CLUSTER"
 _LOOK_S = 0.3
+_GONE_S = 1.0
 # Whoever was being born while the first were ended.
 _AGAIN_S = 3.0
 
@@ -42,11 +43,13 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def end(mark: str) -> None:
     """Kill what has the mark; nothing of it is worth waiting for."""
-    left = marked(mark)
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(left, timeout=1)
+    until = time.monotonic() + _GONE_S
+    # One that has ended has no environment, also where nobody collects it.
+    while (left := marked(mark)) and time.monotonic() < until:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(_GONE_S / 50)
 
 
 def end_orphan() -> None:

@@ -1,6 +1,7 @@
 """Start engines as Slurm, SSH and MPI do, on this machine; and see who may reach them."""
 
 import getpass
+import json
 import os
 import shutil
 import socket
@@ -78,9 +79,10 @@ def test_who_is_not_the_user_has_no_key_and_without_it_nothing_is_answered(ranks
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     for process in leash.marked(mark()):
         assert "key" not in " ".join(process.cmdline())
+    ipyparallel.Client(str(file), timeout=30).close()
     other = file.with_name("other.json")
     text = file.read_text()
-    key = ipyparallel.util.json.loads(text)["key"]
+    key = json.loads(text)["key"]
     other.write_text(text.replace(key, key[::-1]))
     try:
         with pytest.raises(TimeoutError):
