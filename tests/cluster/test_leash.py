@@ -132,3 +132,22 @@ def test_kernel_shut_down_by_jupyter(kernel):
     mark = mark_of(found)
     kernel.manager.shutdown_kernel()
     assert ended(mark) is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("does", ["idle", "busy"])
+def test_engines_that_no_leash_reaches_end_too(kernel, does):
+    """As those on other machines: when the notebook's process is gone, so is its store."""
+    found, _ = kernel.run(_START)
+    mark = mark_of(found)
+    kernel.send(_DOES[does])
+    of_kernel = psutil.Process(kernel.manager.provisioner.pid).children()
+    [leashes] = [p for p in of_kernel if "gpumagic.cluster.leash" in p.cmdline()]
+    leashes.kill()
+    engines = [p for p in leash.marked(mark) if "gpumagic.cluster.start_engine" in p.cmdline()]
+    assert len(engines) == 2
+    psutil.Process(kernel.manager.provisioner.pid).kill()
+    try:
+        assert until(lambda: not any(p in leash.marked(mark) for p in engines), 10)
+    finally:
+        leash.end(mark)
