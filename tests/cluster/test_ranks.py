@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gpumagic.cluster import cell_on_ranks
+from gpumagic.cluster import cell_on_ranks, leash, start_cluster
 from gpumagic.cluster.bounded import MOST
 
 pytestmark = pytest.mark.usefixtures("ranks")
@@ -198,7 +198,11 @@ def test_the_cells_of_all_ranks_are_written_as_a_script(shell, tmp_path):
 
 def test_a_rank_that_dies_is_told_with_its_cause_and_replaced_in_its_place(shell, ranks):
     out(shell, "%%ongpu @all\nkept = dist.get_rank()")
-    died = shell.run("%%ongpu @all\nif kept == 0:\n    os.kill(os.getpid(), 9)\ntime.sleep(60)")
+    starts = "import subprocess; subprocess.Popen(['sleep', '600'])"
+    kills = f"if kept == 0:\n    {starts}\n    os.kill(os.getpid(), 9)"
+    died = shell.run(f"%%ongpu @all\n{kills}\ntime.sleep(60)")
+    its = leash.marked(start_cluster.current()._engines.mark)
+    assert not any("sleep" in process.cmdline() for process in its)
     assert "rank 0 has died: it was ended by SIGKILL (signal 9)" in died.text
     assert str(died.error) == "rank 0: it has died: it was ended by SIGKILL (signal 9)"
     del died
