@@ -1,6 +1,7 @@
 """Kill what started a cluster: nothing of it may stay."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -143,6 +144,7 @@ def test_engines_that_no_leash_reaches_end_too(kernel, does):
     kernel.send(_DOES[does])
     of_kernel = psutil.Process(kernel.manager.provisioner.pid).children()
     [leashes] = [p for p in of_kernel if "gpumagic.cluster.leash" in p.cmdline()]
+    directory = leashes.cmdline()[-1]
     leashes.kill()
     engines = [p for p in leash.marked(mark) if "gpumagic.cluster.start_engine" in p.cmdline()]
     assert len(engines) == 2
@@ -151,3 +153,4 @@ def test_engines_that_no_leash_reaches_end_too(kernel, does):
         assert until(lambda: not any(p in leash.marked(mark) for p in engines), 10)
     finally:
         leash.end(mark)
+        shutil.rmtree(directory)
