@@ -30,7 +30,7 @@ from gpumagic.usercode.compile import compile_cell
 from gpumagic.usercode.files import is_users, label
 from gpumagic.usercode.frames import cut_ours, errors
 from gpumagic.usercode.notebook import shell
-from gpumagic.usercode.variables import names_read
+from gpumagic.usercode.variables import names_assigned, names_read
 
 
 @dataclass
@@ -129,12 +129,21 @@ def pull(names: list[str]) -> dict[str, bytes]:
     return {name: sending.pack_any(space[name]) for name in names if name in space}
 
 
-def bring(order: CellOrder) -> None:
-    """Take the variables that a cell comes with, and its text; or `sending.Lacking`."""
-    for packed in filter(None, (order.variables, order.given)):
-        shell().user_ns.update(sending.unpack(packed))
+def bring(order: CellOrder) -> dict[str, Any]:
+    """Take the variables that a cell comes with, and its text; or `sending.Lacking`.
+
+    Returns what names of parts stood for here, which they shall again.
+    """
+    space = shell().user_ns
+    if order.variables:
+        space.update(sending.unpack(order.variables))
+    parts = sending.unpack(order.given) if order.given else {}
+    kept = parts.keys() & space.keys() - {*names_assigned(order.tree)}
+    whole = {name: space[name] for name in kept}
+    space.update(parts)
     for file, text in order.sources.items():
         linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    return whole
 
 
 def run(order: CellOrder) -> Outcome:
@@ -144,7 +153,7 @@ def run(order: CellOrder) -> Outcome:
     with _this.runs(order.cell):
         began = time.perf_counter()
         try:
-            bring(order)
+            whole = bring(order)
         except Exception as error:  # noqa: BLE001  whatever the user's own object raises
             outcome.lacking = True
             if not isinstance(error, sending.Lacking):
@@ -154,6 +163,7 @@ def run(order: CellOrder) -> Outcome:
             return outcome
         outcome.brought_s = time.perf_counter() - began
         _run(order, outcome, space)
+        space.update(whole)
     outcome.cut, outcome.sequence = _this.cut, group.sequence()
     return outcome
 

@@ -93,6 +93,13 @@ def test_items_are_split_between_ranks_and_gathered_in_order(shell):
     assert out(shell, "words = []").error is None
     out(shell, "%%ongpu @all --split words --gather lengths\nlengths = [len(w) for w in words]")
     assert shell.ns["lengths"] == []
+    # Afterwards the name is all of them again, and what ranks have made stays theirs.
+    shell.run("import torch; net, rows = torch.nn.Linear(2, 1), torch.ones(5, 2)")
+    out(shell, "%%ongpu @all\nwith torch.no_grad(): net.weight.fill_(3)\nrows.sum()")
+    out(shell, "%%ongpu @all --split rows --reduce count=sum\ncount = len(rows); net(rows)")
+    assert shell.ns["count"] == 5
+    cell = "%%ongpu @all\nlen(rows), net.weight.sum().item()"
+    assert out(shell, cell).result == [(5, 6.0)] * 2
 
 
 def test_values_of_inference_mode_come_back_and_what_cannot_says_why(shell):
