@@ -32,6 +32,16 @@ def demo(tmp_path, *arguments):
     )
 
 
+def first_part(tmp_path, name, heading):
+    """A copy of an example as far as a heading; what is below it starts engines, and is slow."""
+    book = nbformat.read(EXAMPLES / name, as_version=4)
+    [end] = [n for n, cell in enumerate(book.cells) if cell.source.startswith(heading)]
+    book.cells = book.cells[:end]
+    path = tmp_path / name
+    nbformat.write(book, path)
+    return str(path)
+
+
 @pytest.fixture
 def shown(empty_shell, as_in_a_notebook, monkeypatch):
     """Run an example in the shell; what its cells show, each below its code."""
@@ -130,7 +140,8 @@ def test_memory(tmp_path):
 
 
 def test_the_sentence_encoder(tmp_path):
-    done = demo(tmp_path, str(EXAMPLES / "sentence_encoder.ipynb"))
+    part = first_part(tmp_path, "sentence_encoder.ipynb", "## On all GPUs")
+    done = demo(tmp_path, part)
     assert done.returncode == 0, done.stderr + done.stdout
     shown = done.stdout
     assert "the weights come from a package" in shown
@@ -138,6 +149,49 @@ def test_the_sentence_encoder(tmp_path):
     assert re.search(r"cuda:0 \(virtual\) .* [\d.]+ k?/s .* same", shown)
     assert re.search(r"cuda:0 +128 ", shown)
     assert "device(type='cpu')" in shown
+
+
+@pytest.mark.slow
+def test_the_sentence_encoder_on_all_ranks(tmp_path):
+    done = demo(tmp_path, str(EXAMPLES / "sentence_encoder.ipynb"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    shown = done.stdout
+    assert "2 ranks: 2 virtual GPUs of this machine" in shown
+    assert "16 sentences: 8 + 8 · sent sentences: " in shown  # the encoder is there already
+    shape, apart = re.search(r"\(torch\.Size\(\[(.*)\]\), (.*)\)", shown).groups()
+    assert shape == "16, 384"
+    assert float(apart) < 1e-5
+
+
+@pytest.mark.slow
+def test_prompts_on_two_gpus(tmp_path):
+    done = demo(tmp_path, str(EXAMPLES / "prompts_on_two_gpus.ipynb"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    shown = done.stdout
+    # The same images from two threads, two processes, in small parts, and by Accelerate.
+    assert len(re.findall(r"\n    (?:differs by )?[01]\n", shown)) == 4
+    assert "17 prompts: 5 × 3 + 2" in shown
+    assert "[1] process 1 of 2 draws 8" in shown
+    assert shown.count("PIL.Image.Image image mode=RGB") == 2
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_a_rank(tmp_path):
+    done = demo(tmp_path, str(EXAMPLES / "cluster.ipynb"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    shown = done.stdout
+    assert "rank 1 of 2: [2.0, 2.0, 2.0] on cuda:0" in shown
+    assert shown.count("tensor([3., 3., 3.])") == 2
+    assert "it was ended by SIGKILL (signal 9)" in shown
+    said = re.findall(r"epoch (\d+): ([\d.]+)% right; Adam remembers (\d) ", shown)
+    before, lost, after = said[0:2], said[2:4], said[4:6]
+    assert before[0] == before[1] == lost[0]
+    assert lost[1][0] == lost[1][2] == "0"
+    assert after[0] == after[1]
+    assert after[0][0] == "40"
+    assert float(lost[1][1]) < 20 < float(before[0][1]) < float(after[0][1])
+    assert "torchrun --nproc-per-node 2 train.py" in shown
+    assert "kill" not in shown.partition("torch.set_default_device(_device)")[2]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
