@@ -26,7 +26,7 @@ class _Bounded:
         if "\r" in text and "\n" not in text:
             self._write_over(text)
             return len(text)
-        passed = text[: self._left].replace("\r", OVER)
+        passed = text[: self._left].replace("\r\n", "\n").replace("\r", OVER)
         if passed:
             self._left -= len(passed)
             self._stream.write(passed)

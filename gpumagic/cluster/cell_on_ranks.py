@@ -15,6 +15,7 @@ from gpumagic.cluster import engine
 from gpumagic.cluster.engine import ErrorInRank, Outcome
 from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.orders import Orders
+from gpumagic.cluster.ranks_report import RankTime
 from gpumagic.cluster.streaming import Streamed
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import duration
@@ -30,27 +31,6 @@ _AGAIN_S = 0.5
 _LOOK_S, _SAY_S = 0.02, 0.25
 _SHOWN = 8
 _IMPATIENT = 3
-
-
-class RanksError(Exception):
-    """A cell failed in a rank; shown as that rank's own traceback, without frames of ours."""
-
-    def __init__(self, rank: int, error: ErrorInRank, others: str, notes: Sequence[str]) -> None:
-        place = f", {error.place}" if error.place else ""
-        super().__init__(f"rank {rank}{place}: {error}")
-        lines = [f"in rank {rank}{others}:", error.lines, *(f"  → {note}" for note in notes)]
-        self._shown = ["\n".join(lines)]
-
-    def _render_traceback_(self) -> list[str]:
-        return self._shown
-
-
-def interrupt(words: str, notes: Sequence[str]) -> KeyboardInterrupt:
-    """A KeyboardInterrupt that is shown in a line, and what there is to note."""
-    error = KeyboardInterrupt(words)
-    lines = "\n".join([f"KeyboardInterrupt: {words}", *(f"  → {note}" for note in notes)])
-    error._render_traceback_ = lambda: [lines]  # type: ignore[attr-defined]
-    return error
 
 
 @contextmanager
@@ -83,6 +63,20 @@ class Ended:
     failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
     interrupted: bool = False
     replaced: list[int] = field(default_factory=list)  # ranks
+
+    def times(self, ranks: Sequence[RankEngine]) -> Iterator[RankTime]:
+        """How long each rank that did something took."""
+        for rank in ranks:
+            mine = [
+                each
+                for each in self.outcomes.values()
+                if each.rank == rank.number and each.error is None
+            ]
+            if mine:
+                peaks = [each.peak for each in mine if each.peak is not None]
+                seconds = sum(each.seconds for each in mine)
+                virtual = bool(rank.about.get("virtual"))
+                yield RankTime(rank.number, seconds, max(peaks, default=None), len(mine), virtual)
 
 
 class CellOnRanks:
@@ -121,7 +115,7 @@ class CellOnRanks:
             part = queue.popleft()
             self._running[rank.number] = part, None
             with suppress(GpuError):  # it is gone: told with its cause in a moment
-                asked = self._engines.ask(rank, engine.run, self._orders.order(rank, part))
+                asked = self._engines.ask(rank, engine.run, self._orders.order(part))
                 self._running[rank.number] = part, asked
         else:
             self._streamed.end(rank.number)
@@ -161,8 +155,12 @@ class CellOnRanks:
         del self._running[rank.number]
         self._ended.outcomes[part] = outcome
         if outcome.error is not None:
-            # What was interrupted because another failed is no failure of its own.
-            if self._signaled is None:
+            # What was interrupted because another failed is no failure of its own; that a
+            # connection has ended, which another rank's failure may have done, is not the cause.
+            failed = self._ended.failed
+            victim = failed is not None and failed[1].is_of_the_group
+            own = outcome.error.kind != "KeyboardInterrupt" and not outcome.error.is_of_the_group
+            if self._signaled is None or (victim and own):
                 self._ended.failed = rank.number, outcome.error
             self._signal()
         self._next(rank)
@@ -210,13 +208,16 @@ class CellOnRanks:
         stuck = [w for w in waits.values() if w and w["call"] and w["idle"] >= HANGS_S]
         if not stuck or len(stuck) < len(waits):
             return
-        over = [rank.number for rank in self._ranks if rank.number not in self._running]
-        if not over and len({(w["file"], w["line"], w["call"]) for w in stuck}) == 1:
+        every, mine = self._engines.ranks, [rank.number for rank in self._ranks]
+        over = [n for n in mine if n not in self._running]
+        absent = [rank.number for rank in every if rank.number not in mine]
+        if not over and not absent and len({(w["file"], w["line"], w["call"]) for w in stuck}) == 1:
             return
         said = [
             f"rank {number} waits in {w['call']} ({_place(w)})" for number, w in waits.items() if w
         ]
         said += [f"rank {number} has ended the cell" for number in over]
+        said += [f"rank {number} does not run it" for number in absent]
         number, first = next((n, w) for n, w in waits.items() if w)
         words = "; ".join(said)
         lines = f"RanksError: the ranks wait for one another: {words}"

@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
 from gpumagic.cluster import group, leash, sending
 from gpumagic.cluster.bounded import bounded_output
+from gpumagic.cluster.sending import Parcel, Receipt
 from gpumagic.cluster.this_rank import ThisRank
 from gpumagic.errors import GpuError
 from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
@@ -41,8 +43,7 @@ class CellOrder:
     tree: ast.Module
     file: str
     sources: dict[str, str]  # the text of the cells, for tracebacks
-    variables: bytes  # what the cell reads and the rank lacks
-    given: bytes = b""  # this rank's own
+    given: bytes = b""  # this rank's own variables
     keep: tuple[str, ...] = ()  # the names whose values are to come back
 
 
@@ -52,7 +53,6 @@ class Outcome:
 
     rank: int
     seconds: float = 0.0
-    brought_s: float = 0.0  # until it had what was sent, imports included
     value: bytes = b""
     kept: dict[str, bytes] = field(default_factory=dict)
     error: "ErrorInRank | None" = None
@@ -60,7 +60,6 @@ class Outcome:
     peak: int | None = None
     sequence: int = -1
     cut: bool = False  # it was freed from a collective: its group is broken
-    lacking: bool = False
 
 
 @dataclass
@@ -75,6 +74,12 @@ class ErrorInRank:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}" if self.message else self.kind
+
+    @property
+    def is_of_the_group(self) -> bool:
+        """Whether it says that the connection to another rank has ended."""
+        words = ("gloo", "Connection closed by peer", "NCCL", "Connection reset by peer")
+        return any(word in self.message for word in words)
 
 
 _this: ThisRank | None = None
@@ -126,17 +131,51 @@ def join(generation: int) -> None:
 def pull(names: list[str]) -> dict[str, bytes]:
     """The values of names, as bytes; of those that are not here nothing."""
     space = shell().user_ns
-    return {name: sending.pack_any(space[name]) for name in names if name in space}
+    return {name: sending.pack_any(_unwrapped(space[name])) for name in names if name in space}
+
+
+def _unwrapped(value: Any) -> Any:
+    """Without the wrapper that belongs to the ranks' group, and is of no use outside."""
+    return value.module if isinstance(value, DistributedDataParallel) else value
+
+
+_received: dict[str, bytes | None] = {}
+"""What was sent to this rank, as it was when the first cell began that has it."""
+_fresh: set[str] = set()
+
+
+def receive(parcel: Parcel) -> Receipt:
+    """Take what the notebook sends, or say why not."""
+    space = shell().user_ns
+    own = [n for n in parcel.careful if n in space and _received.get(n) != _print_of(n)]
+    if own:
+        return Receipt(own=tuple(own))
+    try:
+        got = sending.unpack(parcel.variables) if parcel.variables else {}
+    except sending.Lacking:
+        return Receipt(lacking=True)
+    except Exception as error:  # noqa: BLE001  whatever the user's own object raises
+        words = f"{type(error).__name__}: {error}"
+        lines = f"{words} (where the rank made what the notebook has sent)"
+        return Receipt(error=ErrorInRank(type(error).__name__, str(error), "", "", lines))
+    space.update(got)
+    _fresh.update(got)
+    return Receipt(missing=tuple(name for name in parcel.reads if name not in space))
+
+
+def _print_of(name: str) -> bytes | None:
+    try:
+        return sending.fingerprint(name, shell().user_ns[name])
+    except GpuError:
+        return None
 
 
 def bring(order: CellOrder) -> dict[str, Any]:
-    """Take the variables that a cell comes with, and its text; or `sending.Lacking`.
+    """Take the variables that are this rank's own, and the text of the cells.
 
     Returns what names of parts stood for here, which they shall again.
     """
     space = shell().user_ns
-    if order.variables:
-        space.update(sending.unpack(order.variables))
     parts = sending.unpack(order.given) if order.given else {}
     kept = parts.keys() & space.keys() - {*names_assigned(order.tree)}
     whole = {name: space[name] for name in kept}
@@ -151,17 +190,7 @@ def run(order: CellOrder) -> Outcome:
     assert _this is not None
     outcome, space = Outcome(_this.rank), shell().user_ns
     with _this.runs(order.cell):
-        began = time.perf_counter()
-        try:
-            whole = bring(order)
-        except Exception as error:  # noqa: BLE001  whatever the user's own object raises
-            outcome.lacking = True
-            if not isinstance(error, sending.Lacking):
-                words = f"{type(error).__name__}: {error}"
-                lines = f"{words} (where the rank made what the notebook has sent)"
-                outcome.error = ErrorInRank(type(error).__name__, str(error), "", "", lines)
-            return outcome
-        outcome.brought_s = time.perf_counter() - began
+        whole = bring(order)
         _run(order, outcome, space)
         space.update(whole)
     outcome.cut, outcome.sequence = _this.cut, group.sequence()
@@ -177,6 +206,8 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
     with bounded_output():
         try:
             placed.start()
+            _received.update({name: _print_of(name) for name in _fresh if name in space})
+            _fresh.clear()
             body, last = compile_cell(order.tree, order.file)
             _this.in_code = True
             exec(body, space)
@@ -194,7 +225,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
         outcome.moved = report.moved_bytes
         outcome.peak = max((m.peak for m in report.memory), default=None)
     if error is None:
-        outcome.value = sending.pack_any(value) if value is not None else b""
+        outcome.value = sending.pack_any(_unwrapped(value)) if value is not None else b""
         outcome.kept = pull(list(order.keep))
     else:
         for each in errors(error):

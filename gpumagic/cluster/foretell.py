@@ -8,10 +8,10 @@ from typing import Any
 import ipyparallel
 
 from gpumagic.cluster import engine
-from gpumagic.cluster.cell_on_ranks import interrupt
 from gpumagic.cluster.engine import CellOrder
 from gpumagic.cluster.engines import Engines
-from gpumagic.cluster.orders import Orders, Whole, without_loss
+from gpumagic.cluster.orders import Orders, Whole
+from gpumagic.cluster.ranks_error import interrupt
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun import DryRun, dry_run_cell
 from gpumagic.errors import GpuError
@@ -26,21 +26,18 @@ def foretell(engines: Engines, tree: ast.Module, file: str, on: str | None) -> D
     Raises `GpuError`, and KeyboardInterrupt.
     """
     rank = engines.ranks[0]
-    for _ in range(2):
-        order = Orders(tree, file, [rank], Whole(), engines.ranks).order(rank, 0)
-        asked = engines.ask(rank, follow, order, on or f"{len(engines.ranks)} x cuda:0")
-        try:
-            found: DryRun = _awaited(asked)
-            return found
-        except KeyboardInterrupt:
-            engines.signal([rank], signal.SIGINT)
-            asked.wait(_END_S)
-            raise interrupt("the dry run was ended; nothing of yours has changed", ()) from None
-        except ipyparallel.error.RemoteError as error:
-            if error.ename != "Lacking":
-                raise GpuError(str(error.evalue)) from None
-            without_loss([rank])
-    raise GpuError("rank 0 cannot keep what is sent to it; type %gpucluster restart 0")
+    orders = Orders(tree, file, [rank], Whole())
+    orders.deliver(engines)
+    asked = engines.ask(rank, follow, orders.order(0), on or f"{len(engines.ranks)} x cuda:0")
+    try:
+        found: DryRun = _awaited(asked)
+    except KeyboardInterrupt:
+        engines.signal([rank], signal.SIGINT)
+        asked.wait(_END_S)
+        raise interrupt("the dry run was ended; nothing of yours has changed", ()) from None
+    except ipyparallel.error.RemoteError as error:
+        raise GpuError(str(error.evalue)) from None
+    return found
 
 
 def _awaited(asked: Any) -> Any:

@@ -5,25 +5,26 @@ import atexit
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from gpumagic.cluster import engine
-from gpumagic.cluster.cell_on_ranks import CellOnRanks, Ended, RanksError, died, interrupt
-from gpumagic.cluster.engine import Outcome
+from gpumagic.cluster.cell_on_ranks import CellOnRanks, Ended, died
+from gpumagic.cluster.delivery import taken_as_sent, to_be_sent
 from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.foretell import foretell
-from gpumagic.cluster.orders import Orders, Whole, values_of, without_loss
+from gpumagic.cluster.orders import Orders, Whole, values_of
 from gpumagic.cluster.rank_states import states
-from gpumagic.cluster.ranks_report import RanksReport, RanksTable, RankTime
+from gpumagic.cluster.ranks_error import RanksError, interrupt, named, others
+from gpumagic.cluster.ranks_report import RanksReport, RanksTable
 from gpumagic.cluster.shared_out import Sharing, put_together, said
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import some
 from gpumagic.dryrun import DryRun
 from gpumagic.errors import GpuError
 from gpumagic.telemetry.snapshot import Snapshot
-from gpumagic.usercode.notebook import shell
+from gpumagic.usercode.notebook import shell, user_namespace
 
 _LOOK_S = 0.5
 _ANSWER_S = 2.0
@@ -125,24 +126,17 @@ class GpuCluster:
                 self._engines.join()
                 self._broken = False
             began = time.perf_counter()
-            for _ in range(2):
-                try:
-                    with ProgressLine(shell(), silent=quiet) as line:
-                        line.update("sending what the cell reads")
-                        orders = Orders(tree, file, ranks, asked, self._engines.ranks)
-                        packed_s = time.perf_counter() - began
-                        ended = CellOnRanks(self._engines, ranks, orders, line).run()
-                except BaseException:
-                    self._broken = True
-                    without_loss(ranks)
-                    raise
-                without_loss(orders.unsent(ranks))
-                if not any(outcome.lacking for outcome in ended.outcomes.values()):
-                    break
-                without_loss(ranks)
+            with ProgressLine(shell(), silent=quiet) as line:
+                line.update("sending what the cell reads")
+                orders = Orders(tree, file, ranks, asked)
+                orders.deliver(self._engines)
+                sent_s = time.perf_counter() - began
+                self._broken = True  # until it has ended well
+                ended = CellOnRanks(self._engines, ranks, orders, line).run()
             self._broken = self._is_broken(ended, len(ranks))
+            orders.assigned()
         seconds = time.perf_counter() - began
-        return self._told(ended, ranks, orders, packed_s, seconds)
+        return self._told(ended, ranks, orders, sent_s, seconds)
 
     def _ranks(self, where: str) -> list[RankEngine]:
         asked = where.removeprefix("@").strip()
@@ -164,7 +158,7 @@ class GpuCluster:
         ended: Ended,
         ranks: Sequence[RankEngine],
         orders: Orders,
-        packed_s: float,
+        sent_s: float,
         seconds: float,
     ) -> tuple[Any, dict[str, Any]]:
         """The values that came back; or the error, once the report is written."""
@@ -174,6 +168,9 @@ class GpuCluster:
         ]
         if self._broken or ended.replaced:
             notes.append(_REWRAP)
+        if kept := orders.delivery.kept:
+            push = f"%gpucluster push {next(iter(kept))} has the notebook's sent"
+            notes.append(f"{some(kept)} was changed here and in ranks, which keep theirs; {push}")
         if ended.interrupted:
             notes += [died(rank) for rank in ranks if rank.lost]
         done = [ended.outcomes[n] for n in sorted(ended.outcomes)]
@@ -183,12 +180,12 @@ class GpuCluster:
             parts = [dict(zip(o.kept, values_of([*o.kept.values()]), strict=True)) for o in done]
             made, wrong = put_together(orders.asked, parts)
         self.last_report = RanksReport(
-            tuple(_times(ranks, done)),
+            tuple(ended.times(ranks)),
             seconds,
             str(orders.shared_out or ""),
-            tuple(orders.sent),
+            orders.sent,
             orders.sent_bytes,
-            packed_s + max((o.brought_s for o in done), default=0.0),
+            sent_s,
             sum(len(o.value) + sum(map(len, o.kept.values())) for o in done),
             sum(o.moved for o in done),
             said(orders.asked, made, len(done)),
@@ -196,10 +193,10 @@ class GpuCluster:
             tuple(wrong),
         )
         if ended.interrupted:
-            raise interrupt(f"the cell has ended on {_named(ranks)}", notes)
+            raise interrupt(f"the cell has ended on {named(ranks)}", notes)
         if ended.failed is not None:
             number, error = ended.failed
-            raise RanksError(number, error, _others(ranks, number), notes)
+            raise RanksError(number, error, others(ranks, number), notes)
         values = values_of([o.value for o in done])
         return (None if all(value is None for value in values) else values), made
 
@@ -234,6 +231,23 @@ class GpuCluster:
         if missing:
             raise GpuError(f"no rank has {some(missing)}; assign it in a cell of %%ongpu @all")
         return {n: values_of([each[n] for each in found if n in each]) for n in names}
+
+    def push(self, *names: str) -> None:
+        """Send variables of the notebook with the next cell that reads them, whatever ranks have.
+
+        Raises
+        ------
+        GpuError
+            A name that the notebook does not have.
+        """
+        missing = [name for name in names if name not in user_namespace()]
+        if missing:
+            raise GpuError(f"no such variable: {some(missing)}")
+        to_be_sent(self._engines.ranks, names)
+
+    def keep(self, *names: str) -> None:
+        """Leave variables as they are in the ranks until the notebook's are changed."""
+        taken_as_sent(self._engines.ranks, names)
 
     # -- the ranks
     def status(self) -> RanksTable:
@@ -270,22 +284,3 @@ class GpuCluster:
                     print(died(rank), file=sys.stderr)
             finally:
                 self._busy.release()
-
-
-def _times(ranks: Sequence[RankEngine], done: Sequence[Outcome]) -> Iterator[RankTime]:
-    for rank in ranks:
-        mine = [each for each in done if each.rank == rank.number and each.error is None]
-        if mine:
-            peaks = [each.peak for each in mine if each.peak is not None]
-            seconds = sum(each.seconds for each in mine)
-            virtual = bool(rank.about.get("virtual"))
-            yield RankTime(rank.number, seconds, max(peaks, default=None), len(mine), virtual)
-
-
-def _named(ranks: Sequence[RankEngine]) -> str:
-    return f"{len(ranks)} ranks" if len(ranks) > 1 else f"rank {ranks[0].number}"
-
-
-def _others(ranks: Sequence[RankEngine], failed: int) -> str:
-    others = [str(rank.number) for rank in ranks if rank.number != failed]
-    return f"; rank{'s' * (len(others) > 1)} {some(others)} ended too" if others else ""

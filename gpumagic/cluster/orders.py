@@ -6,20 +6,20 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
 from gpumagic.cluster import sending
+from gpumagic.cluster.delivery import Delivery, taken_as_sent
 from gpumagic.cluster.engine import CellOrder
-from gpumagic.cluster.engines import RankEngine
+from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.shared_out import SharedOut, Sharing, check
 from gpumagic.errors import GpuError
 from gpumagic.usercode.compile import awaits
 from gpumagic.usercode.notebook import shell, user_namespace
-from gpumagic.usercode.variables import names_read, variables_read
+from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
-_BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*)\)(?=;|$)", re.MULTILINE)
+_BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*?)\)(?=;|$)", re.MULTILINE)
 
 
 def _as_comment(begun: re.Match[str]) -> str:
@@ -37,15 +37,10 @@ class Whole:
 
 
 class Orders:
-    """The orders of one cell. Making them marks what the ranks then have."""
+    """The orders of one cell; `deliver` comes before."""
 
     def __init__(
-        self,
-        tree: ast.Module,
-        file: str,
-        ranks: Sequence[RankEngine],
-        asked: Sharing,
-        every: Sequence[RankEngine],
+        self, tree: ast.Module, file: str, ranks: Sequence[RankEngine], asked: Sharing
     ) -> None:
         if line := awaits(tree):
             raise GpuError(f"line {line} awaits, and ranks have no loop; await it in a cell before")
@@ -54,60 +49,48 @@ class Orders:
         self.asked, self.cell = asked, uuid4().hex
         self.shared_out = SharedOut(asked, space, len(ranks)) if asked.split else None
         self.keep = (*asked.gather, *dict(asked.reduce))
-        self.sent: dict[str, None] = dict.fromkeys(asked.split)
-        self.sent_bytes = 0
         self._tree, self._file = tree, sending.file_in_rank(file)
+        self._ranks = ranks
         # Python, which an error's explanation reads; the magic's line as it was typed.
-        self._source = _BEGUN.sub(_as_comment, "".join(linecache.getlines(file)), count=1)
+        source = _BEGUN.sub(_as_comment, "".join(linecache.getlines(file)), count=1)
         read = names_read(tree, ipython.transform_cell if ipython else str, space)
         names = [name for name in read if name not in asked.split]
-        self._values, self._prints = sending.prints_of(variables_read(names, space))
-        self._packed: dict[int, tuple[bytes, dict[str, str]]] = {}
+        hidden = ipython.user_ns_hidden if ipython else {}
+        found = sending.prints_of(variables_read(names, space), space, hidden)
+        self.delivery = Delivery(*found)
+        self.delivery.sources[self._file] = source
+        self.split_bytes = 0
         numbers = [rank.number for rank in ranks]
         own: list[deque[int]] = [deque([n]) for n in range(len(ranks))]
         queues = self.shared_out.queues if self.shared_out else own
         self.queues = dict(zip(numbers, queues, strict=True))
         self.parts = self.shared_out.total if self.shared_out else len(ranks)
-        busy = [rank for rank in ranks if self.queues[rank.number]]
-        self._pack(busy, every)
 
-    def _pack(self, ranks: Sequence[RankEngine], every: Sequence[RankEngine]) -> None:
-        alike: dict[int, list[RankEngine]] = {}
-        for rank in ranks:
-            alike.setdefault(id(rank.has), []).append(rank)
-        for group in alike.values():
-            has = group[0].has
-            if any(rank.has is has and rank not in group for rank in every):
-                has = has.copy()  # others are not sent the same
-            wanted = has.wanted(self._prints)
-            sources = {self._file: self._source}
-            packed = sending.pack({n: self._values[n] for n in wanted}, has.tensors, sources)
-            has.names.update({name: self._prints[name] for name in wanted})
-            told = (n for n in wanted if not isinstance(self._values[n], ModuleType))
-            self.sent.update(dict.fromkeys(told))
-            for rank in group:
-                rank.has = has
-                self._packed[rank.number] = packed, sources
-                self.sent_bytes += len(packed) if wanted else 0
+    def deliver(self, engines: Engines) -> None:
+        """Have the ranks that have something to do take the variables that they lack."""
+        busy = [rank for rank in self._ranks if self.queues[rank.number]]
+        self.delivery.deliver(engines, busy)
 
-    def unsent(self, ranks: Sequence[RankEngine]) -> list[RankEngine]:
-        """Those to which their variables did not go, for the cell ended before."""
-        return [rank for rank in ranks if rank.number in self._packed]
+    @property
+    def sent(self) -> tuple[str, ...]:
+        """What was sent, as it is told."""
+        return (*self.asked.split, *self.delivery.sent)
 
-    def order(self, rank: RankEngine, part: int) -> CellOrder:
-        """What a rank is to run for a part; the variables go with its first."""
-        packed, sources = self._packed.pop(rank.number, (b"", {self._file: self._source}))
+    @property
+    def sent_bytes(self) -> int:
+        return self.delivery.nbytes + self.split_bytes
+
+    def order(self, part: int) -> CellOrder:
+        """What a rank is to run for a part."""
         given = b""
         if self.shared_out is not None:
             given = sending.pack(self.shared_out.part(part))
-            self.sent_bytes += len(given)
-        return CellOrder(self.cell, self._tree, self._file, sources, packed, given, self.keep)
+            self.split_bytes += len(given)
+        return CellOrder(self.cell, self._tree, self._file, self.delivery.sources, given, self.keep)
 
-
-def without_loss(ranks: Sequence[RankEngine]) -> None:
-    """Forget what ranks have: a rank has lost something, and all is sent again."""
-    for rank in ranks:
-        rank.has = sending.Has()
+    def assigned(self) -> None:
+        """What the cell assigns is the ranks' own from then on."""
+        taken_as_sent(self._ranks, names_assigned(self._tree))
 
 
 def values_of(packed: Sequence[bytes]) -> list[Any]:

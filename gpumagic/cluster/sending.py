@@ -9,7 +9,9 @@ import io
 import linecache
 import re
 import types
+from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
@@ -20,7 +22,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumagic.errors import GpuError
 from gpumagic.usercode.files import label
+from gpumagic.usercode.functions import globals_of
 from gpumagic.usercode.notebook import user_namespace
+from gpumagic.usercode.variables import NOT_VARIABLES
 
 _FILE = "<ipython-input-{}-rank>"
 _numbers = count(1)
@@ -80,6 +84,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(stream, protocol=protocol)
         self.notebook = user_namespace()
         self.sources: dict[str, str] = {}
+        self.met: dict[str, None] = {}  # the variables that its functions read
 
     def reducer_override(self, value: Any) -> Any:
         if issubclass(type(value), torch.Tensor):
@@ -87,6 +92,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = super().reducer_override(value)
         if type(value) is types.FunctionType and value.__globals__ is self.notebook:
             make, (code, _, *args), (attributes, slots), *rest = reduced
+            self.met |= dict.fromkeys(globals_of(code))
             args = (_code_in_rank(code, self.sources), _Variables(), *args)
             return make, args, (attributes, {**slots, "__globals__": {}}), *rest
         return reduced
@@ -117,13 +123,19 @@ def _version(tensor: torch.Tensor) -> int:
 
 def fingerprint(name: str, value: Any) -> bytes:
     """What is another one when the value is; raises `GpuError` for what cannot be sent."""
+    return _read(name, value)[0]
+
+
+def _read(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
+    """Its fingerprint, and the variables that functions in it read."""
     stream = io.BytesIO()
+    pickler = _Fingerprint(stream)
     try:
-        _Fingerprint(stream).dump(value)
+        pickler.dump(value)
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises
         why = str(error).partition("\n")[0]
         raise GpuError(f"{name} cannot be sent to the ranks ({why}); make it in the cell") from None
-    return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest()
+    return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest(), pickler.met
 
 
 def pack(values: Any, has: dict[int, int] | None = None, sources: Any = None) -> bytes:
@@ -173,27 +185,70 @@ def unpack(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
-class Has:
-    """What a rank has of the notebook's: the fingerprint of each name, the version of each tensor.
+@dataclass(frozen=True)
+class Parcel:
+    """What a rank is to have before it runs a cell."""
 
-    Ranks that were always sent the same share one.
+    variables: bytes = b""  # those that it lacks, or has otherwise
+    careful: tuple[str, ...] = ()  # of these, objects that it has, and that were changed here
+    reads: tuple[str, ...] = ()  # all that the cell reads
+
+
+@dataclass
+class Receipt:
+    """What a rank says of a parcel. Of one with `own` or `lacking` it has taken nothing."""
+
+    own: tuple[str, ...] = ()  # it has changed these, too
+    missing: tuple[str, ...] = ()  # it has them no more
+    lacking: bool = False  # a tensor that it was to have
+    error: Any = None
+
+
+@dataclass
+class Has:
+    """What a rank has of the notebook's: of names fingerprints and ids, of tensors the version.
+
+    Ranks that were always sent the same share one, which is never changed.
     """
 
-    def __init__(self) -> None:
-        self.names: dict[str, bytes] = {}
-        self.tensors: dict[int, int] = {}
+    names: dict[str, bytes] = field(default_factory=dict)
+    objects: dict[str, int] = field(default_factory=dict)
+    tensors: dict[int, int] = field(default_factory=dict)
 
     def copy(self) -> "Has":
-        made = Has()
-        made.names, made.tensors = dict(self.names), dict(self.tensors)
-        return made
+        return Has(dict(self.names), dict(self.objects), dict(self.tensors))
+
+    def mark(
+        self, names: Iterable[str], values: Mapping[str, Any], prints: Mapping[str, bytes]
+    ) -> None:
+        """Take values for sent."""
+        self.names |= {name: prints[name] for name in names}
+        self.objects |= {name: id(values[name]) for name in names}
+
+    def forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.names.pop(name, None)
 
     def wanted(self, prints: Mapping[str, bytes]) -> list[str]:
         """The names whose value is not what the rank was sent."""
         return [name for name, printed in prints.items() if self.names.get(name) != printed]
 
 
-def prints_of(variables: Iterable[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The variables that a cell reads, and their fingerprints."""
-    values = {name: value for name, value in variables if "." not in name}
-    return values, {name: fingerprint(name, value) for name, value in values.items()}
+def prints_of(
+    variables: Iterable[tuple[str, Any]], space: Mapping[str, Any], hidden: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The variables that a cell reads, also through what they hold, and their fingerprints.
+
+    Not those of `hidden`, which IPython has put there.
+    """
+    values: dict[str, Any] = {}
+    prints: dict[str, bytes] = {}
+    queue = deque(variables)
+    while queue:
+        name, value = queue.popleft()
+        if "." in name or name in values or name in NOT_VARIABLES or hidden.get(name) is value:
+            continue
+        values[name] = value
+        prints[name], met = _read(name, value)
+        queue.extend((each, space[each]) for each in met if each in space)
+    return values, prints

@@ -94,7 +94,7 @@ def parser_of(magic: str) -> LineParser:
         add("what", nargs="*")
         add("--record", choices=("on", "off"), type=str.lower, help="on, or --record off")
     elif name == "gpucluster":
-        verbs = ("start", "status", "restart", "pull", "script", "stop")
+        verbs = ("start", "status", "restart", "pull", "push", "script", "stop")
         add("verb", nargs="?", choices=verbs, type=str.lower, default="status")
         add("what", nargs="*")
         add("--slurm", help="2x8")
@@ -141,7 +141,7 @@ def parser_of(magic: str) -> LineParser:
 _USAGES = {
     "gpucluster": "start [N or 0,1] [--slurm 2x8 [--partition P]] [--ssh host1,host2:4"
     " [--python PATH]] [--mpi N] [--ip ADDRESS],"
-    " or %(prog)s status, restart 1, pull NAME, script FILE, stop",
+    " or %(prog)s status, restart 1, pull NAME, push NAME, script FILE, stop",
     "gpus": "[WHERE] [--processes] [--live] [--doctor] [--virtual N|off [--memory 16GiB]]",
     "gpumem": "[WHERE or NAME], or %(prog)s --since, or %(prog)s --record on|off",
     "gpuwatch": "on [--report] [--strict], or %(prog)s off",

@@ -13,6 +13,11 @@ from gpumagic.magics.arguments import answers_help, in_one_line, parse
 from gpumagic.magics.commands import GpuMagics
 from gpumagic.magics.memory_commands import MemoryMagics
 
+_NEW = (
+    "a new rank gets the notebook's values of what cells read; the others keep theirs: "
+    "restore a checkpoint, or broadcast"
+)
+
 
 @magics_class
 class ClusterMagics(Magics):
@@ -46,6 +51,8 @@ class ClusterMagics(Magics):
             %gpucluster                       who the ranks are, where, and what they do
             %gpucluster restart 1             another engine in the place of rank 1
             %gpucluster pull loss net         variables of the ranks: lists of their values, by rank
+            %gpucluster push net              the next cell has the notebook's sent, whatever ranks
+                                              have made of theirs
             %gpucluster script train.py [--hosts 2] [--force]
                                               what the cells of @all did, as a script for torchrun
                                               and Slurm that needs no gpumagic
@@ -77,10 +84,15 @@ class ClusterMagics(Magics):
                 return display(ranks.status())
             if asked.verb == "restart":
                 ranks.restart(*map(int, asked.what))
+                print(_NEW)
                 return display(ranks.status())
+            if asked.verb == "push":
+                ranks.push(*asked.what)
+                return print(f"the next cell that reads {some(asked.what)} has the notebook's sent")
             if asked.verb == "pull":
                 found = ranks.pull(*asked.what)
                 self._shell.user_ns.update(found)
+                ranks.keep(*found)
                 return print(f"{some(asked.what)}: {'each ' * (len(found) > 1)}a list by rank")
             ranks.stop()
             return print("the cluster has ended")
@@ -133,8 +145,9 @@ def _check(asked: Namespace) -> None:
         raise UsageError(f"%gpucluster {asked.verb}: nothing stands after it")
     if asked.verb == "restart" and not (asked.what and all(w.isdecimal() for w in asked.what)):
         raise UsageError("%gpucluster restart: which rank? type %gpucluster restart 1")
-    if asked.verb == "pull" and not asked.what:
-        raise UsageError("%gpucluster pull: which variable? type %gpucluster pull loss")
+    if asked.verb in ("pull", "push") and not asked.what:
+        verb = asked.verb
+        raise UsageError(f"%gpucluster {verb}: which variable? type %gpucluster {verb} net")
     if asked.verb == "script" and len(asked.what) != 1:
         raise UsageError("%gpucluster script: which file? type %gpucluster script train.py")
 

@@ -14,7 +14,7 @@ _LINE = re.compile(
 )
 _VERBS = {
     "gpuwatch": ("on", "off"),
-    "gpucluster": ("start", "status", "restart", "pull", "script", "stop"),
+    "gpucluster": ("start", "status", "restart", "pull", "push", "script", "stop"),
 }
 _VALUES = {
     "--virtual": ["1", "2", "4", "8", "off"],

@@ -65,7 +65,7 @@ def test_what_a_cell_reads_is_sent_once_and_belongs_together_there(shell):
     shell.run("factor = 0")
     third = out(shell, "%%ongpu @all\nscale(x).item()")
     assert third.result == [0, 0]
-    assert "sent factor:" in third.text
+    assert "sent factor anew:" in third.text
     shell.run("items = (i for i in range(3))")
     refused = failed(shell, "%%ongpu @all\nnext(items)")
     assert "items cannot be sent to the ranks (cannot pickle 'generator' object)" in refused
@@ -79,6 +79,71 @@ def test_what_a_rank_cannot_make_is_told_and_sent_again_when_it_can(shell):
     assert "gpumagic/" not in text
     shell.run("text = '7'")
     assert out(shell, "%%ongpu @all\nodd").result == [7, 7]
+
+
+REFUSED = {
+    "what cannot be sent": "%%ongpu @all\nnext(gen)",
+    "await": "%%ongpu @all\nimport asyncio\nawait asyncio.sleep(0)",
+    "no such name": "%%ongpu @all --gather nope\nother = 1",
+}
+
+
+@pytest.mark.parametrize("cell", REFUSED.values(), ids=REFUSED)
+def test_a_cell_that_is_refused_changes_nothing_in_the_ranks(shell, cell):
+    shell.run("import torch\nw = torch.ones(3); gen = (i for i in range(3))")
+    out(shell, "%%ongpu @all\nw += 5")
+    failed(shell, cell)
+    result = out(shell, "%%ongpu @all\nw.tolist()")
+    assert result.result == [[6, 6, 6]] * 2
+    assert "sent" not in result.text
+
+
+def test_what_ranks_made_is_theirs_until_the_notebook_makes_it_anew(shell):
+    shell.run("loss, kept = 99.0, [1]")
+    out(shell, "%%ongpu @all\nloss = 2.0\nkept.append(2)")
+    assert out(shell, "%%ongpu @all\nloss, kept").result == [(2.0, [1, 2])] * 2
+    shell.run("kept.append('here')")  # changed in both places: the same list
+    both = out(shell, "%%ongpu @all\nkept")
+    assert both.result == [[1, 2]] * 2
+    assert (
+        "kept was changed here and in ranks, which keep theirs; %gpucluster push kept" in both.text
+    )
+    out(shell, "%gpucluster push kept")
+    pushed = out(shell, "%%ongpu @all\nkept")
+    assert pushed.result == [[1, "here"]] * 2
+    shell.run("loss = 7.0; kept = [0]")
+    anew = out(shell, "%%ongpu @all\nloss, kept")
+    assert anew.result == [(7.0, [0])] * 2
+    assert "sent loss anew, kept anew: " in anew.text
+    out(shell, "%gpucluster pull loss")
+    assert shell.ns["loss"] == [7.0, 7.0]
+    assert out(shell, "%%ongpu @all\nloss").result == [7.0, 7.0]  # not the list
+    out(shell, "%%ongpu @all\ndel kept")
+    assert out(shell, "%%ongpu @all\nkept").result == [[0]] * 2  # sent again
+
+
+def test_what_a_class_behind_a_librarys_object_reads_is_sent_too(shell):
+    shell.run(
+        "from torch.utils.data import DataLoader, Dataset\nshift = 10\n"
+        "class Numbers(Dataset):\n    def __len__(self): return 4\n"
+        "    def __getitem__(self, i): return i + shift\nloader = DataLoader(Numbers(), 4)"
+    )
+    cell = "%%ongpu @all\n[batch.tolist() for batch in loader]"
+    assert out(shell, cell).result == [[[10, 11, 12, 13]]] * 2
+    shell.run("shift = 20")
+    assert out(shell, cell).result == [[[20, 21, 22, 23]]] * 2
+
+
+def test_magics_and_commands_run_in_the_ranks(shell):
+    text = out(shell, "%%ongpu @all\n%%time\nprint('timed')\n!echo shouted").text
+    assert "timed\nshouted\n" in text
+    assert "Wall time" in text
+
+
+def test_a_rank_that_waits_for_one_that_does_not_run_the_cell_is_told(shell, monkeypatch):
+    monkeypatch.setattr(cell_on_ranks, "HANGS_S", 1.0)
+    text = failed(shell, "%%ongpu @0\ndist.barrier()")
+    assert "rank 0 waits in barrier (In [1], line 2); rank 1 does not run it" in text
 
 
 def test_items_are_split_between_ranks_and_gathered_in_order(shell):
