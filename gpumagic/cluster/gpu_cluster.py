@@ -11,6 +11,7 @@ from typing import Any
 
 from gpumagic.cluster import engine
 from gpumagic.cluster.cell_on_ranks import CellOnRanks, Ended, died
+from gpumagic.cluster.checkpoints import Checkpoints
 from gpumagic.cluster.delivery import taken_as_sent, to_be_sent
 from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.foretell import foretell
@@ -26,8 +27,7 @@ from gpumagic.errors import GpuError
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.usercode.notebook import shell, user_namespace
 
-_LOOK_S = 0.5
-_ANSWER_S = 2.0
+_LOOK_S, _ANSWER_S = 0.5, 2.0
 _REWRAP = "the process group was made anew: wrap modules in DDP or fully_shard again"
 
 
@@ -42,6 +42,7 @@ class GpuCluster:
         How many ranks there are.
     last_report : RanksReport or None
         Of the cell that ran last.
+    checkpoint, restore : `Checkpoints.save` and `Checkpoints.restore`
     """
 
     def __init__(self, engines: Engines) -> None:
@@ -49,6 +50,8 @@ class GpuCluster:
         self.last_report: RanksReport | None = None
         self._broken = False
         self._busy = threading.Lock()
+        self.checkpoints = Checkpoints(self, engines.ranks)
+        self.checkpoint, self.restore = self.checkpoints.save, self.checkpoints.restore
         threading.Thread(target=self._watch, daemon=True).start()
         atexit.register(self.stop)
 
@@ -136,7 +139,10 @@ class GpuCluster:
             self._broken = self._is_broken(ended, len(ranks))
             orders.assigned()
         seconds = time.perf_counter() - began
-        return self._told(ended, ranks, orders, sent_s, seconds)
+        told = self._told(ended, ranks, orders, sent_s, seconds)
+        if len(ranks) == self.size:
+            self.checkpoints.after_cell()
+        return told
 
     def _ranks(self, where: str) -> list[RankEngine]:
         asked = where.removeprefix("@").strip()
@@ -269,8 +275,10 @@ class GpuCluster:
             self._broken = False
 
     def stop(self) -> None:
-        """End all engines, and what they started."""
+        """End all engines, and what they started; what they save is waited for."""
         atexit.unregister(self.stop)
+        with suppress(KeyboardInterrupt):
+            self.checkpoints.off()
         self._engines.stop()
 
     def _watch(self) -> None:

@@ -94,8 +94,7 @@ def parser_of(magic: str) -> LineParser:
         add("what", nargs="*")
         add("--record", choices=("on", "off"), type=str.lower, help="on, or --record off")
     elif name == "gpucluster":
-        verbs = ("start", "status", "restart", "pull", "push", "script", "stop")
-        add("verb", nargs="?", choices=verbs, type=str.lower, default="status")
+        add("verb", nargs="?", choices=CLUSTER_VERBS, type=str.lower, default="status")
         add("what", nargs="*")
         add("--slurm", help="2x8")
         add("--partition", help="gpu")
@@ -104,6 +103,8 @@ def parser_of(magic: str) -> LineParser:
         add("--ip", help="10.0.0.1")
         add("--python", help="/opt/env/bin/python")
         add("--hosts", type=_count, help="2")
+        add("--to", help="runs/cats")
+        add("--every", help="10min")
         add("--force", action="store_true")
     elif name == "gpufree":
         add("names", nargs="*", type=_name)
@@ -138,10 +139,15 @@ def parser_of(magic: str) -> LineParser:
     return parser
 
 
+CLUSTER_VERBS = (
+    *("start", "status", "restart", "stop"),
+    *("pull", "push", "checkpoint", "restore", "script"),
+)
 _USAGES = {
     "gpucluster": "start [N or 0,1] [--slurm 2x8 [--partition P]] [--ssh host1,host2:4"
     " [--python PATH]] [--mpi N] [--ip ADDRESS],"
-    " or %(prog)s status, restart 1, pull NAME, push NAME, script FILE, stop",
+    " or %(prog)s status, restart 1, pull NAME, push NAME, script FILE, stop,"
+    " checkpoint NAMES --to DIR [--every 10min], restore DIR",
     "gpus": "[WHERE] [--processes] [--live] [--doctor] [--virtual N|off [--memory 16GiB]]",
     "gpumem": "[WHERE or NAME], or %(prog)s --since, or %(prog)s --record on|off",
     "gpuwatch": "on [--report] [--strict], or %(prog)s off",

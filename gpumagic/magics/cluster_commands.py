@@ -53,6 +53,10 @@ class ClusterMagics(Magics):
             %gpucluster pull loss net         variables of the ranks: lists of their values, by rank
             %gpucluster push net              the next cell has the notebook's sent, whatever ranks
                                               have made of theirs
+            %gpucluster checkpoint net,opt --to DIR [--every 10min]
+                                              save them now, or after cells while others run
+            %gpucluster checkpoint off        no more
+            %gpucluster restore DIR           load the last one, also into another number of ranks
             %gpucluster script train.py [--hosts 2] [--force]
                                               what the cells of @all did, as a script for torchrun
                                               and Slurm that needs no gpumagic
@@ -94,6 +98,10 @@ class ClusterMagics(Magics):
                 self._shell.user_ns.update(found)
                 ranks.keep(*found)
                 return print(f"{some(asked.what)}: {'each ' * (len(found) > 1)}a list by rank")
+            if asked.verb == "checkpoint":
+                return print(_checkpoint(asked, ranks))
+            if asked.verb == "restore":
+                return print(ranks.restore(asked.what[0]).loaded())
             ranks.stop()
             return print("the cluster has ended")
 
@@ -116,6 +124,15 @@ def _start(asked: Namespace) -> Any:
         raise GpuError(f"start {' '.join(filter(None, [where, *given]))}: type one of them")
     how = {name: getattr(asked, name) for name in _HOW}
     return start_cluster.cluster(where, **how).status()
+
+
+def _checkpoint(asked: Namespace, ranks: Any) -> str:
+    if asked.what == ["off"]:
+        ranks.checkpoints.off()
+        return "no more checkpoints"
+    names = [name for word in asked.what for name in word.split(",") if name]
+    made = ranks.checkpoint(*names, to=asked.to, every=asked.every)
+    return str(made or f"after a cell of @all, every {asked.every}: {some(names)} to {asked.to}")
 
 
 def _write(asked: Namespace, shell: Any) -> None:
@@ -148,6 +165,8 @@ def _check(asked: Namespace) -> None:
     if asked.verb in ("pull", "push") and not asked.what:
         verb = asked.verb
         raise UsageError(f"%gpucluster {verb}: which variable? type %gpucluster {verb} net")
+    if asked.verb == "restore" and len(asked.what) != 1:
+        raise UsageError("%gpucluster restore: from where? type %gpucluster restore DIR")
     if asked.verb == "script" and len(asked.what) != 1:
         raise UsageError("%gpucluster script: which file? type %gpucluster script train.py")
 

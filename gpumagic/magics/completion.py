@@ -7,18 +7,19 @@ from typing import Any
 from IPython import get_ipython
 from IPython.core.completer import SimpleCompletion, context_matcher
 
-from gpumagic.magics.arguments import parser_of
+from gpumagic.magics.arguments import CLUSTER_VERBS, parser_of
 
 _LINE = re.compile(
     r"\s*%{1,2}(ongpu|gputime|gpufit|gpus|gpumem|gpufree|gpuwatch|gpucluster)\s+(.*?)(\S*)$"
 )
 _VERBS = {
     "gpuwatch": ("on", "off"),
-    "gpucluster": ("start", "status", "restart", "pull", "push", "script", "stop"),
+    "gpucluster": CLUSTER_VERBS,
 }
 _VALUES = {
     "--virtual": ["1", "2", "4", "8", "off"],
     "--against": ["last"],
+    "--every": ["10min", "30s", "1h"],
     "--on": ["h100", "a100-80gb", "l4", "rtx4090", "24GiB"],  # without a blank
 }
 _OF_VARIABLES = ("--split", "--gather", "--reduce")
@@ -30,8 +31,8 @@ def _complete(context: Any) -> dict[str, Any]:
     if match is None:
         return {"completions": []}
     magic, words, last = match[1], match[2].split(), match[3]
-    if magic == "gputime" and "--" in words:
-        return {"completions": []}  # what follows is Python
+    if (magic == "gputime" and "--" in words) or words[-1:] in (["--to"], ["restore"]):
+        return {"completions": []}  # Python, or a directory, which IPython completes
     parser = parser_of(f"%{magic}")
     offers = [option for option in parser.options() if option not in words]
     if words and parser.takes_a_value(words[-1]):

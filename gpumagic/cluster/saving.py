@@ -1,0 +1,184 @@
+"""Save variables of the ranks by `torch.distributed.checkpoint` while cells run, and load them.
+
+Each rank calls the same, and what one refuses none does. What is sent for it has its own group.
+"""
+
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
+
+from gpumagic.cluster.checkpoints import Checkpoint, begin, complete, find
+from gpumagic.cluster.variable_state import State, anew, states
+from gpumagic.display.units import some
+from gpumagic.errors import GpuError
+from gpumagic.faults import in_words
+from gpumagic.usercode.notebook import shell
+
+dist: Any = torch.distributed  # without the types that leave names out
+dcp: Any = torch.distributed.checkpoint
+_BEHIND_S = 30.0  # a rank may be behind rank 0
+_FAILURES = (Exception, CheckpointException)  # torch's is none of Exception's
+
+_save: "Future[str] | None" = None  # the end of the last one: why it failed, if it did
+_group: tuple[Any, Any] = (None, None)  # the ranks' group, and ours beside it
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, CheckpointException):
+        rank, (cause, _) = next(iter(error.failures.items()))
+        return f"rank {rank}: {in_words(cause)}"
+    return str(error) if isinstance(error, GpuError) else in_words(error)
+
+
+def _our_group() -> Any:
+    """A group in which nothing is sent but here, by one thread at a time; None without ranks."""
+    global _group
+    if not dist.is_initialized():
+        return None
+    if _group[0] is not dist.group.WORLD:
+        _group = dist.group.WORLD, dist.new_group(backend="gloo")
+    elif _save is not None:
+        wait([_save], _BEHIND_S)
+    return _group[1]
+
+
+def _on_all(step: Callable[[], Any]) -> list[Any]:
+    """What a step gives on each rank; if it fails on one it raises `GpuError` on all."""
+    try:
+        mine = step(), ""
+    except _FAILURES as error:  # raised below, on all ranks
+        mine = None, _why(error)
+    found: list[Any] = [mine]
+    if group := _our_group():
+        found *= dist.get_world_size()
+        dist.all_gather_object(found, mine, group=group)
+    for rank, (_, why) in enumerate(found):
+        if why:
+            raise GpuError(why if all(each == why for _, each in found) else f"rank {rank}: {why}")
+    return [value for value, _ in found]
+
+
+def _by_path(found: dict[str, State]) -> dict[str, Any]:
+    return {f"{n}/{key}": value for n, each in found.items() for key, value in each.values.items()}
+
+
+def start(names: list[str], directory: str) -> Checkpoint | str:
+    """Copy variables to the CPU, and write them while cells run; without a directory only look."""
+    global _save
+    space = shell().user_ns
+    found: dict[str, State] = {}
+
+    def look() -> list[Any]:
+        found.update(states(names, space, []))
+        return [{k: getattr(v, "shape", 0) for k, v in s.values.items()} for s in found.values()]
+
+    try:
+        alike = zip(names, zip(*_on_all(look), strict=True), strict=True)
+        if odd := [name for name, (first, *others) in alike if any(o != first for o in others)]:
+            raise GpuError(f"{some(odd)}: the shapes are not the same on all ranks")
+        if not directory:
+            return ""
+        # Rank 0 makes the directory; the others may be on hosts that do not see it.
+        path = _on_all(lambda: begin(directory) if dist.get_rank() == 0 else None)[0]
+        if not all(_on_all(path.is_dir)):
+            raise GpuError(f"not all hosts see {directory}; give a directory that they share")
+    except GpuError as error:
+        return str(error)
+    values = _by_path(found)
+    kinds = {name: found[name].kind for name in names}
+    nbytes = sum(v.numel() * v.itemsize for v in values.values() if isinstance(v, torch.Tensor))
+    whole = str(path.with_suffix(""))
+    checkpoint = Checkpoint(whole, kinds, nbytes, dist.get_world_size(), time.time())
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
+    group = _our_group()
+    _save = over = Future[str]()
+    writing = dcp.async_save(values, checkpoint_id=path, planner=planner, process_group=group)
+    writing.add_done_callback(lambda done: _end(done, over, path, checkpoint))
+    return checkpoint
+
+
+def _end(done: "Future[Any]", over: "Future[str]", path: Any, checkpoint: Checkpoint) -> None:
+    try:
+        done.result()
+        if dist.get_rank() == 0:
+            complete(path, checkpoint)
+        over.set_result("")
+    except _FAILURES as error:  # told under the next cell
+        over.set_result(_why(error))
+
+
+def state(seconds: float) -> tuple[bool, str]:
+    """Of the last save: whether it is over in so many seconds, and why it failed."""
+    if _save is None or wait([_save], seconds).done:
+        return True, _save.result() if _save else "the rank was started anew"
+    return False, ""
+
+
+def restore(directory: str) -> Checkpoint | str:
+    """Load a checkpoint, once all of it is read, into the variables here; or say why not."""
+    space = shell().user_ns
+    found: dict[str, State] = {}
+    read: dict[str, Any] = {}
+    fresh: list[Any] = []  # optimizers that had no state
+
+    def look() -> Checkpoint:
+        checkpoint = find(directory)
+        found.update(_fitting(checkpoint, space, fresh))
+        return checkpoint
+
+    def load() -> None:
+        for path, value in _by_path(found).items():
+            is_tensor = isinstance(value, torch.Tensor)
+            read[path] = value.detach().to("cpu", copy=True) if is_tensor else value
+        planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # each rank reads for itself, and torch says so
+            dcp.load(read, checkpoint_id=checkpoint.path, planner=planner, no_dist=True)
+
+    try:
+        checkpoint: Checkpoint = _on_all(look)[0]
+        _on_all(load)
+    except GpuError as error:
+        for optimizer in fresh:
+            optimizer.state.clear()
+        return str(error)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # all or nothing
+    try:
+        for name, each in found.items():
+            each.put({key: read[f"{name}/{key}"] for key in each.values})
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return checkpoint
+
+
+def _fitting(checkpoint: Checkpoint, space: dict[str, Any], fresh: list[Any]) -> dict[str, State]:
+    """The states of the variables here; raises `GpuError` where they do not fit."""
+    kinds, anew_too = checkpoint.variables, ("tensor", "data")
+    saved: dict[str, dict[str, Any]] = {name: {} for name in kinds}
+    metadata = dcp.FileSystemReader(checkpoint.path).read_metadata()
+    for path, each in metadata.state_dict_metadata.items():
+        name, _, key = path.partition("/")
+        saved[name][key] = each
+    begun = [name for name in kinds if len(saved[name]) > 1 and kinds[name] == "optimizer"]
+    fresh += [space[name] for name in begun if not getattr(space.get(name), "state", True)]
+    needed = [name for name in kinds if name in space or kinds[name] not in anew_too]
+    found = states(needed, space, begun)
+    for name, kind in kinds.items():
+        if kind in anew_too and (name not in found or found[name].kind != kind):
+            at = saved[name][""]
+            empty = torch.empty(at.size, dtype=at.properties.dtype) if kind == "tensor" else 0
+            found[name] = anew(kind, name, space, empty)
+        if kind == "optimizer":  # what has come here since is forgotten
+            mine = {key: v for key, v in found[name].values.items() if key in saved[name]}
+            found[name] = found[name]._replace(values=mine)
+        # Shapes, and what was not saved, torch compares.
+        if lacking := sorted(saved[name].keys() - found[name].values.keys()):
+            raise GpuError(f"{name}: there is no {lacking[0]} here, which the checkpoint has")
+    return found

@@ -1,0 +1,237 @@
+"""Save variables of two real ranks, lose one, and load them, into other numbers of ranks too."""
+
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from gpumagic.cluster.checkpoints import Checkpoint, begin, complete, find
+from gpumagic.errors import GpuError
+
+MAKE = """%%ongpu @all
+import os, torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).cuda()
+opt = torch.optim.AdamW(net.parameters(), 1e-2)
+scheduler = torch.optim.lr_scheduler.StepLR(opt, 2)
+step, losses, mean = 0, [], torch.zeros(4)
+"""
+TRAIN = """
+for _ in range(3):
+    torch.manual_seed(step)
+    opt.zero_grad()
+    loss = net(torch.randn(5, 8)).square().mean()
+    loss.backward()
+    opt.step()
+    scheduler.step()
+    step += 1
+    losses.append(loss.item())
+    mean.add_(loss.item())
+(step, losses, mean.tolist(), [p.tolist() for p in net.state_dict().values()])
+"""
+NAMES = "net,opt,scheduler,step,losses,mean"
+
+
+@pytest.fixture
+def out(ranks, shell):
+    """Run a cell that must end well, on all ranks where it is not a magic's line."""
+
+    def run(cell):
+        result = shell.run(cell if cell.startswith("%") else f"%%ongpu @all\n{cell}")
+        assert result.error is None, result.text
+        return result
+
+    yield run
+    ranks.checkpoints.off()
+
+
+def test_what_was_lost_comes_back_and_training_goes_on_as_if_nothing_had_been(
+    out, shell, ranks, tmp_path
+):
+    out(MAKE)
+    early, late = tmp_path / "early", tmp_path / "late"
+    text = out(f"%gpucluster checkpoint {NAMES} --to {early}").text
+    assert text.startswith("checkpoint of net, opt, scheduler, step and 2 more: ")
+    assert text.strip().endswith(f"to {early / '000001'}")
+    out(TRAIN)
+    out(f"%gpucluster checkpoint {NAMES} --to {late}")
+    whole = out(TRAIN).result
+    assert whole[0] == whole[1]
+    shell.run("%%ongpu @1\nos.kill(os.getpid(), 9)")
+    out("%gpucluster restart 1")
+    refused = shell.run(f"%gpucluster restore {late}").text
+    assert "rank 1: there is no net, opt, scheduler; make it in a cell" in refused
+    out(MAKE)
+    shell.ns["step"] = 100  # the notebook's own
+    text = out(f"%gpucluster restore {late}").text
+    assert f"loaded from {late / '000001'}, saved 20" in text
+    assert text.strip().endswith("by 2 ranks")
+    assert out(TRAIN).result == whole
+    # From before the first step, into an optimizer that has made some.
+    out(f"%gpucluster restore {early}")
+    out(TRAIN)
+    assert out(TRAIN).result == whole
+    alone = loaded_by_one(shell, late)
+    assert alone == whole[0]
+
+
+def loaded_by_one(shell, directory):
+    """What goes on in this process, which is in no group, from what two ranks saved."""
+    from gpumagic.cluster import saving
+
+    code = MAKE.partition("\n")[2].replace(".cuda()", "")
+    shell.run(code)
+    assert isinstance(saving.restore(str(directory)), Checkpoint)
+    return shell.run(TRAIN).result
+
+
+def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written_or_changed(
+    out, shell, tmp_path
+):
+    out(
+        "import torch\nfrom torch import nn\nnet = nn.Linear(4, 2)\n"
+        "opt = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)\n"
+        "items = (n for n in range(3))\nx = torch.ones(2)\nmine = torch.ones(1) * dist.get_rank()\n"
+        "odd = torch.ones(1 + dist.get_rank())"
+    )
+
+    def refused(line):
+        result = shell.run(f"%gpucluster {line}")
+        assert result.error is not None
+        assert "\n" not in result.text.strip()
+        return result.text
+
+    to = f"--to {tmp_path / 'no'}"
+    assert "items is a generator, which cannot be saved" in refused(f"checkpoint x,items {to}")
+    assert "there is no y; make it in a cell" in refused(f"checkpoint x,y {to} --every 1h")
+    assert "opt: name the module that has its parameters too, as in net,opt" in refused(
+        f"checkpoint opt {to}"
+    )
+    assert "odd: the shapes are not the same on all ranks" in refused(f"checkpoint odd {to}")
+    assert "--every 10: type --every 10min" in refused(f"checkpoint x {to} --every 10")
+    assert "as in checkpoint net,opt --to runs/cats" in refused("checkpoint net")
+    assert not (tmp_path / "no").exists()
+    assert "there is no complete checkpoint" in refused(f"restore {tmp_path}")
+
+    out("net(x.new_ones(1, 4)).sum().backward()\nopt.step()")
+    out(f"%gpucluster checkpoint x,net,opt {to}")
+    out("opt = torch.optim.SGD(net.parameters(), 0.1)")
+    assert "opt: there is no state/bias/momentum_buffer here" in refused(
+        f"restore {tmp_path / 'no'}"
+    )
+    remake = "opt = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)"
+    out(f"x = torch.zeros(2)\nnet = nn.Linear(4, 3)\n{remake}")
+    wrong = refused(f"restore {tmp_path / 'no'}")
+    assert re.search(r"Size mismatch between saved.*\[2.*\[3.* for net/(weight|bias)", wrong)
+    out("net = nn.Linear(4, 2, bias=False)\n" + remake)
+    assert "net: there is no bias here" in refused(f"restore {tmp_path / 'no'}")
+    assert out("len(opt.state)").result == [0, 0]
+    out("net = opt = 3")
+    assert "net: there is no bias here" in refused(f"restore {tmp_path / 'no'}")
+    assert out("x.tolist()").result == [[0.0, 0.0]] * 2
+
+
+def test_cells_save_when_it_is_time_and_a_save_that_fails_is_told_once(out, tmp_path):
+    out("import torch\nx, mine = torch.ones(2), dist.get_rank()")
+    assert "every 1h: x to" in out(f"%gpucluster checkpoint x --to {tmp_path} --every 1h").text
+    assert "checkpoint" not in out("x.sum()").text
+    out(f"%gpucluster checkpoint x,mine --to {tmp_path} --every 0.001s")
+    first = out("1")
+    assert first.result == [1, 1]
+    assert "→ checkpoint of x, mine: 8 B to " in first.text
+    out("%gpucluster checkpoint off")
+    assert "checkpoint" not in out("1").text
+    breaks = (
+        "import torch.distributed.checkpoint as dcp\nwriter = dcp.filesystem.FileSystemWriter\n"
+    )
+    breaks += "whole = writer.write_data\ndef no(*_): raise OSError('disk full')\n"
+    out(breaks + "writer.write_data = no if mine else whole")
+    out(f"%gpucluster checkpoint x,mine --to {tmp_path} --every 0.1s")
+    told: list[str] = []
+    for _ in range(1000):  # the save begins at one of them, and has failed at a later one
+        told += [line for line in out("2;").text.splitlines() if "failed" in line]
+        if told:
+            break
+    assert told[0].endswith("failed: rank 1: OSError: disk full")
+    out("%gpucluster checkpoint off")
+    assert "failed" not in out("writer.write_data = whole").text
+    assert find(str(tmp_path)).path == str(tmp_path / "000001")
+    out(f"%gpucluster checkpoint x --to {tmp_path}")
+    assert [path.suffix for path in tmp_path.iterdir()] == ["", ""]
+
+
+def test_the_two_last_that_are_complete_stay(tmp_path):
+    def write():
+        path = begin(str(tmp_path / "runs"))
+        complete(path, Checkpoint(str(path.with_suffix("")), {"x": "tensor"}, 8, 2, 0.0))
+
+    with pytest.raises(GpuError, match="there is no complete checkpoint"):
+        find(str(tmp_path / "runs"))
+    begin(str(tmp_path / "runs"))
+    with pytest.raises(GpuError, match="there is no complete checkpoint"):
+        find(str(tmp_path / "runs"))
+    for _ in range(3):
+        write()
+    begin(str(tmp_path / "runs"))
+    names = [path.name for path in sorted((tmp_path / "runs").iterdir())]
+    assert names == ["000003", "000004", "000005.incomplete"]
+    last = find(str(tmp_path / "runs"))
+    assert last == find(last.path)
+    assert last.path.endswith("000004")
+    with pytest.raises(GpuError, match="there is no complete checkpoint"):
+        find(str(tmp_path / "runs" / "000005.incomplete"))
+
+
+@pytest.mark.slow
+def test_two_ranks_save_and_one_and_three_load_whole_modules_and_shards(tmp_path):
+    program = """
+        import sys
+        import gpumagic
+
+        KINDS = {
+            "shards": "fully_shard(net[0]); fully_shard(net)",
+            "ddp": "net = nn.parallel.DistributedDataParallel(net)",
+            "whole": "",
+        }
+        MAKE = '''
+        import torch
+        from torch import nn
+        from torch.distributed.fsdp import fully_shard
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5)).cuda()
+        {}
+        opt = torch.optim.AdamW(net.parameters(), 1e-2)
+        step = 0
+        '''
+        # Virtual GPUs cannot run FSDP's forward.
+        TRAIN = '''
+        for _ in range(3):
+            for p in net.parameters():
+                p.grad = p.detach() + torch.full_like(p, 0.01 * (step + 1))
+            opt.step()
+            step += 1
+        whole = [getattr(p.detach(), "full_tensor", p.detach)() for p in net.parameters()]
+        step, [p.tolist() for p in whole]
+        '''
+        from textwrap import dedent
+        made = []
+        for count in (2, 1, 3):
+            with gpumagic.cluster(count) as ranks:
+                for here, code in KINDS.items():
+                    ranks.run(dedent(MAKE).format(code))
+                    if count == 2:
+                        ranks.run(dedent(TRAIN))
+                        ranks.checkpoint("net", "opt", "step", to=f"{sys.argv[1]}/{here}")
+                        made += ranks.run(dedent(TRAIN))[0]
+                        continue
+                    for there in KINDS:
+                        ranks.restore(f"{sys.argv[1]}/{there}")
+                        made += ranks.run(dedent(TRAIN))[0]
+        assert len(made) == 3 * 2 + 9 * (1 + 3)
+        assert all(each == made[0] for each in made), made
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    subprocess.run(command, check=True, timeout=600)
