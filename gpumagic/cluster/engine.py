@@ -56,6 +56,7 @@ class Outcome:
     value: bytes = b""
     kept: dict[str, bytes] = field(default_factory=dict)
     error: "ErrorInRank | None" = None
+    assigned: tuple[str, ...] = ()  # names that are the rank's own now
     moved: int = 0
     peak: int | None = None
     sequence: int = -1
@@ -191,7 +192,13 @@ def run(order: CellOrder) -> Outcome:
     outcome, space = Outcome(_this.rank), shell().user_ns
     with _this.runs(order.cell):
         whole = bring(order)
+        names = names_assigned(order.tree)
+        before = {name: id(space[name]) for name in names if name in space}
         _run(order, outcome, space)
+        there = [name for name in names if name in space]
+        # A cell that failed may not have come so far.
+        changed = [name for name in there if before.get(name) != id(space[name])]
+        outcome.assigned = tuple(changed if outcome.error else there)
         space.update(whole)
     outcome.cut, outcome.sequence = _this.cut, group.sequence()
     return outcome

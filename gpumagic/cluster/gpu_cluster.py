@@ -137,7 +137,7 @@ class GpuCluster:
                 self._broken = True  # until it has ended well
                 ended = CellOnRanks(self._engines, ranks, orders, line).run()
             self._broken = self._is_broken(ended, len(ranks))
-            orders.assigned()
+            orders.ended(ended.outcomes.values())
         seconds = time.perf_counter() - began
         told = self._told(ended, ranks, orders, sent_s, seconds)
         if len(ranks) == self.size:

@@ -4,20 +4,20 @@ import ast
 import linecache
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from gpumagic.cluster import sending
 from gpumagic.cluster.delivery import Delivery, taken_as_sent
-from gpumagic.cluster.engine import CellOrder
+from gpumagic.cluster.engine import CellOrder, Outcome
 from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.shared_out import SharedOut, Sharing, check
 from gpumagic.errors import GpuError
 from gpumagic.usercode.compile import awaits
 from gpumagic.usercode.notebook import shell, user_namespace
-from gpumagic.usercode.variables import names_assigned, names_read, variables_read
+from gpumagic.usercode.variables import names_read, variables_read
 
 _BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*?)\)(?=;|$)", re.MULTILINE)
 
@@ -88,9 +88,16 @@ class Orders:
             self.split_bytes += len(given)
         return CellOrder(self.cell, self._tree, self._file, self.delivery.sources, given, self.keep)
 
-    def assigned(self) -> None:
-        """What the cell assigns is the ranks' own from then on."""
-        taken_as_sent(self._ranks, names_assigned(self._tree))
+    def ended(self, outcomes: Iterable[Outcome]) -> None:
+        """What the cell has assigned is the ranks' own from then on."""
+        by_rank: dict[int, set[str]] = {}
+        for outcome in outcomes:
+            by_rank.setdefault(outcome.rank, set()).update(outcome.assigned)
+        alike: dict[frozenset[str], list[RankEngine]] = {}
+        for rank in self._ranks:
+            alike.setdefault(frozenset(by_rank.get(rank.number, ())), []).append(rank)
+        for names, ranks in alike.items():
+            taken_as_sent(ranks, names)
 
 
 def values_of(packed: Sequence[bytes]) -> list[Any]:

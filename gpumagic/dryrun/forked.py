@@ -96,6 +96,8 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
         collects = gc.isenabled()
         gc.disable()  # it could end a mapping that is about to be replaced
         _detach(keep=sender.fileno())
+        # What came along stays: the end of a process group would wait for threads left behind.
+        gc.freeze()
         if collects:
             gc.enable()
         faults.forget()  # those from now on are sent

@@ -122,6 +122,14 @@ def test_what_ranks_made_is_theirs_until_the_notebook_makes_it_anew(shell):
     assert out(shell, "%%ongpu @all\nkept").result == [[0]] * 2  # sent again
 
 
+def test_what_a_cell_had_assigned_before_it_failed_is_the_ranks_own(shell):
+    shell.run("loss, later = 99.0, 1")
+    out(shell, "%%ongpu @all\nlater")
+    shell.run("later = 2")
+    failed(shell, "%%ongpu @all\nloss = 2.5\n1 / 0\nlater = 3")
+    assert out(shell, "%%ongpu @all\nloss, later").result == [(2.5, 2)] * 2
+
+
 def test_what_a_class_behind_a_librarys_object_reads_is_sent_too(shell):
     shell.run(
         "from torch.utils.data import DataLoader, Dataset\nshift = 10\n"
