@@ -35,12 +35,10 @@ class Delivery:
         """Have all ranks take what they lack. Raises `GpuError`, and `RanksError` of one."""
         for _ in range(_TRIES):
             new: dict[int, Has] = {}
-            asked = [
-                engines.ask(rank, engine.receive, parcel)
-                for rank, parcel in self._parcels(ranks, new)
-            ]
-            receipts = [engines.answer(each) for each in asked]
-            again = [self._again(*each, new) for each in zip(ranks, receipts, strict=True)]
+            parcels = self._parcels(ranks, new)
+            asked = [(rank, engines.ask(rank, engine.receive, each)) for rank, each in parcels]
+            receipts = [(rank, engines.answer(each)) for rank, each in asked]
+            again = [self._again(rank, receipt, new) for rank, receipt in receipts]
             if not any(again):
                 return
         raise GpuError("the ranks do not keep what the cell reads; type %gpucluster stop")
@@ -55,7 +53,8 @@ class Delivery:
                 made[id(rank.has)] = self._parcel(rank.has)
             parcel, new[rank.number] = made[id(rank.has)]
             self.nbytes += len(parcel.variables)
-            found.append((rank, parcel))
+            if parcel.variables:
+                found.append((rank, parcel))
         return found
 
     def _parcel(self, has: Has) -> tuple[Parcel, Has]:

@@ -57,6 +57,7 @@ class Outcome:
     kept: dict[str, bytes] = field(default_factory=dict)
     error: "ErrorInRank | None" = None
     assigned: tuple[str, ...] = ()  # names that are the rank's own now
+    deleted: tuple[str, ...] = ()
     moved: int = 0
     peak: int | None = None
     sequence: int = -1
@@ -199,6 +200,7 @@ def run(order: CellOrder) -> Outcome:
         # A cell that failed may not have come so far.
         changed = [name for name in there if before.get(name) != id(space[name])]
         outcome.assigned = tuple(changed if outcome.error else there)
+        outcome.deleted = tuple(before.keys() - space.keys())
         space.update(whole)
     outcome.cut, outcome.sequence = _this.cut, group.sequence()
     return outcome

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from gpumagic.cluster import sending
-from gpumagic.cluster.delivery import Delivery, taken_as_sent
+from gpumagic.cluster.delivery import Delivery, taken_as_sent, to_be_sent
 from gpumagic.cluster.engine import CellOrder, Outcome
 from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.shared_out import SharedOut, Sharing, check
@@ -92,6 +92,9 @@ class Orders:
         """What the cell has assigned is the ranks' own from then on."""
         by_rank: dict[int, set[str]] = {}
         for outcome in outcomes:
+            if outcome.deleted:
+                mine = [rank for rank in self._ranks if rank.number == outcome.rank]
+                to_be_sent(mine, outcome.deleted)
             by_rank.setdefault(outcome.rank, set()).update(outcome.assigned)
         alike: dict[frozenset[str], list[RankEngine]] = {}
         for rank in self._ranks:

@@ -31,6 +31,7 @@ def lab(tmp_path_factory, driver, gateway):
     made.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     tuple(map(int, jupyterlab.__version__.split(".")[:2])) < (4, 5),
     reason="before 4.5 JupyterLab takes any answer of a kernel for the end of its cell",

@@ -40,6 +40,7 @@ def script(path, cells=tuple(CELLS), ranks=2, **options):
     return write_script(cells, path, ranks=ranks, asked=placing_request, **options)
 
 
+@pytest.mark.slow
 def test_it_runs_as_slurm_and_torchrun_start_it(tmp_path):
     """Slurm gives it to bash, which gives it to torchrun, which gives it to Python."""
     for name, does in {"srun": 'exec "$@"', "scontrol": "echo 127.0.0.1"}.items():
