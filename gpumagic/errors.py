@@ -3,8 +3,8 @@ warning."""
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from difflib import get_close_matches
 from typing import Any
 
@@ -26,6 +26,13 @@ def note(error: BaseException, text: str) -> None:
         error.add_note(text)
     else:  # Python 3.10
         print(f"{type(error).__name__}: {text}", file=sys.stderr)
+
+
+def show_as(error: BaseException, lines: Callable[[], list[str]]) -> None:
+    """Have a notebook show an error as these lines."""
+    # IPython asks an exception for its own rendering. One that has slots is shown as it is.
+    with suppress(AttributeError):
+        error._render_traceback_ = lines  # type: ignore[attr-defined]
 
 
 def as_typed(magic: str) -> str:

@@ -26,10 +26,9 @@ class _Bounded:
         if "\r" in text and "\n" not in text:
             self._write_over(text)
             return len(text)
-        passed = text[: self._left].replace("\r\n", "\n").replace("\r", OVER)
-        if passed:
+        if passed := text[: self._left]:
             self._left -= len(passed)
-            self._stream.write(passed)
+            self._stream.write(passed.replace("\r\n", "\n").replace("\r", OVER))
         self.dropped += text.count("\n", len(passed))
         return len(text)
 

@@ -150,7 +150,7 @@ class CellOnRanks:
             if error.ename == "EngineError":
                 return  # it is gone: told with its cause in a moment
             lines = "\n".join(error.render_traceback())
-            told = ErrorInRank(str(error.ename), str(error.evalue), "", "", lines)
+            told = ErrorInRank(str(error.ename), str(error.evalue), "", lines)
             outcome = Outcome(rank.number, error=told)
         del self._running[rank.number]
         self._ended.outcomes[part] = outcome
@@ -167,7 +167,7 @@ class CellOnRanks:
 
     def _lost(self, rank: RankEngine) -> None:
         """A rank has died: what failed in the others because of it is not the cause."""
-        error = ErrorInRank("it has died", rank.lost, "", "", f"RanksError: {died(rank)}")
+        error = ErrorInRank("it has died", rank.lost, "", f"RanksError: {died(rank)}")
         del self._running[rank.number]
         self._ended.failed = rank.number, error
         self._signal()
@@ -221,7 +221,7 @@ class CellOnRanks:
         number, first = next((n, w) for n, w in waits.items() if w)
         words = "; ".join(said)
         lines = f"RanksError: the ranks wait for one another: {words}"
-        self._ended.failed = (number, ErrorInRank("ranks wait", words, _place(first), "", lines))
+        self._ended.failed = (number, ErrorInRank("ranks wait", words, _place(first), lines))
         self._signal()
 
     def _where(self, rank: RankEngine) -> dict[str, Any] | None:
@@ -261,7 +261,7 @@ class CellOnRanks:
 
 def died(rank: RankEngine) -> str:
     """What is said of a rank that is gone."""
-    again = f"%gpucluster restart {rank.number} starts another in its place"
+    again = f"type %gpucluster restart {rank.number} for another in its place"
     return f"rank {rank.number} has died: {rank.lost}; {again}"
 
 

@@ -9,25 +9,19 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gpumagic import faults
-from gpumagic.cluster import sending
-from gpumagic.cluster.engines import RankEngine
 from gpumagic.cluster.ranks_error import RanksError, interrupt
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import duration, size, some
 from gpumagic.errors import GpuError
-from gpumagic.usercode.notebook import shell, user_namespace
+from gpumagic.usercode.notebook import shell
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _STOP_S, _LOOK_S = 60.0, 0.5  # so long the end of a cluster waits for a save
-
-
 _INCOMPLETE, _ABOUT = ".incomplete", "about.json"
 _KEPT = 2
 
@@ -87,8 +81,8 @@ def _each(directory: Path) -> list[Path]:
 class Checkpoints:
     """The checkpoints of one cluster."""
 
-    def __init__(self, cluster: Any, ranks: Sequence[RankEngine]) -> None:
-        self._cluster, self._ranks = cluster, ranks
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
         self._plan: tuple[list[str], str, float] | None = None  # names, where to, every seconds
         self._due = 0.0
         self._written: Checkpoint | None = None  # meanwhile, by the ranks
@@ -128,12 +122,7 @@ class Checkpoints:
         self._wait()
         path = os.path.abspath(os.path.expanduser(directory))
         loaded: Checkpoint = self._call(f"restore({path!r})")
-        space = user_namespace()
-        for name in space.keys() & loaded.variables.keys():
-            with suppress(GpuError):  # the notebook's own is not sent before it changes
-                printed = sending.fingerprint(name, space[name])
-                for rank in self._ranks:
-                    rank.has.names[name] = printed
+        self._cluster.keep(*loaded.variables)
         return loaded
 
     def off(self) -> None:

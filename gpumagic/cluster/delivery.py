@@ -25,8 +25,7 @@ class Delivery:
 
     def __init__(self, values: Mapping[str, Any], prints: Mapping[str, bytes]) -> None:
         self._values, self._prints = values, prints
-        self._reads = tuple(values)
-        self.sent: dict[str, None] = {}  # as they are told
+        self.sent: dict[str, bool] = {}  # whether ranks had another value of that name
         self.nbytes = 0
         self.kept: dict[str, None] = {}  # names that were changed here and in ranks
         self.sources: dict[str, str] = {}  # of the functions among them
@@ -61,33 +60,29 @@ class Delivery:
         """For ranks that have this, and what they have then."""
         wanted, then = has.wanted(self._prints), has.copy()
         if not wanted:
-            return Parcel(reads=self._reads), has
+            return Parcel(), has
         values = {name: self._values[name] for name in wanted}
         packed = sending.pack(values, then.tensors, self.sources)
         then.mark(wanted, self._values, self._prints)
         careful = [n for n in wanted if n in has.names and has.objects.get(n) == id(values[n])]
         for name in wanted:
             if not isinstance(values[name], ModuleType):
-                self.sent[f"{name} anew" if name in has.names else name] = None
-        return Parcel(packed, tuple(careful), self._reads), then
+                self.sent[name] = name in has.names
+        return Parcel(packed, tuple(careful)), then
 
     def _again(self, rank: RankEngine, receipt: Receipt, new: Mapping[int, Has]) -> bool:
         """Note what a rank has taken; whether it is to be sent something once more."""
         if receipt.error is not None:
             raise RanksError(rank.number, receipt.error, "", ())
         took = not (receipt.lacking or receipt.own)
-        has = new[rank.number] if took else rank.has
-        if receipt.lacking or receipt.own or receipt.missing:
-            has = has.copy()
+        rank.has = new[rank.number] if took else rank.has.copy()
         if receipt.lacking:
-            has.tensors.clear()
-        has.mark(receipt.own, self._values, self._prints)
-        has.forget(receipt.missing)
-        rank.has = has
+            rank.has.tensors.clear()
+        rank.has.mark(receipt.own, self._values, self._prints)
         self.kept |= dict.fromkeys(receipt.own)
         for name in receipt.own:
-            self.sent.pop(f"{name} anew", None)
-        return bool(receipt.lacking or receipt.own or receipt.missing)
+            self.sent.pop(name, None)
+        return not took
 
 
 def taken_as_sent(ranks: Sequence[RankEngine], names: Iterable[str]) -> None:

@@ -71,7 +71,6 @@ class ErrorInRank:
     kind: str
     message: str
     place: str  # "In [4], line 3"
-    source: str
     lines: str  # the traceback, as IPython draws it
 
     def __str__(self) -> str:
@@ -159,10 +158,10 @@ def receive(parcel: Parcel) -> Receipt:
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises
         words = f"{type(error).__name__}: {error}"
         lines = f"{words} (where the rank made what the notebook has sent)"
-        return Receipt(error=ErrorInRank(type(error).__name__, str(error), "", "", lines))
+        return Receipt(error=ErrorInRank(type(error).__name__, str(error), "", lines))
     space.update(got)
     _fresh.update(got)
-    return Receipt(missing=tuple(name for name in parcel.reads if name not in space))
+    return Receipt()
 
 
 def _print_of(name: str) -> bytes | None:
@@ -249,10 +248,7 @@ def _told(error: BaseException) -> ErrorInRank:
         trace = trace.tb_next
     frames = traceback.extract_tb(trace)
     users = [each for each in frames if is_users(each.filename)]
-    place, source = "", ""
-    if users:
-        last = users[-1]
-        place, source = f"{label(last.filename)}, line {last.lineno}", last.line or ""
+    place = f"{label(users[-1].filename)}, line {users[-1].lineno}" if users else ""
     if isinstance(error, GpuError) or trace is None:
         lines = [f"{type(error).__name__}: {error}"]
     else:
@@ -260,4 +256,4 @@ def _told(error: BaseException) -> ErrorInRank:
         with faults.kept("explaining an error of a rank"):
             found = explain(error) or explain_out_of_memory(error)
             lines = [*lines, *([str(found)] if found else [])]
-    return ErrorInRank(type(error).__name__, str(error), place, source, "\n".join(lines))
+    return ErrorInRank(type(error).__name__, str(error), place, "\n".join(lines))

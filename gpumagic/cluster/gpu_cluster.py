@@ -16,7 +16,7 @@ from gpumagic.cluster.delivery import taken_as_sent, to_be_sent
 from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.foretell import foretell
 from gpumagic.cluster.orders import Orders, Whole, values_of
-from gpumagic.cluster.rank_states import states
+from gpumagic.cluster.rank_states import ANSWER_S, rows_of
 from gpumagic.cluster.ranks_error import RanksError, interrupt, named, others
 from gpumagic.cluster.ranks_report import RanksReport, RanksTable
 from gpumagic.cluster.shared_out import Sharing, put_together, said
@@ -27,7 +27,7 @@ from gpumagic.errors import GpuError
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.usercode.notebook import shell, user_namespace
 
-_LOOK_S, _ANSWER_S = 0.5, 2.0
+_LOOK_S = 0.5
 _REWRAP = "the process group was made anew: wrap modules in DDP or fully_shard again"
 
 
@@ -50,7 +50,7 @@ class GpuCluster:
         self.last_report: RanksReport | None = None
         self._broken = False
         self._busy = threading.Lock()
-        self.checkpoints = Checkpoints(self, engines.ranks)
+        self.checkpoints = Checkpoints(self)
         self.checkpoint, self.restore = self.checkpoints.save, self.checkpoints.restore
         threading.Thread(target=self._watch, daemon=True).start()
         atexit.register(self.stop)
@@ -63,14 +63,15 @@ class GpuCluster:
     def size(self) -> int:
         return len(self._engines.ranks)
 
-    def snapshots(self) -> list[Snapshot]:
-        """What the GPUs of the ranks' hosts do, as one rank of each tells, if it is not busy."""
+    def snapshots(self, here: str) -> list[Snapshot]:
+        """What the GPUs of the ranks' hosts but this one do, as one rank of each tells."""
         first = {rank.about["host"]: rank for rank in self._engines.ranks if not rank.lost}
+        first.pop(here, None)
         asked = [self._engines.ask(rank, engine.host_now) for rank in first.values()]
         told = []
         for each in asked:
             with suppress(TimeoutError, GpuError):
-                told.append(Snapshot.from_dict(self._engines.answer(each, _ANSWER_S)))
+                told.append(Snapshot.from_dict(self._engines.answer(each, ANSWER_S)))
         return told
 
     def __enter__(self) -> "GpuCluster":
@@ -155,8 +156,7 @@ class GpuCluster:
                 raise GpuError(f"@{asked}: {there}; type @all, @0 or @0,1")
             ranks = [ranks[number] for number in sorted(map(int, numbers))]
         if lost := [rank for rank in ranks if rank.lost]:
-            again = f"type %gpucluster restart {lost[0].number}"
-            raise GpuError(f"rank {lost[0].number} has died: {lost[0].lost}; {again}")
+            raise GpuError(died(lost[0]))
         return ranks
 
     def _told(
@@ -258,7 +258,7 @@ class GpuCluster:
     # -- the ranks
     def status(self) -> RanksTable:
         """Who the ranks are, where, and what they do."""
-        return RanksTable(repr(self), states(self._engines))
+        return RanksTable(repr(self), rows_of(self._engines))
 
     def restart(self, *numbers: int) -> None:
         """Start other engines in the place of ranks; the others keep their variables.

@@ -7,6 +7,7 @@ its connection ends it, and then every variable is still there.
 import contextlib
 import os
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -28,7 +29,7 @@ def _sockets() -> set[int]:
     found = set()
     for each in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
         with contextlib.suppress(OSError, ValueError):
-            if os.path.stat.S_ISSOCK(os.fstat(int(each)).st_mode):  # type: ignore[attr-defined]
+            if stat.S_ISSOCK(os.fstat(int(each)).st_mode):
                 found.add(int(each))
     return found
 

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any
 
 from gpumagic import device
-from gpumagic.cluster.start_engine import ONE_GPU
+from gpumagic.cluster.start_engine import LOCAL, ONE_GPU
 from gpumagic.errors import GpuError
 from gpumagic.virtual.host_memory import part_of_the_host
 
@@ -55,32 +55,28 @@ def local(where: str | None) -> Plan:
     """An engine for each GPU that is named; without GPUs, as many as a number says, or two."""
     gpus = [gpu for gpu in device.here(memory=False) if gpu.kind == "cuda" and not gpu.virtual]
     if gpus:
-        wanted = (
-            device.resolve(where or "all")
-            if not _is_count(where, gpus)
-            else gpus[: int(where or 0)]
-        )
+        count = _count(where, gpus)
+        wanted = gpus[:count] if count else device.resolve(where or "all")
         names = [gpu.uuid or str(gpu.ordinal) for gpu in wanted]
     else:
         names = [""] * _virtual_count(where)
+    command = _command(sys.executable)
     sets = tuple(
-        EngineSet(
-            (rank,), {"CUDA_VISIBLE_DEVICES": name, "RANK": str(rank)}, _command(sys.executable)
-        )
+        EngineSet((rank,), {"CUDA_VISIBLE_DEVICES": name, "RANK": str(rank)}, command)
         for rank, name in enumerate(names)
     )
     kind = "GPUs" if gpus else "virtual GPUs"
     return Plan("local", sets, said=f"{len(names)} {kind} of this machine")
 
 
-def _is_count(where: str | None, gpus: Sequence[device.Device]) -> bool:
-    """A number alone says how many: `%gpucluster start 2`, as against `0,1`."""
+def _count(where: str | None, gpus: Sequence[device.Device]) -> int:
+    """A number alone says how many: `%gpucluster start 2`, as against `0,1`; else 0."""
     if where is None or not where.isdecimal():
-        return False
+        return 0
     if not 0 < int(where) <= len(gpus):
         there = f"{len(gpus)} GPU{'s' * (len(gpus) > 1)}"
         raise GpuError(f"{where} engines: this machine has {there}; type %gpucluster start")
-    return True
+    return int(where)
 
 
 def _virtual_count(where: str | None) -> int:
@@ -102,7 +98,7 @@ def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
         if not host or (number and not number.isdecimal()):
             raise GpuError(f"--ssh {hosts}: hosts are needed; type --ssh host1,host2:4")
         for local_rank in range(int(number or 1)):
-            environment = {"RANK": str(len(sets)), ONE_GPU: "1", "SLURM_LOCALID": str(local_rank)}
+            environment = {"RANK": str(len(sets)), ONE_GPU: "1", LOCAL: str(local_rank)}
             command = _command(python or sys.executable)
             options: dict[str, Any] = {"engines": {host: 1}, **command}
             options["remote_python"] = python or sys.executable

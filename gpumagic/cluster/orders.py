@@ -74,7 +74,8 @@ class Orders:
     @property
     def sent(self) -> tuple[str, ...]:
         """What was sent, as it is told."""
-        return (*self.asked.split, *self.delivery.sent)
+        sent = self.delivery.sent.items()
+        return (*self.asked.split, *(f"{name} anew" if anew else name for name, anew in sent))
 
     @property
     def sent_bytes(self) -> int:

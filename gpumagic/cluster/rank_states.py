@@ -8,10 +8,10 @@ from gpumagic.cluster import engine
 from gpumagic.cluster.engines import Engines
 from gpumagic.errors import GpuError
 
-_ANSWER_S = 2.0
+ANSWER_S = 2.0
 
 
-def states(engines: Engines) -> tuple[dict[str, Any], ...]:
+def rows_of(engines: Engines) -> tuple[dict[str, Any], ...]:
     """A row by rank; one that runs a cell or is gone cannot answer, and has a row too."""
     engines.check()
     asked: dict[int, Any] = {}
@@ -22,7 +22,7 @@ def states(engines: Engines) -> tuple[dict[str, Any], ...]:
     for rank in engines.ranks:
         about, state = dict(rank.about, used=None), "idle"
         try:
-            about = engines.answer(asked.get(rank.number), _ANSWER_S)
+            about = engines.answer(asked.get(rank.number), ANSWER_S)
         except TimeoutError:
             where = json.loads(engines.pulse(rank) or b"{}")
             state = f"busy, line {where['line']}" if where else "busy"

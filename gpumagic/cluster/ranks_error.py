@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from gpumagic.cluster.engine import ErrorInRank
 from gpumagic.cluster.engines import RankEngine
 from gpumagic.display.units import some
+from gpumagic.errors import show_as
 
 
 class RanksError(Exception):
@@ -24,7 +25,7 @@ def interrupt(words: str, notes: Sequence[str]) -> KeyboardInterrupt:
     """A KeyboardInterrupt that is shown in a line, and what there is to note."""
     error = KeyboardInterrupt(words)
     lines = "\n".join([f"KeyboardInterrupt: {words}", *(f"  → {note}" for note in notes)])
-    error._render_traceback_ = lambda: [lines]  # type: ignore[attr-defined]
+    show_as(error, lambda: [lines])
     return error
 
 

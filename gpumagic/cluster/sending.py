@@ -191,15 +191,13 @@ class Parcel:
 
     variables: bytes = b""  # those that it lacks, or has otherwise
     careful: tuple[str, ...] = ()  # of these, objects that it has, and that were changed here
-    reads: tuple[str, ...] = ()  # all that the cell reads
 
 
 @dataclass
 class Receipt:
-    """What a rank says of a parcel. Of one with `own` or `lacking` it has taken nothing."""
+    """What a rank says of a parcel; with `own`, `lacking` or an error it has taken nothing."""
 
     own: tuple[str, ...] = ()  # it has changed these, too
-    missing: tuple[str, ...] = ()  # it has them no more
     lacking: bool = False  # a tensor that it was to have
     error: Any = None
 

@@ -7,7 +7,7 @@ send all that it is a slice of. No object is asked for its items but those of th
 import copy
 import sys
 from collections import UserDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from types import ModuleType
 from typing import Any
@@ -129,17 +129,6 @@ def shares(count: int, ranks: int) -> list[Bounds]:
 def pieces(count: int, size: int) -> list[Bounds]:
     """From which item to which each piece of `size` goes; the last may be smaller."""
     return [(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-def split(value: Any, count: int) -> list[Any]:
-    """The value's items as `count` parts of its kind; `GpuError` for what has no items."""
-    return [take(value, *bounds) for bounds in shares(length(value), count)]
-
-
-def chunks(value: Any, size: int) -> Iterator[Any]:
-    """The value's items in parts of `size`, each made when it is asked for."""
-    every = pieces(length(value), size)
-    return (take(value, *bounds) for bounds in every)
 
 
 def told(name: str, bounds: list[Bounds]) -> str:

@@ -9,7 +9,9 @@ from collections.abc import MutableMapping
 
 # How those who start many processes at once number them: all of them, and on one machine.
 _RANK = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_LOCAL = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+LOCAL = "GPUMAGIC_LOCAL_RANK"
+"""The number of the engine on its machine, where nobody else numbers them."""
+_LOCAL = (LOCAL, "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 ONE_GPU = "GPUMAGIC_ONE_GPU"
 """Set where the engine is to see one GPU of its machine: that of its number there."""
 

@@ -21,6 +21,7 @@ from gpumagic.dryrun.follow_code import LIMIT_S, Subject
 from gpumagic.dryrun.ranks import dry_run_on
 from gpumagic.dryrun.result import DryRun
 from gpumagic.dryrun.unknown import NotKnown, Stopped
+from gpumagic.errors import show_as
 from gpumagic.usercode.compile import compile_cell
 from gpumagic.usercode.variables import names_read, variables_read
 
@@ -50,7 +51,7 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
         )
     except KeyboardInterrupt as error:
         # A traceback would be of ours alone: the cell's own frames are in the copy that was ended.
-        error._render_traceback_ = lambda: [_ENDED]  # type: ignore[attr-defined]
+        show_as(error, lambda: [_ENDED])
         raise
     finally:
         line.close()

@@ -11,6 +11,7 @@ from gpumagic.display.units import some
 from gpumagic.errors import GpuError, cluster_needed, torch_needed
 from gpumagic.magics.arguments import answers_help, in_one_line, parse
 from gpumagic.magics.commands import GpuMagics
+from gpumagic.magics.hand_over import running_cluster
 from gpumagic.magics.memory_commands import MemoryMagics
 
 _NEW = (
@@ -136,11 +137,11 @@ def _checkpoint(asked: Namespace, ranks: Any) -> str:
 
 
 def _write(asked: Namespace, shell: Any) -> None:
-    from gpumagic.cluster import start_cluster
     from gpumagic.cluster.script import write_script
     from gpumagic.magics.placing import placing_request
 
-    ranks = start_cluster.current().size if start_cluster.is_running() else 2
+    cluster = running_cluster()
+    ranks = cluster.size if cluster else 2
     path, hosts, history = asked.what[0], asked.hosts or 1, shell.history_manager
     # Which cells have failed; an older IPython does not keep that.
     failed = getattr(history, "exceptions", {})

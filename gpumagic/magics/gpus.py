@@ -9,6 +9,7 @@ from IPython.display import display
 from gpumagic import device, faults
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError
+from gpumagic.magics.hand_over import running_cluster
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.hosts import other_hosts
 from gpumagic.telemetry.snapshot import Snapshot
@@ -30,10 +31,8 @@ def gpus(where: str | None = None) -> Snapshot:
 
 def of_cluster(own: Snapshot) -> list[Snapshot]:
     """The other hosts on which the cluster of this notebook has ranks."""
-    running = sys.modules.get("gpumagic.cluster.start_cluster")
-    if running is None or not running.is_running():
-        return []
-    return other_hosts(own, running.current().snapshots())
+    ranks = running_cluster()
+    return other_hosts(own, ranks.snapshots(own.host.name)) if ranks else []
 
 
 def _uuids(where: str) -> set[str]:

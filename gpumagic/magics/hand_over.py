@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from IPython.core.compilerop import PyCF_MASK
 
-from gpumagic.errors import GpuError, cluster_needed, torch_needed
+from gpumagic.errors import GpuError, cluster_needed, show_as, torch_needed
 from gpumagic.magics.placing import Request
-from gpumagic.magics.typed_cell import progressing, render
+from gpumagic.magics.typed_cell import progressing
 
 
 class Cell(Protocol):
@@ -42,14 +42,19 @@ def hand_over(
     return value
 
 
+def running_cluster() -> Any:
+    """The cluster of this notebook, or None; nothing is imported to find that there is none."""
+    starts = sys.modules.get("gpumagic.cluster.start_cluster")
+    return starts.current() if starts is not None and starts.is_running() else None
+
+
 def _dry_run(
     shell: Any, tree: Any, asked: Request, file: str, show: Callable[[Any], object]
 ) -> Any:
     with torch_needed("%%ongpu"):
         from gpumagic.dryrun import dry_run_cell
-    running = sys.modules.get("gpumagic.cluster.start_cluster")
-    if asked.on_cluster and running is not None and running.is_running():
-        result = running.current().dry_run(tree, file, asked.on)
+    if asked.on_cluster and (ranks := running_cluster()):
+        result = ranks.dry_run(tree, file, asked.on)
     else:
         result = dry_run_cell(shell, tree, file, asked.on or asked.where, move=asked.move)
     if shell.displayhook.quiet():  # a semicolon at the end is about the cell's own value
@@ -83,7 +88,7 @@ def _on_several(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, 
             value = run.run(line.update)
         except KeyboardInterrupt as error:
             said = ": ".join(["KeyboardInterrupt", *map(str, error.args)])
-            render(error, lambda: [said])
+            show_as(error, lambda: [said])
             raise
     line.close()
     return value, run.report

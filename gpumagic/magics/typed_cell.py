@@ -9,13 +9,13 @@ import ast
 import re
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, show_as
 
 # Magics that say where code runs, as IPython has made Python of them.
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpufit)'")
@@ -59,7 +59,7 @@ def give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
         where = "shown above" if not asked.quiet else asked.output and f"in {asked.output}"
         told = [f"what was finished is {where}"] if where else []
         stopped = KeyboardInterrupt(*told)
-        render(stopped, lambda: [": ".join(["KeyboardInterrupt", *told])])
+        show_as(stopped, lambda: [": ".join(["KeyboardInterrupt", *told])])
         raise stopped
 
 
@@ -102,14 +102,7 @@ def _begin_at(shell: Any, error: BaseException, name: str) -> None:
         trace = trace.tb_next
     if trace is not None:
         begin, show = trace, shell.InteractiveTB.structured_traceback
-        render(error, lambda: list(show(type(error), error, begin, tb_offset=0)))
+        show_as(error, lambda: list(show(type(error), error, begin, tb_offset=0)))
     elif type(error).__name__ == "OutOfMemoryError":  # while the inputs were copied
         notes = getattr(error, "__notes__", [])
-        render(error, lambda: ["\n".join([f"{type(error).__name__}: {error}", *notes])])
-
-
-def render(error: BaseException, lines: Callable[[], list[str]]) -> None:
-    """Have the notebook show an error as these lines."""
-    # IPython asks an exception for its own rendering. One that has slots is shown as it is.
-    with suppress(AttributeError):
-        error._render_traceback_ = lines  # type: ignore[attr-defined]
+        show_as(error, lambda: ["\n".join([f"{type(error).__name__}: {error}", *notes])])

@@ -16,34 +16,26 @@ def same_host(a: Host, b: Host) -> bool:
 
 
 def other_hosts(own: Snapshot, told: Iterable[Snapshot]) -> list[Snapshot]:
-    """One snapshot for each host that is not ``own``'s, in the order in which they are told.
+    """The snapshots of hosts that are not ``own``'s, in the order in which they are told.
 
     Parameters
     ----------
     own : Snapshot
         As taken here.
     told : iterable of Snapshot
-        As taken by other processes, of any host, also several of one.
+        As taken by other processes, of any host.
 
     Returns
     -------
     list of Snapshot
-        With the GPUs and processes of all who told of that host, each once: the newest word on it,
-        and of a GPU the word of one to whom CUDA shows it. None of its processes is ``mine``.
+        With the GPUs that nobody told of before, and their processes; none of these is ``mine``.
     """
-    found: list[Snapshot] = []
-    for snapshot in told:
-        if same_host(snapshot.host, own.host):
-            continue
-        at = next((n for n, one in enumerate(found) if same_host(one.host, snapshot.host)), None)
-        if at is None:
-            found.append(snapshot)
-        else:
-            found[at] = _joined(found[at], snapshot)
     # A container may have other names for itself and the same GPUs.
     seen = {gpu.uuid for gpu in own.gpus}
     others = []
-    for snapshot in found:
+    for snapshot in told:
+        if same_host(snapshot.host, own.host):
+            continue
         gpus = tuple(gpu for gpu in snapshot.gpus if gpu.uuid not in seen)
         if snapshot.gpus and not gpus:
             continue
@@ -55,14 +47,3 @@ def other_hosts(own: Snapshot, told: Iterable[Snapshot]) -> list[Snapshot]:
         seen |= {gpu.uuid for gpu in gpus}
         others.append(replace(snapshot, gpus=gpus, processes=processes))
     return others
-
-
-def _joined(a: Snapshot, b: Snapshot) -> Snapshot:
-    """Two snapshots of one host."""
-    old, new = sorted((a, b), key=lambda snapshot: snapshot.time)
-    gpus = {gpu.uuid: gpu for gpu in (*old.gpus, *new.gpus)}
-    for gpu in old.gpus:
-        if gpus[gpu.uuid].ordinal is None:
-            gpus[gpu.uuid] = gpu
-    processes = {(one.uuid, one.pid): one for one in (*old.processes, *new.processes)}
-    return replace(new, gpus=tuple(gpus.values()), processes=tuple(processes.values()))
