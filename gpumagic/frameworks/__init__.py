@@ -1,0 +1,1 @@
+"""Serve frameworks of arrays beside torch: JAX, TensorFlow, CuPy."""

@@ -1,0 +1,57 @@
+"""Define what is asked of a framework of arrays beside torch: its devices, its arrays, its copies.
+
+Each class imports its library when it is made, and that is when a cell needs it.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from gpumagic.device import Device
+from gpumagic.ledger.counts import Tally
+
+
+class Framework(Protocol):
+    """A framework that a kernel has imported."""
+
+    name: str
+    """As its people write it: ``"JAX"``."""
+
+    def devices(self) -> list[Device]:
+        """The GPUs that it can use here, virtual ones too, by ordinal."""
+
+    def make_virtual(self, count: int) -> None:
+        """Have `count` virtual GPUs beside the CPU; GpuError in one line where it is too late."""
+
+    def place(self, device: Device) -> AbstractContextManager[object]:
+        """While this holds, what is made with no device named is made on `device`; or GpuError."""
+
+    def is_array(self, value: object) -> bool:
+        """Whether it is an array of this framework's, which has bytes on a device."""
+
+    def where(self, array: Any) -> str:
+        """The device that an array is on, ``"cuda:1"``; several with ``" + "`` between them."""
+
+    def nbytes(self, array: Any) -> int:
+        """The bytes of its data."""
+
+    def bring(self, array: Any, device: Device) -> Any:
+        """A copy on another device, or GpuError; an object that can move itself comes back."""
+
+    def parts(self, value: object) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
+        """What a container of its own holds, and what makes such a one of other parts.
+
+        None for all else: lists, dicts and the like are looked into without asking here.
+        """
+
+    def wait(self) -> None:
+        """Wait until all its devices have finished what they were given."""
+
+    def allocated(self, device: Device) -> tuple[int, int | None]:
+        """The bytes of its arrays on a device now, and their peak where it is known."""
+
+    def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
+        """While this holds, count its copies between devices and its waits, by the user's line.
+
+        With `strict`, an implicit one raises `CrossDeviceWarning` at its line.
+        """
