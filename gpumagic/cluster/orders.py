@@ -53,7 +53,7 @@ class Orders:
         self._ranks = ranks
         # Python, which an error's explanation reads; the magic's line as it was typed.
         source = _BEGUN.sub(_as_comment, "".join(linecache.getlines(file)), count=1)
-        read = names_read(tree, ipython.transform_cell if ipython else str, space)
+        read = names_read(tree, ipython.transform_cell if ipython else str)
         names = [name for name in read if name not in asked.split]
         hidden = ipython.user_ns_hidden if ipython else {}
         found = sending.prints_of(variables_read(names, space), space, hidden)

@@ -8,41 +8,32 @@ reads what `train` reads.
 import ast
 import re
 import symtable
-import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from types import CodeType
 from typing import Any
 
 from torch import Tensor
 
 from gpumagic.usercode.functions import functions_in, globals_of
+from gpumagic.usercode.names_reader import BY_NAME, NO_VALUES, NamesReader
 
-# Line and cell magics whose text is Python that runs in the user's namespace.
-_PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun", "gputime"}
-# With one of these, code reaches variables by names in its texts.
-_BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
-_OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
-# What is the same of a tensor wherever its bytes are. By `device` code makes others, unless it is
-# only shown.
-_ABOUT = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
-_ASKS = {"id", "len", "type"}
-NO_TENSORS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 # `transform` makes Python of the text of a nested magic, as `InteractiveShell.transform_cell` does.
 def names_read(
-    tree: ast.AST, transform: Callable[[str], str] = str, tensors: Mapping[str, Any] = NO_TENSORS
+    tree: ast.AST, transform: Callable[[str], str] = str, values: Mapping[str, Any] = NO_VALUES
 ) -> list[str]:
     """The global names that the code of `tree` reads, in the order of their first use.
 
-    Not those of `tensors` of which it reads nothing but what they are: `x.shape`, `len(x)`.
+    Not those of tensors, by their `values`, of which is only asked what they are: `x.shape`.
     """
-    reader = _Reader(transform, tensors)
+    reader = NamesReader(transform, values, cache(partial(names_assigned, tree)))
     reader.visit(tree)
-    if _BY_NAME & reader.read.keys():
+    if BY_NAME & reader.read.keys():
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 reader.read.update(dict.fromkeys(re.findall(r"\w+", node.value)))
@@ -54,205 +45,6 @@ def names_assigned(tree: ast.AST) -> list[str]:
     symbols = symtable.symtable(ast.unparse(tree), "<cell>", "exec").get_symbols()
     bound = (s for s in symbols if s.is_assigned() or s.is_imported() or s.is_declared_global())
     return [symbol.get_name() for symbol in bound]
-
-
-class _Reader(ast.NodeVisitor):
-    """Walks statements in the order in which they run, keeping what is surely bound by then."""
-
-    def __init__(self, transform: Callable[[str], str], tensors: Mapping[str, Any]) -> None:
-        self.read: dict[str, None] = {}
-        self.bound: set[str] = set()
-        self.transform = transform
-        self.tensors = tensors
-
-    def _is_tensor(self, node: ast.AST) -> bool:
-        held = self.tensors.get(node.id) if isinstance(node, ast.Name) else None
-        return issubclass(type(held), Tensor)
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        if not (node.attr in _ABOUT and self._is_tensor(node.value)):
-            self.visit(node.value)
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        value = node.value
-        if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "print":
-            parts: list[ast.AST] = [value.func, *value.args, *value.keywords]
-        else:
-            parts = [*value.elts] if isinstance(value, ast.Tuple) else [value]
-        self._all(part for part in parts if not self._is_device(part))
-
-    def _is_device(self, node: ast.AST) -> bool:
-        if not isinstance(node, ast.Attribute):
-            return False
-        return node.attr == "device" and self._is_tensor(node.value)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Store):
-            self.bound.add(node.id)
-        elif isinstance(node.ctx, ast.Del):
-            self.bound.discard(node.id)
-        elif node.id not in self.bound:
-            self.read.setdefault(node.id)
-
-    def _all(self, nodes: Iterable[ast.AST | None]) -> None:
-        for node in nodes:
-            if node is not None:
-                self.visit(node)
-
-    def _maybe(self, *branches: Iterable[ast.AST | None]) -> None:
-        # Any of the branches may run: only what all of them bind is bound afterwards.
-        before = set(self.bound)
-        ends = []
-        for branch in branches:
-            self.bound = set(before)
-            self._all(branch)
-            ends.append(self.bound)
-        self.bound = set.intersection(*ends)
-
-    # -- statements that read before they bind
-    def visit_Assign(self, node: ast.Assign) -> None:
-        self._all([node.value, *node.targets])
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        self._all([node.annotation, node.value])
-        if node.value is not None:
-            self.visit(node.target)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        if isinstance(node.target, ast.Name):
-            self.visit(ast.Name(node.target.id, ast.Load()))
-        self._all([node.value, node.target])
-
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
-        self._all([node.value, node.target])
-
-    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
-        self.bound |= {(a.asname or a.name).split(".")[0] for a in node.names}
-
-    visit_ImportFrom = visit_Import
-
-    # -- branches
-    def visit_If(self, node: ast.If) -> None:
-        self.visit(node.test)
-        self._maybe(node.body, node.orelse)
-
-    def visit_IfExp(self, node: ast.IfExp) -> None:
-        self.visit(node.test)
-        self._maybe([node.body], [node.orelse])
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        self.visit(node.values[0])
-        self._maybe(node.values[1:], [])
-
-    def visit_While(self, node: ast.While) -> None:
-        self.visit(node.test)
-        self._maybe(node.body, [])
-        self._maybe(node.orelse, [])
-
-    def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
-        self.visit(node.iter)
-        self._maybe([node.target, *node.body], [])
-        self._maybe(node.orelse, [])
-
-    visit_AsyncFor = visit_For
-
-    def visit_Try(self, node: Any) -> None:
-        before = set(self.bound)
-        self._all(node.body)
-        self._all(node.orelse)
-        completed, self.bound = self.bound, before
-        for handler in node.handlers:
-            self._maybe([handler], [])
-        self.bound = completed if not node.handlers else before
-        self._all(node.finalbody)
-
-    visit_TryStar = visit_Try
-
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        self._all([node.type])
-        if node.name:
-            self.bound.add(node.name)
-        self._all(node.body)
-
-    def visit_Match(self, node: ast.Match) -> None:
-        self.visit(node.subject)
-        before = set(self.bound)
-        for case in node.cases:
-            self.bound = set(before)
-            for pattern in ast.walk(case.pattern):
-                name = getattr(pattern, "name", None) or getattr(pattern, "rest", None)
-                if name:
-                    self.bound.add(name)
-            self._all([case.pattern, case.guard, *case.body])
-        self.bound = before
-
-    # -- scopes of their own
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self._all(node.decorator_list)
-        self._function(node.args, node.body, name=node.name)
-        self.bound.add(node.name)
-
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        self._function(node.args, [node.body])
-
-    def _function(self, args: ast.arguments, body: Iterable[ast.AST], name: str = "") -> None:
-        self._all([*args.defaults, *args.kw_defaults])
-        every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
-        local = {a.arg for a in every if a is not None} | {name}
-        outer = set[str]()
-        for node in body:
-            for inner in ast.walk(node):
-                if isinstance(inner, (ast.Global, ast.Nonlocal)):
-                    outer |= set(inner.names)
-                elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                    local.add(inner.id)
-        # The body runs later, when all that the cell binds at its top is bound: what matters
-        # is only which names are the function's own.
-        saved, self.bound = self.bound, self.bound | (local - outer)
-        self._all(body)
-        self.bound = saved
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._all([*node.decorator_list, *node.bases, *node.keywords])
-        saved = set(self.bound)
-        self._all(node.body)
-        self.bound = saved | {node.name}
-
-    def _comprehension(self, node: Any) -> None:
-        saved = set(self.bound)
-        for generator in node.generators:
-            self._all([generator.iter, generator.target, *generator.ifs])
-        self._all([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
-        self.bound = saved
-
-    visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension
-
-    # -- magics below ours: their Python is a string in the tree
-    def visit_Call(self, node: ast.Call) -> None:
-        function = node.func
-        named = function.id if isinstance(function, ast.Name) else ""
-        asks = named in _ASKS and named not in (*self.tensors, *self.bound)
-        if asks and len(node.args) == 1 and self._is_tensor(node.args[0]):
-            return
-        self.generic_visit(node)
-        if not (
-            isinstance(function, ast.Attribute)
-            and function.attr in ("run_line_magic", "run_cell_magic")
-            and all(isinstance(a, ast.Constant) for a in node.args)
-        ):
-            return
-        magic, *texts = [str(a.value) for a in node.args if isinstance(a, ast.Constant)]
-        if magic not in _PYTHON_MAGICS or not texts:
-            return
-        # The text after the magic's name is Python too: a statement, or the set-up of %%timeit.
-        texts[0] = _OPTIONS.sub("", texts[0]).strip()
-        for text in texts:
-            try:
-                self.visit(ast.parse(self.transform(text)))
-            except SyntaxError:
-                continue
 
 
 def variables_read(

@@ -295,3 +295,8 @@ def test_a_rank_that_dies_is_told_with_its_cause_and_replaced_in_its_place(shell
         2,
         2,
     ]
+
+
+def test_a_tensor_of_which_only_the_shape_is_read_is_sent(shell):
+    shell.run("import torch; big = torch.ones(3, 4)")
+    assert out(shell, "%%ongpu @all\ntuple(big.shape)").result == [(3, 4), (3, 4)]
