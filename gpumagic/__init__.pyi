@@ -1,6 +1,6 @@
 from . import virtual as virtual
 from .cell.report import Report as Report
-from .cell.run import last_report as last_report
+from .cell.report import last_report as last_report
 from .cluster.gpu_cluster import GpuCluster as GpuCluster
 from .cluster.ranks_report import RanksReport as RanksReport
 from .cluster.start_cluster import cluster as cluster

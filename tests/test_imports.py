@@ -76,14 +76,13 @@ WITH_TORCH = {
     "cluster",
     "copies",
     "dryrun",
-    "frameworks",
     "isolation",
     "ledger",
     "mismatch",
     "moving",
     "placement",
 }
-WITH_TORCH |= {"memory", "fitting", "timing", "usercode", "virtual"}
+WITH_TORCH |= {"memory", "fitting", "timing", "virtual"}
 WITHOUT_TORCH = set(MAY) - WITH_TORCH
 MOST_LINES = 46_000
 LARGEST_ROOM = 0.15

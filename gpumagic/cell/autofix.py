@@ -6,7 +6,7 @@ it is a mode over all functions of torch, which cost a microsecond more.
 """
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -14,22 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from gpumagic.cell.fixed import Fixed
 from gpumagic.cell.retry_mode import RetryMode
 from gpumagic.moving.move import move_all, remember
 from gpumagic.moving.plan import Origin, has_plain_storage, immovable
 from gpumagic.usercode.lines import expression, innermost, line_of, user_frame
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """One operand that was brought where the others are."""
-
-    name: str  # the variable, or the expression that it is part of
-    nbytes: int  # of all times together
-    source: str
-    destination: str
-    line: int | None = None
-    count: int = 1  # one where the variable itself was moved
 
 
 class AutoFix(RetryMode):

@@ -2,13 +2,13 @@
 
 from html import escape
 
-from gpumagic.cell.autofix import Fixed
+from gpumagic.cell.fixed import Fixed
 from gpumagic.cell.report import Report
 from gpumagic.display import table
 from gpumagic.display.shown import block, coded
 from gpumagic.display.units import duration, size, some
 from gpumagic.ledger import ledger_view
-from gpumagic.moving.move import Moves
+from gpumagic.moving.moved import Moves
 
 # The report says the first two by themselves; that a value is shown is no news.
 _SAID = ("loader", "fix", "display")

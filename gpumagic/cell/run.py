@@ -11,16 +11,16 @@ import torch
 
 from gpumagic import faults
 from gpumagic.cell.autofix import AutoFix
-from gpumagic.cell.report import Batches, Report
+from gpumagic.cell.report import Batches, Report, keep_last
 from gpumagic.device import Device
 from gpumagic.display.shown import Shown
 from gpumagic.errors import GpuError
 from gpumagic.ledger.entry import Ledger
-from gpumagic.ledger.memory_meter import Memory, MemoryMeter
+from gpumagic.ledger.memory_meter import MemoryMeter
+from gpumagic.ledger.memory_used import Memory
 from gpumagic.ledger.watch import watch
 from gpumagic.moving.find_tensors import DATASET_STAYS
 from gpumagic.moving.move import (
-    Moves,
     bring_home,
     move_all,
     optimizers_in,
@@ -28,7 +28,8 @@ from gpumagic.moving.move import (
     tensors_in,
     wait_for,
 )
-from gpumagic.moving.plan import Left, Origin
+from gpumagic.moving.moved import Left, Moves
+from gpumagic.moving.plan import Origin
 from gpumagic.placement.scope import Placement
 from gpumagic.placement.swap import enter, leave
 from gpumagic.placement.torch_devices import as_torch
@@ -174,8 +175,7 @@ class Run:
             error=type(error).__name__ if error is not None else None,
             fault=fault,
         )
-        global _last
-        _last = report
+        keep_last(report)
         return report
 
     def _bring_back(self) -> Moves:
@@ -202,18 +202,3 @@ class Run:
         new = (t for _, t in tensors_in(self._namespace) if id(t) not in self._before)
         on_cpu = any(tensor.device.type == "cpu" for tensor in new)
         return "all work was on cpu" if on_cpu or self._moves.left or ledger.transfers else ""
-
-
-_last: Report | None = None
-
-
-def last_report() -> Report | None:
-    """The report of the last cell that ran on a device; None before the first.
-
-    Examples
-    --------
-    >>> report = gpumagic.last_report()
-    >>> report.seconds, report.moved_bytes
-    (1.24, 1234944)
-    """
-    return _last

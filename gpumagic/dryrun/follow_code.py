@@ -35,7 +35,8 @@ from gpumagic.dryrun.unknown import Stopped, raised
 from gpumagic.dryrun.wire import Wire
 from gpumagic.errors import GpuError
 from gpumagic.mismatch import explain
-from gpumagic.moving.move import Moved, move_all, optimizers_in
+from gpumagic.moving.move import move_all, optimizers_in
+from gpumagic.moving.moved import Moved
 from gpumagic.placement.scope import in_force, placement
 from gpumagic.placement.swap import enter
 from gpumagic.placement.torch_devices import as_torch

@@ -11,7 +11,7 @@ from gpumagic.display.shown import Shown
 from gpumagic.dryrun.unknown import NotKnown
 from gpumagic.ledger.entry import Ledger
 from gpumagic.moving.find_tensors import TensorFinder
-from gpumagic.moving.move import Moved
+from gpumagic.moving.moved import Moved
 from gpumagic.usercode.lines import UserLine
 
 

@@ -15,7 +15,8 @@ from gpumagic.errors import CrossDeviceWarning
 from gpumagic.faults import keep, kept
 from gpumagic.ledger import attribute
 from gpumagic.ledger.attribute import HOST, add, counts, here
-from gpumagic.ledger.counts import TIMER, Count
+from gpumagic.ledger.copy_timer import TIMER
+from gpumagic.ledger.counts import Count
 
 Kernel = Callable[..., Any]
 After = Callable[[float], None]

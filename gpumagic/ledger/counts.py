@@ -2,13 +2,10 @@
 
 import threading
 import weakref
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
-
-import torch
 
 from gpumagic.ledger.entry import Entry, Ledger, merged
 from gpumagic.ledger.via import PRINT, WORDS
@@ -17,9 +14,8 @@ from gpumagic.usercode.lines import expression, line_at, line_of
 # Code that a loop compiles anew each time would make an entry each time: past so many, new ones are
 # counted by their lines.
 _MOST = 4096
-# Of copies at one line, the first so many are timed, then each of so many.
-_FIRST, _EVERY = 64, 16
-_MOST_PAIRS = 256
+before_reading: list[Callable[[], None]] = []
+"""Called before counts are read: what is still being measured is waited for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,58 +83,6 @@ class Count:
         )
 
 
-class CopyTimer:
-    """Times the copies of a real GPU, by events of its own stream. Untested on a real GPU.
-
-    A copy may be under way long after the call returned, so its time is that between two events,
-    which can be read only once both have passed: they wait here, never more than a few hundred.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[Sequence[Any], Any, Any]] = deque()
-        self._lock = threading.RLock()
-
-    def wants(self, count: int) -> bool:
-        """Whether the copy after `count` others is to be timed: the first few, then some."""
-        return count < _FIRST or count % _EVERY == 0
-
-    def begin(self, index: int) -> tuple[Any, Any]:
-        """Put an event before a copy into the stream of GPU `index`, which will copy."""
-        stream = torch.cuda.current_stream(index)
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(stream)
-        return event, stream
-
-    def end(self, begun: tuple[Any, Any], counts: Sequence[Any]) -> None:
-        """Put one after it; its time will be added to the ``seconds`` of each count."""
-        start, stream = begun
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(stream)
-        with self._lock:
-            self._waiting.append((counts, start, event))
-            while self._waiting and self._waiting[0][2].query():
-                self._read()
-            if len(self._waiting) > _MOST_PAIRS:
-                self._waiting.popleft()  # it stays untimed
-
-    def read_all(self) -> None:
-        """Read every pair, waiting for those that have not passed."""
-        with self._lock:
-            while self._waiting:
-                self._waiting[0][2].synchronize()
-                self._read()
-
-    def _read(self) -> None:
-        counts, start, end = self._waiting.popleft()
-        seconds = start.elapsed_time(end) * 1e-3
-        for count in counts:
-            count.seconds += seconds
-            count.timed += 1
-
-
-TIMER = CopyTimer()
-
-
 @dataclass(eq=False)
 class Tally:
     """The counts of one watch."""
@@ -158,7 +102,8 @@ class Tally:
 
     def ledger(self) -> Ledger:
         """What was counted so far; on a real GPU, waits for the copies that are timed."""
-        TIMER.read_all()
+        for settle in before_reading:
+            settle()
         with self._lock:
             counts = [*self.counts.values()]
         return Ledger(merged(count.entry() for count in counts if count.count), self.virtual)

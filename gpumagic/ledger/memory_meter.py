@@ -1,19 +1,8 @@
 """Measure the peak memory of a stretch of code, also within another such stretch."""
 
-from dataclasses import dataclass
-
 import torch
 
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of torch's allocator on one device: the peak over the cell, its end and its start."""
-
-    device: str
-    peak: int
-    allocated: int
-    before: int
-    allocations: int = 1  # how many there were
+from gpumagic.ledger.memory_used import Memory
 
 
 class MemoryMeter:

@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from gpumagic.moving.plan import FoundTensor, Held, Left, Path, written
+from gpumagic.moving.moved import Left
+from gpumagic.moving.plan import FoundTensor, Held, Path, written
 from gpumagic.usercode.values import defined_in, members_of, own
 
 # A module's own dictionaries, and what else every module has: of that, hooks may hold something.

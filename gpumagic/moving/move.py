@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,46 +19,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from gpumagic.display.units import duration, size, some
+from gpumagic.display.units import size
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder
-from gpumagic.moving.plan import FoundTensor, Held, Left, MovePlan, Origin, bytes_of, written
+from gpumagic.moving.moved import Left, Moved, Moves
+from gpumagic.moving.plan import FoundTensor, Held, MovePlan, Origin, bytes_of, written
 from gpumagic.placement.torch_devices import torch_device
 from gpumagic.usercode.values import defined_in, own
-
-
-@dataclass(frozen=True)
-class Moved:
-    """What one variable brought along."""
-
-    name: str
-    nbytes: int  # memory that two variables share counts once, for the first
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True, repr=False)
-class Moves:
-    """The outcome of `move`: what moved, what did not and why, and the seconds it took."""
-
-    moved: tuple[Moved, ...] = ()
-    left: tuple[Left, ...] = ()
-    seconds: float = 0.0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes copied in all."""
-        return sum(m.nbytes for m in self.moved)
-
-    def __str__(self) -> str:
-        """``"moved X, net: 1.2 MiB from cuda:1 in 3.1 ms"``."""
-        if not self.moved:
-            return "moved nothing"
-        sources = ", ".join(dict.fromkeys(source for m in self.moved for source in m.sources))
-        names = some(dict.fromkeys(m.name for m in self.moved))
-        return f"moved {names}: {size(self.nbytes)} from {sources} in {duration(self.seconds)}"
-
-    def __repr__(self) -> str:
-        return "; ".join([str(self), *(f"left {part.name}: {part.reason}" for part in self.left)])
 
 
 def move_all(

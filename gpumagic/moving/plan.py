@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic.display.units import size
+from gpumagic.moving.moved import Left
 
 # A multiple of every element size: offsets stay whole when a copy begins in the middle.
 _ALIGNMENT = 64
@@ -45,14 +46,6 @@ class FoundTensor:
     def must_move(self, device: torch.device) -> bool:
         """Whether it is elsewhere, when `device` is asked for."""
         return self.tensor.device != (self.home or device)
-
-
-@dataclass(frozen=True)
-class Left:
-    """A variable, or a part of one, that was not moved, and why."""
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True)

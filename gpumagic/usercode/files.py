@@ -10,16 +10,24 @@ import re
 import sys
 import sysconfig
 from functools import lru_cache
+from importlib.util import find_spec
 from types import ModuleType
-
-import torch
 
 from gpumagic.usercode.notebook import shell
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _ROOMS = ("ledger", "memory", "placement", "virtual")
 _STAND_INS = tuple(os.path.join(_OURS, room, "") for room in _ROOMS)
-_TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
+
+
+def _folder_of(package: str) -> str:
+    """Where a package is installed, which is not imported for that; of none no file's beginning."""
+    found = find_spec(package)
+    place = found.origin if found else None
+    return os.path.join(os.path.dirname(os.path.abspath(place)), "") if place else os.devnull
+
+
+_TORCH = _folder_of("torch")
 _NAMED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _LIBRARIES = (
     _OURS,

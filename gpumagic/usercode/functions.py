@@ -8,8 +8,7 @@ import functools
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from torch import nn
-
+from gpumagic.usercode.torch_classes import is_module
 from gpumagic.usercode.values import defined_in
 
 _CACHED = type(functools.lru_cache(str))
@@ -45,7 +44,7 @@ def _functions(value: Any, module: str, depth: int = 2) -> list[FunctionType]:
         found = [value] if kind is FunctionType and value.__module__ == module else []
         wrapped = vars(value).get("__wrapped__")
         return found + (_functions(wrapped, module) if wrapped is not None else [])
-    if issubclass(kind, nn.Module):
+    if is_module(value):
         kinds = dict.fromkeys(type(part) for part in value.modules())
     else:
         kinds = {value if issubclass(kind, type) else kind: None}

@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-import torch
 from pure_eval import CannotEval, Evaluator
-from torch import Tensor, nn
+
+from gpumagic.usercode.torch_classes import is_module, torch_here
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 """What a name stands for that cannot be read."""
 # References that cost nothing, of tensors whose class is torch's own.
 _OF_TENSORS = {"data", "grad", "device"}
-_PLAIN_TENSORS = (Tensor, nn.Parameter)
 _ITEMS = 2000
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 
@@ -70,9 +69,10 @@ class _TorchEvaluator(Evaluator):
 def _attribute(owner: Any, name: str) -> Any:
     """`owner.name` where torch or a named tuple stores it."""
     kind = type(owner)
-    if kind in _PLAIN_TENSORS and name in _OF_TENSORS:
+    torch = torch_here()
+    if torch and kind in (torch.Tensor, torch.nn.Parameter) and name in _OF_TENSORS:
         return getattr(owner, name)
-    if issubclass(kind, nn.Module):
+    if is_module(owner):
         for part in _MODULE_STATE:
             if name in own(owner).get(part, {}):
                 return own(owner)[part][name]
@@ -91,6 +91,9 @@ def _item(owner: Any, key: Any) -> Any:
             return base.__getitem__(owner, key)
     if issubclass(kind, UserDict):
         return own(owner)["data"][key]
+    if not is_module(owner):
+        raise CannotEval
+    nn = torch_here().nn
     if issubclass(kind, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         modules = own(owner)["_modules"]
         return list(modules.values())[key] if type(key) is int else modules[key]
@@ -118,25 +121,6 @@ def own(value: Any) -> dict[str, Any]:
     except AttributeError:
         return {}
     return held
-
-
-def device_of(value: Any) -> torch.device | None:
-    """A device that a variable holds, as a `torch.device` or in words."""
-    if type(value) is torch.device:
-        return value
-    if type(value) in (str, int):
-        try:
-            return torch.device(value)
-        except (RuntimeError, TypeError):
-            return None
-    return None
-
-
-def full(device: torch.device) -> str:
-    """``"cuda:0"``: with the number of the current device where there is none."""
-    if str(device) == "cuda":
-        return f"cuda:{torch.cuda.current_device()}"
-    return device.type if device.type == "cpu" else str(device)
 
 
 def of_function(function: Any, name: str) -> Any:

@@ -14,10 +14,9 @@ from functools import cache, partial
 from types import CodeType
 from typing import Any
 
-from torch import Tensor
-
 from gpumagic.usercode.functions import functions_in, globals_of
 from gpumagic.usercode.names_reader import BY_NAME, NO_VALUES, NamesReader
+from gpumagic.usercode.values import bases_of, members_of
 
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
@@ -40,6 +39,11 @@ def names_read(
     return [name for name in reader.read if name not in NOT_VARIABLES]
 
 
+def is_array(value: object) -> bool:
+    """Whether it is a tensor, or an array of any library that can lend its bytes to another."""
+    return any("__dlpack_device__" in members_of(base) for base in bases_of(type(value)))
+
+
 def names_assigned(tree: ast.AST) -> list[str]:
     """The global names that the code of `tree` binds, also in its functions."""
     symbols = symtable.symtable(ast.unparse(tree), "<cell>", "exec").get_symbols()
@@ -60,8 +64,7 @@ def variables_read(
         seen.add(name)
         value = namespace[name]
         yield name, value
-        is_tensor = issubclass(type(value), Tensor)
-        functions = deque([] if is_tensor else functions_in(value, module))
+        functions = deque([] if is_array(value) else functions_in(value, module))
         while functions:
             function = functions.popleft()
             if function.__code__ in followed:

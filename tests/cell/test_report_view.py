@@ -7,9 +7,8 @@ import pytest
 
 from gpumagic.cell.report import Batches, Report
 from gpumagic.device import CPU, Device
-from gpumagic.ledger.memory_meter import Memory
-from gpumagic.moving.move import Moved
-from gpumagic.moving.plan import Left
+from gpumagic.ledger.memory_used import Memory
+from gpumagic.moving.moved import Left, Moved
 
 MIB = 2**20
 PLAIN = Report(Device("cuda", ordinal=1), seconds=1.24)

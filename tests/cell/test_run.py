@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gpumagic.cell import run as running
-from gpumagic.cell.run import Run, last_report
+from gpumagic.cell.report import last_report
+from gpumagic.cell.run import Run
 from gpumagic.device import Device
 from gpumagic.placement.scope import placement
 

@@ -5,7 +5,7 @@ import pytest
 from gpumagic.dryrun.dry_run_view import html, text
 from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown
 from gpumagic.ledger.entry import Entry, Ledger
-from gpumagic.moving.move import Moved
+from gpumagic.moving.moved import Moved
 from gpumagic.usercode.lines import UserLine
 
 GIB = 2**30

@@ -17,11 +17,12 @@ from gpumagic.mismatch.fix.later_uses import meets_others, named_in
 from gpumagic.mismatch.fix.site import Edit, Site, moving, written_device
 from gpumagic.mismatch.read.expressions import FACTORIES, Reader
 from gpumagic.mismatch.read.messages import Message
+from gpumagic.mismatch.read.named_devices import full
 from gpumagic.mismatch.read.operand import Part
 from gpumagic.mismatch.read.operation import Conflict
 from gpumagic.mismatch.read.syntax import function_of, loops_around, parents, statement, uses
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.values import full, own
+from gpumagic.usercode.values import own
 
 _LIKE = ("empty", "ones", "rand", "randn", "zeros")
 

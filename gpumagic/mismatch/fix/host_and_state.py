@@ -12,6 +12,7 @@ from gpumagic.mismatch.explanation import Explanation, Fix, Operand
 from gpumagic.mismatch.fix.site import Edit, Site, bracketed, can_precede, climb
 from gpumagic.mismatch.read.expressions import Reader, arguments, loads_as_saved
 from gpumagic.mismatch.read.messages import Message, agree
+from gpumagic.mismatch.read.named_devices import full
 from gpumagic.mismatch.read.operand import Part, bytes_of, flat
 from gpumagic.mismatch.read.operand_rows import expression, named, row
 from gpumagic.mismatch.read.operation import operation
@@ -20,7 +21,6 @@ from gpumagic.moving.move import brought_away
 from gpumagic.usercode.files import label
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.lines import source_of
-from gpumagic.usercode.values import full
 
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "it is read on the host, before the work starts"

@@ -12,6 +12,7 @@ from gpumagic.mismatch.fix.choose import Choice, told
 from gpumagic.mismatch.fix.later_uses import wants_one_device
 from gpumagic.mismatch.fix.site import Edit, Site, bracketed, can_precede, moving, written_device
 from gpumagic.mismatch.read.expressions import Reader
+from gpumagic.mismatch.read.named_devices import full
 from gpumagic.mismatch.read.operand import Part, bytes_of, tensors_of
 from gpumagic.mismatch.read.syntax import (
     function_of,
@@ -23,7 +24,7 @@ from gpumagic.mismatch.read.syntax import (
     stored,
     uses,
 )
-from gpumagic.usercode.values import contents, full, own
+from gpumagic.usercode.values import contents, own
 
 _NEAR = 12  # lines
 

@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader
 from gpumagic.mismatch.explanation import Explanation, Fix
 from gpumagic.mismatch.fix.site import Edit, can_precede
 from gpumagic.mismatch.read.expressions import Reader, arguments, is_torch
+from gpumagic.mismatch.read.named_devices import full
 from gpumagic.mismatch.read.operand import Part
 from gpumagic.mismatch.read.operand_rows import expression, named, row
 from gpumagic.mismatch.read.syntax import function_of, loops_around, root, statement, stored
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.values import full, own
+from gpumagic.usercode.values import own
 
 
 def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation | None:

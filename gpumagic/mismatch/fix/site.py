@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from gpumagic.mismatch.explanation import Fix
 from gpumagic.mismatch.read.expressions import Reader
+from gpumagic.mismatch.read.named_devices import device_of, full
 from gpumagic.mismatch.read.operand import Part, flat
 from gpumagic.mismatch.read.operation import operation
 from gpumagic.mismatch.read.syntax import function_of, in_own_scope, root
 from gpumagic.usercode.files import label
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.values import device_of, full
 
 _DEVICE_NAMES = (
     *("device", "dev", "DEVICE", "DEV", "dst", "self.device", "self.dev"),

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from gpumagic.usercode.values import contents, full, own
+from gpumagic.mismatch.read.named_devices import full
+from gpumagic.usercode.values import contents, own
 
 _DEEP, _MOST = 5, 500  # an object's store, its layers, a layer, its tensors; of so many things
 _CLOSED = (type, ModuleType, FunctionType, nn.Module, str, bytes, int, float)
