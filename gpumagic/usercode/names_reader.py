@@ -15,10 +15,8 @@ from tokenize import TokenError
 from types import CodeType, FunctionType
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from gpumagic.usercode.files import is_users
+from gpumagic.usercode.values import is_array
 
 # Line and cell magics whose text is Python that runs in the user's namespace.
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun", "gputime"}
@@ -32,7 +30,13 @@ BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
 NO_VALUES: Mapping[str, Any] = types.MappingProxyType({})
 
 
-_SOME_TENSOR = torch.empty(0)
+class _SomeArray:
+    """Stands for what a parameter is given, where that counts as an array."""
+
+    __dlpack_device__ = None
+
+
+_SOME_ARRAY = _SomeArray()
 
 
 def _definition(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
@@ -71,7 +75,7 @@ class NamesReader(ast.NodeVisitor):
 
     def _is_tensor(self, node: ast.AST) -> bool:
         held = self.values.get(node.id) if isinstance(node, ast.Name) else None
-        return issubclass(type(held), Tensor)
+        return is_array(held)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if not (node.attr in _ABOUT and self._is_tensor(node.value)):
@@ -287,7 +291,7 @@ class NamesReader(ast.NodeVisitor):
             self.asked[code] = ()  # what calls itself meanwhile is not sure
             parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             own = dict.fromkeys((*code.co_varnames, *code.co_freevars))
-            values = ChainMap(dict.fromkeys(parameters, _SOME_TENSOR), own, function.__globals__)
+            values = ChainMap(dict.fromkeys(parameters, _SOME_ARRAY), own, function.__globals__)
             reader = NamesReader(str, values, self.rebound, self.asked)
             if (definition := _definition(code)) is not None:
                 reader._all(definition.body)

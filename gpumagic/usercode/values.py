@@ -123,6 +123,11 @@ def own(value: Any) -> dict[str, Any]:
     return held
 
 
+def is_array(value: object) -> bool:
+    """Whether it is a tensor, or an array of any library that can lend its bytes to another."""
+    return any("__dlpack_device__" in members_of(base) for base in bases_of(type(value)))
+
+
 def of_function(function: Any, name: str) -> Any:
     """`__name__` or `__module__` of a function of C or Python; None of anything else.
 

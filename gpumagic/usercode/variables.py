@@ -16,7 +16,7 @@ from typing import Any
 
 from gpumagic.usercode.functions import functions_in, globals_of
 from gpumagic.usercode.names_reader import BY_NAME, NO_VALUES, NamesReader
-from gpumagic.usercode.values import bases_of, members_of
+from gpumagic.usercode.values import is_array
 
 # IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
 NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
@@ -37,11 +37,6 @@ def names_read(
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 reader.read.update(dict.fromkeys(re.findall(r"\w+", node.value)))
     return [name for name in reader.read if name not in NOT_VARIABLES]
-
-
-def is_array(value: object) -> bool:
-    """Whether it is a tensor, or an array of any library that can lend its bytes to another."""
-    return any("__dlpack_device__" in members_of(base) for base in bases_of(type(value)))
 
 
 def names_assigned(tree: ast.AST) -> list[str]:
