@@ -11,6 +11,7 @@ from .errors import CrossDeviceWarning as CrossDeviceWarning
 from .errors import GpuError as GpuError
 from .fitting.fit import fit as fit
 from .fitting.fit_result import Fit as Fit
+from .frameworks.whereabouts import where as where
 from .ledger.watch import watch as watch
 from .memory.ask import memory as memory
 from .memory.explain_out_of_memory import explain_out_of_memory as explain_out_of_memory

@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpumagic import faults
+from gpumagic.frameworks.exchange import address_of, device_of, nbytes_of
 from gpumagic.memory.allocator import Place
-
-# DLPack's numbers of what torch calls "cuda": CUDA, its managed memory, ROCm.
-_CUDA = (2, 10, 13)
 
 
 def places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
@@ -35,15 +33,8 @@ def _end(place: Place) -> int:
 
 
 def _place(array: Any) -> Place | None:
-    described = getattr(array, "__cuda_array_interface__", None)
-    if hasattr(array, "__dlpack_device__"):
-        kind, number = array.__dlpack_device__()
-        if int(kind) not in _CUDA:
-            return None
-    elif described is not None:
-        number = 0
-    else:
+    device = device_of(array) or ""
+    if not device.startswith("cuda") or not nbytes_of(array):
         return None
-    address = described["data"][0] if described is not None else id(array)
-    nbytes = getattr(array, "nbytes", 0)
-    return Place(f"cuda:{int(number)}", address, nbytes) if nbytes else None
+    # Where only the driver knows which GPU it is, it is most often the first one.
+    return Place("cuda:0" if device == "cuda" else device, address_of(array), nbytes_of(array))

@@ -38,7 +38,11 @@ def other_library(monkeypatch):
     class Array:
         def __init__(self, address, nbytes):
             self.nbytes = nbytes
-            self.__cuda_array_interface__ = {"data": (address, False)}
+            self.address = address
+
+        @property
+        def __cuda_array_interface__(self):
+            return {"data": (self.address, False)}
 
         def __dlpack_device__(self):
             return 2, 1

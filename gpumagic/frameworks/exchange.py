@@ -1,0 +1,73 @@
+"""Read where an array of any library lies, by the protocols that arrays are exchanged by.
+
+It goes by the class of a value, so that an object that has whatever it is asked for is no array.
+Nothing is imported.
+"""
+
+from typing import Any
+
+# The numbers of DLPack's header, dlpack.h. Memory of the host that a GPU can read is the CPU's;
+# what torch calls "cuda" is called so: CUDA, its managed memory, ROCm.
+_KINDS = {
+    **dict.fromkeys((1, 3, 11), "cpu"),
+    **dict.fromkeys((2, 10, 13), "cuda"),
+    8: "mps",
+    14: "xpu",
+}
+# Tables, of which not every column has a protocol.
+_TABLES = {"cudf": "cuda", "pandas": "cpu", "polars": "cpu", "pyarrow": "cpu"}
+_NAMES = {
+    "cudf": "cuDF",
+    "cupy": "CuPy",
+    "jax": "JAX",
+    "jaxlib": "JAX",
+    "mlx": "MLX",
+    "numba": "Numba",
+    "numpy": "NumPy",
+    "tensorflow": "TensorFlow",
+}
+
+
+def device_of(value: Any) -> str | None:
+    """``"cuda:1"``, ``"cuda"`` where only the driver knows which, ``"cpu"``; None of no array."""
+    kind = type(value)
+    if hasattr(kind, "__dlpack_device__"):
+        number, ordinal = map(int, value.__dlpack_device__())
+        name = _KINDS.get(number, f"DLPack's device type {number}")
+        return name if name in ("cpu", "mps") else f"{name}:{ordinal}"
+    if hasattr(kind, "__cuda_array_interface__"):
+        return _by_itself(getattr(value, "device", None))
+    if hasattr(kind, "__array_interface__"):
+        return "cpu"
+    return _TABLES.get(_root(kind))
+
+
+def _by_itself(device: Any) -> str:
+    """What an array's own `device` says, which is a number, has one, or spells it."""
+    ordinal = getattr(device, "id", device)
+    if isinstance(ordinal, int):
+        return f"cuda:{ordinal}"
+    return str(device) if str(device).startswith("cuda") else "cuda"
+
+
+def address_of(value: Any) -> int:
+    """Where its data begin; where it does not tell, a number that no other array has."""
+    if hasattr(type(value), "__cuda_array_interface__"):
+        return int(value.__cuda_array_interface__["data"][0])
+    return id(value)
+
+
+def nbytes_of(value: Any) -> int:
+    """The bytes of its data; 0 where it does not tell."""
+    nbytes = getattr(value, "nbytes", 0)
+    return nbytes if isinstance(nbytes, int) else 0
+
+
+def library_of(value: Any) -> str:
+    """The library of its class, as its people write it: ``"CuPy"``."""
+    root = _root(type(value))
+    return _NAMES.get(root, root)
+
+
+def _root(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0]
