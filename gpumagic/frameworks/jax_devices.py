@@ -1,0 +1,124 @@
+"""Name JAX's devices as gpumagic does, and find JAX's own by those names.
+
+Where GPUs are virtual, JAX has logical devices of the CPU: number 0 is the CPU, number k + 1 is
+virtual GPU k; what asks `jax.devices("gpu")` is then given those, as on a machine with GPUs.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from gpumagic.device import Device, devices_changed, here
+from gpumagic.errors import GpuError, as_typed
+
+_GPU = ("gpu", "cuda", "rocm")
+# Each function of `jax` that is asked about GPUs, and the place of its argument `backend`.
+_ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
+
+
+class JaxDevices:
+    """The devices of JAX in this process; JAX starts when one is asked for, not before."""
+
+    def __init__(self) -> None:
+        self.virtual = False
+        self._wrapped: dict[str, tuple[Any, Any]] = {}
+        devices_changed.append(self._changed)
+        self._changed()
+
+    def own(self, device: Device) -> Any:
+        """JAX's own object for a device, or GpuError."""
+        if device.kind == "cpu":
+            return _cpus()[0]
+        if device.kind != "cuda":
+            raise GpuError(f"JAX has no device {device}; type cpu, or a GPU's number")
+        gpus = self.gpus()
+        if device.ordinal not in gpus:
+            raise GpuError(self._lacking(device, len(gpus)))
+        return gpus[device.ordinal]
+
+    def gpus(self) -> dict[int, Any]:
+        """The GPUs that JAX has, virtual ones too, by ordinal."""
+        if self.virtual:
+            count = sum(device.virtual for device in here(memory=False))
+            return dict(enumerate(_cpus()[1 : count + 1]))
+        try:
+            return {device.local_hardware_id: device for device in jax.local_devices(backend="gpu")}
+        except RuntimeError:  # a build for the CPU, or no GPU
+            return {}
+
+    def name(self, own: Any) -> str:
+        """A device of JAX's as gpumagic calls it, ``"cuda:1"``."""
+        if own.platform in _GPU:
+            return f"cuda:{own.local_hardware_id}"
+        if own.platform != "cpu":
+            return f"{own.platform}:{own.id}"
+        return f"cuda:{own.id - 1}" if self.virtual and own.id else "cpu"
+
+    def names(self, sharding: Any) -> str:
+        """Where the data of a sharding are, with ``" + "`` between several."""
+        on_host = (sharding.memory_kind or "").endswith("_host")
+        own = sorted(sharding.device_set, key=lambda device: device.id)
+        if on_host and own[0].platform != "cpu":
+            return "cpu"
+        return " + ".join(map(self.name, own))
+
+    def _lacking(self, device: Device, count: int) -> str:
+        if not self.virtual:
+            return f"JAX sees no {device} here; a build for GPUs is pip install 'jax[cuda13]'"
+        wanted = sum(device.virtual for device in here(memory=False))
+        return too_late(count + 1, wanted)
+
+    def _changed(self) -> None:
+        """Answer for virtual GPUs while there are any."""
+        self.virtual = any(device.virtual for device in here(memory=False))
+        for name, position in _ASKED.items():
+            if self.virtual and name not in self._wrapped:
+                real = getattr(jax, name)
+                ours = self._answering(real, position, name.endswith("_count"))
+                setattr(jax, name, ours)
+                self._wrapped[name] = real, ours
+            elif not self.virtual and name in self._wrapped:
+                real, ours = self._wrapped.pop(name)
+                if getattr(jax, name) is ours:
+                    setattr(jax, name, real)
+
+    def _answering(self, real: Callable[..., Any], position: int, counts: bool) -> Any:
+        @functools.wraps(real)
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            asked = dict(enumerate(args)).get(position, kwargs.get("backend"))
+            if not self.virtual or asked not in _GPU:
+                return real(*args, **kwargs)
+            gpus = [*self.gpus().values()]
+            return len(gpus) if counts else gpus
+
+        return answer
+
+
+def make_virtual(count: int) -> None:
+    """Have `count` devices beside the CPU's; GpuError in one line where JAX has started."""
+    try:
+        # This is an error where JAX has started, and starts nothing.
+        jax.config.update("jax_num_cpu_devices", count + 1)
+    except RuntimeError:
+        if (there := len(_cpus())) <= count:
+            raise GpuError(too_late(there, count)) from None
+    except (AttributeError, KeyError):
+        raise GpuError(
+            f"JAX {jax.__version__} has no jax_num_cpu_devices; type pip install -U jax"
+        ) from None
+
+
+def too_late(there: int, wanted: int) -> str:
+    """What to say where JAX has started with too few devices for virtual GPUs."""
+    devices = f"{there} CPU device{'s' * (there != 1)}"
+    return (
+        f"JAX has started in this kernel with {devices}: restart the kernel, and type "
+        f"{as_typed(f'%gpus --virtual {wanted}')} before anything uses JAX"
+    )
+
+
+def _cpus() -> list[Any]:
+    found: Iterable[Any] = jax.local_devices(backend="cpu")
+    return [*found]

@@ -1,0 +1,130 @@
+"""Serve JAX: its devices, its arrays and pytrees, and Flax NNX's objects, which change in place."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from math import prod
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten, treedef_is_leaf
+
+from gpumagic.device import Device, here
+from gpumagic.errors import GpuError
+from gpumagic.frameworks import jax_devices
+from gpumagic.ledger.counts import Tally
+
+_Parts = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
+# What is looked into without asking here, and what is no container.
+_PLAIN = (list, tuple, dict, set, str, int, float, type(None))
+
+
+class Jax:
+    """JAX as it is in this process."""
+
+    name = "JAX"
+
+    def __init__(self) -> None:
+        self._devices = jax_devices.JaxDevices()
+
+    def devices(self) -> list[Device]:
+        """The GPUs that it can use here, virtual ones too, by ordinal; starts JAX."""
+        there = self._devices.gpus()
+        return [device for device in here(memory=False) if device.ordinal in there]
+
+    def make_virtual(self, count: int) -> None:
+        """Have `count` virtual GPUs beside the CPU; GpuError in one line where it is too late."""
+        jax_devices.make_virtual(count)
+
+    def place(self, device: Device) -> AbstractContextManager[object]:
+        """While this holds, in its thread, what names no device is made on `device`."""
+        held: AbstractContextManager[object] = jax.default_device(self._devices.own(device))
+        return held
+
+    def is_array(self, value: object) -> bool:
+        """Whether it is an array, or keys of random numbers, that was not deleted or donated."""
+        if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+            return False
+        return not value.is_deleted()
+
+    def where(self, array: Any) -> str:
+        """The device that an array is on; ``"cuda:0 + cuda:1"`` where it is sharded over two."""
+        return self._devices.names(array.sharding)
+
+    def nbytes(self, array: Any) -> int:
+        """The bytes of its data; copies on several devices count once."""
+        size: int = array.size * array.dtype.itemsize
+        return size
+
+    def bring(self, array: Any, device: Device) -> Any:
+        """A copy on another device, committed to it; the array itself if it is there."""
+        if array.sharding.num_devices > 1:
+            raise GpuError(
+                f"it is sharded over {self.where(array)}, and stays so; "
+                "jax.device_put(x, device) gathers it"
+            )
+        if self.where(array) == str(device):
+            return array
+        return jax.device_put(array, self._devices.own(device))
+
+    def parts(self, value: object) -> _Parts | None:
+        """What a registered pytree or an object of Flax NNX holds, and what makes it of others."""
+        if type(value) in _PLAIN or isinstance(value, jax.Array):
+            return None
+        nnx = sys.modules.get("flax.nnx")
+        if nnx is not None and isinstance(value, nnx.Variable):
+            return _of_variable(value)
+        if nnx is not None and isinstance(value, nnx.Pytree):
+            return _of_object(value)
+        children, treedef = tree_flatten(value, is_leaf=lambda inner: inner is not value)
+        return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
+
+    def wait(self) -> None:
+        """Wait until every array is there that was asked for."""
+        for array in jax.live_arrays():
+            if not array.is_deleted():
+                array.block_until_ready()
+
+    def allocated(self, device: Device) -> tuple[int, int | None]:
+        """The bytes on a device now, and their peak where JAX keeps one (a GPU's)."""
+        own = self._devices.own(device)
+        if stats := own.memory_stats():
+            return stats["bytes_in_use"], stats.get("peak_bytes_in_use")
+        return sum(_bytes_on(own, array) for array in jax.live_arrays()), None
+
+    def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
+        """While this holds, count its copies between devices and its waits, by the user's line."""
+        from gpumagic.frameworks.jax_copies import JaxCopies
+
+        return JaxCopies(self._devices, tally, strict)
+
+
+def _bytes_on(own: Any, array: Any) -> int:
+    sharding = array.sharding
+    if array.is_deleted() or own not in sharding.device_set:
+        return 0
+    return int(prod(sharding.shard_shape(array.shape)) * array.dtype.itemsize)
+
+
+def _of_variable(variable: Any) -> _Parts:
+    held = variable.get_raw_value()
+
+    def change(parts: Sequence[Any]) -> Any:
+        if parts[0] is not held:
+            variable.set_raw_value(parts[0])
+        return variable
+
+    return [held], change
+
+
+def _of_object(thing: Any) -> _Parts:
+    """An object of Flax NNX is changed in place: who shares it sees the same one."""
+    held = {name: value for name, value in vars(thing).items() if not name.startswith("_pytree__")}
+
+    def change(parts: Sequence[Any]) -> Any:
+        for (name, old), new in zip(held.items(), parts, strict=True):
+            if new is not old:
+                vars(thing)[name] = new  # its own __setattr__ would ask what the value is
+        return thing
+
+    return [*held.values()], change
