@@ -17,6 +17,7 @@ from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.orders import Orders
 from gpumagic.cluster.ranks_report import RankTime
 from gpumagic.cluster.streaming import Streamed
+from gpumagic.cluster.this_rank import pulse_of
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import duration
 from gpumagic.errors import GpuError
@@ -225,7 +226,7 @@ class CellOnRanks:
         self._signal()
 
     def _where(self, rank: RankEngine) -> dict[str, Any] | None:
-        said = self._engines.pulse(rank)
+        said = self._engines.read(pulse_of(rank.number))
         place: dict[str, Any] = json.loads(said) if said else {}
         # What it said of an earlier cell does not count.
         return place if place and place["cell"] == self._orders.cell else None

@@ -6,7 +6,6 @@ These functions are called by name from the notebook's process, and run in the e
 import ast
 import linecache
 import os
-import socket
 import sys
 import time
 import traceback
@@ -106,7 +105,7 @@ def about() -> dict[str, Any]:
     assert _this is not None
     device = _this.device
     return {
-        "host": socket.gethostname(),
+        "host": collect.host_name(),
         "pid": os.getpid(),
         "device": str(device),
         "virtual": device.virtual,

@@ -26,6 +26,7 @@ from gpumagic.cluster.sending import Has
 from gpumagic.cluster.this_rank import ending
 from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
+from gpumagic.telemetry.collect import host_name
 
 # The controller counts an engine as there at its next heartbeat.
 _BEAT_MS = 500
@@ -100,7 +101,7 @@ class Engines:
         self._made.callback(leash.end, self.mark)
         self._causes = ExitCauses()
         listener = socket.create_server((self.plan.address, 0))
-        self._store = group.new_store(listener)
+        self.store = group.new_store(listener)
         self._cluster = ipyparallel.Cluster(
             n=0,
             engines=self.plan.launcher,
@@ -130,7 +131,7 @@ class Engines:
             leash.MARK: mark,
             "WORLD_SIZE": str(self.plan.count),
             "MASTER_ADDR": self.plan.address,
-            "MASTER_PORT": str(self._store.port),
+            "MASTER_PORT": str(self.store.port),
         }
         key = f"ranks-{each.ranks[0]}"
         for rank in self.ranks:
@@ -163,7 +164,7 @@ class Engines:
                 # One whose start was broken off answers for nobody, or not at all.
                 with contextlib.suppress(KeyError, ipyparallel.error.RemoteError):
                     missing.pop(answers.pop(number).get(0)).engine = number
-        store = (self.plan.address, self._store.port)
+        store = (self.plan.address, self.store.port)
         path = [each for each in sys.path if each] if self.plan.local else []
         found = self._answers(awaited, engine.set_up, store, path, self.memory)
         shared = Has()
@@ -230,13 +231,12 @@ class Engines:
 
     def interrupt(self, ranks: Iterable[RankEngine], cell: str) -> None:
         """End a cell on ranks, and no other that may run when this comes there."""
-        self._store.set(ending(cell), "")
+        self.store.set(ending(cell), "")
         self.signal(ranks, signal.SIGINT)
 
-    def pulse(self, rank: RankEngine) -> bytes:
-        """What a rank said last of where it is; nothing before it did."""
-        key = f"pulse/{rank.number}"
-        return bytes(self._store.get(key)) if self._store.check([key]) else b""
+    def read(self, key: str) -> bytes:
+        """What stands under a key in the store, nothing if it is not there."""
+        return bytes(self.store.get(key)) if self.store.check([key]) else b""
 
     # -- dying
     def check(self) -> list[RankEngine]:
@@ -287,7 +287,7 @@ class Engines:
         """Kill the engines of ranks, and what they have started."""
         with deferred():
             for rank in ranks:
-                if rank.about.get("host") != socket.gethostname():
+                if rank.about.get("host") != host_name():
                     self.signal([rank], signal.SIGKILL)
                 leash.end(rank.mark)
                 with contextlib.suppress(KeyError):

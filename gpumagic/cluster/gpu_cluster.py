@@ -16,7 +16,8 @@ from gpumagic.cluster.delivery import taken_as_sent, to_be_sent
 from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.foretell import foretell
 from gpumagic.cluster.orders import Orders, Whole, values_of
-from gpumagic.cluster.rank_states import ANSWER_S, rows_of
+from gpumagic.cluster.rank_hosts import RankHosts
+from gpumagic.cluster.rank_states import rows_of
 from gpumagic.cluster.ranks_error import RanksError, interrupt, named, others
 from gpumagic.cluster.ranks_report import RanksReport, RanksTable
 from gpumagic.cluster.shared_out import Sharing, put_together, said
@@ -24,7 +25,6 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import some
 from gpumagic.dryrun import DryRun
 from gpumagic.errors import GpuError
-from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.usercode.notebook import shell, user_namespace
 
 _LOOK_S = 0.5
@@ -42,6 +42,8 @@ class GpuCluster:
         How many ranks there are.
     last_report : RanksReport or None
         Of the cell that ran last.
+    hosts : RankHosts
+        The other hosts on which there are ranks.
     checkpoint, restore : `Checkpoints.save` and `Checkpoints.restore`
     """
 
@@ -50,6 +52,7 @@ class GpuCluster:
         self.last_report: RanksReport | None = None
         self._broken = False
         self._busy = threading.Lock()
+        self.hosts = RankHosts(engines)
         self.checkpoints = Checkpoints(self)
         self.checkpoint, self.restore = self.checkpoints.save, self.checkpoints.restore
         threading.Thread(target=self._watch, daemon=True).start()
@@ -62,17 +65,6 @@ class GpuCluster:
     @property
     def size(self) -> int:
         return len(self._engines.ranks)
-
-    def snapshots(self, here: str) -> list[Snapshot]:
-        """What the GPUs of the ranks' hosts but this one do, as one rank of each tells."""
-        first = {rank.about["host"]: rank for rank in self._engines.ranks if not rank.lost}
-        first.pop(here, None)
-        asked = [self._engines.ask(rank, engine.host_now) for rank in first.values()]
-        told = []
-        for each in asked:
-            with suppress(TimeoutError, GpuError):
-                told.append(Snapshot.from_dict(self._engines.answer(each, ANSWER_S)))
-        return told
 
     def __enter__(self) -> "GpuCluster":
         return self
@@ -282,9 +274,10 @@ class GpuCluster:
         self._engines.stop()
 
     def _watch(self) -> None:
-        """Say at once when a rank dies while no cell runs that would say it."""
+        """Hear what hosts do, and say at once when a rank dies while no cell runs to say it."""
         while not self._engines.stopped:
             time.sleep(_LOOK_S)
+            self.hosts.listen()
             if not self._busy.acquire(blocking=False):
                 continue
             try:

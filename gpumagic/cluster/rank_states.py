@@ -6,6 +6,7 @@ from typing import Any
 
 from gpumagic.cluster import engine
 from gpumagic.cluster.engines import Engines
+from gpumagic.cluster.this_rank import pulse_of
 from gpumagic.errors import GpuError
 
 ANSWER_S = 2.0
@@ -24,7 +25,7 @@ def rows_of(engines: Engines) -> tuple[dict[str, Any], ...]:
         try:
             about = engines.answer(asked.get(rank.number), ANSWER_S)
         except TimeoutError:
-            where = json.loads(engines.pulse(rank) or b"{}")
+            where = json.loads(engines.read(pulse_of(rank.number)) or b"{}")
             state = f"busy, line {where['line']}" if where else "busy"
         except GpuError:
             engines.check()

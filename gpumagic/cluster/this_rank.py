@@ -14,6 +14,9 @@ from contextlib import contextmanager
 
 from gpumagic.cluster import group, leash
 from gpumagic.device import Device
+from gpumagic.telemetry.sampler import shared_sampler
+from gpumagic.telemetry.snapshot import Snapshot
+from gpumagic.telemetry.subscription import Subscription
 
 _PULSE_S = 0.5
 # An interrupt that Python has not seen by then waits behind a collective.
@@ -25,6 +28,21 @@ def ending(cell: str) -> str:
     return f"end/{cell}"
 
 
+def pulse_of(rank: int) -> str:
+    """The key of what a rank said last of where it is; not there before it did."""
+    return f"pulse/{rank}"
+
+
+def looked_at(rank: int) -> str:
+    """The key that is there while a rank is to say what the GPUs of its host do."""
+    return f"look/{rank}"
+
+
+def told_by(rank: int) -> str:
+    """The key of what it said last of them."""
+    return f"host/{rank}"
+
+
 class ThisRank:
     """This process, once it is a rank."""
 
@@ -33,6 +51,7 @@ class ThisRank:
         self.main = threading.get_ident()
         self.running = ""  # the cell
         self.cut = self.in_code = False
+        self._watching: Subscription | None = None
         self._store = group.store_at(*store)
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
@@ -52,12 +71,15 @@ class ThisRank:
             signal.signal(signal.SIGINT, handler)
             signal.set_wakeup_fd(before)
 
-    def _is_to_end(self, cell: str) -> bool:
+    def _is_there(self, key: str) -> bool:
         try:
-            return bool(cell and self._store.check([ending(cell)]))
+            return bool(self._store.check([key]))
         except RuntimeError:
             leash.end_orphan()
             return True
+
+    def _is_to_end(self, cell: str) -> bool:
+        return bool(cell) and self._is_there(ending(cell))
 
     def _interrupt(self, *_: object) -> None:
         """Interrupt the user's code, and nothing that has to be done after it."""
@@ -70,9 +92,10 @@ class ThisRank:
         last, since, used = None, 0.0, 0.0
         while True:
             time.sleep(_PULSE_S)
+            self._watch_host(self._is_there(looked_at(self.rank)))
             running = self.running
             if not running:
-                self._say("")
+                self._say(pulse_of(self.rank), "")
                 continue
             now, busy = time.monotonic(), time.process_time()
             place = running, *group.place_of(self.main)
@@ -80,11 +103,21 @@ class ThisRank:
                 last, since = place, now
             used = busy
             said = dict(zip(("cell", "file", "line", "call"), place, strict=True))
-            self._say(json.dumps({**said, "idle": now - since}))
+            self._say(pulse_of(self.rank), json.dumps({**said, "idle": now - since}))
 
-    def _say(self, said: str) -> None:
+    def _watch_host(self, wanted: bool) -> None:
+        if wanted and self._watching is None:
+            self._watching = shared_sampler().subscribe(self._say_host, processes=True)
+        elif self._watching is not None and not wanted:
+            self._watching.close()
+            self._watching = None
+
+    def _say_host(self, snapshot: Snapshot) -> None:
+        self._say(told_by(self.rank), json.dumps(snapshot.to_dict()))
+
+    def _say(self, key: str, said: str) -> None:
         try:
-            self._store.set(f"pulse/{self.rank}", said)
+            self._store.set(key, said)
         except RuntimeError:
             leash.end_orphan()
 

@@ -1,7 +1,8 @@
 """Answer on the kernel's control channel what the GPUs of its host do, also while a cell runs.
 
 The control thread only passes a request on: the sampler takes the snapshots, on its own threads and
-only while somebody asks, and where the driver stalls it has the last one.
+only while somebody asks, and where the driver stalls it has the last one. So it is with the hosts
+on which the notebook's cluster has ranks: they were heard before.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from comm.base_comm import BaseComm
 
 from gpumagic import faults
+from gpumagic.magics.hand_over import running_cluster
 
 if TYPE_CHECKING:
     from gpumagic.telemetry.snapshot import Snapshot
@@ -62,6 +64,9 @@ class ControlChannel:
         from gpumagic.telemetry.sampler import shared_sampler
 
         with faults.kept("telling a page what the GPUs of this host do"):
+            if not parent["content"].get("own", True):
+                self._send(stream, ident, parent, None)
+                return
             sampler = shared_sampler()
             self._asked_at = time.monotonic()
             if self._subscription is None:
@@ -75,9 +80,16 @@ class ControlChannel:
 
             sampler.fresh(processes=True, max_age_s=_PERIOD_S).add_done_callback(taken)
 
-    def _send(self, stream: Any, ident: Any, parent: Any, snapshot: Snapshot) -> None:
-        content = {"status": "ok", "pid": os.getpid(), "snapshot": snapshot.to_dict()}
+    def _send(self, stream: Any, ident: Any, parent: Any, snapshot: Snapshot | None) -> None:
+        """Of this host, unless only those of ranks are asked for."""
         with faults.kept("sending a page what the GPUs of this host do"):
+            ranks = running_cluster()
+            content = {
+                "status": "ok",
+                "pid": os.getpid(),
+                "snapshot": snapshot and snapshot.to_dict(),
+                "hosts": ranks.hosts.heard() if ranks else None,
+            }
             self._kernel.session.send(stream, REPLY, content, parent=parent, ident=ident)
 
     def _tick(self, snapshot: Snapshot) -> None:

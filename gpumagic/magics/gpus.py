@@ -32,7 +32,7 @@ def gpus(where: str | None = None) -> Snapshot:
 def of_cluster(own: Snapshot) -> list[Snapshot]:
     """The other hosts on which the cluster of this notebook has ranks."""
     ranks = running_cluster()
-    return other_hosts(own, ranks.snapshots(own.host.name)) if ranks else []
+    return other_hosts(own, ranks.hosts.now()) if ranks else []
 
 
 def _uuids(where: str) -> set[str]:

@@ -119,9 +119,13 @@ def _boot() -> str | None:
         return None  # no Linux
 
 
+def host_name() -> str:
+    """What the host is called: by ``GPUMAGIC_HOST``, or its own name."""
+    return os.environ.get("GPUMAGIC_HOST") or socket.gethostname()
+
+
 def read_host() -> Host:
-    """The host now, by the name that ``GPUMAGIC_HOST`` gives it or its own; ``cpu_utilization`` is
-    since this thread's previous call, None at first."""
+    """The host now; ``cpu_utilization`` is since this thread's previous call, None at first."""
     utilization: float | None = psutil.cpu_percent()
     # psutil has nothing to compare with yet, and says 0.
     if not getattr(_asked, "before", False):
@@ -129,7 +133,7 @@ def read_host() -> Host:
     _asked.before = True
     memory = psutil.virtual_memory()
     return Host(
-        name=os.environ.get("GPUMAGIC_HOST") or socket.gethostname(),
+        name=host_name(),
         boot=_boot(),
         cpu_count=os.cpu_count(),
         cpu_utilization=utilization,

@@ -1,14 +1,24 @@
-"""A kernel behind a gateway on another host: its GPUs are in the panel, below that host's name."""
+"""Other hosts, of a kernel or only of its ranks: their GPUs are in the panel, below their names."""
 
 from __future__ import annotations
 
 import jupyterlab
 import pytest
 from lab import Gateway, Lab
+from playwright.sync_api import expect
 
 HOST, GIB = "node-7", 2**30
 GPU = {"gpus": 1, "gpu.0.uuid": "GPU-far", "gpu.0.name": "NVIDIA L40S"}
 STATUS = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status"
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        tuple(map(int, jupyterlab.__version__.split(".")[:2])) < (4, 5),
+        reason="before 4.5 JupyterLab takes any answer of a kernel for the end of its cell",
+    ),
+]
 
 
 @pytest.fixture
@@ -23,19 +33,16 @@ def gateway(tmp_path, driver):
 
 
 @pytest.fixture
-def lab(tmp_path_factory, driver, gateway):
-    """Its kernels run behind the gateway; its own host has two GPUs."""
-    made = Lab(tmp_path_factory.mktemp("lab"), driver, *gateway.options)
+def lab(request, tmp_path_factory, driver):
+    """Its own host has two GPUs; kernels run behind the gateway of a test that has one."""
+    behind = "gateway" in request.fixturenames
+    options = request.getfixturevalue("gateway").options if behind else ()
+    made = Lab(tmp_path_factory.mktemp("lab"), driver, *options)
     made.start()
     yield made
     made.stop()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    tuple(map(int, jupyterlab.__version__.split(".")[:2])) < (4, 5),
-    reason="before 4.5 JupyterLab takes any answer of a kernel for the end of its cell",
-)
 def test_a_kernel_behind_a_gateway_brings_its_host(gateway, lab, new_view, tmp_path):
     view, pid = new_view, tmp_path / "pid"
     load = f"%load_ext gpumagic\nimport os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))"
@@ -57,3 +64,34 @@ def test_a_kernel_behind_a_gateway_brings_its_host(gateway, lab, new_view, tmp_p
     assert view.page.evaluate(STATUS) == "busy"
     view.close_documents()
     view.hides("L40S")
+
+
+_STARTS = """%load_ext gpumagic
+import os
+there = {there!r}
+here = {{name: os.environ[name] for name in there}}
+os.environ.update(there)
+%gpucluster start 1
+os.environ.update(here)"""
+
+
+def test_ranks_on_another_host_bring_it_also_while_they_run_a_cell(lab, new_view, tmp_path):
+    view, machine = new_view, tmp_path / "machine"
+    machine.write_text("".join(f"{key}={value}\n" for key, value in GPU.items()))
+    there = {"GPUMAGIC_HOST": HOST, "GPUMAGIC_RUNTIME_DIR": str(tmp_path / "state")}
+    there["STAND_IN_NVML"] = str(machine)
+    cells = [_STARTS.format(there=there), "%%ongpu @all\nwhile True: pass", "%gpucluster stop"]
+    lab.write("many.ipynb", cells)
+    view.load()
+    view.open_panel()
+    view.open_notebook("many.ipynb")
+    view.run_cell(0)
+    view.run_cell(1)
+    view.shows(HOST)
+    view.wait_until(lambda: view.page.evaluate(STATUS) == "busy")
+    there = view.panel.get_by_label(f"GPUs of {HOST}")
+    expect(there).to_contain_text("many.ipynb")  # the rank's process is this notebook's
+    view.page.evaluate("window.jupyterapp.commands.execute('notebook:interrupt-kernel')")
+    view.wait_until(lambda: view.page.evaluate(STATUS) == "idle")
+    view.run_cell(2)
+    view.hides(HOST)

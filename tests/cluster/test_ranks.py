@@ -237,11 +237,37 @@ def test_an_error_between_devices_is_explained_in_the_rank(shell):
     assert "x + x.cpu().to(x.device)" in text
 
 
-def test_the_hosts_of_the_ranks_stand_below_the_own_one(shell, monkeypatch):
+def test_the_hosts_of_the_ranks_stand_below_the_own_one(shell, monkeypatch, tmp_path):
     assert socket.gethostname() not in out(shell, "%gpus").text  # there is one
     monkeypatch.setenv("GPUMAGIC_HOST", "elsewhere")
+    monkeypatch.setenv("GPUMAGIC_RUNTIME_DIR", str(tmp_path))  # of the ranks' GPUs nothing is there
     text = out(shell, "%gpus").text
     assert text.index("elsewhere") < text.index(socket.gethostname())
+
+
+def test_what_those_hosts_do_is_heard_also_while_their_ranks_run_a_cell(
+    shell, ranks, monkeypatch, tmp_path
+):
+    there, host = tmp_path / "heard", socket.gethostname()
+    assert ranks.hosts.heard() is None  # there is none
+    monkeypatch.setenv("GPUMAGIC_HOST", "elsewhere")
+    assert ranks.hosts.heard() == []  # asked for now, and not waited for
+    found = []
+
+    def ask():
+        while not (told := ranks.hosts.heard()):
+            asked.wait(0.05)
+        found.extend(told)
+        there.touch()
+
+    asked, asks = threading.Event(), threading.Thread(target=ask)
+    asks.start()
+    wait = f"while not os.path.exists({str(there)!r}): time.sleep(0.05)"
+    cell = out(shell, f"%%ongpu @all\n{wait}\nos.getpid()")
+    asks.join()
+    [told] = found
+    assert told["pids"] == cell.result
+    assert told["snapshot"]["host"]["name"] == host
 
 
 def test_a_dry_run_is_followed_in_a_rank_with_what_that_has(shell):

@@ -1,5 +1,6 @@
 /**
- * The GPUs of other hosts, as kernels that run there tell: behind a gateway, a provisioner, SSH.
+ * The GPUs of other hosts, as kernels that run there tell: behind a gateway, a provisioner, SSH; and
+ * those where only ranks of a kernel's cluster run, as that kernel has heard of them.
  *
  * A kernel is asked over the connection that its notebook or console has in this page. None is made
  * for the purpose: it would keep an idle kernel from being culled, and the server would hand it the
@@ -9,7 +10,7 @@
 import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import type { Host, OtherHost, Snapshot } from '../snapshot.js';
 import { ask, type Content } from './control.js';
-import { toSnapshot } from './messages.js';
+import { toRankHosts, toSnapshot } from './messages.js';
 import type { World } from './stream.js';
 
 /** A host that has not answered for so many seconds is said to be silent, and then is forgotten. */
@@ -30,6 +31,10 @@ interface Known {
   failed: boolean;
   pid: number | null;
   host: string;
+  /** It may have a cluster with ranks on other hosts: a cell of it has run, or it said so. */
+  leads: boolean;
+  /** By host, the processes of its ranks, and the time of what it said last. */
+  ranks: Map<string, { pids: number[]; time: number }>;
 }
 
 interface Told {
@@ -39,7 +44,10 @@ interface Told {
   silent: number;
 }
 
-const UNKNOWN: Known = { is: 'new', asking: false, failed: false, pid: null, host: '' };
+const unknown = (): Known => {
+  const none = { asking: false, failed: false, pid: null, host: '' };
+  return { is: 'new', ...none, leads: true, ranks: new Map() };
+};
 
 const keyOf = ({ name, boot }: Host): string => `${name} ${boot ?? ''}`;
 
@@ -86,12 +94,13 @@ export class Hosts {
     const kernels = new Map([...this.#connections()].map((kernel) => [kernel.id, kernel]));
     this.#meet(new Set(kernels.values()));
     this.#age();
-    for (const [kernel, known] of this.#known)
-      if (known.is === 'new' && able(kernel, known)) void this.#probe(kernel, known);
-    for (const [key, host] of this.#hosts) {
-      host.asked = true;
-      const kernel = this.#reporter(key);
-      if (kernel) void this.#ask(...kernel);
+    const reporters = new Set([...this.#hosts.keys()].map((key) => this.#reporter(key)));
+    for (const host of this.#hosts.values()) host.asked = true;
+    for (const [kernel, known] of this.#known) {
+      if (known.is === 'without' || !able(kernel, known)) continue;
+      if (known.is === 'new') void this.#probe(kernel, known);
+      else if (reporters.has(known)) void this.#ask(kernel, known);
+      else if (known.leads) void this.#askOfRanks(kernel, known);
     }
     this.#show();
   }
@@ -101,9 +110,11 @@ export class Hosts {
     const gap = Math.min(now - this.#looked, LONGEST_S);
     this.#looked = now;
     for (const [key, host] of this.#hosts) {
-      const there = [...this.#known.values()].filter((known) => known.host === key);
+      const every = [...this.#known.values()];
+      const there = every.filter((known) => known.host === key);
+      const told = there.length > 0 || every.some((known) => known.ranks.has(key));
       if (host.asked) host.silent += gap;
-      if (there.length && host.silent < GONE_S) continue;
+      if (told && host.silent < GONE_S) continue;
       this.#hosts.delete(key);
       for (const known of there) known.is = 'without';
     }
@@ -122,13 +133,13 @@ export class Hosts {
       kernel.statusChanged.connect(this.#change);
       kernel.connectionStatusChanged.connect(this.#connect);
       kernel.iopubMessage.connect(this.#hear);
-      this.#known.set(kernel, { ...UNKNOWN });
+      this.#known.set(kernel, unknown());
     }
   }
 
   #change = (kernel: Kernel.IKernelConnection, status: Kernel.Status): void => {
     const known = this.#known.get(kernel);
-    if (known && status.endsWith('restarting')) Object.assign(known, UNKNOWN);
+    if (known && status.endsWith('restarting')) Object.assign(known, unknown());
   };
 
   /** What it did not answer, the connection may have lost. */
@@ -137,23 +148,24 @@ export class Hosts {
     if (known?.is === 'without' && status === 'connected') known.is = 'new';
   };
 
-  /** A cell of a kernel without gpumagic may have loaded it, as soon as it runs or at its end. */
+  /** A cell may have loaded gpumagic or started a cluster, as soon as it runs or at its end. */
   #hear = (kernel: Kernel.IKernelConnection, message: KernelMessage.IIOPubMessage): void => {
     const known = this.#known.get(kernel);
-    if (known?.is !== 'without') return;
     const { header, parent_header: parent } = message;
     const ran = 'msg_type' in parent && parent.msg_type === 'execute_request';
-    if (ran && (header.msg_type === 'execute_input' || header.msg_type === 'status'))
-      known.is = 'new';
+    if (!known || !ran || (header.msg_type !== 'execute_input' && header.msg_type !== 'status'))
+      return;
+    known.leads = true;
+    if (known.is === 'without') known.is = 'new';
   };
 
   /** Of a host's kernels the one to ask: that of the current notebook, or else any that answers. */
-  #reporter(host: string): [Kernel.IKernelConnection, Known] | undefined {
+  #reporter(host: string): Known | undefined {
     const rank = ([kernel, { failed }]: [Kernel.IKernelConnection, Known]) =>
       Number(failed) * 2 + Number(kernel.id !== this.#here);
     return [...this.#known]
       .filter(([kernel, known]) => known.host === host && able(kernel, known))
-      .sort((a, b) => rank(a) - rank(b))[0];
+      .sort((a, b) => rank(a) - rank(b))[0]?.[1];
   }
 
   /** Whether it has gpumagic, and where it is. */
@@ -161,7 +173,8 @@ export class Hosts {
     known.asking = true;
     const info = await kernel.info.catch(() => null);
     const python = info?.language_info.name === 'python';
-    const answer = python && (await this.#answer(kernel, 'comm_info_request', TARGET));
+    const asked = { target_name: TARGET };
+    const answer = python && (await this.#answer(kernel, 'comm_info_request', asked));
     known.asking = false;
     known.is = answer && Object.keys(answer['comms'] ?? {}).length > 0 ? 'far' : 'without';
     if (known.is === 'far') await this.#ask(kernel, known);
@@ -173,23 +186,54 @@ export class Hosts {
     known.asking = false;
     const snapshot = toSnapshot(answer?.['snapshot']);
     known.failed = snapshot === null;
-    if (!snapshot || !this.#own || this.#known.get(kernel) !== known) {
+    if (!snapshot || this.#known.get(kernel) !== known) {
       if (!known.host) known.is = 'without';
       return;
     }
     const key = keyOf(snapshot.host);
-    if (key === keyOf(this.#own.host)) {
+    if (this.#isOwn(key)) {
       known.is = 'near';
-      return;
+    } else {
+      known.host = key;
+      known.pid = typeof answer?.['pid'] === 'number' ? answer['pid'] : null;
+      this.#set(key, snapshot);
     }
-    known.host = key;
-    known.pid = typeof answer?.['pid'] === 'number' ? answer['pid'] : null;
-    this.#hosts.set(key, { snapshot: this.#named(snapshot, key), asked: false, silent: 0 });
+    this.#takeRanks(known, answer);
+  }
+
+  /** Of its own host it is not asked, which the server sees or another kernel tells. */
+  async #askOfRanks(kernel: Kernel.IKernelConnection, known: Known): Promise<void> {
+    known.asking = true;
+    const answer = await this.#answer(kernel, REQUEST, { own: false });
+    known.asking = false;
+    if (this.#known.get(kernel) === known) this.#takeRanks(known, answer);
+  }
+
+  #takeRanks(known: Known, answer: Content | null): void {
+    if (answer) {
+      const [told, before] = [toRankHosts(answer['hosts']), known.ranks];
+      const keyed = (told ?? []).map((host) => ({ ...host, key: keyOf(host.snapshot.host) }));
+      known.leads = told !== null;
+      known.ranks = new Map(
+        keyed.map(({ key, pids, snapshot }) => [key, { pids, time: snapshot.time }]),
+      );
+      const kernels = new Set([...this.#known.values()].map(({ host }) => host));
+      for (const { key, snapshot } of keyed)
+        if (!this.#isOwn(key) && !kernels.has(key) && before.get(key)?.time !== snapshot.time)
+          this.#set(key, snapshot);
+    }
     this.#show();
   }
 
-  #answer(kernel: Kernel.IKernelConnection, type: string, target?: string) {
-    const content: Content = target ? { target_name: target } : {};
+  #isOwn(key: string): boolean {
+    return this.#own !== null && key === keyOf(this.#own.host);
+  }
+
+  #set(key: string, snapshot: Snapshot): void {
+    this.#hosts.set(key, { snapshot: this.#named(snapshot, key), asked: false, silent: 0 });
+  }
+
+  #answer(kernel: Kernel.IKernelConnection, type: string, content: Content = {}) {
     return ask(kernel, type, content, (milliseconds, then) =>
       this.#world.after(milliseconds, then),
     );
@@ -199,8 +243,10 @@ export class Hosts {
   #named(snapshot: Snapshot, host: string): Snapshot {
     const names = this.#names();
     const pids = new Map<number, string>();
-    for (const [kernel, known] of this.#known)
+    for (const [kernel, known] of this.#known) {
       if (known.host === host && known.pid !== null) pids.set(known.pid, kernel.id);
+      for (const pid of known.ranks.get(host)?.pids ?? []) pids.set(pid, kernel.id);
+    }
     // What that host takes for the id of a kernel that is asked here, and of its workers.
     const ids = new Map([...names.keys()].map((id) => [id, id]));
     for (const { pid, kernel } of snapshot.processes) {

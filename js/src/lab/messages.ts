@@ -45,6 +45,16 @@ export function toSnapshot(value: unknown): Snapshot | null {
   };
 }
 
+/** The hosts of a kernel's ranks, with the processes of these; null where there are none. */
+export function toRankHosts(value: unknown): { pids: number[]; snapshot: Snapshot }[] | null {
+  if (!Array.isArray(value)) return null;
+  return value.filter(isFields).flatMap(({ pids, snapshot: told }) => {
+    const snapshot = toSnapshot(told);
+    const numbers = (Array.isArray(pids) ? pids : []).filter((pid) => typeof pid === 'number');
+    return snapshot ? [{ pids: numbers, snapshot }] : [];
+  });
+}
+
 export function toHistory(value: unknown): History | null {
   if (!isFields(value) || !Array.isArray(value.time) || !isFields(value.gpus)) return null;
   const length = value.time.length;
