@@ -20,6 +20,7 @@ from gpumagic.magics.control_channel import ControlChannel
 from gpumagic.magics.explaining import Explaining
 from gpumagic.magics.gpuwatch import Watched
 from gpumagic.magics.memory_hooks import MemoryHooks
+from gpumagic.magics.mxnet_ended import MXNetEnded
 from gpumagic.magics.ongpu import CellHooks, RunningCell
 from gpumagic.magics.placing import placing_request
 from gpumagic.magics.shown_once import Once
@@ -36,6 +37,7 @@ class GpuMagics(Magics):
         self.watched = Watched(self.cells, display)
         self.once = Once(shell, self.cells.current)
         self.memory_hooks = MemoryHooks(shell)
+        self.mxnet = MXNetEnded(shell)
         self.control = ControlChannel(shell)
 
     @no_var_expand

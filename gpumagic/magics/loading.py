@@ -26,6 +26,7 @@ def load(shell: Any) -> None:
         magics.cells,
         magics.once,
         magics.memory_hooks,
+        magics.mxnet,
         magics.control,
     ):
         hooks.install()
@@ -49,6 +50,7 @@ def unload(shell: Any) -> None:
         magics.explaining,
         magics.once,
         magics.memory_hooks,
+        magics.mxnet,
         magics.control,
     ):
         hooks.uninstall()
