@@ -148,12 +148,15 @@ def kept_kernels(monkeypatch):
     monkeypatch.setattr(registry, "register", register_once)
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(nextitem):
     """What has no virtual GPUs meets torch as it is."""
-    if nextitem is None or "kept_kernels" not in nextitem.fixturenames:
-        _kept_kernels.clear()
-        _kept.close()
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or "kept_kernels" not in nextitem.fixturenames:
+            _kept_kernels.clear()
+            _kept.close()
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from gpumagic.mismatch.read.syntax import function_of, loops_around
 from gpumagic.usercode.compile import awaits, compile_cell
 from gpumagic.usercode.frames import FailedFrame
 
-_LIMIT_S = 5.0
+LIMIT_S = 5.0
 # Of storages, which a dry run has to make anew.
 _MOST = 20_000
 # For all dry runs of one error together.
-_PATIENCE_S = 15.0
+PATIENCE_S = 15.0
 _MARGIN = 0.05
 _ENDS = (ast.Return, ast.Yield, ast.YieldFrom, ast.Break, ast.Continue, ast.Nonlocal, ast.Global)
 _BEGIN = "begin_ongpu"
@@ -79,7 +79,7 @@ class DryPeaks:
         passes: int = 2,
     ) -> int | None:
         """With some names changed or gone, in a context; None where it cannot be followed."""
-        if self._s.tried_s > _PATIENCE_S:
+        if self._s.tried_s > PATIENCE_S:
             return None
         space = {**self.frame.scope.outer, **self.names, **(changed or {})}
         for name in gone:
@@ -99,7 +99,7 @@ class DryPeaks:
         start = time.monotonic()
         try:
             self._s.line.update("looking for what would help; Ctrl-C ends it")
-            subject = Subject(space, [], prepare, None, False, _LIMIT_S)
+            subject = Subject(space, [], prepare, None, False, LIMIT_S)
             result = dry(subject)
         except (GpuError, KeyboardInterrupt):  # no fork here; or whoever waits has seen enough
             return None

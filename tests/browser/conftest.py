@@ -83,10 +83,13 @@ class Chromium:
 running: list[Chromium] = []
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(nextitem):
-    if running and (nextitem is None or Path(__file__).parent not in nextitem.path.parents):
-        running.pop().close()
+    try:
+        return (yield)
+    finally:
+        if running and (nextitem is None or Path(__file__).parent not in nextitem.path.parents):
+            running.pop().close()
 
 
 @pytest.fixture(scope="module")

@@ -8,18 +8,20 @@ STREAM = re.compile(r"/gpumagic/api/stream")
 
 
 def test_a_cut_socket_comes_back_and_asks_for_what_it_missed(new_view):
-    view, routes, wants = new_view, [], []
+    view, routes, wants, told = new_view, [], [], []
 
     def connect(route):
         server = route.connect_to_server()
         routes.append(route)
         route.on_message(lambda text: (wants.append(text), server.send(text)))
+        server.on_message(lambda text: (told.append(text), route.send(text)))
 
     view.page.route_web_socket(STREAM, connect)
     view.load()
     view.open_panel()
     view.shows("H100")
     view.wait_until(lambda: len(routes) == 1 and any('"since":null' in want for want in wants))
+    view.wait_until(lambda: any(text.startswith('{"type":"history"') for text in told))
     wants.clear()
     routes[0].close()
     view.wait_until(lambda: len(routes) == 2 and wants)
