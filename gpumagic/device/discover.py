@@ -11,11 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from pathlib import Path
 from typing import Literal
 
-from gpumagic import nvml
+from gpumagic import drm, nvml
+from gpumagic.device.build_of_torch import torch_build
+from gpumagic.device.vendor_order import hip_order, xpu_order
 
-Kind = Literal["cpu", "cuda", "mps"]
+Kind = Literal["cpu", "cuda", "xpu", "mps"]
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,14 @@ class Device:
 
     Parameters
     ----------
-    kind : {"cpu", "cuda", "mps"}
+    kind : {"cpu", "cuda", "xpu", "mps"}
+        As torch says: an AMD GPU is ``"cuda"`` too.
     ordinal : int, optional
         CUDA's number in this process, the ``1`` of ``cuda:1``.
     uuid : str, optional
-        With its prefix, ``"GPU-…"`` or ``"MIG-…"``.
+        With its prefix, ``"GPU-…"`` or ``"MIG-…"``; ``"PCI-…"`` of one that has none.
     index : int, optional
-        NVML's number on this machine, that of nvidia-smi; for a MIG device its parent's.
+        The driver's number on this machine, that of nvidia-smi; for a MIG device its parent's.
     name : str, optional
     memory_total, memory_free : int, optional
         Bytes.
@@ -58,7 +62,7 @@ class Device:
     ordinal_certain: bool = field(default=True, compare=False)
 
     def __str__(self) -> str:
-        return f"cuda:{self.ordinal}" if self.kind == "cuda" else self.kind
+        return f"{self.kind}:{self.ordinal}" if self.kind in ("cuda", "xpu") else self.kind
 
     @property
     def label(self) -> str:
@@ -67,6 +71,8 @@ class Device:
 
 
 CPU = Device("cpu")
+# Sixteen hexadecimal digits, each as the hexadecimal code of its letter.
+_SPELLED = re.compile(r"(?:-?(?:3[0-9]|6[1-6])){16}")
 _virtual: Callable[[], Sequence[Device]] | None = None
 _cuda_order: tuple[str, ...] | None = None
 devices_changed: list[Callable[[], None]] = []
@@ -97,13 +103,47 @@ def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
     ]
 
 
-def here(*, memory: bool = True) -> list[Device]:
-    """The CUDA devices of this process, by ordinal: never an exception, empty without a driver.
+def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
+    """The GPUs that ROCm's torch calls ``cuda``, by ordinal, with how much of each is free."""
+    cards = {card.address: (n, card) for n, card in enumerate(drm.graphics_cards(root, "amd"))}
+    nodes = [cards[node.address] for node in drm.kfd_nodes(root) if node.address in cards]
+    shown = hip_order([(card.uuid, (n, card)) for n, card in nodes], env)
+    return [_of_card("cuda", ordinal, *known) for ordinal, known in enumerate(shown)]
 
-    With `memory`, how much is free too, which is a driver call per GPU.
+
+def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
+    """The GPUs that torch calls ``xpu``, by ordinal: those of cards, or else the processor's."""
+    known = list(enumerate(drm.graphics_cards(root, "intel")))
+    cards = [(n, card) for n, card in known if not card.integrated] or known
+    shown = xpu_order([(card.uuid, (n, card)) for n, card in cards], env)
+    # Level Zero does not say in which order it has those of several models.
+    certain = len({card.name for _, card in cards}) <= 1
+    return [
+        replace(_of_card("xpu", ordinal, *one), ordinal_certain=certain)
+        for ordinal, one in enumerate(shown)
+    ]
+
+
+def _of_card(kind: Kind, ordinal: int, index: int, card: drm.GraphicsCard) -> Device:
+    total, used = card.memory("total"), card.memory("used")
+    free = None if total is None or used is None else total - used
+    return Device(kind, ordinal, card.uuid, index, card.name, total, free)
+
+
+def here(*, memory: bool = True) -> list[Device]:
+    """The GPUs that torch has in this process, by ordinal: never an exception, empty without any.
+
+    With `memory`, how much is free too, which is a driver call per GPU. Which they are depends on
+    what torch was built for: AMD's for ROCm, Intel's for XPU, else those that CUDA would show.
     """
     if _virtual is not None:
         return list(_virtual())
+    build = torch_build()
+    if build.xpu is not None:
+        return intel_gpus(os.environ)
+    if build.hip is not None:
+        found = amd_gpus(os.environ)
+        return found if _cuda_order is None else _in_cuda_order(found, _cuda_order)
     if _cuda_order is not None:
         found = _in_cuda_order(physical_gpus(), _cuda_order)
     else:
@@ -123,8 +163,10 @@ def _in_cuda_order(physical: Iterable[Device], order: Sequence[str]) -> list[Dev
 
 
 def _bare(uuid: str | None) -> str:
-    # Torch gives a UUID without its prefix.
-    return (uuid or "").removeprefix("GPU-").removeprefix("MIG-").lower()
+    # Torch gives a UUID without its prefix, and HIP's as the bytes of the text that it is.
+    bare = (uuid or "").removeprefix("GPU-").removeprefix("MIG-").lower()
+    spelled = bytes.fromhex(bare.replace("-", "")) if _SPELLED.fullmatch(bare) else b""
+    return spelled.decode() if spelled else bare
 
 
 def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:

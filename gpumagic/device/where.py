@@ -11,13 +11,14 @@ from gpumagic.device.discover import CPU, Device, here
 from gpumagic.errors import GpuError, as_typed, meant
 
 _NUMBER = r"(?P<number>[0-9]{1,9})"
-_CUDA = re.compile(rf"{_NUMBER}|(?:/device:|/)?(?:gpu|cuda)(?::(?P<after>[0-9]{{1,9}}))?", re.I)
+_KIND = r"(?P<kind>gpu|cuda|xpu)(?::(?P<after>[0-9]{1,9}))?"
+_GPU = re.compile(rf"{_NUMBER}|(?:/device:|/)?{_KIND}", re.I)
 _CPU = re.compile(r"(?:/device:|/)?cpu(?::(?P<after>[0-9]{1,9}))?", re.I)
 _MPS = re.compile(r"mps(?::0)?", re.I)
-_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-z/-]+", re.I)
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-z/-]+|PCI-[0-9a-f:.-]+", re.I)
 
-SPELLINGS = "1, gpu:1, cuda:1, cuda, cpu, mps, GPU-<uuid>, free, all, or 0,1"
-SPELLINGS_OF_ONE = "1, gpu:1, cuda:1, cuda, cpu, mps, GPU-<uuid>, or free"
+SPELLINGS = "1, gpu:1, cuda:1, cuda, xpu:1, cpu, mps, GPU-<uuid>, free, all, or 0,1"
+SPELLINGS_OF_ONE = "1, gpu:1, cuda:1, cuda, xpu:1, cpu, mps, GPU-<uuid>, or free"
 NO_GPU = "this machine has no GPU that this process can see"
 
 
@@ -27,10 +28,11 @@ def resolve(
     """The devices that a WHERE names, in the order in which it names them; at least one.
 
     ``1``, ``gpu:1``, ``gpu``, ``cuda:1``, ``cuda``, ``/gpu:1``, ``/device:GPU:1``, ``cpu``,
-    ``/cpu:0``, ``mps``, ``GPU-<start of a UUID>``, ``MIG-<UUID>``, ``free`` (the GPU with the most
-    free memory), ``all``, or several with commas; an integer, a Device, or a ``torch.device``.
-    ``?`` after one: or else the CPU, which then has a ``note``. A bare ``cuda`` or ``gpu`` means
-    `current`.
+    ``/cpu:0``, ``xpu:1``, ``mps``, ``GPU-<start of a UUID>``, ``MIG-<UUID>``, ``free`` (the GPU
+    with the most free memory), ``all``, or several with commas; an integer, a Device, or a
+    ``torch.device``. ``?`` after one: or else the CPU, which then has a ``note``. A bare ``cuda``,
+    ``xpu`` or ``gpu`` means `current`. An AMD GPU is ``cuda:1``, as ROCm's torch says, and an Intel
+    one ``xpu:1``; ``1`` and ``gpu:1`` are whichever torch has.
 
     Raises GpuError: not a WHERE, not here, named twice, or ambiguous.
     """
@@ -50,7 +52,7 @@ def _resolve(
             for device in _resolve_part(part.strip(), text, devices, current):
                 _add(device, found, text)
     except _NotADevice as error:
-        numbered = [f"{kind}:{d.ordinal}" for d in devices or [] for kind in ("cuda", "gpu")]
+        numbered = [f"{kind}:{d.ordinal}" for d in devices or [] for kind in (d.kind, "gpu")]
         question = meant(str(where), ["cpu", "free", "all", "mps", *numbered])
         raise GpuError(f"{error} is not a device; {question}type {spellings}") from None
     return found
@@ -59,7 +61,7 @@ def _resolve(
 def is_where(text: str) -> bool:
     """Whether it is a WHERE in some spelling, be that device here or not."""
     parts = [part.strip().removesuffix("?").rstrip() for part in text.split(",")]
-    kinds = (_CUDA, _CPU, _MPS, _UUID)
+    kinds = (_GPU, _CPU, _MPS, _UUID)
     return all(p.lower() in ("all", "free") or any(k.fullmatch(p) for k in kinds) for p in parts)
 
 
@@ -81,13 +83,13 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
     head, comma, start = prefix.rpartition(",")
     taken = {part.strip() for part in head.split(",")}
     ordinals = [device.ordinal for device in devices]
-    offers = [f"{n}" for n in ordinals] + [f"cuda:{n}" for n in ordinals] + ["cpu"]
+    offers = [f"{n}" for n in ordinals] + [str(device) for device in devices] + ["cpu"]
     if devices:
         offers += ["free"] if comma else ["free", "all"]
     # These only for somebody who has begun to write so.
     for spelling in ("gpu:", "/gpu:", "/GPU:", "/device:GPU:") if start else ():
         offers += [f"{spelling}{n}" for n in ordinals]
-    if start.startswith(("G", "M")):
+    if start.startswith(("G", "M", "P")):
         offers += [device.uuid for device in devices if device.uuid]
     return [f"{head}{comma}{o}" for o in offers if o.startswith(start) and o not in taken]
 
@@ -137,9 +139,10 @@ class _NotHere(Exception):
 
 def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
     word = asked.lower()
-    if match := _CUDA.fullmatch(asked):
+    if match := _GPU.fullmatch(asked):
         digits = match["number"] or match["after"]
-        return [_cuda(current if digits is None else int(digits), asked, devices)]
+        kind = (match["kind"] or "gpu").lower()
+        return [_gpu(kind, current if digits is None else int(digits), asked, devices)]
     if match := _CPU.fullmatch(asked):
         if int(match["after"] or 0):
             raise GpuError(f"no {asked}: the CPU is one device; type cpu")
@@ -157,11 +160,14 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
     raise _NotADevice(_quote(asked))
 
 
-def _cuda(ordinal: int, asked: str, devices: Sequence[Device]) -> Device:
+def _gpu(kind: str, ordinal: int, asked: str, devices: Sequence[Device]) -> Device:
+    """`kind` is torch's name, or "gpu" for whichever there is."""
     for device in devices:
-        if device.ordinal == ordinal:
+        if device.ordinal == ordinal and kind in ("gpu", device.kind):
             return device
-    name = f"GPU {ordinal}" if asked.isdecimal() else f"cuda:{ordinal}"
+    there = devices[0].kind if devices else "cuda"
+    name = f"{there if kind == 'gpu' else kind}:{ordinal}"
+    name = f"GPU {ordinal}" if asked.isdecimal() else name
     raise _NotHere(name, _there_is(devices), _cure(asked, devices))
 
 
@@ -200,8 +206,12 @@ def _list(devices: Sequence[Device]) -> str:
     labels = [str(device) for device in devices]
     if len(labels) > 8:
         labels = [*labels[:3], "…", labels[-1]]
+    names = {"virtual" if device.virtual else device.name or "" for device in devices}
+    (one, *more) = names
+    if more and len(labels) == len(devices):
+        labels = [f"{d} ({d.name})" if d.name else str(d) for d in devices]
     text = " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
-    return f"{text} (virtual)" if any(device.virtual for device in devices) else text
+    return text if more or not one else f"{text} ({one})"
 
 
 def _there_is(devices: Sequence[Device]) -> str:

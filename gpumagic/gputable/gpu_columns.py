@@ -11,6 +11,8 @@ from gpumagic.telemetry.snapshot import GpuSample
 _BAR = 14
 INKS = {"mine": "█", "books": "▓", "others": "▒", "left": "×", "unseen": "░", "driver": "│"}
 FREE = "·"
+_VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
+_NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
 # A holder of more GPUs is told as a sum.
 _LISTED = 4
 
@@ -37,7 +39,14 @@ def gpu_columns(
             nvml,
             number=True,
             css="gm-dim",
-            html=[tag("span", index, title="the number in nvidia-smi") for index in nvml],
+            html=[
+                tag(
+                    "span",
+                    index,
+                    title=_NUMBERED.get(gpu.vendor or "", "its number on this machine"),
+                )
+                for gpu, index in zip(gpus, nvml, strict=True)
+            ],
         ),
         Column(
             "name",
@@ -138,11 +147,11 @@ def _hot(gpu: GpuSample) -> bool:
 
 
 def device(gpu: GpuSample) -> str:
-    """Where a tensor would have to be: ``"cuda:1"``, or why it cannot be."""
+    """Where a tensor would have to be: ``"cuda:1"``, ``"xpu:0"``, or why it cannot be."""
     if gpu.lost:
         return "lost"
     if gpu.ordinal is not None:
-        return f"cuda:{gpu.ordinal}" + ("" if gpu.ordinal_certain else "?")
+        return gpu.called(gpu.ordinal) + ("" if gpu.ordinal_certain else "?")
     return "not visible"
 
 
@@ -172,10 +181,12 @@ def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
 def label(gpu: GpuSample) -> str:
     """What a GPU is called in a sentence."""
     if gpu.ordinal is not None:
-        return f"cuda:{gpu.ordinal}" + (" (virtual)" if gpu.virtual else "")
+        return gpu.called(gpu.ordinal) + (" (virtual)" if gpu.virtual else "")
     if gpu.virtual:
         return "virtual GPU"
-    return f"GPU {gpu.index}" if gpu.mig is None else _name(gpu).removeprefix("└ ")
+    # Each driver counts its own.
+    whose = _VENDORS.get(gpu.vendor or "", "")
+    return f"{whose}GPU {gpu.index}" if gpu.mig is None else _name(gpu).removeprefix("└ ")
 
 
 def holder_columns(

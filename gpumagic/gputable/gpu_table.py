@@ -133,6 +133,7 @@ def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:
         host.name,
         f"CUDA {snapshot.cuda}" if snapshot.cuda else "",
         f"driver {snapshot.driver}" if snapshot.driver else "",
+        *snapshot.software,
         _count(len(whole) - virtual, "GPU"),
         _count(virtual, "virtual GPU"),
         f"{_count(host.cpu_count, 'CPU')}{busy}" if host.cpu_count else "",
@@ -153,9 +154,12 @@ def _notes(gpus: Sequence[GpuSample]) -> list[str]:
         slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
         if slow:
             found.append(f"{label(gpu)} runs slower than it could: {', '.join(slow)}.")
-    if any(gpu.unified for gpu in gpus):
+    if any(gpu.unified and gpu.vendor != "apple" for gpu in gpus):
         found.append("A GPU that shares the host's memory shows the host's.")
-    if any(not gpu.ordinal_certain for gpu in gpus):
+    unsure = {gpu.kind for gpu in gpus if not gpu.ordinal_certain}
+    if "xpu" in unsure:
+        found.append("xpu:N? is a guess, for Level Zero may order unlike GPUs otherwise.")
+    if "cuda" in unsure:
         found.append(f"cuda:N? is a guess, for CUDA may order unlike GPUs so; {_CERTAIN_CURE}.")
     return found
 

@@ -160,6 +160,8 @@ def wait_for(device: torch.device) -> None:
     """Wait until `device` has finished what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "xpu":
+        torch.xpu.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
 

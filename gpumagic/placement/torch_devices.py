@@ -22,9 +22,11 @@ def devices(*, memory: bool = True) -> list[Device]:
     """
     tell_cuda_order()
     known, count = names.here(memory=memory), torch.cuda.device_count()
+    if any(device.kind == "xpu" for device in known):
+        count = torch.xpu.device_count()
     if len(known) == count:
         return known
-    # NVML is silent (ROCm, Jetson) or counts otherwise: torch is what will run the cell.
+    # The driver is silent (Jetson) or counts otherwise: torch is what will run the cell.
     return [
         Device(
             "cuda",
@@ -32,7 +34,7 @@ def devices(*, memory: bool = True) -> list[Device]:
             name=torch.cuda.get_device_name(index),
             memory_free=torch.cuda.mem_get_info(index)[0] if memory else None,
         )
-        for index in range(count)
+        for index in range(torch.cuda.device_count())
     ]
 
 

@@ -8,30 +8,30 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
-from gpumagic import device
-from gpumagic.errors import as_typed
+from gpumagic import device, faults
 from gpumagic.telemetry import virtual_state
-from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.owners import Owner, Owners
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
+from gpumagic.telemetry.sources import Source, chosen
+from gpumagic.telemetry.why_none import explain
 
+T = TypeVar("T")
 # How often owners are looked up anew.
 _OWNERS_S = 2.9
-# On a machine without GPUs there is nothing wrong in these; they only say why there is none.
-_JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
 
 
 class Collector:
-    """Takes snapshots from its sources, by default those of this machine; ``here`` lists the CUDA
-    devices of this process, and ``usable`` is False in a server, which uses no GPU itself but
-    whose kernels number them as it would."""
+    """Takes snapshots from its sources, by default those of this machine; ``here`` lists the GPUs
+    that torch has in this process, and ``usable`` is False in a server, which uses no GPU itself
+    but whose kernels number them as it would. A source that fails costs the others nothing."""
 
     def __init__(
         self,
-        nvml: NvmlSource | None = None,
+        sources: Sequence[Source] | None = None,
         owners: Owners | None = None,
         virtual_states: Callable[[], Sequence[virtual_state.VirtualState]] = virtual_state.read,
         here: Callable[[], Sequence[device.Device]] = lambda: device.here(memory=False),
@@ -40,7 +40,9 @@ class Collector:
         host: Callable[[], Host] | None = None,
         usable: bool = True,
     ) -> None:
-        self._nvml = nvml or NvmlSource()
+        self._sources, self._misnamed = (
+            chosen(os.environ) if sources is None else (list(sources), [])
+        )
         self._host = host or read_host
         self._owners = owners or Owners()
         self._virtual_states = virtual_states
@@ -49,6 +51,7 @@ class Collector:
         self._clock = clock
         self._monotonic = monotonic
         self._lock = threading.Lock()
+        self._failed: list[Problem] = []
         self._known: dict[int, Owner] = {}
         self._known_at = float("-inf")
 
@@ -56,33 +59,69 @@ class Collector:
         """The machine now; ``patience``: how many times its interval a reading may be old."""
         with self._lock:
             host = self._host()
-            real = self._nvml.gpus(host, patience)
+            self._failed = []
+            real, told = self._gpus(host, patience)
             # This process's own first: they are the ones that a WHERE can name.
             states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
             gpus = self._with_ordinals([*real, *map(_virtual_sample, states)])
-            holders = self._nvml.processes(patience) if processes and real else []
+            holders: list[ProcessSample] = []
+            software: dict[str, str] = {}
+            for source in told:
+                held = self._ask(source, lambda one: one.processes(patience)) if processes else ()
+                holders += held or ()
+                software |= self._ask(source, lambda one: one.software()) or {}
             holders += [
                 ProcessSample(state.facts.uuid, state.pid, state.reserved, "compute")
                 for state in states
             ]
-            sources = [name for name, found in (("nvml", real), ("virtual", states)) if found]
+            problems = list(self._misnamed)
+            for source in self._sources:
+                problems += self._ask(source, lambda one: one.problems()) or ()
+            names = [source.name for source in told] + ["virtual"] * bool(states)
             return Snapshot(
                 time=self._clock(),
                 host=host,
-                driver=self._nvml.driver() if real else None,
-                cuda=self._nvml.cuda() if real else None,
-                source="+".join(sources) or "none",
+                driver=software.pop("driver", None),
+                cuda=software.pop("cuda", None),
+                software=tuple(f"{name} {text}".strip() for name, text in software.items()),
+                source="+".join(names) or "none",
                 gpus=tuple(gpus),
                 processes=tuple(self._with_owners(holders, patience)) if processes else (),
-                problems=tuple(_explain(gpus, self._nvml.problems(), named=self._usable)),
+                problems=tuple(explain(gpus, [*problems, *self._failed], named=self._usable)),
             )
 
     def chore(self, *, processes: bool, seconds: float) -> None:
         """After a snapshot, read ahead what is expensive and due, for at most so long."""
         with self._lock:
-            self._nvml.chore(processes=processes, seconds=seconds)
+            end = self._monotonic() + seconds
+            for source in self._sources:
+                left = max(end - self._monotonic(), 0.0)
+                with faults.kept(f"reading ahead by the source {source.name}"):
+                    source.chore(processes=processes, seconds=left)
             if processes and self._known and self._monotonic() - self._known_at >= _OWNERS_S:
                 self._look_up(set(self._known))
+
+    def _gpus(self, host: Host, patience: float) -> tuple[list[GpuSample], list[Source]]:
+        """The GPUs, and which sources told of some."""
+        found: dict[str, GpuSample] = {}
+        told = []
+        for source in self._sources:
+            its = self._ask(source, lambda one: one.gpus(host, patience)) or ()
+            # Two may tell of one GPU: the first is believed.
+            found |= {gpu.uuid: gpu for gpu in its if gpu.uuid not in found}
+            told += [source] if its else []
+        return list(found.values()), told
+
+    def _ask(self, source: Source, question: Callable[[Source], T]) -> T | None:
+        """The answer of one source, or None and a problem."""
+        try:
+            return question(source)
+        except Exception as error:  # noqa: BLE001  a source may be anybody's; kept and told
+            faults.keep(f"asking the source {source.name}", error)
+            cause = f"the source {source.name} failed ({type(error).__name__}: {error})"
+            problem = Problem("source-failed", cause, "run %gpus --doctor; the others are shown")
+            self._failed += [] if problem in self._failed else [problem]
+            return None
 
     def _with_ordinals(self, gpus: Iterable[GpuSample]) -> list[GpuSample]:
         known = {found.uuid: found for found in self._here()}
@@ -188,36 +227,3 @@ def _virtual_sample(state: virtual_state.VirtualState) -> GpuSample:
         utilization=state.utilization,
         virtual_ordinal=state.ordinal,
     )
-
-
-def _explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """The problems as somebody who has these GPUs, or none, should read them; ``named`` where
-    those that can be used have ordinals."""
-    gpus = [gpu for gpu in gpus if not gpu.lost]
-    usable = any(gpu.ordinal is not None or not named for gpu in gpus)
-    if any(gpu.virtual for gpu in gpus):
-        problems = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
-    if usable:
-        return list(problems)
-    if gpus and not all(gpu.virtual for gpu in gpus):
-        cause = "this process can use none of these GPUs"
-        setting = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if setting is None:
-            cause, cure = f"{cause}: CUDA shows it none", "run %gpus --doctor"
-        else:
-            cause = f"{cause}: CUDA_VISIBLE_DEVICES is {setting!r}"
-            cure = "set it right before the kernel starts, then restart the kernel"
-        return [*problems, Problem("none-visible", cause, cure)]
-    offer = f"{as_typed('%gpus --virtual 2')} makes virtual ones"
-    why = f"{offer} (why: %gpus --doctor)"
-    if not problems and not gpus:
-        return [Problem("no-gpu", "NVIDIA's driver finds no GPU on this machine", why)]
-    if any(gpu.virtual for gpu in gpus):
-        return list(problems)
-    # Most often nothing is wrong: the machine has no GPU. The doctor has the cures.
-    return [
-        replace(problem, cure=why)
-        if problem.code in _JUST_NO_GPU
-        else replace(problem, cure=f"{problem.cure}; or {offer}")
-        for problem in problems
-    ]

@@ -53,6 +53,8 @@ _UNKNOWN = ("a critical error of the driver", "look the number up in NVIDIA's li
 class NvmlSource:
     """Samples of NVIDIA's GPUs; ``door`` is asked anew each time, for a fork closes it."""
 
+    name = "nvml"
+
     def __init__(
         self,
         door: Callable[[], nvml.Nvml] = nvml.door,
@@ -71,19 +73,16 @@ class NvmlSource:
         self._present: tuple[nvml.Gpu, ...] = ()
         self._samples: list[GpuSample] = []
 
-    def driver(self) -> str | None:
-        """The driver's version."""
+    def software(self) -> dict[str, str]:
+        """The driver's version, and the newest CUDA that it can run: ``"13.0"``."""
         if self._driver is None:
             version = self._door().system("nvmlSystemGetDriverVersion")
             self._driver = None if version is None else str(version)
-        return self._driver
-
-    def cuda(self) -> str | None:
-        """The newest CUDA that the driver can run: ``"13.0"``."""
         if self._cuda is None:
             number = self._door().system("nvmlSystemGetCudaDriverVersion")
             self._cuda = f"{number // 1000}.{number % 1000 // 10}" if number else None
-        return self._cuda
+        told = {"driver": self._driver, "cuda": self._cuda}
+        return {name: version for name, version in told.items() if version}
 
     def gpus(self, host: Host, patience: float = 0.0) -> list[GpuSample]:
         """All GPUs, also lost ones; ``patience``: how many times its interval a reading may be old,

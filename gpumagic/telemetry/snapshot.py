@@ -31,14 +31,14 @@ class Host:
 class GpuSample:
     """A GPU, a MIG device or a virtual GPU."""
 
-    uuid: str  # "GPU-…" or "MIG-…": the one name that holds everywhere
+    uuid: str  # "GPU-…", "MIG-…" or "PCI-…": the one name that holds everywhere
     name: str | None = None
-    index: int | None = None  # NVML's, that of nvidia-smi; a MIG device has its parent's
-    ordinal: int | None = None  # CUDA's, in the process that took the snapshot
+    index: int | None = None  # its driver's, that of nvidia-smi; a MIG device has its parent's
+    ordinal: int | None = None  # torch's, in the process that took the snapshot
     ordinal_certain: bool = True  # False where CUDA's own order could not be known
     virtual: bool = False
     mig: str | None = None  # the parent's UUID, where this is a MIG device
-    unified: bool = False  # it shares the host's memory, and the memory fields are the host's
+    unified: bool = False  # it shares the host's memory, and memory_total is the host's
     memory_total: int | None = None
     memory_used: int | None = None
     memory_reserved: int | None = None  # what the driver keeps for itself; not in memory_used
@@ -74,6 +74,19 @@ class GpuSample:
     virtual_ordinal: int | None = None  # of a virtual GPU: CUDA's, in the process that has it
     lost: bool = False  # it was there and answers no longer; only name, UUID and index are known
     age: float = 0.0  # seconds since the values were read: 0 unless the driver stalls
+    vendor: str | None = "nvidia"  # or "amd", "intel", "apple"
+
+    @property
+    def kind(self) -> str:
+        """What torch calls its like: "cuda", also AMD's, "xpu" or "mps"."""
+        return _KINDS.get(self.vendor or "", "cuda")
+
+    def called(self, ordinal: int) -> str:
+        """ "cuda:1", "xpu:1"; "mps" of the one that Macs have."""
+        return self.kind if self.kind == "mps" else f"{self.kind}:{ordinal}"
+
+
+_KINDS = {"intel": "xpu", "apple": "mps"}
 
 
 @dataclass(frozen=True)
@@ -126,11 +139,12 @@ class Snapshot:
     time: float
     host: Host = Host()
     driver: str | None = None
-    source: str = "none"  # or what was asked: "nvml", "virtual" or "nvml+virtual"
+    source: str = "none"  # or who told of GPUs: "nvml", "amd+virtual"
     gpus: tuple[GpuSample, ...] = ()
     processes: tuple[ProcessSample, ...] = ()
     problems: tuple[Problem, ...] = ()
     cuda: str | None = None  # the newest that the driver can run, "13.0"
+    software: tuple[str, ...] = ()  # what others' GPUs run on: "ROCm 6.2.4", "amdgpu"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and tuples, numbers, strings and None."""

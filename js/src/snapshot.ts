@@ -54,6 +54,8 @@ export interface GpuSample {
   virtual_ordinal: number | null;
   lost: boolean;
   age: number;
+  /** "nvidia", "amd", "intel", "apple"; an older server does not say, and has only NVIDIA's. */
+  vendor?: string | null;
 }
 
 export interface ProcessSample {
@@ -93,6 +95,8 @@ export interface Snapshot {
   driver: string | null;
   /** The newest CUDA that the driver can run: "13.0"; an older server does not say. */
   cuda?: string | null;
+  /** What GPUs run on that are not NVIDIA's: "ROCm 6.2.4"; an older server does not say. */
+  software?: string[];
   source: string;
   gpus: GpuSample[];
   processes: ProcessSample[];

@@ -34,7 +34,7 @@ now = [0.0]
 clock, unix = (lambda: now[0]), (lambda: 1e9 + now[0])
 door = Nvml(clock=clock)
 source = NvmlSource(lambda: door, unix, clock)
-collector = Collector(source, here=list, clock=unix, monotonic=clock, usable=False)
+collector = Collector([source], here=list, clock=unix, monotonic=clock, usable=False)
 sampler = Sampler(collector, clock=unix, monotonic=clock, threads=False)
 subscription = sampler.subscribe(processes=True)
 def look(seconds=1):

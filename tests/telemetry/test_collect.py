@@ -31,17 +31,17 @@ def collector(
     usable: bool = True,
 ) -> Collector:
     nvml: Any = SimpleNamespace(
+        name="nvml",
         gpus=lambda host, patience: list(gpus),
         processes=lambda patience: list(processes),
         problems=lambda: list(problems),
-        driver=lambda: "580",
-        cuda=lambda: "13.0",
+        software=lambda: {"driver": "580", "cuda": "13.0"},
     )
     owners: Any = SimpleNamespace(
         look_up=lambda pids: {pid: Owner("ada", "python3", "a.ipynb", 9.0) for pid in pids}
     )
     return Collector(
-        nvml,
+        [nvml],
         owners,
         lambda: states,
         lambda: here,
@@ -197,15 +197,15 @@ def test_a_patient_look_at_the_owners_is_made_by_a_chore() -> None:
 
     held = [ProcessSample("GPU-r", 7)]
     nvml: Any = SimpleNamespace(
+        name="nvml",
         gpus=lambda host, patience: [REAL],
         processes=lambda patience: list(held),
         problems=list,
-        driver=lambda: "580",
-        cuda=lambda: "13.0",
+        software=dict,
         chore=lambda processes, seconds: None,
     )
     owners: Any = SimpleNamespace(look_up=look_up)
-    made = Collector(nvml, owners, tuple, list, monotonic=lambda: now[0])
+    made = Collector([nvml], owners, tuple, list, monotonic=lambda: now[0])
 
     def tick() -> None:
         (*_, last) = made.take(patience=2.0).processes

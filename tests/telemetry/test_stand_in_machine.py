@@ -88,6 +88,7 @@ def test_every_reading_arrives_in_its_unit(stand_in: Any) -> None:
         "virtual_ordinal": None,
         "lost": False,
         "age": 0.0,
+        "vendor": "nvidia",
     }
 
 
@@ -187,7 +188,7 @@ from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.nvml_source import NvmlSource
 now = [0.0]
 door = nvml.Nvml(clock=lambda: now[0])
-collector = Collector(NvmlSource(lambda: door), here=list)
+collector = Collector([NvmlSource(lambda: door)], here=list)
 def look():
     now[0] += 100
     snapshot = collector.take()

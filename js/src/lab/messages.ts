@@ -36,6 +36,7 @@ export function toSnapshot(value: unknown): Snapshot | null {
     host: (isFields(value.host) ? value.host : {}) as unknown as Snapshot['host'],
     driver: typeof value.driver === 'string' ? value.driver : null,
     cuda: typeof value.cuda === 'string' ? value.cuda : null,
+    software: Array.isArray(value.software) ? value.software.map(String) : [],
     source: String(value.source),
     gpus: items<GpuSample>(value.gpus, { uuid: 'string' }).map((gpu) =>
       gpu.throttle && !Array.isArray(gpu.throttle) ? { ...gpu, throttle: null } : gpu,

@@ -9,7 +9,7 @@ import type { Sight } from './page.js';
 import type { Shared } from './shared.js';
 import type { View } from './split.js';
 import { NOT_KNOWN, reading, size, watts } from './units.js';
-import { also, called, faults, full, hot, kinds, model } from './words.js';
+import { also, called, faults, full, hot, kinds, model, numbered, torchName } from './words.js';
 
 let made = 0;
 const whole = (value: number | null): string => (value === null ? NOT_KNOWN : value.toFixed(0));
@@ -42,7 +42,7 @@ class CardHead implements Head {
   update(view: View): void {
     const { gpu } = view;
     const { t } = this.#shared;
-    this.#also.offer(also(view, this.#shared.here)).hint(t('the number in nvidia-smi'));
+    this.#also.offer(also(view, this.#shared.here)).hint(numbered(gpu, t));
     this.#kinds.update(kinds(view, t));
     const name = model(view, t);
     this.#name.say(name).hint(`${name} ${gpu.uuid}`.trim());
@@ -165,7 +165,7 @@ export class Card {
       .look(view.parts.mine > 0 ? 'own' : '')
       .hint([other, model(view, this.#shared.t)].filter(Boolean).join(' · '));
     this.#head.update(view);
-    const where = `cuda:${gpu.ordinal}`;
+    const where = torchName(gpu, gpu.ordinal ?? -1);
     const bar = this.#shared.timing.bars?.find((bar) => bar.where === where);
     if (bar && !this.#pace) {
       this.#pace = new Pace(this.#shared.t('Timing'));

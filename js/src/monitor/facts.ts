@@ -4,6 +4,7 @@ import type { GpuSample } from '../snapshot.js';
 import { Field, h, Rows } from './dom.js';
 import type { Shared, Translate } from './shared.js';
 import { age, energy, reading, size, watts } from './units.js';
+import { torchName } from './words.js';
 
 type Fact = readonly [name: string, value: string];
 
@@ -23,8 +24,9 @@ export function facts(gpu: GpuSample, now: number, t: Translate): Fact[] {
           known(into, (rate) => `↓ ${size(rate)}/s`),
           known(out, (rate) => `↑ ${size(rate)}/s`),
         );
+  const nvidia = (gpu.vendor ?? 'nvidia') === 'nvidia';
   const rows: [string, string | null][] = [
-    [t('SM clock'), clock(gpu.sm_clock, gpu.sm_clock_limit)],
+    [nvidia ? t('SM clock') : t('GPU clock'), clock(gpu.sm_clock, gpu.sm_clock_limit)],
     [t('Memory clock'), clock(gpu.memory_clock, gpu.memory_clock_limit)],
     [t('Slowed by'), gpu.throttle?.length ? gpu.throttle.join(', ') : null],
     [
@@ -62,7 +64,7 @@ export function facts(gpu: GpuSample, now: number, t: Translate): Fact[] {
       known(gpu.energy, (joules) => t('%1 since the driver was loaded', energy(joules))),
     ],
     [t('Memory'), gpu.unified ? t('shared with the host') : null],
-    [t('Here'), known(gpu.ordinal, (n) => `cuda:${n}${gpu.ordinal_certain ? '' : '?'}`)],
+    [t('Here'), known(gpu.ordinal, (n) => torchName(gpu, n) + (gpu.ordinal_certain ? '' : '?'))],
     ['UUID', gpu.uuid],
   ];
   return rows.filter((row): row is [string, string] => !!row[1]);

@@ -9,12 +9,13 @@ import type { View } from './split.js';
 import { age, filled, reading } from './units.js';
 import { broken } from './words.js';
 
-/** "CUDA 13.0 · CPU 14 % · RAM 87/512 GiB". */
-export function machine({ host, driver, cuda }: Snapshot, t: Translate): string[] {
+/** "CUDA 13.0 · CPU 14 % · RAM 87/512 GiB", or "ROCm 6.2.4 · amdgpu · …". */
+export function machine({ host, driver, cuda, software }: Snapshot, t: Translate): string[] {
   const busy = host.cpu_utilization ?? null;
   return (
     [
       cuda ? `CUDA ${cuda}` : driver && t('driver %1', driver),
+      ...(software ?? []),
       busy === null ? '' : `CPU ${reading(busy, '%')}`,
       host.memory_total && `RAM ${filled(host.memory_used, host.memory_total)}`,
     ]

@@ -5,6 +5,14 @@ import type { Translate } from './shared.js';
 import { owner, type View } from './split.js';
 import { age } from './units.js';
 
+const KINDS: Record<string, string> = { intel: 'xpu', apple: 'mps' };
+
+/** What torch calls a GPU of this number: "cuda:1", also AMD's, "xpu:1", or "mps". */
+export function torchName(gpu: GpuSample, ordinal: number): string {
+  const kind = KINDS[gpu.vendor ?? ''] ?? 'cuda';
+  return kind === 'mps' ? kind : `${kind}:${ordinal}`;
+}
+
 /** "cuda:1" where it is known which that is, else "GPU 0"; "MIG 1g.10gb", "MIG 1g.10gb #2". */
 export function label(gpu: GpuSample, ordinal = gpu.ordinal, nth = 0): string {
   if (gpu.virtual) return gpu.virtual_ordinal === null ? 'GPU' : `cuda:${gpu.virtual_ordinal}`;
@@ -12,12 +20,15 @@ export function label(gpu: GpuSample, ordinal = gpu.ordinal, nth = 0): string {
     const profile = (gpu.name ?? '').split('MIG ').at(-1) || gpu.uuid.slice(4, 12);
     return `MIG ${profile}${nth ? ` #${nth}` : ''}`;
   }
-  if (ordinal !== null) return `cuda:${ordinal}${gpu.ordinal_certain ? '' : '?'}`;
+  if (ordinal !== null) return torchName(gpu, ordinal) + (gpu.ordinal_certain ? '' : '?');
   return physical(gpu);
 }
 
-/** What nvidia-smi calls it: "GPU 0". */
-export const physical = (gpu: GpuSample): string => `GPU ${gpu.index ?? gpu.uuid.slice(4, 12)}`;
+const VENDORS: Record<string, string> = { amd: 'AMD ', intel: 'Intel ', apple: 'Apple ' };
+
+/** What nvidia-smi calls it: "GPU 0"; of those that others count, "AMD GPU 0". */
+export const physical = (gpu: GpuSample): string =>
+  `${VENDORS[gpu.vendor ?? ''] ?? ''}GPU ${gpu.index ?? gpu.uuid.slice(4, 12)}`;
 
 /** CUDA's number of it in this notebook, or where there is none, in the process that looked. */
 export function ordinalOf({ gpu, processes }: View, here: string | null): number | null {
@@ -36,6 +47,13 @@ export function also(view: View, here: string | null): string {
   const ordinal = ordinalOf(view, here);
   const differs = ordinal !== null && gpu.index !== null && ordinal !== gpu.index;
   return differs && !gpu.virtual && gpu.mig === null ? physical(gpu) : '';
+}
+
+/** Where one finds that other number. */
+export function numbered({ vendor }: GpuSample, t: Translate): string {
+  if (vendor === 'amd') return t('the number in amd-smi');
+  const other = vendor === 'intel' || vendor === 'apple';
+  return other ? t('its number on this machine') : t('the number in nvidia-smi');
 }
 
 /** "train.ipynb" of "work/train.ipynb". */

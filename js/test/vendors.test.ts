@@ -1,0 +1,71 @@
+/** GPUs that are not NVIDIA's: their names, and what their machine runs on. */
+
+import { expect, test } from 'vitest';
+import { toSnapshot } from '../src/lab/messages.js';
+import { machine } from '../src/monitor/host.js';
+import { english } from '../src/monitor/shared.js';
+import { label, numbered, torchName } from '../src/monitor/words.js';
+import type { GpuSample, Snapshot } from '../src/snapshot.js';
+import { at, BUSY, fixture, mount, one } from './stage.js';
+
+const gpu = (vendor: string, changes: Partial<GpuSample> = {}): GpuSample => ({
+  ...at(fixture().gpus, BUSY),
+  uuid: `GPU-${vendor}`,
+  vendor,
+  ...changes,
+});
+const nvidias = ['sm_activity', 'sm_occupancy', 'nvlink_received', 'nvlink_sent', 'xid'] as const;
+const none = Object.fromEntries(nvidias.map((name) => [name, null]));
+const amd: Snapshot = {
+  ...fixture(),
+  driver: null,
+  cuda: null,
+  software: ['ROCm 6.2.4', 'amdgpu 6.8.5'],
+  gpus: [gpu('amd', { name: 'AMD Instinct MI300X OAM', index: 3, ordinal: 0, ...none })],
+  processes: [],
+  problems: [],
+};
+
+test.each([
+  ['amd', 1, 'cuda:1', 'AMD GPU 3', 'the number in amd-smi'],
+  ['intel', 1, 'xpu:1', 'Intel GPU 3', 'its number on this machine'],
+  ['apple', 0, 'mps', 'Apple GPU 3', 'its number on this machine'],
+  ['nvidia', 1, 'cuda:1', 'GPU 3', 'the number in nvidia-smi'],
+])('%s: as torch calls it, or else as its driver counts', (vendor, ordinal, here, else_, hint) => {
+  const one = gpu(vendor, { index: 3 });
+  expect(torchName(one, ordinal)).toBe(here);
+  expect(label(one, ordinal)).toBe(here);
+  expect(label({ ...one, ordinal: null })).toBe(else_);
+  expect(numbered(one, english)).toBe(hint);
+});
+
+test('what an older server does not say is NVIDIA’s', () => {
+  const { vendor: _, ...older } = gpu('nvidia');
+  expect(torchName(older, 1)).toBe('cuda:1');
+  expect(numbered(older, english)).toBe('the number in nvidia-smi');
+});
+
+test('a machine runs on what its GPUs have', () => {
+  expect(machine(amd, english).slice(0, 2)).toEqual(['ROCm\u00a06.2.4', 'amdgpu\u00a06.8.5']);
+  const both = { ...amd, cuda: '13.0', software: ['amdgpu'] };
+  expect(machine(both, english).slice(0, 2)).toEqual(['CUDA\u00a013.0', 'amdgpu']);
+  const { software: _, ...older } = { ...fixture(), cuda: '13.0' };
+  expect(machine(older, english)[0]).toBe('CUDA\u00a013.0');
+});
+
+test('what a machine runs on comes through the wire, and nonsense does not', () => {
+  expect(toSnapshot(amd)?.software).toEqual(['ROCm 6.2.4', 'amdgpu 6.8.5']);
+  expect(toSnapshot({ ...amd, software: 'ROCm' })?.software).toEqual([]);
+});
+
+test('a card of AMD’s has no word of CUDA’s but its place', () => {
+  const monitor = mount(amd);
+  one(monitor, '.card .open').click();
+  monitor.update(amd);
+  const said = one(monitor, '.card').textContent ?? '';
+  expect(said).toContain('AMD Instinct MI300X OAM');
+  expect(said).toContain('cuda:0');
+  expect(said).toContain('AMD GPU 3');
+  expect(said).toContain('GPU clock');
+  expect(said).not.toMatch(/CUDA \d|SM |MIG|nvidia/i);
+});
