@@ -1,6 +1,8 @@
-"""Bound what a cell prints in a rank: a million lines are to drown neither network nor notebook."""
+"""Bound what a rank prints: a million lines are to drown neither network, notebook nor disk."""
 
 import contextlib
+import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -8,6 +10,8 @@ from typing import Any, TextIO
 
 MOST = 2**18
 """Characters of a cell that a rank sends of each stream; what it writes over itself counts not."""
+MOST_LOGGED = 2**24
+"""Bytes of what code that is no Python prints, which no cell shows."""
 OVER = "\x1e"
 """Stands for a carriage return on its way: ipyparallel would carry it out, and badly."""
 _OFTEN_S = 0.25
@@ -41,6 +45,15 @@ class _Bounded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def bound_logs() -> None:
+    """Empty the files that C code and programs of this process print to, once they are large."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            file = os.fstat(number)
+            if stat.S_ISREG(file.st_mode) and file.st_blocks * 512 > MOST_LOGGED:
+                os.ftruncate(number, 0)
 
 
 @contextlib.contextmanager

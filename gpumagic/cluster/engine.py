@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
-from gpumagic.cluster import group, leash, sending
+from gpumagic.cluster import group, leash, no_keyboard, sending
 from gpumagic.cluster.bounded import bounded_output
 from gpumagic.cluster.sending import Parcel, Receipt
 from gpumagic.cluster.this_rank import ThisRank
@@ -29,7 +29,7 @@ from gpumagic.placement.torch_devices import find
 from gpumagic.telemetry import collect
 from gpumagic.usercode.compile import compile_cell
 from gpumagic.usercode.files import is_users, label
-from gpumagic.usercode.frames import cut_ours, errors
+from gpumagic.usercode.frames import cut_ours, errors, folded
 from gpumagic.usercode.notebook import shell
 from gpumagic.usercode.variables import names_assigned, names_read
 
@@ -96,6 +96,7 @@ def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, An
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
         virtual.enable(1, memory)
+    no_keyboard.put_in_place()
     _this = ThisRank(int(os.environ["RANK"]), find("cuda:0"), store)
     return about()
 
@@ -251,7 +252,12 @@ def _told(error: BaseException) -> ErrorInRank:
     if isinstance(error, GpuError) or trace is None:
         lines = [f"{type(error).__name__}: {error}"]
     else:
-        lines = shell().InteractiveTB.structured_traceback(type(error), error, trace)
+        error.__traceback__ = trace
+        draw = shell().InteractiveTB.structured_traceback
+        with folded(error) as left_out:
+            lines = draw(type(error), error, error.__traceback__)
+        if left_out:
+            lines.insert(-1, f"[… {left_out:,} more frames at lines that stand above]\n")
         with faults.kept("explaining an error of a rank"):
             found = explain(error) or explain_out_of_memory(error)
             lines = [*lines, *([str(found)] if found else [])]

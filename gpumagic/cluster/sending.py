@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumagic.errors import GpuError
@@ -47,11 +48,15 @@ def _keep(number: int, make: Any, args: tuple[Any, ...]) -> torch.Tensor:
     return tensor
 
 
-def _known_tensor(number: int) -> torch.Tensor:
+def _known_tensor(number: int, requires_grad: bool | None) -> torch.Tensor:
+    """The tensor that the rank has; frozen or not where the notebook has changed that."""
     try:
-        return _known[number]
+        tensor = _known[number]
     except KeyError:
         raise Lacking from None
+    if requires_grad is not None and tensor.is_leaf:
+        tensor.requires_grad_(requires_grad)
+    return tensor
 
 
 class _Variables:
@@ -77,6 +82,20 @@ def _code_in_rank(code: types.CodeType, sources: dict[str, str]) -> types.CodeTy
     return code.replace(co_filename=file, co_consts=tuple(consts))
 
 
+class _Follower(LRScheduler):
+    """Has its optimizer note its steps, as any scheduler's does: no pickle keeps that."""
+
+    def _initial_step(self) -> None:
+        """Change nothing."""
+
+
+def _set_scheduler(scheduler: LRScheduler, told: tuple[dict[str, Any], bool]) -> None:
+    state, stepped = told
+    vars(scheduler).update(state)
+    _Follower(scheduler.optimizer)
+    vars(scheduler.optimizer)["_opt_called"] = stepped
+
+
 class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles the notebook's functions without the variables that they read."""
 
@@ -89,6 +108,10 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if issubclass(type(value), torch.Tensor):
             return self.tensor(value)
+        if issubclass(type(value), LRScheduler):
+            stepped = getattr(value.optimizer, "_opt_called", False)
+            new, args, state = value.__reduce_ex__(2)[:3]
+            return new, args, (state, stepped), None, None, _set_scheduler
         reduced = super().reducer_override(value)
         if type(value) is types.FunctionType and value.__globals__ is self.notebook:
             make, (code, _, *args), (attributes, slots), *rest = reduced
@@ -103,10 +126,10 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Fingerprint(NotebookPickler):
-    """Of a tensor it writes which one it is, and how often it was written to."""
+    """Of a tensor it writes which one it is, how often it was written to, and if it is frozen."""
 
     def tensor(self, tensor: torch.Tensor) -> Any:
-        return tuple, ((number_of(tensor), _version(tensor)),)
+        return tuple, ((number_of(tensor), _version(tensor), tensor.requires_grad),)
 
 
 def number_of(tensor: torch.Tensor) -> int:
@@ -138,9 +161,9 @@ def _read(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
     return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest(), pickler.met
 
 
-def pack(values: Any, has: dict[int, int] | None = None, sources: Any = None) -> bytes:
+def pack(values: Any, has: dict[int, tuple[int, bool]] | None = None, sources: Any = None) -> bytes:
     """Values as bytes; tensors in `has`, by number and version, are named, and others added."""
-    versions: dict[int, int] = {} if has is None else has
+    versions: dict[int, tuple[int, bool]] = {} if has is None else has
 
     class Pickler(NotebookPickler):
         def __init__(self, stream: Any, protocol: int | None = None) -> None:
@@ -148,10 +171,10 @@ def pack(values: Any, has: dict[int, int] | None = None, sources: Any = None) ->
             self.sources = sources if sources is not None else {}
 
         def tensor(self, tensor: torch.Tensor) -> Any:
-            number, version = number_of(tensor), _version(tensor)
-            if versions.get(number) == version:
-                return _known_tensor, (number,)
-            versions[number] = version
+            number, now = number_of(tensor), (_version(tensor), tensor.requires_grad)
+            had, versions[number] = versions.get(number), now
+            if had is not None and had[0] == now[0]:
+                return _known_tensor, (number, None if had == now else tensor.requires_grad)
             make, args, *_ = tensor.__reduce_ex__(2)
             return _keep, (number, make, args)
 
@@ -204,14 +227,15 @@ class Receipt:
 
 @dataclass
 class Has:
-    """What a rank has of the notebook's: of names fingerprints and ids, of tensors the version.
+    """What a rank has of the notebook's: fingerprints and ids of names, and of tensors the version
+    and whether they require gradients.
 
     Ranks that were always sent the same share one, which is never changed.
     """
 
     names: dict[str, bytes] = field(default_factory=dict)
     objects: dict[str, int] = field(default_factory=dict)
-    tensors: dict[int, int] = field(default_factory=dict)
+    tensors: dict[int, tuple[int, bool]] = field(default_factory=dict)
 
     def copy(self) -> "Has":
         return Has(dict(self.names), dict(self.objects), dict(self.tensors))

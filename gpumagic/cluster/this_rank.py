@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpumagic.cluster import group, leash
+from gpumagic.cluster.bounded import bound_logs
 from gpumagic.device import Device
 from gpumagic.telemetry.sampler import shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
@@ -92,6 +93,7 @@ class ThisRank:
         last, since, used = None, 0.0, 0.0
         while True:
             time.sleep(_PULSE_S)
+            bound_logs()
             self._watch_host(self._is_there(looked_at(self.rank)))
             running = self.running
             if not running:

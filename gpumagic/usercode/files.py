@@ -17,7 +17,10 @@ from gpumagic.usercode.notebook import shell
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _ROOMS = ("ledger", "memory", "placement", "virtual")
-_STAND_INS = tuple(os.path.join(_OURS, room, "") for room in _ROOMS)
+_STAND_INS = (
+    *(os.path.join(_OURS, room, "") for room in _ROOMS),
+    os.path.join(_OURS, "cluster", "no_keyboard.py"),
+)
 
 
 def _folder_of(package: str) -> str:
@@ -73,7 +76,7 @@ def is_ours(file: str) -> bool:
 
 
 def stands_in(file: str) -> bool:
-    """Whether a file's functions are called where torch's own would be."""
+    """Whether a file's functions are called where torch's or Python's own would be."""
     return file.startswith(_STAND_INS)
 
 

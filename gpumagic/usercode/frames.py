@@ -7,9 +7,10 @@ import ast
 import builtins
 import inspect
 import linecache
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from executing import Source
@@ -41,7 +42,7 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 
 def cut_ours(error: BaseException) -> None:
-    """Take frames that stand in for torch's own code out of an error's tracebacks."""
+    """Take frames that stand in for torch's or Python's own code out of an error's tracebacks."""
     for each in errors(error):
         trace = each.__traceback__
         while trace is not None:
@@ -51,6 +52,45 @@ def cut_ours(error: BaseException) -> None:
             if after is not trace.tb_next:
                 trace.tb_next = after
             trace = after
+
+
+@contextmanager
+def folded(error: BaseException) -> Iterator[int]:
+    """Within, tracebacks of a deep recursion have the first and the last frame at each line alone,
+    for what takes time for each; how many frames that leaves out."""
+    before = [(each, each.__traceback__) for each in errors(error)]
+    left_out = 0
+    try:
+        for each, trace in before:
+            chain = _chain(trace)
+            if len(chain) > _FRAMES:
+                at_line = {_place(tb): tb for tb in chain}, {_place(tb): tb for tb in chain[::-1]}
+                shown = {id(tb) for tbs in at_line for tb in tbs.values()}
+                left_out += len(chain) - len(shown)
+                each.__traceback__ = _chained(tb for tb in chain if id(tb) in shown)
+        yield left_out
+    finally:
+        for each, trace in before:
+            each.__traceback__ = trace
+
+
+def _chain(trace: TracebackType | None) -> list[TracebackType]:
+    chain = []
+    while trace is not None:
+        chain.append(trace)
+        trace = trace.tb_next
+    return chain
+
+
+def _place(trace: TracebackType) -> tuple[CodeType, int]:
+    return trace.tb_frame.f_code, trace.tb_lineno
+
+
+def _chained(traces: Iterable[TracebackType]) -> TracebackType | None:
+    made: TracebackType | None = None
+    for tb in reversed(list(traces)):
+        made = TracebackType(made, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+    return made
 
 
 class FailedFrame:
@@ -74,6 +114,7 @@ class FailedFrame:
         # Its nodes know their `parent`; None where there is no source.
         self.tree: ast.Module | None = found.source.tree
         self._node = found.node
+        self._asttext = found.source.asttext()
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -96,7 +137,8 @@ class FailedFrame:
 
     def text(self, node: ast.AST) -> str:
         """An expression as the user wrote it, on one line."""
-        found = ast.get_source_segment(self.source, node) or ast.unparse(node)
+        found = self._asttext.get_text(node) if self.tree is not None else ""
+        found = found or ast.unparse(node)
         return " ".join(line.strip() for line in found.splitlines())
 
 

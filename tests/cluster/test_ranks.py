@@ -122,6 +122,43 @@ def test_what_ranks_made_is_theirs_until_the_notebook_makes_it_anew(shell):
     assert out(shell, "%%ongpu @all\nkept").result == [[0]] * 2  # sent again
 
 
+def test_what_the_notebook_freezes_is_frozen_in_the_ranks_and_what_they_freeze_stays(shell):
+    shell.run("import torch; net = torch.nn.Linear(2, 1)")
+    cell = "%%ongpu @all\n[p.requires_grad for p in net.parameters()]"
+    assert out(shell, cell).result == [[True, True]] * 2
+    shell.run("net.bias.requires_grad_(False)")
+    frozen = out(shell, cell)
+    assert frozen.result == [[True, False]] * 2
+    assert "sent net anew: " in frozen.text
+    out(shell, "%%ongpu @all\nnet.weight.requires_grad_(False)")
+    shell.run("opt = torch.optim.SGD(net.parameters(), 1.0)")
+    out(shell, "%%ongpu @all\nopt")
+    assert out(shell, cell).result == [[False, False]] * 2
+
+
+def test_a_scheduler_that_is_sent_knows_the_steps_of_its_optimizer(shell):
+    shell.run(
+        "import torch; net = torch.nn.Linear(2, 1); opt = torch.optim.SGD(net.parameters(), 1.0)\n"
+        "schedule = torch.optim.lr_scheduler.StepLR(opt, 1)"
+    )
+    cell = (
+        "import warnings\nwith warnings.catch_warnings(record=True) as told:\n"
+        "    warnings.simplefilter('always'); {}schedule.step()\n"
+        "[opt.param_groups[0]['lr'], *['`optimizer.step()`' in str(each.message) for each in told]]"
+    )
+    right = out(shell, "%%ongpu @0\n" + cell.format("opt.step(); "))
+    assert right.result == [[pytest.approx(0.1)]]
+    wrong = out(shell, "%%ongpu @1\n" + cell.format(""))  # in the wrong order it warns, as ever
+    assert wrong.result == [[pytest.approx(0.1), True]]
+
+
+def test_a_rank_that_asks_is_told_that_it_has_no_keyboard(shell):
+    for asks in ("input('name?')", "import getpass; getpass.getpass()"):
+        text = failed(shell, f"%%ongpu @0\n{asks}")
+        assert "EOFError: a rank has no keyboard; ask in a cell of the notebook" in text
+        assert "no_keyboard.py" not in text
+
+
 def test_what_a_cell_had_assigned_before_it_failed_is_the_ranks_own(shell):
     shell.run("loss, later = 99.0, 1")
     out(shell, "%%ongpu @all\nlater")
@@ -196,6 +233,14 @@ def test_an_error_is_shown_once_with_its_line_and_frees_a_rank_in_a_collective(s
     assert "gpumagic/" not in text
     result = out(shell, "%%ongpu @all\ndist.all_reduce(kept)\nkept.tolist()")
     assert result.result == [[2, 2], [2, 2]]
+
+
+def test_a_recursion_without_end_is_drawn_with_each_line_once_or_twice(shell):
+    code = "def even(n):\n    return odd(n + 1)\ndef odd(n):\n    return even(n + 1)\neven(0)"
+    text = failed(shell, f"%%ongpu @0\n{code}")
+    assert "RecursionError: maximum recursion depth exceeded" in text
+    assert 2 <= text.count("return odd(n + 1)") <= 4
+    assert re.search(r"\[… [\d,]+ more frames at lines that stand above\]", text)
 
 
 def test_ranks_that_wait_for_one_another_are_told_who_waits_where(shell, monkeypatch):
