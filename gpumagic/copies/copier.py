@@ -1,7 +1,7 @@
 """Copy whatever a notebook's variables hold, with the relations between the objects.
 
 One pickle is written and read back, so that each object has one copy. Tensors and arrays go beside
-it (`Blocks`); functions and classes of the notebook are made anew, with copies as their globals;
+it (`Arrays`); functions and classes of the notebook are made anew, with copies as their globals;
 libraries are shared.
 """
 
@@ -12,14 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
-import torch
-from torch import Tensor
 
 from gpumagic.copies import shared_objects
+from gpumagic.copies.arrays import Arrays
 from gpumagic.copies.originals import Originals
 from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance
-from gpumagic.copies.storages import Blocks
-from gpumagic.usercode.values import own
+from gpumagic.usercode.torch_classes import is_tensor
 
 
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]
@@ -29,7 +27,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self,
         namespace: dict[str, Any],
         fresh: dict[str, Any],
-        blocks: Blocks,
+        blocks: Arrays,
         stays: Callable[[Any], bool] | None = None,
     ) -> None:
         self._stays = stays  # whether an object is shared that would be copied else
@@ -78,31 +76,15 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         """How an object is made anew, as `object.__reduce__` says it."""
         kind = type(value)
-        if issubclass(kind, Tensor):
-            return self._reduce_tensor(value, kind)
+        if is_tensor(value):
+            return self.blocks.reduce(value)
         reduce = REDUCERS.get(kind, reduce_class if issubclass(kind, type) else None)
         if reduce is not None:
             return reduce(self.originals, value)
         shared_objects.refuse(value, kind)
-        if shared_objects.is_array(value, kind):
-            return self.blocks.copied, (self.blocks.add(value),)
+        if self.blocks.has(value, kind):
+            return self.blocks.reduce(value)
         return reduce_instance(self.originals, value, kind)
-
-    def _reduce_tensor(self, tensor: Tensor, kind: type) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            number = self.blocks.add(tensor)
-            leaf = tensor.is_leaf
-            held: dict[str, Any] = {}
-            if leaf and tensor.grad is not None:
-                held["grad"] = tensor.grad
-            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-                if leaf and getattr(tensor, name, None):
-                    held[name] = getattr(tensor, name)
-        state = (held, own(tensor) or None)
-        args = (number, None if kind is Tensor else kind)
-        if not any(state):
-            return self.blocks.copied, args
-        return self.blocks.copied, args, state, None, None, _set_tensor
 
 
 class _Reader(pickle.Unpickler):
@@ -112,12 +94,3 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, number: int) -> Any:
         return self._originals[number]
-
-
-def _set_tensor(tensor: Tensor, state: Any) -> None:
-    held, attributes = state
-    with torch._C.DisableTorchFunctionSubclass():
-        for name, value in held.items():
-            setattr(tensor, name, value)
-    if attributes:
-        own(tensor).update(attributes)

@@ -5,23 +5,25 @@ before and after; functions and classes of the notebook see the copies; two worl
 the same time, on two threads; what fails or is interrupted leaves nothing behind.
 """
 
+from __future__ import annotations
+
 import gc
 import time
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.optim import Optimizer
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from gpumagic.copies import shared_objects
+from gpumagic.copies.arrays import Arrays
 from gpumagic.copies.copier import Copier
-from gpumagic.copies.storages import Blocks
 from gpumagic.errors import GpuError
-from gpumagic.moving.find_tensors import TensorFinder
-from gpumagic.moving.move import move_all, wait_for
+from gpumagic.frameworks.beside import Beside
+from gpumagic.usercode.torch_classes import comes_from, torch_here
 from gpumagic.usercode.variables import variables_read
+
+if TYPE_CHECKING:
+    import torch
 
 # IPython's own lists of what was typed and given: they stay the notebook's.
 _HISTORY = ("_ih", "_oh", "_dh")
@@ -31,7 +33,8 @@ _FUNCTION = "(function)"
 class CopiedVariables:
     """Copies, on one device, of the variables that a piece of code reads.
 
-    `names` are those that the code says; the notebook's functions are followed from there. With
+    `names` are those that the code says; the notebook's functions are followed from there. Tensors
+    are copied to `device`, arrays of the frameworks `beside` torch to theirs. With
     `in_place` there are no copies: the variables are brought to the device, until `close`. What
     `stays` says is shared with the notebook. Raises GpuError for a variable that has no copy, with
     what else to type, and torch.OutOfMemoryError, leaving nothing behind.
@@ -41,8 +44,9 @@ class CopiedVariables:
         self,
         namespace: dict[str, Any],
         names: Iterable[str],
-        device: torch.device,
+        device: torch.device | None,
         *,
+        beside: Beside | None = None,
         function: Callable[..., Any] | None = None,
         in_place: bool = False,
         stays: Callable[[Any], bool] | None = None,
@@ -58,8 +62,9 @@ class CopiedVariables:
         history = [namespace[name] for name in _HISTORY if name in namespace]
         known = (n for n in names if n in namespace and n != "__builtins__")
         self._names = [n for n in known if not any(namespace[n] is h for h in history)]
-        self._origins: list[tuple[torch.device, list[Tensor]]] = []
-        self._blocks: Blocks | None = None
+        self._beside = beside
+        self._blocks: Arrays | None = None
+        self._in_place = ExitStack()  # takes back what is elsewhere
         self._module: types.ModuleType | None = None
         self._finalized = False
         start = clock()
@@ -68,7 +73,10 @@ class CopiedVariables:
                 self._bring(device)
             else:
                 self._copy(device)
-            wait_for(device)
+            if device is not None:
+                wait_for(device)
+            if beside is not None:
+                beside.wait()
             self.seconds = clock() - start
         except BaseException:
             self.close()  # in place, the variables go back, whenever an interrupt came
@@ -79,7 +87,7 @@ class CopiedVariables:
 
         Without `emptied`, functions that were made with these variables go on having them.
         """
-        self._take_back()
+        self._in_place.close()
         blocks, self._blocks = self._blocks, None
         space, self.globals, self._module = self.globals, {}, None
         self.function = None
@@ -101,12 +109,12 @@ class CopiedVariables:
             gc.collect()
 
     # -- copies
-    def _copy(self, device: torch.device) -> None:
+    def _copy(self, device: torch.device | None) -> None:
         self._module = types.ModuleType(self._namespace.get("__name__") or "__main__")
         self.globals = vars(self._module)
         self.globals.clear()
         self.globals.update(self._namespace)
-        self._blocks = Blocks()
+        self._blocks = self._new_blocks()
         copier = Copier(self._namespace, self.globals, self._blocks, self._stays)
         try:
             self._make(copier, device)
@@ -115,7 +123,14 @@ class CopiedVariables:
         finally:
             copier.clear()
 
-    def _make(self, copier: Copier, device: torch.device) -> None:
+    def _new_blocks(self) -> Arrays:
+        if torch_here() is None:
+            return Arrays(self._beside)
+        from gpumagic.copies.storages import Blocks
+
+        return Blocks(self._beside)
+
+    def _make(self, copier: Copier, device: torch.device | None) -> None:
         values = {name: self._namespace[name] for name in self._names}
         if self.function is not None:
             values[_FUNCTION] = self.function
@@ -124,15 +139,19 @@ class CopiedVariables:
             copier.write(values)
         except Exception as error:  # noqa: BLE001  what pickling the user's own objects may raise
             raise self._refusal(values, error) from None
-        finder = TensorFinder(self._namespace.get("__name__") or "__main__")
-        finder.variables({**values, **copier.originals.met}.items())
-        homes = {id(f.tensor): f.home or device for f in finder.tensors}
+        homes: dict[int, torch.device] = {}
+        tracked: list[str] = []
+        if device is not None:
+            from gpumagic.copies import tensors
+
+            known = {**values, **copier.originals.met}
+            homes, tracked = tensors.homes(self._namespace, known, device)
         self._blocks.copy(homes)
         try:
             made = copier.read()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
+            if comes_from(type(error), "torch.OutOfMemoryError"):
+                raise
             line = (str(error).strip().splitlines() or [""])[0]
             raise GpuError(
                 f"copying {', '.join(values)} raised {type(error).__name__}: {line}; make them in "
@@ -141,15 +160,13 @@ class CopiedVariables:
         self._finalized = copier.originals.finalized
         self.function = made.pop(_FUNCTION, None)
         self.globals.update(made)
-        tracked = (f.path for f in finder.tensors if f.tensor.grad_fn is not None)
-        notes = {f"{path}: copied without its autograd graph": None for path in tracked}
-        self.notes = (*notes, *copier.originals.notes)
+        self.notes = tuple(dict.fromkeys((*tracked, *copier.originals.notes)))
         self.nbytes = self._blocks.nbytes
 
     def _refusal(self, values: dict[str, Any], error: Exception) -> GpuError:
         """The line that names the variable that has no copy."""
         for name, value in values.items():
-            copier = Copier(self._namespace, {}, Blocks(), self._stays)
+            copier = Copier(self._namespace, {}, self._new_blocks(), self._stays)
             try:
                 copier.write({name: value})
             except Exception as failed:  # noqa: BLE001
@@ -165,39 +182,26 @@ class CopiedVariables:
         return GpuError(f"the variables cannot be copied: {_kind(error)}")
 
     # -- in place
-    def _bring(self, device: torch.device) -> None:
+    def _bring(self, device: torch.device | None) -> None:
         space = dict(self._namespace)
         names = list(self._names)
         if self.function is not None:
             space[_FUNCTION] = self.function
             names.append(_FUNCTION)
         variables = list(variables_read(names, space))
-        finder = TensorFinder()
-        finder.variables(variables)
-        origins: dict[torch.device, list[Any]] = {}
-        for found in finder.found:
-            if found.must_move(device):
-                origins.setdefault(found.tensor.device, []).append(found.tensor)
-        for held in finder.movable:
-            origins.setdefault(held.tensors[0].tensor.device, []).append(held.value)
-        self._origins = list(origins.items())
-        try:
-            moves = move_all(variables, device, followers=self._optimizers())
-        except GpuError as error:
-            self._origins = []
-            raise torch.OutOfMemoryError(str(error)) from None
-        except BaseException:
-            self._take_back()
-            raise
-        self.nbytes = moves.nbytes
+        if device is not None:
+            from gpumagic.copies.tensors import TensorsInPlace
 
-    def _take_back(self) -> None:
-        origins, self._origins = self._origins, []
-        for device, tensors in origins:
-            move_all([("", tensors)], device, followers=self._optimizers())
+            tensors = TensorsInPlace(self._namespace)
+            self._in_place.callback(tensors.take_back)
+            self.nbytes += tensors.bring(variables, device)
 
-    def _optimizers(self) -> list[tuple[str, Optimizer]]:
-        return [(n, v) for n, v in self._namespace.items() if issubclass(type(v), Optimizer)]
+
+def wait_for(device: torch.device) -> None:
+    """Return when torch has done there what it was given."""
+    from gpumagic.moving import move
+
+    move.wait_for(device)
 
 
 def _kind(error: Exception) -> str:

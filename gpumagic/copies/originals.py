@@ -8,9 +8,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from gpumagic.copies import shared_objects
+from gpumagic.usercode.torch_classes import is_tensor
 
 
 class Originals:
@@ -122,7 +121,7 @@ class Originals:
 
     def _shares_instance(self, value: Any, kind: type) -> bool:
         if kind not in self._kinds:
-            copied = issubclass(kind, Tensor) or self.is_ours(kind)
+            copied = is_tensor(value) or self.is_ours(kind)
             shared = not copied and shared_objects.is_shared_kind(kind)
             self._kinds[kind] = copied, shared, shared_objects.of_its_module(kind)
         copied, shared, of_modules = self._kinds[kind]

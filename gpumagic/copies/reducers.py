@@ -16,14 +16,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
-from torch import nn
 
 from gpumagic.copies import shared_objects
 from gpumagic.copies.originals import Originals
 from gpumagic.usercode.compile import own_code
 from gpumagic.usercode.functions import globals_of
+from gpumagic.usercode.torch_classes import comes_from, torch_here
 from gpumagic.usercode.values import own
 
 # With one of these a function can reach any variable by its name in a text.
@@ -166,13 +165,13 @@ def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
     """How a pickle makes an object anew; NotImplemented for its class's own way."""
     if shared_objects.is_generator(kind):
         return originals.anew(value, _new_generator)
-    if issubclass(kind, torch.jit.ScriptModule):
+    if comes_from(kind, shared_objects.SCRIPT_MODULE):
         return _reduce_script(originals, value)
     base, held = shared_objects.solid_base(kind), own(value)
     given: tuple[Any, ...] = ()
     slots: dict[tuple[type, str], Any] = {}
     items, ours = None, originals.is_ours(kind)
-    if issubclass(kind, torch.utils.data.DataLoader):
+    if comes_from(kind, "torch.utils.data.DataLoader"):
         # Its running workers are the notebook's; a copy starts its own.
         base, held = object, {**held, "_iterator": None}
     elif issubclass(kind, BaseException):
@@ -202,13 +201,13 @@ def _set_instance(value: Any, state: Any) -> None:
         object.__getattribute__(value, "__dict__").update(held)
     for (owner, name), item in slots.items():
         vars(owner)[name].__set__(value, item)
-    if issubclass(type(value), nn.RNNBase):
+    if comes_from(type(value), "torch.nn.RNNBase"):
         # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
         originals.later.append(value.flatten_parameters)
 
 
-def _new_generator(old: torch.Generator) -> torch.Generator:
-    made = torch.Generator(old.device)
+def _new_generator(old: Any) -> Any:
+    made = torch_here().Generator(old.device)
     made.set_state(old.get_state())
     return made
 

@@ -14,11 +14,7 @@ import weakref
 from collections.abc import Container
 from typing import Any
 
-import torch
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from gpumagic.usercode.torch_classes import comes_from, torch_here
 
 CACHED = type(functools.lru_cache(str))
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -37,8 +33,7 @@ _SHARED_KINDS = frozenset(
         *(object, type(Ellipsis), type(NotImplemented), types.CodeType),
         *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType),
         *(types.WrapperDescriptorType, types.ClassMethodDescriptorType),
-        *(torch.device, torch.dtype, torch.layout, torch.memory_format, torch.Size),
-        *(torch.jit.ScriptFunction, contextvars.ContextVar),
+        contextvars.ContextVar,
     )
 )
 # Instances of these and of their classes: what cannot change, and what belongs to the process.
@@ -48,10 +43,16 @@ _SHARED_ROOMS = (
     *("IPython", "ipykernel", "logging", "typing", "inspect", "importlib", "contextvars", "zmq"),
     *("tornado", "asyncio", "concurrent", "gpumagic", "torch._dynamo", "torch._inductor"),
     *("torch._ops", "torch._library", "torch.distributed", "torch.cuda.streams", "triton"),
+    *("torch.device", "torch.dtype", "torch.layout", "torch.memory_format", "torch.Size"),
+    "torch.jit.ScriptFunction",
 )
 # Shared too, and worth a line: the code may change them.
 _SHARED_ALOUD = ("ipywidgets", "traitlets", "tqdm", "threading.Thread", "multiprocessing.pool")
-_WHOLE = (nn.Module, Optimizer, LRScheduler, torch.amp.GradScaler)
+_WHOLE = (
+    *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
+    "torch.amp.GradScaler",
+)
+SCRIPT_MODULE = "torch.jit.ScriptModule"
 
 
 class Uncopied(Exception):
@@ -67,7 +68,7 @@ def is_shared_kind(kind: type) -> bool:
     if kind in _SHARED_KINDS or issubclass(kind, types.ModuleType):
         return True
     # Also a module that torch.compile made, and a generator of a virtual GPU.
-    if issubclass(kind, nn.Module) or is_generator(kind):
+    if comes_from(kind, "torch.nn.Module") or is_generator(kind):
         return False
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(kind, numpy.generic):
@@ -116,11 +117,11 @@ def is_generator(kind: type) -> bool:
     return any(b.__name__ == "Generator" and b.__module__ == "torch._C" for b in kind.__mro__)
 
 
-def is_default_generator(generator: torch.Generator) -> bool:
+def is_default_generator(generator: Any) -> bool:
     """Whether torch's own functions draw from it."""
-    cdata: Any = generator
+    torch = torch_here()
     defaults: list[Any] = [torch.default_generator, *torch.cuda.default_generators]
-    return any(cdata._cdata == default._cdata for default in defaults)
+    return any(generator._cdata == default._cdata for default in defaults)
 
 
 def refuse(value: Any, kind: type) -> None:
@@ -129,7 +130,7 @@ def refuse(value: Any, kind: type) -> None:
         raise Uncopied("an open file", value)
     if within(kind, ("subprocess.Popen", "multiprocessing.process.BaseProcess")):
         raise Uncopied("a process", value)
-    if issubclass(kind, _BaseDataLoaderIter):
+    if comes_from(kind, "torch.utils.data.dataloader._BaseDataLoaderIter"):
         raise Uncopied("an iterator over a DataLoader", value)
     if kind.__name__ == "CUDAGraph":
         raise Uncopied("a CUDA graph", value)
@@ -150,11 +151,11 @@ def is_importable(value: Any) -> bool:
     return found is value
 
 
-def by_attributes(kind: type, ours: bool) -> bool:
+def by_attributes(kind: Any, ours: bool) -> bool:
     """Whether a copy has copies of the attributes, whatever the class does when it is pickled."""
-    if issubclass(kind, torch.jit.ScriptModule):
+    if comes_from(kind, SCRIPT_MODULE):
         return False
-    if issubclass(kind, _WHOLE):
+    if comes_from(kind, *_WHOLE):
         return True
     if not ours and kind.__module__ != "threading":
         return False

@@ -4,62 +4,69 @@ Guarantees: what overlaps in memory overlaps in the copy (views, `from_numpy`, t
 strides and offsets stay; the source is only read, and never copied on its own device first.
 """
 
-import ctypes
-import math
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from gpumagic.copies.arrays import (
+    ALIGNMENT,
+    Arrays,
+    Stretch,
+    families,
+    laid_out,
+    memory,
+    owns_it_all,
+    reach,
+    stretch_of,
+)
+from gpumagic.frameworks.beside import Beside
 from gpumagic.moving.plan import bytes_of
+from gpumagic.usercode.values import own
 
-# torch's own alignment of memory: offsets are whole in every element size.
-_ALIGNMENT = 64
 # A storage is copied whole, so that `as_strided` and `storage_offset` are as they were, unless the
 # tensors in it use so little that this would be a waste.
 _SMALL = 2**20
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 
-@dataclass
-class _Piece:
-    """One tensor or array, the addresses that it uses, and those that are copied for it."""
-
-    index: int
-    source: Any
-    first: int
-    start: int
-    stop: int
-    home: torch.device
-
-
-class Blocks:
+class Blocks(Arrays):
     """Tensors and arrays to copy, each once, known by the number that `add` gives."""
 
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._sources: list[Any] = []
-        self._numbers: dict[int, int] = {}
-        self._made: dict[int, Any] = {}
+    def __init__(self, beside: Beside | None = None) -> None:
+        super().__init__(beside)
         self._finished: dict[int, Any] = {}
         self._token: Tensor | None = None  # what tensors that autograd tracks come from
 
-    def add(self, source: Any) -> int:
-        """Note a tensor or a numpy array."""
-        if id(source) not in self._numbers:
-            self._numbers[id(source)] = len(self._sources)
-            self._sources.append(source)
-        return self._numbers[id(source)]
+    def reduce(self, source: Any) -> Any:
+        """How a pickle makes the copy of it, of a tensor with its gradient and its hooks."""
+        if not issubclass(type(source), Tensor):
+            return super().reduce(source)
+        number, kind = self.add(source), type(source)
+        with torch._C.DisableTorchFunctionSubclass():
+            leaf = source.is_leaf
+            held: dict[str, Any] = {}
+            if leaf and source.grad is not None:
+                held["grad"] = source.grad
+            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                if leaf and getattr(source, name, None):
+                    held[name] = getattr(source, name)
+        state = (held, own(source) or None)
+        args = (number, None if kind is Tensor else kind)
+        if not any(state):
+            return self.copied, args
+        return self.copied, args, state, None, None, _set_tensor
 
     def copy(self, homes: Mapping[int, torch.device]) -> None:
         """Make all copies, each on its device in `homes`, by id, or on its own."""
         self._token = torch.zeros((), device="cpu", requires_grad=True)
-        places: dict[torch.device, list[_Piece]] = {}
+        places: dict[torch.device, list[Stretch]] = {}
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             for index, source in enumerate(self._sources):
+                if self._copied_beside(index, source):
+                    continue
                 is_tensor = isinstance(source, Tensor)
                 device = source.device if is_tensor else torch.device("cpu")
                 home = homes.get(id(source), device)
@@ -69,17 +76,17 @@ class Blocks:
                 else:
                     places.setdefault(device, []).append(_piece(index, source, home))
             for device, pieces in places.items():
-                for family in _families(pieces):
+                for family in families(pieces):
                     self._copy_family(family, device)
 
-    def _copy_family(self, family: list[_Piece], device: torch.device) -> None:
+    def _copy_family(self, family: list[Stretch], device: torch.device) -> None:
         start, stop = min(p.start for p in family), max(p.stop for p in family)
         if len(family) == 1 and _owns_it_all(family[0].source):
             # It must own its memory, or `resize` would be refused.
             self._made[family[0].index] = family[0].source.copy(order="K")
             self.nbytes += stop - start
             return
-        lead = start % _ALIGNMENT
+        lead = start % ALIGNMENT
         buffers: dict[torch.device, Tensor] = {}
         for piece in family:
             home = piece.home
@@ -121,9 +128,8 @@ class Blocks:
 
     def clear(self) -> None:
         """Hold nothing any more."""
-        for held in (self._made, self._finished, self._numbers):
-            held.clear()
-        self._sources.clear()
+        super().clear()
+        self._finished.clear()
 
 
 class _Rooted(torch.autograd.Function):
@@ -167,45 +173,21 @@ def _copied_alone(tensor: Tensor, home: torch.device) -> Tensor:
     return cast(Tensor, made)
 
 
-def _piece(index: int, source: Any, home: torch.device) -> _Piece:
-    low, high = _reach(source)
+def _piece(index: int, source: Any, home: torch.device) -> Stretch:
     if not isinstance(source, Tensor):
-        first = int(source.__array_interface__["data"][0])
-        return _Piece(index, source, first, first + low, first + high, home)
+        return stretch_of(index, source, home)
+    size = source.element_size()
+    low, high = reach(tuple(source.shape), size, tuple(step * size for step in source.stride()))
     first = source.data_ptr()
     start, stop = first + low, first + high
     storage = source.untyped_storage()
-    base = first - int(source.storage_offset()) * source.element_size()
+    base = first - int(source.storage_offset()) * size
     if high and storage.nbytes() <= 2 * (high - low) + _SMALL:
         start, stop = base, base + storage.nbytes()
-    return _Piece(index, source, first, start, stop, home)
+    return Stretch(index, source, first, start, stop, home)
 
 
-def _reach(source: Any) -> tuple[int, int]:
-    """The first byte that is used and the one after the last, from the first element's address."""
-    if isinstance(source, Tensor):
-        shape, size = tuple(source.shape), source.element_size()
-        steps = [step * size for step in source.stride()]
-    else:
-        shape, size, steps = source.shape, source.itemsize, source.strides
-    if not math.prod(shape):
-        return 0, 0
-    ends = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
-    return sum(e for e in ends if e < 0), sum(e for e in ends if e > 0) + size
-
-
-def _families(pieces: list[_Piece]) -> list[list[_Piece]]:
-    families: list[list[_Piece]] = []
-    end = -1
-    for piece in sorted(pieces, key=lambda p: (p.start, p.stop)):
-        if piece.start >= end or piece.start == piece.stop:
-            families.append([])
-        families[-1].append(piece)
-        end = max(end, piece.stop)
-    return families
-
-
-def _bytes_between(start: int, stop: int, family: list[_Piece], device: torch.device) -> Tensor:
+def _bytes_between(start: int, stop: int, family: list[Stretch], device: torch.device) -> Tensor:
     for piece in family:
         if not isinstance(piece.source, Tensor):
             continue
@@ -216,21 +198,15 @@ def _bytes_between(start: int, stop: int, family: list[_Piece], device: torch.de
             flat = torch.empty(0, dtype=torch.uint8, device=device)
             return flat.set_(storage, start - base, (stop - start,), (1,))
     # Several storages over the same memory: arrays and what `from_numpy` made of them.
-    memory = (ctypes.c_ubyte * (stop - start)).from_address(start)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.frombuffer(memory(start, stop), dtype=torch.uint8)
 
 
-def _laid_out(piece: _Piece, buffer: Tensor | None, offset: int) -> Any:
+def _laid_out(piece: Stretch, buffer: Tensor | None, offset: int) -> Any:
     source = piece.source
     if not isinstance(source, Tensor):
-        if buffer is None:
-            return source.copy(order="K")
-        plain: Any = next(base for base in type(source).__mro__ if base.__name__ == "ndarray")
-        made = plain(
-            source.shape, source.dtype, buffer.numpy(), offset=offset, strides=source.strides
-        ).view(type(source))
-        made.flags.writeable = source.flags.writeable
-        return made
+        return (
+            source.copy(order="K") if buffer is None else laid_out(source, buffer.numpy(), offset)
+        )
     new = torch.empty(0, dtype=source.dtype, device=piece.home)
     if buffer is None or not source.numel():
         return new.set_(new.untyped_storage(), 0, source.size(), source.stride())
@@ -239,7 +215,16 @@ def _laid_out(piece: _Piece, buffer: Tensor | None, offset: int) -> Any:
 
 
 def _owns_it_all(source: Any) -> bool:
-    return not isinstance(source, Tensor) and source.flags.owndata and source.flags.forc
+    return not isinstance(source, Tensor) and owns_it_all(source)
+
+
+def _set_tensor(tensor: Tensor, state: Any) -> None:
+    held, attributes = state
+    with torch._C.DisableTorchFunctionSubclass():
+        for name, value in held.items():
+            setattr(tensor, name, value)
+    if attributes:
+        own(tensor).update(attributes)
 
 
 def _is_pinned(source: Any) -> bool:

@@ -38,6 +38,9 @@ class Framework(Protocol):
     def bring(self, array: Any, device: Device) -> Any:
         """A copy on another device, or GpuError; an object that can move itself comes back."""
 
+    def copy(self, array: Any, device: Device) -> Any:
+        """A copy of its own on a device, also where it is there: what is given away is not it."""
+
     def parts(self, value: object) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
         """What a container of its own holds, and what makes such a one of other parts.
 
@@ -46,6 +49,9 @@ class Framework(Protocol):
 
     def wait(self) -> None:
         """Wait until all its devices have finished what they were given."""
+
+    def compile_seconds(self) -> float | None:
+        """How long it has compiled since this was first asked; None where it does not tell."""
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """The bytes of its arrays on a device now, and their peak where it is known."""

@@ -48,6 +48,10 @@ class JaxDevices:
         except RuntimeError:  # a build for the CPU, or no GPU
             return {}
 
+    def every(self) -> list[Any]:
+        """All that gpumagic has a name for."""
+        return list(dict.fromkeys((_cpus()[0], *self.gpus().values())))
+
     def name(self, own: Any) -> str:
         """A device of JAX's as gpumagic calls it, ``"cuda:1"``."""
         if own.platform in _GPU:

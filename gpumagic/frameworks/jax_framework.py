@@ -12,6 +12,7 @@ from jax.tree_util import tree_flatten, treedef_is_leaf
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import jax_devices
+from gpumagic.frameworks.jax_clock import CompileClock, JaxBarrier
 from gpumagic.ledger.counts import Tally
 
 _Parts = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
@@ -26,6 +27,8 @@ class Jax:
 
     def __init__(self) -> None:
         self._devices = jax_devices.JaxDevices()
+        self._barrier = JaxBarrier()
+        self.compile_seconds = CompileClock().seconds
 
     def devices(self) -> list[Device]:
         """The GPUs that it can use here, virtual ones too, by ordinal; starts JAX."""
@@ -67,6 +70,10 @@ class Jax:
             return array
         return jax.device_put(array, self._devices.own(device))
 
+    def copy(self, array: Any, device: Device) -> Any:
+        """A copy of its own on a device, committed to it: donating it leaves the array as it is."""
+        return jax.device_put(array, self._devices.own(device), may_alias=False)
+
     def parts(self, value: object) -> _Parts | None:
         """What a registered pytree or an object of Flax NNX holds, and what makes it of others."""
         if type(value) in _PLAIN or isinstance(value, jax.Array):
@@ -80,7 +87,8 @@ class Jax:
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
     def wait(self) -> None:
-        """Wait until every array is there that was asked for."""
+        """Wait until every array is there that was asked for, also those that nobody holds."""
+        self._barrier.wait(self._devices.every())
         for array in jax.live_arrays():
             if not array.is_deleted():
                 array.block_until_ready()

@@ -1,4 +1,4 @@
-"""List what code may set in Python, in numpy and in matplotlib, for its thread or the process."""
+"""List what code may set in Python, numpy, matplotlib and JAX, for its thread or the process."""
 
 import decimal
 import faulthandler
@@ -82,12 +82,13 @@ def of_python() -> list[Setting]:
 
 
 def of_libraries() -> list[Setting]:
-    """Of numpy and matplotlib, where they are imported."""
+    """Of numpy, matplotlib and JAX, where they are imported."""
     plots: Any = sys.modules.get("matplotlib._pylab_helpers")
     if plots is None:
-        return of_numpy()
+        return [*of_numpy(), *_of_jax()]
     return [
         *of_numpy(),
+        *_of_jax(),
         Setting("figures", lambda: set(plots.Gcf.figs), partial(_close_figures, plots.Gcf)),
         mapping("matplotlib.rcParams", sys.modules["matplotlib"].rcParams),
     ]
@@ -107,6 +108,13 @@ def of_numpy() -> list[Setting]:
             lambda how: numpy.set_printoptions(**how),
         ),
     ]
+
+
+def _of_jax() -> list[Setting]:
+    config: Any = getattr(sys.modules.get("jax"), "config", None)
+    if config is None:
+        return []
+    return [Setting("jax.config", lambda: dict(config.values), partial(_set_config, config))]
 
 
 def _of_the_system() -> list[Setting]:
@@ -195,6 +203,12 @@ def _set_loggers(before: dict[logging.Logger, _Logger]) -> None:
         logger.handlers[:], logger.filters[:] = handlers, filters
         if logger.level != level:
             logger.setLevel(level)
+
+
+def _set_config(config: Any, before: dict[str, Any]) -> None:
+    for name, value in before.items():
+        if config.values[name] != value:
+            config.update(name, value)
 
 
 def _umask() -> int:

@@ -1,12 +1,17 @@
 """Keep the state of every generator that a cell may draw from, and put it back."""
 
+from __future__ import annotations
+
 import random
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from gpumagic.usercode.torch_classes import torch_here
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Randomness:
@@ -30,7 +35,7 @@ class Randomness:
         for name, generator in _generators().items():
             if name not in self._devices:
                 # As `torch.manual_seed` seeds a device that starts later.
-                generator.manual_seed(torch.initial_seed())
+                generator.manual_seed(torch_here().initial_seed())
         self._start = self._devices
 
     def same_start(self, devices: Iterable[torch.device]) -> None:
@@ -38,7 +43,7 @@ class Randomness:
         self.restore()
         here = [str(d) for d in devices if d.type == "cuda"]
         if here:
-            torch.cuda.init()  # it is about to be used, and has no generator before
+            torch_here().cuda.init()  # it is about to be used, and has no generator before
         now = _states()
         for name in here:
             _set(name, now[here[0]])
@@ -49,12 +54,15 @@ class Randomness:
         return {
             name
             for name, state in _states().items()
-            if name not in self._start or not torch.equal(state, self._start[name])
+            if name not in self._start or not torch_here().equal(state, self._start[name])
         }
 
 
 def _generators() -> dict[str, Any]:
     """Those that torch's own functions draw from, by device; to ask must not start CUDA."""
+    torch = torch_here()
+    if torch is None:
+        return {}
     found: dict[str, Any] = {"cpu": torch.default_generator}
     if torch.cuda.is_initialized():
         found |= {f"cuda:{n}": made for n, made in enumerate(torch.cuda.default_generators)}
@@ -63,13 +71,14 @@ def _generators() -> dict[str, Any]:
 
 def _states() -> dict[str, Tensor]:
     states = {name: generator.get_state() for name, generator in _generators().items()}
-    if torch.backends.mps.is_available():
+    torch = torch_here()
+    if torch is not None and torch.backends.mps.is_available():
         states["mps:0"] = torch.mps.get_rng_state()
     return states
 
 
 def _set(name: str, state: Tensor) -> None:
     if name.startswith("mps"):
-        torch.mps.set_rng_state(state)
+        torch_here().mps.set_rng_state(state)
     elif name in (generators := _generators()):
         generators[name].set_state(state)

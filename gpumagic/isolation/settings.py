@@ -13,13 +13,11 @@ from itertools import chain
 from types import FrameType
 from typing import Any
 
-import torch
-
 from gpumagic import faults
 from gpumagic.isolation.python_settings import of_libraries, of_numpy, of_python, of_signals
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.setting import Setting
-from gpumagic.isolation.torch_settings import of_a_thread, of_cuda, of_the_process
+from gpumagic.usercode.torch_classes import torch_here
 
 # A setting, and its value.
 _Known = tuple[Setting, Any]
@@ -31,7 +29,8 @@ _NEVER = {"torch", "gpumagic", *sys.stdlib_module_names}
 def kept() -> Iterator[None]:
     """Put back what is set within, whatever happens there."""
     signals = _now(of_signals())
-    others = _now(chain(of_a_thread(), of_the_process(), of_cuda(), of_python(), of_libraries()))
+    torchs = _of_torch("of_a_thread", "of_the_process", "of_cuda")
+    others = _now(chain(torchs, of_python(), of_libraries()))
     randomness, modules = Randomness(), set(sys.modules)
     try:
         yield
@@ -48,7 +47,7 @@ class Growth:
     """What a program that runs ten thousand times may add to as often, as it is now."""
 
     def __init__(self) -> None:
-        every = (*of_the_process(), *of_python())
+        every = (*_of_torch("of_the_process"), *of_python())
         self._settings = _now(setting for setting in every if setting.grows)
         self._modules = set(sys.modules)
 
@@ -101,8 +100,9 @@ def deferred() -> Iterator[None]:
 
 def thread_modes() -> Callable[[ExitStack], None]:
     """What gives another thread, until a stack is closed, the modes of torch and numpy here."""
-    inference = torch.is_inference_mode_enabled()
-    here = _now(chain(of_a_thread(), of_numpy()))
+    torch = torch_here()
+    inference = torch is not None and torch.is_inference_mode_enabled()
+    here = _now(chain(_of_torch("of_a_thread"), of_numpy()))
 
     def follow(stack: ExitStack) -> None:
         if inference:
@@ -111,6 +111,15 @@ def thread_modes() -> Callable[[ExitStack], None]:
             _write(setting, value)
 
     return follow
+
+
+def _of_torch(*lists: str) -> list[Setting]:
+    """Those lists of torch_settings.py; nothing where torch is not imported."""
+    if torch_here() is None:
+        return []
+    from gpumagic.isolation import torch_settings
+
+    return [setting for name in lists for setting in getattr(torch_settings, name)()]
 
 
 def _now(settings: Iterable[Setting]) -> list[_Known]:

@@ -9,13 +9,21 @@ def torch_here() -> Any:
     return sys.modules.get("torch")
 
 
+def comes_from(kind: type, *names: str) -> bool:
+    """Whether a class is one of these, or comes from one: ``"torch.nn.Module"``."""
+    for name in names:
+        module, _, word = name.rpartition(".")
+        known = getattr(sys.modules.get(module), word, None)
+        if known is not None and issubclass(kind, known):
+            return True
+    return False
+
+
 def is_tensor(value: object) -> bool:
     """Whether it is a tensor of torch's, by its type."""
-    kind = getattr(torch_here(), "Tensor", None)
-    return kind is not None and issubclass(type(value), kind)
+    return comes_from(type(value), "torch.Tensor")
 
 
 def is_module(value: object) -> bool:
     """Whether it is a module of torch's, by its type."""
-    kind = getattr(getattr(torch_here(), "nn", None), "Module", None)
-    return kind is not None and issubclass(type(value), kind)
+    return comes_from(type(value), "torch.nn.Module")
