@@ -1,8 +1,270 @@
-"""Count JAX's copies between devices."""
+"""Count JAX's copies between devices and its waits, by the user's line.
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+An array is copied in silence where it is an operand of a computation elsewhere: NumPy's always, and
+JAX's unless it is committed to its device. A number that goes along is none of it, and neither is
+what a program closes over, which is written into it when it is compiled; what a program over
+several devices exchanges while it runs is not seen. On virtual GPUs an array counts as read once,
+as a GPU's is, whose copy JAX keeps.
+"""
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any, NamedTuple
+
+import jax
+
+from gpumagic import faults
+from gpumagic.errors import CrossDeviceWarning
+from gpumagic.frameworks import jax_advice, jax_doors
+from gpumagic.frameworks.jax_devices import JaxDevices
+from gpumagic.frameworks.jax_doors import Move
+from gpumagic.ledger.advice import ADVISERS, what
+from gpumagic.ledger.counts import Count, Tally
+from gpumagic.ledger.via import DISPLAY, LIBRARY, PRINT, USER, kinds, locate, of_thread
+from gpumagic.usercode.files import is_ours, module_of
+from gpumagic.usercode.lines import called, in_cell, line_at
+
+_JAX = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "")
+# Frames of JAX's that stand around its functions.
+_AROUND = {"reraise_with_filtered_traceback", "wrapper"}
+_PRINTING = {"__repr__", "__str__", "__format__"}
+# A program's constants: see above.
+_COMPILING = {"_array_mlir_constant_handler", "shard_const_args"}
+# Functions that are called to make an array of something else, or to read one.
+_MAKING = {"array", "asarray", "from_dlpack", "frombuffer"}
+_MAKING |= {"make_array_from_callback", "make_array_from_process_local_data"}
+_READING = {"array", "asarray", "ascontiguousarray", "copyto", "save", "savez", "stack"}
+
+ADVISERS["JAX"] = jax_advice.advise
 
 
-def JaxCopies(devices: Any, tally: Any, strict: bool) -> AbstractContextManager[object]:
-    return nullcontext()
+class _Call(NamedTuple):
+    """Where a door was reached from."""
+
+    user: FrameType | None
+    inner: FrameType | None  # the first frame that is not JAX's
+    how: int
+    function: str  # JAX's, that was called there
+    explicit: bool
+
+
+class JaxCopies:
+    """Counts from `__enter__` to `__exit__`, on all threads that no other of these counts."""
+
+    def __init__(self, devices: JaxDevices, tally: Tally, strict: bool) -> None:
+        self._devices = devices
+        self.tally = tally
+        self.strict = strict
+        self.thread = 0
+
+    def __enter__(self) -> "JaxCopies":
+        self.thread = threading.get_ident()
+        _counting.add(self, self._devices)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _counting.remove(self)
+
+
+class _Counting:
+    """The doorkeeper: all that count now."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._running: tuple[JaxCopies, ...] = ()
+        self._stack = ExitStack()
+        self._read: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._devices: Any = None
+
+    def add(self, one: JaxCopies, devices: JaxDevices) -> None:
+        """Begin to count; GpuError where this JAX cannot be counted."""
+        with self._lock:
+            if not self._running:
+                self._devices = devices
+                jax_doors.stand(self, self._stack, virtual=devices.virtual)
+            self._running = (*self._running, one)
+
+    def remove(self, one: JaxCopies) -> None:
+        """End; the last one to end takes the doors away."""
+        with self._lock:
+            if one not in self._running:
+                return
+            self._running = tuple(other for other in self._running if other is not one)
+            if not self._running:
+                self._stack.close()
+                self._read.clear()
+
+    def copying(self, moves: Sequence[Move]) -> Callable[[float], None] | None:
+        """Before copies to devices."""
+        __tracebackhide__ = True
+        found: list[tuple[Count, Move]] = []
+        with faults.kept("counting a copy of JAX's"):
+            found = self._copying(moves, sys._getframe(1))
+        self._refuse([count for count, _ in found])
+        return _adding(found) if found else None
+
+    def reading(self, array: Any, moves: Sequence[Move]) -> Callable[[float], None] | None:
+        """Before an array is read by the host."""
+        __tracebackhide__ = True
+        found: list[tuple[Count, Move]] = []
+        with faults.kept("counting a copy of JAX's"):
+            found = self._reading(array, moves, sys._getframe(1))
+        self._refuse([count for count, _ in found])
+        return _adding(found) if found else None
+
+    def waiting(self, arrays: Sequence[Any]) -> Callable[[float], None] | None:
+        """Before the host waits for arrays."""
+        found: list[tuple[Count, Move]] = []
+        with faults.kept("counting a wait for JAX"):
+            call = _called_from(sys._getframe(1), self._threads())
+            own = {
+                d: None for a in arrays if isinstance(a, jax.Array) for d in a.sharding.device_set
+            }
+            moves = [Move(d, None, 0, None, True) for d in own]
+            if call is not None:
+                call = call._replace(explicit=True)
+                found = self._found(False, "block_until_ready", call, moves)
+        return _adding(found) if found else None
+
+    def _copying(self, moves: Sequence[Move], frame: FrameType) -> list[tuple[Count, Move]]:
+        call = _called_from(frame, self._threads())
+        if call is None:
+            return []
+        making = call.function in _MAKING
+        if not call.explicit:
+            moves = [move for move in moves if not move.single]
+        operator = call.function if making else "device_put" if call.explicit else "operand"
+        call = call._replace(explicit=call.explicit or making)
+        return self._found(True, operator, call, moves)
+
+    def _reading(
+        self, array: Any, moves: Sequence[Move], frame: FrameType
+    ) -> list[tuple[Count, Move]]:
+        if self._read.get(id(array)) is array:
+            return []
+        self._read[id(array)] = array
+        call = _called_from(frame, self._threads())
+        if call is None or not moves:
+            return []
+        if moves[0].single and not call.explicit:
+            return self._found(False, "item", call, moves)
+        user = call.user is not None and called(*in_cell(call.user)) in _READING
+        operator = "device_get" if call.explicit else "asarray" if user else "value"
+        call = call._replace(explicit=call.explicit or user)
+        return self._found(True, operator, call, moves)
+
+    def _found(
+        self, copy: bool, operator: str, call: _Call, moves: Sequence[Move]
+    ) -> list[tuple[Count, Move]]:
+        """Where each is to be counted: in every tally that counts this thread."""
+        found = []
+        for move in moves:
+            ends = (self._name(move.source), self._name(move.destination))
+            if ends[0] == ends[1]:
+                continue
+            key = ((copy, operator, *ends), *map(_at, call[:2]), call.how, threading.get_ident())
+            for one in self._watching():
+                count = one.tally.counts.get(key)
+                if count is None:
+                    count = one.tally.add(key, _new(copy, operator, ends, call))
+                found.append((count, move))
+        return found
+
+    def _refuse(self, counts: Sequence[Count]) -> None:
+        """Under strict, raise for what is implicit."""
+        __tracebackhide__ = True
+        if not any(one.strict for one in self._watching()):
+            return
+        for count in counts:
+            if count.implicit and count.how != DISPLAY:
+                raise CrossDeviceWarning(_refusal(count))
+
+    def _watching(self) -> Sequence[JaxCopies]:
+        me = threading.get_ident()
+        return [one for one in self._running if one.thread == me] or self._running
+
+    def _threads(self) -> list[int]:
+        return [one.thread for one in self._running]
+
+    def _name(self, device: Any) -> str:
+        name: str = "cpu" if device is None else self._devices.name(device)
+        return name
+
+
+_counting = _Counting()
+
+
+def _called_from(frame: FrameType | None, threads: Sequence[int]) -> _Call | None:
+    """Who led to a door, or None where it is no copy of the user's doing."""
+    function, printing = "", False
+    while frame is not None and _is_jaxs(frame.f_code.co_filename):
+        name = frame.f_code.co_name
+        if name in _COMPILING:
+            return None
+        printing = printing or name in _PRINTING
+        function = function if name in _AROUND else name
+        frame = frame.f_back
+    if frame is not None and is_ours(frame.f_code.co_filename):  # what `%%ongpu` itself asks for
+        return None
+    user, how = locate(frame)
+    if user is None:
+        user = next(filter(None, map(of_thread, threads)), None)
+    how = PRINT if printing and how == LIBRARY else how
+    return _Call(user, frame, how, function, jax_doors.explicit())
+
+
+def _is_jaxs(file: str) -> bool:
+    return file.startswith(_JAX) or file in (__file__, jax_doors.__file__)
+
+
+def _new(copy: bool, operator: str, ends: tuple[str, str], call: _Call) -> Count:
+    code, at = (None, 0) if call.user is None else in_cell(call.user)
+    inner = "" if call.inner is None else call.inner.f_code.co_filename
+    # An operand is elsewhere because of who gave it; what a library reads, it reads by itself.
+    library = call.how == LIBRARY and not call.explicit and operator != "operand"
+    return Count(
+        copy,
+        operator,
+        *ends,
+        call.how,
+        code,
+        at,
+        not call.explicit,
+        within=module_of(inner) if library and kinds[inner] != USER else "",
+        kept=[None if frame is None else frame.f_code for frame in call[:2]],
+        framework="JAX",
+    )
+
+
+def _at(frame: FrameType | None) -> tuple[int, int] | None:
+    return None if frame is None else (id(frame.f_code), frame.f_lasti)
+
+
+def _adding(found: Sequence[tuple[Count, Move]]) -> Callable[[float], None]:
+    def add(seconds: float) -> None:
+        for count, move in found:
+            count.count += 1
+            count.nbytes += move.nbytes
+            count.seconds += seconds / len(found)
+            count.calls += 1
+            count.blocking += move.destination is None
+            if count.copy and isinstance(move.array, jax.Array):
+                count.looks += 1
+                count.repeats += count.last is not None and count.last() is move.array
+                count.last = weakref.ref(move.array)
+
+    return add
+
+
+def _refusal(count: Count) -> str:
+    line = "" if count.code is None else f"{line_at(count.code, count.at).place}: "
+    if count.destination == "cpu":
+        ask = "name it first: jax.device_get(x)"
+    else:
+        ask = "bring it there first: jax.device_put(x, device)"
+    return f"{line}{what(count)}, which strict does not allow; {ask}"

@@ -6,6 +6,7 @@ that names its device, a value that is read or printed now and then, what a libr
 
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,10 @@ _OFTEN = 16
 # Copies that name their device are the user's to make; so many to the host at one line are a log
 # that is read value by value.
 _EXPLICIT = 100
+# What is copied in silence each time: the second time is one too many.
+_SILENT = ("index", "operand")
+ADVISERS: dict[str, Callable[[Entry], Any]] = {}
+"""Who advises about the arrays of another framework, by `Entry.framework`."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,9 @@ class Advice:
 
 def advise(entry: Entry) -> Advice | None:
     """Advice for one entry; None where it is as it should be."""
+    if entry.framework:
+        adviser = ADVISERS.get(entry.framework)
+        return adviser(entry) if adviser else None
     many = entry.calls > entry.sites
     if entry.via in ("display", "backward"):
         return None
@@ -65,7 +73,7 @@ def advise(entry: Entry) -> Advice | None:
         return _all(entry, _CHECKS) if checks else None
     if entry.operator == "index" and entry.kind == "copy":
         text = f"the index lies on the CPU; bring it once: index = index.to('{entry.destination}')"
-        return _all_but_one(entry, text)
+        return all_but_one(entry, text)
     if entry.kind == "wait":
         return _of_wait(entry) if many else None
     return _of_copy(entry) if many else None
@@ -77,8 +85,8 @@ def is_crawl(entry: Entry) -> bool:
         return False
     if not entry.implicit:
         return entry.destination == "cpu" and entry.count >= _EXPLICIT
-    index = entry.operator == "index" and entry.kind == "copy"
-    return entry.calls >= (2 if index else _OFTEN)
+    silent = entry.operator in _SILENT and entry.kind == "copy"
+    return entry.calls >= (2 if silent else _OFTEN)
 
 
 def _keep(entry: Entry) -> str:
@@ -97,7 +105,7 @@ def _of_wait(entry: Entry) -> Advice | None:
     else:
         text = _BY_SIZE.get(entry.operator, _ONCE if "unique" in entry.operator else _MASK)
         return _all(entry, text)
-    return _all_but_one(entry, text)
+    return all_but_one(entry, text)
 
 
 def _of_copy(entry: Entry) -> Advice | None:
@@ -112,19 +120,19 @@ def _of_copy(entry: Entry) -> Advice | None:
         return _of_brought(entry)
     if entry.destination == "cpu":
         text = "keep the results on the device and copy them once: torch.stack(results).cpu()"
-        return _all_but_one(entry, _keep(entry) if entry.implicit else text)
+        return all_but_one(entry, _keep(entry) if entry.implicit else text)
     return None
 
 
 def _of_brought(entry: Entry) -> Advice | None:
     if entry.implicit and entry.nbytes > entry.count * _SCALAR:
         text = f"what is indexed or assigned with lies on the CPU; bring it to {entry.destination}"
-        return _all_but_one(entry, f"{text} once")
+        return all_but_one(entry, f"{text} once")
     if _MADE_ON_HOST.search(entry.code):
         text = f"make it there: device='{entry.destination}' instead of .to"
         return _all(entry, text)
     if entry.nbytes < entry.count * _SMALL:
-        return _all_but_one(entry, "many small copies: put them into one tensor and copy that")
+        return all_but_one(entry, "many small copies: put them into one tensor and copy that")
     if entry.blocking:
         pinned = "" if entry.pinned else f"{_PIN}, and "
         text = f"{pinned}.to('{entry.destination}', non_blocking=True)"
@@ -136,7 +144,8 @@ def _all(entry: Entry, text: str) -> Advice:
     return Advice(text, entry.count, 1.0, "the time of all of them")
 
 
-def _all_but_one(entry: Entry, text: str) -> Advice:
+def all_but_one(entry: Entry, text: str) -> Advice:
+    """Advice that leaves one call of many at each place."""
     calls = max(entry.calls // max(entry.sites, 1), 1)
     saved = entry.count - round(entry.count / calls)
     return Advice(text, saved, 1 - 1 / calls, f"the time of all but one of {calls:,}")
@@ -191,7 +200,8 @@ def _is_time(count: Count) -> bool:
     return count.count + 1 >= (2 if count.operator == "index" and count.copy else _OFTEN)
 
 
-def _what(count: Count) -> str:
+def what(count: Count) -> str:
+    """What a count's next call would do, in words."""
     code = count.entry().code
     where = f"`{code}` " if code else ""
     if count.copy:
@@ -204,7 +214,7 @@ def _words(count: Count) -> str:
     entry = count.entry(at_least=2)
     advice = advise(entry)
     again = " again and again" if count.count else ""
-    return f"{_what(count)}{again}" + (f"; {advice.text}" if advice else "")
+    return f"{what(count)}{again}" + (f"; {advice.text}" if advice else "")
 
 
 def _refusal(count: Count) -> str:
@@ -213,4 +223,4 @@ def _refusal(count: Count) -> str:
         ask = f"bring the index there first: index.to('{count.destination}')"
     else:
         ask = "name the device: x.cpu() or x.to(...) first"
-    return f"{line}{_what(count)}, which strict does not allow; {ask}"
+    return f"{line}{what(count)}, which strict does not allow; {ask}"

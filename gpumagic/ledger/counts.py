@@ -45,6 +45,7 @@ class Count:
     last: weakref.ref[Any] | None = None
     version: int | None = None
     warned: bool = False
+    framework: str = ""
 
     def look_at(self, tensor: Any, host: Any) -> None:
         """Note whether a copy copies what the last one did, and from or to pinned memory."""
@@ -80,6 +81,7 @@ class Count:
             repeats=round(self.repeats * self.count / self.looks) if self.looks else 0,
             blocking=self.blocking,
             pinned=self.pinned,
+            framework=self.framework,
         )
 
 

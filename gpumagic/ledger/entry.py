@@ -17,7 +17,7 @@ class Entry:
     # "copy": bytes went from one device to another; "wait": the host waited for a result that
     # decides a value or a shape.
     kind: str
-    operator: str  # torch's own name: "copy_", "item", "nonzero", "index" …
+    operator: str  # torch's own name: "copy_", "item", "nonzero", "index" …; JAX: see `frameworks`
     source: str  # a device, such as "cuda:1" or "cpu"
     destination: str
     count: int  # calls
@@ -40,6 +40,7 @@ class Entry:
     blocking: int = 0  # copies that the host waited for
     # Whether the host's side lay in pinned memory; None where there is none, or it differed.
     pinned: bool | None = None
+    framework: str = ""  # whose arrays: "JAX"; nothing for torch's
 
     @property
     def file(self) -> str | None:

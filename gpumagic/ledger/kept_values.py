@@ -5,28 +5,32 @@ from functools import lru_cache
 
 _READS = ("cpu", "item", "numpy", "tolist")
 _NUMBERS = ("bool", "float", "int")
+# How several values are put together and read, and one, by the framework whose they are.
+_TOGETHER = {"": "torch.stack({}).cpu()", "JAX": "jax.device_get(jnp.stack({}))"}
+_ONE = {"": "{}.item()", "JAX": "float({})"}
 _LONG = 40  # characters of an expression that a sentence still bears
 
 
 @lru_cache(maxsize=256)
-def keep(code: str, line: str) -> str:
+def keep(code: str, line: str, framework: str = "") -> str:
     """What to write instead, for the expression `code` in a `line` of the source."""
     read = _tree(code, "eval")
     value = _value(read.body) if isinstance(read, ast.Expression) else None
     name = "x" if value is None or len(ast.unparse(value)) > _LONG else ast.unparse(value)
-    detached = "x.detach()"
-    if value is not None and name != "x":
-        detached = ast.unparse(ast.Call(ast.Attribute(value, "detach", ast.Load()), [], []))
+    detached = name
+    if not framework:
+        whole = value if value is not None and name != "x" else ast.Name("x", ast.Load())
+        detached = ast.unparse(ast.Call(ast.Attribute(whole, "detach", ast.Load()), [], []))
     every, summed = _collected(line, read)
     if every:
         return (
             f"keep {every} on the device, {every}.append({detached}), and read it once after the "
-            f"loop: torch.stack({every}).cpu()"
+            f"loop: {_TOGETHER[framework].format(every)}"
         )
     if summed:
         return (
             f"keep {summed} on the device, {summed} += {detached}, and read it once after the "
-            f"loop: {summed}.item()"
+            f"loop: {_ONE[framework].format(summed)}"
         )
     kept = "what it reads" if name == "x" else name
     return f"keep {kept} on the device, and read it once after the loop"

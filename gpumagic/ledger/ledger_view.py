@@ -47,8 +47,9 @@ def _waits(entries: list[Entry]) -> str:
 def _printed(entries: list[Entry]) -> str:
     """Each printing makes many waits and copies, which the table has."""
     count = sum(e.calls for e in entries)
-    reads = f"{sum(e.count for e in entries):,} reads"
-    words = f"{_count(count, 'tensor')} printed in {reads}{_at(entries, count, calls=True)}"
+    reads = _count(sum(e.count for e in entries), "read")
+    what = "array" if any(e.framework for e in entries) else "tensor"
+    words = f"{_count(count, what)} printed in {reads}{_at(entries, count, calls=True)}"
     return words if entries else ""
 
 

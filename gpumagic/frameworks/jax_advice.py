@@ -1,0 +1,58 @@
+"""Advise, in JAX's words, what to do about a copy or a wait that is made again and again."""
+
+from gpumagic.ledger.advice import Advice, all_but_one
+from gpumagic.ledger.entry import Entry
+from gpumagic.ledger.kept_values import keep
+
+_SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
+
+_OFTEN = 16
+
+
+def advise(entry: Entry) -> Advice | None:
+    """Advice for one entry; None where it is as it should be."""
+    if entry.via == "display" or entry.calls <= entry.sites:
+        return None
+    if not entry.implicit and entry.calls < _OFTEN and not entry.repeats:
+        return None  # one call may copy many arrays
+    if entry.via == "print":
+        text = "print after the loop; x.shape and x.sharding print without waiting"
+    elif entry.operator == "block_until_ready":
+        text = "wait once, after the loop: jax.block_until_ready(results)"
+    elif entry.operator == "operand":
+        return _of_operand(entry)
+    elif entry.kind == "wait" or entry.destination == "cpu":
+        text = keep(entry.code, entry.where.source if entry.where else "", "JAX")
+    elif entry.repeats:
+        return _the_same(entry)
+    elif entry.nbytes < entry.count * _SMALL:
+        text = "many small copies: put them into one array and copy that"
+    else:
+        return None
+    return all_but_one(entry, text)
+
+
+def _of_operand(entry: Entry) -> Advice:
+    if entry.repeats:
+        return _the_same(entry)
+    if entry.source == "cpu":
+        whose = "an operand is NumPy's, or on the CPU"
+    else:
+        whose = f"an operand is on {entry.source}"
+    text = f"{whose}: make it with jax.default_device({_own(entry)}), or put it there once"
+    return Advice(f"{text}: {_put(entry)}", entry.count, 1.0, "the time of all of them")
+
+
+def _the_same(entry: Entry) -> Advice:
+    text = f"the same array each time; once, before the loop: {_put(entry)}"
+    share = entry.repeats / entry.count
+    return Advice(text, entry.repeats, share, "the time of all but the first")
+
+
+def _put(entry: Entry) -> str:
+    return f"x = jax.device_put(x, {_own(entry)})"
+
+
+def _own(entry: Entry) -> str:
+    kind, _, number = entry.destination.partition(":")
+    return f'jax.devices("gpu")[{number}]' if kind == "cuda" else 'jax.devices("cpu")[0]'

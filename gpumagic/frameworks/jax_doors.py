@@ -1,0 +1,251 @@
+"""Stand at the doors through which JAX copies between devices and waits for them.
+
+A compiled program, and every function of `jax.numpy` is one, is called by C++ without Python: so
+while the doors stand, a call in which something moves is not kept in C++'s tables, and comes by
+here each time. Calls in which nothing moves go their usual way, and no program is compiled anew.
+
+Private parts of JAX that are touched, as they are in 0.10; where one is missing, `stand` raises
+`GpuError` and has touched nothing:
+
+* ``jax._src.lib.xla_client``: ``batched_block_until_ready``, and, by which all copies to devices
+  go, ``batched_device_put`` and ``batched_copy_array_to_devices_with_sharding``;
+* ``jax._src.array.ArrayImpl``: ``block_until_ready``; ``_value``, by which all copies to the host
+  go; and on virtual GPUs its C slot for buffers, by which NumPy reads memory of the CPU's alone;
+* ``jax._src.pjit``: ``_get_fastpath_data`` and the two tables of calls; ``PjitFunctionCache``;
+* ``jax._src.interpreters.pxla.MeshExecutableFastpathData``; ``jax._src.traceback_util``;
+* ``jax._src.config.guard_lib``: whether `jax.device_put` or `jax.device_get` runs.
+"""
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from gpumagic.errors import GpuError
+
+_BUFFER_SLOT = 160  # bytes from a type's beginning to its tp_as_buffer, in 64-bit CPython
+
+
+class Move(NamedTuple):
+    """What is to go from one device to another."""
+
+    source: Any  # JAX's device; None for the host
+    destination: Any
+    nbytes: int
+    array: Any
+    single: bool  # it has one element
+
+
+class Doorkeeper(Protocol):
+    """Who is asked before anything moves or waits, and gives what is called with its seconds."""
+
+    def copying(self, moves: Sequence[Move]) -> Callable[[float], None] | None:
+        """Before copies to devices; may raise, and nothing is copied."""
+
+    def reading(self, array: Any, moves: Sequence[Move]) -> Callable[[float], None] | None:
+        """Before an array's first copy to the host."""
+
+    def waiting(self, arrays: Sequence[Any]) -> Callable[[float], None] | None:
+        """Before the host waits for arrays."""
+
+
+class _Parts(NamedTuple):
+    client: Any
+    array: Any
+    pjit: Any
+    pxla: Any
+    tables: Callable[[], None]
+
+
+def explicit() -> bool:
+    """Whether `jax.device_put` or `jax.device_get` runs on this thread."""
+    from jax._src.config import guard_lib
+
+    state = guard_lib.thread_local_state()
+    return bool(state.explicit_device_put or state.explicit_device_get)
+
+
+def stand(keeper: Doorkeeper, stack: ExitStack, *, virtual: bool) -> None:
+    """Ask `keeper` at every door until `stack` is closed; GpuError where JAX has other doors."""
+    try:
+        parts = _parts()
+        with ExitStack() as placed:
+            _stand(keeper, parts, placed)
+            if virtual:
+                _read_as_on_gpus(parts.array, placed)
+            stack.push(placed.pop_all())
+    except (ImportError, AttributeError) as error:
+        raise GpuError(
+            f"copies are not counted with JAX {jax.__version__}: {error}; "
+            "JAX 0.10 is known to be counted"
+        ) from error
+
+
+def _parts() -> _Parts:
+    from jax._src import pjit, traceback_util
+    from jax._src.array import ArrayImpl
+    from jax._src.config import guard_lib
+    from jax._src.interpreters import pxla
+    from jax._src.lib import _jax, xla_client
+
+    tables = (pjit._cpp_pjit_cache_fun_only, pjit._cpp_pjit_cache_explicit_attributes)
+
+    def clear() -> None:
+        for table in tables:
+            table.clear()
+        _jax.PjitFunctionCache.clear_all()
+
+    guard_lib.thread_local_state().explicit_device_put  # noqa: B018 (or there is no telling)
+    traceback_util.register_exclusion(__file__)  # our frames are JAX's to leave out
+    return _Parts(xla_client, ArrayImpl, pjit, pxla, clear)
+
+
+def _stand(keeper: Doorkeeper, parts: _Parts, stack: ExitStack) -> None:
+    client, array, name = parts.client, parts.array, "batched_copy_array_to_devices_with_sharding"
+    put, block = client.batched_device_put, array.block_until_ready
+    _swap(stack, client, "batched_device_put", _door(put, _put(keeper)))
+    _swap(stack, client, name, _door(getattr(client, name), _copied(keeper)))
+    blocked = client.batched_block_until_ready
+    _swap(stack, client, "batched_block_until_ready", _door(blocked, keeper.waiting))
+    _swap(stack, array, "block_until_ready", _door(block, lambda one: keeper.waiting([one])))
+    _swap(stack, array, "_value", property(_door(vars(array)["_value"].fget, _read(keeper))))
+    gate = _Gate(parts.pjit._get_fastpath_data, parts.pxla.MeshExecutableFastpathData)
+    _swap(stack, parts.pxla, "MeshExecutableFastpathData", gate.data)
+    _swap(stack, parts.pjit, "_get_fastpath_data", gate.ask)
+    parts.tables()  # a call that is kept there from before would not come by
+    stack.callback(parts.tables)  # and one that was not kept would always come by
+
+
+def _swap(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
+    real = vars(owner)[name]
+    setattr(owner, name, ours)
+
+    @stack.callback
+    def put_back() -> None:
+        if vars(owner).get(name) is ours:
+            setattr(owner, name, real)
+
+
+def _door(real: Callable[..., Any], ask: Callable[..., Callable[[float], None] | None]) -> Any:
+    def door(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        after = ask(*args, **kwargs)
+        if after is None:
+            return real(*args, **kwargs)
+        start = time.perf_counter()
+        result = real(*args, **kwargs)
+        after(time.perf_counter() - start)
+        return result
+
+    return door
+
+
+def _put(keeper: Doorkeeper) -> Callable[..., Callable[[float], None] | None]:
+    def ask(aval: Any, sharding: Any, xs: Any, devices: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        moves = [m for x, d in zip(xs, devices, strict=False) for m in _one(x, d)]
+        return keeper.copying(moves) if moves else None
+
+    return ask
+
+
+def _one(x: Any, device: Any) -> Iterator[Move]:
+    """How a whole array, or what is none yet, comes to a device."""
+    source = None
+    if isinstance(x, jax.Array):
+        if device in x.sharding.device_set:
+            return
+        source = min(x.sharding.device_set, key=lambda own: own.id)
+    yield Move(source, device, x.nbytes, getattr(x, "val", x), x.size == 1)
+
+
+def _copied(keeper: Doorkeeper) -> Callable[..., Callable[[float], None] | None]:
+    def ask(xs: Any, device_lists: Any, *args: Any) -> Any:
+        __tracebackhide__ = True
+        moves = [
+            Move(source, device, nbytes, x, x.size == 1)
+            for x, devices in zip(xs, device_lists, strict=False)
+            for (source, nbytes), device in zip(_shards(x), devices, strict=False)
+            if source != device
+        ]
+        return keeper.copying(moves) if moves else None
+
+    return ask
+
+
+def _shards(array: Any) -> list[tuple[Any, int]]:
+    """The devices of an array, in its own order, each with the bytes of its part."""
+    sharding, shape = array.sharding, array.shape
+    part = array.dtype.itemsize
+    for size in sharding.shard_shape(shape):
+        part *= size
+    return [(device, part) for device in sharding._addressable_device_assignment]
+
+
+def _read(keeper: Doorkeeper) -> Callable[[Any], Callable[[float], None] | None]:
+    def ask(array: Any) -> Callable[[float], None] | None:
+        __tracebackhide__ = True
+        if array._npy_value is not None or array.is_deleted():  # it has been read
+            return None
+        shards = _shards(array)[: 1 if array.is_fully_replicated else None]
+        moves = [Move(device, None, nbytes, array, array.size == 1) for device, nbytes in shards]
+        return keeper.reading(array, moves)
+
+    return ask
+
+
+class _Gate:
+    """Keeps a call in C++'s tables only if nothing moves in it."""
+
+    def __init__(self, real: Callable[..., Any], data: Callable[..., Any]) -> None:
+        self._real = real
+        self._data = data
+        self._here = threading.local()
+
+    def ask(self, executable: Any, out_tree: Any, args: Any, *rest: Any) -> Any:
+        """In place of ``pjit._get_fastpath_data``: the entry for a table, or None."""
+        if executable is None or _moves_any(executable, args):
+            return None
+        self._here.still = True
+        try:
+            return self._real(executable, out_tree, args, *rest)
+        finally:
+            self._here.still = False
+
+    def data(self, *args: Any) -> Any:
+        """In place of the entry's class, which functions compiled ahead of time make themselves."""
+        return self._data(*args) if getattr(self._here, "still", False) else None
+
+
+def _moves_any(executable: Any, args: Sequence[Any]) -> bool:
+    """Whether an array of NumPy's, or one that is elsewhere, is among the operands."""
+    first = len(executable.in_avals) - len(args)  # before them are constants, if any are
+    kept = executable._kept_var_idx
+    if first > 0 or len(kept) != len(executable._in_shardings):
+        return True
+    used = [arg for i, arg in enumerate(args) if i in kept]
+    return any(map(_moves, used, executable._in_shardings))
+
+
+def _moves(arg: Any, sharding: Any) -> bool:
+    if not isinstance(arg, jax.Array):
+        return getattr(arg, "ndim", 0) > 0
+    if arg.sharding.num_devices == sharding.num_devices == 1:
+        return bool(arg.sharding.device_set != sharding.device_set)
+    return not arg.sharding.is_equivalent_to(sharding, arg.ndim)
+
+
+def _read_as_on_gpus(array: Any, stack: ExitStack) -> None:
+    """Have NumPy ask an array for a copy, as it must ask a GPU's, until `stack` is closed."""
+    if ctypes.sizeof(ctypes.c_void_p) != 8:
+        return
+    slots = ctypes.c_void_p.from_address(id(array) + _BUFFER_SLOT).value
+    get = ctypes.c_void_p.from_address(slots) if slots else None
+    if get is None or not get.value:
+        return
+    stack.callback(setattr, get, "value", get.value)
+    get.value = None
