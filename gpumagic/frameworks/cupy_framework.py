@@ -1,0 +1,95 @@
+"""Serve CuPy: its device, its arrays, its memory pool. It has real GPUs alone."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import cupy
+
+from gpumagic.device import Device, here
+from gpumagic.errors import GpuError
+from gpumagic.ledger.counts import Tally
+
+
+class CuPy:
+    """CuPy as it is in this process."""
+
+    name = "CuPy"
+
+    def __init__(self) -> None:
+        # To ask a GPU that nobody has used would make a context there, of some 500 MiB.
+        self._used: set[int] = set()
+
+    def devices(self) -> list[Device]:
+        """The GPUs that it can use here, by ordinal."""
+        try:
+            count = cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError:  # no driver, or no GPU
+            return []
+        known = {device.ordinal: device for device in here(memory=False) if not device.virtual}
+        return [known.get(number, Device("cuda", number)) for number in range(count)]
+
+    def make_virtual(self, count: int) -> None:
+        """Say that it has none."""
+        raise GpuError("CuPy has no virtual GPUs: it needs a real one; NumPy has its functions")
+
+    def place(self, device: Device) -> AbstractContextManager[object]:
+        """While this holds, in its thread, what it makes is on `device`."""
+        held: AbstractContextManager[object] = self._own(device)
+        return held
+
+    def is_array(self, value: object) -> bool:
+        """Whether it is an array of CuPy's."""
+        return isinstance(value, cupy.ndarray)
+
+    def where(self, array: Any) -> str:
+        """The device that an array is on, ``"cuda:1"``."""
+        return f"cuda:{array.device.id}"
+
+    def nbytes(self, array: Any) -> int:
+        """The bytes of its data."""
+        return int(array.nbytes)
+
+    def bring(self, array: Any, device: Device) -> Any:
+        """A copy on another device; the array itself if it is there."""
+        with self._own(device):
+            return cupy.asarray(array)
+
+    def copy(self, array: Any, device: Device) -> Any:
+        """A copy of its own on a device, also where it is there."""
+        with self._own(device):
+            return cupy.array(array)
+
+    def parts(self, value: object) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
+        """None: it has no containers of its own."""
+        return None
+
+    def wait(self) -> None:
+        """Wait until the GPUs that it was placed on have finished, and the current one."""
+        for ordinal in {*self._used, cupy.cuda.Device().id}:
+            cupy.cuda.Device(ordinal).synchronize()
+
+    def compile_seconds(self) -> float | None:
+        """None: it does not tell."""
+        return None
+
+    def allocated(self, device: Device) -> tuple[int, int | None]:
+        """The bytes that its memory pool has given out on a device; it keeps no peak."""
+        with self._own(device):
+            return int(cupy.get_default_memory_pool().used_bytes()), None
+
+    def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
+        """Say that they are not counted: its arrays are C's, and what they do is not seen."""
+        raise GpuError("copies and waits are not counted with CuPy")
+
+    def _own(self, device: Device) -> Any:
+        """CuPy's object for a device, or GpuError."""
+        if device.kind != "cuda" or device.ordinal is None:
+            raise GpuError(
+                f"CuPy's arrays are on GPUs alone, not on {device}; cupy.asnumpy(x)"
+                " makes NumPy's of them"
+            )
+        if device.virtual:
+            self.make_virtual(1)
+        self._used.add(device.ordinal)
+        return cupy.cuda.Device(device.ordinal)
