@@ -172,7 +172,7 @@ def _sentence(text: str) -> str:
 def _typed(text: str) -> str:
     """Escaped, with what one can type as code."""
     return re.sub(
-        r"%load_ext gpumagic|%gpus(?: --\w+)*(?: \d+)?|pip (?:un)?install [\w -]+|CUDA_[A-Z_]+"
+        r"%load_ext gpumagic|%gpus(?: --\w+)*(?: \d+)?|pip (?:un)?install [\w -]+|[A-Z]{2,}_[A-Z_]+"
         r"|--gpus all",
         lambda match: tag("code", match[0]),
         escape(text),

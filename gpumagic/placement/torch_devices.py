@@ -65,6 +65,11 @@ def find(where: object) -> Device:
                 f"{target} is there, but torch {torch.__version__} cannot use it (it was built for "
                 "the CPU, or for a newer driver); install a CUDA build of torch, or type cpu"
             )
+        if target.kind == "xpu":
+            raise GpuError(
+                f"{target} is there, but torch {torch.__version__} finds no XPU; %gpus --doctor"
+                " tells why, or type cpu"
+            )
         return target
     current = torch.cuda.current_device() if here and torch.cuda.is_initialized() else 0
     target = names.resolve_one(where, here, current=current)

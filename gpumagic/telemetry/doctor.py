@@ -7,18 +7,17 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-from gpumagic import nvml
-from gpumagic.device import physical_gpus, visible
+from gpumagic import drm, nvml
+from gpumagic.device import TorchBuild, physical_gpus, torch_build, visible
 from gpumagic.errors import as_typed
+from gpumagic.telemetry.check import Check as Check
+from gpumagic.telemetry.linux_checks import LinuxChecks
 from gpumagic.telemetry.virtual_state import state_folder
 
-_NVIDIA_VENDOR = "0x10de"
-# Of PCI devices, those that show pictures or compute.
-_GPU_CLASSES = ("0x0300", "0x0302")
 _Found = tuple[bool | None, str, str]
 # From the hardware up: where one is wrong, those after it can be no better.
 _CHAIN = (
@@ -33,16 +32,6 @@ _CHAIN = (
 _NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-missing", "pynvml-clash")
 
 
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at."""
-
-    name: str
-    ok: bool | None  # None where it is neither right nor wrong, or follows from what is wrong
-    found: str
-    cure: str = ""  # where ok is False
-
-
 class Doctor:
     """Looks at the machine under ``root``, the driver, the packages and the environment."""
 
@@ -52,16 +41,20 @@ class Doctor:
         env: Mapping[str, str] | None = None,
         door: nvml.Nvml | None = None,
         version: Callable[[str], str] = metadata.version,
+        build: Callable[[], TorchBuild] = torch_build,
     ) -> None:
         self._root = root
         self._env = os.environ if env is None else env
         self._door = door or nvml.door()
         self._version = version
+        self._build = build
 
     def checks(self) -> list[Check]:
         """From the hardware up to the notebook: the first cause is wrong, and has the cure."""
         self._door.retry()
-        table: dict[str, Callable[[], _Found | None]] = {
+        linux = LinuxChecks(self._root, self._env, self._build(), self._container())
+        others = linux.checks()
+        nvidias: dict[str, Callable[[], _Found | None]] = {
             "NVIDIA card": self._card,
             "driver in the kernel": self._module,
             "device files": self._nodes,
@@ -69,12 +62,16 @@ class Doctor:
             "module pynvml": self._clash,
             "NVML": self._driver,
             "CUDA_VISIBLE_DEVICES": self._visible,
-            "torch": self._torch,
+        }
+        rest: dict[str, Callable[[], _Found | None]] = {
+            "torch": lambda: self._torch(None if has_nvidias else linux.wanted_build),
             "runs in": self._surroundings,
             "state files": self._state_files,
         }
-        found = [Check(name, *said) for name, look in table.items() if (said := look())]
-        found = self._first_cause(found)
+        # Who has another vendor's GPU and none of NVIDIA's lacks nothing of NVIDIA's.
+        has_nvidias = not others or "nvidia" in linux.vendors or bool(self._door.gpus())
+        found = _looked(nvidias) if has_nvidias else []
+        found = [*self._first_cause(found), *others, *_looked(rest)]
         found += [Check("GPU", False, f.cause, f.cure) for f in self._door.lost.values()]
         version = f"{platform.python_version()} at {sys.executable}"
         return [*found, Check("Python", None, version)]
@@ -93,10 +90,7 @@ class Doctor:
         ]
 
     def _card(self) -> _Found:
-        cards = 0
-        for device in self._root.glob("sys/bus/pci/devices/*"):
-            vendor, kind = _read(device / "vendor"), _read(device / "class")
-            cards += vendor == _NVIDIA_VENDOR and kind.startswith(_GPU_CLASSES)
+        cards = sum(vendor == "nvidia" for vendor, _, _ in drm.pci_gpus(self._root))
         if cards:
             return True, f"{cards} on the PCI bus", ""
         if self._wsl():
@@ -168,10 +162,14 @@ class Doctor:
             return bool(left) or None, found, ""
         return False, found, "set it right before the kernel starts, or unset it"
 
-    def _torch(self) -> _Found:
+    def _torch(self, wanted: str | None) -> _Found:
         version = self._installed("torch")
         if version is None:
             return None, 'not installed (pip install "gpumagic[torch]")', ""
+        if wanted:
+            cure = f"install a {wanted} build: https://pytorch.org/get-started/locally"
+            cure = f"{cure}; or {as_typed('%gpus --virtual 2')}"
+            return False, f"{version}, a build without {wanted}", cure
         if version.endswith("+cpu") and self._door.gpus():
             cure = "install a CUDA build: https://pytorch.org/get-started/locally"
             return False, f"{version}, a build without CUDA", cure
@@ -202,6 +200,10 @@ class Doctor:
 
     def _wsl(self) -> bool:
         return "microsoft" in _read(self._root / "proc/sys/kernel/osrelease").lower()
+
+
+def _looked(table: Mapping[str, Callable[[], _Found | None]]) -> list[Check]:
+    return [Check(name, *said) for name, look in table.items() if (said := look())]
 
 
 def _read(path: Path) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpumagic.device import Device, physical_gpus, visible
+from gpumagic.device import Device, amd_gpus, physical_gpus, visible
 from gpumagic.telemetry.processes import (
     Process,
     Processes,
@@ -65,9 +65,11 @@ class Owners:
         kernels: Callable[[], Sequence[Kernel]] = tuple,
         gpus: Callable[[], Sequence[Device]] = physical_gpus,
         root: Path | None = None,
+        amd_gpus: Callable[[Mapping[str, str]], Sequence[Device]] = amd_gpus,
     ) -> None:
         self._kernels = kernels
         self._gpus = gpus
+        self._amd_gpus = amd_gpus
         self._root = root
         self._processes = Processes()
         # Those that had left their kernel's session while it still lived.
@@ -133,13 +135,13 @@ class Owners:
         return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
-        # A notebook may set the variable later, which nobody sees from outside; that is rare only
-        # where somebody has set it before.
-        if "CUDA_VISIBLE_DEVICES" not in cuda:
+        # A notebook may set a variable later, which nobody sees from outside; that is rare only
+        # where somebody has set one before.
+        if not any(name.endswith("_VISIBLE_DEVICES") for name in cuda):
             return {}
         return {
             device.uuid: device.ordinal
-            for device in visible(self._gpus(), cuda)
+            for device in [*visible(self._gpus(), cuda), *self._amd_gpus(cuda)]
             if device.uuid and device.ordinal is not None and device.ordinal_certain
         }
 

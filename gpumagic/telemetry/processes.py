@@ -15,7 +15,13 @@ from pathlib import Path
 import psutil
 
 _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
-_CUDA = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+# What its GPUs have their numbers from.
+_CUDA = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+)
 # The kernel and its child may have begun within one tick of the system's clock.
 _TICK_S = 0.02
 

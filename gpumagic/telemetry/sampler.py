@@ -222,13 +222,16 @@ class Sampler:
         waited = now - self._called_at
         if not self._call or waited < self._stalled_s:
             return self._snapshot, False
+        last = self._snapshot or Snapshot(self._clock())
+        nvidia = all(gpu.vendor == "nvidia" for gpu in last.gpus)
+        whose = "NVIDIA's driver" if nvidia else "a GPU's driver"
+        awake = " (sudo nvidia-smi -pm 1 keeps it awake)" if nvidia else ""
         problem = Problem(
             "stalled",
-            f"NVIDIA's driver has not answered for {waited:.0f} s; what is shown is from before",
-            "wait: waking an idle GPU takes seconds (sudo nvidia-smi -pm 1 keeps it awake); "
+            f"{whose} has not answered for {waited:.0f} s; what is shown is from before",
+            f"wait: waking an idle GPU takes seconds{awake}; "
             "if it goes on, see dmesg, and restart the machine",
         )
-        last = self._snapshot or Snapshot(self._clock())
         age = round(now - self._read_at, 1)
         gpus = tuple(replace(gpu, age=age) for gpu in last.gpus)
         return replace(last, gpus=gpus, problems=(*last.problems, problem)), True

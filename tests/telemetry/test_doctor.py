@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from machines import arc, mi300x
 
+from gpumagic.device import TorchBuild
 from gpumagic.nvml import DriverFault
 from gpumagic.telemetry.doctor import Check, Doctor
 
@@ -22,6 +25,7 @@ def look(
     gpus: tuple[object, ...] = (),
     fault: DriverFault | None = None,
     installed: dict[str, str] | None = None,
+    build: TorchBuild = TorchBuild(),  # noqa: B008  it does not change
     **env: str,
 ) -> dict[str, Check]:
     door: Any = SimpleNamespace(
@@ -34,7 +38,7 @@ def look(
         except KeyError:
             raise metadata.PackageNotFoundError(name) from None
 
-    return {check.name: check for check in Doctor(root, env, door, version).checks()}
+    return {check.name: check for check in Doctor(root, env, door, version, lambda: build).checks()}
 
 
 def machine(root: Path, **files: str) -> Path:
@@ -171,3 +175,146 @@ def test_visible_devices(tmp_path: Path) -> None:
     assert look(tmp_path, gpus=(GPU,), CUDA_VISIBLE_DEVICES="0")[name].ok is True
     assert look(tmp_path, gpus=(GPU,), CUDA_VISIBLE_DEVICES="1")[name].ok is False
     assert look(tmp_path, CUDA_VISIBLE_DEVICES="1")[name].ok is None
+
+
+ROCM = TorchBuild(hip="6.2.41134")
+ON_ROCM = {"torch": "2.8.0+rocm6.2"}
+
+
+def may_open_all_but(monkeypatch: pytest.MonkeyPatch, *closed: str) -> None:
+    """Not by their mode, for root may open them all."""
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: Path(path).name not in closed)
+
+
+def test_an_amd_machine_with_everything(tmp_path: Path) -> None:
+    mi300x(tmp_path)
+    found = look(tmp_path, fault=MISSING, installed=ON_ROCM, build=ROCM)
+    assert red(found) == []
+    assert not [name for name in found if "NVIDIA" in name or name in ("NVML", "nvidia-ml-py")]
+    assert found["AMD GPU"].found == "8 on the PCI bus: AMD Instinct MI300X OAM"
+    assert found["amdgpu"].found == "6.8.5"
+    assert found["/dev/kfd"].found == "/dev/kfd"
+    assert found["ROCm"].found == "6.2.4 in /opt/rocm; torch brings 6.2"
+    assert not any("NVIDIA" in check.found + check.cure for check in found.values())
+
+
+def no_driver(root: Path) -> None:
+    for device in (root / "sys/devices/pci0000:00").iterdir():
+        (device / "driver").unlink()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name", "says", "cure"),
+    [
+        (("no module",), "amdgpu", "not loaded: 0000:0c:00.0", "sudo modprobe amdgpu"),
+        (("no driver",), "amdgpu", "does not take 0000:0c:00.0", "sudo dmesg | grep amdgpu"),
+        (("no kfd",), "/dev/kfd", "no /dev/kfd", "sudo dmesg"),
+        (("no kfd", "container"), "/dev/kfd", "no /dev/kfd", "--device /dev/kfd"),
+        (("kfd",), "/dev/kfd", "this user may not open /dev/kfd", "usermod -aG"),
+        (("kfd", "container"), "/dev/kfd", "may not open /dev/kfd", "--group-add"),
+        (("renderD129",), "/dev/dri", "may not open /dev/dri/renderD129", "usermod -aG"),
+    ],
+)
+def test_rocms_usual_faults(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: tuple[str, ...],
+    name: str,
+    says: str,
+    cure: str,
+) -> None:
+    mi300x(tmp_path, 2)
+    if "container" in wrong:
+        machine(tmp_path, **{".dockerenv": ""})
+    if "no kfd" in wrong:
+        (tmp_path / "dev/kfd").unlink()
+    if wrong[0] in ("no module", "no driver"):
+        no_driver(tmp_path)
+    if wrong[0] == "no module":
+        shutil.rmtree(tmp_path / "sys/module/amdgpu")
+        shutil.rmtree(tmp_path / "sys/class/drm")
+        shutil.rmtree(tmp_path / "dev")
+    may_open_all_but(monkeypatch, *wrong)
+    found = look(tmp_path, fault=MISSING, installed=ON_ROCM, build=ROCM)
+    assert red(found) == [name], "the first cause alone"
+    assert says in found[name].found
+    assert cure in found[name].cure
+    assert not any("NVIDIA" in check.cure for check in found.values())
+
+
+def test_a_card_that_another_driver_has(tmp_path: Path) -> None:
+    (device,) = mi300x(tmp_path, 1)
+    no_driver(tmp_path)
+    (device / "driver").symlink_to("../../bus/pci/drivers/vfio-pci")
+    found = look(tmp_path, installed=ON_ROCM, build=ROCM)
+    assert red(found) == ["amdgpu"]
+    assert found["amdgpu"].found == "0000:0c:00.0 is the driver vfio-pci's"
+
+
+def test_versions_of_rocm(tmp_path: Path) -> None:
+    mi300x(tmp_path, 1)
+    newer = TorchBuild(hip="7.0.51831")
+    found = look(tmp_path, installed={"torch": "2.10.0+rocm7.0"}, build=newer)
+    assert red(found) == []
+    assert found["ROCm"].found == (
+        "6.2.4 in /opt/rocm; torch brings 7.0; what you compile for torch needs the same"
+    )
+    shutil.rmtree(tmp_path / "opt")
+    found = look(tmp_path, installed={"torch": "2.10.0+rocm7.0"}, build=newer)
+    assert found["ROCm"].found == "none in /opt/rocm; torch brings 7.0"
+
+
+def test_a_build_of_torch_without_rocm_beside_an_amd_gpu(tmp_path: Path) -> None:
+    mi300x(tmp_path, 1)
+    found = look(tmp_path, fault=MISSING, installed={"torch": "2.13.0+cpu"})
+    assert red(found) == ["torch"]
+    assert found["torch"].found == "2.13.0+cpu, a build without ROCm"
+    assert "install a ROCm build" in found["torch"].cure
+
+
+def test_what_rocms_variables_leave(tmp_path: Path) -> None:
+    mi300x(tmp_path, 4)
+    env = {"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "9"}
+    found = look(tmp_path, installed=ON_ROCM, build=ROCM, **env)
+    assert found["ROCR_VISIBLE_DEVICES"].found == "'0,1' leaves 2 of 4"
+    assert found["HIP_VISIBLE_DEVICES"].found == "'9' leaves 0 of 4"
+    assert red(found) == ["HIP_VISIBLE_DEVICES"]
+
+
+def test_two_vendors_have_a_first_cause_each(tmp_path: Path) -> None:
+    mi300x(tmp_path, 1)
+    (tmp_path / "dev/kfd").unlink()
+    machine(tmp_path, **CARD)
+    found = look(tmp_path, fault=MISSING, installed={**PACKAGE, "torch": "2.13.0+cu130"})
+    assert red(found) == ["driver in the kernel", "/dev/kfd"]
+
+
+XPU = TorchBuild(xpu="20250101")
+
+
+def test_an_arc_and_its_usual_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arc_card, _ = arc(tmp_path)
+    installed = {"torch": "2.8.0+xpu"}
+    found = look(tmp_path, fault=MISSING, installed=installed, build=XPU)
+    assert found["Intel GPU"].found == "2 on the PCI bus: Intel Arc B580, Intel UHD Graphics 770"
+    assert red(found) == ["Level Zero"]
+    assert "libze-intel-gpu1" in found["Level Zero"].cure
+    for name in ("libze_loader.so.1", "libze_intel_gpu.so.1"):
+        machine(tmp_path, **{f"usr__lib__x86_64-linux-gnu__{name}": ""})
+    assert red(look(tmp_path, fault=MISSING, installed=installed, build=XPU)) == []
+    may_open_all_but(monkeypatch, "renderD128")
+    found = look(tmp_path, fault=MISSING, installed=installed, build=XPU)
+    assert red(found) == ["/dev/dri"]
+    (arc_card / "driver").unlink()
+    found = look(tmp_path, fault=MISSING, installed=installed, build=XPU)
+    assert red(found) == ["xe or i915"]
+    assert "does not take 0000:03:00.0" in found["xe or i915"].found
+
+
+def test_the_gpu_in_a_processor_alone_is_no_gpu_to_a_torch_without_xpu(tmp_path: Path) -> None:
+    arc(tmp_path)
+    (tmp_path / "sys/bus/pci/devices/0000:03:00.0").unlink()
+    found = look(tmp_path, fault=MISSING, installed={"torch": "2.13.0+cpu"})
+    assert "Intel GPU" not in found
+    assert red(found) == ["NVIDIA card"]
+    assert "%gpus --virtual 2" in found["NVIDIA card"].cure

@@ -203,7 +203,13 @@ def test_of_another_users_process_nothing_but_the_user(
 
 def test_the_numbers_of_gpus_in_another_process(start: Start) -> None:
     gpus = [Device("cuda", None, f"GPU-{n}", n, "H100") for n in range(3)]
-    kernel = start(env={"CUDA_VISIBLE_DEVICES": "2,0"})
+    kernel = start(env={"CUDA_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": "4"})
+
+    def amd_gpus(env: Mapping[str, str]) -> list[Device]:
+        return [Device("cuda", 0, f"GPU-amd{env['HIP_VISIBLE_DEVICES']}")]
+
+    found = one(Owners(gpus=list, amd_gpus=amd_gpus), kernel.child)
+    assert found.ordinals == {"GPU-amd4": 0}
     assert one(Owners(gpus=lambda: gpus), kernel.child).ordinals == {"GPU-2": 0, "GPU-0": 1}
     unset = start("abc-2")
     assert one(Owners(gpus=lambda: gpus), unset.child).ordinals == {}

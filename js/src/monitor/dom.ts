@@ -112,7 +112,7 @@ export class Rows<T, R extends Row<T>> {
 
 // What can be typed, as gpumagic/gputable/gpu_table.py marks it too.
 const TYPED =
-  /(%load_ext gpumagic|%gpus(?: --\w+)*(?: \d+)?|pip (?:un)?install [\w -]+|CUDA_[A-Z_]+|--gpus all|`[^`]+`)/;
+  /(%load_ext gpumagic|%gpus(?: --\w+)*(?: \d+)?|pip (?:un)?install [\w -]+|[A-Z]{2,}_[A-Z_]+|--gpus all|`[^`]+`)/;
 
 /** Text in which what can be typed is code. */
 export function typed(text: string): Node[] {

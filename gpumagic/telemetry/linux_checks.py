@@ -1,0 +1,153 @@
+"""Check what stands between ROCm, or Level Zero, and a GPU on Linux: from the hardware up.
+
+The files and groups are those that ROCm's installation guide
+(https://rocm.docs.amd.com/projects/install-on-linux) and Intel's
+(https://dgpu-docs.intel.com) name.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gpumagic import drm
+from gpumagic.device import Device, TorchBuild, amd_gpus, intel_gpus
+from gpumagic.telemetry.check import Check, first_cause
+
+_LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
+
+
+class LinuxChecks:
+    """Looks at the machine under ``root``; ``container`` tells whether this runs in one."""
+
+    def __init__(
+        self, root: Path, env: Mapping[str, str], build: TorchBuild, container: bool
+    ) -> None:
+        self._root = root
+        self._env = env
+        self._build = build
+        self._container = container
+        gpus = drm.pci_gpus(root)
+        self.vendors = {vendor for vendor, _, _ in gpus}
+        self._amd = [gpu for gpu in gpus if gpu[0] == "amd"]
+        # The GPU in a processor is of interest only to a torch that can use it.
+        self._intel = [
+            gpu
+            for gpu in gpus
+            if gpu[0] == "intel" and (build.xpu or not drm.is_integrated(*gpu[:2]))
+        ]
+
+    def checks(self) -> list[Check]:
+        """Of AMD's and of Intel's GPUs, where there are some."""
+        rocm: list[Check] = []
+        if self._amd:
+            rocm = [
+                self._card("AMD GPU", "amd", self._amd),
+                self._driver("amdgpu", ("amdgpu",), self._amd),
+                self._open("/dev/kfd", ["dev/kfd"]),
+                self._open("/dev/dri", self._render_nodes()),
+                self._rocm(),
+                *self._visible(("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), amd_gpus),
+            ]
+        xpu: list[Check] = []
+        if self._intel:
+            xpu = [
+                self._card("Intel GPU", "intel", self._intel),
+                self._driver("xe or i915", ("xe", "i915"), self._intel),
+                *([] if rocm else [self._open("/dev/dri", self._render_nodes())]),
+                self._level_zero(),
+                *self._visible(("ZE_AFFINITY_MASK",), intel_gpus),
+            ]
+        return [*first_cause(rocm), *first_cause(xpu)]
+
+    @property
+    def wanted_build(self) -> str | None:
+        """The build of torch that these GPUs need and it is not; None where there is no such."""
+        if self._amd and self._build.hip is None:
+            return "ROCm"
+        return "XPU" if self._intel and self._build.xpu is None else None
+
+    def _card(self, name: str, vendor: str, gpus: Sequence[tuple[str, str, str | None]]) -> Check:
+        models = {card.name or "unknown model" for card in drm.graphics_cards(self._root, vendor)}
+        told = f": {', '.join(sorted(models))}" if models else ""
+        return Check(name, True, f"{len(gpus)} on the PCI bus{told}")
+
+    def _driver(
+        self, name: str, drivers: Sequence[str], gpus: Sequence[tuple[str, str, str | None]]
+    ) -> Check:
+        without = [(address, driver) for _, address, driver in gpus if driver not in drivers]
+        if not without:
+            module = drm.Folder(self._root / "sys/module" / (gpus[0][2] or ""))
+            return Check(
+                name, True, module.text("version") or f"{gpus[0][2]}, as the kernel has it"
+            )
+        address, other = without[0]
+        if other:
+            cure = f"give it to {drivers[0]}: it was taken on purpose, or the kernel is too old"
+            return Check(name, False, f"{address} is the driver {other}'s", cure)
+        if any((self._root / "sys/module" / driver).exists() for driver in drivers):
+            cure = f"see why: sudo dmesg | grep {drivers[0]} (a kernel older than the card?)"
+            return Check(name, False, f"loaded, but it does not take {address}", cure)
+        cure = f"sudo modprobe {drivers[0]}; if that fails, sudo dmesg tells why"
+        return Check(name, False, f"not loaded: {address} has no driver", cure)
+
+    def _render_nodes(self) -> list[str]:
+        names = drm.Folder(self._root).names("dev/dri")
+        return [f"dev/dri/{name}" for name in names if name.startswith("renderD")]
+
+    def _open(self, name: str, nodes: Sequence[str]) -> Check:
+        """That there are device files, and that this user may open them."""
+        there = [node for node in nodes if (self._root / node).exists()]
+        share = "start the container with --device /dev/kfd --device /dev/dri --group-add render"
+        if not there:
+            what = name if name == "/dev/kfd" else f"{name}/renderD128"
+            cure = "see why: sudo dmesg | grep -e kfd -e drm"
+            return Check(name, False, f"no {what}", share if self._container else cure)
+        closed = [n for n in there if not os.access(self._root / n, os.R_OK | os.W_OK)]
+        if closed:
+            group = _group(self._root / closed[0])
+            cure = f"sudo usermod -aG {group},video $USER, then log in anew"
+            cure = f"start the container with --group-add {group}" if self._container else cure
+            found = f"this user may not open /{closed[0]}, which is the group {group}'s"
+            return Check(name, False, found, cure)
+        return Check(name, True, ", ".join(f"/{node}" for node in there[:8]))
+
+    def _rocm(self) -> Check:
+        version = drm.Folder(self._root).text("opt/rocm/.info/version")
+        system = (version or "").partition("-")[0]
+        brought = ".".join((self._build.hip or "").split(".")[:2])
+        parts = [
+            f"{system} in /opt/rocm" if system else "none in /opt/rocm",
+            f"torch brings {brought}" if brought else "",
+        ]
+        if system and brought and system.split(".")[0] != brought.split(".")[0]:
+            parts.append("what you compile for torch needs the same")
+        return Check("ROCm", True if system or brought else None, "; ".join(filter(None, parts)))
+
+    def _level_zero(self) -> Check:
+        cure = "install it: sudo apt install libze1 libze-intel-gpu1 (on others: level-zero)"
+        for library in ("libze_loader.so.1", "libze_intel_gpu.so.1"):
+            if not any((self._root / folder / library).exists() for folder in _LIBRARIES):
+                return Check("Level Zero", False, f"no {library}", cure)
+        return Check("Level Zero", True, "libze_loader.so.1 and libze_intel_gpu.so.1")
+
+    def _visible(
+        self, names: Sequence[str], gpus: Callable[[Mapping[str, str], Path], list[Device]]
+    ) -> list[Check]:
+        """What each variable leaves of the GPUs; those that are not set are not told."""
+        every, found = len(gpus({}, self._root)), []
+        for name in (name for name in names if name in self._env):
+            left = len(gpus({name: self._env[name]}, self._root))
+            told = f"{self._env[name]!r} leaves {left} of {every}"
+            wrong = every > 0 and left == 0
+            cure = "set it right before the kernel starts, or unset it" if wrong else ""
+            found.append(Check(name, False if wrong else bool(left) or None, told, cure))
+        return found
+
+
+def _group(node: Path) -> str:
+    try:
+        return node.group()
+    except KeyError:  # a number of the host's, which has no name in this container
+        return str(node.stat().st_gid)
+    except (OSError, NotImplementedError):
+        return "render"
