@@ -5,18 +5,19 @@ and numbers: it keeps nothing alive. No code of the user's runs, and nothing is 
 """
 
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, UntypedStorage
 
 from gpumagic.memory import other_arrays
 from gpumagic.memory.allocator import Allocator, Place, no_collections
 from gpumagic.memory.edges import AT_ONCE
 from gpumagic.memory.heap import Root, Walk
-from gpumagic.memory.leftovers import walk_leftovers
+from gpumagic.memory.leftovers import of_kinds, walk_leftovers
 from gpumagic.memory.memory_report import KEPT
 from gpumagic.memory.paths import FoundPath, Paths
 from gpumagic.memory.roots import Roots
@@ -66,7 +67,7 @@ def find(
                 walk.walk(group)
             walk.walk_later(roots.is_users_class)
             if search.misses_any():
-                walk_leftovers(walk, search.misses, roots.far)
+                walk_leftovers(walk, search.missing, roots.far)
             return search.found(paths)
         finally:
             walk.forget()
@@ -85,12 +86,14 @@ class _Search:
         self._match()
         if sum(place.nbytes for place in self._numbers) == self._allocator.total:
             return False
-        return any(not self._walk.knows(obj) and self.misses(obj) for obj in gc.get_objects())
+        return any(not self._walk.knows(obj) for obj in self.missing(gc.get_objects()))
 
-    def misses(self, obj: Any) -> bool:
-        """Whether something is a tensor or a storage on a GPU that was not met before."""
-        place = self._allocator.place(obj)
-        return place is not None and place not in self._numbers
+    def missing(self, objects: list[Any]) -> Iterator[Any]:
+        """Those that are tensors or storages on a GPU that was not met before."""
+        for obj in of_kinds(objects, Tensor, UntypedStorage):
+            place = self._allocator.place(obj)
+            if place is not None and place not in self._numbers:
+                yield obj
 
     def _match(self) -> None:
         """Note the storages of what was met since the last time."""

@@ -7,7 +7,8 @@ objects, and the rest is a cycle that waits to be collected.
 
 import gc
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, UntypedStorage
@@ -23,11 +24,14 @@ _whole_name = vars(type)["__qualname__"].__get__
 FarRoots = Callable[[Container[int]], Iterable[Root]]
 
 
-def walk_leftovers(walk: Walk, is_missing: Callable[[Any], bool], far: FarRoots) -> None:
+def walk_leftovers(
+    walk: Walk, missing: Callable[[list[Any]], Iterable[Any]], far: FarRoots
+) -> None:
     """Walk from what leads to missing tensors, and through nothing else."""
     objects: list[Any] = [obj for obj in gc.get_objects() if not walk.knows(obj)]
-    above = _referrers(objects)
-    todo = [number for number, obj in enumerate(objects) if is_missing(obj)]
+    numbers = {id(obj): number for number, obj in enumerate(objects)}
+    above = _referrers(objects, numbers)
+    todo = [numbers[id(obj)] for obj in missing(objects)]
     leading = dict.fromkeys(todo)
     while todo:
         new = [parent for parent in above.get(todo.pop(), ()) if parent not in leading]
@@ -43,14 +47,22 @@ def walk_leftovers(walk: Walk, is_missing: Callable[[Any], bool], far: FarRoots)
             walk.walk([Root(f"{holder}: {_name(obj)}", obj, kind, holder)], within=within)
 
 
-def _referrers(objects: list[Any]) -> dict[int, list[int]]:
+def of_kinds(objects: list[Any], *kinds: type) -> list[Any]:
+    """Those of some kinds; each type is asked once, and not each of a million objects."""
+    types = {id(of): of for of in map(type, objects)}
+    wanted = {number for number, of in types.items() if issubclass(of, kinds)}
+    return [obj for obj in objects if id(type(obj)) in wanted]
+
+
+def _referrers(objects: list[Any], numbers: Mapping[int, int]) -> dict[int, list[int]]:
     """By number of an object those that refer to it; not for classes, which all objects do."""
-    numbers = {id(obj): n for n, obj in enumerate(objects) if not issubclass(type(obj), type)}
-    above: dict[int, list[int]] = {}
+    classes = of_kinds(objects, type)
+    number_of = {**numbers, **dict.fromkeys(map(id, classes))}.get
+    above = defaultdict[int, list[int]](list)
     for number, obj in enumerate(objects):
-        for child in gc.get_referents(obj):
-            if id(child) in numbers:
-                above.setdefault(numbers[id(child)], []).append(number)
+        for child in map(number_of, map(id, gc.get_referents(obj))):
+            if child is not None:
+                above[child].append(number)
     return above
 
 
