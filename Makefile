@@ -12,7 +12,7 @@ NPM = PATH="$(CURDIR)/$(BIN):$$PATH" npm
 # processes, and one that has to compile torch takes four times as long to import it.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest
 # Two more than processors: the tests in a browser, and those with kernels and servers, often wait.
-PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)') --dist worksteal
+PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)') --dist loadscope
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
 .PHONY: demo test check suite slow hardware lab docs screenshots benchmark wheel test-wheel test-libraries cuda-build crash-hunt clean

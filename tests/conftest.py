@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from scheduling import make_scheduler, turn
 from traitlets.config import Config
 
 from gpumagic import faults
@@ -49,8 +50,15 @@ def _freeze():
     _modules_frozen, _tests_since = len(sys.modules), 0
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Where tests run in several processes."""
+    return make_scheduler(config, log)
+
+
 def pytest_collection_modifyitems(items):
-    """A slow test may take longer than the limit of all others."""
+    """What takes long comes first, and a slow test may take longer than the limit of all others."""
+    items.sort(key=lambda item: turn(item.nodeid))
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(SLOW_S))

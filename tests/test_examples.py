@@ -32,16 +32,6 @@ def demo(tmp_path, *arguments):
     )
 
 
-def first_part(tmp_path, name, heading):
-    """A copy of an example as far as a heading; what is below it starts engines, and is slow."""
-    book = nbformat.read(EXAMPLES / name, as_version=4)
-    [end] = [n for n, cell in enumerate(book.cells) if cell.source.startswith(heading)]
-    book.cells = book.cells[:end]
-    path = tmp_path / name
-    nbformat.write(book, path)
-    return str(path)
-
-
 @pytest.fixture
 def shown(empty_shell, as_in_a_notebook, monkeypatch):
     """Run an example in the shell; what its cells show, each below its code."""
@@ -124,10 +114,8 @@ def test_timing(shown):
     assert re.search(r"at the same time: [\d.]+ times as fast as one after the other", shown)
 
 
-def test_memory(tmp_path):
-    done = demo(tmp_path, str(EXAMPLES / "memory.ipynb"))
-    assert done.returncode == 0, done.stderr + done.stdout
-    shown = done.stdout
+def test_memory(shown):
+    shown = shown("memory.ipynb")
     assert re.search(r"model +parameters, gradients +64\.1 MiB +67 % +In \[3\], line 1", shown)
     assert re.search(r"\[0\] and 7 alike +32\.0 MiB", shown)
     # A model that is made twice, then too large a batch, then the largest that fits: it does.
@@ -139,9 +127,9 @@ def test_memory(tmp_path):
     assert re.search(r"batch = 21\d is the largest that fits on cuda:0 .* a run confirms it", shown)
 
 
+@pytest.mark.slow
 def test_the_sentence_encoder(tmp_path):
-    part = first_part(tmp_path, "sentence_encoder.ipynb", "## On all GPUs")
-    done = demo(tmp_path, part)
+    done = demo(tmp_path, str(EXAMPLES / "sentence_encoder.ipynb"))
     assert done.returncode == 0, done.stderr + done.stdout
     shown = done.stdout
     assert "the weights come from a package" in shown
@@ -149,13 +137,6 @@ def test_the_sentence_encoder(tmp_path):
     assert re.search(r"cuda:0 \(virtual\) .* [\d.]+ k?/s .* same", shown)
     assert re.search(r"cuda:0 +128 ", shown)
     assert "device(type='cpu')" in shown
-
-
-@pytest.mark.slow
-def test_the_sentence_encoder_on_all_ranks(tmp_path):
-    done = demo(tmp_path, str(EXAMPLES / "sentence_encoder.ipynb"))
-    assert done.returncode == 0, done.stderr + done.stdout
-    shown = done.stdout
     assert "2 ranks: 2 virtual GPUs of this machine" in shown
     assert "16 sentences: 8 + 8 · sent sentences: " in shown  # the encoder is there already
     shape, apart = re.search(r"\(torch\.Size\(\[(.*)\]\), (.*)\)", shown).groups()

@@ -300,6 +300,7 @@ def opinfo(*options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_slice_of_opinfo(tmp_path, monkeypatch):
     """In a child that has torch already; what torch's tests change at import stays there."""
