@@ -21,7 +21,7 @@ class Framework(Protocol):
         """The GPUs that it can use here, virtual ones too, by ordinal."""
 
     def make_virtual(self, count: int) -> None:
-        """Have `count` virtual GPUs beside the CPU; GpuError in one line where it is too late."""
+        """Have `count` virtual GPUs beside the CPU, 0 for none; GpuError where it is too late."""
 
     def place(self, device: Device) -> AbstractContextManager[object]:
         """While this holds, what is made with no device named is made on `device`; or GpuError."""

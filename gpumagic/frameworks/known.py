@@ -1,18 +1,27 @@
-"""Find the frameworks that a cell needs: those that the kernel has imported, or that it imports."""
+"""Find the frameworks that a cell needs: those that it imports, and those that are in use."""
 
 import ast
 import importlib
 import sys
+from collections.abc import Mapping
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from gpumagic.frameworks.framework import Framework
+from gpumagic.usercode.files import is_users
+from gpumagic.usercode.values import defined_in, of_function
 
-# By the module that people import; each class imports it.
+# By the module that people import: the class, which imports it; and packages that build on it.
 _CLASSES = {
     "jax": ("gpumagic.frameworks.jax_framework", "Jax"),
     "tensorflow": ("gpumagic.frameworks.tensorflow_framework", "TensorFlow"),
     "cupy": ("gpumagic.frameworks.cupy_framework", "CuPy"),
+}
+_PACKAGES = {
+    "jax": {"jax", "jaxlib", "flax", "optax", "equinox"},
+    "tensorflow": {"tensorflow", "keras"},
+    "cupy": {"cupy", "cupyx", "cudf"},
 }
 
 
@@ -21,10 +30,34 @@ def imported() -> list[Framework]:
     return [_made(module) for module in _CLASSES if module in sys.modules]
 
 
-def needed_by(tree: ast.AST | None) -> list[Framework]:
-    """Those, and what a cell imports itself: it is imported now, so that the cell can be placed."""
+def needed_by(tree: ast.AST | None, namespace: Mapping[str, Any]) -> list[Framework]:
+    """Those that a cell imports, which is done now; and of the imported those that are in use.
+
+    A library may import one for reasons of its own (tensorboard imports TensorFlow): to place what
+    nobody uses would start it, and JAX then takes most of each GPU's memory.
+    """
     named = set() if tree is None else imports_of(tree)
-    return [_made(m) for m in _CLASSES if m in sys.modules or (m in named and _importable(m))]
+    return [
+        _made(module)
+        for module in _CLASSES
+        if (named & _PACKAGES[module] and _importable(module))
+        or (module in sys.modules and _holds(namespace, _PACKAGES[module]))
+    ]
+
+
+def _holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool = True) -> bool:
+    """Whether a name stands for something of these packages, also in modules of the user's."""
+    for value in list(namespace.values()):
+        if type(value) is not ModuleType:
+            named = of_function(value, "__module__") or defined_in(type(value))
+            found = str(named).partition(".")[0] in packages
+        elif also_modules and is_users(getattr(value, "__file__", None)):
+            found = _holds(vars(value), packages, also_modules=False)
+        else:
+            found = value.__name__.partition(".")[0] in packages
+        if found:
+            return True
+    return False
 
 
 def imports_of(tree: ast.AST) -> set[str]:

@@ -14,7 +14,7 @@ from IPython.core.magic import (
 from IPython.display import display
 
 from gpumagic.display.units import some
-from gpumagic.errors import GpuError, torch_needed
+from gpumagic.errors import GpuError
 from gpumagic.magics.arguments import answers_help, in_one_line, parse, timing_request
 from gpumagic.magics.control_channel import ControlChannel
 from gpumagic.magics.explaining import Explaining
@@ -159,11 +159,11 @@ class GpuMagics(Magics):
             cells.end_standing()
             print(f"cells no longer run on {cells.standing_on}" if held else "%ongpu was not on")
         elif [word.lower() for word in words] == ["home"]:
-            with torch_needed("%ongpu home"), in_one_line("%ongpu home"):
-                from gpumagic.moving.move import bring_home, tensors_in
+            with in_one_line("%ongpu home"):
+                from gpumagic.cell.begin import bring_home
 
-                home, found = bring_home(cells.shell.user_ns), tensors_in(cells.shell.user_ns)
-                made = some(name for name, tensor in found if tensor.device.type != "cpu")
+                home, there = bring_home(cells.shell.user_ns)
+                made = some(there)
             nothing = "nothing to bring home: all that cells brought to a device is back or gone"
             done = repr(home).replace("moved", "brought home", 1) if home.moved else nothing
             print(f"{done}; made on a GPU, and still there: {made}" if made else done)

@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -18,13 +17,13 @@ from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
 
 from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.errors import GpuError, torch_needed
+from gpumagic.errors import GpuError
 from gpumagic.magics.hand_over import hand_over
 from gpumagic.magics.peak_option import peak_recorder
 from gpumagic.magics.placing import Request, placing_request
 
 if TYPE_CHECKING:
-    from gpumagic.cell.run import Run
+    from gpumagic.cell.runs import CellRun
     from gpumagic.ledger.watch import watch
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
@@ -89,7 +88,7 @@ class RunningCell:
     """A cell that IPython is running: its tree, and the run that began in it."""
 
     tree: ast.AST | None = None
-    run: "Run | None" = None
+    run: "CellRun | None" = None
     request: Request | None = None
     gone: bool = False  # the device was not to be found
     handed_over: bool = False  # the tree is what something else runs in IPython's place
@@ -219,19 +218,22 @@ class CellHooks:
 
     def place(self, cell: RunningCell, asked: Request) -> None:
         """Begin a run for `cell`, ending the one that it has. Raises `GpuError`."""
-        Run, find, names_read = _engine()
+        from gpumagic.cell.begin import Needed
+        from gpumagic.usercode.variables import names_read
+
         self.finish(cell, None)
-        cell.gone = True
-        device = find(asked.where)
-        cell.gone = False
         space = self.shell.user_ns
+        needed = Needed(cell.tree, space)
+        cell.gone = True
+        device = needed.find(asked.where)
+        cell.gone = False
         names = names_read(cell.tree, self.shell.transform_cell, space) if cell.tree else []
         options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
         options |= {"first": not self._moved, "table": asked.report}
         if asked.memory:
             options["recorder"] = peak_recorder(asked, device, space)
         # Known to the cell before it starts: an interrupt within must find what to undo.
-        cell.run, cell.request = Run(device, space, names, **options), asked
+        cell.run, cell.request = needed.run(device, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
     def finish(self, cell: RunningCell, error: BaseException | None) -> None:
@@ -275,16 +277,6 @@ class CellHooks:
         self.standing = None
         for cell in reversed(self.stack):
             self.finish(cell, None)
-
-
-@cache
-def _engine() -> Any:
-    """What needs torch: imported by the first cell that runs on a device."""
-    with torch_needed("%%ongpu"):
-        from gpumagic.cell.run import Run
-        from gpumagic.placement.torch_devices import find
-        from gpumagic.usercode.variables import names_read
-    return Run, find, names_read
 
 
 def _is_handed_over(text: str) -> bool:
