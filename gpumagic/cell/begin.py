@@ -3,14 +3,15 @@
 import ast
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 from gpumagic.cell.array_run import ArrayRun
-from gpumagic.cell.runs import CellRun, Runs
+from gpumagic.cell.runs import OneRun, Runs
 from gpumagic.device import Device, here, resolve_one
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.frameworks.known import imported, imports_of, needed_by
-from gpumagic.moving.moved import Left, Moves
+from gpumagic.moving.moved import Left, Moves, all_of
 from gpumagic.usercode.torch_classes import is_tensor
 
 
@@ -31,11 +32,11 @@ class Needed:
         """The device that a WHERE names. Raises `GpuError`."""
         if not self._torch:
             return resolve_one(where, self._devices("free" in where))
-        try:
-            with torch_needed("%%ongpu"):
-                from gpumagic.placement.torch_devices import find
-        except GpuError as error:
-            raise GpuError(f"{error}; or import jax, tensorflow or cupy") from None
+        if "torch" not in sys.modules:
+            with torch_needed("a placed cell (of none of JAX, TensorFlow, CuPy)"):
+                import_module("torch")
+        from gpumagic.placement.torch_devices import find
+
         try:
             return find(where)
         except GpuError as error:
@@ -59,10 +60,10 @@ class Needed:
         fix: bool = False,
         recorder: Any = None,
         **options: Any,
-    ) -> CellRun:
+    ) -> OneRun:
         """The run of a cell that reads `names`, with the options of its line."""
         names, namespace = list(names), self._namespace
-        runs: list[CellRun] = []
+        runs: list[OneRun] = []
         if self._torch:
             from gpumagic.cell.run import Run
 
@@ -93,9 +94,4 @@ def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
         found.append(bring_arrays.bring_home(framework, namespace))
         arrays = ((n, v) for n, v in namespace.items() if framework.is_array(v) and n[0] != "_")
         made += [name for name, array in arrays if framework.where(array) != "cpu"]
-    every = Moves(
-        tuple(moved for moves in found for moved in moves.moved),
-        tuple(left for moves in found for left in moves.left),
-        sum(moves.seconds for moves in found),
-    )
-    return every, made
+    return all_of(found), made

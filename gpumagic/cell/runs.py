@@ -7,9 +7,10 @@ from typing import Any, Protocol
 from gpumagic.cell.report import Report, keep_last
 from gpumagic.device import Device
 from gpumagic.ledger.entry import Ledger, merged
+from gpumagic.moving.moved import all_of
 
 
-class CellRun(Protocol):
+class OneRun(Protocol):
     """A cell in progress for one framework."""
 
     device: Device
@@ -23,7 +24,7 @@ class CellRun(Protocol):
 class Runs:
     """The runs of one cell; each is as good as the only one."""
 
-    def __init__(self, runs: Sequence[CellRun]) -> None:
+    def __init__(self, runs: Sequence[OneRun]) -> None:
         self._runs = list(runs)
         self.device = self._runs[0].device
 
@@ -64,6 +65,7 @@ def in_one(reports: Sequence[Report]) -> Report:
         return first
     entries = merged(entry for report in reports for entry in report.ledger)
     worked = [report for report in reports if report.touched or report.elsewhere]
+    returned = [report.returned for report in reports if report.returned is not None]
     faults = [report.fault for report in reports if report.fault]
     return replace(
         first,
@@ -71,6 +73,8 @@ def in_one(reports: Sequence[Report]) -> Report:
         moved=tuple(moved for report in reports for moved in report.moved),
         left=tuple(left for report in reports for left in report.left),
         move_seconds=sum(report.move_seconds for report in reports),
+        returned=all_of(returned) if returned else None,
+        stays=any(report.stays for report in reports),
         memory=tuple(memory for report in reports for memory in report.memory),
         ledger=Ledger(entries, any(report.ledger.virtual for report in reports)),
         ledger_complete=all(report.ledger_complete for report in reports),

@@ -11,6 +11,7 @@ from gpumagic.device.discover import CPU as CPU
 from gpumagic.device.discover import Device as Device
 from gpumagic.device.discover import amd_gpus as amd_gpus
 from gpumagic.device.discover import devices_changed as devices_changed
+from gpumagic.device.discover import has_virtual as has_virtual
 from gpumagic.device.discover import here as here
 from gpumagic.device.discover import intel_gpus as intel_gpus
 from gpumagic.device.discover import physical_gpus as physical_gpus

@@ -88,6 +88,11 @@ def set_virtual(devices: Callable[[], Sequence[Device]] | None) -> None:
         forget()
 
 
+def has_virtual() -> bool:
+    """Whether the GPUs of this process are virtual ones."""
+    return _virtual is not None
+
+
 def set_cuda_order(uuids: Sequence[str] | None) -> None:
     """Tell what CUDA itself reports: its devices' UUIDs, by ordinal. None forgets it."""
     # Once CUDA has started, it does not read the environment again and its own order is the truth.

@@ -15,8 +15,9 @@ from typing import Any
 
 from gpumagic.device import CPU, Device
 from gpumagic.device import here as devices_here
+from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import Framework
-from gpumagic.moving.moved import Left, Moved, Moves
+from gpumagic.moving.moved import Left, Moved, Moves, all_of
 from gpumagic.usercode.values import defined_in, own
 
 _DICTS = (dict, defaultdict, OrderedDict)
@@ -56,9 +57,13 @@ def bring_all(
         if name not in namespace:
             left.append(Left(name, _CAPTURED))
             continue
-        kept.append((name, value))
         new = {key: array for key, array in elsewhere.items() if key not in copies}
-        copies |= {key: (array, framework.bring(array, device)) for key, array in new.items()}
+        try:
+            copies |= {key: (array, framework.bring(array, device)) for key, array in new.items()}
+        except GpuError as error:  # what is to stay, such as an array in parts on several devices
+            left.append(Left(name, str(error)))
+            continue
+        kept.append((name, value))
         nbytes = sum(framework.nbytes(array) for array in new.values())
         moved.append(Moved(name, nbytes, tuple(found.sources)))
     rebuilt: dict[int, Any] = {}
@@ -147,7 +152,7 @@ def bring_home(
 ) -> Moves:
     """Bring what cells brought elsewhere, or only that in `names`, back to where it was."""
     devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
-    made = Moves()
+    made: list[Moves] = []
     for source in dict.fromkeys(where for _, where in list(_origins.values())):
         if source not in devices:
             continue
@@ -158,7 +163,5 @@ def bring_home(
 
         wanted = namespace if names is None else [n for n in names if n in namespace]
         variables = [(n, namespace[n]) for n in list(wanted) if not n.startswith("_")]
-        moves = bring_all(framework, variables, devices[source], namespace, is_away)
-        seconds = made.seconds + moves.seconds
-        made = Moves((*made.moved, *moves.moved), (*made.left, *moves.left), seconds)
-    return made
+        made.append(bring_all(framework, variables, devices[source], namespace, is_away))
+    return all_of(made)

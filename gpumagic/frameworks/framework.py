@@ -17,6 +17,9 @@ class Framework(Protocol):
     name: str
     """As its people write it: ``"JAX"``."""
 
+    def started(self) -> bool:
+        """Whether it has found its devices: what is asked before may start it."""
+
     def devices(self) -> list[Device]:
         """The GPUs that it can use here, virtual ones too, by ordinal."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+from jax._src import xla_bridge
 
 from gpumagic.device import Device, devices_changed, here
 from gpumagic.errors import GpuError, as_typed
@@ -98,6 +99,12 @@ class JaxDevices:
             return len(gpus) if counts else gpus
 
         return answer
+
+
+def started() -> bool:
+    """Whether JAX has started; by a private function, without which it counts as started."""
+    asked = getattr(xla_bridge, "backends_are_initialized", lambda: True)
+    return bool(asked())
 
 
 def make_virtual(count: int) -> None:

@@ -30,6 +30,10 @@ class Jax:
         self._barrier = JaxBarrier()
         self.compile_seconds = CompileClock().seconds
 
+    def started(self) -> bool:
+        """Whether its backends are there; to ask starts nothing."""
+        return jax_devices.started()
+
     def devices(self) -> list[Device]:
         """The GPUs that it can use here, virtual ones too, by ordinal; starts JAX."""
         there = self._devices.gpus()

@@ -4,10 +4,14 @@ import ast
 import importlib
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from types import ModuleType
 from typing import Any
 
+from gpumagic.device import here
+from gpumagic.errors import GpuError
+from gpumagic.frameworks import on_import
 from gpumagic.frameworks.framework import Framework
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.values import defined_in, of_function
@@ -78,6 +82,41 @@ def _importable(module: str) -> bool:
     except Exception:  # noqa: BLE001  the user's library, whose error the cell shows
         return False
     return True
+
+
+def make_virtual(count: int) -> None:
+    """Have each framework make so many virtual GPUs, now or once it is imported."""
+    for module in _CLASSES:
+
+        def make(module: str = module) -> None:
+            with suppress(GpuError):  # a cell that is placed there says it, and so does `%gpus`
+                _made(module).make_virtual(count)
+
+        on_import.when_imported(module, make)
+
+
+def forget_virtual() -> None:
+    """What is imported from now on has no virtual GPUs."""
+    on_import.forget()
+    for framework in imported():
+        with suppress(GpuError):
+            framework.make_virtual(0)
+
+
+def too_late() -> list[str]:
+    """What the frameworks say that started before virtual GPUs were there."""
+    said = []
+    for framework in imported():
+        try:
+            framework.make_virtual(len(here(memory=False)))
+        except GpuError as error:
+            said.append(str(error))
+    return said
+
+
+def started() -> list[Framework]:
+    """The frameworks that have started: what they are asked starts nothing."""
+    return [framework for framework in imported() if framework.started()]
 
 
 @cache

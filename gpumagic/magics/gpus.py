@@ -77,6 +77,7 @@ def live(where: str | None = None) -> Any:
 def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -> None:
     """Turn `number` virtual GPUs on."""
     from gpumagic import virtual
+    from gpumagic.frameworks.known import too_late
 
     if not number.isdecimal():
         raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
@@ -84,6 +85,8 @@ def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -
     virtual.enable(int(number), memory, force=force)
     if memory is None and not before:
         _tell_capacity()
+    for line in too_late():
+        print(line)
 
 
 def _tell_capacity() -> None:

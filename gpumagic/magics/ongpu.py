@@ -23,7 +23,7 @@ from gpumagic.magics.peak_option import peak_recorder
 from gpumagic.magics.placing import Request, placing_request
 
 if TYPE_CHECKING:
-    from gpumagic.cell.runs import CellRun
+    from gpumagic.cell.runs import OneRun
     from gpumagic.ledger.watch import watch
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
@@ -88,7 +88,7 @@ class RunningCell:
     """A cell that IPython is running: its tree, and the run that began in it."""
 
     tree: ast.AST | None = None
-    run: "CellRun | None" = None
+    run: "OneRun | None" = None
     request: Request | None = None
     gone: bool = False  # the device was not to be found
     handed_over: bool = False  # the tree is what something else runs in IPython's place
@@ -193,8 +193,8 @@ class CellHooks:
         self.finish(cell, error)
         if self.watched:
             self.watched.end(cell)
-        if gpus := sys.modules.get("gpumagic.virtual.virtual_gpus"):
-            gpus.refresh()  # what the cell freed
+        if virtual := sys.modules.get("gpumagic.virtual"):
+            virtual.refresh()  # what the cell freed
 
     def begin(self, text: str) -> Any:
         """Place the rest of the cell that calls this, or give what comes of it elsewhere."""

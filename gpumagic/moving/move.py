@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder
-from gpumagic.moving.moved import Left, Moved, Moves
+from gpumagic.moving.moved import Left, Moved, Moves, all_of
 from gpumagic.moving.plan import FoundTensor, Held, MovePlan, Origin, bytes_of, written
 from gpumagic.placement.torch_devices import torch_device
 from gpumagic.usercode.values import defined_in, own
@@ -227,15 +227,13 @@ def bring_home(namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | No
     away = [(value, origin) for value in list(_origins) if (origin := origin_of(value))]
     for value, origin in away if origins is None else origins:
         by_device.setdefault(origin.device, []).append((origin.name, value))
-    made = Moves()
+    made: list[Moves] = []
     for device, values in by_device.items():
         followers = optimizers_in(namespace)
-        moves = move_all(values, device, followers=followers, namespace=namespace)
-        seconds = made.seconds + moves.seconds
-        made = Moves((*made.moved, *moves.moved), (*made.left, *moves.left), seconds)
+        made.append(move_all(values, device, followers=followers, namespace=namespace))
         for _, value in values if origins is None else ():
             _origins.pop(value, None)
-    return made
+    return all_of(made)
 
 
 def move(value: object, where: object) -> Moves:

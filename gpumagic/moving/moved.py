@@ -1,5 +1,6 @@
 """Record what a move brought, and what it left and why."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpumagic.display.units import duration, size, some
@@ -45,3 +46,13 @@ class Moves:
 
     def __repr__(self) -> str:
         return "; ".join([str(self), *(f"left {part.name}: {part.reason}" for part in self.left)])
+
+
+def all_of(several: Iterable[Moves]) -> Moves:
+    """Several moves as one."""
+    several = list(several)
+    return Moves(
+        tuple(moved for moves in several for moved in moves.moved),
+        tuple(left for moves in several for left in moves.left),
+        sum(moves.seconds for moves in several),
+    )

@@ -22,10 +22,11 @@ from pathlib import Path
 
 from gpumagic.telemetry.processes import started
 
-COUNTERS = 4
-ALLOCATED, RESERVED, BUSY_NS, WINDOW_END_NS = range(COUNTERS)
-"""The columns of a row of counters: bytes in tensors; bytes held, as a driver would count them;
-nanoseconds of work in the window that ended last; when that was, as ``time.time_ns()``."""
+COUNTERS = 5
+ALLOCATED, RESERVED, BUSY_NS, WINDOW_END_NS, OTHERS = range(COUNTERS)
+"""The columns of a row of counters: bytes in torch's tensors; bytes held for them, as a driver
+would count them; nanoseconds of work in the window that ended last; when that was, as
+``time.time_ns()``; bytes in arrays of other frameworks."""
 
 WINDOW_NS = 1_000_000_000
 """How long a window is: ``BUSY_NS / WINDOW_NS`` is the utilization."""
@@ -127,6 +128,13 @@ class Publisher:
 _live: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 
+def count_others(allocated: Callable[[int], int]) -> None:
+    """Publish the bytes that arrays of other frameworks than torch hold on GPU 0, 1, …"""
+    for publisher in list(_live):
+        for ordinal, row in enumerate(publisher.counters):
+            row[OTHERS] = allocated(ordinal)
+
+
 def _after_fork() -> None:
     for publisher in list(_live):
         publisher._leave_to_parent()
@@ -196,9 +204,8 @@ def _states(
     for ordinal, (gpu, row) in enumerate(zip(facts, rows, strict=True)):
         fresh = now - row[WINDOW_END_NS] <= _STALE_NS
         busy = min(max(row[BUSY_NS] / WINDOW_NS, 0.0), 1.0) if fresh else 0.0
+        allocated, reserved, others = (max(row[n], 0) for n in (ALLOCATED, RESERVED, OTHERS))
         states.append(
-            VirtualState(
-                pid, ordinal, gpu, max(row[ALLOCATED], 0), max(row[RESERVED], 0), 100.0 * busy
-            )
+            VirtualState(pid, ordinal, gpu, allocated + others, reserved + others, 100.0 * busy)
         )
     return states

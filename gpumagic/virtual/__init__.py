@@ -11,12 +11,17 @@ Guarantees: importing this package imports no torch; nothing is ever turned on b
 """
 
 import sys
+from importlib.util import find_spec
 
+from gpumagic.device import Device, has_virtual, here
 from gpumagic.device.cards import bytes_in
 from gpumagic.errors import GpuError, as_typed
+from gpumagic.frameworks import known
+from gpumagic.telemetry.virtual_state import count_others
 
 __all__ = ["disable", "enable", "enabled", "live_tensors"]
 
+_GIB = 2**30
 MOST = 8  # c10::impl::FakeGuardImpl, the guard that torch itself has for this, has eight devices
 
 
@@ -39,41 +44,70 @@ def enable(devices: int = 2, memory: str | int | None = None, *, force: bool = F
     GpuError
         In one line: a number out of range; a real GPU (without `force`); a build of PyTorch that
         cannot serve them; another number, or another capacity, already on.
+
+    Notes
+    -----
+    JAX and TensorFlow get as many devices of the CPU, if they have not started: they are theirs.
     """
     number = _number(devices)
     capacity = None if memory is None else _bytes(memory)
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise GpuError(
-            'virtual GPUs need PyTorch, which is not installed; type %pip install "gpumagic[torch]"'
-        ) from error
-    from gpumagic.virtual import switch
+    if has_virtual():
+        _compare(here(memory=False), number, capacity)
+        return
+    if find_spec("torch") is None:
+        from gpumagic.virtual import torchless
 
-    switch.turn_on(number, capacity, force=force)
+        torchless.turn_on(number, capacity, force=force)
+    else:
+        from gpumagic.virtual import switch
+
+        switch.turn_on(number, capacity, force=force)
+    known.make_virtual(number)
 
 
 def disable() -> None:
     """Take the virtual GPUs away. Tensors that still live on them can no longer be used."""
-    if enabled():
-        from gpumagic.virtual import switch
-
-        switch.turn_off()
+    if not enabled():
+        return
+    known.forget_virtual()
+    for name in ("switch", "torchless"):
+        if module := sys.modules.get(f"{__name__}.{name}"):
+            module.turn_off()
 
 
 def enabled() -> bool:
     """Whether this process has virtual GPUs now."""
-    gpus = sys.modules.get(f"{__name__}.virtual_gpus")
-    return gpus is not None and bool(gpus.GPUS)
+    return has_virtual()
+
+
+def refresh() -> None:
+    """Count, and publish, what was freed until now, and what other frameworks hold."""
+    if gpus := sys.modules.get(f"{__name__}.virtual_gpus"):
+        gpus.refresh()
+    started = known.started()
+    if started and has_virtual():
+        devices = here(memory=False)
+        count_others(lambda n: sum(other.allocated(devices[n])[0] for other in started))
 
 
 def live_tensors() -> int:
     """How many pieces of memory tensors hold on the virtual GPUs now: one for all views of it."""
-    if not enabled():
+    gpus = sys.modules.get(f"{__name__}.virtual_gpus")
+    if gpus is None:
         return 0
-    gpus = sys.modules[f"{__name__}.virtual_gpus"]
     gpus.refresh()
     return sum(gpu.account.blocks.current for gpu in gpus.GPUS)
+
+
+def _compare(there: list[Device], number: int, capacity: int | None) -> None:
+    """Those that are on already are as good, or GpuError."""
+    each = there[0].memory_total or 0
+    if len(there) != number or capacity not in (None, each):
+        asked = number if capacity is None else f"{number} of {capacity / _GIB:g} GiB"
+        raise GpuError(
+            f"virtual GPUs: {asked} asked, {len(there)} of {each / _GIB:g} GiB are on already; "
+            f"type {as_typed('%gpus --virtual off')} first"
+        )
 
 
 def _number(devices: object) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from gpumagic.device import Device, set_virtual
-from gpumagic.errors import GpuError, as_typed
 from gpumagic.telemetry.virtual_state import COUNTERS, Publisher, VirtualFacts
 from gpumagic.virtual import abi, cuda_api, events, gate, host_memory, registry
 from gpumagic.virtual.compiled import refuse_compiling
@@ -18,7 +17,6 @@ from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, in_bad_fork, refresh
 
 C: Any = torch._C
-_GIB = 2**30
 _on = ExitStack()
 _lock = threading.RLock()
 
@@ -26,9 +24,6 @@ _lock = threading.RLock()
 def turn_on(number: int, capacity: int | None, *, force: bool = False) -> None:
     """Give this process `number` virtual GPUs of `capacity` bytes, or GpuError where refused."""
     with _lock:
-        if GPUS:
-            _already_on(number, capacity)
-            return
         gate.check(force=force)
         install(number, capacity or host_memory.part_of_the_host(number))
 
@@ -57,16 +52,6 @@ def turn_off() -> None:
     """Undo all of it."""
     with _lock:
         _on.close()
-
-
-def _already_on(number: int, capacity: int | None) -> None:
-    there = GPUS[0].account.capacity
-    if len(GPUS) != number or capacity not in (None, there):
-        asked = number if capacity is None else f"{number} of {capacity / _GIB:g} GiB"
-        raise GpuError(
-            f"virtual GPUs: {asked} asked, {len(GPUS)} of {there / _GIB:g} GiB are on already; "
-            f"type {as_typed('%gpus --virtual off')} first"
-        )
 
 
 def _make(stack: ExitStack, number: int, capacity: int) -> None:
