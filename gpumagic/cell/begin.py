@@ -1,7 +1,6 @@
 """Make the run of a cell: for torch, and for each other framework that the cell needs."""
 
 import ast
-import sys
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
@@ -12,7 +11,7 @@ from gpumagic.device import Device, here, resolve_one
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.frameworks.known import imported, imports_of, needed_by
 from gpumagic.moving.moved import Left, Moves, all_of
-from gpumagic.usercode.torch_classes import is_tensor
+from gpumagic.usercode.torch_classes import is_tensor, torch_here
 
 
 class Needed:
@@ -25,14 +24,14 @@ class Needed:
         self._namespace = namespace
         self.others = needed_by(tree, namespace)
         named = set() if tree is None else imports_of(tree)
-        self._torch = "torch" in sys.modules or "torch" in named or not self.others
+        self._torch = torch_here() is not None or "torch" in named or not self.others
         self._unusable = ""  # why torch is not placed beside others, though it is imported
 
     def find(self, where: str) -> Device:
         """The device that a WHERE names. Raises `GpuError`."""
         if not self._torch:
             return resolve_one(where, self._devices("free" in where))
-        if "torch" not in sys.modules:
+        if torch_here() is None:
             with torch_needed("a placed cell (of none of JAX, TensorFlow, CuPy)"):
                 import_module("torch")
         from gpumagic.placement.torch_devices import find
@@ -83,7 +82,7 @@ def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
     """Bring home what cells brought to a device; and the names of what was made on one."""
     found: list[Moves] = []
     made: list[str] = []
-    if "torch" in sys.modules:
+    if torch_here() is not None:
         from gpumagic.moving import move
 
         found.append(move.bring_home(namespace))

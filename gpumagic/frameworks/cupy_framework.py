@@ -20,6 +20,10 @@ class CuPy:
         # To ask a GPU that nobody has used would make a context there, of some 500 MiB.
         self._used: set[int] = set()
 
+    def started(self) -> bool:
+        """Whether a cell has used it."""
+        return bool(self._used)
+
     def devices(self) -> list[Device]:
         """The GPUs that it can use here, by ordinal."""
         try:
