@@ -78,13 +78,16 @@ class CrossDeviceWarning(UserWarning):
     ``warnings.simplefilter("ignore", gpumagic.CrossDeviceWarning)``.
     """
 
+    raised_in: Any = None  # the user's code, where a library's frames lie between
+
     def _render_traceback_(self) -> Any:
         # What raised it is no code of the user's: the traceback ends at the user's line.
         from IPython import get_ipython
 
         trace = self.__traceback__
         while trace is not None and trace.tb_next is not None:
-            if trace.tb_next.tb_frame.f_locals.get("__tracebackhide__"):
+            ends = trace.tb_frame.f_code is self.raised_in
+            if ends or trace.tb_next.tb_frame.f_locals.get("__tracebackhide__"):
                 trace.tb_next = None
             trace = trace.tb_next
         show = get_ipython().InteractiveTB.structured_traceback

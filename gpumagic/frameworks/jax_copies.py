@@ -182,7 +182,9 @@ class _Counting:
             return
         for count in counts:
             if count.implicit and count.how != DISPLAY:
-                raise CrossDeviceWarning(_refusal(count))
+                refused = CrossDeviceWarning(_refusal(count))
+                refused.raised_in = count.code
+                raise refused
 
     def _watching(self) -> Sequence[JaxCopies]:
         me = threading.get_ident()

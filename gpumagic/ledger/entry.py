@@ -121,7 +121,8 @@ def _sum(a: Entry, b: Entry) -> Entry:
         nbytes=a.nbytes + b.nbytes,
         seconds=None if a.seconds is None or b.seconds is None else a.seconds + b.seconds,
         calls=a.calls + b.calls,
-        sites=a.sites + b.sites,
+        # A call may be two instructions of one expression, and so it is from two threads.
+        sites=max(a.sites, b.sites) if a.code == b.code else a.sites + b.sites,
         repeats=a.repeats + b.repeats,
         blocking=a.blocking + b.blocking,
         pinned=a.pinned if a.pinned == b.pinned else None,

@@ -16,7 +16,7 @@ from types import ModuleType
 from gpumagic.usercode.notebook import shell
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_ROOMS = ("ledger", "memory", "placement", "virtual")
+_ROOMS = ("frameworks", "ledger", "memory", "placement", "virtual")
 _STAND_INS = (
     *(os.path.join(_OURS, room, "") for room in _ROOMS),
     os.path.join(_OURS, "cluster", "no_keyboard.py"),
