@@ -19,7 +19,7 @@ from .memory.free import free_memory as free_memory
 from .memory.freed import Freed as Freed
 from .memory.memory_report import MemoryReport as MemoryReport
 from .memory.out_of_memory import OutOfMemory as OutOfMemory
-from .mismatch import explain as explain
+from .mismatch.explainer import explain as explain
 from .moving.move import move as move
 from .placement.on import on as on
 from .placement.torch_devices import cpu as cpu

@@ -24,7 +24,7 @@ from gpumagic.cluster.sending import Parcel, Receipt
 from gpumagic.cluster.this_rank import ThisRank
 from gpumagic.errors import GpuError
 from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
-from gpumagic.mismatch import explain
+from gpumagic.mismatch.explainer import explain
 from gpumagic.placement.torch_devices import find
 from gpumagic.telemetry import collect
 from gpumagic.usercode.compile import compile_cell

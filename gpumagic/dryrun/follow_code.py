@@ -34,7 +34,7 @@ from gpumagic.dryrun.result import DryRun, Mismatch, OnRank, Unknown, describe
 from gpumagic.dryrun.unknown import Stopped, raised
 from gpumagic.dryrun.wire import Wire
 from gpumagic.errors import GpuError
-from gpumagic.mismatch import explain
+from gpumagic.mismatch.explainer import explain
 from gpumagic.moving.move import move_all, optimizers_in
 from gpumagic.moving.moved import Moved
 from gpumagic.placement.scope import in_force, placement

@@ -39,20 +39,24 @@ def _of_operand(entry: Entry) -> Advice:
         whose = "an operand is NumPy's, or on the CPU"
     else:
         whose = f"an operand is on {entry.source}"
-    text = f"{whose}: make it with jax.default_device({_own(entry)}), or put it there once"
-    return Advice(f"{text}: {_put(entry)}", entry.count, 1.0, "the time of all of them")
+    text = (
+        f"{whose}: make it with jax.default_device({own(entry.destination)}), or put it there once"
+    )
+    return Advice(f"{text}: {put(entry.destination)}", entry.count, 1.0, "the time of all of them")
 
 
 def _the_same(entry: Entry) -> Advice:
-    text = f"the same array each time; once, before the loop: {_put(entry)}"
+    text = f"the same array each time; once, before the loop: {put(entry.destination)}"
     share = entry.repeats / entry.count
     return Advice(text, entry.repeats, share, "the time of all but the first")
 
 
-def _put(entry: Entry) -> str:
-    return f"x = jax.device_put(x, {_own(entry)})"
+def put(destination: str) -> str:
+    """How an array is brought to a device, as its user would write it."""
+    return f"x = jax.device_put(x, {own(destination)})"
 
 
-def _own(entry: Entry) -> str:
-    kind, _, number = entry.destination.partition(":")
+def own(device: str) -> str:
+    """A device as its user would write it: ``jax.devices("gpu")[1]``."""
+    kind, _, number = device.partition(":")
     return f'jax.devices("gpu")[{number}]' if kind == "cuda" else 'jax.devices("cpu")[0]'

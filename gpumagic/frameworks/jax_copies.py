@@ -268,5 +268,5 @@ def _refusal(count: Count) -> str:
     if count.destination == "cpu":
         ask = "name it first: jax.device_get(x)"
     else:
-        ask = "bring it there first: jax.device_put(x, device)"
+        ask = f"bring it there first: {jax_advice.put(count.destination)}"
     return f"{line}{what(count)}, which strict does not allow; {ask}"

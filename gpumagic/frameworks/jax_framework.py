@@ -58,6 +58,10 @@ class Jax:
         """The device that an array is on; ``"cuda:0 + cuda:1"`` where it is sharded over two."""
         return self._devices.names(array.sharding)
 
+    def name_of(self, device: Any) -> str:
+        """JAX's own object for a device as gpumagic calls it."""
+        return self._devices.name(device)
+
     def nbytes(self, array: Any) -> int:
         """The bytes of its data; copies on several devices count once."""
         size: int = array.size * array.dtype.itemsize

@@ -56,21 +56,33 @@ class Explaining:
         self._shown = 0
 
     def _explain(self, error: BaseException | None, earlier: Sequence[BaseException] = ()) -> None:
-        if not self._active or error is None or sys.modules.get("torch") is None:
+        if not self._active or error is None:
             return
         self._shown = id(error)
         start = time.perf_counter()
         # The user's own has been shown; who has seen enough may interrupt.
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
-            from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
-            from gpumagic.mismatch import explain
-
-            found = explain(error) or explain_out_of_memory(error, earlier=earlier)
+            found = _explained(error, earlier)
             if found is not None:
                 display(found)
         cell = self._cell()
         if cell and cell.run:
             cell.run.left_out += time.perf_counter() - start
+
+
+def _explained(error: BaseException, earlier: Sequence[BaseException]) -> Any:
+    """What to show below an error, by the first framework whose it is; or None."""
+    found: Any = None
+    if sys.modules.get("torch") is not None:
+        from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
+        from gpumagic.mismatch.explainer import explain
+
+        found = explain(error) or explain_out_of_memory(error, earlier=earlier)
+    if found is None and sys.modules.get("jax") is not None:
+        from gpumagic.frameworks.jax_mismatch import explain_jax
+
+        found = explain_jax(error)
+    return found
 
 
 def _kept_until_now() -> list[BaseException]:
@@ -83,8 +95,8 @@ def _kept_until_now() -> list[BaseException]:
 
 
 def _shorten(error: BaseException | None) -> None:
-    """Take frames of ours out of an error: there are none where torch was never imported."""
-    if error is not None and sys.modules.get("torch") is not None:
+    """Take frames of ours out of an error: there are none where no framework was imported."""
+    if error is not None and not sys.modules.keys().isdisjoint(("torch", "jax", "tensorflow")):
         with faults.kept("shortening a traceback"):
             from gpumagic.usercode.frames import cut_ours
 

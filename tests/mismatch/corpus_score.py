@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from snippets import names_told, read, run
 
-from gpumagic.mismatch import explain
+from gpumagic.mismatch.explainer import explain
 
 WRITTEN_ALONG = "cross_device.txt"
 HELD_OUT = [

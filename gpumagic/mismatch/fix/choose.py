@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Fix
+from gpumagic.mismatch.fix.edit import Edit
 from gpumagic.mismatch.fix.later_uses import meets_others, named_in
-from gpumagic.mismatch.fix.site import Edit, Site, moving, written_device
+from gpumagic.mismatch.fix.site import Site, moving, written_device
 from gpumagic.mismatch.read.expressions import FACTORIES, Reader
 from gpumagic.mismatch.read.messages import Message
 from gpumagic.mismatch.read.named_devices import full

@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 
 from gpumagic.display.units import some
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand
-from gpumagic.mismatch.fix.site import Edit, Site, bracketed, can_precede, climb
+from gpumagic.mismatch.fix.edit import Edit, bracketed
+from gpumagic.mismatch.fix.site import Site, can_precede, climb
 from gpumagic.mismatch.read.expressions import Reader, arguments, loads_as_saved
 from gpumagic.mismatch.read.messages import Message, agree
 from gpumagic.mismatch.read.named_devices import full

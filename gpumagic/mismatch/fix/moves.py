@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Fix
 from gpumagic.mismatch.fix.choose import Choice, told
+from gpumagic.mismatch.fix.edit import Edit, bracketed
 from gpumagic.mismatch.fix.later_uses import wants_one_device
-from gpumagic.mismatch.fix.site import Edit, Site, bracketed, can_precede, moving, written_device
+from gpumagic.mismatch.fix.site import Site, can_precede, moving, written_device
 from gpumagic.mismatch.read.expressions import Reader
 from gpumagic.mismatch.read.named_devices import full
 from gpumagic.mismatch.read.operand import Part, bytes_of, tensors_of

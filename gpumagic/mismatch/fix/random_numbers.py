@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from gpumagic.mismatch.explanation import Explanation, Fix
-from gpumagic.mismatch.fix.site import Edit, can_precede
+from gpumagic.mismatch.fix.edit import Edit
+from gpumagic.mismatch.fix.site import can_precede
 from gpumagic.mismatch.read.expressions import Reader, arguments, is_torch
 from gpumagic.mismatch.read.named_devices import full
 from gpumagic.mismatch.read.operand import Part

@@ -1,0 +1,165 @@
+"""Explain JAX's error between devices in the user's own names: which value is where, and a fix.
+
+Where what the frames show does not agree with what the error says, there is no explanation.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from gpumagic.frameworks.jax_advice import own
+from gpumagic.frameworks.jax_framework import Jax
+from gpumagic.frameworks.known import imported
+from gpumagic.mismatch.explanation import Explanation, Fix, Operand
+from gpumagic.mismatch.fix.edit import Edit
+from gpumagic.mismatch.read.syntax import statement
+from gpumagic.usercode.files import label
+from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
+from gpumagic.usercode.values import MISSING
+
+_SAID = "Received incompatible devices for jitted computation"
+_DEVICES = re.compile(r"with device ids \[([\d, ]+)\] on platform (\w+)")
+_REASON = (
+    "both are committed to their device, by jax.device_put or by a cell that brought them, and so "
+    "JAX moves neither by itself"
+)
+_OWN_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+@dataclass
+class _Part:
+    """An operand as it is written, and its committed arrays; none of what has gone."""
+
+    node: ast.expr
+    text: str
+    arrays: list[Any]
+    devices: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int | None:
+        return sum(array.nbytes for array in self.arrays) if self.arrays else None
+
+
+def explain_jax(error: BaseException) -> Explanation | None:
+    """Say what an error between JAX's devices is about; None for any other."""
+    for each in errors(error):
+        if type(each) is ValueError and str(each).startswith(_SAID):
+            framework: Any = next(one for one in imported() if one.name == "JAX")
+            frames = failed_frames(each.__traceback__)
+            said = _said(str(each), framework)
+            return _explain(frames[0], said, framework) if frames and len(said) > 1 else None
+    return None
+
+
+def _said(message: str, framework: Jax) -> list[str]:
+    """The devices that the message names, each as gpumagic calls it."""
+    found = []
+    for numbers, platform in _DEVICES.findall(message):
+        devices = {device.id: device for device in jax.devices(platform.lower())}
+        named = [framework.name_of(devices[int(n)]) for n in numbers.split(",")]
+        found.append(" + ".join(named))
+    return found
+
+
+def _explain(frame: FailedFrame, said: list[str], framework: Jax) -> Explanation | None:
+    node = frame.failed
+    if node is None:
+        return None
+    parts = [*_parts(node, frame, framework)]
+    parts += _gone(node, frame, parts, said)
+    if not {*said} <= {device for part in parts for device in part.devices}:
+        return None
+    target = _target(node, parts)
+    odd = [part for part in parts if part.devices != (target,)]
+    rows = {part.text: _row(part, part in odd) for part in parts}
+    line = getattr(node, "lineno", frame.line)
+    return Explanation(
+        frame.text(node),
+        line,
+        frame.filename,
+        label(frame.filename),
+        tuple(rows.values()),
+        _fix(frame, node, parts, odd, target),
+        _REASON,
+    )
+
+
+def _parts(node: ast.AST, frame: FailedFrame, framework: Jax) -> Iterator[_Part]:
+    """The largest expressions in a node whose values are, or hold, committed arrays."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, _OWN_SCOPES):
+            continue
+        value = frame.scope.value(child) if isinstance(child, ast.expr) else MISSING
+        if value is MISSING:
+            inner = [*_parts(child, frame, framework)]
+            nodes = [part.node for part in inner]
+            if isinstance(child, ast.Subscript) and nodes == [child.value]:
+                # What it gave has gone, and is less to move than the whole.
+                inner = [_Part(child, frame.text(child), [], inner[0].devices)]
+            yield from inner
+            continue
+        leaves = jax.tree.leaves(value)
+        if arrays := [leaf for leaf in leaves if framework.is_array(leaf) and leaf.committed]:
+            devices = dict.fromkeys(framework.where(array) for array in arrays)
+            yield _Part(child, frame.text(child), arrays, tuple(devices))  # type: ignore[arg-type]
+
+
+def _gone(node: ast.AST, frame: FailedFrame, parts: list[_Part], said: list[str]) -> list[_Part]:
+    """The operand that was computed there and has gone, where only one can be."""
+    known = {device for part in parts for device in part.devices}
+    named = {part.node for part in parts}
+    where = [device for device in said if device not in known]
+    if isinstance(node, ast.BinOp):
+        sides = [node.left, node.right]
+    else:
+        sides = node.args if isinstance(node, ast.Call) else []
+    made = [side for side in sides if isinstance(side, ast.Call)]
+    made = [side for side in made if named.isdisjoint(ast.walk(side))]
+    if len(where) != 1 or len(made) != 1:
+        return []
+    return [_Part(made[0], frame.text(made[0]), [], (where[0],))]
+
+
+def _target(node: ast.AST, parts: list[_Part]) -> str:
+    """Where all is to be: where what is assigned to is, or else where most bytes are."""
+    nbytes: dict[str, int] = {}
+    for part in parts:
+        if isinstance(node, ast.AugAssign) and part.node is node.target:
+            return part.devices[0]
+        if len(part.devices) == 1:
+            device = part.devices[0]
+            nbytes[device] = nbytes.get(device, 0) + (part.nbytes or 0)
+    return max(nbytes, key=lambda device: nbytes[device], default="")
+
+
+def _row(part: _Part, odd: bool) -> Operand:
+    if len(part.arrays) != 1:
+        many = f"{len(part.arrays)} arrays" if part.arrays else "made here"
+        return Operand(part.text, part.devices, part.nbytes, None, None, many, odd)
+    array = part.arrays[0]
+    dims = ", ".join(map(str, array.shape))
+    about = f"{array.dtype}[{dims}]"
+    return Operand(part.text, part.devices, part.nbytes, str(array.dtype), array.shape, about, odd)
+
+
+def _fix(
+    frame: FailedFrame, node: ast.AST, parts: list[_Part], odd: list[_Part], target: str
+) -> Fix | None:
+    stmt = statement(node)
+    if stmt is None or not odd or "+" in target:
+        return None
+    names = (ast.Name, ast.Attribute, ast.Subscript)
+    alike = (p for p in parts if p not in odd and len(p.arrays) == 1 and isinstance(p.node, names))
+    beside = next((p for p in alike if p.arrays[0] is frame.scope.value(p.node)), None)
+    where = own(target) if beside is None else f"{beside.text}.device"
+    edit = Edit(frame, stmt)
+    if frame.scope.name("jax") is not jax:
+        edit.before.append("import jax")
+    edit.replaced += [(part.node, f"jax.device_put({part.text}, {where})") for part in odd]
+    sizes = [part.nbytes for part in {part.text: part for part in odd}.values()]
+    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    return edit.fix(total)
