@@ -52,7 +52,7 @@ MAY = {
     | {"dryrun", "copies", "isolation", "ledger", "moving", "placement", "telemetry"},
     "dryrun": GROUND | {"frameworks", "ledger", "mismatch", "moving", "placement", "virtual"},
     "cell": GROUND | {"frameworks", "ledger", "mismatch", "moving", "placement"},
-    "frameworks": GROUND | {"ledger", "mismatch", "moving"},
+    "frameworks": GROUND | {"ledger", "mismatch", "moving", "placement"},
     "copies": {"frameworks", "moving", "placement", "usercode", "errors", "faults"},
     "isolation": {"usercode", "errors", "faults"},
     "mismatch": GROUND | {"moving"},
@@ -308,7 +308,7 @@ def test_without_torch_one_line_says_how_to_get_it(monkeypatch):
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "shell = InteractiveShell.instance()\n"
         "shell.run_line_magic('load_ext', 'gpumagic')\n"
-        "for cell in ('%%ongpu 1\\nran = 1', '%ongpu 1', '%gputime -- 1'):\n"
+        "for cell in ('%%ongpu 1\\nran = 1', '%ongpu 1', '%gputime cpu -- 1'):\n"
         "    shell.run_cell(cell)\n"
         "print('ran' in shell.user_ns)\n"
         "import gpumagic\n"
@@ -318,8 +318,9 @@ def test_without_torch_one_line_says_how_to_get_it(monkeypatch):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.strip().splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 2
     assert all("torch" in line and "pip install" in line for line in lines), lines
     shown = done.stdout.strip().splitlines()
+    assert shown[0].startswith("cpu takes")
     assert shown[-2] == "False"
     assert 'pip install "gpumagic[torch]"' in shown[-1]

@@ -7,49 +7,27 @@ from typing import Any
 
 from gpumagic.cell.array_run import ArrayRun
 from gpumagic.cell.runs import OneRun, Runs
-from gpumagic.device import Device, here, resolve_one
+from gpumagic.device import Device
 from gpumagic.errors import GpuError, torch_needed
-from gpumagic.frameworks.known import imported, imports_of, needed_by
+from gpumagic.frameworks.known import imported
+from gpumagic.frameworks.needed import Needed
 from gpumagic.moving.moved import Left, Moves, all_of
 from gpumagic.usercode.torch_classes import is_tensor, torch_here
 
 
-class Needed:
-    """What a cell is to be placed for: torch, unless others are in use and torch is not.
-
-    A framework is needed where the cell imports it, or once the notebook has it in use.
-    """
+class CellNeeds(Needed):
+    """What a cell is to be placed for, and its run."""
 
     def __init__(self, tree: ast.AST | None, namespace: dict[str, Any]) -> None:
+        super().__init__(tree, namespace)
         self._namespace = namespace
-        self.others = needed_by(tree, namespace)
-        named = set() if tree is None else imports_of(tree)
-        self._torch = torch_here() is not None or "torch" in named or not self.others
-        self._unusable = ""  # why torch is not placed beside others, though it is imported
 
-    def find(self, where: str) -> Device:
-        """The device that a WHERE names. Raises `GpuError`."""
-        if not self._torch:
-            return resolve_one(where, self._devices("free" in where))
-        if torch_here() is None:
+    def find(self, where: object) -> Device:
+        """The device that a WHERE names. Raises `GpuError`, also where there is no framework."""
+        if not self.torch and not self.others:
             with torch_needed("a placed cell (of none of JAX, TensorFlow, CuPy)"):
                 import_module("torch")
-        from gpumagic.placement.torch_devices import find
-
-        try:
-            return find(where)
-        except GpuError as error:
-            # A torch for the CPU beside a framework that has the GPU: that one is placed.
-            if not self.others:
-                raise
-            device = resolve_one(where, self._devices("free" in where))
-            self._torch, self._unusable = False, str(error)
-            return device
-
-    def _devices(self, memory: bool) -> list[Device]:
-        found = here(memory=memory)
-        # NVML is silent (ROCm, Jetson): the framework is what will run the cell.
-        return found or next(filter(None, (other.devices() for other in self.others)), [])
+        return super().find(where)
 
     def run(
         self,
@@ -63,7 +41,7 @@ class Needed:
         """The run of a cell that reads `names`, with the options of its line."""
         names, namespace = list(names), self._namespace
         runs: list[OneRun] = []
-        if self._torch:
+        if self.torch:
             from gpumagic.cell.run import Run
 
             runs.append(Run(device, namespace, names, fix=fix, recorder=recorder, **options))
@@ -71,9 +49,9 @@ class Needed:
             used = " and ".join(other.name for other in self.others)
             given = "--fix" if fix else "--memory"
             raise GpuError(f"{given} is for cells of torch, and this one uses {used}; leave it out")
-        if self._unusable:
+        if self.unusable:
             tensors = (name for name in names if is_tensor(namespace.get(name)))
-            options["left"] = tuple(Left(name, self._unusable) for name in tensors)
+            options["left"] = tuple(Left(name, self.unusable) for name in tensors)
         runs += [ArrayRun(other, device, namespace, names, **options) for other in self.others]
         return runs[0] if len(runs) == 1 else Runs(runs)
 

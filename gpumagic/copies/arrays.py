@@ -46,6 +46,10 @@ class Arrays:
             return True
         return self._beside is not None and self._beside.of(value) is not None
 
+    def know(self, kind: type) -> bool:
+        """Whether a framework knows a class by its identity, so that a copy would be another."""
+        return self._beside is not None and self._beside.know(kind)
+
     def reduce(self, source: Any) -> Any:
         """How a pickle makes the copy of it."""
         return self.copied, (self.add(source),)

@@ -16,7 +16,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from gpumagic.copies import shared_objects
 from gpumagic.copies.arrays import Arrays
 from gpumagic.copies.originals import Originals
-from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance
+from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance, reduce_jitted
 from gpumagic.usercode.torch_classes import is_tensor
 
 
@@ -34,7 +34,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self._stream = io.BytesIO()
         super().__init__(self._stream, protocol=5)
         self.blocks = blocks
-        self.originals = Originals(namespace, fresh)
+        self.originals = Originals(namespace, fresh, blocks.know)
 
     def write(self, values: Any) -> None:
         """Read the originals; raises `Uncopied`, and what pickling raises, for what has no copy."""
@@ -81,6 +81,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         reduce = REDUCERS.get(kind, reduce_class if issubclass(kind, type) else None)
         if reduce is not None:
             return reduce(self.originals, value)
+        if shared_objects.is_jitted(kind):
+            return reduce_jitted(self.originals, value)
         shared_objects.refuse(value, kind)
         if self.blocks.has(value, kind):
             return self.blocks.reduce(value)

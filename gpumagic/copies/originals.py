@@ -18,8 +18,14 @@ class Originals:
     `fresh` becomes the globals of the copies of the notebook's functions.
     """
 
-    def __init__(self, namespace: dict[str, Any], fresh: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        namespace: dict[str, Any],
+        fresh: dict[str, Any],
+        stays: Callable[[type], bool] = lambda kind: False,
+    ) -> None:
         self.namespace = namespace
+        self._stays = stays  # whether a class of the notebook stands for itself
         # The variables that were met, by name: those asked for, and those that functions read.
         self.met: dict[str, Any] = {}
         self.notes: dict[str, None] = {}  # lines for the user, in order
@@ -77,7 +83,8 @@ class Originals:
     def is_ours(self, kind: type) -> bool:
         """Whether a class, or one that it comes from, was defined in the notebook."""
         if kind not in self._ours:
-            self._ours[kind] = any(self._is_from_here(base) for base in kind.__mro__)
+            ours = any(self._is_from_here(base) for base in kind.__mro__)
+            self._ours[kind] = ours and not self._stays(kind)
             self.finalized |= self._ours[kind] and shared_objects.defines(kind, "__del__")
         return self._ours[kind]
 
@@ -105,6 +112,9 @@ class Originals:
             return not self.is_notebooks(value) and self._is_library_function(value)
         if kind is shared_objects.CACHED:
             return not self.is_notebooks(vars(value).get("__wrapped__"))
+        if shared_objects.is_jitted(kind):
+            of_library = value.__module__ not in self._modules
+            return of_library and shared_objects.is_importable(value)
         if issubclass(kind, type):
             return not self.is_ours(value)
         if kind is types.ModuleType and vars(value) is self.namespace:

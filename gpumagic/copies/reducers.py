@@ -102,6 +102,23 @@ def _new_cached(old: Any, function: Any) -> Any:
     return functools.lru_cache(**old.cache_parameters())(function)
 
 
+def reduce_jitted(originals: Originals, function: Any) -> Any:
+    """How a pickle makes a compiled function of JAX's anew: it is compiled again."""
+    anew = originals.anew(function, _new_jitted)
+    return *anew, (function.__getstate__(), vars(function)), None, None, _set_jitted
+
+
+def _new_jitted(old: Any) -> Any:
+    kind: Any = type(old)
+    return kind.__new__(kind)
+
+
+def _set_jitted(function: Any, state: Any) -> None:
+    made, held = state
+    function.__setstate__(made)
+    vars(function).update(held)
+
+
 # -- classes
 def reduce_class(originals: Originals, kind: type) -> Any:
     """How a pickle makes a class anew."""

@@ -50,7 +50,7 @@ _SHARED_ROOMS = (
 _SHARED_ALOUD = ("ipywidgets", "traitlets", "tqdm", "threading.Thread", "multiprocessing.pool")
 _WHOLE = (
     *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
-    "torch.amp.GradScaler",
+    *("torch.amp.GradScaler", "jax.custom_jvp", "jax.custom_vjp"),
 )
 SCRIPT_MODULE = "torch.jit.ScriptModule"
 
@@ -141,6 +141,11 @@ def is_array(value: Any, kind: type) -> bool:
     kinds = ("ndarray", "recarray", "matrix", "memmap")
     of_numpy = kind.__name__ in kinds and kind.__module__.partition(".")[0] == "numpy"
     return of_numpy and not value.dtype.hasobject
+
+
+def is_jitted(kind: type) -> bool:
+    """Whether it is JAX's class of compiled functions."""
+    return kind.__name__ == "PjitFunction" and kind.__module__.startswith("jaxlib.")
 
 
 def is_importable(value: Any) -> bool:

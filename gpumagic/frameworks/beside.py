@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from gpumagic.device import Device
 from gpumagic.frameworks.framework import Framework
@@ -23,6 +24,17 @@ class Beside:
         """Wait until all have finished what they were given."""
         for framework in self.frameworks:
             framework.wait()
+
+    def know(self, kind: type) -> bool:
+        """Whether one of them knows a class by its identity."""
+        return any(framework.knows(kind) for framework in self.frameworks)
+
+    def parts(self, value: object) -> Any:
+        """What a container of theirs holds, as `Framework.parts` says it; None of all else."""
+        for framework in self.frameworks:
+            if (split := framework.parts(value)) is not None:
+                return split
+        return None
 
     def of(self, value: object) -> Framework | None:
         """The framework whose array a value is."""

@@ -68,6 +68,10 @@ class CuPy:
         """None: it has no containers of its own."""
         return None
 
+    def knows(self, kind: type) -> bool:
+        """False: it is told nothing of a class."""
+        return False
+
     def wait(self) -> None:
         """Wait until the GPUs that it was placed on have finished, and the current one."""
         for ordinal in {*self._used, cupy.cuda.Device().id}:

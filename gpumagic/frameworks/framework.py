@@ -50,6 +50,9 @@ class Framework(Protocol):
         None for all else: lists, dicts and the like are looked into without asking here.
         """
 
+    def knows(self, kind: type) -> bool:
+        """Whether it knows a class by its identity: a copy of the class is another to it."""
+
     def wait(self) -> None:
         """Wait until all its devices have finished what they were given."""
 

@@ -55,12 +55,12 @@ class CompileClock:
         every = [stretch for found in list(self._stretches.values()) for stretch in found]
         return sum(end - start for start, end in every)
 
-    def note(self, event: str, seconds: float, **about: Any) -> None:
+    def note(self, event: str, duration_secs: float, **about: Any) -> None:
         """JAX tells of a stretch when it is over: what came within was told before."""
         if not event.startswith(_COMPILING):
             return
         end = self._clock()
         found = self._stretches.setdefault(threading.get_ident(), [])
-        while found and found[-1][0] >= end - seconds:
+        while found and found[-1][0] >= end - duration_secs:
             found.pop()
-        found.append((end - seconds, end))
+        found.append((end - duration_secs, end))

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten, treedef_is_leaf
+from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
@@ -93,6 +93,17 @@ class Jax:
             return _of_object(value)
         children, treedef = tree_flatten(value, is_leaf=lambda inner: inner is not value)
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
+
+    def knows(self, kind: type) -> bool:
+        """Whether a class is registered as a pytree; copies of Flax NNX's register themselves."""
+        if issubclass(kind, getattr(sys.modules.get("flax.nnx"), "Pytree", ())):
+            return False
+        try:
+            return not treedef_is_leaf(tree_structure(object.__new__(kind)))
+        except TypeError:  # a class of C's
+            return False
+        except Exception:  # noqa: BLE001  its own, which looks into an object that has nothing yet
+            return True
 
     def wait(self) -> None:
         """Wait until every array is there that was asked for, also those that nobody holds."""

@@ -64,6 +64,12 @@ def _holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool 
     return False
 
 
+def versions() -> dict[str, str]:
+    """Of those that this process has imported, by name: ``{"JAX": "0.10.2"}``."""
+    there = [module for module in _CLASSES if module in sys.modules]
+    return {_made(m).name: str(getattr(sys.modules[m], "__version__", "")) for m in there}
+
+
 def imports_of(tree: ast.AST) -> set[str]:
     """The packages that code imports anywhere: ``{"jax"}`` of ``import jax.numpy as jnp``."""
     found: set[str] = set()

@@ -1,6 +1,6 @@
 """Hand the text of a `%%gputime` cell to `compare`, and show and bind what it gives.
 
-The engine is imported with the first of them: it needs torch.
+The engine is imported with the first of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpumagic.errors import GpuError, torch_needed
+from gpumagic.errors import GpuError
 from gpumagic.magics.typed_cell import compiled_name, give, progressing
 
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
 
     `magic` is the line above the text, if any; `scope` the names of the function that called it.
     """
-    with torch_needed("%%gputime"):
-        from gpumagic import timing
-        from gpumagic.magics import sweep_option
+    from gpumagic import timing
+    from gpumagic.magics import sweep_option
 
     namespace = shell.user_ns
     if scope is not None and scope is not namespace:

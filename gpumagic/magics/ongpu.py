@@ -218,12 +218,12 @@ class CellHooks:
 
     def place(self, cell: RunningCell, asked: Request) -> None:
         """Begin a run for `cell`, ending the one that it has. Raises `GpuError`."""
-        from gpumagic.cell.begin import Needed
+        from gpumagic.cell.begin import CellNeeds
         from gpumagic.usercode.variables import names_read
 
         self.finish(cell, None)
         space = self.shell.user_ns
-        needed = Needed(cell.tree, space)
+        needed = CellNeeds(cell.tree, space)
         cell.gone = True
         device = needed.find(asked.where)
         cell.gone = False

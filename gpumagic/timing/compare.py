@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-import torch
-
 from gpumagic import faults
 from gpumagic.errors import GpuError, as_typed
+from gpumagic.frameworks.needed import Needed
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.settings import deferred, kept
 from gpumagic.telemetry.measurements import board
@@ -36,6 +35,7 @@ from gpumagic.timing.result.agreement import Agreeing
 from gpumagic.timing.result.timing import Timing
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import program
+from gpumagic.usercode.torch_classes import torch_here
 
 _OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
 _PRINTED = "what the code prints or displays is shown of its first run only"
@@ -110,19 +110,20 @@ def compare(
         What the code raises, with a note that says on which device and at which line. At later
         values of a sweep it is noted in the timing instead; so is a device that is out of memory.
     """
-    wanted = targets(devices)
-    _check(max_time, in_place, wanted)
-    values = sweeping.check(sweep) if sweep else {}
     if namespace is None:
         own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
         caller = inspect.currentframe()
         outer = caller.f_back.f_globals if caller and caller.f_back else {}
         namespace = own if own is not None else outer
+    needed = Needed.by(namespace, setup, code)
+    wanted = targets(devices, needed)
+    _check(max_time, in_place, wanted)
+    values = sweeping.check(sweep) if sweep else {}
     made = program(code, namespace, setup=setup, filename=filename, text=text)
     points = sweeping.points(values)
     each = sweeping.worked_through(items, namespace, points)
     by_point = {sweeping.key(point): count for point, count in zip(points, each, strict=True)}
-    stopwatch = stopwatch or Stopwatch()
+    stopwatch = stopwatch or Stopwatch(others=needed.others)
 
     def told(now: Progress) -> None:
         board.post(now.posted())
@@ -134,6 +135,7 @@ def compare(
     task = Task(
         made,
         wanted,
+        needed,
         namespace,
         in_place,
         max_time,
@@ -283,6 +285,9 @@ class Comparing:
 def _give_back() -> None:
     """Free what torch keeps for tensors to come, which there were only here."""
     gc.collect()
+    torch = torch_here()
+    if torch is None:
+        return
     # A GPU that has failed says so here too, and the cell's own error tells more.
     with suppress(RuntimeError, AssertionError):
         if torch.cuda.is_initialized():

@@ -4,11 +4,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
-from gpumagic.placement.torch_devices import devices, find
+from gpumagic.frameworks.needed import Needed
+from gpumagic.usercode.torch_classes import comes_from
 
 
 @dataclass(frozen=True)
@@ -28,15 +27,16 @@ class TimedDevices:
         return next((device.note for device in self.parts if device.note), None)
 
 
-def targets(given: Iterable[object] | str | None) -> tuple[TimedDevices, ...]:
+def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[TimedDevices, ...]:
     """The targets that are named, in that order; the CPU and every GPU if None; or GpuError."""
     if given is None:
-        return tuple(TimedDevices((d,)) for d in [find("cpu"), *devices(memory=False)])
-    if isinstance(given, (str, int, torch.device, Device)) or not isinstance(given, Iterable):
+        return tuple(TimedDevices((d,)) for d in [needed.find("cpu"), *needed.devices()])
+    single = isinstance(given, (str, int, Device)) or comes_from(type(given), "torch.device")
+    if single or not isinstance(given, Iterable):
         given = [given]
     found: dict[str, TimedDevices] = {}
     for one in given:
-        for target in _named(one):
+        for target in _named(one, needed):
             if target.where in found:
                 said = target.note or found[target.where].note
                 raise GpuError(
@@ -48,18 +48,18 @@ def targets(given: Iterable[object] | str | None) -> tuple[TimedDevices, ...]:
     return tuple(found.values())
 
 
-def _named(one: object) -> list[TimedDevices]:
+def _named(one: object, needed: Needed) -> list[TimedDevices]:
     if not isinstance(one, str):
-        return [TimedDevices((find(one),))]
+        return [TimedDevices((needed.find(one),))]
     made = []
     # A blank beside a comma or a plus is none between two devices.
     for part in re.split(r"\s*,\s*|\s+", re.sub(r"\s*\+\s*", "+", one.strip(" ,"))):
-        if part.lower() == "all" and (every := devices(memory=False)):
+        if part.lower() == "all" and (every := needed.devices()):
             made += [TimedDevices((device,)) for device in every]
         else:
             if "+" in part and not all(part.split("+")):
                 raise GpuError(f"a device is missing in {part}; type two or more, such as 0+1")
-            parts = tuple(find(name) for name in part.split("+"))
+            parts = tuple(needed.find(name) for name in part.split("+"))
             if len({str(device) for device in parts}) < len(parts):
                 raise GpuError(f"{part} names a device twice; type different ones, such as 0+1")
             made.append(TimedDevices(parts))

@@ -10,29 +10,31 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from gpumagic import faults
 from gpumagic.copies.trial import Trial
+from gpumagic.device import CPU
 from gpumagic.errors import note
+from gpumagic.frameworks.beside import Beside
+from gpumagic.frameworks.needed import Needed
 from gpumagic.isolation.output import Quiet
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.settings import Growth, deferred
-from gpumagic.ledger import ledger_view as view
-from gpumagic.ledger.memory_meter import MemoryMeter
-from gpumagic.ledger.watch import watch
-from gpumagic.placement.torch_devices import as_torch
 from gpumagic.timing.ask.targets import TimedDevices
+from gpumagic.timing.measure.peak_memory import PeakMemory
 from gpumagic.timing.measure.repeats import Repeats
 from gpumagic.timing.measure.runner import Runner
 from gpumagic.timing.measure.stopwatch import LEAST_S, Lap, Stopwatch, joules
+from gpumagic.timing.measure.transfers import Transfers
 from gpumagic.timing.progress import Reporter, Stage
 from gpumagic.timing.result.agreement import Agreeing, outcome
 from gpumagic.timing.result.timing import Timing
 from gpumagic.usercode.program import Program
 from gpumagic.usercode.sweep import key
+from gpumagic.usercode.torch_classes import comes_from, torch_here
 
-_WATCHING = "watching the copies of a timed run"
+_OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
+_SAYING = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
+# Where no framework tells when it compiles, a first run that took longer by as much did.
+_COMPILING_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Task:
 
     program: Program
     targets: tuple[TimedDevices, ...]  # all: each draws the same random numbers
+    needed: Needed  # the frameworks that the code is run with
     namespace: dict[str, Any]
     in_place: bool
     max_time: float  # seconds of each measurement, its first run apart
@@ -67,6 +70,7 @@ class Measuring:
         )
         self.quiet = Quiet()  # drops what is printed after the first run
         self._repeats: Repeats | None = None
+        self._first_seconds = 0.0
         self.failed = target.where  # the device that an exception was raised on
         self.notes: tuple[str, ...] = ()
 
@@ -84,7 +88,16 @@ class Measuring:
             device=tuple(devices) if devices and len(devices) == len(laps) else None,
             number=number,
             steady=repeats.steady,
+            compiled=self._compiled(repeats),
         )
+
+    def _compiled(self, repeats: Repeats) -> float | None:
+        """What the first run has compiled, as frameworks tell it, or by how much it was longer."""
+        known = self._timing.compiled
+        if known is not None or not self._task.needed.others or not repeats.laps:
+            return known
+        longer = self._first_seconds - repeats.median()
+        return longer if longer > max(repeats.median(), _COMPILING_S) else None
 
     def _found(self, **found: Any) -> None:
         self._timing = replace(self._timing, **found)
@@ -99,9 +112,10 @@ class Measuring:
             for device in self._target.parts:
                 trial = Trial(
                     task.program,
-                    as_torch(device),
+                    task.needed.of_torch(device),
                     task.namespace,
                     self._values,
+                    beside=Beside(device, task.needed.others),
                     in_place=task.in_place,
                     clock=task.stopwatch.clock,
                 )
@@ -116,9 +130,9 @@ class Measuring:
             with deferred():  # its threads are to be ended by somebody
                 runner = Runner(trials, task.stopwatch)
                 stack.callback(runner.close)
-            meter = MemoryMeter()
-            stack.callback(self._measure_memory, meter)
-            meter.start()
+            peak = PeakMemory(self._target.parts, task.needed)
+            stack.callback(lambda: self._found(peak=peak.stop()))
+            peak.start()
             try:
                 after = []
                 for n in range(len(trials)):
@@ -133,47 +147,42 @@ class Measuring:
                 self.failed = runner.failed or self.failed
 
     def _randomly(self) -> None:
-        every = [as_torch(part) for target in self._task.targets for part in target.parts]
-        if any(device.type == "cuda" for device in every):
-            self._task.randomness.same_start(every)
+        task = self._task
+        every = [task.needed.of_torch(part) for target in task.targets for part in target.parts]
+        gpus = [device for device in every if device is not None and device.type == "cuda"]
+        if gpus:
+            self._task.randomness.same_start(gpus)
         else:
             self._task.randomness.restore()
 
     def _first(self, runner: Runner, randomness: list[Randomness]) -> None:
         prints = self._target is self._task.targets[0]
         gave: list[tuple[Any, frozenset[str]]] = []
-        with self._transfers_watched():
+        task = self._task
+        with Transfers(task.stopwatch, lambda line: self._found(transfers=line)):
             for n in range(len(runner.trials)):
                 randomness[n].restore()
+                compiled, began = _compiled(task.needed), task.stopwatch.clock()
                 with nullcontext() if prints and not n else self.quiet:
                     value = runner.first(n)
                 # A GPU's model decides which numbers its generator gives.
                 drawn = frozenset(
-                    torch.cuda.get_device_name(name) if name.startswith("cuda") else name
-                    for name in self._task.randomness.drawn()
+                    torch_here().cuda.get_device_name(name) if name.startswith("cuda") else name
+                    for name in task.randomness.drawn()
                 )
-                self._task.stopwatch.wait()
+                task.stopwatch.wait()
+                self._first_seconds = max(self._first_seconds, task.stopwatch.clock() - began)
+                if compiled is not None:
+                    took = (_compiled(task.needed) or 0.0) - compiled
+                    self._found(compiled=(self._timing.compiled or 0.0) + took)
                 gave.append((value, drawn))
         if len(self._task.targets) * len(runner.trials) == 1:
             return  # there is nothing to compare it with
         for trial, (value, drawn) in zip(runner.trials, gave, strict=True):
-            numbers = outcome(trial.copies.globals, self._task.program.assigned, value)
+            beside = Beside(CPU, self._task.needed.others)
+            space, assigned = trial.copies.globals, self._task.program.assigned
+            numbers = outcome(space, assigned, value, beside=beside)
             self._task.agreeing.add(self._target.where, self._values, numbers, drawn)
-
-    @contextmanager
-    def _transfers_watched(self) -> Iterator[None]:
-        # A ledger that cannot be kept is no reason not to measure.
-        watched: watch | None = None
-        if self._task.stopwatch.devices.started():
-            with faults.kept(_WATCHING):
-                watched = watch(warn=False).start()
-        try:
-            yield
-        finally:
-            if watched is not None:
-                with faults.kept(_WATCHING):
-                    watched.stop()
-                    self._found(transfers=view.line(watched.ledger) or "")
 
     def _repeat(self, runner: Runner, growth: Growth) -> None:
         task, clock = self._task, self._task.stopwatch.clock
@@ -207,13 +216,12 @@ class Measuring:
                 finally:
                     self._found(alone=alone.seconds)
 
-    def _measure_memory(self, meter: MemoryMeter) -> None:
-        # What the kernel held before is none of the code's doing.
-        found = {m.device: m.peak - m.before for m in meter.stop().values()}
-        for device in map(str, self._target.parts):
-            if device.startswith("cuda") and torch.cuda.is_initialized():
-                found.setdefault(device, 0)
-        self._found(peak=dict(sorted(found.items())))
+
+def _compiled(needed: Needed) -> float | None:
+    """How long the frameworks beside torch have compiled; None where none tells."""
+    known = [framework.compile_seconds() for framework in needed.others]
+    told = [seconds for seconds in known if seconds is not None]
+    return sum(told) if told else None
 
 
 @contextmanager
@@ -226,10 +234,10 @@ def _closing(stack: ExitStack) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was short: that of a GPU, by torch's own class, or the host's."""
-    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    # The host's allocator raises a plain RuntimeError.
-    return known or "DefaultCPUAllocator" in str(error)
+    """Whether memory was short: that of a GPU, by the framework's own class, or the host's."""
+    known = isinstance(error, MemoryError) or comes_from(type(error), *_OUT_OF_MEMORY)
+    # The host's allocator, and JAX, raise a plain RuntimeError.
+    return known or any(words in str(error) for words in _SAYING)
 
 
 def _line_of(error: BaseException, filename: str, before: str) -> str:

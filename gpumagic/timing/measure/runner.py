@@ -32,7 +32,7 @@ class Runner:
         self.failed: str | None = None  # the device whose exception was raised
         # One device needs no thread: in this one it can be interrupted at any step of Python.
         alone = len(trials) == 1
-        self._workers = [] if alone else [Worker(str(trial.device)) for trial in trials]
+        self._workers = [] if alone else [Worker(trial.where) for trial in trials]
 
     def set_up(self, n: int) -> None:
         """Place the n-th thread on its device and run the set-up there."""
@@ -78,21 +78,20 @@ class Runner:
 
     def _run(self, n: int, number: int, barrier: threading.Barrier) -> _Times:
         trial, devices, clock = self.trials[n], self._stopwatch.devices, self._stopwatch.clock
-        others = [other.device for other in self.trials if other is not trial]
+        elsewhere = [other.device for other in self.trials if other is not trial]
         runs = repeat(None, number)
-        start = devices.record(trial.device)
+        start = self._stopwatch.record(trial.device)
         barrier.wait()
         began = clock()
         trial.loop(runs)
         went_on = clock()
-        end = devices.record(trial.device)
+        end = self._stopwatch.record(trial.device)
         # Its own, and what the code used besides.
-        for device in devices.started():
-            if device not in others:
-                devices.wait(device)
+        self._stopwatch.wait_for(d for d in devices.started() if d not in elsewhere)
         done = clock()
-        known = start is not None and end is not None
-        return began, went_on, done, devices.elapsed(trial.device, start, end) if known else None
+        if trial.device is None or start is None or end is None:
+            return began, went_on, done, None
+        return began, went_on, done, devices.elapsed(trial.device, start, end)
 
     def _all(self, jobs: Mapping[int, _Job], barrier: threading.Barrier | None = None) -> list[Any]:
         """Wait for each job on its thread; an interrupt here interrupts them, and waits again."""
@@ -118,6 +117,6 @@ class Runner:
         # What merely waited for another in vain comes last.
         failed.sort(key=lambda item: isinstance(item[1], threading.BrokenBarrierError))
         for n, error in failed:
-            self.failed = str(self.trials[n].device)
+            self.failed = self.trials[n].where
             raise error
         return [future.result() for future in given.values()]

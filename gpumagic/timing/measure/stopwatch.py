@@ -2,8 +2,10 @@
 
 A device works on after the call that gave it the work has returned. So every device that torch has
 started in this process is waited for before a block and after it, with all its streams, whichever
-is the current one.
+is the current one; and so is each other framework that the code needs.
 """
+
+from __future__ import annotations
 
 import gc
 import time
@@ -11,12 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from gpumagic import nvml
 from gpumagic.device import Device
+from gpumagic.frameworks.framework import Framework
+from gpumagic.usercode.torch_classes import torch_here
+
+if TYPE_CHECKING:
+    import torch
 
 LEAST_S = 1.0
 """A stretch shorter than this has no energy: the counter follows a power reading that is renewed
@@ -29,6 +34,9 @@ class TorchDevices:
 
     def started(self) -> Sequence[torch.device]:
         """The GPUs that have a context: to wait for another would make one, of 0.5 GiB."""
+        torch = torch_here()
+        if torch is None:
+            return []
         if torch.cuda.is_initialized():
             # torch's own test for it; a CPU build with virtual GPUs has none, and all are there.
             has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
@@ -43,12 +51,13 @@ class TorchDevices:
     def wait(self, device: torch.device) -> None:
         """Return when it has done all that it was given, in all its streams."""
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch_here().cuda.synchronize(device)
         elif device.type == "mps":
-            torch.mps.synchronize()
+            torch_here().mps.synchronize()
 
     def record(self, device: torch.device) -> Any:
         """An event after what its current stream was given so far; None where it has no events."""
+        torch = torch_here()
         if device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(device))
@@ -78,17 +87,31 @@ class Stopwatch:
     """Times blocks of runs, by a clock of seconds that only grow."""
 
     def __init__(
-        self, devices: TorchDevices | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        devices: TorchDevices | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        others: Sequence[Framework] = (),  # that are waited for beside torch
     ) -> None:
         self.devices = devices or TorchDevices()
         self.clock = clock
+        self.others = others
 
     def wait(self) -> Sequence[torch.device]:
-        """Wait for every device that was started, and say which these are."""
+        """Wait for every device that was started, and say which of torch's these are."""
         started = self.devices.started()
-        for device in started:
-            self.devices.wait(device)
+        self.wait_for(started)
         return started
+
+    def wait_for(self, devices: Iterable[torch.device]) -> None:
+        """Wait for these of torch's, and for the frameworks beside it."""
+        for device in devices:
+            self.devices.wait(device)
+        for framework in self.others:
+            framework.wait()
+
+    def record(self, device: torch.device | None) -> Any:
+        """An event of a GPU's, which counts where torch alone gives it work."""
+        return None if device is None or self.others else self.devices.record(device)
 
     @contextmanager
     def undisturbed(self) -> Iterator[Sequence[torch.device]]:
@@ -105,21 +128,20 @@ class Stopwatch:
         self,
         run: Callable[[Iterable[None]], object],
         number: int,
-        on: Iterable[torch.device] = (),
+        on: Iterable[torch.device | None] = (),
     ) -> Lap:
         """Have `run` run `number` times; of the GPUs `on` their own time is wanted too."""
         clock, devices = self.clock, self.devices
-        timed = [device for device in on if device.type != "cpu"]
+        timed = [device for device in on if device is not None and device.type != "cpu"]
         runs = repeat(None, number)
         with self.undisturbed() as started:
-            starts = [devices.record(device) for device in timed]
+            starts = [self.record(device) for device in timed]
             began = clock()
             run(runs)
             went_on = ended = clock()
-            ends = [devices.record(device) for device in timed]
-            if started:
-                for device in started:
-                    devices.wait(device)
+            ends = [self.record(device) for device in timed]
+            if started or self.others:
+                self.wait_for(started)
                 ended = clock()
             # What the code itself started was not to be seen before.
             late = [device for device in devices.started() if device not in started]

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.testing._comparison import default_tolerances
-
 from gpumagic import faults
+from gpumagic.device import CPU, here
 from gpumagic.display.units import size
+from gpumagic.frameworks.beside import Beside
+from gpumagic.timing.result import numbers as arrays
 from gpumagic.timing.result.timing import Agreement
+from gpumagic.usercode.torch_classes import comes_from, is_tensor, torch_here
 
 # TF32 keeps 10 bits of a float32's 23 (NVIDIA, "TensorFloat-32 in the A100 GPU").
 _TF32 = 2.0**-10
@@ -27,9 +27,6 @@ _TF32 = 2.0**-10
 _KEPT = 2**30
 _DEEPEST = 20
 _NUMBERS = (bool, int, float, complex)
-# Numbers that are compared at a time.
-_PART = 2**22
-_WIDE = {float: torch.float64, complex: torch.complex128}
 _RANDOM = "the cell draws random numbers, which differ by device"
 _IN_PLACE = "each device goes on from what the one before has left, in place"
 
@@ -120,62 +117,46 @@ def _judge(fine: Agreement, differences: list[_Difference], drawn: bool) -> Agre
 def _compare(
     name: str, one: Any, other: Any, loose: bool, where: str, reference: str
 ) -> _Difference:
-    if not isinstance(one, Tensor) and not isinstance(other, Tensor):
+    if isinstance(one, _NUMBERS) and isinstance(other, _NUMBERS):
         if not {type(one), type(other)} & {float, complex}:
             apart = float(min(abs(one - other), 2**1000))
             return _Difference(name, math.inf if apart else 0.0, f"{name} differs", apart)
-        wide: Any = complex if complex in (type(one), type(other)) else float
-        a, b = (torch.tensor(wide(x), dtype=_WIDE[wide]) for x in (one, other))
-        return _within(name, a, b, torch.float32, loose)
-    a, b = (x if isinstance(x, Tensor) else torch.tensor(x) for x in (one, other))
+        return _within(name, arrays.numbers_apart(one, other), arrays.FLOAT32, loose)
+    a, b = arrays.alike(one, other)
     for word, left, right in (
         ("shape", tuple(a.shape), tuple(b.shape)),
-        ("dtype", a.dtype, b.dtype),
+        ("dtype", arrays.dtype_of(a), arrays.dtype_of(b)),
     ):
         if left != right:
             said = f"{name} has {word} {right} on {where}, {left} on {reference}"
-            return _Difference(name, math.inf, said.replace("torch.", ""))
-    if a.is_floating_point() or a.is_complex():
-        return _within(name, a, b, a.dtype, loose)
-    same = torch.equal(a, b)
-    apart = 0.0 if same else _apart(a, b)[0]
+            return _Difference(name, math.inf, said)
+    if (allowed := arrays.tolerance(a)) is not None:
+        loose = loose and arrays.dtype_of(a) in ("float32", "complex64")
+        return _within(name, arrays.apart(a, b), allowed, loose)
+    same = arrays.same(a, b)
+    apart = 0.0 if same else arrays.apart(a, b)[0]
     return _Difference(name, 0.0 if same else math.inf, f"{name} differs", apart)
 
 
-def _within(name: str, a: Tensor, b: Tensor, dtype: torch.dtype, loose: bool) -> _Difference:
-    """How far floats are apart, by what is allowed for `dtype`."""
-    rtol, atol = default_tolerances(dtype)
-    # torch.testing has none of its own for 8 bits.
-    rtol, atol = max(rtol, torch.finfo(dtype).eps), max(atol, torch.finfo(dtype).tiny)
-    if loose and dtype in (torch.float32, torch.complex64):
+def _within(
+    name: str, found: tuple[float, float], allowed: tuple[float, float], loose: bool
+) -> _Difference:
+    """How far floats are apart, by what is `allowed`; TF32's precision where that is `loose`."""
+    (apart, most), (rtol, atol) = found, allowed
+    if loose:
         rtol = max(rtol, _TF32)
-    apart, most = _apart(a, b)
     if math.isnan(apart):
         return _Difference(name, math.inf, f"{name} is infinite or NaN in other places")
     return _Difference(name, apart / (atol + rtol * most), f"{name} differs by {apart:.2g}", apart)
 
 
-def _apart(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """The largest difference of finite numbers, NaN if others differ, and the largest of `a`."""
-    apart = most = 0.0
-    wide = _WIDE[complex if a.is_complex() else float]
-    # In parts: wide copies of all of it could be eight times its memory.
-    for x, y in zip(a.reshape(-1).split(_PART), b.reshape(-1).split(_PART), strict=True):
-        if not x.numel():
-            continue
-        x, y = x.to(wide), y.to(wide)
-        usual = torch.isfinite(x) & torch.isfinite(y)
-        if not torch.allclose(x[~usual], y[~usual], equal_nan=True):
-            return math.nan, most
-        # Zeros make no difference to either.
-        x, y = x.where(usual, 0.0), y.where(usual, 0.0)
-        here = (x - y).abs().max().item()
-        apart, most = max(apart, here), max(most, x.abs().max().item())
-    return apart, most
-
-
 def _uses_tf32(where: str) -> bool:
-    if "cuda" not in where or not torch.cuda.is_initialized():
+    if "cuda" not in where:
+        return False
+    torch = torch_here()
+    if torch is None:  # JAX and TensorFlow do unless they are told otherwise
+        return not any(device.virtual for device in here(memory=False))
+    if not torch.cuda.is_initialized():
         return False
     try:
         tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
@@ -192,22 +173,28 @@ class Skipped:
 
 
 def outcome(
-    globals: dict[str, Any], assigned: Iterable[str], value: Any, most: int = _KEPT
+    globals: dict[str, Any],
+    assigned: Iterable[str],
+    value: Any,
+    most: int = _KEPT,
+    beside: Beside | None = None,
 ) -> dict[str, Any]:
-    """Numbers and tensors on the CPU, `most` bytes in all, by the names that a person writes."""
+    """Numbers and tensors on the CPU, `most` bytes in all, by the names that a person writes.
+
+    Arrays of the frameworks `beside` torch are NumPy's there.
+    """
     found: dict[str, Any] = {}
     room = most
     values = {name: globals[name] for name in assigned if name in globals}
     seen: dict[int, Any] = {}
     for first, each in [*values.items(), ("Out", value)]:
-        for name, item in _leaves(first, each, seen):
-            if not isinstance(item, Tensor):
+        for name, item in _leaves(first, each, seen, beside):
+            if isinstance(item, _NUMBERS):
                 found[name] = item
                 continue
             try:
-                # Of a sparse one what it takes when it is no longer sparse.
-                nbytes = item.numel() * item.element_size()
-                found[name] = _on_host(item) if nbytes <= room else Skipped(nbytes)
+                nbytes = _nbytes(item, beside)
+                found[name] = _on_host(item, beside) if nbytes <= room else Skipped(nbytes)
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
                 continue  # it has no numbers to show, as a tensor on the meta device
             room -= 0 if nbytes > room else nbytes
@@ -215,7 +202,7 @@ def outcome(
 
 
 def _leaves(
-    name: str, value: Any, seen: dict[int, Any], depth: int = 0
+    name: str, value: Any, seen: dict[int, Any], beside: Beside | None, depth: int = 0
 ) -> Iterator[tuple[str, Any]]:
     kind = type(value)
     if kind in _NUMBERS:
@@ -225,35 +212,51 @@ def _leaves(
         return
     seen[id(value)] = value
     numpy: Any = sys.modules.get("numpy")
-    if issubclass(kind, Tensor):
+    if is_tensor(value) or (beside is not None and beside.of(value) is not None):
         yield name, value
     elif numpy is not None and issubclass(kind, (numpy.generic, numpy.ndarray)):
         if value.dtype.kind in "biufc":
             one = issubclass(kind, numpy.generic)
-            yield name, value.item() if one else torch.from_numpy(numpy.array(value))
+            yield name, value.item() if one else value
     else:
         try:
-            parts = [(f"{name}{step}", item) for step, item in _parts(value, kind)]
+            parts = [(f"{name}{step}", item) for step, item in _parts(value, kind, beside)]
         except Exception:  # noqa: BLE001  the user's own class, which is not to be shown
             return
         for path, item in parts:
-            yield from _leaves(path, item, seen, depth + 1)
+            yield from _leaves(path, item, seen, beside, depth + 1)
 
 
-def _parts(value: Any, kind: type) -> Iterable[tuple[str, Any]]:
+def _parts(value: Any, kind: type, beside: Beside | None) -> Iterable[tuple[str, Any]]:
     if issubclass(kind, (list, tuple)):
         names = getattr(kind, "_fields", None)
         return [(f".{names[n]}" if names else f"[{n}]", v) for n, v in enumerate(value)]
     if issubclass(kind, dict):
         return [(f"[{key!r}]", item) for key, item in value.items()]
-    if issubclass(kind, nn.Module):
+    if comes_from(kind, "torch.nn.Module"):
         return [(f".{key}", item) for key, item in value.state_dict(keep_vars=True).items()]
     if is_dataclass(kind):
         return [(f".{f.name}", getattr(value, f.name, None)) for f in fields(kind)]
-    return ()
+    split = None if beside is None else beside.parts(value)
+    return [] if split is None else [(f"[{n}]", item) for n, item in enumerate(split[0])]
 
 
-def _on_host(tensor: Tensor) -> Tensor:
+def _nbytes(item: Any, beside: Beside | None) -> int:
+    if is_tensor(item):
+        # Of a sparse one what it takes when it is no longer sparse.
+        return int(item.numel() * item.element_size())
+    framework = None if beside is None else beside.of(item)
+    return int(item.nbytes) if framework is None else framework.nbytes(item)
+
+
+def _on_host(item: Any, beside: Beside | None) -> Any:
+    if not is_tensor(item):
+        numpy: Any = sys.modules["numpy"]
+        framework = None if beside is None else beside.of(item)
+        # A copy's memory, which a computation may not be given any more.
+        return numpy.array(item if framework is None else framework.copy(item, CPU))
+    torch = torch_here()
+    tensor = item
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         plain = tensor.detach().to("cpu", copy=True)
         if plain.layout is not torch.strided:

@@ -92,6 +92,11 @@ def differences(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
         was, is_ = getattr(earlier.machine, attribute), getattr(now.machine, attribute)
         if was != is_:
             found.append(f"{name} {_or(was)} then, {_or(is_)} now")
+    versions = (earlier.machine.frameworks, now.machine.frameworks)
+    for name in dict.fromkeys((*versions[0], *versions[1])):
+        was, is_ = (each.get(name) for each in versions)
+        if was != is_:
+            found.append(f"{name} {_or(was)} then, {_or(is_)} now")
     then = {t.where: t for t in earlier.timings}
     for where, timing in {t.where: t for t in now.timings}.items():
         before = then.get(where, timing)

@@ -4,12 +4,13 @@ import os
 import platform
 import re
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from gpumagic import nvml
+from gpumagic.frameworks import known
+from gpumagic.usercode.torch_classes import torch_here
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -23,9 +24,11 @@ class Machine:
     cpu_count: int | None
     threads: int | None
     python: str
-    torch: str
+    torch: str | None = None
     cuda: str | None = None
     driver: str | None = None
+    # The versions of those beside torch: {"JAX": "0.10.2"}.
+    frameworks: Mapping[str, str] = field(default_factory=dict)
 
 
 def here(cpuinfo: Path = _CPUINFO) -> Machine:
@@ -37,15 +40,17 @@ def here(cpuinfo: Path = _CPUINFO) -> Machine:
     named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
     # ARM's kernels give none there, and `platform` the architecture at most.
     cpu = named[1] if named else platform.processor() or platform.machine()
-    cuda = torch.version.cuda
-    driver = nvml.door().system("nvmlSystemGetDriverVersion") if cuda else None
+    torch, frameworks = torch_here(), known.versions()
+    cuda = torch.version.cuda if torch else None
+    driver = nvml.door().system("nvmlSystemGetDriverVersion") if cuda or frameworks else None
     return Machine(
         host=socket.gethostname() or None,
         cpu=" ".join(cpu.split()) or None,
         cpu_count=os.cpu_count(),
-        threads=torch.get_num_threads(),
+        threads=torch.get_num_threads() if torch else None,
         python=platform.python_version(),
-        torch=torch.__version__,
+        torch=torch.__version__ if torch else None,
         cuda=cuda,
         driver=driver.decode() if isinstance(driver, bytes) else driver,
+        frameworks=frameworks,
     )

@@ -178,6 +178,7 @@ def _row(timing: Timing, items: float | None) -> dict[str, Any]:
         "runs_per_repeat": timing.number,
         "items_per_s": timing.rate(items),
         "energy_j": timing.energy,
+        "compile_s": timing.compiled,
         "peak_bytes": max(timing.peak.values(), default=None),
         "copied_bytes": timing.copied,
         "copy_s": timing.copy_seconds,

@@ -32,7 +32,9 @@ class Timing:
     virtual: bool = False  # its times are the CPU's
     copied: int = 0  # bytes of the inputs, copied there once before
     copy_seconds: float = 0.0  # what that took; in none of `seconds`
-    # The most bytes that torch's allocator held while it ran beyond those that it held when its
+    # Seconds of compiling in the first run, in none of `seconds`; None where nothing tells of it.
+    compiled: float | None = None
+    # The most bytes that the allocator held while it ran beyond those that it held when its
     # inputs were there, by device; no entry is not known.
     peak: Mapping[str, int] = field(default_factory=dict)
     # What one run copied between devices and waited for, as the ledger says it.

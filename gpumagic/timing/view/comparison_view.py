@@ -13,7 +13,7 @@ from gpumagic.display import svg, table
 from gpumagic.display.plot import SMALL
 from gpumagic.display.shown import block, folded, tag
 from gpumagic.display.table import Column, Fold
-from gpumagic.display.units import energy, fine, rate, size, times
+from gpumagic.display.units import duration, energy, fine, rate, size, times
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.result.timing import Timing
 from gpumagic.timing.view import figure, remarks, verdict
@@ -141,6 +141,7 @@ def legend(columns: Sequence[Column]) -> list[str]:
     heads = {column.head for column in columns}
     said = {
         "host": "host: until Python went on, the device still at work",
+        "compiled": "compiled: in the first run, in none of the times",
         "peak": "peak: memory that the code added; its inputs were there before",
         "change": "change: against the earlier run; same is within the spread of both",
     }
@@ -173,12 +174,19 @@ def _of_devices(comparison: Comparison) -> list[Column]:
         number("change", [_change(comparison, t) for t in timings], css="gm-this"),
         number("host", [_host(t) for t in timings]),
         number("throughput", [_throughput(comparison, t) for t in timings]),
+        number("compiled", _compiled(timings)),
         number("energy", _if_any([t.energy for t in timings], energy)),
         number("peak", _if_any(peaks, size)),
         Column("numbers", numbers, css=wrong),
     ]
     # A speed-up is of two.
     return [c for c in columns if sum(map(bool, c.cells)) >= (2 if c.head == "speed-up" else 1)]
+
+
+def _compiled(timings: Sequence[Timing]) -> list[str]:
+    """How long the first run compiled, where any did."""
+    found = [t.compiled for t in timings]
+    return [duration(seconds) for seconds in found] if any(found) else []
 
 
 def _if_any(values: Sequence[Any], words: Callable[[Any], str]) -> list[str]:

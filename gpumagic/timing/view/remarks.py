@@ -87,7 +87,8 @@ def differences(comparison: Comparison) -> list[str]:
 
 def measured(comparison: Comparison) -> list[str]:
     """How it was measured, a line each: inputs, transfers inside, what the user should know."""
-    said = [*_repeats(comparison), *_copies(comparison), *inside(comparison)]
+    said = [*_repeats(comparison), *_copies(comparison), *_compiled(comparison)]
+    said += inside(comparison)
     if comparison.sweep:
         compared = [(where, numbers(comparison, where)) for where in comparison.devices]
         told = [f"{where} {words}" for where, words in compared if words not in _TOLD_ELSEWHERE]
@@ -117,6 +118,14 @@ def _copies(comparison: Comparison) -> Iterator[str]:
         yield f"inputs copied before {each}, in none of the times: {up_to}{', '.join(found)}"
 
 
+def _compiled(comparison: Comparison) -> Iterator[str]:
+    """How long each device's first runs of a sweep compiled; without one the table has it."""
+    longest = {w: max(t.compiled or 0.0 for t in comparison.of(w)) for w in comparison.devices}
+    found = [f"{where} in {duration(seconds)}" for where, seconds in longest.items() if seconds]
+    if found and comparison.sweep:
+        yield f"compiled at each value, in none of the times: up to {', '.join(found)}"
+
+
 def inside(comparison: Comparison) -> Iterator[str]:
     """The copies between devices and the waits within one run of each."""
     # In a sweep they differ in bytes from value to value: the last says it.
@@ -137,7 +146,8 @@ def machine(comparison: Comparison) -> str:
     parts = [
         *(f"{both(wheres)}: {name}" for name, wheres in named.items()),
         f"{it.cpu or NOT_KNOWN}{cpus}",
-        f"torch {it.torch}",
+        f"torch {it.torch}" if it.torch else "",
+        *(f"{name} {version}" for name, version in it.frameworks.items()),
         f"CUDA {it.cuda}" if it.cuda else "",
         f"driver {it.driver}" if it.driver else "",
         f"Python {it.python}",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from gpumagic.display.units import fine, times
+from gpumagic.display.units import duration, fine, times
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.result.lookup import Crossover
 from gpumagic.usercode.sweep import label
@@ -81,7 +81,8 @@ def one_line(comparison: Comparison) -> str:
     spread = f"IQR {percent(timing.iqr)}, " if timing.iqr is not None else ""
     count, number = len(timing.seconds), timing.number
     repeats = f"{count:,} repeat{'s' * (count > 1)} of {number:,} run{'s' * (number > 1)}"
-    return f"{name} takes {fine(timing.median)} ({spread}{repeats})"
+    compiled = f", compiled in {duration(timing.compiled)}" if timing.compiled else ""
+    return f"{name} takes {fine(timing.median)} ({spread}{repeats}){compiled}"
 
 
 def _order(comparison: Comparison, real: Sequence[str]) -> list[str]:
