@@ -22,6 +22,7 @@ else:
 SERVED = "http.md"
 RUN = [page for page in pages.PAGES if page.name != SERVED]
 LINKED = [*pages.PAGES, pages.ROOT / "CONTRIBUTING.md", pages.ROOT / "CHANGELOG.md"]
+RUN_BY_CI = [*(pages.ROOT / ".github" / "workflows").glob("*.yml"), pages.ROOT / ".ci" / "run"]
 HTML_LINK = re.compile(r'(?:src|srcset|href)="([^"]+)"')
 # What a shell block may call, beside what is checked below.
 TOOLS = {"docker", "curl", ".venv/bin/pytest"}
@@ -66,9 +67,25 @@ def extras():
     return set(project["optional-dependencies"])
 
 
+def made():
+    """The targets of the Makefile."""
+    return set(re.findall(r"^([\w-]+):", (pages.ROOT / "Makefile").read_text(), re.M))
+
+
+@pytest.mark.parametrize("file", RUN_BY_CI, ids=lambda file: file.name)
+def test_ci_makes_targets_that_there_are(file):
+    text = file.read_text()
+    lines = re.findall(r"^(?: *- run: )?make (.*)$", text, re.M)
+    words = [word for line in lines for word in line.split() if re.fullmatch(r"\w[\w-]*", word)]
+    named = {*words, *re.findall(r"\btarget: ([\w-]+)", text)}
+    assert lines
+    assert named
+    assert named <= made()
+
+
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
 def test_a_shell_block_names_what_there_is(page):
-    targets = set(re.findall(r"^([\w-]+):", (pages.ROOT / "Makefile").read_text(), re.M))
+    targets = made()
     assert set(re.findall(r"`make ([\w-]+)", page.read_text())) <= targets
     for block in pages.blocks(page):
         for line in block.code.splitlines() if block.language == "bash" else ():

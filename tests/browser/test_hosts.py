@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import jupyterlab
+import importlib.metadata
+
 import pytest
 from lab import Gateway, Lab
 from playwright.sync_api import expect
@@ -15,7 +16,7 @@ STATUS = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.st
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        tuple(map(int, jupyterlab.__version__.split(".")[:2])) < (4, 5),
+        tuple(map(int, importlib.metadata.version("jupyterlab").split(".")[:2])) < (4, 5),
         reason="before 4.5 JupyterLab takes any answer of a kernel for the end of its cell",
     ),
 ]

@@ -3,12 +3,17 @@
 import pytest
 from comparisons import SIZES, comparison, cubes, timing, two
 
-pyplot = pytest.importorskip("matplotlib.pyplot")
+
+@pytest.fixture
+def pyplot():
+    """Imported here: it takes each process that collects the tests a second."""
+    made = pytest.importorskip("matplotlib.pyplot")
+    made.switch_backend("agg")
+    return made
 
 
 @pytest.fixture
-def ax(monkeypatch):
-    pyplot.switch_backend("agg")
+def ax(pyplot):
     figure, ax = pyplot.subplots()
     yield ax
     pyplot.close(figure)
@@ -47,8 +52,7 @@ def test_words_and_two_variables_and_nothing_can_be_drawn(ax):
     comparison(*words, sweep={"how": ("mean", "sum")}).plot(ax)
 
 
-def test_it_makes_a_figure_of_its_own():
-    pyplot.switch_backend("agg")
+def test_it_makes_a_figure_of_its_own(pyplot):
     made = two().plot()
     assert len(made.patches) == 2
     pyplot.close(made.figure)
