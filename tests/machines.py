@@ -56,7 +56,7 @@ def card(
     vendor, model = ids
     write(device, {"vendor": vendor, "device": model, "class": "0x030000", **files})
     write(device / f"drm/card{number}", {"dev": f"226:{number}"})
-    link(device / f"drm/card{number}/device", device)
+    (device / f"drm/card{number}/device").symlink_to(f"../../../{address}")
     link(device / "driver", root / "sys/bus/pci/drivers" / driver)
     link(root / f"sys/class/drm/card{number}", device / f"drm/card{number}")
     # A connector of the same card has no device of its own.

@@ -6,17 +6,22 @@ numbers and UUIDs are not mixed, the list ends at its first invalid entry, and a
 leaves none.
 """
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from gpumagic import drm, nvml
+from gpumagic import nvml
 from gpumagic.device.build_of_torch import torch_build
 from gpumagic.device.vendor_order import hip_order, xpu_order
+
+if TYPE_CHECKING:
+    from gpumagic.drm import GraphicsCard
 
 Kind = Literal["cpu", "cuda", "xpu", "mps"]
 
@@ -110,6 +115,8 @@ def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
 
 def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
     """The GPUs that ROCm's torch calls ``cuda``, by ordinal, with how much of each is free."""
+    from gpumagic import drm  # not where nobody asks
+
     cards = {card.address: (n, card) for n, card in enumerate(drm.graphics_cards(root, "amd"))}
     nodes = [cards[node.address] for node in drm.kfd_nodes(root) if node.address in cards]
     shown = hip_order([(card.uuid, (n, card)) for n, card in nodes], env)
@@ -118,6 +125,8 @@ def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
 
 def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
     """The GPUs that torch calls ``xpu``, by ordinal: those of cards, or else the processor's."""
+    from gpumagic import drm
+
     known = list(enumerate(drm.graphics_cards(root, "intel")))
     cards = [(n, card) for n, card in known if not card.integrated] or known
     shown = xpu_order([(card.uuid, (n, card)) for n, card in cards], env)
@@ -129,7 +138,7 @@ def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
     ]
 
 
-def _of_card(kind: Kind, ordinal: int, index: int, card: drm.GraphicsCard) -> Device:
+def _of_card(kind: Kind, ordinal: int, index: int, card: GraphicsCard) -> Device:
     total, used = card.memory("total"), card.memory("used")
     free = None if total is None or used is None else total - used
     return Device(kind, ordinal, card.uuid, index, card.name, total, free)

@@ -7,9 +7,9 @@ this machine: the start of its boot id makes it one that no other machine has.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from gpumagic.drm.folder import Folder
@@ -39,7 +39,7 @@ class GraphicsCard:
         """Its files as a PCI device."""
         return Folder(self.path / "device")
 
-    @property
+    @cached_property
     def pools(self) -> tuple[str, ...]:
         """Which memory of amdgpu's is this card's: an APU's own is a few hundred megabytes, and
         ROCm uses the host's through the GTT. Only APUs have a northbridge, and its voltage."""
@@ -77,7 +77,7 @@ def graphics_cards(
     drm = Folder(root / "sys/class/drm")
     found = []
     for name in filter(_CARD.fullmatch, drm.names()):
-        address = os.path.basename(os.path.realpath(os.path.join(drm.path, name, "device")))
+        address = (drm / name).link("device") or ""
         card = known.get((name, address)) or _card(root, name, address)
         if card is not None:
             known[name, address] = card

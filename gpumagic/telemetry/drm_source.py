@@ -67,11 +67,11 @@ class DrmSource:
 
     def gpus(self, host: Host, patience: float = 0.0) -> list[GpuSample]:
         """All GPUs, also lost ones; `patience`: how many times its interval a reading may be."""
-        self._cards = self._listed()
+        self._cards = self._kept.get("cards", _SLOW_S, patience, self._listed)
         if not self._cards and not self._seen:
             return []
         there = {card.uuid for card in self._cards}
-        self._kept.keep_only(lambda key: key == "processes" or key in there)
+        self._kept.keep_only(lambda key: key in (*there, "cards", "processes"))
         self._closed = []
         samples = [self._sample(n, card, host, patience) for n, card in enumerate(self._cards)]
         gone = [_lost(gpu) for uuid, gpu in self._seen.items() if uuid not in there]
