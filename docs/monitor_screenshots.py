@@ -7,13 +7,16 @@ the tests have, and in the widget's notebook by virtual ones.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
-from played_machines import many, training, workstation
+from played_machines import instincts, many, training, workstation
 from playwright.sync_api import Browser, Page
 from studio import (
     Gateway,
@@ -246,6 +249,38 @@ def hosts(browser: Browser) -> None:
         in_both_themes(view.page, "hosts", the_panel(view, 640))
 
 
+def amd(browser: Browser) -> None:
+    """A server with eight of AMD's, whose files lie below a folder."""
+    with tempfile.TemporaryDirectory() as name, somebody_else() as other:
+        root = Path(name)
+        play_amd = instincts(root)
+        with (
+            patch.dict(os.environ, GPUMAGIC_SOURCES=f"amd:{root}"),
+            laboratory(None, host="ml-amd-02") as lab,
+            opened(lab, browser, 1100, 940, "pictures-amd") as view,
+        ):
+            for notebook, cells in (("train", TRAIN), ("explore", EXPLORE)):
+                lab.write(f"{notebook}.ipynb", cells)
+            view.open_panel()
+            view.set(period=0.25, history=0.5, memoryAlert=False)
+            view.page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
+            for notebook in ("explore", "train"):
+                view.open_notebook(f"{notebook}.ipynb")
+                view.page.evaluate(
+                    "void window.jupyterapp.commands.execute('notebook:run-all-cells')"
+                )
+            pids = {notebook: pid_of(lab, f"{notebook}.ipynb") for notebook in ("train", "explore")}
+            begin = time.monotonic()
+            while (now := time.monotonic() - begin) < 25:
+                play_amd(now, pids | {"other": other})
+                view.page.wait_for_timeout(200)
+            to_width(view, 360)
+            view.panel.locator(".line > .head .open").first.click()
+            view.panel.get_by_text("all readings").click()
+            view.page.wait_for_timeout(1500)
+            in_both_themes(view.page, "amd", the_panel(view, 728))
+
+
 def holdings(browser: Browser) -> None:
     """What of a notebook holds its GPU, one press away from the card."""
     with (
@@ -294,5 +329,5 @@ def widget(browser: Browser) -> None:
 
 
 if __name__ == "__main__":
-    scenes = (sidebar, counts, narrow, page, notebooks, hosts, holdings, doctor, widget)
+    scenes = (sidebar, counts, narrow, page, notebooks, hosts, amd, holdings, doctor, widget)
     run({scene.__name__: scene for scene in scenes})

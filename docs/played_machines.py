@@ -1,7 +1,12 @@
 """Play machines for the pictures: what their GPUs read, second by second."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from machines import kfd_process, mi300x, write
 
 GIB = 2**30
 CARD = "NVIDIA H100 80GB HBM3"
@@ -114,3 +119,37 @@ def many(count: int, pids: Mapping[str, int]) -> Callable[[float], dict[str, obj
         return found
 
     return machine
+
+
+def instincts(root: Path) -> Callable[[float, Mapping[str, int]], None]:
+    """Eight MI300X, whose files lie below a folder: what they tell after so many seconds."""
+    devices = mi300x(root)
+
+    def play(now: float, pids: Mapping[str, int]) -> None:
+        for n, device in enumerate(devices):
+            busy = 0 if n == 5 else max(0, min(100, 62 + 7 * n % 30 + 24 * math.sin(now / 2 + n)))
+            used = 0.3 if n == 5 else 150 - 17 * n + (min(now, 20) if n == 1 else 0)
+            held = {"train": used - 2} if n < 2 else {"explore": 20.0, "other": used - 24}
+            sensors = next(device.glob("hwmon/*"))
+            write(
+                device,
+                {
+                    "gpu_busy_percent": int(busy),
+                    "mem_busy_percent": int(busy * 0.6),
+                    "mem_info_vram_used": int(used * GIB),
+                },
+            )
+            write(
+                sensors,
+                {
+                    "temp2_input": 1000 * int(36 + 0.4 * busy),
+                    "power1_input": 1_000_000 * int(140 + 5.6 * busy),
+                    "freq1_input": 1_000_000 * int(132 + 19 * busy),
+                },
+            )
+            for name, size in held.items() if n != 5 else ():
+                # Its node in ROCm's list is counted from the other end.
+                node = 1000 + len(devices) - 1 - n
+                kfd_process(root, pids[name], {node: int(size * GIB)})
+
+    return play

@@ -22,6 +22,12 @@ PCI_IDS = """\
 \t4680  AlderLake-S GT1 [UHD Graphics 770]
 \te20b  Battlemage G21 [Arc B580]
 """
+AMDGPU_IDS = """\
+# List of AMDGPU IDs
+1.0.0
+744C,\tC8,\tAMD Radeon RX 7900 XTX
+744C,\tCC,\tAMD Radeon RX 7900 XT
+"""
 
 
 def write(folder: Path, files: Mapping[str, object]) -> None:
@@ -29,7 +35,10 @@ def write(folder: Path, files: Mapping[str, object]) -> None:
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
+        # Whoever reads meanwhile finds all of it.
+        whole = path.with_name(f"{path.name}.new")
+        whole.write_text(f"{text}\n")
+        whole.replace(path)
 
 
 def link(path: Path, to: Path) -> None:
@@ -40,6 +49,7 @@ def link(path: Path, to: Path) -> None:
 def machine(root: Path) -> Path:
     """What every machine has."""
     write(root, {"proc/sys/kernel/random/boot_id": BOOT, "usr/share/misc/pci.ids": PCI_IDS})
+    write(root, {"usr/share/libdrm/amdgpu.ids": AMDGPU_IDS})
     return root
 
 
@@ -132,7 +142,8 @@ def radeon_and_apu(root: Path) -> tuple[Path, Path]:
         "freq1_input": 2_365_000_000, "freq2_input": 1_249_000_000,
     }  # fmt: skip
     big = {
-        "gpu_busy_percent": 97, "mem_busy_percent": 41, "unique_id": "35a4f1c2d8e97b60",
+        "revision": "0xc8", "unique_id": "35a4f1c2d8e97b60",
+        "gpu_busy_percent": 97, "mem_busy_percent": 41,
         "mem_info_vram_total": 24 * GIB, "mem_info_vram_used": 9 * GIB,
         "mem_info_gtt_total": 16 * GIB, "mem_info_gtt_used": GIB,
         "pp_dpm_sclk": "0: 500Mhz\n1: 2365Mhz *\n2: 2526Mhz", "power/runtime_status": "active",

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gpumagic.drm.folder import Folder
-from gpumagic.drm.pci_names import pci_name
+from gpumagic.drm.pci_names import amd_name, pci_name
 
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 _CALLED = {"amd": "AMD", "intel": "Intel"}
@@ -114,7 +114,9 @@ def _name(root: Path, files: Folder, vendor: str) -> str | None:
     number = (files.text("device") or "").removeprefix("0x")
     if not model and re.fullmatch(r"[0-9a-f]{4}", number):
         code = next(code for code, name in VENDORS.items() if name == vendor)
-        model = pci_name(root, code.removeprefix("0x"), number) or f"GPU {number}"
+        revision = (files.text("revision") or "").removeprefix("0x")
+        model = amd_name(root, number, revision) if vendor == "amd" else None
+        model = model or pci_name(root, code.removeprefix("0x"), number) or f"GPU {number}"
     if not model:
         return None
     called = _CALLED.get(vendor, "")

@@ -1,8 +1,9 @@
-"""Look up the name of a model in the list of PCI ids that systems bring along."""
+"""Look up the name of a model in the lists that systems bring along: libdrm's, and of PCI ids."""
 
 from functools import lru_cache
 from pathlib import Path
 
+_AMDS = "usr/share/libdrm/amdgpu.ids"
 _LISTS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids", "usr/share/pci.ids")
 
 
@@ -24,4 +25,18 @@ def pci_name(root: Path, vendor: str, device: str) -> str | None:
                         return model.rpartition("[")[2].rstrip("]") or model
         except OSError:
             continue
+    return None
+
+
+@lru_cache(64)
+def amd_name(root: Path, device: str, revision: str) -> str | None:
+    """``"AMD Radeon RX 7900 XTX"`` of ``"744c"`` and ``"c8"``, which of several that are alike."""
+    try:
+        with (root / _AMDS).open(errors="replace") as lines:
+            for line in lines:
+                words = [word.strip() for word in line.split(",", 2)]
+                if len(words) == 3 and [w.lower() for w in words[:2]] == [device, revision]:
+                    return words[2] or None
+    except OSError:
+        pass
     return None

@@ -109,7 +109,8 @@ class LinuxChecks:
             cure = f"start the container with --group-add {group}" if self._container else cure
             found = f"this user may not open /{closed[0]}, which is the group {group}'s"
             return Check(name, False, found, cure)
-        return Check(name, True, ", ".join(f"/{node}" for node in there[:8]))
+        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        return Check(name, True, f"/{there[0]}{more}")
 
     def _rocm(self) -> Check:
         version = drm.Folder(self._root).text("opt/rocm/.info/version")

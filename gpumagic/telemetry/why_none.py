@@ -45,7 +45,7 @@ def _none_visible(vendors: set[str | None]) -> Problem:
     build = torch_build()
     wanted = [name for vendor, name in _BUILDS.items() if vendor in vendors]
     if wanted and "nvidia" not in vendors and build.hip is None and build.xpu is None:
-        cause = f"{cause}: torch, if there is one, is not built for {' or '.join(wanted)}"
+        cause = f"{cause}: no torch here is built for {' or '.join(wanted)}"
         cure = (
             f"install a build for {' or '.join(wanted)} (https://pytorch.org/get-started/locally)"
         )

@@ -103,7 +103,7 @@ def test_a_radeon_beside_an_apu(tmp_path: Path) -> None:
     assert snapshot.software == ("amdgpu",)
     assert big.uuid == "GPU-35a4f1c2d8e97b60"
     assert known(big) == {
-        "name": "AMD Radeon RX 7900 XT/7900 XTX/7900 GRE/7900M",
+        "name": "AMD Radeon RX 7900 XTX",
         "vendor": "amd",
         "index": 0,
         "memory_total": 24 * GIB,
@@ -370,7 +370,7 @@ FAULTS: list[tuple[Callable[[Path], object], dict[str, object]]] = [
     (lambda d: write(d, {"current_link_width": 255}), {"pcie_width": None}),
     (lambda d: write(d, {"pp_dpm_sclk": "S: 19Mhz *\n\n0:"}), {"sm_clock_limit": 19}),
     (lambda d: write(d, {"power/runtime_status": "suspended"}), {"power": None, "lost": False}),
-    (emptied, {"lost": True, "name": "AMD Radeon RX 7900 XT/7900 XTX/7900 GRE/7900M"}),
+    (emptied, {"lost": True, "name": "AMD Radeon RX 7900 XTX"}),
 ]
 
 
@@ -396,3 +396,15 @@ def test_a_gpu_that_is_unplugged_is_lost(tmp_path: Path) -> None:
     small, gone = take(source).gpus
     assert (small.lost, gone.lost, gone.uuid) == (False, True, "GPU-35a4f1c2d8e97b60")
     assert gone.memory_total is None
+
+
+def test_a_model_that_only_the_list_of_pci_ids_knows(tmp_path: Path) -> None:
+    device, _ = radeon_and_apu(tmp_path)
+    write(device, {"revision": "0x01"})
+    big, _ = take(AmdSource(tmp_path)).gpus
+    assert big.name == "AMD Radeon RX 7900 XT/7900 XTX/7900 GRE/7900M"
+    fresh = tmp_path / "other"
+    radeon_and_apu(fresh)
+    shutil.rmtree(fresh / "usr")
+    big, _ = take(AmdSource(fresh)).gpus
+    assert big.name == "AMD GPU 744c"

@@ -24,11 +24,11 @@ export function label(gpu: GpuSample, ordinal = gpu.ordinal, nth = 0): string {
   return physical(gpu);
 }
 
-const VENDORS: Record<string, string> = { amd: 'AMD ', intel: 'Intel ', apple: 'Apple ' };
+const VENDORS: Record<string, string> = { amd: 'AMD', intel: 'Intel', apple: 'Apple' };
 
-/** What nvidia-smi calls it: "GPU 0"; of those that others count, "AMD GPU 0". */
+/** What nvidia-smi calls it: "GPU 0"; of those that others count, "AMD 0". */
 export const physical = (gpu: GpuSample): string =>
-  `${VENDORS[gpu.vendor ?? ''] ?? ''}GPU ${gpu.index ?? gpu.uuid.slice(4, 12)}`;
+  `${VENDORS[gpu.vendor ?? ''] ?? 'GPU'} ${gpu.index ?? gpu.uuid.slice(4, 12)}`;
 
 /** CUDA's number of it in this notebook, or where there is none, in the process that looked. */
 export function ordinalOf({ gpu, processes }: View, here: string | null): number | null {
