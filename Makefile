@@ -15,7 +15,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest
 PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)') --dist loadscope
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
-.PHONY: demo test check suite slow hardware lab docs screenshots benchmark wheel test-wheel test-libraries cuda-build crash-hunt clean
+.PHONY: demo test check suite slow hardware lab docs screenshots benchmark wheel test-wheel test-libraries test-frameworks cuda-build crash-hunt clean
 
 demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
 	$(BIN)/gpumagic demo
@@ -81,6 +81,11 @@ test-wheel: wheel  ## the wheel in an environment of its own, with neither Node.
 test-libraries: .venv-libraries/test  ## programs of other people's libraries; the table is docs/virtual-gpus.md's
 	OMP_NUM_THREADS=1 .venv-libraries/bin/pytest tests/libraries $(if $(TABLE),--write-table)
 
+test-frameworks: .venv-frameworks/test  ## JAX and TensorFlow where there is no torch, with libraries of theirs
+	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/torchless
+	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/with_jax tests/frameworks/libraries
+	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/tensorflow
+
 cuda-build: .venv/test  ## fail unless torch is built for CUDA and sees no GPU
 	$(BIN)/python -c "import torch; assert torch.version.cuda and not torch.cuda.is_available()"
 
@@ -88,7 +93,7 @@ crash-hunt: cuda-build  ## fail if an operator or public function reaches CUDA o
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/crash_hunt.py
 
 clean:
-	rm -rf .venv .venv-wheel .venv-libraries dist demo site node_modules js/lib gpumagic/static gpumagic/labextension
+	rm -rf .venv .venv-wheel .venv-frameworks .venv-libraries dist demo site node_modules js/lib gpumagic/static gpumagic/labextension
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -115,6 +120,12 @@ clean:
 .venv-libraries/test: pyproject.toml constraints-libraries.txt $(FRONT)
 	$(PYTHON) -m venv .venv-libraries
 	.venv-libraries/bin/$(PIP_INSTALL) --no-compile -e ".[libraries]"
+	@touch $@
+
+.venv-frameworks/test: CONSTRAINTS = constraints-frameworks.txt
+.venv-frameworks/test: pyproject.toml constraints-frameworks.txt $(FRONT)
+	$(PYTHON) -m venv .venv-frameworks
+	.venv-frameworks/bin/$(PIP_INSTALL) --no-compile -e ".[frameworks]"
 	@touch $@
 
 .venv/lab: .venv/bin/pip pyproject.toml $(CONSTRAINTS) $(FRONT)

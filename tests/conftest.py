@@ -84,7 +84,7 @@ def _nothing_is_left():
     _tests_since += 1
     if _tests_since >= MANY_TESTS or len(sys.modules) > _modules_frozen + MANY_MODULES:
         _freeze()
-    if "torch" not in sys.modules:
+    if sys.modules.get("torch") is None:
         return
     import torch
 

@@ -64,8 +64,9 @@ def bring_all(
             left.append(Left(name, str(error)))
             continue
         kept.append((name, value))
-        nbytes = sum(framework.nbytes(array) for array in new.values())
-        moved.append(Moved(name, nbytes, tuple(found.sources)))
+        if new:  # bytes that two variables share count once, for the first
+            nbytes = sum(framework.nbytes(array) for array in new.values())
+            moved.append(Moved(name, nbytes, tuple(found.sources)))
     rebuilt: dict[int, Any] = {}
     for name, value in kept:
         made = _replaced(value, framework, lambda a: copies.get(id(a), (a, a))[1], rebuilt)

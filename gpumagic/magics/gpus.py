@@ -1,6 +1,5 @@
 """Make what `%gpus` shows: a Snapshot as a table, the live monitor, the doctor, virtual GPUs."""
 
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from gpumagic.magics.hand_over import running_cluster
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.hosts import other_hosts
 from gpumagic.telemetry.snapshot import Snapshot
+from gpumagic.usercode.torch_classes import torch_here
 
 
 def gpus(where: str | None = None) -> Snapshot:
@@ -44,7 +44,7 @@ def _uuids(where: str) -> set[str]:
 
 def _tell_cuda_order() -> None:
     # The order of ordinals is CUDA's secret until CUDA has started here; then torch knows it.
-    if "torch" in sys.modules:
+    if torch_here() is not None:
         from gpumagic.placement.torch_devices import tell_cuda_order
 
         tell_cuda_order()

@@ -1,0 +1,94 @@
+"""All of it works for JAX where there is no torch."""
+
+import json
+import sys
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_torch_comes_in():
+    yield
+    assert sys.modules["torch"] is None
+
+
+def test_a_cell_is_placed_and_what_it_reads_is_brought(notebook):
+    notebook.run(
+        "import jax, jax.numpy as jnp\n"
+        "X = jnp.ones((100, 100)); Y = X; data = [X, {'a': (X,)}]; inner = data[1]"
+    )
+    shown = notebook.run("%%ongpu 1\nZ = X @ X + data[1]['a'][0]")
+    assert shown.startswith("cuda:1 (virtual, at CPU speed)")
+    assert "moved X: 39.1 KiB from cpu" in shown  # once, for they are one array
+    assert "for good (--back brings home)" in shown
+    names = notebook.names
+    gpu = names["jax"].devices("gpu")[1]
+    assert names["Z"].devices() == names["X"].devices() == {gpu}
+    assert names["data"][0] is names["X"] is names["data"][1]["a"][0]
+    assert names["data"][1] is names["inner"]  # a dict stays the dict that it is
+    assert names["Y"].devices() != {gpu}  # an array of JAX's never changes: Y is the one of before
+    home = notebook.run("%ongpu home")
+    assert "brought home X: 39.1 KiB from cuda:1" in home
+    assert "made on a GPU, and still there: Z" in home
+    assert names["X"].devices() == {names["jax"].devices("cpu")[0]}
+
+
+def test_back_brings_home_and_a_failed_cell_is_reported(notebook):
+    notebook.run("import jax, jax.numpy as jnp\nX = jnp.ones(8)")
+    assert "back in" in notebook.run("%%ongpu 0 --back\nq = X.sum()")
+    assert notebook.names["X"].devices() == {notebook.names["jax"].devices("cpu")[0]}
+    with pytest.raises(ZeroDivisionError):
+        notebook.run("%%ongpu 0\n1 / 0")
+    import gpumagic
+
+    assert gpumagic.last_report().error == "ZeroDivisionError"
+    notebook.run("new = jnp.ones(2)")  # the placement has ended
+    assert notebook.names["new"].devices() == {notebook.names["jax"].devices("cpu")[0]}
+
+
+def test_what_the_cell_imports_is_placed_too(notebook):
+    notebook.run("%%ongpu 1\nimport jax.numpy as jnp\nmade = jnp.zeros(3)")
+    import gpumagic
+
+    assert gpumagic.where(notebook.names["made"]) == "cuda:1"
+
+
+def test_gpus_show_what_arrays_hold(notebook):
+    import gpumagic
+
+    def used():
+        gpus = json.loads(gpumagic.snapshot().to_json())["gpus"]
+        return {gpu["virtual_ordinal"]: gpu["memory_used"] for gpu in gpus}
+
+    notebook.run("import jax.numpy as jnp")
+    before = used()
+    notebook.run("%%ongpu 1\nbig = jnp.zeros((4, 2**20))")
+    after = used()
+    assert after[1] - before[1] == 2**24
+    assert after[0] == before[0]
+    assert "this process" in notebook.run("%gpus")
+    notebook.run("del big")
+    assert used() == before
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("%%ongpu 5\nx = 1", "no GPU 5: there are cuda:0 and cuda:1 (virtual)"),
+        ("%%ongpu 1 --fix\nx = 1", "--fix is for cells of torch, and this one uses JAX"),
+        ("%gpus --virtual 3", "3 asked, 2 of"),
+    ],
+)
+def test_bad_input_is_one_line(notebook, cell, said):
+    notebook.run("import jax.numpy as jnp\nx = jnp.ones(2)")
+    shown = notebook.run(cell).strip()
+    assert said in shown
+    assert "\n" not in shown
+
+
+def test_a_cell_of_no_framework_says_what_there_is_to_install(notebook, monkeypatch):
+    for name in ("jax", "jnp", "x", "X"):
+        notebook.names.pop(name, None)
+    shown = notebook.run("%%ongpu 1\nx = 1")
+    assert 'pip install "gpumagic[torch]"' in shown
+    assert "JAX" in shown
