@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from hardware.programs import MODELS
 from hardware.rows import Row, at_least, at_most, near, same
+from torch import nn
 from torch.nn import functional as F
 
 import gpumagic
@@ -185,6 +186,38 @@ def dry_run_row(name: str, device: str, batch: int) -> Row:
     report, _ = placed(train, *given, device=device)
     true = peaks(report)[device]
     return near(f"{name}: peak, bytes", predicted.peak[device].peak, true, rel=0.05)
+
+
+def fit_rows(device: str, room: int) -> Iterator[Row]:
+    """The largest batch where so many bytes are free: it runs, and one a fifth larger does not."""
+
+    def step(batch: int) -> None:
+        net = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+        net(torch.randn(batch, 512)).square().mean().backward()
+
+    placed(step, 8, device=device)  # cuBLAS takes its workspace once
+    torch.cuda.empty_cache()
+    hog = torch.empty(torch.cuda.mem_get_info(device)[0] - room, dtype=torch.uint8, device=device)
+    before = torch.cuda.memory_allocated(device), torch.cuda.get_rng_state(device).tolist()
+    found = gpumagic.fit(step, device, margin=0, batch=range(1, 10**6))
+    after = torch.cuda.memory_allocated(device), torch.cuda.get_rng_state(device).tolist()
+    yield same("fit: confirmed by a run", found.confirmed, True)
+    yield same("fit: bytes and random state are as before", after == before, True)
+    value = int(found.value or 0)
+    for what, batch, error in (
+        ("it", value, ""),
+        ("a fifth more", value * 6 // 5 + 1, "OutOfMemoryError"),
+    ):
+        yield same(f"fit: what {what} ends in", _error_of(step, batch, device), error)
+    del hog
+
+
+def _error_of(function: Callable[..., Any], argument: Any, device: str) -> str:
+    try:
+        placed(function, argument, device=device)
+    except torch.OutOfMemoryError as error:
+        return type(error).__name__
+    return ""
 
 
 def stream_rows(device: str, size: int) -> Iterator[Row]:

@@ -148,6 +148,10 @@ def test_out_of_memory(judge, shell):
     judge(on_device.out_of_memory_rows(shell, DEVICE))
 
 
+def test_fit(judge, rehearsal):
+    judge(on_device.fit_rows(DEVICE, 2**25 if rehearsal else 2**31))
+
+
 def test_two_streams(judge, rehearsal):
     size = 64 if rehearsal else 4096
     judge(on_device.stream_rows(DEVICE, size))

@@ -112,6 +112,7 @@ def test_the_device_s_checks_hold_on_a_virtual_gpu(shell):
         on_device.placing_rows(shell, DEVICE),
         on_device.memory_rows(shell, DEVICE),
         on_device.out_of_memory_rows(shell, DEVICE),
+        on_device.fit_rows(DEVICE, 2**24),
         on_device.stream_rows(DEVICE, 8),
         [on_device.dry_run_row("MLP", DEVICE, 8)],
     ):
@@ -137,6 +138,16 @@ def test_a_planted_tenth_of_a_predicted_peak_is_found(monkeypatch):
 
     monkeypatch.setattr(gpumagic, "dry_run", planted)
     assert wrong([on_device.dry_run_row("MLP", DEVICE, 8)]) == ["MLP: peak, bytes"]
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(("value", "found"), [(700, ["a fifth more"]), (1000, []), (1300, ["it"])])
+def test_a_planted_third_of_the_largest_value_is_found(monkeypatch, value, found):
+    """It is 1,023 with 16 MiB."""
+    planted = SimpleNamespace(confirmed=True, value=value)
+    monkeypatch.setattr(gpumagic, "fit", lambda *args, **options: planted)
+    rows = on_device.fit_rows(DEVICE, 2**24)
+    assert wrong(rows) == [f"fit: what {what} ends in" for what in found]
 
 
 @pytest.mark.parametrize(("placed_s", "ok"), [(1.0, True), (1.01, True), (1.1, False)])
