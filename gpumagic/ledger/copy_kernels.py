@@ -17,6 +17,7 @@ from gpumagic.ledger import attribute
 from gpumagic.ledger.attribute import HOST, add, counts, here
 from gpumagic.ledger.copy_timer import TIMER
 from gpumagic.ledger.counts import Count
+from gpumagic.usercode.unseen import unseen
 
 Kernel = Callable[..., Any]
 After = Callable[[float], None]
@@ -44,6 +45,7 @@ def counted(
     # called afterwards. It looks at the first `tensors` arguments: where those are plain, nobody's
     # overrides can be asked by that. With `waits`, all waits within `base` are one of the user's.
 
+    @unseen
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if (not attribute.running and _passing()) or (waits and here.waiting):

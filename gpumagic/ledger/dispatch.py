@@ -21,6 +21,7 @@ from gpumagic.device import devices_changed
 from gpumagic.ledger import attribute, copy_kernels
 from gpumagic.ledger.copy_kernels import Kernel
 from gpumagic.ledger.synchronize import patch_printing, patch_synchronizing, settled
+from gpumagic.usercode.unseen import unseen
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
@@ -211,6 +212,7 @@ def register_above(names: dict[str, Any], apart: Apart, device: str = "cuda") ->
 def _kernel_above(name: str, operator: Any, apart: Apart, kind: str) -> Kernel:
     below = C._dispatch_keyset_full_after(C._parse_dispatch_key(_ABOVE))
 
+    @unseen
     def kernel(keys: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         base = functools.partial(operator.redispatch, keys & below)

@@ -13,6 +13,7 @@ import torch._tensor_str
 from gpumagic.ledger.attribute import HOST, add, counts, here
 from gpumagic.ledger.copy_kernels import After, Kernel, counted
 from gpumagic.usercode.files import is_ours
+from gpumagic.usercode.unseen import unseen
 
 _serials = itertools.count(1)
 
@@ -42,6 +43,7 @@ def _swap(stack: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -
 
 
 def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:
+    @unseen
     def numbered(*args: Any, **kwargs: Any) -> str:
         __tracebackhide__ = True
         before, here.serial = here.serial, next(_serials)
@@ -60,7 +62,7 @@ def _synchronizing(synchronize: Kernel) -> Kernel:
 
 def _before(*args: Any, **kwargs: Any) -> After | None:
     __tracebackhide__ = True
-    if is_ours(sys._getframe(2).f_code.co_filename):  # what `%%ongpu` itself waits for
+    if is_ours(sys._getframe(3).f_code.co_filename):  # what `%%ongpu` itself waits for
         return None
     thing = next(iter((*args, *kwargs.values())), None)
     device = getattr(thing, "device", thing)
@@ -79,6 +81,7 @@ def settled(base: Kernel) -> Kernel:
     real GPU.
     """
 
+    @unseen
     def kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if not (torch.cuda.get_sync_debug_mode() or torch.cuda.is_current_stream_capturing()):

@@ -22,6 +22,7 @@ _SPECIAL = {
     os.path.join("gpumagic", "ledger", "synchronize.py"): IN_FRONT,
     os.path.join("gpumagic", "ledger", "dispatch.py"): IN_FRONT,
     os.path.join("gpumagic", "cell", "retry_mode.py"): IN_FRONT,
+    os.path.join("gpumagic", "usercode", "unseen.py"): IN_FRONT,
     os.path.join("torch", "_tensor_str.py"): PRINT,
     os.path.join("torch", "autograd", "graph.py"): ENGINE,
     os.path.join("torch", "autograd", "__init__.py"): ENGINE,

@@ -9,11 +9,13 @@ import torch
 from torch.utils._pytree import tree_map
 
 from gpumagic.placement.scope import placement, suspended
+from gpumagic.usercode.unseen import unseen
 
 
 def delivered(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a loader's `__next__`: the batch is made on the host and brought to the device."""
 
+    @unseen
     @functools.wraps(method)
     def deliver(*args: Any, **kwargs: Any) -> Any:
         place = placement()
@@ -33,6 +35,7 @@ def delivered(method: Callable[..., Any]) -> Callable[..., Any]:
 def pin_what_can_be(pin: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a loader's `pin_memory`: a dataset that was made on the device has nothing to pin."""
 
+    @unseen
     @functools.wraps(pin)
     def pinned(data: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(data, torch.Tensor) and data.device.type != "cpu":

@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.placement import dataloader
 from gpumagic.placement.scope import in_force, placement, suspended
+from gpumagic.usercode.unseen import leave_out_ours, unseen
 
 Wrapper = Callable[..., Any]
 
@@ -67,24 +68,28 @@ def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
     @functools.wraps(make)
     def placed(*args: Any, **kwargs: Any) -> Any:
         place = current()
-        if (
-            place is not None
-            and place.direct is not None
-            and not kwargs
-            and not is_host_code[frame(caller).f_globals.get("__name__")]
-        ):
-            return make(*args, **place.keywords)
-        told = kwargs.get("device") is not None or kwargs.get("out") is not None
-        if told or kwargs.get("pin_memory") or (device := _chosen(frame(caller))) is None:
+        try:
+            if (
+                place is not None
+                and place.direct is not None
+                and not kwargs
+                and not is_host_code[frame(caller).f_globals.get("__name__")]
+            ):
+                return make(*args, **place.keywords)
+            told = kwargs.get("device") is not None or kwargs.get("out") is not None
+            if told or kwargs.get("pin_memory") or (device := _chosen(frame(caller))) is None:
+                return make(*args, **kwargs)
+            generator = kwargs.get("generator")
+            if generator is not None and generator.device != device:
+                # A generator draws on its own device only; the numbers are brought over.
+                needs_grad = kwargs.pop("requires_grad", False)
+                kwargs["device"] = generator.device
+                return make(*args, **kwargs).to(device).requires_grad_(needs_grad)
+            kwargs["device"] = device
             return make(*args, **kwargs)
-        generator = kwargs.get("generator")
-        if generator is not None and generator.device != device:
-            # A generator draws on its own device only; the numbers are brought over.
-            needs_grad = kwargs.pop("requires_grad", False)
-            kwargs["device"] = generator.device
-            return make(*args, **kwargs).to(device).requires_grad_(needs_grad)
-        kwargs["device"] = device
-        return make(*args, **kwargs)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
 
     return placed
 
@@ -92,12 +97,13 @@ def _factory(make: Wrapper, caller: int = 1) -> Wrapper:
 def _converter(make: Wrapper) -> Wrapper:
     """`as_tensor` and `asarray`: what is a tensor already stays where it is."""
 
+    @unseen
     @functools.wraps(make)
     def placed(*args: Any, **kwargs: Any) -> Any:
         data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
         if kwargs.get("device") is None and not isinstance(data, Tensor):
             # None where there is no placement, as if nothing were said.
-            kwargs["device"] = _chosen(sys._getframe(1))
+            kwargs["device"] = _chosen(sys._getframe(2))
         return make(*args, **kwargs)
 
     return placed
@@ -106,10 +112,11 @@ def _converter(make: Wrapper) -> Wrapper:
 def _host_maker(make: Wrapper) -> Wrapper:
     """`from_numpy` and its like make host tensors only: they are brought over."""
 
+    @unseen
     @functools.wraps(make)
     def placed(*args: Any, **kwargs: Any) -> Any:
         made = make(*args, **kwargs)
-        device = _chosen(sys._getframe(1))
+        device = _chosen(sys._getframe(2))
         return made if device is None else made.to(device)
 
     return placed
@@ -117,8 +124,9 @@ def _host_maker(make: Wrapper) -> Wrapper:
 
 def _normal(make: Wrapper) -> Wrapper:
     """`normal` of two numbers and a size makes a new tensor; of tensors, it follows them."""
-    plain = _factory(make, caller=2)
+    plain = _factory(make, caller=3)
 
+    @unseen
     @functools.wraps(make)
     def placed(*args: Any, **kwargs: Any) -> Any:
         follows = any(isinstance(a, Tensor) for a in (*args, *kwargs.values()))
@@ -128,6 +136,7 @@ def _normal(make: Wrapper) -> Wrapper:
 
 
 def _load(make: Wrapper) -> Wrapper:
+    @unseen
     @functools.wraps(make)
     def placed(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         return make(f, _chosen() if map_location is None else map_location, *args, **kwargs)
@@ -142,6 +151,7 @@ def _default_device(make: Wrapper) -> Wrapper:
 def _loader(check: Wrapper) -> Wrapper:
     """For what reads a `device_map`: without accelerate it refuses a default device."""
 
+    @unseen
     @functools.wraps(check)
     def placed(device_map: Any) -> Any:
         try:
@@ -162,6 +172,7 @@ def _fresh(made: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tenso
 
 
 def tensor_new(make: Wrapper) -> Wrapper:
+    @unseen
     def placed(cls: type, *args: Any, **kwargs: Any) -> Any:
         made = make(cls, *args, **kwargs)
         return _fresh(made, args, kwargs) if cls is Tensor else made
@@ -174,6 +185,7 @@ class _LegacyType(type):
 
     real: Any
 
+    @unseen
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return _fresh(cls.real(*args, **kwargs), args, kwargs)
 

@@ -17,6 +17,7 @@ import torch
 from gpumagic.placement.scope import Placement, enclosing
 from gpumagic.placement.swap import enter, leave
 from gpumagic.placement.torch_devices import torch_device
+from gpumagic.usercode.unseen import unseen
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,6 +100,7 @@ class on:
                 "be placed too; use `with gpumagic.on(...)` between its yields"
             )
 
+        @unseen
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             with self._calling(function):

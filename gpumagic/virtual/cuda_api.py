@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic.usercode.unseen import unseen
 from gpumagic.virtual import collectives, events, memory_snapshot, profiling, virtual_storages
 from gpumagic.virtual.generators import Generator
 from gpumagic.virtual.memory_account import MemoryStat
@@ -26,6 +27,8 @@ _run_backward: Any = torch.autograd.graph._engine_run_backward
 def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
     """Set attributes of a module; closing `stack` puts back what was there."""
     for name, value in values.items():
+        if isinstance(value, types.FunctionType) and "__wrapped__" not in vars(value):
+            value = unseen(value)
         before = vars(owner).get(name, _missing)
         if before is _missing:
             stack.callback(delattr, owner, name)
@@ -258,6 +261,7 @@ def _broadcast_coalesced(
     return [list(on_device) for on_device in zip(*copies, strict=True)]
 
 
+@unseen
 def _backward(*args: Any, **kwargs: Any) -> Any:
     # On the caller's thread: the engine's threads for devices were made before these devices
     # were, if a backward pass ran before; and the user's frames stay in the traceback.

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import torch
 
+from gpumagic.usercode.files import stands_in
+
 Listener = Callable[[str, str, torch.device, torch.device, int], None]
 
 listeners: list[Listener] = []
@@ -48,6 +50,6 @@ def _debug(kind: str, operator: str, source: object, to: torch.device, nbytes: i
         if sync_debug_mode == 2:
             raise RuntimeError("called a synchronizing CUDA operation")
         depth, frame = 2, sys._getframe(1)
-        while frame.f_back and frame.f_globals["__name__"].startswith("gpumagic.virtual."):
+        while frame.f_back and stands_in(frame.f_code.co_filename):
             depth, frame = depth + 1, frame.f_back
         warnings.warn("called a synchronizing CUDA operation", stacklevel=depth)

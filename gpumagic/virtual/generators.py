@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic.usercode.unseen import unseen
 from gpumagic.virtual.virtual_gpus import gpu_of
 
 C: Any = torch._C
@@ -34,6 +35,7 @@ class Generator(C.Generator, metaclass=_AnyGenerator):  # type: ignore[misc]
 
     _device: torch.device
 
+    @unseen
     def __new__(cls, device: Any = "cpu") -> Generator:
         self: Generator = super().__new__(cls)
         wanted = torch.device(device)

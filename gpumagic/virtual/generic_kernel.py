@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic.usercode.unseen import leave_out_ours
 from gpumagic.virtual import events
 from gpumagic.virtual.checks import INDEXING, Found, mixed, one_gpu
 from gpumagic.virtual.flip import adopt, flip, flip_plain
@@ -77,7 +78,17 @@ class KernelPlan:
         # For every other operator C++ has made plain tensors of conjugate and negative views.
         lazy = any(C._dispatch_has_kernel_for_dispatch_key(full, key) for key in LAZY)
         self.flip = flip if lazy else flip_plain
+        self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
+        self.fresh = self.plain and _makes_one_tensor(self.op)
         return object.__getattribute__(self, missing)
+
+
+def _makes_one_tensor(op: Any) -> bool:
+    """Whether the CPU's kernel gives a new tensor always: never an argument, nor its bytes."""
+    returns, by_element = op._schema.returns, torch.Tag.pointwise in op.tags
+    own = C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU")
+    one = len(returns) == 1 and str(returns[0].type) == "Tensor" and returns[0].alias_info is None
+    return bool(by_element and own and one)
 
 
 def on_metadata(op: Any, keys: Any) -> Callable[..., Any]:
@@ -100,33 +111,42 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
-    __tracebackhide__ = True  # CUDA's errors have no such frame, so IPython shall show none
-    low: list[Any] = []
-    found: Found = []
-    above: list[str] = []  # arguments for which another key than CPU decides
-    for name, x in zip(plan.arguments, args):  # noqa: B905 (defaults may be left out)
-        low.append(_lower(plan, name, x, found, above))
-    low_kwargs = {}
-    for name in kwargs:
-        low_kwargs[name] = _lower(plan, name, kwargs[name], found, above)
-    gpu = one_gpu(found) if found else _gpu_with_room(plan, args, kwargs)
-    if gpu is None:
-        if plan.composite:  # each operator within says itself what it thinks of the devices
-            return plan.cpu(*args, **kwargs)
-        gpu = mixed(plan.op, plan.name, plan.outs, found)
-    call = plan.cpu
-    if above or kwargs or plan.special:
-        call = _prepare(plan, low, low_kwargs, found, above, gpu)
-    if events.listeners and kwargs.get("output_size") is None:  # by which a shape is known
-        _tell(plan, found, gpu)
-    started = perf_counter_ns()
+    __tracebackhide__ = True  # CUDA's errors have no such frame, so nobody shall see one
     try:
-        result = call(*low, **low_kwargs)
-    except RuntimeError as error:
-        refuse_as_cuda(error, gpu.account)
-        result = _call_again(plan, call, low, low_kwargs, found, error)
-    gpu.account.worked(started)
-    return _lift(plan, result, found, gpu)
+        low: list[Any] = []
+        found: Found = []
+        above: list[str] = []  # arguments for which another key than CPU decides
+        plain = plan.plain
+        for name, x in zip(plan.arguments, args):  # noqa: B905 (defaults may be left out)
+            if plain and isinstance(x, Tensor) and x.is_cuda:  # as `_lower` does, without a call
+                found.append((name, x, flipped := plan.flip(x)))
+                low.append(flipped)
+            else:
+                low.append(_lower(plan, name, x, found, above))
+        low_kwargs = {}
+        for name in kwargs:
+            low_kwargs[name] = _lower(plan, name, kwargs[name], found, above)
+        gpu = one_gpu(found) if found else _gpu_with_room(plan, args, kwargs)
+        if gpu is None:
+            if plan.composite:  # each operator within says itself what it thinks of the devices
+                return plan.cpu(*args, **kwargs)
+            gpu = mixed(plan.op, plan.name, plan.outs, found)
+        call = plan.cpu
+        if above or kwargs or plan.special:
+            call = _prepare(plan, low, low_kwargs, found, above, gpu)
+        if events.listeners and kwargs.get("output_size") is None:  # by which a shape is known
+            _tell(plan, found, gpu)
+        started = perf_counter_ns()
+        try:
+            result = call(*low, **low_kwargs)
+        except RuntimeError as error:
+            refuse_as_cuda(error, gpu.account)
+            result = _call_again(plan, call, low, low_kwargs, found, error)
+        gpu.account.worked(started)
+        return adopt(result, gpu) if plan.fresh else _lift(plan, result, found, gpu)
+    except BaseException as error:
+        leave_out_ours(error)
+        raise
 
 
 def _gpu_with_room(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> VirtualGpu:
@@ -144,7 +164,7 @@ def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) 
     if isinstance(x, Tensor):
         low = x
         if x.is_cuda:
-            plain = plan.dense and name not in plan.outs
+            plain = plan.plain or (plan.dense and name not in plan.outs)
             low = plan.flip(x) if plain else _lower_apart(plan, name, x, found, above)
         found.append((name, x, low))
         return low

@@ -30,13 +30,14 @@ from gpumagic.telemetry.virtual_state import (
 )
 from gpumagic.virtual import host_memory
 from gpumagic.virtual.memory_history import (
+    USERS,
     Allocation,
     Recording,
     Ring,
     history,
     outer_line,
+    owner_of,
     stack,
-    users_files,
 )
 
 SEGMENT = 2 * 2**20
@@ -115,7 +116,7 @@ class MemoryAccount:
         else:
             code = block.made = frame.f_code
             block.at = frame.f_lasti
-            if self._keeps_stacks or not users_files[code.co_filename]:
+            if self._keeps_stacks or owner_of[code.co_filename] != USERS:
                 block.made, block.at = (stack(), 0) if self._keeps_stacks else outer_line(frame)
         with self._lock:
             if self._freed:
@@ -178,13 +179,14 @@ class MemoryAccount:
             self._publish()
 
     def _take_freed(self) -> None:
-        while self._freed:
-            block = self._freed.popleft()
-            del self._live[id(block)]
-            self.bytes.current -= block.size
-            self.bytes.freed += block.size
-            self.blocks.current -= 1
-            self.blocks.freed += 1
+        freed, live, held, count = self._freed, self._live, self.bytes, self.blocks
+        while freed:
+            block = freed.popleft()
+            del live[id(block)]
+            held.current -= block.size
+            held.freed += block.size
+            count.current -= 1
+            count.freed += 1
             if self.ring is not None:
                 self.ring.note("free", block.address, block.requested, block.size)
 

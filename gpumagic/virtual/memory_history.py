@@ -31,11 +31,15 @@ _RECORDED = ("state", "alloc", "all")
 _getframe = sys._getframe
 
 
-class _UsersFiles(dict[str, bool]):
-    """Whether a file is the user's; not what `%%time` runs, whose lines are looked up."""
+OTHERS, USERS, TIMED = range(3)
 
-    def __missing__(self, file: str) -> bool:
-        self[file] = users = is_users(file) and not file.startswith("<timed ")
+
+class _Owners(dict[str, int]):
+    """Whose a file is: the user's, of others, or what `%%time` runs, whose lines are looked up."""
+
+    def __missing__(self, file: str) -> int:
+        users = TIMED if file.startswith("<timed ") else USERS if is_users(file) else OTHERS
+        self[file] = users
         return users
 
 
@@ -108,7 +112,7 @@ class MemoryHistory:
 
 
 history = MemoryHistory()
-users_files = _UsersFiles()
+owner_of = _Owners()
 _timed: tuple[CodeType, CodeType] | None = None
 
 
@@ -116,10 +120,8 @@ def outer_line(frame: FrameType | None) -> tuple[CodeType | None, int]:
     """The innermost line of the user's code above `frame`; its cell's, under `%%time`."""
     while frame is not None:
         code = frame.f_code
-        if users_files[code.co_filename]:
-            return code, frame.f_lasti
-        if code.co_filename.startswith("<timed "):
-            return _in_cell(frame)
+        if owner := owner_of[code.co_filename]:
+            return (code, frame.f_lasti) if owner == USERS else _in_cell(frame)
         frame = frame.f_back
     return None, 0
 

@@ -75,7 +75,7 @@ def _empty(op: Any) -> Kernel:
         if prod(shape[0]) > SMALL:
             gpu.account.require(shape[0], dtype)
         try:
-            return adopt(on_cpu(*shape, dtype=dtype, **memory_format), gpu)
+            return adopt(on_cpu(*shape, dtype=dtype, **memory_format), gpu, depth=3)
         except RuntimeError as error:
             refuse_as_cuda(error, gpu.account)
             raise

@@ -5,11 +5,13 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.machinery import ExtensionFileLoader
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch._decomp  # registers the decompositions of recurrent networks
 
+from gpumagic.usercode.unseen import unseen
 from gpumagic.virtual import parts
 from gpumagic.virtual.cuda_api import patch
 from gpumagic.virtual.generators import host_kernels
@@ -117,6 +119,7 @@ def _register_others(stack: ExitStack) -> None:
                 _put(other, name, kernel, "CUDA")
 
     def after(load: Callable[..., Any]) -> Callable[..., Any]:
+        @unseen
         @functools.wraps(load)
         def load_and_register(*args: Any, **kwargs: Any) -> Any:
             loaded = load(*args, **kwargs)
@@ -134,7 +137,8 @@ def _register_others(stack: ExitStack) -> None:
 
 
 def _put(owner: Any, name: str, kernel: Kernel, key: str) -> None:
-    owner.impl(name, kernel, key, allow_override=True)
+    python = isinstance(kernel, FunctionType)  # not one that leads to the generic kernel, or to C++
+    owner.impl(name, unseen(kernel) if python else kernel, key, allow_override=True)
 
 
 def _all_names(key: str) -> set[str]:

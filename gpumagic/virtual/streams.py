@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from gpumagic.usercode.unseen import unseen
 from gpumagic.virtual.virtual_gpus import gpu_of
 
 C: Any = torch._C
@@ -49,6 +50,7 @@ class Stream(C.Stream):  # type: ignore[misc]
 
     priority = 0
 
+    @unseen
     def __new__(
         cls, device: Any = None, priority: int = 0, stream_id: int | None = None, **of: Any
     ) -> Stream:
@@ -106,6 +108,7 @@ class Event:
 
     wait = synchronize
 
+    @unseen
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds of CPU time to a later event: they say nothing about a GPU."""
         if not (self.enable_timing and end_event.enable_timing):
