@@ -135,7 +135,9 @@ class _Counting:
         call = _called_from(frame, self._threads())
         if call is None:
             return []
-        making = call.function in _MAKING
+        # What a library makes an array of is an operand of the user's all the same.
+        users = call.inner is not None and kinds[call.inner.f_code.co_filename] == USER
+        making = users and call.function in _MAKING
         if not call.explicit:
             moves = [move for move in moves if not move.single]
         operator = call.function if making else "device_put" if call.explicit else "operand"

@@ -69,8 +69,7 @@ def _explain(frame: FailedFrame, said: list[str], framework: Jax) -> Explanation
     node = frame.failed
     if node is None:
         return None
-    parts = [*_parts(node, frame, framework)]
-    parts += _gone(node, frame, parts, said)
+    parts = _with_gone(node, frame, [*_parts(node, frame, framework)], said)
     if not {*said} <= {device for part in parts for device in part.devices}:
         return None
     target = _target(node, parts)
@@ -108,20 +107,22 @@ def _parts(node: ast.AST, frame: FailedFrame, framework: Jax) -> Iterator[_Part]
             yield _Part(child, frame.text(child), arrays, tuple(devices))  # type: ignore[arg-type]
 
 
-def _gone(node: ast.AST, frame: FailedFrame, parts: list[_Part], said: list[str]) -> list[_Part]:
-    """The operand that was computed there and has gone, where only one can be."""
+def _with_gone(
+    node: ast.AST, frame: FailedFrame, parts: list[_Part], said: list[str]
+) -> list[_Part]:
+    """With the result of a call that was made there and has gone, where it can be one only."""
     known = {device for part in parts for device in part.devices}
-    named = {part.node for part in parts}
     where = [device for device in said if device not in known]
     if isinstance(node, ast.BinOp):
         sides = [node.left, node.right]
     else:
         sides = node.args if isinstance(node, ast.Call) else []
     made = [side for side in sides if isinstance(side, ast.Call)]
-    made = [side for side in made if named.isdisjoint(ast.walk(side))]
     if len(where) != 1 or len(made) != 1:
-        return []
-    return [_Part(made[0], frame.text(made[0]), [], (where[0],))]
+        return parts
+    within = {*ast.walk(made[0])}
+    gone = _Part(made[0], frame.text(made[0]), [], (where[0],))
+    return [*(part for part in parts if part.node not in within), gone]
 
 
 def _target(node: ast.AST, parts: list[_Part]) -> str:

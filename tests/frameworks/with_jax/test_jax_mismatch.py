@@ -41,6 +41,11 @@ CASES = [
         "step({'w': a}, jax.device_put(b, jax.devices(\"gpu\")[0]))",
     ),
     (
+        "a + jax.device_put(a, gpu[1])",
+        {"a": "cuda:0", "jax.device_put(a, gpu[1])": "cuda:1"},
+        "a + jax.device_put(jax.device_put(a, gpu[1]), a.device)",
+    ),
+    (
         "def f(x):\n    return x * b\nf(a)",
         {"x": "cuda:0", "b": "cuda:1"},
         "    return x * jax.device_put(b, x.device)",
