@@ -61,8 +61,10 @@ def local(where: str | None) -> Plan:
     else:
         names = [""] * _virtual_count(where)
     command = _command(sys.executable)
+    # HIP's own variable knows no UUIDs.
+    shows = "ROCR_VISIBLE_DEVICES" if device.torch_build().hip else "CUDA_VISIBLE_DEVICES"
     sets = tuple(
-        EngineSet((rank,), {"CUDA_VISIBLE_DEVICES": name, "RANK": str(rank)}, command)
+        EngineSet((rank,), {shows: name, "RANK": str(rank)}, command)
         for rank, name in enumerate(names)
     )
     kind = "GPUs" if gpus else "virtual GPUs"

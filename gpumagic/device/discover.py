@@ -138,6 +138,14 @@ def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
     ]
 
 
+def cards(root: Path = Path("/")) -> list[str]:
+    """The models of AMD's and Intel's cards that are here, whatever torch was built for."""
+    from gpumagic import drm
+
+    found = [card for vendor in ("amd", "intel") for card in drm.graphics_cards(root, vendor)]
+    return [card.name or card.address for card in found if not card.integrated]
+
+
 def _of_card(kind: Kind, ordinal: int, index: int, card: GraphicsCard) -> Device:
     total, used = card.memory("total"), card.memory("used")
     free = None if total is None or used is None else total - used

@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import index as as_integer
 from platform import machine
 
-from gpumagic.device.discover import CPU, Device, here
+from gpumagic.device.discover import CPU, Device, cards, here
 from gpumagic.errors import GpuError, as_typed, meant
 
 _NUMBER = r"(?P<number>[0-9]{1,9})"
@@ -155,7 +155,7 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
         raise _NotHere("mps", "it is the GPU of Macs with Apple silicon", _cure("mps", devices))
     if word in ("all", "free"):
         if not devices:
-            raise _NotHere("GPU", NO_GPU, _cure(asked, devices))
+            raise _NotHere("GPU", _no_gpu(), _cure(asked, devices))
         return list(devices) if word == "all" else [_freest(devices)]
     raise _NotADevice(_quote(asked))
 
@@ -179,7 +179,7 @@ def _by_uuid(asked: str, devices: Sequence[Device]) -> Device:
         uuids = " and ".join(str(device.uuid) for device in found[:2])
         raise GpuError(f"{asked} is the start of {len(found)} UUIDs: {uuids}; type more of it")
     uuids = ", ".join(f"{device.label} is {device.uuid}" for device in devices if device.uuid)
-    raise _NotHere(asked, uuids or NO_GPU, _cure(asked, devices))
+    raise _NotHere(asked, uuids or _no_gpu(), _cure(asked, devices))
 
 
 def _freest(devices: Sequence[Device]) -> Device:
@@ -216,8 +216,14 @@ def _list(devices: Sequence[Device]) -> str:
 
 def _there_is(devices: Sequence[Device]) -> str:
     if not devices:
-        return NO_GPU
+        return _no_gpu()
     return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"
+
+
+def _no_gpu() -> str:
+    """Why there is none: a card of a vendor for whom torch was not built is there all the same."""
+    names = dict.fromkeys(cards())
+    return f"torch here cannot use the {' and the '.join(names)}" if names else NO_GPU
 
 
 def _choices(devices: Sequence[Device]) -> str:

@@ -29,7 +29,7 @@ def figures() -> list[DeviceMemory]:
 def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> DeviceMemory:
     allocated, reserved, torn = _allocator(ordinal)
     device = f"cuda:{ordinal}"
-    if gpu is None:  # NVML is silent: ROCm, Jetson
+    if gpu is None:  # no driver tells: Jetson
         name, free, total = _from_cuda(ordinal)
         return DeviceMemory(device, name, False, total, free, allocated, reserved, torn, None, None)
     mine, others = None, []

@@ -28,7 +28,7 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     offer = f"{as_typed('%gpus --virtual 2')} makes virtual ones"
     why = f"{offer} (why: %gpus --doctor)"
     if not problems and not gpus:
-        return [Problem("no-gpu", "NVIDIA's driver finds no GPU on this machine", why)]
+        return [Problem("no-gpu", "no driver finds a GPU on this machine", why)]
     if any(gpu.virtual for gpu in gpus):
         return list(problems)
     # Most often nothing is wrong: the machine has no GPU. The doctor has the cures.

@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 import gpumagic
-from gpumagic import GpuError
+from gpumagic import GpuError, device
 from gpumagic.cluster import launching, leash, start_cluster
+from gpumagic.device import Device, TorchBuild
 
 STAND_IN = Path(__file__).parents[1] / "stand_in" / "slurm"
 _WHO = (
@@ -33,6 +34,18 @@ def mark():
 def whole(ranks):
     """The values of a cell that needs all ranks."""
     return ranks.run(_WHO, quiet=True)[0]
+
+
+def test_each_rank_is_shown_its_gpu_by_the_variable_that_its_torch_reads(monkeypatch):
+    there = [Device("cuda", n, f"GPU-{n}a5f") for n in range(2)]
+    monkeypatch.setattr(device, "here", lambda memory=True: there)
+    for build, name in (
+        (TorchBuild(cuda="13.0"), "CUDA_VISIBLE_DEVICES"),
+        (TorchBuild(hip="6.2"), "ROCR_VISIBLE_DEVICES"),
+    ):
+        monkeypatch.setattr(device, "torch_build", lambda build=build: build)
+        plan = launching.local("2")
+        assert [each.environment[name] for each in plan.sets] == ["GPU-0a5f", "GPU-1a5f"]
 
 
 def test_each_way_to_start_has_a_plan(monkeypatch):
