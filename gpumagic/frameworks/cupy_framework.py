@@ -8,6 +8,7 @@ import cupy
 
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
+from gpumagic.frameworks.exchange import Place, Pool, place_of
 from gpumagic.ledger.counts import Tally
 
 
@@ -85,6 +86,23 @@ class CuPy:
         """The bytes that its memory pool has given out on a device; it keeps no peak."""
         with self._own(device):
             return int(cupy.get_default_memory_pool().used_bytes()), None
+
+    def places(self, array: Any) -> list[Place]:
+        """The memory of an array."""
+        place = place_of(array)
+        return [place] if place is not None else []
+
+    def live(self) -> list[Any]:
+        """None: it keeps no list."""
+        return []
+
+    def pool(self, device: Device) -> Pool | None:
+        """What its memory pool has of a GPU that was used."""
+        if device.ordinal not in self._used:
+            return None
+        with self._own(device):
+            pool = cupy.get_default_memory_pool()
+            return Pool(self.name, int(pool.used_bytes()), None, int(pool.total_bytes()), None)
 
     def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
         """Say that they are not counted: its arrays are C's, and what they do is not seen."""

@@ -4,7 +4,8 @@ It goes by the class of a value, so that an object that has whatever it is asked
 Nothing is imported.
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 # The numbers of DLPack's header, dlpack.h. Memory of the host that a GPU can read is the CPU's;
 # what torch calls "cuda" is called so: CUDA, its managed memory, ROCm.
@@ -26,6 +27,29 @@ _NAMES = {
     "numpy": "NumPy",
     "tensorflow": "TensorFlow",
 }
+
+
+class Place(NamedTuple):
+    """A piece of a device's memory."""
+
+    device: str
+    address: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What a framework's allocator has of one GPU; bytes, None where it does not tell."""
+
+    framework: str
+    """As its people write it: ``"JAX"``."""
+    used: int | None
+    """Given out now: to arrays, and to what computes."""
+    peak: int | None
+    taken: int | None
+    """From the driver, given out or not."""
+    limit: int | None
+    """It takes no more than so much."""
 
 
 def device_of(value: Any) -> str | None:
@@ -61,6 +85,15 @@ def nbytes_of(value: Any) -> int:
     """The bytes of its data; 0 where it does not tell."""
     nbytes = getattr(value, "nbytes", 0)
     return nbytes if isinstance(nbytes, int) else 0
+
+
+def place_of(value: Any) -> Place | None:
+    """The memory of an array that tells by a protocol; None where it tells no device or size."""
+    device = device_of(value)
+    if device is None or not (nbytes := nbytes_of(value)):
+        return None
+    # Where only the driver knows which GPU it is, it is most often the first one.
+    return Place("cuda:0" if device == "cuda" else device, address_of(value), nbytes)
 
 
 def library_of(value: Any) -> str:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from gpumagic.device import Device
+from gpumagic.frameworks.exchange import Place, Pool
 from gpumagic.ledger.counts import Tally
 
 
@@ -61,6 +62,18 @@ class Framework(Protocol):
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """The bytes of its arrays on a device now, and their peak where it is known."""
+
+    def places(self, array: Any) -> list[Place]:
+        """The pieces of memory that an array has: one on each device where it has data."""
+
+    def live(self) -> list[Any]:
+        """All its arrays that live, where it can list them: those that no variable leads to, too.
+
+        This starts nothing.
+        """
+
+    def pool(self, device: Device) -> Pool | None:
+        """What its allocator has of a GPU; None where it does not tell, or has not started."""
 
     def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
         """While this holds, count its copies between devices and its waits, by the user's line.

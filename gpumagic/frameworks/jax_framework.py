@@ -11,7 +11,8 @@ from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
-from gpumagic.frameworks import jax_devices
+from gpumagic.frameworks import jax_devices, jax_memory
+from gpumagic.frameworks.exchange import Place, Pool
 from gpumagic.frameworks.jax_clock import CompileClock, JaxBarrier
 from gpumagic.ledger.counts import Tally
 
@@ -118,6 +119,18 @@ class Jax:
         if stats := own.memory_stats():
             return stats["bytes_in_use"], stats.get("peak_bytes_in_use")
         return sum(_bytes_on(own, array) for array in jax.live_arrays()), None
+
+    def places(self, array: Any) -> list[Place]:
+        """The pieces of memory that an array has: one on each device where it has data."""
+        return jax_memory.places(self._devices, array)
+
+    def live(self) -> list[Any]:
+        """All its arrays that live, those that JAX keeps for itself too."""
+        return jax_memory.live()
+
+    def pool(self, device: Device) -> Pool | None:
+        """What JAX has taken of a GPU; None of a virtual one, and before JAX has started."""
+        return jax_memory.pool(self._devices, device)
 
     def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
         """While this holds, count its copies between devices and its waits, by the user's line."""

@@ -3,17 +3,16 @@
 A tensor's bytes are those of its block, so that all add up to what torch counts.
 """
 
-import gc
 from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import contextmanager
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
 
 from gpumagic.device.blocks import in_blocks
+from gpumagic.frameworks.exchange import Place
+from gpumagic.memory.heap import no_collections
 
 # What a subclass may define anew is read where C defines it.
 _base: Any = torch._C.TensorBase
@@ -22,30 +21,10 @@ _number, _storage = vars(_base)["get_device"], vars(_base)["untyped_storage"]
 _data_address: Any = torch._C._data_address  # type: ignore[attr-defined]
 
 
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Let no garbage be collected within: there are many objects, none of them garbage."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
 def is_native() -> bool:
     """Whether torch's own allocator is used, and not CUDA's asynchronous one, which tells less."""
     backend = getattr(torch._C, "_cuda_getAllocatorBackend", lambda: "native")
     return bool(backend() == "native")
-
-
-class Place(NamedTuple):
-    """A piece of a GPU's memory."""
-
-    device: str
-    address: int
-    nbytes: int
 
 
 class Allocator:

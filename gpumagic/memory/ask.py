@@ -6,22 +6,25 @@ from dataclasses import replace
 from itertools import chain, groupby
 from operator import attrgetter
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpumagic.errors import GpuError
-from gpumagic.memory.allocator import Allocator, no_collections
-from gpumagic.memory.device_figures import figures
+from gpumagic.memory.device_figures import figures, with_other_libraries
 from gpumagic.memory.find_holders import FoundStorage, find
-from gpumagic.memory.made_in import MadeIn
+from gpumagic.memory.heap import no_collections
 from gpumagic.memory.memory_report import (
-    OTHER,
     UNREACHED,
     DeviceMemory,
     MemoryHolder,
     MemoryReport,
+    is_of_other_library,
 )
 from gpumagic.memory.ways import Way
 from gpumagic.usercode.notebook import user_namespace
+from gpumagic.usercode.torch_classes import torch_here
+
+if TYPE_CHECKING:
+    from gpumagic.memory.made_in import MadeIn
 
 _REST = "held by no Python object"
 """The row of what is allocated and reached from nowhere: workspaces, DDP's buckets, C++."""
@@ -56,13 +59,18 @@ def memory(*names: str) -> MemoryReport:
 
 
 def _devices(names: tuple[str, ...], namespace: Mapping[str, Any]) -> tuple[DeviceMemory, ...]:
-    allocator = Allocator()
+    allocator, made_in = None, None
+    if torch_here() is not None:
+        from gpumagic.memory.allocator import Allocator
+        from gpumagic.memory.made_in import MadeIn
+
+        allocator = Allocator()
+        made_in = MadeIn(allocator)
     found = find(namespace, allocator=allocator)
+    devices = [with_other_libraries(device, found) for device in figures()]
     if names:
         found = [_by(names, storage) for storage in found if storage.roots & set(names)]
-    made_in = MadeIn(allocator)
-    each = (with_holders(device, found, made_in, whole=not names) for device in figures())
-    return tuple(each)
+    return tuple(with_holders(device, found, made_in, whole=not names) for device in devices)
 
 
 def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:
@@ -72,25 +80,28 @@ def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:
 
 
 def with_holders(
-    device: DeviceMemory, found: Iterable[FoundStorage], made_in: MadeIn, *, whole: bool = True
+    device: DeviceMemory,
+    found: Iterable[FoundStorage],
+    made_in: "MadeIn | None",
+    *,
+    whole: bool = True,
 ) -> DeviceMemory:
     """A GPU's figures with who holds what; where it is not the `whole`, without the rest."""
     rows = grouped((storage for storage in found if storage.device == device.device), made_in)
-    # What is another library's, torch has not allocated.
-    rest = (device.allocated or 0) - sum(row.nbytes for row in rows if row.kind != OTHER)
+    rest = (device.allocated or 0) - sum(row.nbytes for row in rows)
     if whole and rest > 0:
         rows.append(MemoryHolder(_REST, UNREACHED, device.device, rest))
     return replace(device, holders=tuple(sorted(rows, key=_most_first)))
 
 
-def grouped(found: Iterable[FoundStorage], made_in: MadeIn | None = None) -> list[MemoryHolder]:
+def grouped(found: Iterable[FoundStorage], made_in: "MadeIn | None" = None) -> list[MemoryHolder]:
     """One row for each holder at the top, the largest first: a variable, an output, …"""
     alike: dict[tuple[Way, ...], list[FoundStorage]] = {}
     for ways, run in groupby(found, key=attrgetter("ways")):
         alike.setdefault(ways, []).extend(run)
     of_roots: dict[tuple[str, bool], list[list[FoundStorage]]] = {}
     for (first, *_), storages in alike.items():
-        of_roots.setdefault((first.root, first.kind == OTHER), []).append(storages)
+        of_roots.setdefault((first.root, is_of_other_library(first.kind)), []).append(storages)
     rows = (_row(root, storages, made_in) for (root, _), storages in of_roots.items())
     return sorted(rows, key=_most_first)
 
@@ -99,7 +110,7 @@ def _most_first(row: MemoryHolder) -> int:
     return -row.nbytes
 
 
-def _row(root: str, groups: list[list[FoundStorage]], made_in: MadeIn | None) -> MemoryHolder:
+def _row(root: str, groups: list[list[FoundStorage]], made_in: "MadeIn | None") -> MemoryHolder:
     """What one holder has, in groups of what has the same ways."""
     kinds: Counter[str] = Counter()
     aliases: dict[str, None] = {}

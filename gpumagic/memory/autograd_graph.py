@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from traceback import walk_stack
 from typing import Any
 
-import torch
-
+from gpumagic.usercode.torch_classes import torch_here
 from gpumagic.usercode.values import bases_of, members_of
 
 Edge = tuple[Any, str]
@@ -84,6 +83,8 @@ def _raw_names(kind: type) -> list[str]:
 
 def can_be_read() -> bool:
     """False while another thread runs a backward pass, which frees what it has used."""
+    if (torch := torch_here()) is None:
+        return True
     backward = torch.autograd.graph._engine_run_backward.__code__
     innermost = sys._current_frames()
     del innermost[threading.get_ident()]  # a frame that holds itself stays until it is collected

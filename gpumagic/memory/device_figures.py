@@ -3,27 +3,54 @@
 No figure starts CUDA or makes a context on a GPU that has none; what nobody can tell is None.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-import torch
-
+from gpumagic.device import Device
+from gpumagic.frameworks.known import imported
 from gpumagic.gputable.holders import UNSEEN, Holder, holders
-from gpumagic.memory.allocator import is_native
+from gpumagic.memory.find_holders import FoundStorage
 from gpumagic.memory.memory_report import DeviceMemory
-from gpumagic.placement.torch_devices import tell_cuda_order
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample
+from gpumagic.usercode.torch_classes import torch_here
 
 
 def figures() -> list[DeviceMemory]:
-    """The GPUs that torch can use here, without who holds what is allocated."""
-    tell_cuda_order()
+    """The GPUs that this process can use, with torch's part, without who holds what."""
+    torch = torch_here()
+    if torch is not None:
+        from gpumagic.placement.torch_devices import tell_cuda_order
+
+        tell_cuda_order()
     snapshot = collect.snapshot()
     gpus = {gpu.ordinal: gpu for gpu in snapshot.gpus if gpu.ordinal is not None and not gpu.lost}
     held = holders(snapshot.gpus, snapshot.processes, each=False)
-    found = [_figures(n, gpus.get(n), held) for n in range(torch.cuda.device_count())]
-    return found + _apple()
+    ordinals = {*range(torch.cuda.device_count() if torch else 0), *(gpus if imported() else ())}
+    found = [_figures(n, gpus.get(n), held) for n in sorted(ordinals)]
+    return found + (_apple(torch) if torch else [])
+
+
+def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) -> DeviceMemory:
+    """A GPU's figures with what arrays of other libraries than torch have of it."""
+    kind, _, ordinal = device.device.partition(":")
+    here = [each for each in found if each.device == device.device and each.is_of_other_library]
+    nbytes = sum(each.nbytes for each in here)
+    if kind != "cuda" or not (nbytes or imported()):
+        return device
+    gpu = Device("cuda", int(ordinal), virtual=device.virtual)
+    pools = tuple(pool for each in imported() if (pool := each.pool(gpu)) is not None)
+    # What no allocator tells of was taken at least for what there is.
+    taken = max(nbytes, sum(pool.taken or 0 for pool in pools))
+    rest = device.other_in_process
+    return replace(
+        device,
+        allocated=None if device.allocated is None else device.allocated + nbytes,
+        reserved=None if device.reserved is None else device.reserved + taken,
+        other_in_process=None if rest is None else max(rest - taken, 0),
+        pools=pools,
+    )
 
 
 def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> DeviceMemory:
@@ -67,8 +94,11 @@ def _free(gpu: GpuSample) -> int | None:
 
 def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
     """Bytes allocated, reserved, and free in pieces between what is allocated."""
-    if not torch.cuda.is_initialized():
+    torch = torch_here()
+    if torch is None or not torch.cuda.is_initialized():
         return 0, 0, 0
+    from gpumagic.memory.allocator import is_native
+
     stats: dict[str, Any] = torch.cuda.memory_stats(ordinal)
     # Another allocator does not tell, and says 0.
     torn = stats.get("inactive_split_bytes.all.current") if is_native() else None
@@ -77,13 +107,14 @@ def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
 
 def _from_cuda(ordinal: int) -> tuple[str | None, int | None, int | None]:
     """Name, free and total bytes, by CUDA, which would make a context where there is none."""
+    torch = torch_here()
     context: Any = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     if not torch.cuda.is_initialized() or context is None or not context(ordinal):
         return None, None, None
     return torch.cuda.get_device_name(ordinal), *torch.cuda.mem_get_info(ordinal)
 
 
-def _apple() -> list[DeviceMemory]:
+def _apple(torch: Any) -> list[DeviceMemory]:
     """Apple's GPU, whose memory is the host's."""
     if not torch.backends.mps.is_available():
         return []

@@ -11,23 +11,16 @@ from collections.abc import Callable, Iterable
 from contextvars import Context, Token
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-
 from gpumagic.memory import autograd_graph
 from gpumagic.memory.autograd_graph import Edge
 from gpumagic.usercode.files import is_users
+from gpumagic.usercode.torch_classes import comes_from, torch_here
 from gpumagic.usercode.values import bases_of, defined_in, members_of, own
 
 Refers = Callable[[Any], Iterable[Any]]
 # Py_TPFLAGS_HAVE_GC: what has it not refers to nothing that the collector could see.
 _COLLECTED = 1 << 14
 _flags = vars(type)["__flags__"].__get__
-# What a subclass may define anew is read where C defines it.
-_base: Any = torch._C.TensorBase
-_grad, _grad_fn = vars(_base)["grad"].__get__, vars(_base)["grad_fn"].__get__
-_retains = vars(_base)["retains_grad"].__get__
 _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
 
 
@@ -36,8 +29,6 @@ def later(obj: Any) -> list[Any]:
     return gc.get_referents(obj)
 
 
-# Of a tensor the collector sees its class, if nothing else.
-_TENSOR_CLASSES = {id(Tensor), id(nn.Parameter)}
 AT_ONCE = 256
 """So many tensors are asked together: one of another kind among them has them asked one by one."""
 
@@ -48,6 +39,11 @@ class Edges:
     def __init__(self) -> None:
         self.tensors: list[int] = []  # and storages, by their numbers in the walk
         self.arrays: list[Any] = []
+        self._of_torch: Any = None
+        if torch_here() is not None:
+            from gpumagic.memory import tensor_edges
+
+            self._of_torch = tensor_edges
         self._graphs = autograd_graph.can_be_read()
         # By id, for a metaclass may define a hash; the types themselves, so that ids stay theirs.
         self.rules: dict[int, Any] = {}
@@ -58,7 +54,7 @@ class Edges:
         """What gives the referents of objects of a type; None where they can hold nothing."""
         if id(kind) not in self.rules:
             self._types.append(kind)
-            if issubclass(kind, (Tensor, torch.UntypedStorage)):
+            if comes_from(kind, "torch.Tensor", "torch.UntypedStorage"):
                 self._tensor_types.add(id(kind))
             self.rules[id(kind)] = self._rule(kind)
         found: Refers | None = self.rules[id(kind)]
@@ -66,12 +62,16 @@ class Edges:
 
     def _rule(self, kind: type) -> Refers | None:
         bases = bases_of(kind)
+        for name, of_torch in (
+            ("torch.Tensor", self._tensor),
+            ("torch.UntypedStorage", gc.get_referents),
+            ("torch.optim.Optimizer", _optimizer),
+        ):
+            if comes_from(kind, name):
+                return of_torch
         for base, rule in (
-            (Tensor, self._tensor),
-            (torch.UntypedStorage, gc.get_referents),
             (type, later),
             (types.ModuleType, later),
-            (Optimizer, _optimizer),
             (Context, _context),
             (Token, _token),
             (ndarray(), _objects),
@@ -95,38 +95,25 @@ class Edges:
         """
         kinds = self._tensor_types
         tensors = [n for n, obj in enumerate(objects) if id(type(obj)) in kinds]
+        if not tensors:
+            return set()
         self.tensors += [first + n for n in tensors]
-        plain = [n for n in tensors if id(type(objects[n])) in _TENSOR_CLASSES]
+        plain = [n for n in tensors if id(type(objects[n])) in self._of_torch.CLASSES]
         found: set[int] = set()
         for start in range(0, len(plain), AT_ONCE):
             some = plain[start : start + AT_ONCE]
-            if self._refer_to_nothing([objects[n] for n in some]):
+            if self._of_torch.refer_to_nothing([objects[n] for n in some]):
                 found.update(first + n for n in some)
         return found
 
-    def _refer_to_nothing(self, tensors: list[Any]) -> bool:
-        try:
-            # Torch warns who asks others than leaves for their gradient.
-            for get in (_grad_fn, _grad):
-                if any(found is not None for found in map(get, tensors)):
-                    return False
-        except RuntimeError:  # see `of_tensor`
-            return False
-        return {*map(id, gc.get_referents(*tensors))} <= _TENSOR_CLASSES
-
     def of_tensor(self, tensor: Any) -> list[Edge]:
         """What torch keeps with a tensor, each with the step that leads there."""
-        found: list[Edge] = []
-        try:
-            function = _grad_fn(tensor)
-            if function is not None and self._graphs:
-                found.append((function, autograd_graph.GRAPH))
-            # Torch warns who asks others for their gradient.
-            has_gradient = function is None or _retains(tensor)
-            if has_gradient and (grad := _grad(tensor)) is not None:
-                found.append((grad, ".grad"))
-        except RuntimeError:  # a view whose base was changed in a way that autograd forbids
-            pass
+        found: list[Edge] = self._of_torch.of_tensor(tensor, self._graphs)
+        return found
+
+    def hooks(self, tensor: Any) -> list[Edge]:
+        """The hooks of a tensor."""
+        found: list[Edge] = self._of_torch.hooks(tensor)
         return found
 
     def _node(self, node: Any) -> Iterable[Any]:
@@ -195,7 +182,7 @@ def is_other_array(kind: type) -> bool:
     members = [members_of(base) for base in bases_of(kind)]
     if not any(name in held for name in _EXCHANGES for held in members):
         return False
-    if any(base is Tensor or base is ndarray() for base in bases_of(kind)):
+    if comes_from(kind, "torch.Tensor") or any(base is ndarray() for base in bases_of(kind)):
         return False
     home = sys.modules.get(str(defined_in(kind)).partition(".")[0])
     return type(home) is types.ModuleType and not is_users(vars(home).get("__file__"))

@@ -6,22 +6,26 @@ and numbers: it keeps nothing alive. No code of the user's runs, and nothing is 
 
 import gc
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor, UntypedStorage
-
+from gpumagic.frameworks.exchange import Place, library_of
 from gpumagic.memory import other_arrays
-from gpumagic.memory.allocator import Allocator, Place, no_collections
 from gpumagic.memory.edges import AT_ONCE
-from gpumagic.memory.heap import Root, Walk
-from gpumagic.memory.leftovers import of_kinds, walk_leftovers
-from gpumagic.memory.memory_report import KEPT
+from gpumagic.memory.heap import Root, Walk, no_collections
+from gpumagic.memory.memory_report import KEPT, is_of_other_library, kind_of_array
 from gpumagic.memory.paths import FoundPath, Paths
 from gpumagic.memory.roots import Roots
 from gpumagic.memory.ways import Way, Ways
+from gpumagic.usercode.torch_classes import torch_here
+
+if TYPE_CHECKING:
+    from gpumagic.memory.allocator import Allocator
+
+# Constants of what it has compiled are among them.
+_UNMET = "held by {} itself, or by no Python object"
 
 
 class FoundStorage(NamedTuple):
@@ -32,6 +36,11 @@ class FoundStorage(NamedTuple):
     nbytes: int
     ways: tuple[Way, ...]
     paths: tuple[FoundPath, ...] = ()  # where they were asked for
+
+    @property
+    def is_of_other_library(self) -> bool:
+        """Whether torch has nothing to do with it."""
+        return is_of_other_library(self.ways[0].kind)
 
     @property
     def is_kept(self) -> bool:
@@ -48,7 +57,7 @@ def find(
     namespace: Mapping[str, Any],
     more: Iterable[Root] = (),
     closed: Iterable[Any] = (),
-    allocator: Allocator | None = None,
+    allocator: "Allocator | None" = None,
     *,
     paths: bool = False,
 ) -> list[FoundStorage]:
@@ -57,16 +66,23 @@ def find(
     It looks from `more` than the notebook's roots, and through nothing that is `closed`. Where the
     blocks of the allocator were read already, they are given. To write the `paths` takes longer.
     """
+    torch = torch_here()
+    if torch is not None and allocator is None:
+        from gpumagic.memory.allocator import Allocator
+
+        allocator = Allocator()
     # Nor may a `__torch_function__` of the user's come in between.
-    with no_collections(), torch._C.DisableTorchFunction():
+    with no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():
         roots = Roots(namespace)
         walk = Walk([*roots.closed(), *closed])
-        search = _Search(walk, allocator or Allocator())
+        search = _Search(walk, allocator)
         try:
             for group in (*roots.near(), more):
                 walk.walk(group)
             walk.walk_later(roots.is_users_class)
             if search.misses_any():
+                from gpumagic.memory.leftovers import walk_leftovers
+
                 walk_leftovers(walk, search.missing, roots.far)
             return search.found(paths)
         finally:
@@ -76,7 +92,7 @@ def find(
 class _Search:
     """Matches what a walk meets with what the allocator has given out."""
 
-    def __init__(self, walk: Walk, allocator: Allocator) -> None:
+    def __init__(self, walk: Walk, allocator: "Allocator | None") -> None:
         self._walk, self._allocator = walk, allocator
         self._numbers: dict[Place, list[int]] = {}
         self._matched = 0
@@ -84,20 +100,28 @@ class _Search:
     def misses_any(self) -> bool:
         """Whether there are tensors in storages that the walk has not met."""
         self._match()
+        if self._allocator is None:
+            return False
         if sum(place.nbytes for place in self._numbers) == self._allocator.total:
             return False
         return any(not self._walk.knows(obj) for obj in self.missing(gc.get_objects()))
 
     def missing(self, objects: list[Any]) -> Iterator[Any]:
         """Those that are tensors or storages on a GPU that was not met before."""
+        from torch import Tensor, UntypedStorage
+
+        from gpumagic.memory.leftovers import of_kinds
+
         for obj in of_kinds(objects, Tensor, UntypedStorage):
-            place = self._allocator.place(obj)
+            place = None if self._allocator is None else self._allocator.place(obj)
             if place is not None and place not in self._numbers:
                 yield obj
 
     def _match(self) -> None:
         """Note the storages of what was met since the last time."""
         met, objects = self._walk.edges.tensors, self._walk.objects
+        if self._allocator is None:
+            return
         for first in range(self._matched, len(met), AT_ONCE):
             some = met[first : first + AT_ONCE]
             places = self._allocator.places([objects[number] for number in some])
@@ -109,14 +133,24 @@ class _Search:
     def found(self, paths: bool) -> list[FoundStorage]:
         """All storages with the ways to them, the largest first."""
         self._match()
+        unmet: dict[Place, str] = {}
         for array, place in other_arrays.places(self._walk.edges.arrays):
-            ours = self._allocator.block(place)  # of a tensor whose memory it shares
-            self._numbers.setdefault(ours or place, []).append(self._walk.number(array) or 0)
+            ours = self._allocator and self._allocator.block(place)  # whose memory it shares
+            number = self._walk.number(array)
+            if number is None:
+                unmet[ours or place] = library_of(array)
+            else:
+                self._numbers.setdefault(ours or place, []).append(number)
         ways = Ways(self._walk, chain.from_iterable(self._numbers.values()))
         written = Paths(self._walk, ways) if paths else None
         every = [
             FoundStorage(*place, ways.of(numbers), _written(written, numbers) if written else ())
             for place, numbers in self._numbers.items()
+        ]
+        every += [
+            FoundStorage(*place, (Way(_UNMET.format(library), kind_of_array(library)),))
+            for place, library in unmet.items()
+            if place not in self._numbers
         ]
         return sorted(every, key=itemgetter(2), reverse=True)
 

@@ -5,7 +5,8 @@ to it is noted beside. Classes and modules are left for later, for they lead to 
 """
 
 import gc
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from gpumagic.memory.edges import Edges, later
@@ -13,6 +14,18 @@ from gpumagic.memory.edges import Edges, later
 _CLOSED = -1
 # What the collector knows all about, unlike what torch keeps with a tensor.
 _PLAIN = (gc.get_referents, later)
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Let no garbage be collected within: there are many objects, none of them garbage."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Root(NamedTuple):

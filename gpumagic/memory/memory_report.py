@@ -8,15 +8,29 @@ from typing import TYPE_CHECKING
 
 from gpumagic.display.shown import Shown
 from gpumagic.errors import library_needed
+from gpumagic.frameworks.exchange import Pool
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 STATE, SAVED = "optimizer state", "saved for backward"
 OUTPUT, EXCEPTION, GARBAGE = "output", "exception", "garbage"
-OTHER, UNREACHED, TEMPORARY = "other library", "unreached", "temporary"
+UNREACHED, TEMPORARY = "unreached", "temporary"
 KEPT = (OUTPUT, EXCEPTION, GARBAGE)
 """The kinds of what no variable holds, and `%gpufree` lets go of."""
+
+
+_ARRAY = " array"
+
+
+def kind_of_array(library: str) -> str:
+    """The kind of what is an array of a library other than torch: ``"JAX array"``."""
+    return library + _ARRAY
+
+
+def is_of_other_library(kind: str) -> bool:
+    """Whether a kind is that of another library's arrays, which torch has not allocated."""
+    return kind.endswith(_ARRAY)
 
 
 @dataclass(frozen=True)
@@ -42,8 +56,9 @@ class MemoryHolder:
     kind : str
         What most of its bytes are: ``"parameter"``, ``"buffer"``, ``"gradient"``,
         ``"optimizer state"``, ``"saved for backward"``, ``"tensor"``, ``"output"``,
-        ``"exception"``, ``"garbage"``, ``"other library"``, ``"unreached"``; after an error for
-        want of memory also ``"temporary"``: what the failing line had computed by then.
+        ``"exception"``, ``"garbage"``, ``"unreached"``; of other libraries ``"JAX array"`` and the
+        like; after an error for want of memory also ``"temporary"``: what the failing line had
+        computed by then.
     device : str
         ``"cuda:0"``.
     nbytes : int
@@ -82,9 +97,10 @@ class DeviceMemory:
     total, free : int or None
         What the card has, and what its driver could still give.
     allocated : int or None
-        What tensors hold, by ``torch.cuda.memory_allocated``; the holders add up to it.
+        What tensors hold, by ``torch.cuda.memory_allocated``, and arrays of other libraries; the
+        holders add up to it.
     reserved : int or None
-        What torch's allocator has taken from the driver.
+        What the allocators of torch and of other libraries have taken from the driver.
     torn : int or None
         The part of it that is free, in pieces between what is allocated.
     other_in_process : int or None
@@ -95,6 +111,8 @@ class DeviceMemory:
         The same by who it is: a notebook, a program of yours, another user, or ``"unaccounted"``.
     uuid : str or None
         With its prefix, as nvidia-smi has it.
+    pools : tuple of Pool
+        What the allocators of JAX and CuPy tell of themselves.
     holders : tuple of MemoryHolder
         The largest first.
     """
@@ -112,6 +130,7 @@ class DeviceMemory:
     holders: tuple[MemoryHolder, ...] = ()
     others_by_name: tuple[tuple[str, int | None], ...] = ()
     uuid: str | None = None
+    pools: tuple[Pool, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,7 +140,7 @@ class MemoryReport(Shown):
     Attributes
     ----------
     devices : tuple of DeviceMemory
-        The GPUs that torch can use here, by ordinal.
+        The GPUs that this process can use, by ordinal.
     seconds : float
         How long it took to find out.
     """

@@ -7,18 +7,23 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpumagic import faults
-from gpumagic.frameworks.exchange import address_of, device_of, nbytes_of
-from gpumagic.memory.allocator import Place
+from gpumagic.frameworks.exchange import Place, place_of
+from gpumagic.frameworks.known import imported
 
 
 def places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
-    """Arrays on GPUs with their memory; a view of another has the place of that."""
+    """Arrays with their memory on GPUs; a view of another has the place of that.
+
+    Those of a framework that lists what lives are all there, met or not.
+    """
+    every = {id(array): array for array in arrays}
+    for framework in imported():
+        with faults.kept(f"listing the arrays of {framework.name}"):
+            every |= {id(array): array for array in framework.live()}
     found: list[tuple[Any, Place]] = []
-    for array in arrays:
+    for array in every.values():
         with faults.kept("asking another library's array where it is"):
-            place = _place(array)
-            if place is not None:
-                found.append((array, place))
+            found += [(array, place) for place in _places(array)]
     found.sort(key=lambda each: (each[1].device, each[1].address, -each[1].nbytes))
     for n, (array, place) in enumerate(found[1:], 1):
         whole = found[n - 1][1]
@@ -32,9 +37,12 @@ def _end(place: Place) -> int:
     return place.address + place.nbytes
 
 
-def _place(array: Any) -> Place | None:
-    device = device_of(array) or ""
-    if not device.startswith("cuda") or not nbytes_of(array):
-        return None
-    # Where only the driver knows which GPU it is, it is most often the first one.
-    return Place("cuda:0" if device == "cuda" else device, address_of(array), nbytes_of(array))
+def _places(array: Any) -> list[Place]:
+    for framework in imported():
+        if framework.is_array(array):
+            every = framework.places(array)
+            break
+    else:
+        place = place_of(array)
+        every = [place] if place is not None else []
+    return [place for place in every if place.device != "cpu"]

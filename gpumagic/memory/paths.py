@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from gpumagic.memory.autograd_graph import is_node, nearest_leaf
 from gpumagic.memory.heap import Walk
 from gpumagic.memory.memory_report import SAVED, STATE
 from gpumagic.memory.step_names import StepNames
 from gpumagic.memory.ways import MOST, Ways
+from gpumagic.usercode.torch_classes import is_tensor
 from gpumagic.usercode.values import class_name
 
 _BESIDE = (STATE, SAVED)
@@ -81,7 +80,7 @@ class Paths:
         return self._steps[parent].get(id(obj), f".<{class_name(type(obj))}>")
 
     def _key(self, key: Any) -> str:
-        number = self._walk.number(key) if issubclass(type(key), Tensor) else None
+        number = self._walk.number(key) if is_tensor(key) else None
         if number is None or self._naming_a_key:  # it may itself be found by way of a key
             return f"<{class_name(type(key))}>"
         self._naming_a_key = True

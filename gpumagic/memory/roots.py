@@ -14,15 +14,13 @@ from collections.abc import Container, Iterator, Mapping
 from traceback import walk_stack
 from typing import Any
 
-from torch import nn
-from torch.optim import Optimizer
-
 from gpumagic.memory.heap import Root
 from gpumagic.memory.kept_by_ipython import KeptOutputs, kept_errors
 from gpumagic.memory.memory_report import EXCEPTION, OUTPUT
 from gpumagic.memory.step_names import local_variables
 from gpumagic.usercode.files import is_ours, is_users, label
 from gpumagic.usercode.notebook import shell
+from gpumagic.usercode.torch_classes import comes_from, is_module
 from gpumagic.usercode.values import defined_in, own
 
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
@@ -91,8 +89,8 @@ class Roots:
         kept = KeptOutputs(self._namespace).variables()
         for name, value in kept.items():
             if type(name) is str and not (name in hidden and hidden[name] is value):
-                module, optimizer = (issubclass(type(value), k) for k in (nn.Module, Optimizer))
-                ranks[0 if module else 2 if optimizer else 1].append(Root(name, value))
+                last = comes_from(type(value), "torch.optim.Optimizer")
+                ranks[0 if is_module(value) else 2 if last else 1].append(Root(name, value))
         yield from ranks
 
     def _outputs(self) -> list[Root]:

@@ -17,7 +17,7 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.memory.allocator import Allocator
 from gpumagic.memory.ask import with_holders
 from gpumagic.memory.autograd_graph import GRAPH
-from gpumagic.memory.device_figures import figures
+from gpumagic.memory.device_figures import figures, with_other_libraries
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.heap import Root
 from gpumagic.memory.kept_by_ipython import KeptOutputs, tracebacks
@@ -110,7 +110,8 @@ class Situation:
     def device(self) -> DeviceMemory:
         """The GPU's figures at the moment of the error, and who holds its memory now."""
         now = next(d for d in figures() if d.device == self.name)
-        held = with_holders(now, self.storages, MadeIn(self._allocator)).holders
+        all_of_it = with_other_libraries(now, self.storages)
+        held = with_holders(all_of_it, self.storages, MadeIn(self._allocator)).holders
         said = ("free", "allocated", "reserved", "others")
         then = {name: getattr(self.shortage, name) for name in said}
         if now.total is None:

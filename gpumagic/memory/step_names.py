@@ -15,12 +15,9 @@ from contextvars import Context, Token
 from inspect import CO_OPTIMIZED
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.optim import Optimizer
-
 from gpumagic.memory.autograd_graph import is_node
 from gpumagic.memory.edges import Edges, ndarray, of_array, of_context, of_optimizer, of_token
+from gpumagic.usercode.torch_classes import comes_from
 from gpumagic.usercode.values import bases_of, class_name, members_of, own
 
 Named = Iterable[tuple[Any, str]]
@@ -28,8 +25,6 @@ _PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _CACHED = type(functools.lru_cache(str))
 _GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
-_base: Any = torch._C.TensorBase
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 KeyName = Callable[[Any], str]
 
 
@@ -51,11 +46,7 @@ class StepNames:
     def _named(self, obj: Any, owner: Any, key_name: KeyName) -> Iterator[tuple[Any, str]]:
         kind = type(obj)
         if id(kind) not in self._known:
-            named = next(
-                (name for base, name in (*_NAMED, (ndarray(), _array)) if issubclass(kind, base)),
-                None,
-            )
-            self._known[id(kind)] = _node if is_node(kind) else named, _members(kind)
+            self._known[id(kind)] = _way(kind), _members(kind)
         named, members = self._known[id(kind)]
         if named is _items:
             yield from _items(obj, owner, key_name)
@@ -196,8 +187,11 @@ def _function(function: Any, owner: Any, edges: Edges) -> Named:
 
 
 def _tensor(tensor: Any, owner: Any, edges: Edges) -> Named:
-    hooks = [(vars(_base)[name].__get__(tensor), f".{name}") for name in _HOOKS]
-    return [*edges.of_tensor(tensor), *hooks]
+    return [*edges.of_tensor(tensor), *edges.hooks(tensor)]
+
+
+def _optimizer(optimizer: Any, owner: Any, edges: Edges) -> Named:
+    return of_optimizer(optimizer)
 
 
 def _node(node: Any, owner: Any, edges: Edges) -> Named:
@@ -236,14 +230,26 @@ _NAMED: tuple[tuple[Any, Any], ...] = (
     (types.CellType, _cell),
     (types.FrameType, _frame),
     (types.FunctionType, _function),
-    (Tensor, _tensor),
-    (Optimizer, lambda optimizer, owner, edges: of_optimizer(optimizer)),
     (Context, lambda context, owner, edges: of_context(context)),
     (Token, lambda token, owner, edges: of_token(token)),
     (asyncio.Task, lambda task, owner, edges: [(asyncio.Task.get_coro(task), "")]),
     (_GENERATORS, _generator),
     ((BaseException, types.TracebackType), _exception),
 )
+
+
+def _way(kind: type) -> Any:
+    """The function that names what objects of a class refer to beside their attributes, if any."""
+    if is_node(kind):
+        return _node
+    if comes_from(kind, "torch.Tensor"):
+        return _tensor
+    if comes_from(kind, "torch.optim.Optimizer"):
+        return _optimizer
+    named = (*_NAMED, (ndarray(), _array))
+    return next((name for base, name in named if issubclass(kind, base)), None)
+
+
 # These have no attributes.
 _WHOLE = (dict, list, tuple, deque, types.CellType, types.FrameType)
 

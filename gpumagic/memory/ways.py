@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
-
+from gpumagic.frameworks.exchange import library_of
 from gpumagic.memory.autograd_graph import is_node
 from gpumagic.memory.edges import is_other_array
 from gpumagic.memory.heap import Walk
-from gpumagic.memory.memory_report import OTHER, SAVED, STATE
+from gpumagic.memory.memory_report import SAVED, STATE, kind_of_array
+from gpumagic.usercode.torch_classes import comes_from, is_tensor
 from gpumagic.usercode.values import own
 
 _TENSOR, _MODULE = "tensor", "module"
@@ -131,13 +130,13 @@ class Ways:
     def _role(self, kind: type) -> str | None:
         if id(kind) not in self._roles:
             found = None
-            if issubclass(kind, Tensor):
+            if comes_from(kind, "torch.Tensor"):
                 found = _TENSOR
-            elif issubclass(kind, Optimizer):
+            elif comes_from(kind, "torch.optim.Optimizer"):
                 found = STATE
             elif is_node(kind):
                 found = SAVED
-            elif issubclass(kind, nn.Module):
+            elif comes_from(kind, "torch.nn.Module"):
                 found = _MODULE
             self._roles[id(kind)] = found
         return self._roles[id(kind)]
@@ -182,10 +181,10 @@ class Ways:
         kind, above = type(self._walk.objects[number]), self._above(self._walk.parents[number])
         if above.role in (_TENSOR, SAVED) and (found := self._kept_by_torch(number)):
             return found
-        if issubclass(kind, nn.Parameter):
+        if comes_from(kind, "torch.nn.Parameter"):
             return "parameter"
-        if not issubclass(kind, Tensor) and is_other_array(kind):
-            return OTHER
+        if is_other_array(kind):
+            return kind_of_array(library_of(self._walk.objects[number]))
         is_buffer = above.role == _MODULE and self._is_buffer(self._walk.parents[number])
         return above.part or ("buffer" if is_buffer else "tensor")
 
@@ -193,7 +192,7 @@ class Ways:
         """Whether it is what a graph saved, or the gradient of a tensor."""
         edges, obj = self._walk.edges, self._walk.objects[number]
         above = self._walk.objects[self._walk.parents[number]]
-        tensor = issubclass(type(above), Tensor)
+        tensor = is_tensor(above)
         held = edges.of_tensor(above) if tensor else edges.of_node(above)
         steps = [step for child, step in held if child is obj]
         if tensor:

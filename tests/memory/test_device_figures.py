@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gpumagic.memory import device_figures
+from gpumagic.placement import torch_devices
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample, Snapshot
 
 GIB = 2**30
@@ -32,7 +33,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: told)
         monkeypatch.setattr(torch._C, "_cuda_getAllocatorBackend", lambda: backend, raising=False)
-        monkeypatch.setattr(device_figures, "tell_cuda_order", lambda: None)
+        monkeypatch.setattr(torch_devices, "tell_cuda_order", lambda: None)
         snapshot = Snapshot(0.0, gpus=(gpu,) if gpu else (), processes=processes)
         monkeypatch.setattr(device_figures.collect, "snapshot", lambda: snapshot)
         (found,) = device_figures.figures()

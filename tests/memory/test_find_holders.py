@@ -59,7 +59,7 @@ def test_arrays_of_other_libraries_are_told_beside_what_torch_counts(ip, other_l
     ip.ns["shared"] = other_library(ip.ns["x"].data_ptr(), 4000)
     rows = {row.path: row for row in gpumagic.memory().devices[1].holders}
     assert rows.keys() == {"x", "mine"}
-    assert (rows["mine"].kind, rows["mine"].nbytes) == ("other library", 10**6)
+    assert (rows["mine"].kind, rows["mine"].nbytes) == ("otherlib array", 10**6)
     assert rows["mine"].aliases == ("view",)
     assert set(rows["x"].aliases) == {"mine", "shared"}
 

@@ -1,0 +1,53 @@
+"""Find the memory of JAX's arrays, and what JAX has taken of each GPU. Nothing here starts JAX.
+
+A private part of JAX is read, where it is there: `jax._src.xla_bridge.backends_are_initialized`.
+"""
+
+import sys
+from typing import Any
+
+import jax
+
+from gpumagic.device import Device
+from gpumagic.errors import GpuError
+from gpumagic.frameworks.exchange import Place, Pool
+from gpumagic.frameworks.jax_devices import JaxDevices
+
+
+def started() -> bool:
+    """Whether JAX has started in this process: its devices are there, and a GPU's memory taken."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    asked: Any = getattr(bridge, "backends_are_initialized", None)
+    return bool(asked()) if asked is not None else False
+
+
+def live() -> list[Any]:
+    """All arrays that live, those that JAX keeps for itself too."""
+    if not started():
+        return []
+    return [array for array in jax.live_arrays() if not array.is_deleted()]
+
+
+def places(devices: JaxDevices, array: Any) -> list[Place]:
+    """The pieces of memory that an array has, one for each of its shards in this process."""
+    if array.is_deleted():
+        return []
+    shards = (shard.data for shard in array.addressable_shards)
+    return [
+        Place(devices.names(data.sharding), data.unsafe_buffer_pointer(), data.nbytes)
+        for data in shards
+        if data.nbytes
+    ]
+
+
+def pool(devices: JaxDevices, device: Device) -> Pool | None:
+    """What JAX's allocator has of a GPU; None of a virtual one, and before JAX has started."""
+    if device.virtual or not started():
+        return None
+    try:
+        told = devices.own(device).memory_stats() or {}
+    except GpuError:  # JAX does not see it
+        return None
+    names = ("bytes_in_use", "peak_bytes_in_use", "pool_bytes", "bytes_limit")
+    used, peak, taken, limit = map(told.get, names)
+    return Pool("JAX", used, peak, taken, limit) if told else None
