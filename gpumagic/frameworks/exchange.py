@@ -4,6 +4,7 @@ It goes by the class of a value, so that an object that has whatever it is asked
 Nothing is imported.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,6 +95,20 @@ def place_of(value: Any) -> Place | None:
         return None
     # Where only the driver knows which GPU it is, it is most often the first one.
     return Place("cuda:0" if device == "cuda" else device, address_of(value), nbytes)
+
+
+def wholes(places: Iterable[Place]) -> dict[Place, Place]:
+    """By place the one that it is within: a view of another has the place of that."""
+    found: dict[Place, Place] = {}
+    whole: Place | None = None
+    for place in sorted({*places}, key=lambda each: (each.device, each.address, -each.nbytes)):
+        inside = whole is not None and (
+            place.device == whole.device
+            and place.address + place.nbytes <= whole.address + whole.nbytes
+        )
+        whole = whole if inside and whole is not None else place
+        found[place] = whole
+    return found
 
 
 def library_of(value: Any) -> str:

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from math import prod
 from typing import Any
 
 import jax
@@ -118,7 +117,7 @@ class Jax:
         own = self._devices.own(device)
         if stats := own.memory_stats():
             return stats["bytes_in_use"], stats.get("peak_bytes_in_use")
-        return sum(_bytes_on(own, array) for array in jax.live_arrays()), None
+        return jax_memory.allocated(self._devices, device), None
 
     def places(self, array: Any) -> list[Place]:
         """The pieces of memory that an array has: one on each device where it has data."""
@@ -137,13 +136,6 @@ class Jax:
         from gpumagic.frameworks.jax_copies import JaxCopies
 
         return JaxCopies(self._devices, tally, strict)
-
-
-def _bytes_on(own: Any, array: Any) -> int:
-    sharding = array.sharding
-    if array.is_deleted() or own not in sharding.device_set:
-        return 0
-    return int(prod(sharding.shard_shape(array.shape)) * array.dtype.itemsize)
 
 
 def _of_variable(variable: Any) -> _Parts:

@@ -1,24 +1,13 @@
-"""Find the memory of JAX's arrays, and what JAX has taken of each GPU. Nothing here starts JAX.
+"""Find the memory of JAX's arrays, and what JAX has taken of each GPU. Nothing here starts JAX."""
 
-A private part of JAX is read, where it is there: `jax._src.xla_bridge.backends_are_initialized`.
-"""
-
-import sys
 from typing import Any
 
 import jax
 
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
-from gpumagic.frameworks.exchange import Place, Pool
-from gpumagic.frameworks.jax_devices import JaxDevices
-
-
-def started() -> bool:
-    """Whether JAX has started in this process: its devices are there, and a GPU's memory taken."""
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    asked: Any = getattr(bridge, "backends_are_initialized", None)
-    return bool(asked()) if asked is not None else False
+from gpumagic.frameworks.exchange import Place, Pool, wholes
+from gpumagic.frameworks.jax_devices import JaxDevices, started
 
 
 def live() -> list[Any]:
@@ -32,12 +21,20 @@ def places(devices: JaxDevices, array: Any) -> list[Place]:
     """The pieces of memory that an array has, one for each of its shards in this process."""
     if array.is_deleted():
         return []
-    shards = (shard.data for shard in array.addressable_shards)
+    # JAX makes an array of each shard, which the array then keeps, and lists it as one that lives.
+    one = array.sharding.num_devices == 1
+    pieces = [array] if one else [shard.data for shard in array.addressable_shards]
     return [
         Place(devices.names(data.sharding), data.unsafe_buffer_pointer(), data.nbytes)
-        for data in shards
+        for data in pieces
         if data.nbytes
     ]
+
+
+def allocated(devices: JaxDevices, device: Device) -> int:
+    """The bytes of all arrays on a device, of which several may share the same."""
+    every = wholes(place for array in live() for place in places(devices, array))
+    return sum(place.nbytes for place in {*every.values()} if place.device == str(device))
 
 
 def pool(devices: JaxDevices, device: Device) -> Pool | None:

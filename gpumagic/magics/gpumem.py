@@ -29,12 +29,14 @@ class Memories:
     def held(self, asked: Sequence[str]) -> Any:
         """A report of all GPUs, of those named, or of some variables; of one name what is in it.
 
-        A Snapshot of who holds the GPUs where torch was not imported, or can use none of them.
+        A Snapshot of who holds the GPUs where nothing is in use that could hold them, or what is
+        can use none of them.
         """
+        from gpumagic.frameworks.known import started
         from gpumagic.magics.gpus import gpus
 
-        if "torch" not in sys.modules:
-            print("torch is not imported here, so this notebook has no tensor on a GPU.")
+        if "torch" not in sys.modules and not started():
+            print("Neither torch nor JAX is in use here: this notebook has nothing on a GPU.")
             return gpus()
         from gpumagic.memory import ask
         from gpumagic.memory.memory_tree import first_name, tree
@@ -60,10 +62,9 @@ class Memories:
 def _gpus(word: str, variables: Iterable[str]) -> list[Any]:
     """The GPUs that a word names; a GpuError says that it names neither one nor a variable."""
     from gpumagic.device import resolve
-    from gpumagic.placement.torch_devices import devices
 
     try:
-        found = resolve(word, devices(memory=word == "free"))
+        found = resolve(word, _here(memory=word == "free"))
     except GpuError as error:
         if not word.isidentifier():
             raise
@@ -73,3 +74,14 @@ def _gpus(word: str, variables: Iterable[str]) -> list[Any]:
     if any(device.kind == "cpu" for device in found):
         raise GpuError(f"{word} is not a GPU; type %gpumem 0, or %gpumem for all of them")
     return found
+
+
+def _here(memory: bool) -> list[Any]:
+    """The GPUs of this process; those that torch can use, where it is imported."""
+    if "torch" in sys.modules:
+        from gpumagic.placement.torch_devices import devices
+
+        return devices(memory=memory)
+    from gpumagic.device import here
+
+    return here(memory=memory)

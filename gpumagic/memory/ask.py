@@ -24,6 +24,7 @@ from gpumagic.usercode.notebook import user_namespace
 from gpumagic.usercode.torch_classes import torch_here
 
 if TYPE_CHECKING:
+    from gpumagic.memory.allocator import Allocator
     from gpumagic.memory.made_in import MadeIn
 
 _REST = "held by no Python object"
@@ -59,18 +60,23 @@ def memory(*names: str) -> MemoryReport:
 
 
 def _devices(names: tuple[str, ...], namespace: Mapping[str, Any]) -> tuple[DeviceMemory, ...]:
-    allocator, made_in = None, None
-    if torch_here() is not None:
-        from gpumagic.memory.allocator import Allocator
-        from gpumagic.memory.made_in import MadeIn
-
-        allocator = Allocator()
-        made_in = MadeIn(allocator)
+    allocator, made_in = allocations()
     found = find(namespace, allocator=allocator)
     devices = [with_other_libraries(device, found) for device in figures()]
     if names:
         found = [_by(names, storage) for storage in found if storage.roots & set(names)]
     return tuple(with_holders(device, found, made_in, whole=not names) for device in devices)
+
+
+def allocations() -> "tuple[Allocator | None, MadeIn | None]":
+    """What torch has allocated at this moment, and where it was made; nothing without torch."""
+    if torch_here() is None:
+        return None, None
+    from gpumagic.memory.allocator import Allocator
+    from gpumagic.memory.made_in import MadeIn
+
+    allocator = Allocator()
+    return allocator, MadeIn(allocator)
 
 
 def _by(names: tuple[str, ...], storage: FoundStorage) -> FoundStorage:

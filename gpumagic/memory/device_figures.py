@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpumagic.device import Device
-from gpumagic.frameworks.known import imported
+from gpumagic.frameworks.known import imported, started
 from gpumagic.gputable.holders import UNSEEN, Holder, holders
 from gpumagic.memory.find_holders import FoundStorage
 from gpumagic.memory.memory_report import DeviceMemory
@@ -37,10 +37,10 @@ def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) ->
     kind, _, ordinal = device.device.partition(":")
     here = [each for each in found if each.device == device.device and each.is_of_other_library]
     nbytes = sum(each.nbytes for each in here)
-    if kind != "cuda" or not (nbytes or imported()):
+    if kind != "cuda" or not (nbytes or started()):
         return device
     gpu = Device("cuda", int(ordinal), virtual=device.virtual)
-    pools = tuple(pool for each in imported() if (pool := each.pool(gpu)) is not None)
+    pools = tuple(pool for each in started() if (pool := each.pool(gpu)) is not None)
     # What no allocator tells of was taken at least for what there is.
     taken = max(nbytes, sum(pool.taken or 0 for pool in pools))
     rest = device.other_in_process

@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from torch import nn
-
 from gpumagic.display.shown import Shown
 from gpumagic.errors import GpuError
-from gpumagic.memory.allocator import Allocator
+from gpumagic.memory.ask import allocations
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.heap import Root
-from gpumagic.memory.made_in import MadeIn
 from gpumagic.memory.memory_report import SAVED, STATE, Made
+from gpumagic.usercode.torch_classes import is_module, torch_here
 
 _OWN = {"parameter", "buffer", "gradient", STATE, SAVED}
 """Kinds that are columns of what has them; others have a row of their own."""
@@ -114,17 +112,18 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     value, name = _value(name, namespace), ast.unparse(ast.parse(name))
     first = first_name(name)
     # What is made when it is asked for, as data[0] of a tensor, has no path from a variable.
-    allocator = Allocator()
+    allocator, made_in = allocations()
     found = find(namespace, [Root(name, value, holder=first)], allocator=allocator, paths=True)
     own = {storage: _within(name, storage, "path") for storage in found}
     root, devices, beside = _Node(name), dict[str, None](), Counter[str]()
-    if isinstance(value, nn.Module):
+    if is_module(value):
         for path in _in_order(value, own):
             root.at(_steps(name, path, "parameter"))
-    made, made_in, aliases = Counter[Made | None](), MadeIn(allocator), dict[str, None]()
+    made, aliases = Counter[Made | None](), dict[str, None]()
     for storage, (path, kind) in own.items():
         if path:
-            made[made_in.of(storage.device, storage.address)] += storage.nbytes
+            where = storage.device, storage.address
+            made[made_in.of(*where) if made_in is not None else None] += storage.nbytes
             roots = (way.root for way in storage.ways)
             # Outputs are roots by their numbers.
             aliases |= {root: None for root in roots if first_name(root) != first}
@@ -141,7 +140,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     return MemoryTree(
         name=name,
         devices=tuple(sorted(devices)),
-        branches=tuple(_branches(root, isinstance(value, nn.Module))),
+        branches=tuple(_branches(root, is_module(value))),
         beside={kind: nbytes for kind, nbytes in beside.items() if nbytes},
         made=made.most_common(1)[0][0] if made else None,
         aliases=tuple(aliases),
@@ -195,11 +194,11 @@ def _within(name: str, storage: FoundStorage, what: str) -> tuple[str, str]:
     return "", ""
 
 
-def _in_order(module: nn.Module, own: Mapping[FoundStorage, tuple[str, str]]) -> Iterator[str]:
+def _in_order(module: Any, own: Mapping[FoundStorage, tuple[str, str]]) -> Iterator[str]:
     """The paths of its parameters, in the order of the module."""
     paths = {(s.device, s.address): path for s, (path, _) in own.items() if path}
     # Torch's own method: a module may have another one of this name.
-    for p in nn.Module.parameters(module):
+    for p in torch_here().nn.Module.parameters(module):
         path = paths.get((str(p.device), p.untyped_storage().data_ptr()))
         if path is not None:
             yield path

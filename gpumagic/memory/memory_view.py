@@ -11,6 +11,7 @@ from gpumagic.display.shown import bar, block, coded, folded, tag
 from gpumagic.display.table import Column
 from gpumagic.display.units import NOT_KNOWN, size, some
 from gpumagic.errors import as_typed
+from gpumagic.frameworks.exchange import Pool
 from gpumagic.memory.memory_report import (
     KEPT,
     UNREACHED,
@@ -79,9 +80,18 @@ def numbers(device: DeviceMemory) -> list[str]:
     # Where torch has taken nothing, nobody is asked what else there is of this process.
     if device.other_in_process or (device.other_in_process is None and device.reserved):
         found.append(f"driver and other libraries {size(device.other_in_process)}")
+    found += [_pool(pool) for pool in device.pools]
     named = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in device.others_by_name)
     found.append(f"others {size(device.others)}" + (f" ({named})" if named else ""))
     return [*found, f"free {size(device.free)}"]
+
+
+def _pool(pool: Pool) -> str:
+    """``"JAX uses 3.2 GiB, peak 5.0 GiB, at most 60.1 GiB"``."""
+    parts = [f"{pool.framework} uses {size(pool.used)}"]
+    parts += [f"peak {size(pool.peak)}"] * (pool.peak is not None)
+    parts += [f"at most {size(pool.limit)}"] * (pool.limit is not None)
+    return ", ".join(parts)
 
 
 def folded_rows(device: DeviceMemory) -> int:

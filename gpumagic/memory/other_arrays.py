@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpumagic import faults
-from gpumagic.frameworks.exchange import Place, place_of
-from gpumagic.frameworks.known import imported
+from gpumagic.frameworks.exchange import Place, place_of, wholes
+from gpumagic.frameworks.known import started
 
 
 def places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
@@ -17,28 +17,21 @@ def places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
     Those of a framework that lists what lives are all there, met or not.
     """
     every = {id(array): array for array in arrays}
-    for framework in imported():
+    for framework in started():
         with faults.kept(f"listing the arrays of {framework.name}"):
             every |= {id(array): array for array in framework.live()}
     found: list[tuple[Any, Place]] = []
     for array in every.values():
         with faults.kept("asking another library's array where it is"):
             found += [(array, place) for place in _places(array)]
-    found.sort(key=lambda each: (each[1].device, each[1].address, -each[1].nbytes))
-    for n, (array, place) in enumerate(found[1:], 1):
-        whole = found[n - 1][1]
-        inside = whole.address <= place.address and _end(place) <= _end(whole)
-        if place.device == whole.device and inside:
-            found[n] = array, whole
-    return found
-
-
-def _end(place: Place) -> int:
-    return place.address + place.nbytes
+    # What is the whole says by its name who holds it.
+    found.sort(key=lambda each: -each[1].nbytes)
+    whole = wholes(place for _, place in found)
+    return [(array, whole[place]) for array, place in found]
 
 
 def _places(array: Any) -> list[Place]:
-    for framework in imported():
+    for framework in started():
         if framework.is_array(array):
             every = framework.places(array)
             break

@@ -90,7 +90,7 @@ def test_without_torch_it_says_so_shows_the_gpus_and_imports_none():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     lines = done.stdout.splitlines()
-    assert lines[0] == "torch is not imported here, so this notebook has no tensor on a GPU."
+    assert lines[0] == "Neither torch nor JAX is in use here: this notebook has nothing on a GPU."
     assert "No GPU" in done.stdout
     assert lines[-1] == "False"
 
