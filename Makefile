@@ -84,7 +84,7 @@ test-libraries: .venv-libraries/test  ## programs of other people's libraries; t
 test-frameworks: .venv-frameworks/test  ## JAX and TensorFlow where there is no torch, with libraries of theirs
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/torchless
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/with_jax tests/frameworks/libraries
-	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/tensorflow
+	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/with_tensorflow
 
 cuda-build: .venv/test  ## fail unless torch is built for CUDA and sees no GPU
 	$(BIN)/python -c "import torch; assert torch.version.cuda and not torch.cuda.is_available()"

@@ -45,7 +45,7 @@ _OFTEN = 16
 # that is read value by value.
 _EXPLICIT = 100
 # What is copied in silence each time: the second time is one too many.
-_SILENT = ("index", "operand")
+_SILENT = ("index", "operand", "tf.function")
 ADVISERS: dict[str, Callable[[Entry], Any]] = {}
 """Who advises about the arrays of another framework, by `Entry.framework`."""
 
@@ -81,6 +81,8 @@ def advise(entry: Entry) -> Advice | None:
 
 def is_crawl(entry: Entry) -> bool:
     """Whether it is more than its line in the ledger should say: what `Alarm` warns of."""
+    if entry.kind == "placement":
+        return True
     if entry.within or entry.via in ("backward", "display", "fix", "loader"):
         return False
     if not entry.implicit:

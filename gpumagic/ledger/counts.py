@@ -46,6 +46,8 @@ class Count:
     version: int | None = None
     warned: bool = False
     framework: str = ""
+    kind: str = ""  # `Entry.kind`, where it is neither a copy nor a wait
+    untimed: bool = False
 
     def look_at(self, tensor: Any, host: Any) -> None:
         """Note whether a copy copies what the last one did, and from or to pinned memory."""
@@ -64,7 +66,7 @@ class Count:
         seconds = self.seconds * self.count / self.timed if self.timed else self.seconds
         calls = max(self.calls if self.how == PRINT else self.count, at_least)
         return Entry(
-            kind="copy" if self.copy else "wait",
+            kind=self.kind or ("copy" if self.copy else "wait"),
             operator=self.operator,
             source=self.source,
             destination=self.destination,
@@ -82,6 +84,7 @@ class Count:
             blocking=self.blocking,
             pinned=self.pinned,
             framework=self.framework,
+            untimed=self.untimed,
         )
 
 

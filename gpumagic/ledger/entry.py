@@ -15,7 +15,7 @@ class Entry:
     """What one operator did at one line, all its calls together."""
 
     # "copy": bytes went from one device to another; "wait": the host waited for a result that
-    # decides a value or a shape.
+    # decides a value or a shape; "placement": a result is on another device than was asked for.
     kind: str
     operator: str  # torch's own name: "copy_", "item", "nonzero", "index" …; JAX: see `frameworks`
     source: str  # a device, such as "cuda:1" or "cpu"
@@ -41,6 +41,7 @@ class Entry:
     # Whether the host's side lay in pinned memory; None where there is none, or it differed.
     pinned: bool | None = None
     framework: str = ""  # whose arrays: "JAX"; nothing for torch's
+    untimed: bool = False  # its seconds are a part of its operation's, and not known
 
     @property
     def file(self) -> str | None:

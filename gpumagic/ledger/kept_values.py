@@ -6,8 +6,12 @@ from functools import lru_cache
 _READS = ("cpu", "item", "numpy", "tolist")
 _NUMBERS = ("bool", "float", "int")
 # How several values are put together and read, and one, by the framework whose they are.
-_TOGETHER = {"": "torch.stack({}).cpu()", "JAX": "jax.device_get(jnp.stack({}))"}
-_ONE = {"": "{}.item()", "JAX": "float({})"}
+_TOGETHER = {
+    "": "torch.stack({}).cpu()",
+    "JAX": "jax.device_get(jnp.stack({}))",
+    "TensorFlow": "tf.stack({}).numpy()",
+}
+_ONE = {"": "{}.item()", "JAX": "float({})", "TensorFlow": "{}.numpy()"}
 _LONG = 40  # characters of an expression that a sentence still bears
 
 

@@ -25,7 +25,8 @@ def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
     entries = [e for e in ledger.entries if e.via not in without]
     other = [e for e in entries if e.via != "print"]
     printed = [e for e in entries if e.via == "print"]
-    return "; ".join(filter(None, (_transfers(other), _waits(other), _printed(printed))))
+    said = _transfers(other), _waits(other), _printed(printed), _elsewhere(other)
+    return "; ".join(filter(None, said))
 
 
 def _transfers(entries: list[Entry]) -> str:
@@ -51,6 +52,13 @@ def _printed(entries: list[Entry]) -> str:
     what = "array" if any(e.framework for e in entries) else "tensor"
     words = f"{_count(count, what)} printed in {reads}{_at(entries, count, calls=True)}"
     return words if entries else ""
+
+
+def _elsewhere(entries: list[Entry]) -> str:
+    found = [e for e in entries if e.kind == "placement"]
+    count = sum(e.count for e in found)
+    where = ", ".join(dict.fromkeys(f"{e.destination}, not {e.source}" for e in found))
+    return f"{_count(count, 'result')} on {where}{_at(found, count)}" if found else ""
 
 
 def _count(count: int, word: str) -> str:
@@ -101,7 +109,7 @@ def html(ledger: Ledger, *, with_line: bool = True) -> str:
 
 def _columns(ledger: Ledger) -> list[table.Column]:
     entries = ledger.entries
-    times = [duration(e.seconds if e.count else None) for e in entries]
+    times = [duration(e.seconds if e.count and not e.untimed else None) for e in entries]
     return [
         table.Column("line", [_location(e) for e in entries], number=True),
         table.Column(
@@ -123,6 +131,8 @@ def _location(entry: Entry) -> str:
 
 
 def _what(e: Entry) -> str:
+    if e.kind == "placement":
+        return f"asked for {e.source}, on {e.destination} ({e.operator})"
     way = f"{e.source} → {e.destination}" if e.kind == "copy" else f"waits for {e.source}"
     how = e.via or (_inside(e.within) if e.within else "implicit" if e.implicit else "explicit")
     batch = e.kind == "copy" and e.source == "cpu" and e.operator == "copy_" and not e.implicit
@@ -141,7 +151,7 @@ def _advice(e: Entry, in_calls: bool) -> str:
     if advice is None:
         return ""
     saved = f"≈ {duration((e.seconds or 0) * advice.share)} ({advice.how})"
-    if in_calls:
+    if in_calls or e.untimed:
         kind = "waits" if e.kind == "wait" else "copies"
         saved = f"{advice.saved:,} of {e.count:,} {kind}" if advice.saved else ""
     return f"→ {advice.text}" + (f"; saves {saved}" if saved else "")

@@ -1,0 +1,282 @@
+"""Count TensorFlow's copies between devices and its waits, by the user's line.
+
+An operand that is elsewhere is copied in silence; TensorFlow keeps that copy as long as the tensor
+lives, so each tensor counts once for each device. Implicit is what its own policy "explicit"
+refuses, all but `tf.identity`; and not a batch of a `tf.data` pipeline, which is made on the CPU
+(and where GPUs are virtual, on the one where the pipeline was made).
+Functions are read by their parts (`tensorflow_graphs`); what NumPy reads by itself, as
+`np.asarray(x)` and `np.sum(x)` do, is not seen. Seconds are those of reads alone: another copy's
+are a part of its operation's.
+
+TensorFlow's private parts: callbacks of `op_callbacks`, its debugger's, which trace no function
+anew and are of this thread alone; and `_numpy` of its tensors, put back when the last has ended.
+"""
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_callbacks
+
+from gpumagic import faults
+from gpumagic.errors import CrossDeviceWarning
+from gpumagic.frameworks import tensorflow_advice
+from gpumagic.frameworks.tensorflow_calls import Call, called_from
+from gpumagic.frameworks.tensorflow_devices import TensorFlowDevices
+from gpumagic.frameworks.tensorflow_graphs import Graphs
+from gpumagic.frameworks.tensorflow_kernels import in_host_memory, is_function
+from gpumagic.ledger.advice import ADVISERS, what
+from gpumagic.ledger.counts import Count, Tally
+from gpumagic.ledger.via import DISPLAY, LIBRARY, PRINT
+from gpumagic.usercode.lines import in_cell, line_at
+
+_PRINTING = {"__repr__", "__str__", "__format__"}
+_READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}
+_OWN = _PRINTING | _READING | {"numpy", "__array__"}
+_NO_DATA = (tf.resource, tf.variant, tf.string)
+
+ADVISERS["TensorFlow"] = tensorflow_advice.advise
+_graphs = Graphs()
+# Copies that TensorFlow keeps: of which tensor, and where.
+_copied: dict[tuple[int, str], "weakref.ref[Any]"] = {}
+
+
+class TensorFlowCopies:
+    """Counts from `__enter__` to `__exit__`, on the thread that entered."""
+
+    def __init__(self, devices: TensorFlowDevices, tally: Tally, strict: bool) -> None:
+        self._devices = devices
+        self._tally = tally
+        self._strict = strict
+        self._thread = 0
+        self._stack = ExitStack()
+        self._batches: dict[int, weakref.ref[Any]] = {}
+
+    def __enter__(self) -> "TensorFlowCopies":
+        self._thread = threading.get_ident()
+        with ExitStack() as stack:
+            op_callbacks.add_op_callback(self._seen)
+            stack.callback(op_callbacks.remove_op_callback, self._seen)
+            _graphs.start()
+            stack.callback(_graphs.stop)
+            self._stand_before_reads(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def _stand_before_reads(self, stack: ExitStack) -> None:
+        owner: Any = tf.__internal__.EagerTensor.__mro__[1]
+        real = owner._numpy
+
+        def _numpy(tensor: Any) -> Any:
+            __tracebackhide__ = True
+            count = self._read_of(tensor)
+            start = time.perf_counter()
+            read = real(tensor)
+            if count is not None:
+                _add(count, _size(tensor), time.perf_counter() - start)
+            return read
+
+        owner._numpy = _numpy
+
+        @stack.callback
+        def put_back() -> None:
+            if owner._numpy is _numpy:
+                owner._numpy = real
+
+    def _read_of(self, tensor: Any) -> Count | None:
+        """What a tensor's reading by the host counts as; None for one in the host's memory."""
+        __tracebackhide__ = True
+        count = None
+        if threading.get_ident() == self._thread:
+            with faults.kept("counting a read of TensorFlow's"):
+                count = self._reading(tensor, sys._getframe(2))
+        if count is not None:
+            self._refuse(count)
+        return count
+
+    def _reading(self, tensor: Any, frame: FrameType) -> Count | None:
+        source = self._devices.name(tensor.backing_device)
+        call = called_from(frame)
+        if source == "cpu" or call is None or not self._is_data(tensor.dtype):
+            return None
+        asked = call.function
+        if asked in _PRINTING and call.how == LIBRARY:
+            call = call._replace(how=PRINT)
+        name = asked.strip("_") if asked in _READING else "numpy"
+        kind = "copy" if tensor.shape.rank else "wait"
+        return self._count(kind, name, source, "cpu", call, asked not in ("numpy", "__array__"))
+
+    def _seen(
+        self,
+        operation: Any,
+        operands: Sequence[Any],
+        attributes: Sequence[Any],
+        results: Sequence[Any],
+        op_name: Any = None,
+        graph: Any = None,
+    ) -> None:
+        """TensorFlow calls this after each operation, and for each that a function is made of."""
+        __tracebackhide__ = True
+        if graph is not None:
+            return
+        refused: list[Count] = []
+        with faults.kept("counting a copy of TensorFlow's"):
+            name = operation.decode() if isinstance(operation, bytes) else operation
+            refused = self._look(name, operands, attributes, results)
+        for count in refused:
+            self._refuse(count)
+
+    def _look(
+        self, operation: str, operands: Sequence[Any], attributes: Sequence[Any], results: Any
+    ) -> list[Count]:
+        ran_on = _ran_on(operands, results)
+        found = []
+        if is_function(operation):
+            for sent in _graphs.copies(operation, ran_on, operands) if ran_on else ():
+                if self._is_data(sent.dtype):
+                    ends = self._devices.name(sent.source), self._devices.name(sent.destination)
+                    found.append(self._copy("tf.function", *ends, sent.nbytes))
+            return [count for count in found if count is not None]
+        if operation == "IteratorGetNext":
+            for result in results:
+                _note(self._batches, id(result), result)
+        for number, operand in enumerate(operands):
+            if operand.backing_device != ran_on and self._is_data(operand.dtype):
+                to = _expected(operation, ran_on, attributes, number)
+                found.append(self._operand(operation, operand, to))
+        if results and results[0].dtype not in _NO_DATA:
+            found.append(self._soft(ran_on, results, operands))
+        return [count for count in found if count is not None]
+
+    def _is_data(self, dtype: Any) -> bool:
+        """Whether it is data that devices hold; virtual GPUs leave small integers on the CPU."""
+        return dtype not in _NO_DATA and not (self._devices.virtual and dtype == tf.int32)
+
+    def _operand(self, operation: str, operand: Any, to: str) -> Count | None:
+        """Count an operand that was copied, if it was: and not kept from an earlier copy."""
+        source, destination = self._devices.name(operand.backing_device), self._devices.name(to)
+        key = id(operand), destination
+        known = _copied.get(key)
+        if source == destination or (known is not None and known() is operand):
+            return None
+        _note(_copied, key, operand)
+        batch = self._batches.get(id(operand))
+        kind = "batch" if batch is not None and batch() is operand else "operand"
+        kind = "identity" if operation == "Identity" else kind
+        return self._copy(kind, source, destination, _size(operand))
+
+    def _copy(self, kind: str, source: str, destination: str, nbytes: int) -> Count | None:
+        call = called_from(sys._getframe(1))
+        if call is None or source == destination:
+            return None
+        implicit = kind in ("operand", "tf.function")
+        count = self._count("copy", kind, source, destination, call, implicit)
+        _add(count, nbytes, 0.0)
+        return count
+
+    def _soft(self, ran_on: str, results: Sequence[Any], operands: Sequence[Any]) -> Count | None:
+        """Count results that are elsewhere than the device that was asked for."""
+        asked = context.context().device_spec
+        if asked is None or asked.device_type is None or asked.device_index is None:
+            return None
+        wanted = f"{asked.device_type}:{asked.device_index}"
+        # What works on a variable, or on a pipeline, is where that is.
+        bound = any(operand.dtype in (tf.resource, tf.variant) for operand in operands)
+        call = None if bound or ran_on.endswith(wanted) else called_from(sys._getframe(1))
+        if call is None:
+            return None
+        ends = self._devices.name(f"/device:{wanted}"), self._devices.name(ran_on)
+        count = self._count("placement", "soft placement", *ends, call, True)
+        _add(count, sum(map(_size, results)), 0.0)
+        return count
+
+    def _count(
+        self, kind: str, operator: str, source: str, destination: str, call: Call, implicit: bool
+    ) -> Count:
+        key = (kind, operator, source, destination, call.how, *call.at())
+        count = self._tally.counts.get(key)
+        if count is not None:
+            return count
+        code, at = (None, 0) if call.user is None else in_cell(call.user)
+        new = Count(
+            kind == "copy",
+            operator,
+            source,
+            destination,
+            call.how,
+            code,
+            at,
+            implicit,
+            # An operand is elsewhere because of who gave it; a library reads by itself.
+            within=call.library(_OWN) if operator in _BY_ITSELF else "",
+            kept=call.codes(),
+            framework="TensorFlow",
+            kind=kind,
+            untimed=kind != "wait" and operator != "numpy",
+        )
+        return self._tally.add(key, new)
+
+    def _refuse(self, count: Count) -> None:
+        """Under strict, raise for what is implicit."""
+        __tracebackhide__ = True
+        if self._strict and count.implicit and count.how != DISPLAY and not count.within:
+            raise CrossDeviceWarning(_refusal(count))
+
+
+_BY_ITSELF = {"numpy", *(name.strip("_") for name in _READING)}
+
+
+def _expected(operation: str, ran_on: str, attributes: Sequence[Any], number: int) -> str:
+    """The device on which the kernel of an operation takes an operand."""
+    task, _, device = ran_on.partition("/device:")
+    kind = device.partition(":")[0]
+    host = number in in_host_memory(operation, kind, attributes)
+    return f"{task}/device:CPU:0" if host else ran_on
+
+
+def _ran_on(operands: Sequence[Any], results: Sequence[Any]) -> str:
+    """The device of an operation, by TensorFlow's name; its variable's where it has no result."""
+    if results:
+        return str(results[0].device)
+    bound = next((each for each in operands if each.dtype == tf.resource), None)
+    return str(bound.device if bound is not None else context.context().device_name or "")
+
+
+def _note(table: dict[Any, "weakref.ref[Any]"], key: Any, tensor: Any) -> None:
+    """Put a tensor into a table as long as it lives."""
+    table[key] = weakref.ref(tensor, lambda _: table.pop(key, None))
+
+
+def _size(tensor: Any) -> int:
+    return int((tensor.shape.num_elements() or 0) * tensor.dtype.size)
+
+
+def _add(count: Count, nbytes: int, seconds: float) -> None:
+    count.count += 1
+    count.nbytes += nbytes
+    count.seconds += seconds
+    count.calls += 1
+    count.blocking += count.destination == "cpu"
+
+
+def _refusal(count: Count) -> str:
+    line = "" if count.code is None else f"{line_at(count.code, count.at).place}: "
+    if count.kind == "placement":
+        said = f"`{count.entry().code}` {tensorflow_advice.fell(count.entry())} by soft placement"
+        return f"{line}{said}, which strict does not allow; ask for a device that is there"
+    if count.destination == "cpu":
+        ask = "name it first: x.numpy()"
+    else:
+        there = tensorflow_advice.own(count.destination)
+        ask = f"bring it there first: with tf.device('{there}'): x = tf.identity(x)"
+    return f"{line}{what(count)}, which strict does not allow; {ask}"

@@ -1,0 +1,175 @@
+"""Name TensorFlow's devices as gpumagic does; have it answer for virtual GPUs while there are any.
+
+Where GPUs are virtual, TensorFlow has logical devices of the CPU: number 0 is the CPU, number k + 1
+is virtual GPU k. `tf.device("/GPU:1")` and the lists of `tf.config` then give those, and are put
+back when virtual GPUs go. A name of a GPU that is not there is left to TensorFlow.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from gpumagic.device import Device, devices_changed, here
+from gpumagic.errors import GpuError, as_typed
+
+_Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+# TensorFlow's own, before anything stands in front of it.
+_physical_devices = tf.config.list_physical_devices
+_GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+|\*))?$", re.IGNORECASE)
+_DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
+
+
+class TensorFlowDevices:
+    """The devices of TensorFlow in this process; it starts when one is placed on, not before."""
+
+    def __init__(self) -> None:
+        self.virtual = 0
+        # What stands in for TensorFlow's own: the owner, its name, its own, ours.
+        self._wrapped: list[tuple[Any, str, Any, Any]] = []
+        devices_changed.append(self._changed)
+        self._changed()
+
+    def count(self) -> int:
+        """How many GPUs TensorFlow has, virtual ones if there are any; starts nothing."""
+        if self.virtual:
+            return min(self.virtual, _logical_cpus() - 1)
+        return len(_physical_devices("GPU"))
+
+    def own(self, device: Device) -> str:
+        """TensorFlow's name of a device, such as ``"/GPU:1"``; or GpuError."""
+        if device.kind == "cpu":
+            return "/CPU:0"
+        if device.kind != "cuda" or device.ordinal is None:
+            raise GpuError(f"TensorFlow has no device {device}; type cpu, or a GPU's number")
+        if device.ordinal < self.count():
+            return f"/CPU:{device.ordinal + 1}" if self.virtual else f"/GPU:{device.ordinal}"
+        if self.virtual:
+            raise GpuError(_too_late(_logical_cpus(), self.virtual))
+        raise GpuError(
+            f"TensorFlow sees no {device} here; a build for GPUs is "
+            "pip install 'tensorflow[and-cuda]'"
+        )
+
+    def name(self, own: str) -> str:
+        """A device by TensorFlow's full name, as gpumagic calls it: ``"cuda:1"``."""
+        found = _DEVICE.search(own)
+        if found is None:
+            return own
+        kind, number = found[1].upper(), int(found[2])
+        if kind == "GPU":
+            return f"cuda:{number}"
+        return f"cuda:{number - 1}" if self.virtual and number else "cpu"
+
+    def _changed(self) -> None:
+        """Stand in front of TensorFlow's own functions while GPUs are virtual."""
+        self.virtual = sum(device.virtual for device in here(memory=False))
+        if self.virtual and not self._wrapped:
+            for owner, name, wrap in self._stand_ins():
+                real = getattr(owner, name)
+                ours = functools.wraps(real)(wrap(real))
+                setattr(owner, name, ours)
+                self._wrapped.append((owner, name, real, ours))
+        elif not self.virtual:
+            while self._wrapped:
+                owner, name, real, ours = self._wrapped.pop()
+                if getattr(owner, name) is ours:
+                    setattr(owner, name, real)
+
+    def _stand_ins(self) -> list[tuple[Any, str, _Wrap]]:
+        found: list[tuple[Any, str, _Wrap]] = [(tf, "device", self._on)]
+        for owner in (tf.config, tf.config.experimental):
+            found += [
+                (owner, "list_physical_devices", self._physical),
+                (owner, "get_visible_devices", self._physical),
+                (owner, "list_logical_devices", self._logical),
+            ]
+        found.append((tf.config.experimental, "set_memory_growth", self._growing))
+        return found
+
+    def _on(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def device(device_name: Any) -> Any:
+            return real(self._translated(device_name))
+
+        return device
+
+    def _translated(self, given: Any) -> Any:
+        """The logical device of the CPU that a name of a virtual GPU means; all else as it is."""
+        name = given
+        if isinstance(given, tf.config.LogicalDevice):
+            name = given.name
+        elif isinstance(given, tf.DeviceSpec):
+            name = given.to_string()
+        found = _GPU.search(name) if isinstance(name, str) else None
+        if found is None:
+            return given
+        number = int(found[1]) if (found[1] or "*") != "*" else 0
+        if number >= self.count():
+            return given
+        return f"{name[: found.start()] or '/'}device:CPU:{number + 1}"
+
+    def _physical(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def devices(device_type: str | None = None) -> list[Any]:
+            gpus = [
+                tf.config.PhysicalDevice(f"/physical_device:GPU:{number}", "GPU")
+                for number in range(self.count())
+            ]
+            return _listed(real, device_type, lambda device: device.device_type != "GPU", gpus)
+
+        return devices
+
+    def _logical(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def devices(device_type: str | None = None) -> list[Any]:
+            gpus = [
+                tf.config.LogicalDevice(f"/device:GPU:{number}", "GPU")
+                for number in range(self.count())
+            ]
+            return _listed(real, device_type, lambda device: device.name == "/device:CPU:0", gpus)
+
+        return devices
+
+    def _growing(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def set_memory_growth(device: Any, enable: bool) -> Any:
+            # A virtual GPU takes what its tensors take.
+            return None if device.device_type == "GPU" else real(device, enable)
+
+        return set_memory_growth
+
+
+def _listed(
+    real: Callable[..., Any],
+    device_type: str | None,
+    keep: Callable[[Any], bool],
+    gpus: list[Any],
+) -> list[Any]:
+    own = [] if device_type == "GPU" else [d for d in real(device_type) if keep(d)]
+    return own + (gpus if device_type in (None, "GPU") else [])
+
+
+def make_virtual(count: int) -> None:
+    """Have `count` logical devices beside the CPU's; GpuError where TensorFlow has started."""
+    cpu = _physical_devices("CPU")[0]
+    each = tf.config.LogicalDeviceConfiguration()
+    try:
+        # Each is an error where TensorFlow has started, and starts nothing.
+        tf.config.set_logical_device_configuration(cpu, [each] * (count + 1))
+        tf.config.set_visible_devices([] if count else _physical_devices("GPU"), "GPU")
+    except RuntimeError:
+        if (there := _logical_cpus()) <= count:
+            raise GpuError(_too_late(there, count)) from None
+
+
+def _logical_cpus() -> int:
+    """How many logical devices of the CPU there are, or will be once TensorFlow has started."""
+    cpu = _physical_devices("CPU")[0]
+    return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
+
+
+def _too_late(there: int, wanted: int) -> str:
+    devices = f"{there} CPU device{'s' * (there != 1)}"
+    return (
+        f"TensorFlow has started in this kernel with {devices}: restart the kernel, and type "
+        f"{as_typed(f'%gpus --virtual {wanted}')} before anything uses TensorFlow"
+    )

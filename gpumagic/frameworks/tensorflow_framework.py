@@ -1,0 +1,169 @@
+"""Serve TensorFlow: its devices, its tensors and variables, and Keras's models.
+
+Of TensorFlow's private parts, `context.context()` is touched for the device scope that holds
+between two hooks, where no `with` can stand.
+"""
+
+import gc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from gpumagic.device import Device, here
+from gpumagic.errors import GpuError
+from gpumagic.frameworks import tensorflow_devices
+from gpumagic.ledger.counts import Tally
+
+_STAYS = (
+    "a tf.Variable stays where it was made; make it in this cell, or give the cell a copy: "
+    "v = tf.Variable(v)"
+)
+_MODEL_STAYS = (
+    "its variables stay where they were made; make it in this cell, or there "
+    "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
+)
+
+
+class TensorFlow:
+    """TensorFlow as it is in this process, with Keras where that is imported."""
+
+    name = "TensorFlow"
+
+    def __init__(self) -> None:
+        self._devices = tensorflow_devices.TensorFlowDevices()
+        self._tensor: type = tf.__internal__.EagerTensor
+
+    def started(self) -> bool:
+        """Whether it has found its devices: what is asked before may start it."""
+        return bool(getattr(context.context(), "_initialized", True))
+
+    def devices(self) -> list[Device]:
+        """The GPUs that it can use here, virtual ones too, by ordinal."""
+        count = self._devices.count()
+        return [d for d in here(memory=False) if d.ordinal is not None and d.ordinal < count]
+
+    def make_virtual(self, count: int) -> None:
+        """Have `count` virtual GPUs beside the CPU; GpuError in one line where it is too late."""
+        tensorflow_devices.make_virtual(count)
+
+    @contextmanager
+    def place(self, device: Device) -> Iterator[None]:
+        """While this holds, in its thread, what names no device is made on `device`."""
+        name = self._devices.own(device)
+        now = context.context()
+        before = now.device_name, now.device_spec
+        tf.device(name).__enter__()
+        try:
+            yield
+        finally:
+            # Not by that scope's own exit, which is an error if the cell has left one entered.
+            now._set_device(*before)
+
+    def is_array(self, value: object) -> bool:
+        """Whether it is a tensor with data, a variable, or what has variables: a layer, a model."""
+        if isinstance(value, self._tensor | tf.Variable):
+            return True
+        return bool(_variables(value))
+
+    def where(self, array: Any) -> str:
+        """The device of the operation that made it; of a model, all that its variables are on.
+
+        Small integers are a GPU's by this, as TensorFlow says, which keeps them in host memory.
+        """
+        names = {self._devices.name(each.device) for each in _variables(array) or [array]}
+        return " + ".join(sorted(names))
+
+    def nbytes(self, array: Any) -> int:
+        """The bytes of its data; of strings none are known, and of what is on no device neither."""
+        return sum(bytes_of(each) for each in _variables(array) or [array])
+
+    def bring(self, array: Any, device: Device) -> Any:
+        """A copy of a tensor on another device; GpuError for a variable, which is bound to its."""
+        if self.where(array) == str(device):
+            return array
+        if not isinstance(array, self._tensor):
+            raise GpuError(_STAYS if isinstance(array, tf.Variable) else _MODEL_STAYS)
+        with self.place(device):
+            return tf.identity(array)
+
+    def copy(self, array: Any, device: Device) -> Any:
+        """A copy of its own on a device; of a model, one with its weights, compiled as it is."""
+        with self.place(device):
+            if isinstance(array, self._tensor):
+                return tf.identity(array)
+            if isinstance(array, tf.Variable):
+                return tf.Variable(array, trainable=array.trainable, dtype=array.dtype)
+            return _model_like(array)
+
+    def parts(self, value: object) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
+        """The tensors of a ragged or sparse one."""
+        if not isinstance(value, tf.__internal__.CompositeTensor) or self.is_array(value):
+            return None
+        made = tf.nest.flatten(value, expand_composites=True)
+        return made, lambda new: tf.nest.pack_sequence_as(value, new, expand_composites=True)
+
+    def knows(self, kind: type) -> bool:
+        """It knows no class by its identity that a notebook defines."""
+        return False
+
+    def wait(self) -> None:
+        """Wait until all its devices have finished what they were given."""
+        tf.test.experimental.sync_devices()
+
+    def compile_seconds(self) -> float | None:
+        """TensorFlow does not tell how long it has traced and compiled."""
+        return None
+
+    def allocated(self, device: Device) -> tuple[int, int | None]:
+        """The bytes of its arrays on a device now, and their peak where it is known."""
+        own = self._devices.own(device)
+        if own.startswith("/GPU"):
+            info = tf.config.experimental.get_memory_info(own.removeprefix("/"))
+            return info["current"], info["peak"]
+        found = 0
+        # By its class: what stands in for other objects is not to be asked for them.
+        for kind, thing in [(type(each), each) for each in gc.get_objects()]:
+            if kind is self._tensor:
+                found += bytes_of(thing) * (self._devices.name(thing.backing_device) == str(device))
+            elif issubclass(kind, tf.Variable):
+                found += bytes_of(thing) * (self._devices.name(thing.device) == str(device))
+        return found, None
+
+    def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
+        """While this holds, count its copies between devices and its waits, by the user's line."""
+        from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies
+
+        return TensorFlowCopies(self._devices, tally, strict)
+
+
+def bytes_of(tensor: Any) -> int:
+    """The bytes of a tensor's data, 0 of a string's or a resource's, which no device holds."""
+    size: int = (tensor.shape.num_elements() or 0) * tensor.dtype.size
+    return size
+
+
+def _variables(value: object) -> list[tf.Variable]:
+    """What a module of TensorFlow's, or a layer, model, optimizer or variable of Keras's has."""
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(value, keras.Variable):
+        return [value.value]
+    if isinstance(value, tf.Module):
+        return [*value.variables]
+    if keras is not None and isinstance(value, (keras.Layer, keras.Optimizer)):
+        return [variable.value for variable in value.variables]
+    return []
+
+
+def _model_like(value: Any) -> Any:
+    keras = sys.modules.get("keras")
+    if keras is None or not isinstance(value, keras.Model):
+        raise GpuError(f"a {type(value).__name__} is not copied; make it in the code itself")
+    made = keras.models.clone_model(value)
+    made.set_weights(value.get_weights())
+    if value.compiled:
+        made.compile_from_config(value.get_compile_config())
+    return made

@@ -1,0 +1,232 @@
+"""TensorFlow's devices and arrays are gpumagic's: placed, named, brought; the book's code runs."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import GPUS
+
+from gpumagic import device
+from gpumagic.device import CPU, Device
+from gpumagic.errors import GpuError
+
+TENSORFLOWS = """
+def cpu():
+    return tf.device('/CPU:0')
+def gpu(i=0):
+    return tf.device(f'/GPU:{i}')
+def num_gpus():
+    return len(tf.config.experimental.list_physical_devices('GPU'))
+def try_gpu(i=0):
+    if num_gpus() >= i + 1:
+        return gpu(i)
+    return cpu()
+def try_all_gpus():
+    return [gpu(i) for i in range(num_gpus())]
+with try_gpu():
+    X = tf.ones((2, 3))
+with try_gpu(1):
+    Y = tf.random.uniform((2, 3))
+with try_gpu(1):
+    Z = X
+with try_gpu(1):
+    W = Y + Z
+with try_gpu(10):
+    C = tf.ones(3)
+"""
+
+
+def test_the_books_code_runs_as_printed(framework, names):
+    exec(TENSORFLOWS, names)
+    assert names["num_gpus"]() == 2
+    assert len(names["try_all_gpus"]()) == 2
+    where = {name: framework.where(names[name]) for name in "XYZWC"}
+    assert where == {"X": "cuda:0", "Y": "cuda:1", "Z": "cuda:0", "W": "cuda:1", "C": "cpu"}
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["/GPU:1", "GPU:1", "/gpu:1", "/device:GPU:1", "/job:localhost/replica:0/task:0/device:GPU:1"],
+)
+def test_a_gpu_is_found_by_each_of_its_spellings(framework, names, given):
+    tf = names["tf"]
+    for each in (given, tf.DeviceSpec.from_string(given)):
+        with tf.device(each):
+            assert framework.where(tf.ones(2)) == "cuda:1"
+
+
+def test_lists_of_devices_answer_with_the_virtual_gpus(framework, names):
+    tf = names["tf"]
+    for config in (tf.config, tf.config.experimental):
+        assert [d.name for d in config.list_physical_devices("GPU")] == [
+            "/physical_device:GPU:0",
+            "/physical_device:GPU:1",
+        ]
+        logical = config.list_logical_devices()
+        assert [d.device_type for d in logical] == ["CPU", "GPU", "GPU"]
+        for gpu in config.get_visible_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+    with tf.device(logical[2]):
+        assert framework.where(tf.ones(2)) == "cuda:1"
+    assert len(tf.config.list_physical_devices("CPU")) == 1
+    with tf.device("/GPU:7"), tf.device(None):
+        assert framework.where(tf.ones(2)) == "cpu"
+
+
+def test_what_stands_in_is_put_back_when_virtual_gpus_go(framework, names):
+    tf = names["tf"]
+    device.set_virtual(None)
+    try:
+        assert tf.config.list_physical_devices("GPU") == []
+        assert tf.device.__module__.startswith("tensorflow")
+        assert not hasattr(tf.device, "__wrapped__")
+    finally:
+        device.set_virtual(lambda: GPUS)
+    assert len(tf.config.list_physical_devices("GPU")) == 2
+
+
+def test_what_is_made_lands_where_it_is_placed(framework, names):
+    tf, keras = names["tf"], names["keras"]
+    with framework.place(GPUS[1]):
+        made = [tf.ones(3), tf.Variable(1.0), tf.constant([1, 2]), tf.random.normal((2, 2))]
+        double = tf.function(lambda x: 2 * x)
+        made.append(double(tf.ones(3)))
+        made.append(keras.layers.Dense(4))
+        made[-1](tf.ones((1, 2)))
+        net = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dropout(0.5)]
+        )
+        made.append(net)
+        lazy = keras.Sequential([keras.layers.Dense(2), keras.layers.BatchNormalization()])
+        lazy.compile("adam", "mse")
+        lazy.fit(names["np"].ones((8, 3)), names["np"].ones((8, 2)), verbose=0)
+        made += [lazy, lazy.optimizer]
+    assert {framework.where(each) for each in made} == {"cuda:1"}
+    assert framework.where(tf.ones(2)) == "cpu"
+
+
+def test_a_scope_that_the_cell_leaves_open_does_not_outlive_it(framework, names):
+    tf = names["tf"]
+    with framework.place(GPUS[1]):
+        tf.device("/GPU:0").__enter__()
+    assert framework.where(tf.ones(2)) == "cpu"
+    with pytest.raises(ValueError, match="mine"), framework.place(GPUS[0]):
+        raise ValueError("mine")
+    assert framework.where(tf.ones(2)) == "cpu"
+
+
+def test_tensors_are_brought_and_what_is_bound_says_what_to_type(framework, names):
+    tf, keras = names["tf"], names["keras"]
+    brought = framework.bring(names["c"], GPUS[1])
+    assert framework.where(brought) == "cuda:1"
+    assert brought.numpy().tolist() == [1.0] * 8
+    assert framework.bring(brought, GPUS[1]) is brought
+    with pytest.raises(GpuError, match=r"v = tf\.Variable\(v\)"):
+        framework.bring(names["v_c"], GPUS[1])
+    net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    assert framework.is_array(net)
+    assert (framework.where(net), framework.nbytes(net)) == ("cpu", 4 * (3 * 4 + 4))
+    with pytest.raises(GpuError, match="clone_model"):
+        framework.bring(net, GPUS[1])
+    with framework.place(GPUS[1]):  # as it says
+        new = keras.models.clone_model(net)
+        new.set_weights(net.get_weights())
+        v = tf.Variable(names["v_c"])
+    assert (framework.where(new), framework.where(v)) == ("cuda:1", "cuda:1")
+    assert framework.bring(new, GPUS[1]) is new
+
+
+def test_what_is_no_array_of_its_own(framework, names):
+    tf, keras = names["tf"], names["keras"]
+    for value in (names["n"], 1.0, [names["a"]], keras.layers.Dense(3), tf.float32, tf, tf.Tensor):
+        assert not framework.is_array(value)
+    inside = []
+    tf.function(lambda x: inside.append(framework.is_array(x)))(names["a"])
+    assert inside == [False]
+
+
+def test_ragged_and_sparse_tensors_are_made_of_their_parts(framework, names):
+    tf = names["tf"]
+    for value in (tf.ragged.constant([[1, 2], [3]]), tf.sparse.from_dense([[0.0, 1], [2, 0]])):
+        held, make = framework.parts(value)
+        made = make([framework.bring(part, GPUS[0]) for part in held])
+        assert {framework.where(part) for part in framework.parts(made)[0]} == {"cuda:0"}
+        same = (
+            made.to_list() == value.to_list() if hasattr(made, "to_list") else made.shape == (2, 2)
+        )
+        assert same
+    assert framework.parts([names["a"]]) is None
+
+
+def test_copies_are_of_their_own(framework, names):
+    keras, np = names["keras"], names["np"]
+    variable = framework.copy(names["v_c"], GPUS[0])
+    variable.assign_add(names["tf"].ones(8))
+    assert names["v_c"].numpy().tolist() == [1.0] * 8
+    net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    net.compile("sgd", "mse")
+    before = net.get_weights()[0].copy()
+    copy = framework.copy(net, GPUS[1])
+    with framework.place(GPUS[1]):
+        copy.fit(np.ones((8, 3)), np.ones((8, 4)), verbose=0)
+    assert framework.where(copy) == "cuda:1"
+    assert np.array_equal(net.get_weights()[0], before)
+
+
+def test_bytes_by_device(framework, names):
+    tf = names["tf"]
+    before = framework.allocated(GPUS[1])
+    with framework.place(GPUS[1]):
+        kept = tf.ones(1000)
+    framework.wait()
+    assert framework.allocated(GPUS[1]) == (before[0] + 4000, None)
+    assert framework.nbytes(kept) == 4000
+    assert framework.nbytes(tf.constant(["words"])) == 0
+
+
+def test_devices_are_those_of_here(framework):
+    assert framework.devices() == GPUS
+    with pytest.raises(GpuError, match="a GPU's number"):
+        framework.place(Device("mps")).__enter__()
+
+
+def test_too_late_is_one_line_that_says_what_to_type(framework, names):
+    framework.make_virtual(2)  # as many as there are: nothing to do
+    with pytest.raises(GpuError) as raised:
+        framework.make_virtual(3)
+    said = str(raised.value)
+    assert "TensorFlow has started in this kernel with 3 CPU devices: restart the kernel" in said
+    assert "%gpus --virtual 3" in said
+    device.set_virtual(lambda: [*GPUS, Device("cuda", 2, virtual=True)])
+    try:
+        with pytest.raises(GpuError, match="restart the kernel"):
+            framework.place(Device("cuda", 2, virtual=True)).__enter__()
+    finally:
+        device.set_virtual(lambda: GPUS)
+    with framework.place(CPU):
+        assert framework.where(names["tf"].ones(1)) == "cpu"
+
+
+STARTS = """
+import sys
+from gpumagic import device
+from gpumagic.device import Device
+from gpumagic.frameworks.tensorflow_framework import TensorFlow
+from tensorflow.python.eager import context
+framework = TensorFlow()
+framework.make_virtual(1)
+framework.make_virtual(2)
+gpus = [Device("cuda", k, virtual=True) for k in range(2)]
+device.set_virtual(lambda: gpus)
+assert len(framework.devices()) == 2
+import tensorflow as tf
+assert len(tf.config.list_physical_devices("GPU")) == 2
+assert len(tf.config.list_logical_devices("GPU")) == 2
+assert not context.context()._initialized, "it has started"
+assert "torch" not in sys.modules
+"""
+
+
+def test_nothing_starts_before_it_is_used(framework):
+    done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
