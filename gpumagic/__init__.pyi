@@ -11,8 +11,8 @@ from .errors import CrossDeviceWarning as CrossDeviceWarning
 from .errors import GpuError as GpuError
 from .fitting.fit import fit as fit
 from .fitting.fit_result import Fit as Fit
+from .frameworks.watching import watch as watch
 from .frameworks.whereabouts import where as where
-from .ledger.watch import watch as watch
 from .memory.ask import memory as memory
 from .memory.explain_out_of_memory import explain_out_of_memory as explain_out_of_memory
 from .memory.free import free_memory as free_memory

@@ -71,7 +71,7 @@ class Run:
         self._clock = clock
         self._moves = Moves()
         self._meter = MemoryMeter()
-        self._watch = watch(strict=strict, warn=False)  # the report says it
+        self._watch = watch(strict=strict, warn=False, beside=False)  # the report says it
         self._fix = AutoFix(self._target) if fix else None
         self._back = back
         self._first = first

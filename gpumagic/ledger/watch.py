@@ -5,29 +5,48 @@ Nothing is counted outside of a watch, and one thread's or task's code is not co
 
 import os
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from importlib.util import find_spec
+from types import ModuleType
 
-from gpumagic.ledger import attribute, dispatch
+from gpumagic.ledger import attribute
 from gpumagic.ledger import ledger_view as view
 from gpumagic.ledger.advice import Alarm
 from gpumagic.ledger.counts import Tally
 from gpumagic.ledger.entry import Entry, Ledger
 
 _lock = threading.RLock()
+BESIDE: list[Callable[[Tally, bool], AbstractContextManager[object]]] = []
+"""What counts for other frameworks than torch, into a tally, strictly or not, while it holds."""
+
+
+def _torch() -> ModuleType | None:
+    """What counts for torch; None where it is not installed."""
+    if find_spec("torch") is None:
+        return None
+    from gpumagic.ledger import dispatch
+
+    return dispatch
 
 
 class watch:
     """Count every copy between devices and every wait for one: ``with gpumagic.watch() as w:``.
 
     Counts what the code within does, in threads that it starts too, and what a watch within that
-    one counts. Nothing of torch is replaced but a few operators at the devices' own dispatch key:
-    at the first watch, and they pass calls on while nothing watches.
+    one counts: of torch, and of JAX and TensorFlow once they are imported. Nothing of torch is
+    replaced but a few operators at the devices' own dispatch key: at the first watch, and they pass
+    calls on while nothing watches.
 
     Parameters
     ----------
     strict : bool
         Raise `CrossDeviceWarning` at the first copy or wait that is implicit.
     warn : bool, default True
-        Give a `CrossDeviceWarning` once for each line that copies or waits again and again.
+        Give a `CrossDeviceWarning` once for each line where tensors of torch's are copied or waited
+        for again and again.
+    beside : bool, default True
+        Count the other frameworks too.
 
     Examples
     --------
@@ -40,8 +59,10 @@ class watch:
     10 transfers: 80.0 KiB to cuda:0; 10 waits at line 3: `net(x.to("cuda:0")).sum().item()`
     """
 
-    def __init__(self, *, strict: bool = False, warn: bool = True) -> None:
+    def __init__(self, *, strict: bool = False, warn: bool = True, beside: bool = True) -> None:
         self._strict = strict
+        self._beside = BESIDE if beside else ()
+        self._others = ExitStack()
         self._alarm = Alarm(strict=strict) if strict or warn else None
         self._active: attribute.ActiveWatch | None = None
         self._tally = Tally()
@@ -61,9 +82,12 @@ class watch:
             with _lock:
                 attribute.running = (*attribute.running, active)
             # What is idle is taken out only while nothing runs, so this comes after.
-            self._tally.virtual = dispatch.install()
             attribute.current.set(active)
-            self._entered = dispatch.enter()
+            if torch := _torch():
+                self._tally.virtual = torch.install()
+                self._entered = torch.enter()
+            for count in self._beside:
+                self._others.enter_context(count(self._tally, self._strict))
         except BaseException:  # an interrupt
             self.stop()
             raise
@@ -75,12 +99,13 @@ class watch:
         if active is None:
             return
         active.live = False
+        self._others.close()
         with _lock:
             attribute.running = tuple(w for w in attribute.running if w is not active)
         if attribute.current.get() is active:
             attribute.current.set(active.outer)
-        if self._entered is not None:
-            dispatch.leave(self._entered)
+        if self._entered is not None and (torch := _torch()):
+            torch.leave(self._entered)
             self._entered = None
 
     def __enter__(self) -> "watch":

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpumagic import faults
-from gpumagic.errors import torch_needed
 from gpumagic.magics.ongpu import CellHooks, RunningCell
 
 
@@ -23,8 +22,6 @@ class Watched:
 
     def start(self, *, report: bool, strict: bool) -> None:
         """Count from now on, in the rest of the running cell too."""
-        with torch_needed("%gpuwatch"):
-            import gpumagic.ledger.watch  # noqa: F401
         self.stop()
         self._cells.watched, self._report, self._strict = self, report, strict
         self.begin(self._cells.running())
@@ -50,7 +47,7 @@ class Watched:
     def begin(self, cell: RunningCell) -> None:
         """Begin to count in a cell."""
         with faults.kept("starting the ledger of a cell for %gpuwatch"):
-            from gpumagic.ledger.watch import watch
+            from gpumagic.frameworks.watching import watch
 
             cell.watch = watch(strict=self._strict, warn=False).start()
 

@@ -32,7 +32,7 @@ class Transfers:
             if torch_here() is not None and self._stopwatch.devices.started():
                 from gpumagic.ledger.watch import watch
 
-                self._watch = watch(warn=False).start()
+                self._watch = watch(warn=False, beside=False).start()
         for framework in self._stopwatch.others:
             with faults.kept(_WATCHING):
                 self._counting.enter_context(framework.count(self._tally, strict=False))

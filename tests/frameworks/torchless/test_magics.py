@@ -92,3 +92,20 @@ def test_a_cell_of_no_framework_says_what_there_is_to_install(notebook, monkeypa
     shown = notebook.run("%%ongpu 1\nx = 1")
     assert 'pip install "gpumagic[torch]"' in shown
     assert "JAX" in shown
+
+
+def test_a_watch_counts_what_jax_copies(notebook):
+    notebook.run("import gpumagic, jax, jax.numpy as jnp\nX = jnp.ones(1024)")
+    notebook.run(
+        "with gpumagic.watch() as w:\n    for i in range(3):\n"
+        "        jax.device_put(X, jax.devices('gpu')[1])"
+    )
+    ledger = notebook.names["w"].ledger
+    assert [(e.count, e.nbytes, e.destination, e.line) for e in ledger] == [
+        (3, 3 * 4096, "cuda:1", 3)
+    ]
+    notebook.run("%gpuwatch")
+    shown = notebook.run("for i in range(2):\n    jax.device_put(X, jax.devices('gpu')[0])")
+    assert "2 transfers: 8.0 KiB to cuda:0 at line 2" in shown
+    notebook.run("%gpuwatch off")
+    assert notebook.run("jax.device_put(X, jax.devices('gpu')[0]);") == ""
