@@ -49,8 +49,10 @@ class GraphicsCard:
 
     @property
     def sensors(self) -> Folder | None:
-        """The files of its hwmon."""
-        return self.device.first("hwmon", lambda name: name.startswith("hwmon"))
+        """The files of its hwmon: of i915's several that of the whole device."""
+        folders = [self.device / "hwmon" / name for name in self.device.names("hwmon")]
+        whole = (folder for folder in folders if "_gt" not in (folder.text("name") or ""))
+        return next(whole, None)
 
     def memory(self, what: str) -> int | None:
         """Bytes by amdgpu; `what` is "total" or "used"."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 # No file that is asked for here is as long.
@@ -55,11 +54,6 @@ class Folder:
             return sorted(os.listdir(os.path.join(self.path, name)), key=_in_order)
         except OSError:
             return []
-
-    def first(self, name: str, wanted: Callable[[str], bool]) -> Folder | None:
-        """The first folder of these in the folder of that name."""
-        found = next(filter(wanted, self.names(name)), None)
-        return None if found is None else self / name / found
 
     def is_closed(self, name: str) -> bool:
         """Whether it is there and this user may not read it."""

@@ -14,8 +14,11 @@ from pathlib import Path
 from gpumagic import drm, nvml
 from gpumagic.device import TorchBuild, physical_gpus, torch_build, visible
 from gpumagic.errors import as_typed
+from gpumagic.telemetry.apple_source import AppleSource
 from gpumagic.telemetry.check import Check as Check
 from gpumagic.telemetry.linux_checks import LinuxChecks
+from gpumagic.telemetry.snapshot import Host
+from gpumagic.telemetry.sources import chosen
 from gpumagic.telemetry.virtual_state import state_folder
 
 _Found = tuple[bool | None, str, str]
@@ -42,18 +45,21 @@ class Doctor:
         door: nvml.Nvml | None = None,
         version: Callable[[str], str] = metadata.version,
         build: Callable[[], TorchBuild] = torch_build,
+        apple: AppleSource | None = None,
     ) -> None:
         self._root = root
         self._env = os.environ if env is None else env
         self._door = door or nvml.door()
         self._version = version
         self._build = build
+        self._apple = apple or AppleSource()
 
     def checks(self) -> list[Check]:
         """From the hardware up to the notebook: the first cause is wrong, and has the cure."""
         self._door.retry()
         linux = LinuxChecks(self._root, self._env, self._build(), self._container())
-        others = linux.checks()
+        apples = [gpu.name or "unknown model" for gpu in self._apple.gpus(Host())]
+        others = [*linux.checks(), *(Check("Apple GPU", True, name) for name in apples)]
         nvidias: dict[str, Callable[[], _Found | None]] = {
             "NVIDIA card": self._card,
             "driver in the kernel": self._module,
@@ -65,6 +71,7 @@ class Doctor:
         }
         rest: dict[str, Callable[[], _Found | None]] = {
             "torch": lambda: self._torch(None if has_nvidias else linux.wanted_build),
+            "GPUMAGIC_SOURCES": self._sources,
             "runs in": self._surroundings,
             "state files": self._state_files,
         }
@@ -174,6 +181,14 @@ class Doctor:
             cure = "install a CUDA build: https://pytorch.org/get-started/locally"
             return False, f"{version}, a build without CUDA", cure
         return True, version, ""
+
+    def _sources(self) -> _Found | None:
+        if not self._env.get("GPUMAGIC_SOURCES"):
+            return None
+        sources, problems = chosen(self._env)
+        for problem in problems:
+            return False, problem.cause, problem.cure
+        return True, ", ".join(source.name for source in sources), ""
 
     def _surroundings(self) -> _Found | None:
         marks = (("a container", self._container()), ("WSL", self._wsl()))

@@ -8,18 +8,17 @@ not, or that tells nothing any more, is lost.
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from gpumagic import drm
+from gpumagic.telemetry.engine_shares import EngineShares
 from gpumagic.telemetry.kept_readings import KeptReadings
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
+T = TypeVar("T")
 _SLOW_S, _PROCESSES_S = 2.0, 3.0
-# A mean over longer than this says nothing of now.
-_LONGEST_S = 30.0
 _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 _COMPUTES, _DRAWS = ("compute", "ccs"), ("gfx", "render", "rcs")
-_Totals = dict[tuple[int, str, str], tuple[int, int | None, int]]
 
 
 class DrmSource:
@@ -32,14 +31,12 @@ class DrmSource:
         self, root: Path = Path("/"), monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._root = root
-        self._monotonic = monotonic
         self._kept = KeptReadings(monotonic)
+        self._shares = EngineShares(monotonic)
         self._known: dict[tuple[str, str], drm.GraphicsCard] = {}
         self._cards: list[drm.GraphicsCard] = []
         self._seen: dict[str, GpuSample] = {}
         self._closed: list[drm.GraphicsCard] = []
-        # What engines had done for each process when that was read.
-        self._before: tuple[float, _Totals] = (float("-inf"), {})
 
     # What a vendor's own tell.
 
@@ -55,6 +52,9 @@ class DrmSource:
         """Whether a region of memory is the GPU's own, of which it has so much."""
         raise NotImplementedError
 
+    def _slept(self, card: drm.GraphicsCard) -> None:
+        """It sleeps: its counters stand still, and say nothing of the time until it wakes."""
+
     def _held_elsewhere(self) -> dict[tuple[int, str], int]:
         """Bytes by pid and PCI address that are told by other means than fdinfo."""
         return {}
@@ -66,7 +66,8 @@ class DrmSource:
     # What the collector asks.
 
     def gpus(self, host: Host, patience: float = 0.0) -> list[GpuSample]:
-        """All GPUs, also lost ones; `patience`: how many times its interval a reading may be."""
+        """All GPUs, also lost ones; `patience`: how many times its interval a reading may be
+        old."""
         self._cards = self._kept.get("cards", _SLOW_S, patience, self._listed)
         if not self._cards and not self._seen:
             return []
@@ -108,7 +109,9 @@ class DrmSource:
         readings = {} if asleep else self._fast(card)
         facts = GpuSample(card.uuid, card.name, index, vendor=self.vendor, unified=card.integrated)
         known = [value for value in readings.values() if value is not None]
-        if not asleep:
+        if asleep:
+            self._slept(card)
+        else:
             slow = self._kept.get(card.uuid, _SLOW_S, patience, lambda: self._slow(card))
             readings |= slow
             known += [value for value in slow.values() if value is not None]
@@ -123,36 +126,30 @@ class DrmSource:
 
     def _read_processes(self) -> list[ProcessSample]:
         cards = {card.address: card for card in self._cards}
-        totals: _Totals = {}
+        clients = [one for one in drm.read_clients(self._root) if one.address in cards]
         memory: dict[tuple[int, str], int] = {}
-        for client in drm.read_clients(self._root):
-            card = cards.get(client.address)
-            if card is None:
-                continue
-            own = (count for name, count in client.memory.items() if self._is_held(card, name))
-            where = client.pid, card.address
-            memory[where] = memory.get(where, 0) + sum(own)
-            for engine, (done, of, capacity) in client.engines.items():
-                key = (*where, engine)
-                totals[key] = totals.get(key, (0, None, 0))[0] + done, of, capacity
-        elsewhere = self._held_elsewhere()
-        for where, held in elsewhere.items():
-            if where[1] in cards:
-                memory[where] = max(memory.get(where, 0), held)
-        now, (at, before) = self._monotonic(), self._before
-        self._before = now, totals
-        busy = _busy(totals, before, now - at)
+        ran: dict[tuple[int, str], set[str]] = {}
+        for client in clients:
+            where, card = (client.pid, client.address), cards[client.address]
+            held = [size for name, size in client.memory.items() if self._is_held(card, name)]
+            memory[where] = memory.get(where, 0) + sum(held)
+            engines = {name for name, (done, _, _) in client.engines.items() if done}
+            ran[where] = ran.get(where, set()) | engines
+        told = {at: n for at, n in self._held_elsewhere().items() if at[1] in cards}
+        for where, size in told.items():
+            memory[where] = max(memory.get(where, 0), size)
+        busy = self._shares.look(clients)
         return [
             ProcessSample(
-                uuid=cards[address].uuid,
-                pid=pid,
-                memory=held,
-                kind=_kind(pid, address, totals, computes=(pid, address) in elsewhere),
-                utilization=busy.get((pid, address)),
+                uuid=cards[where[1]].uuid,
+                pid=where[0],
+                memory=size,
+                kind=_kind(ran.get(where, set()), computes=where in told),
+                utilization=busy.get(where),
             )
-            for (pid, address), held in sorted(memory.items())
+            for where, size in sorted(memory.items())
             # An engine that has run for it shows that it is at work there, without memory too.
-            if held or any(key[:2] == (pid, address) and did[0] for key, did in totals.items())
+            if size or ran.get(where)
         ]
 
 
@@ -160,28 +157,7 @@ def _lost(gpu: GpuSample) -> GpuSample:
     return GpuSample(gpu.uuid, gpu.name, gpu.index, vendor=gpu.vendor, lost=True)
 
 
-def _busy(totals: _Totals, before: _Totals, passed_s: float) -> dict[tuple[int, str], float]:
-    """Percent by process and GPU: of the engine that it kept busiest since before."""
-    busy: dict[tuple[int, str], float] = {}
-    for key, (done, of, capacity) in totals.items():
-        if key not in before or not 0 < passed_s <= _LONGEST_S:
-            continue
-        was, was_of, _ = before[key]
-        possible = passed_s * 1e9 if of is None or was_of is None else of - was_of
-        if possible > 0:
-            # A value may fall for a while: then nothing is known to have been done.
-            share = max(done - was, 0) / possible / capacity
-            where = key[:2]
-            busy[where] = max(busy.get(where, 0.0), min(100.0 * share, 100.0))
-    return busy
-
-
-def _kind(pid: int, address: str, totals: _Totals, *, computes: bool) -> str | None:
-    ran = {
-        engine
-        for (its_pid, at, engine), (done, _, _) in totals.items()
-        if (its_pid, at) == (pid, address) and done
-    }
+def _kind(ran: set[str], *, computes: bool) -> str | None:
     kinds = ["compute"] if computes or ran & set(_COMPUTES) else []
     kinds += ["graphics"] if ran & set(_DRAWS) else []
     return "+".join(kinds) or None
@@ -199,7 +175,7 @@ def pcie_link(files: drm.Folder) -> dict[str, int | None]:
     return found
 
 
-def first_known(values: Iterable[Any]) -> Any:
+def first_known(values: Iterable[T | None]) -> T | None:
     """The first that is not None."""
     return next((value for value in values if value is not None), None)
 

@@ -99,6 +99,10 @@ class IntelSource(DrmSource):
             "power_limit": limit or None,  # 0 is what it says where there is no limit
         }
 
+    def _slept(self, card: drm.GraphicsCard) -> None:
+        for counter in _MOST:
+            self._per_second(card, counter, None)
+
     def _is_held(self, card: drm.GraphicsCard, region: str) -> bool:
         own = ("system", "gtt") if card.integrated else ("vram", "local")
         return region.startswith(own)
@@ -112,8 +116,7 @@ class IntelSource(DrmSource):
 
 def _either(card: drm.GraphicsCard, names: tuple[str, str]) -> int | None:
     files = drm.Folder(card.path)
-    found: int | None = first_known(files.number(name) for name in names)
-    return found
+    return first_known(files.number(name) for name in names)
 
 
 def _tiles(card: drm.GraphicsCard) -> int | None:

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from machines import arc, mi300x
+from machines import arc, mac, mi300x
 
 from gpumagic.device import TorchBuild
 from gpumagic.nvml import DriverFault
+from gpumagic.telemetry.apple_source import AppleSource
 from gpumagic.telemetry.doctor import Check, Doctor
 
 GPU = SimpleNamespace(uuid="GPU-1", index=0, name="H100", parent=None, memory_total=None)
@@ -26,6 +27,7 @@ def look(
     fault: DriverFault | None = None,
     installed: dict[str, str] | None = None,
     build: TorchBuild = TorchBuild(),  # noqa: B008  it does not change
+    apple: bytes = b"",
     **env: str,
 ) -> dict[str, Check]:
     door: Any = SimpleNamespace(
@@ -38,7 +40,11 @@ def look(
         except KeyError:
             raise metadata.PackageNotFoundError(name) from None
 
-    return {check.name: check for check in Doctor(root, env, door, version, lambda: build).checks()}
+    mac_gpu = AppleSource(lambda: apple, "darwin")
+    return {
+        check.name: check
+        for check in Doctor(root, env, door, version, lambda: build, mac_gpu).checks()
+    }
 
 
 def machine(root: Path, **files: str) -> Path:
@@ -318,3 +324,19 @@ def test_the_gpu_in_a_processor_alone_is_no_gpu_to_a_torch_without_xpu(tmp_path:
     assert "Intel GPU" not in found
     assert red(found) == ["NVIDIA card"]
     assert "%gpus --virtual 2" in found["NVIDIA card"].cure
+
+
+def test_a_mac_lacks_nothing_of_nvidias(tmp_path: Path) -> None:
+    found = look(tmp_path, fault=MISSING, apple=mac())
+    assert found["Apple GPU"].found == "Apple M2 Max"
+    assert red(found) == []
+    assert "NVIDIA card" not in found
+
+
+def test_the_sources_that_are_named(tmp_path: Path) -> None:
+    name = "GPUMAGIC_SOURCES"
+    assert name not in look(tmp_path)
+    assert look(tmp_path, GPUMAGIC_SOURCES="nvml, amd")[name].found == "nvml, amd"
+    wrong = look(tmp_path, GPUMAGIC_SOURCES="nvml,rocm")[name]
+    assert (wrong.ok, "'rocm'" in wrong.found) == (False, True)
+    assert "there are nvml, amd, intel, apple" in wrong.cure

@@ -169,7 +169,10 @@ def test_who_holds_a_radeon_and_how_busy_it_keeps_it(tmp_path: Path) -> None:
     assert held.utilization == 75.0, "of four seconds: that of the engine that it kept busiest"
     assert held.kind == "compute+graphics"
     clock.now += 4
-    assert tick(10**9, 0)[("GPU-35a", 41)].utilization == 0.0, "a counter may fall for a while"
+    assert tick(10**9, 3 * 10**9)[("GPU-35a", 41)].utilization == 0.0
+    clock.now += 4
+    caught_up = tick(2 * 10**9, 3 * 10**9)[("GPU-35a", 41)]
+    assert caught_up.utilization == 0.0, "a counter may fall for a while"
     clock.now += 3600
     assert tick(9 * 10**9, 0)[("GPU-35a", 41)].utilization is None, "an hour's mean is not now"
 
@@ -205,15 +208,28 @@ def test_an_arc_with_xe(tmp_path: Path) -> None:
     }
 
 
+def test_an_arc_that_slept_was_not_busy_meanwhile(tmp_path: Path) -> None:
+    arc_card, _ = arc(tmp_path)
+    clock = Clock()
+    source = IntelSource(tmp_path, clock, integrated=False)
+    for state, utilization in (("active", None), ("suspended", None), ("active", None)):
+        write(arc_card, {"power/runtime_status": state})
+        (gpu,) = take(source).gpus
+        assert (gpu.utilization, gpu.lost) == (utilization, False)
+        clock.now += 5
+    assert take(source).gpus[0].utilization == 100.0, "awake all the time, and not idle"
+
+
 def test_who_computes_on_an_arc(tmp_path: Path) -> None:
     arc(tmp_path)
-    source = IntelSource(tmp_path, Clock(), integrated=False)
+    clock = Clock()
+    source = IntelSource(tmp_path, clock, integrated=False)
     for done, total in ((10_000, 50_000), (40_000, 110_000)):
         cycles = {"drm_cycles_ccs": done, "drm_total_cycles_ccs": total}
         size = {"drm_total_vram0": "40 MiB", "drm_resident_vram0": "24 MiB"}
         opened(tmp_path, 7, 5, "0000:03:00.0", 3, drm_resident_gtt="1 MiB", **size, **cycles)
         (process,) = take(source).processes
-        source._monotonic.now += 1.0  # type: ignore[attr-defined]
+        clock.now += 1.0
     assert (process.memory, process.kind) == (24 * MIB, "compute")
     assert process.utilization == 50.0
 
