@@ -104,7 +104,7 @@ def test_a_watch_counts_what_jax_copies(notebook):
     assert [(e.count, e.nbytes, e.destination, e.line) for e in ledger] == [
         (3, 3 * 4096, "cuda:1", 3)
     ]
-    notebook.run("%gpuwatch")
+    notebook.run("%gpuwatch on")
     shown = notebook.run("for i in range(2):\n    jax.device_put(X, jax.devices('gpu')[0])")
     assert "2 transfers: 8.0 KiB to cuda:0 at line 2" in shown
     notebook.run("%gpuwatch off")
