@@ -104,7 +104,7 @@ class GpuMagics(Magics):
             %%ongpu WHERE [--back] [--no-move] [--quiet] [--report] [--strict] [--fix] [--dry-run]
                            [--memory [--save FILE]]
 
-            WHERE        1   cuda:1   gpu:1   /gpu:1   cuda   cpu   mps   GPU-4f2a…
+            WHERE        1   cuda:1   gpu:1   /gpu:1   cuda   xpu:1   cpu   mps   GPU-4f2a…
                          free   the GPU with the most free memory
                          1?     GPU 1, or else the CPU, and say so
             --back       bring home after the cell what it brought

@@ -32,6 +32,13 @@ def torch_for(monkeypatch: pytest.MonkeyPatch, root: Path, **build: str) -> None
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("mi300x")
+    mi300x(root)
+    return root
+
+
 @pytest.mark.parametrize(
     ("env", "indices"),
     [
@@ -48,9 +55,8 @@ def torch_for(monkeypatch: pytest.MonkeyPatch, root: Path, **build: str) -> None
         ({"ROCR_VISIBLE_DEVICES": "GPU-eb9f"}, []),  # eight of them begin so
     ],
 )
-def test_what_hip_shows(tmp_path: Path, env: dict[str, str], indices: list[int]) -> None:
-    mi300x(tmp_path)
-    found = device.amd_gpus(env, tmp_path)
+def test_what_hip_shows(eight: Path, env: dict[str, str], indices: list[int]) -> None:
+    found = device.amd_gpus(env, eight)
     assert [gpu.index for gpu in found] == indices
     assert [str(gpu) for gpu in found] == [f"cuda:{n}" for n in range(len(indices))]
 
