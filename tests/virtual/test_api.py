@@ -130,6 +130,7 @@ def test_marks_for_a_profiler_do_nothing():
         assert torch.ones(2, device="cuda").sum().item() == 2
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # PyTorch 2.10, of each
 def test_a_profile_has_the_cpus_times_and_says_so(capfd):
     both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     profiled = profile(activities=both)
