@@ -66,6 +66,7 @@ benchmark: .venv/test  ## what each feature costs
 	$(BIN)/python benchmarks/virtual_speed.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/cluster.py
+	$(BIN)/python benchmarks/jax_ledger.py
 
 wheel: .venv/bin/pip  ## dist/: the source and the wheel, with the JavaScript built
 	rm -rf dist

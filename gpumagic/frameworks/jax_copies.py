@@ -50,7 +50,20 @@ class _Call(NamedTuple):
     inner: FrameType | None  # the first frame that is not JAX's
     how: int
     function: str  # JAX's, that was called there
-    explicit: bool
+    explicit: bool = False
+
+
+class _Files(dict[str, bool]):
+    """Whether a file is JAX's, or stands in front of it, by its name."""
+
+    def __missing__(self, file: str) -> bool:
+        if len(self) > 4096:  # each cell is a file of its own
+            self.clear()
+        self[file] = file.startswith(_JAX) or file in (__file__, jax_doors.__file__)
+        return self[file]
+
+
+_jaxs = _Files()
 
 
 class JaxCopies:
@@ -80,13 +93,16 @@ class _Counting:
         self._stack = ExitStack()
         self._read: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._devices: Any = None
+        self._scopes: Any = None
+        self._names: dict[Any, str] = {}
 
     def add(self, one: JaxCopies, devices: JaxDevices) -> None:
         """Begin to count; GpuError where this JAX cannot be counted."""
         with self._lock:
             if not self._running:
                 self._devices = devices
-                jax_doors.stand(self, self._stack, virtual=devices.virtual)
+                self._scopes = jax_doors.stand(self, self._stack, virtual=devices.virtual)
+                self._names = {None: "cpu"}
             self._running = (*self._running, one)
 
     def remove(self, one: JaxCopies) -> None:
@@ -121,7 +137,7 @@ class _Counting:
         """Before the host waits for arrays."""
         found: list[tuple[Count, Move]] = []
         with faults.kept("counting a wait for JAX"):
-            call = _called_from(sys._getframe(1), self._threads())
+            call = self._called_from(sys._getframe(1))
             own = {
                 d: None for a in arrays if isinstance(a, jax.Array) for d in a.sharding.device_set
             }
@@ -132,7 +148,7 @@ class _Counting:
         return _adding(found) if found else None
 
     def _copying(self, moves: Sequence[Move], frame: FrameType) -> list[tuple[Count, Move]]:
-        call = _called_from(frame, self._threads())
+        call = self._called_from(frame)
         if call is None:
             return []
         # What a library makes an array of is an operand of the user's all the same.
@@ -150,7 +166,7 @@ class _Counting:
         if self._read.get(id(array)) is array:
             return []
         self._read[id(array)] = array
-        call = _called_from(frame, self._threads())
+        call = self._called_from(frame)
         if call is None or not moves:
             return []
         if moves[0].single and not call.explicit:
@@ -192,11 +208,17 @@ class _Counting:
         me = threading.get_ident()
         return [one for one in self._running if one.thread == me] or self._running
 
-    def _threads(self) -> list[int]:
-        return [one.thread for one in self._running]
+    def _called_from(self, frame: FrameType) -> _Call | None:
+        call = _called_from(frame, [one.thread for one in self._running])
+        scopes = self._scopes()
+        if call is None or not (scopes.explicit_device_put or scopes.explicit_device_get):
+            return call
+        return call._replace(explicit=True)
 
     def _name(self, device: Any) -> str:
-        name: str = "cpu" if device is None else self._devices.name(device)
+        name = self._names.get(device)
+        if name is None:
+            name = self._names[device] = self._devices.name(device)
         return name
 
 
@@ -206,7 +228,7 @@ _counting = _Counting()
 def _called_from(frame: FrameType | None, threads: Sequence[int]) -> _Call | None:
     """Who led to a door, or None where it is no copy of the user's doing."""
     function, printing = "", False
-    while frame is not None and _is_jaxs(frame.f_code.co_filename):
+    while frame is not None and _jaxs[frame.f_code.co_filename]:
         name = frame.f_code.co_name
         if name in _COMPILING:
             return None
@@ -219,11 +241,7 @@ def _called_from(frame: FrameType | None, threads: Sequence[int]) -> _Call | Non
     if user is None:
         user = next(filter(None, map(of_thread, threads)), None)
     how = PRINT if printing and how == LIBRARY else how
-    return _Call(user, frame, how, function, jax_doors.explicit())
-
-
-def _is_jaxs(file: str) -> bool:
-    return file.startswith(_JAX) or file in (__file__, jax_doors.__file__)
+    return _Call(user, frame, how, function)
 
 
 def _new(copy: bool, operator: str, ends: tuple[str, str], call: _Call) -> Count:

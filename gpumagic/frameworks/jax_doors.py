@@ -53,24 +53,27 @@ class Doorkeeper(Protocol):
         """Before the host waits for arrays."""
 
 
+class Scopes(Protocol):
+    """Which of JAX's functions runs on this thread: `jax.device_put` or `jax.device_get`."""
+
+    explicit_device_put: bool
+    explicit_device_get: bool
+
+
 class _Parts(NamedTuple):
     client: Any
     array: Any
     pjit: Any
     pxla: Any
     tables: Callable[[], None]
+    scopes: Callable[[], Scopes]
 
 
-def explicit() -> bool:
-    """Whether `jax.device_put` or `jax.device_get` runs on this thread."""
-    from jax._src.config import guard_lib
+def stand(keeper: Doorkeeper, stack: ExitStack, *, virtual: bool) -> Callable[[], Scopes]:
+    """Ask `keeper` at every door until `stack` is closed; GpuError where JAX has other doors.
 
-    state = guard_lib.thread_local_state()
-    return bool(state.explicit_device_put or state.explicit_device_get)
-
-
-def stand(keeper: Doorkeeper, stack: ExitStack, *, virtual: bool) -> None:
-    """Ask `keeper` at every door until `stack` is closed; GpuError where JAX has other doors."""
+    Returns what tells a thread's scopes.
+    """
     try:
         parts = _parts()
         with ExitStack() as placed:
@@ -78,6 +81,7 @@ def stand(keeper: Doorkeeper, stack: ExitStack, *, virtual: bool) -> None:
             if virtual:
                 _read_as_on_gpus(parts.array, placed)
             stack.push(placed.pop_all())
+            return parts.scopes
     except (ImportError, AttributeError) as error:
         raise GpuError(
             f"copies are not counted with JAX {jax.__version__}: {error}; "
@@ -99,9 +103,10 @@ def _parts() -> _Parts:
             table.clear()
         _jax.PjitFunctionCache.clear_all()
 
-    guard_lib.thread_local_state().explicit_device_put  # noqa: B018 (or there is no telling)
+    scopes = guard_lib.thread_local_state
+    scopes().explicit_device_put  # noqa: B018 (or there is no telling)
     traceback_util.register_exclusion(__file__)  # our frames are JAX's to leave out
-    return _Parts(xla_client, ArrayImpl, pjit, pxla, clear)
+    return _Parts(xla_client, ArrayImpl, pjit, pxla, clear, scopes)
 
 
 def _stand(keeper: Doorkeeper, parts: _Parts, stack: ExitStack) -> None:
