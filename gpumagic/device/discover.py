@@ -165,7 +165,10 @@ def here(*, memory: bool = True) -> list[Device]:
         return intel_gpus(os.environ)
     if build.hip is not None:
         found = amd_gpus(os.environ)
-        return found if _cuda_order is None else _in_cuda_order(found, _cuda_order)
+        known = {_bare(gpu.uuid) for gpu in found}
+        # Of a GPU without an id of its own HIP tells none that could be compared.
+        told = _cuda_order is not None and known.issuperset(map(_bare, _cuda_order))
+        return _in_cuda_order(found, _cuda_order or ()) if told else found
     if _cuda_order is not None:
         found = _in_cuda_order(physical_gpus(), _cuda_order)
     else:

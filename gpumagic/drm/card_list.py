@@ -104,7 +104,7 @@ def _card(root: Path, name: str, address: str) -> GraphicsCard | None:
 
 
 def _uuid(root: Path, files: Folder, address: str) -> str:
-    own = files.text("unique_id") or ""
+    own = (files.text("unique_id") or "").lower()
     if re.fullmatch(r"[0-9a-f]{8,32}", own) and own.strip("0"):
         return f"GPU-{own}"
     boot = Folder(root).text("proc/sys/kernel/random/boot_id") or ""

@@ -168,7 +168,7 @@ class Hub:
         await aside(self.sampler.close)
 
     def _silent(self) -> Problem:
-        cause = f"NVIDIA's driver has not answered for {self.answer_s:.0f} s"
+        cause = f"a GPU's driver has not answered for {self.answer_s:.0f} s"
         return Problem("stalled", cause, "look at dmesg; if it stays so, restart the machine")
 
     def _follow(self) -> None:

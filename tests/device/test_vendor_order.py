@@ -102,6 +102,17 @@ def test_hip_itself_is_right_once_it_has_started(
     assert (gpu.uuid, gpu.ordinal) == (FIRST, 0)
 
 
+def test_a_gpu_without_an_id_is_told_by_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    radeon_and_apu(tmp_path)
+    for number, address in ((1, "0000:03:00.0"), (2, "0000:11:00.0")):
+        kfd_node(tmp_path, number, number, address)
+    torch_for(monkeypatch, tmp_path, hip="6.2.41134")
+    device.set_cuda_order(["33356134-6631-6332-6438-653937623630", "0" * 32])
+    assert [gpu.name for gpu in device.here()] == ["AMD Radeon RX 7900 XTX", "AMD Raphael"]
+
+
 def test_xpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arc(tmp_path)
     torch_for(monkeypatch, tmp_path, xpu="20250101")
