@@ -34,6 +34,7 @@ from gpumagic.usercode.lines import in_cell
 
 _DEPENDS = (DataDependentOutputException, DynamicOutputShapeException)
 _NO_STAND_IN = (UnsupportedOperatorException, UnsupportedFakeTensorException)
+_DEVICE: Any = torch.ops.prim.device.default
 _READS = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 
 
@@ -95,6 +96,8 @@ class Operators(TorchDispatchMode):
     ) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # what it is made of comes next
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            return args[0].fake_device  # autograd asks for it more often than for anything else
         kwargs = kwargs or {}
         self.count += 1
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
