@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from gpumagic import faults
 from gpumagic.errors import CrossDeviceWarning
 from gpumagic.frameworks import jax_advice, jax_doors
 from gpumagic.frameworks.jax_devices import JaxDevices
@@ -118,33 +117,32 @@ class _Counting:
     def copying(self, moves: Sequence[Move]) -> Callable[[float], None] | None:
         """Before copies to devices."""
         __tracebackhide__ = True
-        found: list[tuple[Count, Move]] = []
-        with faults.kept("counting a copy of JAX's"):
-            found = self._copying(moves, sys._getframe(1))
-        self._refuse([count for count, _ in found])
-        return _adding(found) if found else None
+        return self._asked(self._copying(moves, sys._getframe(1)))
 
     def reading(self, array: Any, moves: Sequence[Move]) -> Callable[[float], None] | None:
         """Before an array is read by the host."""
         __tracebackhide__ = True
-        found: list[tuple[Count, Move]] = []
-        with faults.kept("counting a copy of JAX's"):
-            found = self._reading(array, moves, sys._getframe(1))
-        self._refuse([count for count, _ in found])
-        return _adding(found) if found else None
+        return self._asked(self._reading(array, moves, sys._getframe(1)))
 
     def waiting(self, arrays: Sequence[Any]) -> Callable[[float], None] | None:
         """Before the host waits for arrays."""
-        found: list[tuple[Count, Move]] = []
-        with faults.kept("counting a wait for JAX"):
-            call = self._called_from(sys._getframe(1))
-            own = {
-                d: None for a in arrays if isinstance(a, jax.Array) for d in a.sharding.device_set
-            }
-            moves = [Move(d, None, 0, None, True) for d in own]
-            if call is not None:
-                call = call._replace(explicit=True)
-                found = self._found(False, "block_until_ready", call, moves)
+        call = self._called_from(sys._getframe(1))
+        if call is None:
+            return None
+        held = [array.sharding.device_set for array in arrays if isinstance(array, jax.Array)]
+        moves = [Move(own, None, 0, None, True) for own in set().union(*held)]
+        call = call._replace(explicit=True)
+        return self._asked(self._found(False, "block_until_ready", call, moves))
+
+    def _asked(self, found: Sequence[tuple[Count, Move]]) -> Callable[[float], None] | None:
+        """What counts them once they have been made; under strict, raises for an implicit one."""
+        __tracebackhide__ = True
+        if any(one.strict for one in self._watching()):
+            for count, _ in found:
+                if count.implicit and count.how != DISPLAY:
+                    refused = CrossDeviceWarning(_refusal(count))
+                    refused.raised_in = count.code
+                    raise refused
         return _adding(found) if found else None
 
     def _copying(self, moves: Sequence[Move], frame: FrameType) -> list[tuple[Count, Move]]:
@@ -192,17 +190,6 @@ class _Counting:
                     count = one.tally.add(key, _new(copy, operator, ends, call))
                 found.append((count, move))
         return found
-
-    def _refuse(self, counts: Sequence[Count]) -> None:
-        """Under strict, raise for what is implicit."""
-        __tracebackhide__ = True
-        if not any(one.strict for one in self._watching()):
-            return
-        for count in counts:
-            if count.implicit and count.how != DISPLAY:
-                refused = CrossDeviceWarning(_refusal(count))
-                refused.raised_in = count.code
-                raise refused
 
     def _watching(self) -> Sequence[JaxCopies]:
         me = threading.get_ident()

@@ -25,9 +25,12 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from gpumagic.errors import GpuError
+from gpumagic import faults
+from gpumagic.errors import CrossDeviceWarning, GpuError
 
-_BUFFER_SLOT = 160  # bytes from a type's beginning to its tp_as_buffer, in 64-bit CPython
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+# From a type's beginning to its tp_as_buffer: the head of an object, its size, and 17 words.
+_BUFFER_SLOT = object.__basicsize__ + 18 * _WORD
 
 
 class Move(NamedTuple):
@@ -138,12 +141,19 @@ def _swap(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
 def _door(real: Callable[..., Any], ask: Callable[..., Callable[[float], None] | None]) -> Any:
     def door(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        after = ask(*args, **kwargs)
+        after = None
+        try:
+            after = ask(*args, **kwargs)
+        except CrossDeviceWarning:  # strict's
+            raise
+        except Exception as error:  # noqa: BLE001  kept: the copy is the user's
+            faults.keep("counting a copy of JAX's", error)
         if after is None:
             return real(*args, **kwargs)
         start = time.perf_counter()
         result = real(*args, **kwargs)
-        after(time.perf_counter() - start)
+        with faults.kept("counting a copy of JAX's"):
+            after(time.perf_counter() - start)
         return result
 
     return door
@@ -246,11 +256,10 @@ def _moves(arg: Any, sharding: Any) -> bool:
 
 def _read_as_on_gpus(array: Any, stack: ExitStack) -> None:
     """Have NumPy ask an array for a copy, as it must ask a GPU's, until `stack` is closed."""
-    if ctypes.sizeof(ctypes.c_void_p) != 8:
+    slots = ctypes.c_void_p.from_address(id(array) + _BUFFER_SLOT).value or 0
+    # They lie within a class that was made at run time, as this one was; else it is another place.
+    if not 0 < slots - id(array) < type(array).__basicsize__:
         return
-    slots = ctypes.c_void_p.from_address(id(array) + _BUFFER_SLOT).value
-    get = ctypes.c_void_p.from_address(slots) if slots else None
-    if get is None or not get.value:
-        return
+    get = ctypes.c_void_p.from_address(slots)
     stack.callback(setattr, get, "value", get.value)
     get.value = None

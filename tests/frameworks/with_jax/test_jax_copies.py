@@ -357,6 +357,15 @@ def test_transformations_work_the_same_while_counted(counted, names):
     assert str(names["mapped"]) == str(plain["mapped"])
 
 
+def test_a_fault_of_ours_leaves_the_cell_as_it_is(counted, framework, monkeypatch):
+    monkeypatch.setattr(type(framework._devices), "name", lambda self, own: 1 / 0)
+    ran = counted("c = a + n\nfloat(c[0])")
+    assert ran.error is None
+    assert float(ran.names["c"][0]) == 2
+    (fault,) = faults.all_kept()
+    assert str(fault).startswith("gpumagic failed while counting a copy of JAX's: ZeroDivision")
+
+
 def test_an_unknown_jax_is_told_and_left_alone(framework, monkeypatch):
     from jax._src import pjit
 
