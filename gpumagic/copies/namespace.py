@@ -195,6 +195,13 @@ class CopiedVariables:
             tensors = TensorsInPlace(self._namespace)
             self._in_place.callback(tensors.take_back)
             self.nbytes += tensors.bring(variables, device)
+        if self._beside is not None and self._beside.frameworks:
+            from gpumagic.copies.arrays_in_place import ArraysInPlace
+
+            arrays = ArraysInPlace(self._namespace, self._beside)
+            self._in_place.callback(arrays.take_back)
+            self.nbytes += arrays.bring(variables)
+            self.notes = tuple(arrays.left)
 
 
 def wait_for(device: torch.device) -> None:

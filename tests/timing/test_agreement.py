@@ -9,8 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.testing._comparison import default_tolerances
 
 from gpumagic.timing.result.agreement import Skipped, agree, outcome
+from gpumagic.timing.result.numbers import tolerance
 
 Pair = namedtuple("Pair", "left right")
 
@@ -45,10 +47,27 @@ def compared(one, other, drawn=False):
         (numpy.arange(3), numpy.arange(3)[::-1], False),
         (nn.Linear(2, 2).requires_grad_(False).weight.fill_(1), torch.ones(2, 2), True),
         (torch.eye(2).to_sparse(), torch.eye(2), True),
+        (numpy.array([1.0, math.nan]), numpy.array([1.0, math.nan]), True),
+        (numpy.array([1.0, 0.0]), numpy.array([1.0, 0.5]), False),
+        (numpy.ones(2, numpy.float32), torch.ones(2), True),
+        (complex(math.nan, 1), complex(math.nan, 1), True),
+        (math.inf, -math.inf, False),
     ],
 )
 def test_numbers(one, other, same):
     assert compared(one, other).same is same
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+)
+def test_floats_may_differ_as_torch_testing_has_it(dtype):
+    relative, absolute = default_tolerances(getattr(torch, dtype))
+    expected = relative, max(absolute, torch.finfo(getattr(torch, dtype)).tiny)
+    assert tolerance(torch.ones(1, dtype=getattr(torch, dtype))) == expected
+    if dtype != "bfloat16":  # NumPy has none
+        assert tolerance(numpy.ones(1, dtype)) == expected
+    assert tolerance(torch.ones(1, dtype=torch.int64)) is tolerance(numpy.ones(1, int)) is None
 
 
 def test_the_worst_is_told_with_its_name():

@@ -35,6 +35,9 @@ _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhausted
 _SAYING = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
 # Where no framework tells when it compiles, a first run that took longer by as much did.
 _COMPILING_S = 0.01
+# What each run compiles is part of its time, and is told where it is more than this part of it.
+_AGAIN = 0.1
+_ANEW = "each run compiles anew, which is in its time: make what is compiled once, before"
 
 
 @dataclass(frozen=True)
@@ -199,10 +202,15 @@ class Measuring:
                     task.reporter.at(stage, len(repeats.laps), median)
 
         before, began = joules(self._target.parts), clock()
+        compiled = _compiled(task.needed)
         least = {} if before is None else {"least": LEAST_S}
         repeats = self._repeats = repeated(runner.lap, told=told, **least)
         with self.quiet:
             repeats.run()
+        if compiled is not None:
+            again = ((_compiled(task.needed) or 0.0) - compiled) / max(repeats.runs, 1)
+            if again > _AGAIN * repeats.median():
+                self.notes += (_ANEW,)
         long = before is not None and clock() - began >= LEAST_S
         after = joules(self._target.parts) if long else None
         # A driver that was loaded anew counts from 0.

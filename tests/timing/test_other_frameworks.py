@@ -1,0 +1,194 @@
+"""A framework beside torch is timed on the same terms: waited for, copied, compared.
+
+The framework is one of this file, on a clock that stands still unless somebody moves it.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import late as lates
+import numpy
+import pytest
+from late import Late
+
+from gpumagic.frameworks import needed
+from gpumagic.ledger.counts import Count
+from gpumagic.timing import compare
+from gpumagic.timing.measure.stopwatch import Stopwatch
+
+
+@dataclass(eq=False)
+class Array:
+    """An array of it."""
+
+    numbers: numpy.ndarray
+    place: str = "cpu"
+
+    def __array__(self, dtype=None, copy=None):
+        return numpy.array(self.numbers, dtype=dtype)
+
+
+@dataclass(eq=False)
+class Slow:
+    """Finishes late, compiles at the first call, and copies when it is asked to."""
+
+    clock: Late
+    tells: bool = True  # when it compiles
+    name: str = "Slow"
+    here: str = "cpu"
+    compiled: float = 0.0
+    held: tuple = (100, None)
+    copies: list = field(default_factory=list)
+
+    def call(self, host=0.001, device=0.25, compiles=0.0):
+        self.compiled += compiles
+        self.clock.work(host + compiles, self, device)
+
+    def silent(self):
+        self.tally.add(("copy",), Count(True, "copy", "cpu", self.here, 0, None, 0, True)).count = 1
+
+    def started(self):
+        return True
+
+    def devices(self):
+        return []
+
+    def place(self, device):
+        self.here = str(device)
+        return nullcontext()
+
+    def is_array(self, value):
+        return isinstance(value, Array)
+
+    def where(self, array):
+        return array.place
+
+    def nbytes(self, array):
+        return array.numbers.nbytes
+
+    def copy(self, array, device):
+        self.copies.append((array, str(device)))
+        return Array(array.numbers.copy(), str(device))
+
+    def parts(self, value):
+        return None
+
+    def knows(self, kind):
+        return False
+
+    def wait(self):
+        self.clock.wait(self)
+
+    def compile_seconds(self):
+        return self.compiled if self.tells else None
+
+    def allocated(self, device):
+        return self.held
+
+    def count(self, tally, strict):
+        self.tally = tally
+        return nullcontext()
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    made = Slow(Late())
+    monkeypatch.setattr(needed, "needed_by", lambda tree, namespace: [made])
+    lates.seen[:] = [made]
+    return made
+
+
+def timed(slow, code, where=("cpu",), **options):
+    """`code` finds the framework in `slow`, which stays the same in all copies."""
+    stopwatch = Stopwatch(Late(), slow.clock.clock, [slow])
+    space = {"late": lates, "Array": Array} | options.pop("space", {})
+    # On a clock that stands still nothing would ever be steady.
+    code = f"slow.clock.work(0.01)\n{code}".replace("slow.", "late.seen[0].")
+    return compare(code, where, namespace=space, stopwatch=stopwatch, max_time=1, **options)
+
+
+def test_what_it_was_given_is_waited_for(slow):
+    (timing,) = timed(slow, "slow.call(0.001, 0.25)").timings
+    assert timing.median == pytest.approx(0.261)
+    assert timing.host_median == pytest.approx(0.011)
+
+
+def test_what_was_queued_before_is_not_counted(slow):
+    slow.clock.work(0.0, slow, 60.0)
+    assert timed(slow, "slow.call()").timings[0].median == pytest.approx(0.261)
+
+
+FIRST = "slow.call(compiles=0.0 if late.seen[1:] else 2.0)\nlate.seen.append(1)"
+
+
+def test_compiling_is_told_apart(slow):
+    made = timed(slow, FIRST)
+    (timing,) = made.timings
+    assert timing.compiled == pytest.approx(2.0)
+    assert timing.median == pytest.approx(0.261)
+    assert "compiled in 2.00 s" in repr(made)
+    assert made.to_pandas().compile_s[0] == pytest.approx(2.0)
+    assert made.from_json(made.to_json()) == made
+
+
+def test_of_one_that_does_not_tell_it_is_what_the_first_run_took_longer(slow):
+    slow.tells = False
+    assert timed(slow, FIRST).timings[0].compiled == pytest.approx(2.0)
+    assert timed(slow, "slow.call()").timings[0].compiled is None
+
+
+def test_it_is_a_column_where_devices_are_compared_and_a_line_of_a_sweep(slow, gpus):
+    shown = repr(timed(slow, FIRST, ["cpu", "0"]))
+    assert "compiled" in shown
+    assert "compiled: in the first run, in none of the times" in shown
+    lates.seen[1:] = []
+    shown = repr(timed(slow, FIRST, sweep={"n": [1]}))
+    assert "compiled at each value, in none of the times: up to cpu in 2.00 s" in shown
+
+
+def test_what_compiles_in_each_run_is_said(slow):
+    made = timed(slow, "slow.call(compiles=1.0)")
+    assert made.timings[0].median == pytest.approx(1.261)
+    assert "each run compiles anew" in " ".join(made.notes)
+    lates.seen[1:] = []
+    assert "anew" not in repr(timed(slow, FIRST))
+
+
+def test_inputs_are_copies_on_the_device_and_the_users_stay(slow, gpus):
+    given = Array(numpy.zeros(3))
+    kept = {"a": given, "both": [given]}
+    code = "assert a is both[0] and a.place == slow.here\na.numbers += 1"
+    made = timed(slow, code, ["cpu", "1"], space=kept)
+    assert [t.error for t in made.timings] == [None, None]
+    assert [t.copied for t in made.timings] == [24, 24]
+    assert given.numbers.tolist() == [0.0] * 3
+    assert kept["both"][0] is given is kept["a"]
+
+
+def test_results_are_compared_through_numpy(slow, gpus):
+    code = "y = Array(numpy.full(3, 1.0 + (slow.here != 'cpu') * {}))"
+    same = timed(slow, code.format("1e-9"), ["cpu", "0"], space={"numpy": numpy})
+    assert [(a.same, a.name) for a in same.agreements] == [(True, "y")]
+    other = timed(slow, code.format("0.5"), ["cpu", "0"], space={"numpy": numpy})
+    assert [(a.same, a.name, a.largest) for a in other.agreements] == [(False, "y", 0.5)]
+
+
+def test_copies_of_the_first_run_are_counted(slow, gpus):
+    made = timed(slow, "if not late.seen[1:]: slow.silent()\nlate.seen.append(1)", ["0"])
+    assert "1 transfer" in made.timings[0].transfers
+    assert timed(slow, "1").timings[0].transfers == ""
+
+
+def test_a_peak_is_known_only_where_it_has_grown(slow):
+    slow.held = (100, 500)
+    assert timed(slow, "1").timings[0].peak == {}
+    assert timed(slow, "slow.held = (100, 700)").timings[0].peak == {"cpu": 600}
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."), MemoryError()]
+)
+def test_memory_that_is_short_ends_a_curve(slow, error):
+    slow.error = error
+    made = timed(slow, "if n > 1: raise slow.error", sweep={"n": [1, 2, 3]})
+    assert [t.error for t in made.timings] == [None, "out of memory"]
