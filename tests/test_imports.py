@@ -53,7 +53,7 @@ MAY = {
     "dryrun": GROUND | {"frameworks", "ledger", "mismatch", "moving", "placement", "virtual"},
     "cell": GROUND | {"frameworks", "ledger", "mismatch", "moving", "placement"},
     "frameworks": GROUND | {"ledger", "mismatch", "moving", "placement"},
-    "copies": {"frameworks", "moving", "placement", "usercode", "errors", "faults"},
+    "copies": {"device", "frameworks", "moving", "placement", "usercode", "errors", "faults"},
     "isolation": {"usercode", "errors", "faults"},
     "mismatch": GROUND | {"moving"},
     "ledger": GROUND,

@@ -33,8 +33,6 @@ from gpumagic.usercode.torch_classes import comes_from, torch_here
 
 _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
 _SAYING = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
-# Where no framework tells when it compiles, a first run that took longer by as much did.
-_COMPILING_S = 0.01
 # What each run compiles is part of its time, and is told where it is more than this part of it.
 _AGAIN = 0.1
 _ANEW = "each run compiles anew, which is in its time: make what is compiled once, before"
@@ -73,7 +71,6 @@ class Measuring:
         )
         self.quiet = Quiet()  # drops what is printed after the first run
         self._repeats: Repeats | None = None
-        self._first_seconds = 0.0
         self.failed = target.where  # the device that an exception was raised on
         self.notes: tuple[str, ...] = ()
 
@@ -91,16 +88,7 @@ class Measuring:
             device=tuple(devices) if devices and len(devices) == len(laps) else None,
             number=number,
             steady=repeats.steady,
-            compiled=self._compiled(repeats),
         )
-
-    def _compiled(self, repeats: Repeats) -> float | None:
-        """What the first run has compiled, as frameworks tell it, or by how much it was longer."""
-        known = self._timing.compiled
-        if known is not None or not self._task.needed.others or not repeats.laps:
-            return known
-        longer = self._first_seconds - repeats.median()
-        return longer if longer > max(repeats.median(), _COMPILING_S) else None
 
     def _found(self, **found: Any) -> None:
         self._timing = replace(self._timing, **found)
@@ -174,10 +162,12 @@ class Measuring:
                     for name in task.randomness.drawn()
                 )
                 task.stopwatch.wait()
-                self._first_seconds = max(self._first_seconds, task.stopwatch.clock() - began)
                 if compiled is not None:
                     took = (_compiled(task.needed) or 0.0) - compiled
                     self._found(compiled=(self._timing.compiled or 0.0) + took)
+                elif task.needed.others:
+                    took = task.stopwatch.clock() - began
+                    self._found(first=max(self._timing.first or 0.0, took))
                 gave.append((value, drawn))
         if len(self._task.targets) * len(runner.trials) == 1:
             return  # there is nothing to compare it with

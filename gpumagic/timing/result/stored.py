@@ -179,6 +179,7 @@ def _row(timing: Timing, items: float | None) -> dict[str, Any]:
         "items_per_s": timing.rate(items),
         "energy_j": timing.energy,
         "compile_s": timing.compiled,
+        "first_s": timing.first,
         "peak_bytes": max(timing.peak.values(), default=None),
         "copied_bytes": timing.copied,
         "copy_s": timing.copy_seconds,

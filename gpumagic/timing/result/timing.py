@@ -34,6 +34,8 @@ class Timing:
     copy_seconds: float = 0.0  # what that took; in none of `seconds`
     # Seconds of compiling in the first run, in none of `seconds`; None where nothing tells of it.
     compiled: float | None = None
+    # Seconds of the first run, tracing and compiling included, where nothing tells of these.
+    first: float | None = None
     # The most bytes that the allocator held while it ran beyond those that it held when its
     # inputs were there, by device; no entry is not known.
     peak: Mapping[str, int] = field(default_factory=dict)

@@ -142,6 +142,7 @@ def legend(columns: Sequence[Column]) -> list[str]:
     said = {
         "host": "host: until Python went on, the device still at work",
         "compiled": "compiled: in the first run, in none of the times",
+        "first run": "first run: with tracing and compiling, in none of the times",
         "peak": "peak: memory that the code added; its inputs were there before",
         "change": "change: against the earlier run; same is within the spread of both",
     }
@@ -174,7 +175,8 @@ def _of_devices(comparison: Comparison) -> list[Column]:
         number("change", [_change(comparison, t) for t in timings], css="gm-this"),
         number("host", [_host(t) for t in timings]),
         number("throughput", [_throughput(comparison, t) for t in timings]),
-        number("compiled", _compiled(timings)),
+        number("compiled", _if_some([t.compiled for t in timings])),
+        number("first run", _if_some([t.first for t in timings])),
         number("energy", _if_any([t.energy for t in timings], energy)),
         number("peak", _if_any(peaks, size)),
         Column("numbers", numbers, css=wrong),
@@ -183,10 +185,9 @@ def _of_devices(comparison: Comparison) -> list[Column]:
     return [c for c in columns if sum(map(bool, c.cells)) >= (2 if c.head == "speed-up" else 1)]
 
 
-def _compiled(timings: Sequence[Timing]) -> list[str]:
-    """How long the first run compiled, where any did."""
-    found = [t.compiled for t in timings]
-    return [duration(seconds) for seconds in found] if any(found) else []
+def _if_some(seconds: Sequence[float | None]) -> list[str]:
+    """Durations, unless each of them is not known, or nothing."""
+    return _if_any(seconds, duration) if any(seconds) else []
 
 
 def _if_any(values: Sequence[Any], words: Callable[[Any], str]) -> list[str]:

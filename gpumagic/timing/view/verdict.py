@@ -81,8 +81,9 @@ def one_line(comparison: Comparison) -> str:
     spread = f"IQR {percent(timing.iqr)}, " if timing.iqr is not None else ""
     count, number = len(timing.seconds), timing.number
     repeats = f"{count:,} repeat{'s' * (count > 1)} of {number:,} run{'s' * (number > 1)}"
-    compiled = f", compiled in {duration(timing.compiled)}" if timing.compiled else ""
-    return f"{name} takes {fine(timing.median)} ({spread}{repeats}){compiled}"
+    told = f", compiled in {duration(timing.compiled)}" if timing.compiled else ""
+    told += f", the first run in {duration(timing.first)}" if timing.first else ""
+    return f"{name} takes {fine(timing.median)} ({spread}{repeats}){told}"
 
 
 def _order(comparison: Comparison, real: Sequence[str]) -> list[str]:
