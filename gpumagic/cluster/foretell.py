@@ -13,7 +13,8 @@ from gpumagic.cluster.engines import Engines
 from gpumagic.cluster.orders import Orders, Whole
 from gpumagic.cluster.ranks_error import interrupt
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.dryrun import DryRun, dry_run_cell
+from gpumagic.dryrun.dry_cell import dry_run_cell
+from gpumagic.dryrun.result import DryRun
 from gpumagic.errors import GpuError
 from gpumagic.usercode.notebook import shell
 

@@ -6,7 +6,6 @@ What depends on data ends the dry run, with the result up to there.
 """
 
 from gpumagic.display import shown
-from gpumagic.dryrun.dry_cell import dry_run_cell
 from gpumagic.dryrun.dry_function import dry_run
 from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown
 
@@ -17,7 +16,6 @@ __all__ = [
     "Peak",
     "Unknown",
     "dry_run",
-    "dry_run_cell",
 ]
 
 shown.register("gpumagic.dryrun.result.DryRun", "gpumagic.dryrun.dry_run_view")

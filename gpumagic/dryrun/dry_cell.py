@@ -17,9 +17,9 @@ from typing import Any
 from IPython.core.compilerop import PyCF_MASK
 
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.dryrun.follow_code import LIMIT_S, Subject
+from gpumagic.dryrun.follow_code import Subject
 from gpumagic.dryrun.ranks import dry_run_on
-from gpumagic.dryrun.result import DryRun
+from gpumagic.dryrun.result import LIMIT_S, DryRun
 from gpumagic.dryrun.unknown import NotKnown, Stopped
 from gpumagic.errors import show_as
 from gpumagic.usercode.compile import compile_cell

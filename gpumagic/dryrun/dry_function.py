@@ -1,16 +1,14 @@
 """Answer `gpumagic.dry_run(function, ...)`: what a call would do."""
 
 import inspect
+import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from torch import nn
-
-from gpumagic.dryrun.follow_code import LIMIT_S, Subject
-from gpumagic.dryrun.ranks import dry_run_on
-from gpumagic.dryrun.result import DryRun
-from gpumagic.errors import GpuError
+from gpumagic.dryrun.result import LIMIT_S, DryRun
+from gpumagic.errors import GpuError, torch_needed
+from gpumagic.usercode.torch_classes import is_module
 from gpumagic.usercode.variables import variables_read
 
 
@@ -25,7 +23,9 @@ def dry_run(
     """What ``function(*args, **kwargs)`` would do, without computing or touching anything.
 
     It is followed in a forked copy of this process, in which every tensor is replaced by one
-    without data. Nothing is allocated on a GPU.
+    without data. Nothing is allocated on a GPU. What is jitted by JAX, or is given arrays of JAX,
+    is compiled for their shapes, and the compiler says what it needs; its Python runs once, as
+    for any `jit`.
 
     Parameters
     ----------
@@ -65,6 +65,14 @@ def dry_run(
     11274289152
     """
     _check(function)
+    if "jax" in sys.modules:
+        from gpumagic.dryrun import dry_arrays
+
+        if dry_arrays.is_for_jax(function, args, kwargs):
+            return dry_arrays.dry_run_of_jax(function, args, kwargs, on)
+    with torch_needed("dry_run"):
+        from gpumagic.dryrun.follow_code import Subject
+        from gpumagic.dryrun.ranks import dry_run_on
     space, module = _home(function)
     arguments = [("function", function), *zip(_names(function, args), args, strict=True)]
     arguments += kwargs.items()
@@ -101,7 +109,7 @@ def _home(function: Any) -> tuple[dict[str, Any], str]:
 
 def _names(function: Any, args: tuple[Any, ...]) -> list[str]:
     """The names of the parameters, for the report; a number where they have none."""
-    called = function.forward if isinstance(function, nn.Module) else function
+    called = function.forward if is_module(function) else function
     try:
         found = list(inspect.signature(called).bind_partial(*args).arguments)
     except (TypeError, ValueError):

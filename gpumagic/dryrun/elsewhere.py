@@ -5,15 +5,15 @@ a GPU of this process is taken off it first.
 """
 
 import time
-from collections.abc import Iterable
 from types import SimpleNamespace
 
 import psutil
 
-from gpumagic.device import Device, is_where
-from gpumagic.device.cards import Card, card, cards
+from gpumagic.device import Device
+from gpumagic.device.cards import Card
 from gpumagic.dryrun.held_memory import Before, HeldMemory
 from gpumagic.dryrun.result import OnCard
+from gpumagic.dryrun.targets import cards_meant
 from gpumagic.errors import GpuError
 from gpumagic.placement.torch_devices import find
 from gpumagic.virtual import gate
@@ -23,21 +23,8 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
     """The device that `on` names, and no cards; or cards, and what stands for the first of them."""
     if on is None:
         return None, ()
-    chosen: tuple[Card, ...] = ()
-    if isinstance(on, str) and not is_where(on):
-        chosen = _known(on)
-    elif isinstance(on, Card):
-        chosen = (on,)
-    elif isinstance(on, Iterable) and not isinstance(on, str):
-        chosen = tuple(c if isinstance(c, Card) else card(c) for c in on)
+    chosen = cards_meant(on)
     return (stand_in(chosen[0]), chosen) if chosen else (find(on), ())
-
-
-def _known(on: str) -> tuple[Card, ...]:
-    try:
-        return cards(on)
-    except GpuError as error:
-        raise GpuError(f"{error}; a device is 1, cuda:1, cpu, free") from None
 
 
 def stand_in(card: Card, ordinal: int = 0) -> Device:

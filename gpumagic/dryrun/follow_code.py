@@ -24,13 +24,14 @@ from gpumagic.device.cards import Card
 from gpumagic.dryrun import cuda_attention
 from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
+from gpumagic.dryrun.describe import describe
 from gpumagic.dryrun.elsewhere import before_on, on_card
 from gpumagic.dryrun.fake_group import Rank, join
 from gpumagic.dryrun.fake_operators import Crossings, Operators
 from gpumagic.dryrun.fakes import Fakes
 from gpumagic.dryrun.forked import engine_flags, let_backward_run, run_forked
 from gpumagic.dryrun.held_memory import Before, HeldMemory, measure, peaks
-from gpumagic.dryrun.result import DryRun, Mismatch, OnRank, Unknown, describe
+from gpumagic.dryrun.result import DryRun, Mismatch, OnRank, Unknown
 from gpumagic.dryrun.unknown import Stopped, raised
 from gpumagic.dryrun.wire import Wire
 from gpumagic.errors import GpuError
@@ -44,7 +45,6 @@ from gpumagic.usercode.lines import BEFORE, UserLine, innermost, innermost_of
 from gpumagic.virtual import switch
 from gpumagic.virtual.virtual_gpus import keep_after_fork
 
-LIMIT_S = 60.0
 _GRACE_S = 5.0  # past the limit, to end by itself with what it knows by then
 _following = False
 _DENIED = os.strerror(errno.EACCES)

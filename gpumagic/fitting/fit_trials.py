@@ -16,8 +16,8 @@ from gpumagic.copies.trial import Trial
 from gpumagic.device import Device
 from gpumagic.device.cards import Card
 from gpumagic.dryrun.dry_cell import leave_out_magics
-from gpumagic.dryrun.follow_code import LIMIT_S, Subject, dry
-from gpumagic.dryrun.result import DryRun
+from gpumagic.dryrun.follow_code import Subject, dry
+from gpumagic.dryrun.result import LIMIT_S, DryRun
 from gpumagic.errors import GpuError
 from gpumagic.isolation.output import Quiet
 from gpumagic.isolation.settings import kept

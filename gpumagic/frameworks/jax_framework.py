@@ -39,6 +39,15 @@ class Jax:
         there = self._devices.gpus()
         return [device for device in here(memory=False) if device.ordinal in there]
 
+    def own(self, device: Device) -> Any:
+        """JAX's own object for a device, or GpuError."""
+        return self._devices.own(device)
+
+    def default(self) -> str:
+        """The device on which an array is made where none is named."""
+        own = jax.config.jax_default_device or jax.devices()[0]
+        return own if isinstance(own, str) else self._devices.name(own)
+
     def make_virtual(self, count: int) -> None:
         """Have `count` virtual GPUs beside the CPU; GpuError in one line where it is too late."""
         jax_devices.make_virtual(count)

@@ -125,6 +125,11 @@ def started() -> list[Framework]:
     return [framework for framework in imported() if framework.started()]
 
 
+def jax_here() -> Any:
+    """JAX, which this process has imported."""
+    return _made("jax")
+
+
 @cache
 def _made(module: str) -> Framework:
     where, name = _CLASSES[module]

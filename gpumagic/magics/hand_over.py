@@ -51,16 +51,35 @@ def running_cluster() -> Any:
 def _dry_run(
     shell: Any, tree: Any, asked: Request, file: str, show: Callable[[Any], object]
 ) -> Any:
-    with torch_needed("%%ongpu"):
-        from gpumagic.dryrun import dry_run_cell
+    on = asked.on or asked.where
     if asked.on_cluster and (ranks := running_cluster()):
         result = ranks.dry_run(tree, file, asked.on)
+    elif (found := _of_arrays(shell, tree, file, on)) is not None:
+        result = found
     else:
-        result = dry_run_cell(shell, tree, file, asked.on or asked.where, move=asked.move)
+        with torch_needed("%%ongpu"):
+            from gpumagic.dryrun.dry_cell import dry_run_cell
+        result = dry_run_cell(shell, tree, file, on, move=asked.move)
     if shell.displayhook.quiet():  # a semicolon at the end is about the cell's own value
         show(result)
         return None
     return result
+
+
+def _of_arrays(shell: Any, tree: Any, file: str, on: str) -> Any:
+    """The dry run of a cell of JAX; None of one of torch. `GpuError` where it can be neither."""
+    from gpumagic.frameworks.known import needed_by
+
+    if not any(needed.name == "JAX" for needed in needed_by(tree, shell.user_ns)):
+        return None
+    from gpumagic.dryrun.dry_array_cell import NotFollowed, dry_run_array_cell
+
+    try:
+        return dry_run_array_cell(tree, shell.user_ns, file, on)
+    except NotFollowed as error:
+        if "torch" in sys.modules:
+            return None
+        raise GpuError(str(error)) from None
 
 
 def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:

@@ -1,0 +1,102 @@
+"""Ask JAX's compiler what a call would need, by the shapes of what it is given.
+
+Nothing is computed and no array is read; the Python of the function runs once, as for any `jit`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy
+from jax.sharding import SingleDeviceSharding
+from jax.tree_util import tree_flatten, tree_leaves, tree_map
+
+Failed = jax.errors.ConcretizationTypeError
+"""What is raised where code asks for a value, which only the data could tell."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A call that was compiled; bytes, on each device that it runs on."""
+
+    arguments: int
+    outputs: int
+    temporary: int
+    aliased: int  # of the outputs: in the memory of arguments that are given away
+    result: Any  # shapes, in what the function returns
+    jitted: bool  # by the user
+    platform: str  # that it was compiled for: "cpu", "gpu"
+
+
+def is_abstract(value: object) -> bool:
+    """Whether it is a shape and a dtype without data."""
+    return isinstance(value, jax.ShapeDtypeStruct)
+
+
+def is_jitted(function: object) -> bool:
+    """Whether JAX has compiled it, or will."""
+    return hasattr(function, "lower") and hasattr(function, "trace")
+
+
+def leaves(values: object) -> list[Any]:
+    """All that is in pytrees."""
+    found: list[Any] = tree_leaves(values)
+    return found
+
+
+def compile_call(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    own: Any = None,
+) -> Compiled:
+    """Compile ``function(*args, **kwargs)`` for a device of JAX's, or for where arguments are."""
+    jitted = is_jitted(function)
+    whole = function, tuple(args), dict(kwargs)
+    with jax.default_device(own) if own is not None else nullcontext():
+        if jitted:
+            _, args, kwargs = tree_map(lambda leaf: _shape(leaf, own), whole)
+            lowered = function.lower(*args, **kwargs)  # type: ignore[attr-defined]
+        else:
+            held, treedef = tree_flatten(whole)
+            given = {n: _shape(leaf, own) for n, leaf in enumerate(held) if _is_array(leaf)}
+
+            def call(arrays: dict[int, Any]) -> Any:
+                filled = [arrays.get(n, leaf) for n, leaf in enumerate(held)]
+                inner, args, kwargs = treedef.unflatten(filled)
+                return inner(*args, **kwargs)
+
+            lowered = jax.jit(call).lower(given)
+        compiled = lowered.compile()
+    told = compiled.memory_analysis()
+    return Compiled(
+        told.argument_size_in_bytes,
+        told.output_size_in_bytes,
+        told.temp_size_in_bytes,
+        told.alias_size_in_bytes,
+        lowered.out_info,
+        jitted,
+        (own or jax.devices()[0]).platform,
+    )
+
+
+def _is_array(leaf: object) -> bool:
+    return isinstance(leaf, (jax.Array, numpy.ndarray, jax.ShapeDtypeStruct))
+
+
+def _shape(leaf: Any, own: Any) -> Any:
+    """An array without its data; anything else is itself."""
+    if not _is_array(leaf):
+        return leaf
+    sharding = getattr(leaf, "sharding", None)
+    spread = sharding is not None and sharding.num_devices > 1
+    if own is not None and not spread:
+        sharding = SingleDeviceSharding(own)
+    elif not getattr(leaf, "committed", True):
+        sharding = None  # it goes where the others are
+    dtype = leaf.dtype
+    if isinstance(leaf, numpy.ndarray):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
