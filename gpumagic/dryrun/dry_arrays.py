@@ -14,8 +14,8 @@ import psutil
 
 from gpumagic import faults
 from gpumagic.device import Device, here, resolve_one
+from gpumagic.dryrun.cards_asked import cards_meant
 from gpumagic.dryrun.result import Assigned, DryRun, OnCard, Peak, Unknown
-from gpumagic.dryrun.targets import cards_meant
 from gpumagic.frameworks import jax_compiled
 from gpumagic.frameworks.jax_compiled import Compiled
 from gpumagic.frameworks.known import jax_here

@@ -11,9 +11,9 @@ import psutil
 
 from gpumagic.device import Device
 from gpumagic.device.cards import Card
+from gpumagic.dryrun.cards_asked import cards_meant
 from gpumagic.dryrun.held_memory import Before, HeldMemory
 from gpumagic.dryrun.result import OnCard
-from gpumagic.dryrun.targets import cards_meant
 from gpumagic.errors import GpuError
 from gpumagic.placement.torch_devices import find
 from gpumagic.virtual import gate

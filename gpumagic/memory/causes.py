@@ -18,6 +18,10 @@ from gpumagic.memory.shortage import Situation
 
 _CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = "expandable_segments:True"
+_NO_POOL = (
+    '`os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"` before JAX is imported, in a new '
+    "kernel, leaves"
+)
 # A holder below this part of what is allocated is not worth a line.
 _WORTH = 0.05
 _ROUNDED = 0.01
@@ -78,6 +82,19 @@ def torn_up(s: Situation) -> Cause | None:
         return Cause("torn", why)
     do = f'`os.environ["{_CONF[0]}"] = "{_EXPANDABLE}"` before torch is imported joins them:'
     return Cause("torn", why, (Remedy(do, unused),))
+
+
+def pooled(s: Situation) -> Cause | None:
+    """Another framework in this process has taken more for itself than it uses, and than lacks."""
+    for pool in s.device.pools:
+        unused = (pool.taken or 0) - (pool.used or 0)
+        if unused < max(s.short_by, 1):
+            continue
+        has = f"{size(pool.taken)} of {s.name}, of which it uses {size(pool.used)}"
+        why = f"{pool.framework} in this process has taken {has}"
+        do = {"JAX": _NO_POOL, "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()` gives"}
+        return Cause("pool", why, (Remedy(do[pool.framework], unused),))
+    return None
 
 
 def others(s: Situation) -> Cause | None:
@@ -211,5 +228,11 @@ def _worth(s: Situation, gives: int) -> bool:
     return gives >= min(max(s.short_by, 1), _WORTH * s.capacity) and gives > 0
 
 
-CERTAIN: tuple[Callable[[Situation], Cause | None], ...] = (too_large, limited, torn_up, others)
+CERTAIN: tuple[Callable[[Situation], Cause | None], ...] = (
+    too_large,
+    limited,
+    torn_up,
+    pooled,
+    others,
+)
 LIKELY: tuple[Callable[[Situation], Cause | None], ...] = (twice, kept, not_read)

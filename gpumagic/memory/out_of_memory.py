@@ -38,7 +38,7 @@ class OutOfMemory(Shown):
     device : DeviceMemory
         The GPU's figures at that moment, and who holds its memory, the largest first.
     cause : str
-        ``"twice"``, ``"too large"``, ``"limit"``, ``"others"``, ``"torn"``, ``"kept"``,
+        ``"twice"``, ``"too large"``, ``"limit"``, ``"pool"``, ``"others"``, ``"torn"``, ``"kept"``,
         ``"graphs"``, ``"optimizer"``, ``"foreach"``, ``"no backward"``, ``"grown"``, ``"copy"``,
         ``"load"``, ``"move"``, ``"batch"``, ``"number"``, ``"loop"``, ``"not read"`` or ``"full"``.
     reason : str

@@ -125,6 +125,7 @@ class Situation:
         return replace(
             now,
             **{name: value for name, value in then.items() if value is not None},
+            pools=all_of_it.pools,
             holders=tuple(replace(row, aliases=self._names(row.aliases)) for row in held),
         )
 

@@ -15,6 +15,7 @@ import psutil
 from gpumagic import device, faults
 from gpumagic.telemetry import virtual_state
 from gpumagic.telemetry.owners import Owner, Owners
+from gpumagic.telemetry.preallocation import preallocated
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
 from gpumagic.telemetry.sources import Source, chosen
 from gpumagic.telemetry.why_none import explain
@@ -77,6 +78,9 @@ class Collector:
             problems = list(self._misnamed)
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
+            owned = self._with_owners(holders, patience) if processes else []
+            with faults.kept("looking for GPUs that JAX took for itself"):
+                problems += preallocated(gpus, owned)
             names = [source.name for source in told] + ["virtual"] * bool(states)
             return Snapshot(
                 time=self._clock(),
@@ -86,7 +90,7 @@ class Collector:
                 software=tuple(f"{name} {text}".strip() for name, text in software.items()),
                 source="+".join(names) or "none",
                 gpus=tuple(gpus),
-                processes=tuple(self._with_owners(holders, patience)) if processes else (),
+                processes=tuple(owned),
                 problems=tuple(explain(gpus, [*problems, *self._failed], named=self._usable)),
             )
 

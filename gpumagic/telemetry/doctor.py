@@ -17,6 +17,7 @@ from gpumagic.errors import as_typed
 from gpumagic.telemetry.apple_source import AppleSource
 from gpumagic.telemetry.check import Check as Check
 from gpumagic.telemetry.linux_checks import LinuxChecks
+from gpumagic.telemetry.preallocation import check_jax
 from gpumagic.telemetry.snapshot import Host
 from gpumagic.telemetry.sources import chosen
 from gpumagic.telemetry.virtual_state import state_folder
@@ -78,7 +79,7 @@ class Doctor:
         # Who has another vendor's GPU and none of NVIDIA's lacks nothing of NVIDIA's.
         has_nvidias = not others or "nvidia" in linux.vendors or bool(self._door.gpus())
         found = _looked(nvidias) if has_nvidias else []
-        found = [*self._first_cause(found), *others, *_looked(rest)]
+        found = [*self._first_cause(found), *others, *_looked(rest), *check_jax(self._env)]
         found += [Check("GPU", False, f.cause, f.cure) for f in self._door.lost.values()]
         version = f"{platform.python_version()} at {sys.executable}"
         return [*found, Check("Python", None, version)]
