@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable
 from platform import mac_ver
 from typing import Any
+from xml.parsers.expat import ExpatError
 
 from gpumagic.telemetry.kept_readings import KeptReadings
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
 # It takes some 20 ms.
 _EVERY_S = 2.0
+# What plistlib raises of what is broken.
+_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, ExpatError)
 _COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
 
 
@@ -71,7 +74,7 @@ def _entries(plist: bytes) -> list[dict[str, Any]]:
     """The accelerators that a property list has; none where it is not one."""
     try:
         found = plistlib.loads(plist)
-    except Exception:  # noqa: BLE001  of what is broken, plistlib may raise anything
+    except _MALFORMED:
         return []
     entries = found if isinstance(found, list) else []
     return [entry for entry in entries if isinstance(entry, dict)]

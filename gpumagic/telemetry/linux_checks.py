@@ -82,7 +82,7 @@ class LinuxChecks:
             )
         address, other = without[0]
         if other:
-            cure = f"give it to {drivers[0]}: it was taken on purpose, or the kernel is too old"
+            cure = f"bind it to {drivers[0]} (vfio-pci keeps a GPU for a virtual machine)"
             return Check(name, False, f"{address} is the driver {other}'s", cure)
         if any((self._root / "sys/module" / driver).exists() for driver in drivers):
             cure = f"see why: sudo dmesg | grep {drivers[0]} (a kernel older than the card?)"
