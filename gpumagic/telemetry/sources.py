@@ -11,9 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpumagic.telemetry.all_smi_source import AllSmiSource
 from gpumagic.telemetry.amd_source import AmdSource
-from gpumagic.telemetry.apple_source import AppleSource
 from gpumagic.telemetry.intel_source import IntelSource
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
@@ -41,11 +39,17 @@ class Source(Protocol):
         """Read ahead what is expensive and due, for at most so long."""
 
 
+def _apple(root: Path) -> Any:
+    from gpumagic.telemetry.apple_source import AppleSource  # elsewhere it only costs time
+
+    return AppleSource()
+
+
 _KNOWN: dict[str, Callable[[Path], Any]] = {
     "nvml": lambda root: NvmlSource(),
     "amd": AmdSource,
     "intel": IntelSource,
-    "apple": lambda root: AppleSource(),
+    "apple": _apple,
 }
 _THERE_ARE = (
     f"there are {', '.join(_KNOWN)}, an all-smi address such as http://host:9090/metrics, and"
@@ -79,6 +83,8 @@ class _Unknown(Exception):
 
 def _made(name: str) -> Any:
     if name.startswith(("http://", "https://")):
+        from gpumagic.telemetry.all_smi_source import AllSmiSource  # it takes urllib
+
         return AllSmiSource(name)
     first, colon, rest = name.partition(":")
     if first in _KNOWN and (not colon or rest.startswith("/")):
