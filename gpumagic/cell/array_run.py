@@ -4,6 +4,7 @@ The same steps as torch's `Run`, and the same report.
 """
 
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
@@ -53,7 +54,7 @@ class ArrayRun:
         self._stack: ExitStack | None = None
         self._tally = Tally(virtual=device.virtual)
         self._counted = True
-        self._before: set[int] = set()
+        self._before: dict[int, Any] = {}  # arrays that were variables, weakly, by id
         self._allocated = 0
         self._started = 0.0
         self.left_out = 0.0  # seconds that are none of the cell's
@@ -65,7 +66,7 @@ class ArrayRun:
             if self._move:
                 variables = variables_read(self._names, self._namespace)
                 self._moves = bring_all(self.framework, variables, self.device, self._namespace)
-            self._before = {id(array) for array in self._arrays()}
+            self._before = {id(array): weakref.ref(array) for array in self._arrays()}
             self._allocated = self.framework.allocated(self.device)[0]
             # A ledger that cannot be kept is no reason to stop the cell.
             self._counted = False
@@ -130,7 +131,7 @@ class ArrayRun:
 
     def _elsewhere(self) -> str:
         """Where the arrays are that the cell has made, if none is on its device."""
-        made = [array for array in self._arrays() if id(array) not in self._before]
+        made = [a for a in self._arrays() if self._before.get(id(a), lambda: None)() is not a]
         places = dict.fromkeys(self.framework.where(array) for array in made)
         if not places or any(str(self.device) in place.split(" + ") for place in places):
             return ""

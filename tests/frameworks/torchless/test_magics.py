@@ -108,4 +108,14 @@ def test_a_watch_counts_what_jax_copies(notebook):
     shown = notebook.run("for i in range(2):\n    jax.device_put(X, jax.devices('gpu')[0])")
     assert "2 transfers: 8.0 KiB to cuda:0 at" in shown
     notebook.run("%gpuwatch off")
-    assert notebook.run("jax.device_put(X, jax.devices('gpu')[0]);") == ""
+    assert "transfer" not in notebook.run("again = jax.device_put(X, jax.devices('gpu')[0])")
+
+
+def test_a_report_says_where_the_work_was(notebook):
+    notebook.run("import gc, jax, jax.numpy as jnp\ncpu = jax.devices('cpu')[0]")
+    notebook.run("%%ongpu 1\nB = jnp.ones(8)")
+    elsewhere = notebook.run("%%ongpu 1\nhost = jax.device_put(1.0, cpu)")
+    assert elsewhere.startswith("asked for cuda:1; all that it made is on cpu")
+    # Where the old B was a new one may lie.
+    both = notebook.run("%%ongpu 1\nhost = jax.device_put(2.0, cpu)\nfor _ in range(9): B = B + 1")
+    assert both.startswith("cuda:1 (virtual, at CPU speed)")
