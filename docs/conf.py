@@ -9,8 +9,8 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
-    "magics between-devices memory dry-runs timing many monitor vendors http virtual-gpus"
-    " containers limits architecture"
+    "magics between-devices memory dry-runs timing many frameworks monitor vendors http"
+    " virtual-gpus containers limits architecture"
 )
 
 project = "gpumagic"
