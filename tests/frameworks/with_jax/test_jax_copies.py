@@ -205,7 +205,7 @@ def test_what_is_copied_in_silence_is_found_at_its_line(counted, names, code, en
     assert strict.moved == {}
 
 
-@pytest.mark.parametrize("lines", [CLEAN[::4], pytest.param(CLEAN, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lines", [CLEAN[::7], pytest.param(CLEAN, marks=pytest.mark.slow)])
 def test_nothing_is_invented_in_clean_code(counted, framework, lines):
     gpu = framework.devices()[0]
     for line in lines:

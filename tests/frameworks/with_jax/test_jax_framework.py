@@ -1,5 +1,6 @@
 """JAX's devices, arrays and pytrees: placed, named and brought; what a fresh process is told."""
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -74,7 +75,7 @@ def test_pytrees_are_brought_and_what_they_share_they_share(framework, names):
     held = {"net": net, "alias": a, "partial": partial, "done": jax.random.key(0)}
     before = held["net"].held
     moves = bring_all(framework, held.items(), framework.devices()[1], held)
-    assert [moved.name for moved in moves.moved] == ["net", "alias", "partial", "done"]
+    assert [moved.name for moved in moves.moved] == ["net", "done"]  # each array once
     brought = held["net"].held
     assert (held["net"].name, held["partial"].func) == ("mine", max)
     assert brought is before  # a list is changed where it is
@@ -92,6 +93,7 @@ def _made(kind, name, parts):
 
 def test_waiting_and_memory(framework, names):
     gpu = framework.devices()[0]
+    gc.collect()  # what other tests have left goes now
     before, peak = framework.allocated(gpu)
     held = names["jax"].device_put(names["np"].zeros(1024, "float32"), names["gpu"][0])
     framework.wait()
