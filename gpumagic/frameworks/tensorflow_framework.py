@@ -16,6 +16,7 @@ from tensorflow.python.eager import context
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import tensorflow_devices
+from gpumagic.frameworks.exchange import Place, Pool
 from gpumagic.ledger.counts import Tally
 
 _STAYS = (
@@ -26,6 +27,8 @@ _MODEL_STAYS = (
     "its variables stay where they were made; make it in this cell, or there "
     "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
 )
+# Bits, so that what counts as two pieces of memory never overlaps.
+_APART = 48
 
 
 class TensorFlow:
@@ -124,20 +127,50 @@ class TensorFlow:
         if own.startswith("/GPU"):
             info = tf.config.experimental.get_memory_info(own.removeprefix("/"))
             return info["current"], info["peak"]
-        found = 0
-        # By its class: what stands in for other objects is not to be asked for them.
-        for kind, thing in [(type(each), each) for each in gc.get_objects()]:
-            if kind is self._tensor:
-                found += bytes_of(thing) * (self._devices.name(thing.backing_device) == str(device))
-            elif issubclass(kind, tf.Variable):
-                found += bytes_of(thing) * (self._devices.name(thing.device) == str(device))
-        return found, None
+        every = [place for array in self.live() for place in self.places(array)]
+        return sum(place.nbytes for place in every if place.device == str(device)), None
+
+    def places(self, array: Any) -> list[Place]:
+        """The pieces of memory that it has: of a model, its variables'.
+
+        TensorFlow tells no address: each tensor counts as memory of its own.
+        """
+        pieces = _variables(array) or [array]
+        return [
+            Place(self._devices.name(_memory_of(each)), id(each) << _APART, bytes_of(each))
+            for each in pieces
+            if bytes_of(each)
+        ]
+
+    def live(self) -> list[Any]:
+        """All tensors and variables that Python knows of."""
+        if not self.started():
+            return []
+        kinds = {self._tensor, *_subclasses(tf.Variable)}
+        return [each for each in gc.get_objects() if type(each) in kinds]
+
+    def pool(self, device: Device) -> Pool | None:
+        """What TensorFlow's allocator has given out of a GPU; None of a virtual one."""
+        if device.virtual or not self.started():
+            return None
+        used, peak = self.allocated(device)
+        return Pool(self.name, used, peak, None, None)
 
     def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
         """While this holds, count its copies between devices and its waits, by the user's line."""
         from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies
 
         return TensorFlowCopies(self._devices, tally, strict)
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    for other in kind.__subclasses__():
+        yield from _subclasses(other)
+
+
+def _memory_of(array: Any) -> str:
+    return str(getattr(array, "backing_device", None) or array.device)
 
 
 def bytes_of(tensor: Any) -> int:

@@ -179,6 +179,8 @@ def _objects(array: Any) -> Iterable[Any]:
 
 def is_other_array(kind: type) -> bool:
     """Whether objects of a class are arrays of a library that may lie on a GPU."""
+    if comes_from(kind, "tensorflow.Variable"):  # it exchanges nothing by itself
+        return True
     members = [members_of(base) for base in bases_of(kind)]
     if not any(name in held for name in _EXCHANGES for held in members):
         return False
