@@ -40,6 +40,9 @@ from gpumagic.usercode.lines import in_cell, line_at
 _PRINTING = {"__repr__", "__str__", "__format__"}
 _READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}
 _OWN = _PRINTING | _READING | {"numpy", "__array__"}
+# Operations of pipelines: what makes batches, and what a GPU's kernel too answers in host memory.
+_MAKING, _ASKING = {"IteratorGetNext"}, {"OptionalHasValue", "DatasetCardinality"}
+_NOTED = _MAKING | _ASKING
 _NO_DATA = (tf.resource, tf.variant, tf.string)
 
 ADVISERS["TensorFlow"] = tensorflow_advice.advise
@@ -58,6 +61,7 @@ class TensorFlowCopies:
         self._thread = 0
         self._stack = ExitStack()
         self._batches: dict[int, weakref.ref[Any]] = {}
+        self._on_host: dict[int, weakref.ref[Any]] = {}
 
     def __enter__(self) -> "TensorFlowCopies":
         self._thread = threading.get_ident()
@@ -109,6 +113,8 @@ class TensorFlowCopies:
         call = called_from(frame)
         if source == "cpu" or call is None or not self._is_data(tensor.dtype):
             return None
+        if (known := self._on_host.get(id(tensor))) is not None and known() is tensor:
+            return None
         asked = call.function
         if asked in _PRINTING and call.how == LIBRARY:
             call = call._replace(how=PRINT)
@@ -145,11 +151,12 @@ class TensorFlowCopies:
             for sent in _graphs.copies(operation, ran_on, operands) if ran_on else ():
                 if self._is_data(sent.dtype):
                     ends = self._devices.name(sent.source), self._devices.name(sent.destination)
-                    found.append(self._copy("tf.function", *ends, sent.nbytes))
+                    kind = "batch" if sent.batch else "tf.function"
+                    found.append(self._copy(kind, *ends, sent.nbytes))
             return [count for count in found if count is not None]
-        if operation == "IteratorGetNext":
+        if operation in _NOTED:
             for result in results:
-                _note(self._batches, id(result), result)
+                _note(self._batches if operation in _MAKING else self._on_host, id(result), result)
         for number, operand in enumerate(operands):
             if operand.backing_device != ran_on and self._is_data(operand.dtype):
                 to = _expected(operation, ran_on, attributes, number)
@@ -175,13 +182,14 @@ class TensorFlowCopies:
         kind = "identity" if operation == "Identity" else kind
         return self._copy(kind, source, destination, _size(operand))
 
-    def _copy(self, kind: str, source: str, destination: str, nbytes: int) -> Count | None:
+    def _copy(self, kind: str, source: str, destination: str, nbytes: int | None) -> Count | None:
         call = called_from(sys._getframe(1))
         if call is None or source == destination:
             return None
         implicit = kind in ("operand", "tf.function")
         count = self._count("copy", kind, source, destination, call, implicit)
-        _add(count, nbytes, 0.0)
+        count.unsized |= nbytes is None
+        _add(count, nbytes or 0, 0.0)
         return count
 
     def _soft(self, ran_on: str, results: Sequence[Any], operands: Sequence[Any]) -> Count | None:

@@ -24,7 +24,7 @@ _STAYS = (
     "v = tf.Variable(v)"
 )
 _MODEL_STAYS = (
-    "its variables stay where they were made; make it in this cell, or there "
+    "its variables stay where they were made; make it in this cell, or copy it here: "
     "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
 )
 # Bits, so that what counts as two pieces of memory never overlaps.
@@ -68,9 +68,9 @@ class TensorFlow:
 
     def is_array(self, value: object) -> bool:
         """Whether it is a tensor with data, a variable, or what has variables: a layer, a model."""
-        if isinstance(value, self._tensor | tf.Variable):
-            return True
-        return bool(_variables(value))
+        if isinstance(value, self._tensor):
+            return value.dtype not in (tf.resource, tf.variant)  # type: ignore[attr-defined]
+        return isinstance(value, tf.Variable) or bool(_variables(value))
 
     def where(self, array: Any) -> str:
         """The device of the operation that made it; of a model, all that its variables are on.
@@ -165,6 +165,7 @@ class TensorFlow:
 
 def _subclasses(kind: type) -> Iterator[type]:
     yield kind
+    other: type
     for other in kind.__subclasses__():
         yield from _subclasses(other)
 

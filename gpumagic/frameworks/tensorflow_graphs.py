@@ -1,8 +1,8 @@
 """Find the copies in a `tf.function` by what TensorFlow made of it: a part for each device.
 
 Between the parts TensorFlow has put what sends and what receives. So the copies of each call are
-known once it is called with operands on these devices; a loop in it counts once, and what has no
-shape before it runs counts without bytes. TensorFlow's private parts: the graphs that
+known once it is called with operands on these devices; a loop in it counts once, and of what has no
+shape before it runs the bytes are not known. TensorFlow's private parts: the graphs that
 `context().enable_graph_collection` keeps, for `tf.summary.trace_on` too: while that is on, only
 operands that are elsewhere are counted.
 """
@@ -22,7 +22,8 @@ class Sent(NamedTuple):
     source: str
     destination: str
     dtype: tf.DType
-    nbytes: int
+    nbytes: int | None  # None where its shape is not known before it runs
+    batch: bool = False  # of a pipeline
 
 
 class Graphs:
@@ -80,7 +81,10 @@ def _sent(function: str, parts: Sequence[Any], operands: Sequence[Any]) -> Itera
         )
         if source != destination:
             dtype = tf.dtypes.as_dtype(node.attr["T"].type)
-            yield Sent(source, destination, dtype, _bytes(shape_of(node.input[0]), dtype))
+            made = nodes.get(node.input[0].partition(":")[0])
+            batch = made is not None and made.op in _MAKING
+            nbytes = _bytes(shape_of(node.input[0]), dtype)
+            yield Sent(source, destination, dtype, nbytes, batch)
 
 
 def _edge(node: Any) -> tuple[bytes, bytes]:
@@ -116,6 +120,7 @@ def _shapes(
     return shape_of
 
 
+_MAKING = {"IteratorGetNext", "IteratorGetNextAsOptional", "OptionalGetValue"}
 _UNKNOWN = tf.TensorShape(None)
 
 
@@ -125,5 +130,6 @@ def _of_variable(node: Any, operands: Sequence[Any]) -> tf.TensorShape:
     return tf.TensorShape(held.shape_and_type[0].shape) if held is not None else _UNKNOWN
 
 
-def _bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
-    return int((shape.num_elements() or 0) * dtype.size)
+def _bytes(shape: tf.TensorShape, dtype: tf.DType) -> int | None:
+    elements = shape.num_elements()
+    return None if elements is None else int(elements * dtype.size)

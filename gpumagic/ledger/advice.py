@@ -44,8 +44,8 @@ _OFTEN = 16
 # Copies that name their device are the user's to make; so many to the host at one line are a log
 # that is read value by value.
 _EXPLICIT = 100
-# What is copied in silence each time: the second time is one too many.
-_SILENT = ("index", "operand", "tf.function")
+SILENT = ("index", "operand", "tf.function")
+"""What is copied in silence each time: the second time is one too many."""
 ADVISERS: dict[str, Callable[[Entry], Any]] = {}
 """Who advises about the arrays of another framework, by `Entry.framework`."""
 
@@ -87,7 +87,7 @@ def is_crawl(entry: Entry) -> bool:
         return False
     if not entry.implicit:
         return entry.destination == "cpu" and entry.count >= _EXPLICIT
-    silent = entry.operator in _SILENT and entry.kind == "copy"
+    silent = entry.operator in SILENT and entry.kind == "copy"
     return entry.calls >= (2 if silent else _OFTEN)
 
 

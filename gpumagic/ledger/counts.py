@@ -48,6 +48,7 @@ class Count:
     framework: str = ""
     kind: str = ""  # `Entry.kind`, where it is neither a copy nor a wait
     untimed: bool = False
+    unsized: bool = False
 
     def look_at(self, tensor: Any, host: Any) -> None:
         """Note whether a copy copies what the last one did, and from or to pinned memory."""
@@ -85,6 +86,7 @@ class Count:
             pinned=self.pinned,
             framework=self.framework,
             untimed=self.untimed,
+            unsized=self.unsized,
         )
 
 

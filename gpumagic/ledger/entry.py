@@ -41,6 +41,7 @@ class Entry:
     # Whether the host's side lay in pinned memory; None where there is none, or it differed.
     pinned: bool | None = None
     framework: str = ""  # whose arrays: "JAX"; nothing for torch's
+    unsized: bool = False  # the bytes of some of its copies are not known, and not in `nbytes`
     untimed: bool = False  # its seconds are a part of its operation's, and not known
 
     @property
@@ -126,5 +127,6 @@ def _sum(a: Entry, b: Entry) -> Entry:
         sites=max(a.sites, b.sites) if a.code == b.code else a.sites + b.sites,
         repeats=a.repeats + b.repeats,
         blocking=a.blocking + b.blocking,
+        unsized=a.unsized or b.unsized,
         pinned=a.pinned if a.pinned == b.pinned else None,
     )

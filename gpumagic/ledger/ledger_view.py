@@ -3,7 +3,7 @@
 from gpumagic.display import table
 from gpumagic.display.shown import block, coded, tag
 from gpumagic.display.units import duration, size
-from gpumagic.ledger.advice import advise, is_crawl
+from gpumagic.ledger.advice import SILENT, advise, is_crawl
 from gpumagic.ledger.entry import Entry, Ledger
 
 NOTHING = "no copies between devices, and no waits for one"
@@ -35,8 +35,16 @@ def _transfers(entries: list[Entry]) -> str:
     for e in copies:
         to[e.destination] = to.get(e.destination, 0) + e.nbytes
     count = sum(e.count for e in copies)
-    each = ", ".join(f"{size(nbytes)} to {device}" for device, nbytes in to.items())
+    unsized = {e.destination for e in copies if e.unsized}
+    each = ", ".join(f"{_bytes(n, device in unsized)} to {device}" for device, n in to.items())
     return f"{_count(count, 'transfer')}: {each}{_at(copies, count)}" if copies else ""
+
+
+def _bytes(nbytes: int, unsized: bool) -> str:
+    """``"3.2 MiB"``, ``"≥ 3.2 MiB"`` where that is not all of it."""
+    if not unsized:
+        return size(nbytes)
+    return f"≥ {size(nbytes)}" if nbytes else size(None)
 
 
 def _waits(entries: list[Entry]) -> str:
@@ -75,7 +83,9 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
     if not lines:
         return ""
     (place, code), most = max(lines.items(), key=lambda item: item[1])
-    if entries[0].kind == "copy" and (most < 2 or (len(lines) > 1 and most < total / 2)):
+    # One copy has a line where nobody asked for it.
+    few = most < 2 and entries[0].operator not in SILENT
+    if entries[0].kind == "copy" and (few or (len(lines) > 1 and most < total / 2)):
         return ""
     many = f", {most:,} of them" if most < total else ""
     return f"{many} at {place}: `{table.short(code, _CODE)}`" if code else f"{many} at {place}"
@@ -121,7 +131,7 @@ def _columns(ledger: Ledger) -> list[table.Column]:
         ),
         table.Column("what", [_what(e) for e in entries], css="gm-long"),
         table.Column("count", [f"{e.count:,}" for e in entries], number=True),
-        table.Column("bytes", [size(e.nbytes) for e in entries], number=True),
+        table.Column("bytes", [_bytes(e.nbytes, e.unsized) for e in entries], number=True),
         table.Column("time", times, number=True),
     ]
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from conftest import GPUS
@@ -138,7 +139,18 @@ def test_tensors_are_brought_and_what_is_bound_says_what_to_type(framework, name
 
 def test_what_is_no_array_of_its_own(framework, names):
     tf, keras = names["tf"], names["keras"]
-    for value in (names["n"], 1.0, [names["a"]], keras.layers.Dense(3), tf.float32, tf, tf.Tensor):
+    pipeline = tf.data.Dataset.range(3)
+    assert not any(map(framework.is_array, framework.parts(pipeline)[0]))
+    for value in (
+        names["n"],
+        1.0,
+        pipeline,
+        [names["a"]],
+        keras.layers.Dense(3),
+        tf.float32,
+        tf,
+        tf.Tensor,
+    ):
         assert not framework.is_array(value)
     inside = []
     tf.function(lambda x: inside.append(framework.is_array(x)))(names["a"])
@@ -181,6 +193,16 @@ def test_bytes_by_device(framework, names):
     framework.wait()
     assert framework.allocated(GPUS[1]) == (before[0] + 4000, None)
     assert framework.nbytes(kept) == 4000
+    assert any(each is kept for each in framework.live())
+    net = names["keras"].Sequential([names["keras"].Input((3,)), names["keras"].layers.Dense(4)])
+    places = framework.places(kept) + framework.places(net)
+    assert [(p.device, p.nbytes) for p in places] == [("cuda:1", 4000), ("cpu", 48), ("cpu", 16)]
+    assert all(
+        a.address + a.nbytes <= b.address
+        for a, b in pairwise(sorted(places))
+        if a.device == b.device
+    )
+    assert framework.pool(GPUS[1]) is None
     assert framework.nbytes(tf.constant(["words"])) == 0
 
 

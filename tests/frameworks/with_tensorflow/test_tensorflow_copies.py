@@ -292,3 +292,26 @@ def test_another_threads_copies_are_its_own(counted, names):
 def test_placed_on_the_cpu_it_says_what_goes_there(counted):
     ran = counted("b + b", where=CPU)
     assert [(e.source, e.destination, e.count, e.nbytes) for e in ran.ledger] == [(B, "cpu", 1, 32)]
+
+
+def test_keras_takes_its_batches_inside_a_function(counted, names):
+    tf, np = names["tf"], names["np"]
+    pairs = np.ones((64, 2), np.float32), np.ones((64, 1), np.float32)
+    names["loader"] = tf.data.Dataset.from_tensor_slices(pairs).batch(32)
+    code = (
+        "net = keras.Sequential([keras.layers.Dense(1)])\nnet.compile('sgd', 'mse')\n"
+        "net.fit(loader, epochs=2, shuffle=False, verbose=0)"
+    )
+    ran = counted(code, strict=True)
+    assert ran.error is None
+    [batches] = [e for e in ran.ledger.copies if not e.within]
+    assert (batches.line, batches.operator, batches.count, batches.unsized) == (3, "batch", 8, True)
+    assert "N/A to cuda:1" in ledger_view.line(ran.ledger)
+    assert [e for e in ran.ledger if e.kind == "wait"] == []
+
+
+def test_what_is_copied_in_silence_has_its_line_also_once(counted):
+    assert re.fullmatch(
+        r"1 transfer: 32 B to cuda:1 at In \[\d+\], line 1: `b \* c`",
+        ledger_view.line(counted("b * c").ledger),
+    )
