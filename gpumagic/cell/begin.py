@@ -10,9 +10,11 @@ from gpumagic.cell.runs import OneRun, Runs
 from gpumagic.device import Device
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.frameworks.known import imported
+from gpumagic.frameworks.left_arrays import left_alone
 from gpumagic.frameworks.needed import Needed
 from gpumagic.moving.moved import Left, Moves, all_of
 from gpumagic.usercode.torch_classes import is_tensor, torch_here
+from gpumagic.usercode.values import defined_in
 
 
 class CellNeeds(Needed):
@@ -41,19 +43,30 @@ class CellNeeds(Needed):
         """The run of a cell that reads `names`, with the options of its line."""
         names, namespace = list(names), self._namespace
         runs: list[OneRun] = []
+        foreign = [name for name in names if _is_foreign(type(namespace.get(name)))]
+        left = tuple(left_alone(foreign, namespace, device)) if foreign else ()
         if self.torch:
             from gpumagic.cell.run import Run
 
-            runs.append(Run(device, namespace, names, fix=fix, recorder=recorder, **options))
+            runs.append(
+                Run(device, namespace, names, fix=fix, recorder=recorder, left=left, **options)
+            )
         elif fix or recorder is not None:
             used = " and ".join(other.name for other in self.others)
             given = "--fix" if fix else "--memory"
             raise GpuError(f"{given} is for cells of torch, and this one uses {used}; leave it out")
         if self.unusable:
             tensors = (name for name in names if is_tensor(namespace.get(name)))
-            options["left"] = tuple(Left(name, self.unusable) for name in tensors)
-        runs += [ArrayRun(other, device, namespace, names, **options) for other in self.others]
+            left += tuple(Left(name, self.unusable) for name in tensors)
+        for other in self.others:  # the first run tells
+            told = () if runs else left
+            runs.append(ArrayRun(other, device, namespace, names, left=told, **options))
         return runs[0] if len(runs) == 1 else Runs(runs)
+
+
+def _is_foreign(kind: type) -> bool:
+    """Whether a class may be of arrays that neither torch nor the notebook has defined."""
+    return str(defined_in(kind)).partition(".")[0] not in ("torch", "builtins", "__main__")
 
 
 def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:

@@ -1,5 +1,6 @@
 """Show a cell's report: a line of text, or the same in HTML with its details folded beneath."""
 
+from collections.abc import Iterable, Iterator
 from html import escape
 
 from gpumagic.cell.fixed import Fixed
@@ -8,7 +9,7 @@ from gpumagic.display import table
 from gpumagic.display.shown import block, coded
 from gpumagic.display.units import duration, size, some
 from gpumagic.ledger import ledger_view
-from gpumagic.moving.moved import Moves
+from gpumagic.moving.moved import Left, Moves
 
 # The report says the first two by themselves; that a value is shown is no news.
 _SAID = ("loader", "fix", "display")
@@ -70,7 +71,7 @@ def _parts(report: Report) -> list[str]:
     if not report.ledger_complete:
         parts.append("its ledger is incomplete: %gpus --doctor shows why")
     if report.left:
-        parts.append(f"left {some([part.name for part in report.left])}: {report.left[0].reason}")
+        parts.append(f"left {'; '.join(_left(report.left))}")
     for memory in report.memory:
         where = "" if memory.device == str(device) else f"{memory.device} "
         parts.append(f"{where}peak {size(memory.peak)}")
@@ -88,6 +89,14 @@ def _ran(report: Report) -> list[str]:
     if report.fault:
         parts.append(f"the device reports: {report.fault}")
     return parts
+
+
+def _left(left: Iterable[Left]) -> Iterator[str]:
+    """``X, y: a dataset stays where it is``, for each reason."""
+    names: dict[str, list[str]] = {}
+    for part in left:
+        names.setdefault(part.reason, []).append(part.name)
+    return (f"{some(found)}: {reason}" for reason, found in names.items())
 
 
 def _fixed(f: Fixed) -> str:

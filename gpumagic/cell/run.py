@@ -61,6 +61,7 @@ class Run:
         back: bool = False,
         first: bool = False,
         recorder: Recorder | None = None,
+        left: tuple[Left, ...] = (),  # that nothing could bring
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device = device
@@ -80,6 +81,7 @@ class Run:
         self._table = table
         self._placement: Placement | None = None
         self._started = 0.0
+        self._left = left
         self.left_out = 0.0  # seconds that are none of the cell's
         self._ledger_complete = True
         self._before: set[int] = set()  # ids of the tensors that were variables
@@ -153,7 +155,8 @@ class Run:
             ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)
         returned = self._bring_back() if self._origins else None
         came = DATASET_STAYS if placement.delivered else None
-        left = tuple(part for part in self._moves.left if part.reason != came)
+        left = self._left
+        left += tuple(part for part in self._moves.left if part.reason != came)
         left += returned.left if returned else ()
         report = Report(
             device=self.device,
