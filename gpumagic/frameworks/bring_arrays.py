@@ -105,6 +105,7 @@ def _replaced(
         parts = [_replaced(part, framework, new, seen) for part in value]
         made = value if _same(parts, value) else _tuple_of(kind, parts)
     elif (split := framework.parts(value)) is not None:
+        seen[id(value)] = value, value  # what is changed in place may hold itself
         parts = [_replaced(part, framework, new, seen) for part in split[0]]
         made = value if _same(parts, split[0]) else split[1](parts)
     elif defined_in(kind) == "__main__" and not issubclass(kind, type):

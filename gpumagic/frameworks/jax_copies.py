@@ -3,8 +3,8 @@
 An array is copied in silence where it is an operand of a computation elsewhere: NumPy's always, and
 JAX's unless it is committed to its device. A number that goes along is none of it, and neither is
 what a program closes over, which is written into it when it is compiled; what a program over
-several devices exchanges while it runs is not seen. On virtual GPUs an array counts as read once,
-as a GPU's is, whose copy JAX keeps.
+several devices exchanges, or hands to a callback, while it runs is not seen. On virtual GPUs an
+array counts as read once, as a GPU's is, whose copy JAX keeps.
 """
 
 import os

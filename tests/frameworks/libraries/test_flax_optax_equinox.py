@@ -95,6 +95,7 @@ def test_nnxs_objects_stay_the_objects_that_they_are(framework):
             self.embed = nnx.Linear(8, 8, rngs=rngs)
             self.layers = nnx.List([self.embed, nnx.Dropout(0.5, rngs=rngs)])
             self.head = self.embed.kernel
+            self.root = self
 
     net = Tied(nnx.Rngs(0))
     optimizer = nnx.Optimizer(net, optax.adam(1e-3), wrt=nnx.Param)
