@@ -2,6 +2,7 @@
 
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ def run(notebook: Path | None, output: Path) -> int:
 
     Returns 0, or 1 if a cell raised; GpuError where the notebook, or what runs one, is missing.
     """
-    path = notebook or _quickstart()
+    path = notebook or _first_notebook()
     if not path.is_file():
         raise GpuError(f"there is no notebook {path}; type a path that ends in .ipynb")
     try:
@@ -90,9 +91,12 @@ def _text(output: Any) -> str:
     return str(output.data.get("text/plain", ""))
 
 
-def _quickstart() -> Path:
+def _first_notebook() -> Path:
+    """The quickstart; where there is no torch, the textbook's chapter in the framework there is."""
+    names = {"torch": "quickstart", "jax": "d2l_gpus_jax", "tensorflow": "d2l_gpus_tensorflow"}
+    name = next((name for module, name in names.items() if find_spec(module)), "quickstart")
     here = Path(__file__).parent
     for folder in (here / "examples", here.parent / "examples"):
-        if (folder / "quickstart.ipynb").is_file():
-            return folder / "quickstart.ipynb"
-    raise GpuError("the quickstart is not installed; type: gpumagic demo PATH.ipynb")
+        if (folder / f"{name}.ipynb").is_file():
+            return folder / f"{name}.ipynb"
+    raise GpuError(f"{name}.ipynb is not installed; type: gpumagic demo PATH.ipynb")

@@ -51,6 +51,7 @@ class ArrayRun:
         self._left = left
         self._clock = clock
         self._moves = Moves()
+        self._brought: list[Any] = []  # for `--back`
         self._stack: ExitStack | None = None
         self._tally = Tally(virtual=device.virtual)
         self._counted = True
@@ -65,7 +66,13 @@ class ArrayRun:
             stack.enter_context(self.framework.place(self.device))
             if self._move:
                 variables = variables_read(self._names, self._namespace)
-                self._moves = bring_all(self.framework, variables, self.device, self._namespace)
+                self._moves = bring_all(
+                    self.framework,
+                    variables,
+                    self.device,
+                    self._namespace,
+                    brought=self._brought if self._back else None,
+                )
             self._before = {id(array): weakref.ref(array) for array in self._arrays()}
             self._allocated = self.framework.allocated(self.device)[0]
             # A ledger that cannot be kept is no reason to stop the cell.
@@ -120,8 +127,8 @@ class ArrayRun:
 
     def _returned(self) -> Moves:
         """For `--back`: what was brought is where it was before."""
-        names = [moved.name for moved in self._moves.moved]
-        return bring_home(self.framework, self._namespace, names)
+        brought, self._brought = self._brought, []
+        return bring_home(self.framework, self._namespace, brought)
 
     def _memory(self) -> tuple[Memory, ...]:
         allocated, peak = self.framework.allocated(self.device)

@@ -39,10 +39,11 @@ def bring_all(
     device: Device,
     namespace: dict[str, Any],
     wanted: Callable[[Any], bool] = lambda array: True,
+    brought: list[Any] | None = None,
 ) -> Moves:
     """Bring the arrays of these variables to `device`, binding names of `namespace` anew.
 
-    Only those that are `wanted`. Raises `GpuError`, and nothing has changed.
+    Only those that are `wanted`. The copies are put into `brought`.
     """
     start = time.perf_counter()
     there, copies, moved = str(device), dict[int, Any](), list[Moved]()
@@ -67,16 +68,28 @@ def bring_all(
         if new:  # bytes that two variables share count once, for the first
             nbytes = sum(framework.nbytes(array) for array in new.values())
             moved.append(Moved(name, nbytes, tuple(found.sources)))
-    rebuilt: dict[int, Any] = {}
-    for name, value in kept:
-        made = _replaced(value, framework, lambda a: copies.get(id(a), (a, a))[1], rebuilt)
-        if made is not value:
-            namespace[name] = made
+    _bind(kept, framework, copies, namespace)
     for old, new in copies.values():
         _remember(framework, old, new)
+    if brought is not None:
+        brought += [new for _, new in copies.values()]
     if copies:
         framework.wait()
     return Moves(tuple(moved), tuple(left), time.perf_counter() - start if moved else 0.0)
+
+
+def _bind(
+    variables: list[tuple[str, Any]],
+    framework: Framework,
+    copies: dict[int, Any],
+    namespace: dict[str, Any],
+) -> None:
+    """Have variables hold the copies."""
+    seen: dict[int, Any] = {}
+    for name, value in variables:
+        made = _replaced(value, framework, lambda a: copies.get(id(a), (a, a))[1], seen)
+        if made is not value:
+            namespace[name] = made
 
 
 def _note(framework: Framework, there: str, found: _Found, array: Any) -> Any:
@@ -150,9 +163,10 @@ def _remember(framework: Framework, old: Any, new: Any) -> None:
 
 
 def bring_home(
-    framework: Framework, namespace: dict[str, Any], names: Iterable[str] | None = None
+    framework: Framework, namespace: dict[str, Any], only: Iterable[Any] | None = None
 ) -> Moves:
-    """Bring what cells brought elsewhere, or only that in `names`, back to where it was."""
+    """Bring what cells brought elsewhere, or `only` these arrays, back to where they were."""
+    ids = None if only is None else {id(array) for array in only}
     devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
     made: list[Moves] = []
     for source in dict.fromkeys(where for _, where in list(_origins.values())):
@@ -161,9 +175,9 @@ def bring_home(
 
         def is_away(array: Any, source: str = source) -> bool:
             held = _origins.get(id(array))
-            return held is not None and held[0]() is array and held[1] == source
+            away = held is not None and held[0]() is array and held[1] == source
+            return away and (ids is None or id(array) in ids)
 
-        wanted = namespace if names is None else [n for n in names if n in namespace]
-        variables = [(n, namespace[n]) for n in list(wanted) if not n.startswith("_")]
+        variables = [(n, value) for n, value in list(namespace.items()) if n[0] != "_"]
         made.append(bring_all(framework, variables, devices[source], namespace, is_away))
     return all_of(made)

@@ -1,0 +1,58 @@
+"""A cell that uses torch and JAX is placed for both, and one report says it; in a process alone."""
+
+import importlib.util
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+CELLS = """
+    import gpumagic
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "gpumagic")
+
+    def run(cell):
+        shell.run_cell(cell).raise_error()
+        return gpumagic.last_report()
+
+    gpumagic.virtual.enable(2)
+    run("import torch, jax, jax.numpy as jnp")
+    run("X = jnp.ones((100, 100)); T = torch.ones(50, 50); both = [X, T]; opened = both")
+    report = run("%%ongpu 1 --back\\nZ = X @ both[0]\\nU = T @ T + both[1]")
+    names = shell.user_ns
+    # T's bytes came with the list, which is read first.
+    assert sorted(m.name for m in report.moved) == ["X", "both"], report.moved
+    assert report.moved_bytes == 50 * 50 * 4 + 100 * 100 * 4
+    assert report.returned.nbytes == report.moved_bytes
+    assert not report.elsewhere
+    assert gpumagic.where([names["Z"], names["U"]]) == "cuda:1"
+    assert gpumagic.where(names["both"]) == "cpu"
+    assert names["both"] is names["opened"]
+    assert names["both"][0] is names["X"]
+    assert names["both"][1] is names["T"]
+
+    report = run("%%ongpu 0\\nfor _ in range(3): jax.device_put(X, jax.devices('gpu')[1])\\n"
+                 "for _ in range(2): T.to('cuda:1')")
+    found = {(e.operator, e.count, e.destination, e.line) for e in report.ledger}
+    assert ("device_put", 3, "cuda:1", 2) in found, found
+    assert {e for e in found if e[3] == 3} == {("copy_", 2, "cuda:1", 3)}, found
+    assert report.device.ordinal == 0
+
+    try:
+        run("%%ongpu 0\\nmade = jnp.ones(1)\\n1 / 0")
+    except ZeroDivisionError:
+        pass
+    run("after = jnp.ones(2), torch.ones(2)")
+    assert gpumagic.where(names["after"]) == "cpu"
+    print("well")
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
+def test_a_cell_of_torch_and_jax_is_one_cell():
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CELLS)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.stdout.endswith("well\n"), ran.stdout + ran.stderr
