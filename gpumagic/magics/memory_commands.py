@@ -30,7 +30,8 @@ class MemoryMagics(Magics):
 
         Variables with all that is in them, modules, optimizers, what autograd saved for a backward
         that has not come, outputs, exceptions, …: each piece of memory counts once, by the first
-        way to it, and the other ways are named beside it.
+        way to it, and the other ways are named beside it. Arrays of JAX, TensorFlow, CuPy and
+        others have rows, too, and torch need not be there.
 
         Usage::
 

@@ -18,10 +18,13 @@ from gpumagic.memory.shortage import Situation
 
 _CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = "expandable_segments:True"
-_NO_POOL = (
-    '`os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"` before JAX is imported, in a new '
-    "kernel, leaves"
-)
+_NO_POOL = {
+    "JAX": '`os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"` before JAX is imported, in a '
+    "new kernel, leaves",
+    "TensorFlow": "`tf.config.experimental.set_memory_growth(gpu, True)` before TensorFlow starts, "
+    "in a new kernel, leaves",
+    "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()` gives",
+}
 # A holder below this part of what is allocated is not worth a line.
 _WORTH = 0.05
 _ROUNDED = 0.01
@@ -92,8 +95,7 @@ def pooled(s: Situation) -> Cause | None:
             continue
         has = f"{size(pool.taken)} of {s.name}, of which it uses {size(pool.used)}"
         why = f"{pool.framework} in this process has taken {has}"
-        do = {"JAX": _NO_POOL, "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()` gives"}
-        return Cause("pool", why, (Remedy(do[pool.framework], unused),))
+        return Cause("pool", why, (Remedy(_NO_POOL[pool.framework], unused),))
     return None
 
 

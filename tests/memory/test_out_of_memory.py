@@ -11,7 +11,9 @@ from situations import SITUATIONS, START
 
 import gpumagic
 from gpumagic import faults, virtual
+from gpumagic.frameworks.exchange import Pool
 from gpumagic.memory import dry_peaks, explain_out_of_memory
+from gpumagic.memory.causes import pooled
 
 MIB = 2**20
 
@@ -297,3 +299,16 @@ def test_the_batch_that_is_told_is_the_largest_that_fits(small, shown, monkeypat
         shown.clear()
         small.run("1 / 0")
         small.run("%reset -f")
+
+
+def test_what_another_framework_took_and_does_not_use_is_the_cause(gpus):
+    pool = Pool("JAX", 1 * MIB, None, 48 * MIB, 48 * MIB)
+    s = SimpleNamespace(device=SimpleNamespace(pools=(pool,)), short_by=20 * MIB, name="cuda:0")
+    cause = pooled(s)
+    assert cause.reason == (
+        "JAX in this process has taken 48.0 MiB of cuda:0, of which it uses 1.0 MiB"
+    )
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE" in cause.remedies[0].do
+    assert cause.gives == 47 * MIB
+    s.short_by = 47 * MIB + 1
+    assert pooled(s) is None
