@@ -11,6 +11,7 @@ from .errors import CrossDeviceWarning as CrossDeviceWarning
 from .errors import GpuError as GpuError
 from .fitting.fit import fit as fit
 from .fitting.fit_result import Fit as Fit
+from .frameworks.explain_error import explain as explain
 from .frameworks.watching import watch as watch
 from .frameworks.whereabouts import where as where
 from .memory.ask import memory as memory
@@ -19,7 +20,6 @@ from .memory.free import free_memory as free_memory
 from .memory.freed import Freed as Freed
 from .memory.memory_report import MemoryReport as MemoryReport
 from .memory.out_of_memory import OutOfMemory as OutOfMemory
-from .mismatch.explainer import explain as explain
 from .moving.move import move as move
 from .placement.on import on as on
 from .placement.torch_devices import cpu as cpu

@@ -5,7 +5,7 @@ Where what the frames show does not agree with what the error says, there is no 
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,14 +44,17 @@ class _Part:
         return sum(array.nbytes for array in self.arrays) if self.arrays else None
 
 
-def explain_jax(error: BaseException) -> Explanation | None:
+def explain_jax(error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
     """Say what an error between JAX's devices is about; None for any other."""
     for each in errors(error):
         if type(each) is ValueError and str(each).startswith(_SAID):
             framework: Any = next(one for one in imported() if one.name == "JAX")
             frames = failed_frames(each.__traceback__)
             said = _said(str(each), framework)
-            return _explain(frames[0], said, framework) if frames and len(said) > 1 else None
+            if not frames or len(said) < 2:
+                return None
+            frames[0].scope.outer = {**namespace, **frames[0].scope.outer}
+            return _explain(frames[0], said, framework)
     return None
 
 

@@ -72,16 +72,13 @@ class Explaining:
 
 def _explained(error: BaseException, earlier: Sequence[BaseException]) -> Any:
     """What to show below an error, by the first framework whose it is; or None."""
-    found: Any = None
-    if sys.modules.get("torch") is not None:
+    from gpumagic.frameworks.explain_error import explain
+
+    found: Any = explain(error)
+    if found is None and sys.modules.get("torch") is not None:
         from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
-        from gpumagic.mismatch.explainer import explain
 
-        found = explain(error) or explain_out_of_memory(error, earlier=earlier)
-    if found is None and sys.modules.get("jax") is not None:
-        from gpumagic.frameworks.jax_mismatch import explain_jax
-
-        found = explain_jax(error)
+        found = explain_out_of_memory(error, earlier=earlier)
     return found
 
 

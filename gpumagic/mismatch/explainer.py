@@ -29,27 +29,9 @@ from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 def explain(
     error: BaseException, *, namespace: Mapping[str, Any] | None = None
 ) -> Explanation | None:
-    """Say what an error between devices is about, in the names of the code that raised it.
+    """Say what torch's error between devices is about, in the names of the code that raised it.
 
-    Parameters
-    ----------
-    error : BaseException
-        As it was caught: its traceback is read.
-    namespace : mapping, optional
-        Names that the code could see besides those of its frames.
-
-    Returns
-    -------
-    Explanation or None
-        None for any other error, and wherever it is not certain. `str()` is text; IPython shows
-        HTML; `.fix` is code to paste. It holds no tensor and no frame.
-
-    Examples
-    --------
-    >>> try:
-    ...     y = net(x)
-    ... except RuntimeError as error:
-    ...     print(gpumagic.explain(error))
+    `gpumagic.explain`, which asks here, says more of the parameters and the result.
     """
     # In an except block an error of ours would hide the user's own.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():

@@ -91,7 +91,7 @@ def test_a_function_of_an_earlier_cell_is_told_by_its_cell(ip):
 def test_our_own_failure_leaves_the_users_error(ip, monkeypatch):
     from gpumagic.mismatch import explainer as room
 
-    def broken(error):
+    def broken(error, namespace):
         raise ZeroDivisionError("ours")
 
     monkeypatch.setattr(room, "explain", broken)

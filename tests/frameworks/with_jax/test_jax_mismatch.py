@@ -4,8 +4,8 @@ import linecache
 
 import pytest
 
+import gpumagic
 from gpumagic import faults
-from gpumagic.frameworks.jax_mismatch import explain_jax
 
 # Code whose last line fails, what its operands are and where, and what to write there instead.
 # `a` is on GPU 0 and `b` on GPU 1; `big`, on GPU 1 too, has more bytes.
@@ -59,7 +59,7 @@ def test_operands_are_named_and_the_fix_runs(names, code, operands, written):
     jax, jnp = names["jax"], names["jnp"]
     names["big"] = jax.device_put(jnp.ones((8, 8)), names["gpu"][1])
     names["step"] = jax.jit(lambda p, x: p["w"] * x)
-    explanation = explain_jax(failure(code, names))
+    explanation = gpumagic.explain(failure(code, names))
     found = {o.name: ", ".join(o.devices) for o in explanation.operands}
     assert found == operands
     assert sum(operand.odd for operand in explanation.operands) == 1
@@ -81,11 +81,11 @@ def failure(code, names):
 def test_jax_is_imported_where_it_has_no_name(names):
     code = "a + b"
     seen = {"a": names["a"], "b": names["b"]}
-    assert explain_jax(failure(code, seen)).fix.code == (
+    assert gpumagic.explain(failure(code, seen)).fix.code == (
         "import jax\na + jax.device_put(b, a.device)"
     )
 
 
 def test_other_errors_are_not_explained(names):
     for error in (ValueError("x"), RuntimeError("Received incompatible devices"), KeyError(3)):
-        assert explain_jax(error) is None
+        assert gpumagic.explain(error) is None
