@@ -1,7 +1,7 @@
 """Make the run of a cell: for torch, and for each other framework that the cell needs."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
 
@@ -37,10 +37,13 @@ class CellNeeds(Needed):
         names: Iterable[str],
         *,
         fix: bool = False,
-        recorder: Any = None,
+        recorder: Callable[[], Any] | None = None,
         **options: Any,
     ) -> OneRun:
-        """The run of a cell that reads `names`, with the options of its line."""
+        """The run of a cell that reads `names`, with the options of its line.
+
+        `recorder` makes what records the peak of torch's memory.
+        """
         names, namespace = list(names), self._namespace
         runs: list[OneRun] = []
         foreign = [name for name in names if _is_foreign(type(namespace.get(name)))]
@@ -48,9 +51,8 @@ class CellNeeds(Needed):
         if self.torch:
             from gpumagic.cell.run import Run
 
-            runs.append(
-                Run(device, namespace, names, fix=fix, recorder=recorder, left=left, **options)
-            )
+            made = recorder() if recorder is not None else None
+            runs.append(Run(device, namespace, names, fix=fix, recorder=made, left=left, **options))
         elif fix or recorder is not None:
             used = " and ".join(other.name for other in self.others)
             given = "--fix" if fix else "--memory"

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -231,7 +232,7 @@ class CellHooks:
         options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
         options |= {"first": not self._moved, "table": asked.report}
         if asked.memory:
-            options["recorder"] = peak_recorder(asked, device, space)
+            options["recorder"] = partial(peak_recorder, asked, device, space)
         # Known to the cell before it starts: an interrupt within must find what to undo.
         cell.run, cell.request = needed.run(device, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))

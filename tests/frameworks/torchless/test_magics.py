@@ -76,6 +76,7 @@ def test_gpus_show_what_arrays_hold(notebook):
     [
         ("%%ongpu 5\nx = 1", "no GPU 5: there are cuda:0 and cuda:1 (virtual)"),
         ("%%ongpu 1 --fix\nx = 1", "--fix is for cells of torch, and this one uses JAX"),
+        ("%%ongpu 1 --memory\nx = 1", "--memory is for cells of torch, and this one uses JAX"),
         ("%gpus --virtual 3", "3 asked, 2 of"),
     ],
 )
