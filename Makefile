@@ -61,6 +61,7 @@ benchmark: .venv/test  ## what each feature costs
 	$(BIN)/python benchmarks/placement.py
 	$(BIN)/python benchmarks/monitor.py
 	$(BIN)/python benchmarks/timing_vs_torch.py
+	$(BIN)/python benchmarks/frameworks.py
 	$(BIN)/python benchmarks/opinfo_virtual.py
 	$(BIN)/python benchmarks/watch.py
 	$(BIN)/python benchmarks/virtual_speed.py
