@@ -36,8 +36,8 @@ def is_abstract(value: object) -> bool:
 
 
 def is_jitted(function: object) -> bool:
-    """Whether JAX has compiled it, or will."""
-    return hasattr(function, "lower") and hasattr(function, "trace")
+    """Whether JAX compiles it: by `jax.jit`, or by that of Flax or Equinox."""
+    return callable(function) and hasattr(function, "lower")
 
 
 def leaves(values: object) -> list[Any]:
@@ -56,7 +56,7 @@ def compile_call(
     jitted = is_jitted(function)
     whole = function, tuple(args), dict(kwargs)
     with jax.default_device(own) if own is not None else nullcontext():
-        if jitted:
+        if hasattr(function, "trace"):
             _, args, kwargs = tree_map(lambda leaf: _shape(leaf, own), whole)
             lowered = function.lower(*args, **kwargs)  # type: ignore[attr-defined]
         else:
@@ -69,14 +69,16 @@ def compile_call(
                 return inner(*args, **kwargs)
 
             lowered = jax.jit(call).lower(given)
-        compiled = lowered.compile()
+        of_nnx = getattr(lowered, "lowered", None)  # JAX's own, within that of Flax NNX
+        compiled = (of_nnx or lowered).compile()
     told = compiled.memory_analysis()
     return Compiled(
         told.argument_size_in_bytes,
         told.output_size_in_bytes,
         told.temp_size_in_bytes,
         told.alias_size_in_bytes,
-        lowered.out_info,
+        # The arguments as they will be come before the result.
+        of_nnx.out_info[-1] if of_nnx else lowered.out_info,
         jitted,
         (own or jax.devices()[0]).platform,
     )
