@@ -2,6 +2,7 @@
 that shows nothing more, in a shell of the test's process.
 """
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -142,6 +143,26 @@ def test_the_sentence_encoder(tmp_path):
     shape, apart = re.search(r"\(torch\.Size\(\[(.*)\]\), (.*)\)", shown).groups()
     assert shape == "16, 384"
     assert float(apart) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
+def test_the_textbooks_chapter_in_jax(tmp_path):
+    done = demo(tmp_path, str(EXAMPLES / "d2l_gpus_jax.ipynb"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    shown = done.stdout
+    assert "(CpuDevice(id=0), CpuDevice(id=1), CpuDevice(id=2))" in shown
+    assert "why: both are committed to their device" in shown
+    assert "3 transfers: 36 B to cuda:1 at line 3: `x + Y`" in shown
+    assert "`x + Y` copies data from cpu to cuda:1, which strict does not allow" in shown
+    assert "moved X: 24 B from cuda:0" in shown
+    assert "moved params, X: 40 B from cuda:0" in shown
+    assert len(re.findall(r"transfers: 35\.2 KiB to cuda:1 at line 5: `step\(", shown)) == 1
+    assert re.search(r"loss 0\.000\d", shown)
+    assert len(re.findall(r"cuda:0 \(virtual\) .* same\n", shown)) == 2
+    assert "1,000 waits at line 4" in shown
+    assert "1 transfer: 3.9 KiB to cpu" in shown
+    assert re.search(r"at the same time: [\d.]+ times as fast as one after the other", shown)
 
 
 @pytest.mark.slow
