@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -108,8 +109,14 @@ def _parts() -> _Parts:
 
     scopes = guard_lib.thread_local_state
     scopes().explicit_device_put  # noqa: B018 (or there is no telling)
-    traceback_util.register_exclusion(__file__)  # our frames are JAX's to leave out
+    _leave_out(traceback_util.register_exclusion)
     return _Parts(xla_client, ArrayImpl, pjit, pxla, clear, scopes)
+
+
+@cache
+def _leave_out(register: Callable[[str], None]) -> None:
+    """Have JAX leave frames of this file out of tracebacks, as it does its own; for good."""
+    register(__file__)
 
 
 def _stand(keeper: Doorkeeper, parts: _Parts, stack: ExitStack) -> None:
@@ -125,7 +132,11 @@ def _stand(keeper: Doorkeeper, parts: _Parts, stack: ExitStack) -> None:
     _swap(stack, parts.pxla, "MeshExecutableFastpathData", gate.data)
     _swap(stack, parts.pjit, "_get_fastpath_data", gate.ask)
     parts.tables()  # a call that is kept there from before would not come by
-    stack.callback(parts.tables)  # and one that was not kept would always come by
+
+    @stack.callback
+    def forget() -> None:
+        if gate.refused:  # what was not kept would come by Python for ever
+            parts.tables()
 
 
 def _swap(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
@@ -220,10 +231,12 @@ class _Gate:
         self._real = real
         self._data = data
         self._here = threading.local()
+        self.refused = False  # whether any call was not kept
 
     def ask(self, executable: Any, out_tree: Any, args: Any, *rest: Any) -> Any:
         """In place of ``pjit._get_fastpath_data``: the entry for a table, or None."""
-        if executable is None or _moves_any(executable, args):
+        if executable is not None and _moves_any(executable, args):
+            self.refused = True
             return None
         self._here.still = True
         try:
@@ -233,7 +246,10 @@ class _Gate:
 
     def data(self, *args: Any) -> Any:
         """In place of the entry's class, which functions compiled ahead of time make themselves."""
-        return self._data(*args) if getattr(self._here, "still", False) else None
+        if getattr(self._here, "still", False):
+            return self._data(*args)
+        self.refused = True
+        return None
 
 
 def _moves_any(executable: Any, args: Sequence[Any]) -> bool:

@@ -247,6 +247,28 @@ def test_waits_are_counted_and_named(counted):
     }
 
 
+def test_calls_go_by_python_only_while_something_moves_in_them(names, framework, monkeypatch):
+    from jax._src import pjit
+
+    came, real = [], pjit._get_fastpath_data
+    monkeypatch.setattr(pjit, "_get_fastpath_data", lambda *args: (came.append(1), real(*args))[1])
+    a, n = names["a"], names["n"]
+
+    def comes(*operands):
+        came.clear()
+        for _ in range(4):
+            operands[0] * operands[1]
+        return len(came)
+
+    with framework.count(Tally(), False):
+        assert comes(a, a) == 1
+    assert comes(a, a) == 0  # as nothing moved, the tables were left as they were
+    with framework.count(Tally(), False):
+        a * n
+    assert comes(a, n) == 1
+    assert comes(a, n) == 0
+
+
 def test_no_program_is_compiled_anew_and_clean_calls_keep_their_way(names, framework):
     import jax
 
