@@ -50,6 +50,7 @@ def run_forked(
     with warnings.catch_warnings():
         # The copy computes nothing and waits for no lock that it could not be killed in.
         warnings.filterwarnings("ignore", ".*multi-?threaded.*fork", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".*JAX is multithreaded", RuntimeWarning)
         pid = os.fork()
     if pid == 0:
         _work_in_child(work, sender)

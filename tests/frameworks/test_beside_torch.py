@@ -8,6 +8,8 @@ import textwrap
 import pytest
 
 CELLS = """
+    import warnings
+
     import gpumagic
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -40,6 +42,16 @@ CELLS = """
     assert ("device_put", 3, "cuda:1", 2) in found, found
     assert {e for e in found if e[3] == 3} == {("copy_", 2, "cuda:1", 3)}, found
     assert report.device.ordinal == 0
+
+    def dry(cell):
+        result = shell.run_cell("%%ongpu 1 --dry-run\\n" + cell)
+        return repr(result.result or result.error_in_exec)
+
+    warnings.simplefilter("error")  # to fork beside JAX's threads is no news
+    assert "V  float32[50, 50]  cuda:1" in dry("V = T @ T")
+    assert "W  float32[100, 100]  cuda:1" in dry("W = jnp.matmul(X, X)")
+    assert "gpumagic.dry_run(" in dry("V = T @ T\\nfor _ in [1]: W = X @ X")
+    warnings.simplefilter("ignore")
 
     try:
         run("%%ongpu 0\\nmade = jnp.ones(1)\\n1 / 0")
