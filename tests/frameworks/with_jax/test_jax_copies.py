@@ -191,7 +191,10 @@ def _logged(text):
     return found
 
 
-@pytest.mark.parametrize(("code", "ends"), SILENT)
+@pytest.mark.parametrize(
+    ("code", "ends"),
+    [*SILENT[::2], *(pytest.param(*case, marks=pytest.mark.slow) for case in SILENT[1::2])],
+)
 def test_what_is_copied_in_silence_is_found_at_its_line(counted, names, code, ends):
     names["step"] = names["jax"].jit(lambda x, y: x * y)
     ran = counted(f"c = a + a\n\nd = {code}\ne = b * 2")
@@ -355,6 +358,7 @@ def test_threads_of_the_cell_are_counted_and_other_watches_apart(counted, names,
     assert inner.ledger().nbytes == 32
 
 
+@pytest.mark.slow
 def test_transformations_work_the_same_while_counted(counted, names):
     code = (
         "@jax.custom_vjp\ndef f(x):\n    return x * 2\n"
