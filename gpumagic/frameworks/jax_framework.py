@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -54,7 +54,11 @@ class Jax:
 
     def place(self, device: Device) -> AbstractContextManager[object]:
         """While this holds, in its thread, what names no device is made on `device`."""
-        held: AbstractContextManager[object] = jax.default_device(self._devices.own(device))
+        own = self._devices.own(device)
+        # Where that is so, JAX looks nothing up at each call.
+        if jax.config.jax_default_device is None and own == jax.local_devices()[0]:
+            return nullcontext()
+        held: AbstractContextManager[object] = jax.default_device(own)
         return held
 
     def is_array(self, value: object) -> bool:

@@ -22,7 +22,14 @@ class Randomness:
         self._python = random.getstate()
         numpy: Any = sys.modules.get("numpy")
         self._numpy = numpy.random.get_state() if numpy is not None else None
+        self._tensorflow = _tensorflow_state()
         self._start = self._devices
+
+    def seed_tensorflow(self) -> None:
+        """Until `restore`, give it a seed where it has none: each device draws the same."""
+        if self._tensorflow is not None:
+            seed, _ = self._tensorflow
+            _tensorflow()._set_global_seed(1 if seed is None else seed)
 
     def restore(self) -> None:
         """Put all of it back. A CUDA device that has started since gets the CPU's seed."""
@@ -30,6 +37,11 @@ class Randomness:
         numpy: Any = sys.modules.get("numpy")
         if numpy is not None and self._numpy is not None:
             numpy.random.set_state(self._numpy)
+        if self._tensorflow is not None and self._tensorflow != _tensorflow_state():
+            seed, drawn = self._tensorflow
+            _tensorflow()._set_global_seed(seed)
+            if drawn is not None:
+                _tensorflow()._rng.setstate(drawn)
         for name, state in self._devices.items():
             _set(name, state)
         for name, generator in _generators().items():
@@ -56,6 +68,21 @@ class Randomness:
             for name, state in _states().items()
             if name not in self._start or not torch_here().equal(state, self._start[name])
         }
+
+
+def _tensorflow() -> Any:
+    """TensorFlow's own keeper of its seed, where it is imported and has one."""
+    module: Any = sys.modules.get("tensorflow.python.eager.context")
+    found = module.context() if hasattr(module, "context") else None
+    return found if hasattr(found, "_set_global_seed") and hasattr(found, "_seed") else None
+
+
+def _tensorflow_state() -> tuple[int | None, Any] | None:
+    """Its seed, and what it has drawn of that for its operations."""
+    found = _tensorflow()
+    if found is None:
+        return None
+    return found._seed, None if found._seed is None else found._rng.getstate()
 
 
 def _generators() -> dict[str, Any]:

@@ -145,6 +145,7 @@ class Measuring:
             self._task.randomness.same_start(gpus)
         else:
             self._task.randomness.restore()
+        self._task.randomness.seed_tensorflow()
 
     def _first(self, runner: Runner, randomness: list[Randomness]) -> None:
         prints = self._target is self._task.targets[0]
