@@ -73,7 +73,7 @@ def _ctrl_c_interrupts():
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left():
+def _nothing_is_left(request):
     """After each test nothing is placed, patched, watched, measured or timed any more."""
     global _tests_since
     collects = gc.isenabled()
@@ -86,6 +86,8 @@ def _nothing_is_left():
         _freeze()
     if sys.modules.get("torch") is None:
         return
+    # Beside its threads no test may fork: what uses it runs in a process of its own.
+    assert "jax" not in sys.modules or not hasattr(request.config, "workerinput")
     import torch
 
     from gpumagic.ledger import attribute, memory_meter

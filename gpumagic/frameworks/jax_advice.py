@@ -36,24 +36,27 @@ def _of_operand(entry: Entry) -> Advice:
     if entry.repeats:
         return _the_same(entry)
     if entry.source == "cpu":
-        whose = "an operand is NumPy's, or on the CPU"
+        whose = f"{entry.name or 'an operand'} is NumPy's, or on the CPU"
     else:
-        whose = f"an operand is on {entry.source}"
+        whose = f"{entry.name or 'an operand'} is on {entry.source}"
     text = (
         f"{whose}: make it with jax.default_device({own(entry.destination)}), or put it there once"
     )
-    return Advice(f"{text}: {put(entry.destination)}", entry.count, 1.0, "the time of all of them")
+    return Advice(
+        f"{text}: {put(entry.destination, entry.name)}", entry.count, 1.0, "the time of all of them"
+    )
 
 
 def _the_same(entry: Entry) -> Advice:
-    text = f"the same array each time; once, before the loop: {put(entry.destination)}"
+    text = f"the same array each time; once, before the loop: {put(entry.destination, entry.name)}"
     share = entry.repeats / entry.count
     return Advice(text, entry.repeats, share, "the time of all but the first")
 
 
-def put(destination: str) -> str:
+def put(destination: str, name: str = "") -> str:
     """How an array is brought to a device, as its user would write it."""
-    return f"x = jax.device_put(x, {own(destination)})"
+    name = name or "x"
+    return f"{name} = jax.device_put({name}, {own(destination)})"
 
 
 def own(device: str) -> str:

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from gpumagic.ledger.advice import ADVISERS, what
 from gpumagic.ledger.counts import Count, Tally
 from gpumagic.ledger.via import DISPLAY, LIBRARY, PRINT, USER, kinds, locate, of_thread
 from gpumagic.usercode.files import is_ours, module_of
-from gpumagic.usercode.lines import called, in_cell, line_at
+from gpumagic.usercode.lines import called, in_cell, line_at, name_in
 
 _JAX = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "")
 # Frames of JAX's that stand around its functions.
@@ -187,7 +188,7 @@ class _Counting:
             for one in self._watching():
                 count = one.tally.counts.get(key)
                 if count is None:
-                    count = one.tally.add(key, _new(copy, operator, ends, call))
+                    count = one.tally.add(key, _new(copy, operator, ends, call, move.array))
                 found.append((count, move))
         return found
 
@@ -231,7 +232,7 @@ def _called_from(frame: FrameType | None, threads: Sequence[int]) -> _Call | Non
     return _Call(user, frame, how, function)
 
 
-def _new(copy: bool, operator: str, ends: tuple[str, str], call: _Call) -> Count:
+def _new(copy: bool, operator: str, ends: tuple[str, str], call: _Call, array: Any) -> Count:
     code, at = (None, 0) if call.user is None else in_cell(call.user)
     inner = "" if call.inner is None else call.inner.f_code.co_filename
     # An operand is elsewhere because of who gave it; what a library reads, it reads by itself.
@@ -246,8 +247,17 @@ def _new(copy: bool, operator: str, ends: tuple[str, str], call: _Call) -> Count
         not call.explicit,
         within=module_of(inner) if library and kinds[inner] != USER else "",
         kept=[None if frame is None else frame.f_code for frame in call[:2]],
+        name="" if call.user is None else name_in(call.user, partial(_is, array)),
         framework="JAX",
     )
+
+
+def _is(array: Any, value: Any) -> bool:
+    """Whether a variable's value is an array; NumPy's come here as other objects of their bytes."""
+    if value is array or not (hasattr(value, "__array_interface__") and hasattr(array, "ctypes")):
+        return array is not None and value is array
+    ours, theirs = array.__array_interface__, value.__array_interface__
+    return bool(ours["data"] == theirs["data"] and ours["shape"] == theirs["shape"])
 
 
 def _at(frame: FrameType | None) -> tuple[int, int] | None:
@@ -275,5 +285,5 @@ def _refusal(count: Count) -> str:
     if count.destination == "cpu":
         ask = "name it first: jax.device_get(x)"
     else:
-        ask = f"bring it there first: {jax_advice.put(count.destination)}"
+        ask = f"bring it there first: {jax_advice.put(count.destination, count.name)}"
     return f"{line}{what(count)}, which strict does not allow; {ask}"

@@ -40,6 +40,7 @@ class Entry:
     blocking: int = 0  # copies that the host waited for
     # Whether the host's side lay in pinned memory; None where there is none, or it differed.
     pinned: bool | None = None
+    name: str = ""  # of the variable that was copied, where it is one
     framework: str = ""  # whose arrays: "JAX"; nothing for torch's
     unsized: bool = False  # the bytes of some of its copies are not known, and not in `nbytes`
     untimed: bool = False  # its seconds are a part of its operation's, and not known
@@ -129,4 +130,5 @@ def _sum(a: Entry, b: Entry) -> Entry:
         blocking=a.blocking + b.blocking,
         unsized=a.unsized or b.unsized,
         pinned=a.pinned if a.pinned == b.pinned else None,
+        name=a.name if a.name == b.name else "",
     )

@@ -195,7 +195,8 @@ class CellHooks:
         if self.watched:
             self.watched.end(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
-            virtual.refresh()  # what the cell freed
+            # What the cell freed; to list the tensors of TensorFlow takes longer.
+            virtual.refresh(others=cell.reported)
 
     def begin(self, text: str) -> Any:
         """Place the rest of the cell that calls this, or give what comes of it elsewhere."""

@@ -15,7 +15,7 @@ from gpumagic.frameworks.exchange import Place, library_of
 from gpumagic.memory import other_arrays
 from gpumagic.memory.edges import AT_ONCE
 from gpumagic.memory.heap import Root, Walk, no_collections
-from gpumagic.memory.memory_report import KEPT, is_of_other_library, kind_of_array
+from gpumagic.memory.memory_report import KEPT, kind_of_array
 from gpumagic.memory.paths import FoundPath, Paths
 from gpumagic.memory.roots import Roots
 from gpumagic.memory.ways import Way, Ways
@@ -36,11 +36,7 @@ class FoundStorage(NamedTuple):
     nbytes: int
     ways: tuple[Way, ...]
     paths: tuple[FoundPath, ...] = ()  # where they were asked for
-
-    @property
-    def is_of_other_library(self) -> bool:
-        """Whether torch has nothing to do with it."""
-        return is_of_other_library(self.ways[0].kind)
+    is_of_other_library: bool = False  # torch has not allocated it
 
     @property
     def is_kept(self) -> bool:
@@ -134,9 +130,12 @@ class _Search:
         """All storages with the ways to them, the largest first."""
         self._match()
         unmet: dict[Place, str] = {}
+        others: set[Place] = set()
         for array, place in other_arrays.places(self._walk.edges.arrays):
             ours = self._allocator and self._allocator.block(place)  # whose memory it shares
             number = self._walk.number(array)
+            if not ours:
+                others.add(place)
             if number is None:
                 unmet[ours or place] = library_of(array)
             else:
@@ -144,11 +143,18 @@ class _Search:
         ways = Ways(self._walk, chain.from_iterable(self._numbers.values()))
         written = Paths(self._walk, ways) if paths else None
         every = [
-            FoundStorage(*place, ways.of(numbers), _written(written, numbers) if written else ())
+            FoundStorage(
+                *place,
+                ways.of(numbers),
+                _written(written, numbers) if written else (),
+                place in others,
+            )
             for place, numbers in self._numbers.items()
         ]
         every += [
-            FoundStorage(*place, (Way(_UNMET.format(library), kind_of_array(library)),))
+            FoundStorage(
+                *place, (Way(_UNMET.format(library), kind_of_array(library)),), (), place in others
+            )
             for place, library in unmet.items()
             if place not in self._numbers
         ]

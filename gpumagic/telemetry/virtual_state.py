@@ -128,6 +128,12 @@ class Publisher:
 _live: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 
+def ask_before_reading(refresh: Callable[[], None]) -> None:
+    """Call `refresh` before this process reads its own virtual GPUs."""
+    for publisher in list(_live):
+        publisher.refresh = refresh
+
+
 def count_others(allocated: Callable[[int], int]) -> None:
     """Publish the bytes that arrays of other frameworks than torch hold on GPU 0, 1, …"""
     for publisher in list(_live):

@@ -8,6 +8,7 @@ import linecache
 import re
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -150,6 +151,13 @@ def expression(code: CodeType, at: int) -> str:
         return source_of(code.co_filename, line)
     text = " ".join(row.strip() for row in text.splitlines())
     return _MAGIC.sub(r"%\1 \2", text.replace(" .", "."))
+
+
+def name_in(frame: FrameType, is_it: Callable[[Any], bool]) -> str:
+    """The variable in the expression that a frame computes whose value is the one, or nothing."""
+    names: list[str] = re.findall(r"(?<![.\w])[^\W\d]\w*", expression(*in_cell(frame)))
+    values = ((name, frame.f_locals.get(name, frame.f_globals.get(name))) for name in names)
+    return next((name for name, value in values if is_it(value)), "")
 
 
 def called(code: CodeType, at: int) -> str:

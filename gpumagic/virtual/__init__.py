@@ -17,7 +17,7 @@ from gpumagic.device import Device, has_virtual, here
 from gpumagic.device.cards import bytes_in
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.frameworks import known
-from gpumagic.telemetry.virtual_state import count_others
+from gpumagic.telemetry.virtual_state import ask_before_reading, count_others
 
 __all__ = ["disable", "enable", "enabled", "live_tensors"]
 
@@ -62,6 +62,7 @@ def enable(devices: int = 2, memory: str | int | None = None, *, force: bool = F
         from gpumagic.virtual import switch
 
         switch.turn_on(number, capacity, force=force)
+    ask_before_reading(refresh)
     known.make_virtual(number)
 
 
@@ -80,11 +81,11 @@ def enabled() -> bool:
     return has_virtual()
 
 
-def refresh() -> None:
-    """Count, and publish, what was freed until now, and what other frameworks hold."""
+def refresh(*, others: bool = True) -> None:
+    """Count, and publish, what was freed until now; and what `others` than torch hold."""
     if gpus := sys.modules.get(f"{__name__}.virtual_gpus"):
         gpus.refresh()
-    started = known.started()
+    started = known.started() if others else []
     if started and has_virtual():
         devices = here(memory=False)
         count_others(lambda n: sum(other.allocated(devices[n])[0] for other in started))

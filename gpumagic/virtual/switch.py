@@ -14,7 +14,7 @@ from gpumagic.telemetry.virtual_state import COUNTERS, Publisher, VirtualFacts
 from gpumagic.virtual import abi, cuda_api, events, gate, host_memory, registry
 from gpumagic.virtual.compiled import refuse_compiling
 from gpumagic.virtual.memory_account import MemoryAccount
-from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, in_bad_fork, refresh
+from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, in_bad_fork
 
 C: Any = torch._C
 _on = ExitStack()
@@ -58,7 +58,6 @@ def _make(stack: ExitStack, number: int, capacity: int) -> None:
     ids = [uuid.uuid4() for _ in range(number)]
     publisher = Publisher([VirtualFacts(f"GPU-{u}", NAME, capacity) for u in ids])
     stack.callback(publisher.close)
-    publisher.refresh = refresh
     for index, (u, row) in enumerate(zip(ids, publisher.counters, strict=True)):
         account = MemoryAccount(index, capacity, row)
         stack.callback(account.unpublish)

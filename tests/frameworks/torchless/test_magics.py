@@ -120,3 +120,14 @@ def test_a_report_says_where_the_work_was(notebook):
     # Where the old B was a new one may lie.
     both = notebook.run("%%ongpu 1\nhost = jax.device_put(2.0, cpu)\nfor _ in range(9): B = B + 1")
     assert both.startswith("cuda:1 (virtual, at CPU speed)")
+
+
+def test_the_rows_of_memory_add_up_outputs_among_them(notebook):
+    import gpumagic
+
+    notebook.run(
+        "import jax, jax.numpy as jnp\nX = jax.device_put(jnp.ones(256), jax.devices('gpu')[0])"
+    )
+    notebook.run("X + 1")
+    for device in gpumagic.memory().devices:
+        assert sum(row.nbytes for row in device.holders) == device.allocated

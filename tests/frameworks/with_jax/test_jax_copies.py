@@ -223,11 +223,11 @@ def test_a_loop_over_numpys_arrays_is_advised_in_jaxs_words(counted):
     ran = counted("for _ in range(3):\n    a + n\n    a + loose_b\n    float(a[0])")
     said = [advise(entry).text for entry in ran.ledger]
     assert said == [
-        "an operand is NumPy's, or on the CPU: make it with "
+        "n is NumPy's, or on the CPU: make it with "
         'jax.default_device(jax.devices("gpu")[0]), or put it there once: '
-        'x = jax.device_put(x, jax.devices("gpu")[0])',
+        'n = jax.device_put(n, jax.devices("gpu")[0])',
         "the same array each time; once, before the loop: "
-        'x = jax.device_put(x, jax.devices("gpu")[0])',
+        'loose_b = jax.device_put(loose_b, jax.devices("gpu")[0])',
         "keep a[0] on the device, and read it once after the loop",
     ]
     assert "2 of 3 copies" in str(ran.ledger)
