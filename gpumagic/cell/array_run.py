@@ -12,7 +12,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.cell.report import Report, keep_last
 from gpumagic.device import Device
-from gpumagic.frameworks.bring_arrays import bring_all, bring_home
+from gpumagic.frameworks.bring_arrays import Home, bring_all, bring_home, remember
 from gpumagic.frameworks.framework import Framework
 from gpumagic.ledger.counts import Tally
 from gpumagic.ledger.entry import Ledger
@@ -51,7 +51,8 @@ class ArrayRun:
         self._left = left
         self._clock = clock
         self._moves = Moves()
-        self._brought: list[Any] = []  # for `--back`
+        self._origins: dict[str, Home] = {}
+        self._originals: dict[int, Any] = {}  # for `--back`
         self._stack: ExitStack | None = None
         self._tally = Tally(virtual=device.virtual)
         self._counted = True
@@ -71,8 +72,11 @@ class ArrayRun:
                     variables,
                     self.device,
                     self._namespace,
-                    brought=self._brought if self._back else None,
+                    self._origins,
+                    self._originals if self._back else None,
                 )
+                if not self._back:
+                    remember(self.framework, self._origins)
             self._before = {id(array): weakref.ref(array) for array in self._arrays()}
             self._allocated = self.framework.allocated(self.device)[0]
             # A ledger that cannot be kept is no reason to stop the cell.
@@ -105,6 +109,7 @@ class ArrayRun:
         ledger = Ledger()
         with faults.kept("reading the ledger of a cell"):
             ledger = self._tally.ledger()
+        elsewhere = "" if error else self._elsewhere()  # before what was brought goes home
         report = Report(
             device=self.device,
             seconds=seconds,
@@ -117,7 +122,7 @@ class ArrayRun:
             ledger=ledger,
             ledger_complete=self._counted,
             table=self._table,
-            elsewhere="" if error else self._elsewhere(),
+            elsewhere=elsewhere,
             waited=not interrupted and fault is None,
             error=type(error).__name__ if error is not None else None,
             fault=fault,
@@ -127,8 +132,8 @@ class ArrayRun:
 
     def _returned(self) -> Moves:
         """For `--back`: what was brought is where it was before."""
-        brought, self._brought = self._brought, []
-        return bring_home(self.framework, self._namespace, brought)
+        originals, self._originals = self._originals, {}
+        return bring_home(self.framework, self._namespace, self._origins, originals)
 
     def _memory(self) -> tuple[Memory, ...]:
         allocated, peak = self.framework.allocated(self.device)

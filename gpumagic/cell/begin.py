@@ -83,7 +83,10 @@ def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
     for framework in imported():
         from gpumagic.frameworks import bring_arrays
 
-        found.append(bring_arrays.bring_home(framework, namespace))
-        arrays = ((n, v) for n, v in namespace.items() if framework.is_array(v) and n[0] != "_")
-        made += [name for name, array in arrays if framework.where(array) != "cpu"]
+        every = bring_arrays.homes
+        ours = {name: home for (of, name), home in every.items() if of == framework.name}
+        found.append(bring_arrays.bring_home(framework, namespace, ours))
+        made += bring_arrays.still_there(framework, namespace)
+        for name in ours:
+            del every[framework.name, name]
     return all_of(found), made

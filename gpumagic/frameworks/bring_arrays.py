@@ -5,10 +5,8 @@ the objects that they are; and nothing is changed before all copies have been ma
 """
 
 import time
-import weakref
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +15,7 @@ from gpumagic.device import CPU, Device
 from gpumagic.device import here as devices_here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import Framework
-from gpumagic.moving.moved import Left, Moved, Moves, all_of
+from gpumagic.moving.moved import Left, Moved, Moves
 from gpumagic.usercode.values import defined_in, own
 
 _DICTS = (dict, defaultdict, OrderedDict)
@@ -33,17 +31,26 @@ class _Found:
     sources: dict[str, None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Home:
+    """Where a variable was before a cell brought it, and what it was."""
+
+    device: str
+    kind: type
+    committed: bool  # of JAX's arrays: to their device, so that JAX does not move them by itself
+
+
 def bring_all(
     framework: Framework,
     variables: Iterable[tuple[str, Any]],
     device: Device,
     namespace: dict[str, Any],
-    wanted: Callable[[Any], bool] = lambda array: True,
-    brought: list[Any] | None = None,
+    origins: dict[str, Home] | None = None,
+    originals: dict[int, Any] | None = None,
 ) -> Moves:
     """Bring the arrays of these variables to `device`, binding names of `namespace` anew.
 
-    Only those that are `wanted`. The copies are put into `brought`.
+    Where each was is put into `origins`, and what each copy was made of into `originals`.
     """
     start = time.perf_counter()
     there, copies, moved = str(device), dict[int, Any](), list[Moved]()
@@ -52,7 +59,7 @@ def bring_all(
     for name, value in variables:
         found = _Found(name)
         _replaced(value, framework, partial(_note, framework, there, found), {})
-        elsewhere = {id(array): array for array in found.arrays if wanted(array)}
+        elsewhere = {id(array): array for array in found.arrays}
         if not elsewhere:
             continue
         if name not in namespace:
@@ -65,14 +72,15 @@ def bring_all(
             left.append(Left(name, str(error)))
             continue
         kept.append((name, value))
+        if origins is not None:
+            committed = any(getattr(array, "committed", True) for array in found.arrays)
+            origins[name] = Home(next(iter(found.sources)), type(value), committed)
         if new:  # bytes that two variables share count once, for the first
             nbytes = sum(framework.nbytes(array) for array in new.values())
             moved.append(Moved(name, nbytes, tuple(found.sources)))
     _bind(kept, framework, copies, namespace)
-    for old, new in copies.values():
-        _remember(framework, old, new)
-    if brought is not None:
-        brought += [new for _, new in copies.values()]
+    if originals is not None:
+        originals |= {id(new): old for old, new in copies.values()}
     if copies:
         framework.wait()
     return Moves(tuple(moved), tuple(left), time.perf_counter() - start if moved else 0.0)
@@ -111,7 +119,7 @@ def _replaced(
     kind = type(value)
     if framework.is_array(value):
         made = new(value)
-    elif kind is list or kind in _DICTS:
+    elif kind in (list, deque) or kind in _DICTS:
         seen[id(value)] = value, value
         made = _in_place(value, framework, new, seen)
     elif issubclass(kind, tuple):
@@ -149,35 +157,63 @@ def _tuple_of(kind: type, parts: list[Any]) -> Any:
     return kind._make(parts) if hasattr(kind, "_make") else kind(parts)
 
 
-# By the id of a copy that a cell brought: the copy, and where what it was made of was.
-_origins: dict[int, tuple["weakref.ref[Any]", str]] = {}
+homes: dict[tuple[str, str], Home] = {}
+"""Of what cells brought for good: by the framework's name and the variable's."""
 
 
-def _remember(framework: Framework, old: Any, new: Any) -> None:
-    key, source = id(new), framework.where(old)
-    if (before := _origins.pop(id(old), None)) and before[0]() is old:
-        source = before[1]  # brought on: at home is where it was first
-    if source != framework.where(new):
-        with suppress(TypeError):  # an array that cannot be referred to weakly
-            _origins[key] = weakref.ref(new, lambda _: _origins.pop(key, None)), source
+def remember(framework: Framework, origins: Mapping[str, Home]) -> None:
+    """Keep where a cell found what it brought, or where the one that brought it there did."""
+    for name, home in origins.items():
+        first = homes.get((framework.name, name))
+        if first is None or first.kind is not home.kind:
+            homes[framework.name, name] = home
 
 
 def bring_home(
-    framework: Framework, namespace: dict[str, Any], only: Iterable[Any] | None = None
+    framework: Framework,
+    namespace: dict[str, Any],
+    wanted: Mapping[str, Home],
+    originals: Mapping[int, Any] | None = None,
 ) -> Moves:
-    """Bring what cells brought elsewhere, or `only` these arrays, back to where they were."""
-    ids = None if only is None else {id(array) for array in only}
+    """Bring what these variables hold now, also what a cell has made of it, to where they were.
+
+    In place of a copy that is as it was the array that it was made of is put back, if it is among
+    the `originals`, by the id of the copy.
+    """
+    start = time.perf_counter()
     devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
-    made: list[Moves] = []
-    for source in dict.fromkeys(where for _, where in list(_origins.values())):
-        if source not in devices:
+    copies: dict[int, Any] = {}
+    moved, left = list[Moved](), list[Left]()
+    for name, home in wanted.items():
+        value, found = namespace.get(name), _Found(name)
+        if type(value) is not home.kind or home.device not in devices:
             continue
+        _replaced(value, framework, partial(_note, framework, home.device, found), {})
+        new = {id(array): array for array in found.arrays if id(array) not in copies}
+        try:
+            for key, array in new.items():
+                back = (originals or {}).get(key)
+                if back is None:
+                    back = framework.bring(array, devices[home.device], committed=home.committed)
+                copies[key] = array, back
+        except GpuError as error:
+            left.append(Left(name, str(error)))
+        if new:
+            nbytes = sum(framework.nbytes(array) for array in new.values())
+            moved.append(Moved(name, nbytes, tuple(found.sources)))
+    if copies:
+        variables = [(n, v) for n, v in namespace.items() if n[0] != "_"]
+        _bind(variables, framework, copies, namespace)
+        framework.wait()
+    return Moves(tuple(moved), tuple(left), time.perf_counter() - start if moved else 0.0)
 
-        def is_away(array: Any, source: str = source) -> bool:
-            held = _origins.get(id(array))
-            away = held is not None and held[0]() is array and held[1] == source
-            return away and (ids is None or id(array) in ids)
 
-        variables = [(n, value) for n, value in list(namespace.items()) if n[0] != "_"]
-        made.append(bring_all(framework, variables, devices[source], namespace, is_away))
-    return all_of(made)
+def still_there(framework: Framework, namespace: Mapping[str, Any]) -> list[str]:
+    """The variables that are, or hold, arrays on a GPU."""
+    names = []
+    for name, value in list(namespace.items()):
+        found = _Found(name)
+        if name[0] != "_":
+            _replaced(value, framework, partial(_note, framework, "cpu", found), {})
+        names += [name] if found.arrays else []
+    return names

@@ -55,7 +55,7 @@ class CuPy:
         """The bytes of its data."""
         return int(array.nbytes)
 
-    def bring(self, array: Any, device: Device) -> Any:
+    def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
         """A copy on another device; the array itself if it is there."""
         with self._own(device):
             return cupy.asarray(array)

@@ -57,7 +57,10 @@ def device_of(value: Any) -> str | None:
     """``"cuda:1"``, ``"cuda"`` where only the driver knows which, ``"cpu"``; None of no array."""
     kind = type(value)
     if hasattr(kind, "__dlpack_device__"):
-        number, ordinal = map(int, value.__dlpack_device__())
+        try:
+            number, ordinal = map(int, value.__dlpack_device__())
+        except Exception:  # noqa: BLE001  a library's own: an array that was deleted or donated
+            return None
         name = _KINDS.get(number, f"DLPack's device type {number}")
         return name if name in ("cpu", "mps") else f"{name}:{ordinal}"
     if hasattr(kind, "__cuda_array_interface__"):

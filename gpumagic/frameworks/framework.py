@@ -39,8 +39,11 @@ class Framework(Protocol):
     def nbytes(self, array: Any) -> int:
         """The bytes of its data."""
 
-    def bring(self, array: Any, device: Device) -> Any:
-        """A copy on another device, or GpuError; an object that can move itself comes back."""
+    def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
+        """A copy on another device, or GpuError; an object that can move itself comes back.
+
+        Of JAX's arrays one that is not `committed` there may be moved by JAX itself.
+        """
 
     def copy(self, array: Any, device: Device) -> Any:
         """A copy of its own on a device, also where it is there: what is given away is not it."""

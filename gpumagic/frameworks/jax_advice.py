@@ -39,12 +39,9 @@ def _of_operand(entry: Entry) -> Advice:
         whose = f"{entry.name or 'an operand'} is NumPy's, or on the CPU"
     else:
         whose = f"{entry.name or 'an operand'} is on {entry.source}"
-    text = (
-        f"{whose}: make it with jax.default_device({own(entry.destination)}), or put it there once"
-    )
-    return Advice(
-        f"{text}: {put(entry.destination, entry.name)}", entry.count, 1.0, "the time of all of them"
-    )
+    text = f"{whose}: put it there, and where it is the same each time once"
+    text += f": {put(entry.destination, entry.name)}"
+    return Advice(text, 0, 1.0, "at most: all of it, if the same array comes each time")
 
 
 def _the_same(entry: Entry) -> Advice:

@@ -80,8 +80,8 @@ class Jax:
         size: int = array.size * array.dtype.itemsize
         return size
 
-    def bring(self, array: Any, device: Device) -> Any:
-        """A copy on another device, committed to it; the array itself if it is there."""
+    def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
+        """A copy on another device, committed to it or not; the array itself if it is there."""
         if array.sharding.num_devices > 1:
             raise GpuError(
                 f"it is sharded over {self.where(array)}, and stays so; "
@@ -89,7 +89,11 @@ class Jax:
             )
         if self.where(array) == str(device):
             return array
-        return jax.device_put(array, self._devices.own(device))
+        own = self._devices.own(device)
+        if committed or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+            return jax.device_put(array, own)
+        with jax.default_device(own):
+            return jax.numpy.asarray(jax.device_get(array))
 
     def copy(self, array: Any, device: Device) -> Any:
         """A copy of its own on a device, committed to it: donating it leaves the array as it is."""
@@ -106,6 +110,11 @@ class Jax:
             return _of_object(value)
         children, treedef = tree_flatten(value, is_leaf=lambda inner: inner is not value)
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
+
+    def changes(self, value: object) -> bool:
+        """Whether it is an object of Flax NNX, which changes in place."""
+        nnx = sys.modules.get("flax.nnx")
+        return nnx is not None and isinstance(value, (nnx.Variable, nnx.Pytree))
 
     def knows(self, kind: type) -> bool:
         """Whether a class is registered as a pytree; copies of Flax NNX's register themselves."""

@@ -38,6 +38,7 @@ class _Part:
     text: str
     arrays: list[Any]
     devices: tuple[str, ...]
+    changes: bool = False  # an object of Flax NNX
 
     @property
     def nbytes(self) -> int | None:
@@ -95,7 +96,9 @@ def _parts(node: ast.AST, frame: FailedFrame, framework: Jax) -> Iterator[_Part]
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _OWN_SCOPES):
             continue
-        value = frame.scope.value(child) if isinstance(child, ast.expr) else MISSING
+        # Of several that stand in a list each is an operand.
+        whole = isinstance(child, ast.expr) and not isinstance(child, (ast.List, ast.Tuple))
+        value = frame.scope.value(child) if whole else MISSING
         if value is MISSING:
             inner = [*_parts(child, frame, framework)]
             nodes = [part.node for part in inner]
@@ -107,7 +110,8 @@ def _parts(node: ast.AST, frame: FailedFrame, framework: Jax) -> Iterator[_Part]
         leaves = jax.tree.leaves(value)
         if arrays := [leaf for leaf in leaves if framework.is_array(leaf) and leaf.committed]:
             devices = dict.fromkeys(framework.where(array) for array in arrays)
-            yield _Part(child, frame.text(child), arrays, tuple(devices))  # type: ignore[arg-type]
+            text, changes = frame.text(child), framework.changes(value)
+            yield _Part(child, text, arrays, tuple(devices), changes)  # type: ignore[arg-type]
 
 
 def _with_gone(
@@ -154,8 +158,10 @@ def _fix(
     frame: FailedFrame, node: ast.AST, parts: list[_Part], odd: list[_Part], target: str
 ) -> Fix | None:
     stmt = statement(node)
-    if stmt is None or not odd or "+" in target:
+    if stmt is None or not odd or not target or "+" in target:
         return None
+    if any(part.changes for part in odd):
+        return None  # what is changed in place would be changed in a copy
     names = (ast.Name, ast.Attribute, ast.Subscript)
     alike = (p for p in parts if p not in odd and len(p.arrays) == 1 and isinstance(p.node, names))
     beside = next((p for p in alike if p.arrays[0] is frame.scope.value(p.node)), None)

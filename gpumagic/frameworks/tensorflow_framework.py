@@ -84,7 +84,7 @@ class TensorFlow:
         """The bytes of its data; of strings none are known, and of what is on no device neither."""
         return sum(bytes_of(each) for each in _variables(array) or [array])
 
-    def bring(self, array: Any, device: Device) -> Any:
+    def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
         """A copy of a tensor on another device; GpuError for a variable, which is bound to its."""
         if self.where(array) == str(device):
             return array

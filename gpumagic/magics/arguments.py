@@ -37,7 +37,13 @@ def in_one_line(magic: str) -> Iterator[None]:
     except GpuError as error:
         traceback.clear_frames(error.__traceback__)
         error.__cause__ = error.__context__ = error.__traceback__ = None
-        raise UsageError(f"{magic}: {error}") from None
+        raise UsageError(said(magic, error)) from None
+
+
+def said(magic: str, error: GpuError) -> str:
+    """What an error says, with the magic's name before it."""
+    text = str(error)
+    return text if text.startswith(f"{magic} ") else f"{magic}: {text}"
 
 
 def answers_help(magic: Callable[..., Any]) -> Callable[..., Any]:

@@ -57,7 +57,7 @@ def _dry_run(
     elif (found := _of_arrays(shell, tree, file, on)) is not None:
         result = found
     else:
-        with torch_needed("%%ongpu"):
+        with torch_needed("%%ongpu --dry-run"):
             from gpumagic.dryrun.dry_cell import dry_run_cell
         result = dry_run_cell(shell, tree, file, on, move=asked.move)
     if shell.displayhook.quiet():  # a semicolon at the end is about the cell's own value
@@ -85,7 +85,7 @@ def _of_arrays(shell: Any, tree: Any, file: str, on: str) -> Any:
 
 
 def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:
-    with torch_needed("%%ongpu"), cluster_needed("%%ongpu"):
+    with torch_needed(f"%%ongpu {asked.where}"), cluster_needed("%%ongpu"):
         from gpumagic.cluster.start_cluster import current
 
     ranks = current()
@@ -95,7 +95,7 @@ def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, An
 
 
 def _on_several(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:
-    with torch_needed("%%ongpu"):
+    with torch_needed(f"%%ongpu {asked.where}"):
         from gpumagic.cluster.threads import CellOnDevices
         from gpumagic.placement.torch_devices import find_several
         from gpumagic.usercode.variables import names_read

@@ -19,6 +19,7 @@ from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
 from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
+from gpumagic.magics.arguments import said
 from gpumagic.magics.hand_over import hand_over
 from gpumagic.magics.peak_option import peak_recorder
 from gpumagic.magics.placing import Request, placing_request
@@ -216,7 +217,8 @@ class CellHooks:
                 # Else no cell could run any more, `%ongpu off` included.
                 self.standing = None
                 raise UsageError(f"{error}; %ongpu {asked.where} has ended") from None
-            raise UsageError(f"{'%' if asked.standing else '%%'}ongpu: {error}") from None
+            magic = "%ongpu" if asked.standing else "%%ongpu"
+            raise UsageError(said(magic, error)) from None
 
     def place(self, cell: RunningCell, asked: Request) -> None:
         """Begin a run for `cell`, ending the one that it has. Raises `GpuError`."""

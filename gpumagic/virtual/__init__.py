@@ -17,6 +17,7 @@ from gpumagic.device import Device, has_virtual, here
 from gpumagic.device.cards import bytes_in
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.frameworks import known
+from gpumagic.frameworks.framework import Framework
 from gpumagic.telemetry.virtual_state import ask_before_reading, count_others
 
 __all__ = ["disable", "enable", "enabled", "live_tensors"]
@@ -88,7 +89,15 @@ def refresh(*, others: bool = True) -> None:
     started = known.started() if others else []
     if started and has_virtual():
         devices = here(memory=False)
-        count_others(lambda n: sum(other.allocated(devices[n])[0] for other in started))
+        count_others(lambda n: sum(_held(other, devices[n]) for other in started))
+
+
+def _held(framework: Framework, device: Device) -> int:
+    """The bytes of its arrays on a device; none where it started before that was there."""
+    try:
+        return framework.allocated(device)[0]
+    except GpuError:
+        return 0
 
 
 def live_tensors() -> int:

@@ -131,3 +131,58 @@ def test_the_rows_of_memory_add_up_outputs_among_them(notebook):
     notebook.run("X + 1")
     for device in gpumagic.memory().devices:
         assert sum(row.nbytes for row in device.holders) == device.allocated
+
+
+def test_back_brings_home_what_a_cell_has_made_of_its_variables(notebook):
+    notebook.run(
+        "import jax, jax.numpy as jnp\nfrom collections import deque\n"
+        "cpu, (one, two) = jax.devices('cpu')[0], jax.devices('gpu')\n"
+        "M = {'w': jnp.ones(4)}; net = (jnp.ones(2), 1); X = jnp.ones(3); last = deque([X])\n"
+        "there = jax.device_put(jnp.ones(3), one)"
+    )
+    names = notebook.names
+    X, there = names["X"], names["there"]
+    shown = notebook.run(
+        "%%ongpu 1 --back\nM['w'] = M['w'] * 2\nnet = (net[0] - 1, 2)\nsum = X + there + last[0]"
+    )
+    assert "and back in" in shown
+    assert names["X"] is X  # the array that it was: uncommitted, as before
+    assert names["there"] is there
+    assert names["last"][0] is X
+    assert names["M"]["w"].devices() == names["net"][0].devices() == {names["cpu"]}
+    assert names["M"]["w"].tolist() == [2] * 4
+    assert names["sum"].devices() == {names["two"]}
+    notebook.run("X + there, M['w'] + net[0].sum() + X[0]")  # no two are committed apart
+
+
+def test_home_names_what_is_still_there_in_containers_too(notebook):
+    notebook.run("import jax, jax.numpy as jnp\nM = {'w': jnp.ones(4)}; X = jnp.ones(3)")
+    notebook.run("%%ongpu 1\nM['w'] = M['w'] * 2\nmade = [X * 1]")
+    shown = notebook.run("%ongpu home")
+    assert "brought home M, X" in shown or "brought home X, M" in shown
+    assert "made on a GPU, and still there: made" in shown
+    assert not notebook.names["X"].committed
+    assert not notebook.names["M"]["w"].committed
+    assert "nothing to bring home" in notebook.run("%ongpu home")
+
+
+def test_virtual_gpus_after_jax_has_started_are_said_once(notebook):
+    from gpumagic import virtual
+
+    notebook.run("import jax.numpy as jnp\nx = jnp.ones(2)")
+    virtual.disable()
+    shown = notebook.run("%gpus --virtual 5")
+    assert "restart the kernel" in shown
+    assert notebook.run("print('well')") == "well\n"
+    notebook.run("%gpus --virtual off")
+    notebook.run("%gpus --virtual 2")
+
+
+def test_what_was_donated_is_no_fault_of_ours(notebook):
+    notebook.run(
+        "import jax, jax.numpy as jnp, gpumagic\nd = jnp.ones(9)\n"
+        "e = jax.jit(lambda a: a + 1, donate_argnums=0)(d)"
+    )
+    assert "gpumagic failed" not in notebook.run("%%ongpu 1\nwas, new = d.is_deleted(), e + 1")
+    with pytest.raises(Exception, match="no array"):
+        notebook.run("gpumagic.where(d)")

@@ -223,8 +223,7 @@ def test_a_loop_over_numpys_arrays_is_advised_in_jaxs_words(counted):
     ran = counted("for _ in range(3):\n    a + n\n    a + loose_b\n    float(a[0])")
     said = [advise(entry).text for entry in ran.ledger]
     assert said == [
-        "n is NumPy's, or on the CPU: make it with "
-        'jax.default_device(jax.devices("gpu")[0]), or put it there once: '
+        "n is NumPy's, or on the CPU: put it there, and where it is the same each time once: "
         'n = jax.device_put(n, jax.devices("gpu")[0])',
         "the same array each time; once, before the loop: "
         'loose_b = jax.device_put(loose_b, jax.devices("gpu")[0])',

@@ -50,7 +50,11 @@ CASES = [
         {"x": "cuda:0", "b": "cuda:1"},
         "    return x * jax.device_put(b, x.device)",
     ),
-    ("jnp.stack([a, b])", {"[a, b]": "cuda:0, cuda:1"}, None),
+    (
+        "jnp.stack([a, b])",
+        {"a": "cuda:0", "b": "cuda:1"},
+        "jnp.stack([a, jax.device_put(b, a.device)])",
+    ),
 ]
 
 
