@@ -199,8 +199,18 @@ _PAGE, _MOST = 4096, 16 * 2**20
 
 def engine_flags() -> bytes:
     """The zeroed variables of libtorch_cpu, as they are before the fork; empty where unknown."""
-    start, size = _variables()
-    return ctypes.string_at(start, size)
+    return _read(*_variables())
+
+
+def _read(start: int, size: int) -> bytes:
+    """Memory of this process as far as it is still there: what lies behind the library's own may
+    have been another's, and given back since. To read that by its address would end the process."""
+    try:
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            memory.seek(start)
+            return memory.read(size) or b""
+    except OSError:
+        return b""
 
 
 def let_backward_run(before: bytes) -> None:
@@ -208,8 +218,8 @@ def let_backward_run(before: bytes) -> None:
     torch.autograd.set_multithreading_enabled(False)
     if _works() or not before:
         return
-    start, size = _variables()
-    after = ctypes.string_at(start, size)
+    start, _ = _variables()
+    after = _read(start, len(before))
     for at in (m.start() for m in re.finditer(b"\1", after) if before[m.start()] == 0):
         flag = ctypes.c_ubyte.from_address(start + at)
         flag.value = 0

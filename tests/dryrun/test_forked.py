@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gpumagic import GpuError, dry_run, faults
-from gpumagic.dryrun import follow_code
+from gpumagic.dryrun import follow_code, forked
 from gpumagic.dryrun.confined import held_by_the_kernel
 from gpumagic.dryrun.forked import run_forked
 from gpumagic.virtual import switch
@@ -272,3 +272,18 @@ def test_a_fault_of_ours_in_the_copy_is_kept_here(monkeypatch):
     assert fault.doing == "following the code of a dry run"
     assert "test_forked.py" in fault.error
     faults.forget()
+
+
+def test_memory_that_was_given_back_meanwhile_ends_no_process(monkeypatch):
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    access, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    page = mmap.PAGESIZE
+    start = libc.mmap(None, 2 * page, access, kind, -1, 0)
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    assert libc.munmap(start + page, page) == 0
+    monkeypatch.setattr(forked, "_variables", lambda: (start, 2 * page))
+    assert forked.engine_flags() == bytes(page)
+    libc.munmap(start, page)
+    assert forked.engine_flags() == b""
