@@ -106,6 +106,7 @@ def test_a_planted_tenth_of_a_time_is_found(benchmark_file, factor, found):
     assert len(wrong(timing_rows(measured, limit))) == found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpus")
 def test_the_device_s_checks_hold_on_a_virtual_gpu(shell):
     for rows in (

@@ -168,6 +168,7 @@ def test_watches_of_generators_that_end_in_any_order_do_not_chain():
     assert chain <= 1
 
 
+@pytest.mark.slow
 def test_a_loop_of_many_lines_does_not_grow():
     x = matrix()
     space = {"x": x}

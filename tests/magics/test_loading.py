@@ -139,6 +139,7 @@ def test_what_cells_brought_is_forgotten_with_the_extension(ip):
     assert ip.run("%ongpu home").text.startswith("nothing to bring home")
 
 
+@pytest.mark.slow
 def test_hundreds_of_cells_leave_nothing_behind(ip):
     ip.run("X = torch.ones(10)")
     names = dict(vars(torch))

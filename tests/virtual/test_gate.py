@@ -123,6 +123,7 @@ def test_an_untested_version_is_tried_in_a_child(monkeypatch, version):
     refuses(f"a trial with PyTorch {version} failed: exit code 1: no")
 
 
+@pytest.mark.slow
 def test_the_trial_passes_and_is_remembered(tmp_path):
     cache = tmp_path / "deep" / "virtual.json"
     assert gate.trial(cache) is None
