@@ -8,12 +8,10 @@ import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from gpumagic.device import CPU, Device
 from gpumagic.device import here as devices_here
-from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import Framework
 from gpumagic.moving.moved import Left, Moved, Moves
 from gpumagic.usercode.values import defined_in, own
@@ -57,8 +55,7 @@ def bring_all(
     left: list[Left] = []
     kept: list[tuple[str, Any]] = []
     for name, value in variables:
-        found = _Found(name)
-        _replaced(value, framework, partial(_note, framework, there, found), {})
+        found = _look(name, value, framework, there)
         elsewhere = {id(array): array for array in found.arrays}
         if not elsewhere:
             continue
@@ -68,8 +65,8 @@ def bring_all(
         new = {key: array for key, array in elsewhere.items() if key not in copies}
         try:
             copies |= {key: (array, framework.bring(array, device)) for key, array in new.items()}
-        except GpuError as error:  # what is to stay, such as an array in parts on several devices
-            left.append(Left(name, str(error)))
+        except Exception as error:  # noqa: BLE001  it is to stay, or the framework has no room
+            left.append(Left(name, _in_a_line(error)))
             continue
         kept.append((name, value))
         if origins is not None:
@@ -86,6 +83,10 @@ def bring_all(
     return Moves(tuple(moved), tuple(left), time.perf_counter() - start if moved else 0.0)
 
 
+def _in_a_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def _bind(
     variables: list[tuple[str, Any]],
     framework: Framework,
@@ -100,11 +101,18 @@ def _bind(
             namespace[name] = made
 
 
-def _note(framework: Framework, there: str, found: _Found, array: Any) -> Any:
-    if (where := framework.where(array)) != there:
-        found.arrays.append(array)
-        found.sources.setdefault(where)
-    return array
+def _look(name: str, value: Any, framework: Framework, there: str) -> _Found:
+    """Find the arrays of a variable that are elsewhere; nothing is changed."""
+    found = _Found(name)
+
+    def note(array: Any) -> Any:
+        if (where := framework.where(array)) != there:
+            found.arrays.append(array)
+            found.sources.setdefault(where)
+        return array
+
+    _replaced(value, framework, note, {})
+    return found
 
 
 def _replaced(
@@ -185,10 +193,10 @@ def bring_home(
     copies: dict[int, Any] = {}
     moved, left = list[Moved](), list[Left]()
     for name, home in wanted.items():
-        value, found = namespace.get(name), _Found(name)
+        value = namespace.get(name)
         if type(value) is not home.kind or home.device not in devices:
             continue
-        _replaced(value, framework, partial(_note, framework, home.device, found), {})
+        found = _look(name, value, framework, home.device)
         new = {id(array): array for array in found.arrays if id(array) not in copies}
         try:
             for key, array in new.items():
@@ -196,8 +204,8 @@ def bring_home(
                 if back is None:
                     back = framework.bring(array, devices[home.device], committed=home.committed)
                 copies[key] = array, back
-        except GpuError as error:
-            left.append(Left(name, str(error)))
+        except Exception as error:  # noqa: BLE001  as above; the others go home
+            left.append(Left(name, _in_a_line(error)))
         if new:
             nbytes = sum(framework.nbytes(array) for array in new.values())
             moved.append(Moved(name, nbytes, tuple(found.sources)))
@@ -210,10 +218,5 @@ def bring_home(
 
 def still_there(framework: Framework, namespace: Mapping[str, Any]) -> list[str]:
     """The variables that are, or hold, arrays on a GPU."""
-    names = []
-    for name, value in list(namespace.items()):
-        found = _Found(name)
-        if name[0] != "_":
-            _replaced(value, framework, partial(_note, framework, "cpu", found), {})
-        names += [name] if found.arrays else []
-    return names
+    variables = [(name, value) for name, value in namespace.items() if name[0] != "_"]
+    return [name for name, value in variables if _look(name, value, framework, "cpu").arrays]

@@ -13,7 +13,7 @@ import jax
 
 from gpumagic.frameworks.jax_advice import own
 from gpumagic.frameworks.jax_framework import Jax
-from gpumagic.frameworks.known import imported
+from gpumagic.frameworks.known import jax_here
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand
 from gpumagic.mismatch.fix.edit import Edit
 from gpumagic.mismatch.read.syntax import statement
@@ -49,7 +49,7 @@ def explain_jax(error: BaseException, namespace: Mapping[str, Any]) -> Explanati
     """Say what an error between JAX's devices is about; None for any other."""
     for each in errors(error):
         if type(each) is ValueError and str(each).startswith(_SAID):
-            framework: Any = next(one for one in imported() if one.name == "JAX")
+            framework = jax_here()
             frames = failed_frames(each.__traceback__)
             said = _said(str(each), framework)
             if not frames or len(said) < 2:

@@ -34,13 +34,12 @@ def imported() -> list[Framework]:
     return [_made(module) for module in _CLASSES if module in sys.modules]
 
 
-def needed_by(tree: ast.AST | None, namespace: Mapping[str, Any]) -> list[Framework]:
-    """Those that a cell imports, which is done now; and of the imported those that are in use.
+def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
+    """Those that a cell imports by these names, which is done now; and those that are in use.
 
     A library may import one for reasons of its own (tensorboard imports TensorFlow): to place what
     nobody uses would start it, and JAX then takes most of each GPU's memory.
     """
-    named = set() if tree is None else imports_of(tree)
     return [
         _made(module)
         for module in _CLASSES
@@ -70,10 +69,10 @@ def versions() -> dict[str, str]:
     return {_made(m).name: str(getattr(sys.modules[m], "__version__", "")) for m in there}
 
 
-def imports_of(tree: ast.AST) -> set[str]:
+def imports_of(tree: ast.AST | None) -> set[str]:
     """The packages that code imports anywhere: ``{"jax"}`` of ``import jax.numpy as jnp``."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:

@@ -24,8 +24,8 @@ class Needed:
     """What code is to be placed for: where it imports it, or once the notebook has it in use."""
 
     def __init__(self, tree: ast.AST | None, namespace: dict[str, Any]) -> None:
-        self.others = tuple(needed_by(tree, namespace))
-        named = set() if tree is None else imports_of(tree)
+        named = imports_of(tree)
+        self.others = tuple(needed_by(named, namespace))
         self.torch = torch_here() is not None or (
             ("torch" in named or not self.others) and find_spec("torch") is not None
         )

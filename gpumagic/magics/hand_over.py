@@ -68,13 +68,13 @@ def _dry_run(
 
 def _of_arrays(shell: Any, tree: Any, file: str, on: str) -> Any:
     """The dry run of a cell of JAX; None of one of torch. `GpuError` where it can be neither."""
-    from gpumagic.frameworks.known import needed_by
+    from gpumagic.frameworks.known import imports_of, needed_by
     from gpumagic.usercode.variables import names_read, variables_read
 
     space = shell.user_ns
     # What the cell itself uses: in a copy of this process, as for torch, JAX would wait for ever.
     used = dict(variables_read(names_read(tree, shell.transform_cell), space))
-    if not any(needed.name == "JAX" for needed in needed_by(tree, used)):
+    if not any(needed.name == "JAX" for needed in needed_by(imports_of(tree), used)):
         return None
     from gpumagic.dryrun.dry_array_cell import NotFollowed, dry_run_array_cell
 

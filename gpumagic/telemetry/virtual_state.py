@@ -22,6 +22,9 @@ from pathlib import Path
 
 from gpumagic.telemetry.processes import started
 
+NAME = "Virtual GPU"
+"""What each is called, where a real one has its model."""
+
 COUNTERS = 5
 ALLOCATED, RESERVED, BUSY_NS, WINDOW_END_NS, OTHERS = range(COUNTERS)
 """The columns of a row of counters: bytes in torch's tensors; bytes held for them, as a driver

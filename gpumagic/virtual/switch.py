@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from gpumagic.device import Device, set_virtual
-from gpumagic.telemetry.virtual_state import COUNTERS, Publisher, VirtualFacts
+from gpumagic.telemetry.virtual_state import COUNTERS, NAME, Publisher, VirtualFacts
 from gpumagic.virtual import abi, cuda_api, events, gate, host_memory, registry
 from gpumagic.virtual.compiled import refuse_compiling
 from gpumagic.virtual.memory_account import MemoryAccount
-from gpumagic.virtual.virtual_gpus import GPUS, NAME, Properties, VirtualGpu, in_bad_fork
+from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_fork
 
 C: Any = torch._C
 _on = ExitStack()

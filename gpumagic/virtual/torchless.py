@@ -5,10 +5,9 @@ from contextlib import ExitStack
 
 from gpumagic.device import Device, physical_gpus, set_virtual
 from gpumagic.errors import GpuError
-from gpumagic.telemetry.virtual_state import OTHERS, Publisher, VirtualFacts
+from gpumagic.telemetry.virtual_state import NAME, OTHERS, Publisher, VirtualFacts
 from gpumagic.virtual import host_memory
 
-NAME = "Virtual GPU"
 _on = ExitStack()
 
 

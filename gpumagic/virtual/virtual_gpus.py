@@ -12,7 +12,6 @@ import torch
 from gpumagic.virtual.memory_account import MemoryAccount
 
 C: Any = torch._C
-NAME = "Virtual GPU"
 GPUS: list[VirtualGpu] = []
 
 

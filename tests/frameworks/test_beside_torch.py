@@ -1,11 +1,8 @@
 """A cell that uses torch and JAX is placed for both, and one report says it; in a process alone."""
 
-import importlib.util
 import subprocess
 import sys
 import textwrap
-
-import pytest
 
 CELLS = """
     import warnings
@@ -63,7 +60,6 @@ CELLS = """
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
 def test_a_cell_of_torch_and_jax_is_one_cell():
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CELLS)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,6 +1,5 @@
 """Run the tests of with_jax/ in one process, which has three devices of the CPU and never forks."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
 @pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_jax(marked):
     folder = str(Path(__file__).parent / "with_jax")

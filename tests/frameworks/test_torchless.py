@@ -1,14 +1,10 @@
 """Run the tests of torchless/ in a process of their own, in which torch cannot be imported."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 
-
-@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
 def test_without_torch():
     folder = str(Path(__file__).parent / "torchless")
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", "not slow"]

@@ -186,3 +186,22 @@ def test_what_was_donated_is_no_fault_of_ours(notebook):
     assert "gpumagic failed" not in notebook.run("%%ongpu 1\nwas, new = d.is_deleted(), e + 1")
     with pytest.raises(Exception, match="no array"):
         notebook.run("gpumagic.where(d)")
+
+
+def test_what_a_framework_cannot_bring_is_left_with_its_reason(notebook, monkeypatch):
+    import gpumagic
+    from gpumagic.frameworks.jax_framework import Jax
+
+    notebook.run("import jax, jax.numpy as jnp\nX = jnp.ones(3); Y = jnp.ones(4)")
+    real = Jax.bring
+
+    def full(self, array, device, **about):
+        if array.size == 3:
+            raise RuntimeError("RESOURCE_EXHAUSTED: no room\nmore")
+        return real(self, array, device, **about)
+
+    monkeypatch.setattr(Jax, "bring", full)
+    notebook.run("%%ongpu 1\ns = X.sum() + 1; t = Y.sum()")
+    (left,) = gpumagic.last_report().left
+    assert (left.name, left.reason) == ("X", "RESOURCE_EXHAUSTED: no room")
+    assert [moved.name for moved in gpumagic.last_report().moved] == ["Y"]
