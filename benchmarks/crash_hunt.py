@@ -5,10 +5,10 @@
 Meant for a build of PyTorch for CUDA on a machine without a GPU (pip's default on Linux), where a
 path that is not intercepted ends in a kernel of CUDA. All runs in forked children: every OpInfo in
 five types, forward and backward, and every public function of torch, Tensor, torch.nn.functional,
-fft, linalg, special, signal, and torchvision.ops with arguments of many kinds. What a call raises
-does not matter, unless it comes from CUDA. Prints a table and what was found. Ends with 1 if
-anything killed its process or reached CUDA. One entry is late: `Tensor.index` of 0.5 never ends, on
-any device.
+fft, linalg, special, signal, cuda, accelerator, and torchvision.ops with arguments of many kinds.
+What a call raises does not matter, unless it comes from CUDA. Prints a table and what was found.
+Ends with 1 if anything killed its process or reached CUDA. One entry is late: `Tensor.index` of 0.5
+never ends, on any device.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ MODULES = (
     "torch.linalg",
     "torch.special",
     "torch.signal.windows",
+    "torch.cuda",
+    "torch.accelerator",
     "torchvision.ops",
 )
 DTYPES = ("float32", "float16", "int64", "bool", "complex64")

@@ -4,8 +4,9 @@ Run it with `python benchmarks/virtual_speed.py`. One process and one thread, in
 alternate between the devices, so that a slow minute slows both; processor time, so that other
 programs do not count. Each figure is the median over the rounds, each difference and ratio the
 median of the rounds'. The first row is the least that any kernel in Python costs: one registered by
-`torch.library` that only hands its arguments to the CPU's; the others are told as multiples of it
-too, since their microseconds are those of the machine. Exits 1 over a limit.
+`torch.library` that only hands its arguments to the CPU's. Microseconds are those of the machine,
+so the limit is told in such kernels: the median of the rows was 7.4 of them, and is to be two
+thirds of that. Exits 1 over a limit.
 """
 
 import statistics
@@ -20,7 +21,7 @@ from torch.utils.benchmark import Timer
 from gpumagic import virtual
 
 ROUNDS = 60
-OPERATOR, STEP = 12.0, 1.4  # µs more than the CPU's; times the CPU's
+OPERATOR, STEP = 4.9, 1.4  # kernels in Python more than the CPU's; times the CPU's
 DEVICES = ("cpu", "cuda:1")
 OPERATORS = {
     "add": "x + y",
@@ -95,10 +96,13 @@ def operators() -> bool:
     values = {
         d: {name: torch.randn(8, 8).to(d) for name in "xyz"} | names | {"d": d} for d in DEVICES
     }
-    print(f"{'8 × 8, µs':20}{'CPU':>9}{'virtual':>9}{'more':>9}{'limit':>7}   × a Python kernel")
+    print(f"{'8 × 8, µs':20}{'CPU':>9}{'virtual':>9}{'more':>9}   × a Python kernel")
     bare = _row("a Python kernel", [("x + y", values["cpu"]), ("bare(x, y)", values["cpu"])])
     more = [_row(what, [(s, values[d]) for d in DEVICES], bare) for what, s in OPERATORS.items()]
-    return max(more) > OPERATOR
+    median = statistics.median(more) / bare
+    over = median > OPERATOR
+    print(f"{'median':50}{median:.1f} (limit {OPERATOR}){'   OVER' * over}")
+    return over
 
 
 def _row(what: str, ways: list[tuple[str, dict]], bare: float | None = None) -> float:
@@ -107,8 +111,7 @@ def _row(what: str, ways: list[tuple[str, dict]], bare: float | None = None) -> 
     first, second = ([1e6 * t for t in times] for times in measured(timers, 50))
     more = statistics.median(b - a for a, b in zip(first, second, strict=True))
     figures = f"{statistics.median(first):9.2f}{statistics.median(second):9.2f}{more:9.2f}"
-    judged = f"{OPERATOR:7.1f}   {more / bare:.1f}{'   OVER' * (more > OPERATOR)}" if bare else ""
-    print(f"{what:20}{figures}{judged}")
+    print(f"{what:20}{figures}   {more / bare:.1f}" if bare else f"{what:20}{figures}")
     return more
 
 

@@ -83,7 +83,7 @@ def enabled() -> bool:
 
 
 def refresh(*, others: bool = True) -> None:
-    """Count, and publish, what was freed until now; and what `others` than torch hold."""
+    """Count, and publish, what torch holds now; and what `others` than torch do."""
     if gpus := sys.modules.get(f"{__name__}.virtual_gpus"):
         gpus.refresh()
     started = known.started() if others else []

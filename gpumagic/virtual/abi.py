@@ -82,10 +82,17 @@ def _install_guard(stack: ExitStack, c10: ctypes.CDLL) -> None:
     table = (ctypes.c_void_p * _GUARD_WORDS)(*[address] * _GUARD_WORDS)
     counts_none = ctypes.c_void_p(ctypes.addressof(table))
     _kept.append((none, table, counts_none))
-    stack.callback(register, _CUDA, before)
+
+    def put_back() -> None:
+        # Where there is no real GPU, the one before may have been a fake of torch's own, which some
+        # versions have deleted when they made this one: this one stays.
+        if before is None or getattr(C, "_cuda_getDeviceCount", int)():
+            register(_CUDA, before)
+
+    stack.callback(put_back)
     register(_CUDA, ctypes.addressof(counts_none))
     C._ensureCUDADeviceGuardSet()
-    if guards[_CUDA] in (None, before, ctypes.addressof(counts_none)):
+    if guards[_CUDA] in (None, ctypes.addressof(counts_none)):
         raise RuntimeError("torch did not install its fake cuda guard")
 
 

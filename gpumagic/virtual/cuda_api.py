@@ -7,6 +7,7 @@ The stock ``torch.cuda`` module runs unchanged on top of it. Everything is set t
 import types
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +47,10 @@ def equipped() -> tuple[Any, ...]:
 
 def install(stack: ExitStack) -> None:
     """Let ``torch.cuda`` see the virtual GPUs until `stack` is closed."""
-    patch(stack, C, **_device_functions(), **_memory_functions(), **_copying_functions())
+    patch(stack, C, **_device_functions(), **_memory_functions())
+    patch(
+        stack, C, **{f.__name__: f for f in (_scatter, _gather, _broadcast, _broadcast_coalesced)}
+    )
     patch(stack, C, **memory_snapshot.functions(stack), _has_cudnn=False)
     patch(
         stack,
@@ -66,8 +70,10 @@ def install(stack: ExitStack) -> None:
         current_stream=_current_stream,
         default_stream=_default_stream,
         set_stream=_set_stream,
-        is_current_stream_capturing=_no,
     )
+    patch(stack, torch.cuda.graphs, _cuda_isCurrentStreamCapturing=_no)
+    for kind in (torch.cuda.CUDAGraph, torch.cuda.MemPool):
+        patch(stack, kind, __new__=_refused)
     patch(stack, torch, Generator=Generator, Stream=AnyStream, Event=AnyEvent)
     stack.callback(events.set_sync_debug_mode, 0)
     collectives.register(stack)
@@ -93,11 +99,19 @@ def install(stack: ExitStack) -> None:
         patch(stack, torch.distributed, Reducer=collectives.refused_reducer)
 
 
+_DO_NOTHING = (
+    *("_cuda_init", "_cuda_getArchFlags", "_cuda_synchronize", "_cuda_ipc_collect"),
+    "_accelerator_synchronizeDevice",
+)
+_REFUSED = {f"_cuda_getCurrent{name}Handle": f"cu{name.upper()}" for name in ("Blas", "Solver")}
+_REFUSED["_cuda_cudaCachingAllocator_raw_alloc"] = "caching_allocator_alloc"
+
+
 def _device_functions() -> dict[str, Any]:
     return {
-        "_cuda_init": _nothing,
+        **dict.fromkeys(_DO_NOTHING, _nothing),
+        **{name: partial(_refused, what) for name, what in _REFUSED.items()},
         "_cuda_isInBadFork": in_bad_fork,
-        "_cuda_getArchFlags": _nothing,
         "_cuda_getDeviceCount": lambda: len(GPUS),
         "_cuda_getDevice": C._accelerator_getDeviceIndex,
         "_cuda_setDevice": _set_device,
@@ -107,11 +121,8 @@ def _device_functions() -> dict[str, Any]:
         "_cuda_getCurrentRawStream": lambda index: 0,
         "_cuda_hasPrimaryContext": lambda index: True,
         "_cuda_isCurrentStreamCapturing": _no,
-        "_cuda_synchronize": _nothing,
-        "_cuda_ipc_collect": _nothing,
         "_cuda_set_sync_debug_mode": events.set_sync_debug_mode,
         "_cuda_get_sync_debug_mode": lambda: events.sync_debug_mode,
-        "_accelerator_synchronizeDevice": _nothing,
     }
 
 
@@ -134,21 +145,16 @@ def _memory_functions() -> dict[str, Any]:
     }
 
 
-def _copying_functions() -> dict[str, Any]:
-    return {
-        "_scatter": _scatter,
-        "_gather": _gather,
-        "_broadcast": _broadcast,
-        "_broadcast_coalesced": _broadcast_coalesced,
-    }
-
-
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 
 def _no(*args: Any, **kwargs: Any) -> bool:
     return False
+
+
+def _refused(what: Any, *args: Any, **kwargs: Any) -> None:
+    raise NotImplementedError(f"virtual GPUs have no {getattr(what, '__name__', what)}")
 
 
 def _set_device(index: int) -> None:
@@ -223,7 +229,7 @@ def _memory_fraction(index: int) -> float:
 
 def _set_memory_fraction(fraction: float, index: int) -> None:
     account = gpu_of(index).account
-    account.limit = int(account.capacity * fraction)
+    account.allow(int(account.capacity * fraction))
 
 
 def _empty_cache() -> None:

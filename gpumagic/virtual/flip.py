@@ -66,4 +66,4 @@ def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 2) -> Tensor:
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
         gpu.account.charge(tensor, nbytes, depth + 1)
-    return flip(tensor, gpu.code)
+    return flip(tensor, gpu.code) if tensor.is_complex() else flip_plain(tensor, gpu.code)

@@ -18,82 +18,17 @@ from torch import Tensor
 from gpumagic.usercode.unseen import leave_out_ours
 from gpumagic.virtual import events
 from gpumagic.virtual.checks import INDEXING, Found, mixed, one_gpu
-from gpumagic.virtual.flip import adopt, flip, flip_plain
+from gpumagic.virtual.flip import adopt, flip
 from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
+from gpumagic.virtual.kernel_plan import CPU, MANY, ONE, KernelPlan, on_metadata
 from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
 from gpumagic.virtual.parts import adopt_parts, flip_parts, in_parts, replace_sparse
-from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
+from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 from gpumagic.virtual.wider import compute_wider, lacks_type, writes
 
 C: Any = torch._C
-CPU = C.DispatchKeySet(C.DispatchKey.CPU)
+_get_device = Tensor.get_device
 HOST = torch.device("cpu")
-LAZY = ("Conjugate", "Negative")
-"""The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
-
-WAITS = frozenset(
-    {
-        "bincount",
-        "equal",
-        "masked_select",
-        "nonzero",
-        "repeat_interleave",
-        "_unique2",
-        "unique_consecutive",
-        "unique_dim",
-    }
-)
-"""Operators for which the host waits, because a value or a shape depends on the data."""
-DRAWS = frozenset(
-    ["native_dropout", "rrelu_with_noise", "_scaled_dot_product_flash_attention_for_cpu"]
-)
-"""Operators that draw random numbers and take no generator."""
-NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
-"""The only operators for which ``torch.ops`` takes a number where the schema says Tensor."""
-
-
-class KernelPlan:
-    """What the kernel must know of an operator, read from its schema when it is first called."""
-
-    def __init__(self, op: Any, dense: bool) -> None:
-        self.op = op
-        self.dense = dense
-        self.name: str = op._schema.name.split("::")[1]
-        self.cpu = on_metadata(op, CPU)
-
-    def __getattr__(self, missing: str) -> Any:
-        arguments, full = self.op._schema.arguments, self.op.name()
-        self.arguments = [a.name for a in arguments]
-        self.written = frozenset(a.name for a in arguments if writes(a))
-        self.outs = frozenset(a.name for a in arguments if a.kwarg_only and writes(a))
-        tensors = ("Tensor", "Optional[Tensor]")
-        self.tensors = frozenset(a.name for a in arguments if str(a.type) in tensors)
-        generator = "generator" in self.arguments
-        self.generator_at = self.arguments.index("generator") if generator else None
-        self.composite = not C._dispatch_has_kernel_for_dispatch_key(full, "CPU")
-        self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
-        self.draws = self.name in DRAWS
-        self.waits = self.name in WAITS
-        self.special = self.draws or generator
-        # For every other operator C++ has made plain tensors of conjugate and negative views.
-        lazy = any(C._dispatch_has_kernel_for_dispatch_key(full, key) for key in LAZY)
-        self.flip = flip if lazy else flip_plain
-        self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
-        self.fresh = self.plain and _makes_one_tensor(self.op)
-        return object.__getattribute__(self, missing)
-
-
-def _makes_one_tensor(op: Any) -> bool:
-    """Whether the CPU's kernel gives a new tensor always: never an argument, nor its bytes."""
-    returns, by_element = op._schema.returns, torch.Tag.pointwise in op.tags
-    own = C._dispatch_has_kernel_for_dispatch_key(op.name(), "CPU")
-    one = len(returns) == 1 and str(returns[0].type) == "Tensor" and returns[0].alias_info is None
-    return bool(by_element and own and one)
-
-
-def on_metadata(op: Any, keys: Any) -> Callable[..., Any]:
-    """The kernel at `keys` as it is, for operators that do not touch bytes."""
-    return functools.partial(op._handle.redispatch_boxed, keys)
 
 
 @functools.cache
@@ -113,40 +48,107 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
     __tracebackhide__ = True  # CUDA's errors have no such frame, so nobody shall see one
     try:
-        low: list[Any] = []
-        found: Found = []
-        above: list[str] = []  # arguments for which another key than CPU decides
-        plain = plan.plain
-        for name, x in zip(plan.arguments, args):  # noqa: B905 (defaults may be left out)
-            if plain and isinstance(x, Tensor) and x.is_cuda:  # as `_lower` does, without a call
-                found.append((name, x, flipped := plan.flip(x)))
-                low.append(flipped)
-            else:
-                low.append(_lower(plan, name, x, found, above))
-        low_kwargs = {}
-        for name in kwargs:
-            low_kwargs[name] = _lower(plan, name, kwargs[name], found, above)
-        gpu = one_gpu(found) if found else _gpu_with_room(plan, args, kwargs)
-        if gpu is None:
-            if plan.composite:  # each operator within says itself what it thinks of the devices
-                return plan.cpu(*args, **kwargs)
-            gpu = mixed(plan.op, plan.name, plan.outs, found)
-        call = plan.cpu
-        if above or kwargs or plan.special:
-            call = _prepare(plan, low, low_kwargs, found, above, gpu)
-        if events.listeners and kwargs.get("output_size") is None:  # by which a shape is known
-            _tell(plan, found, gpu)
+        # First what most calls are. The kernels between fill the processor's caches, so that an
+        # operator costs what it touches: as little as can be, here and in `adopt`.
+        at, low = _flip_all(plan, args) if plan.usual else (-1, [])
+        if at < 0:
+            return _run_any(plan, args, kwargs)
+        gpu = GPUS[at]
+        call = plan.op if plan.number_ok and not isinstance(low[-1], Tensor) else plan.cpu
         started = perf_counter_ns()
         try:
-            result = call(*low, **low_kwargs)
+            result = call(*low, **kwargs)
         except RuntimeError as error:
-            refuse_as_cuda(error, gpu.account)
-            result = _call_again(plan, call, low, low_kwargs, found, error)
+            found = _pairs(plan, args, low)
+            result = _call_again(plan, call, low, kwargs, found, gpu, error)
+            return _lift(plan, result, found, gpu)
         gpu.account.worked(started)
-        return adopt(result, gpu) if plan.fresh else _lift(plan, result, found, gpu)
+        if plan.fresh:
+            return _adopt_new(result, gpu)
+        if plan.in_place and result is low[0] and result.shape == args[0].shape:
+            return args[0]
+        if result is None:
+            return None
+        return _lift(plan, result, _pairs(plan, args, low), gpu)
     except BaseException as error:
         leave_out_ours(error)
         raise
+
+
+def _flip_all(plan: KernelPlan, args: Any) -> tuple[int, list[Any]]:
+    """The GPU that all tensors of the usual arguments are on, or -1, and what the CPU takes."""
+    low: list[Any] = []
+    at = -1
+    flip_ = plan.flip
+    for kind, x in zip(plan.kinds, args):  # noqa: B905 (defaults may be left out)
+        if kind is None or x is None:
+            low.append(x)
+            continue
+        if kind is MANY:
+            places = {*map(_get_device, x)}
+            where = places.pop() if len(places) == 1 else -1
+            low.append([*map(flip_, x)])
+        elif isinstance(x, Tensor):
+            where = x.get_device()
+            low.append(flip_(x))
+        elif plan.number_ok:
+            low.append(x)
+            continue
+        else:
+            return -1, low
+        if where < 0 or (where != at and at >= 0):
+            return -1, low
+        at = where
+    return at, low
+
+
+def _adopt_new(result: Any, gpu: VirtualGpu) -> Any:
+    """The results of a kernel that makes them anew."""
+    if isinstance(result, Tensor):
+        return adopt(result, gpu, 3)
+    new = [r if r is None else adopt(r, gpu, 3) for r in result]
+    return new if isinstance(result, list) else tuple(new)
+
+
+def _pairs(plan: KernelPlan, args: Any, low: list[Any]) -> Found:
+    """The tensors of usual arguments, as `_lower` tells of them."""
+    found: Found = []
+    for kind, name, x, y in zip(plan.kinds, plan.arguments, args, low):  # noqa: B905 (as above)
+        if kind is MANY:
+            found += zip(repeat(name), x, y)
+        elif kind is ONE and x is not None:
+            found.append((name, x, y))
+    return found
+
+
+def _run_any(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The same for any arguments."""
+    __tracebackhide__ = True
+    low: list[Any] = []
+    found: Found = []
+    above: list[str] = []  # arguments for which another key than CPU decides
+    for name, x in zip(plan.arguments, args):  # noqa: B905 (as above)
+        low.append(_lower(plan, name, x, found, above))
+    low_kwargs = {}
+    for name in kwargs:
+        low_kwargs[name] = _lower(plan, name, kwargs[name], found, above)
+    gpu = one_gpu(found) if found else _gpu_with_room(plan, args, kwargs)
+    if gpu is None:
+        if plan.composite:  # each operator within says itself what it thinks of the devices
+            return plan.cpu(*args, **kwargs)
+        gpu = mixed(plan.op, plan.name, plan.outs, found)
+    call = plan.cpu
+    if above or kwargs or plan.special:
+        call = _prepare(plan, low, low_kwargs, found, above, gpu)
+    if events.listeners and kwargs.get("output_size") is None:  # by which a shape is known
+        _tell(plan, found, gpu)
+    started = perf_counter_ns()
+    try:
+        result = call(*low, **low_kwargs)
+    except RuntimeError as error:
+        result = _call_again(plan, call, low, low_kwargs, found, gpu, error)
+    gpu.account.worked(started)
+    return _adopt_new(result, gpu) if plan.fresh else _lift(plan, result, found, gpu)
 
 
 def _gpu_with_room(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> VirtualGpu:
@@ -230,10 +232,12 @@ def _call_again(
     low: list[Any],
     low_kwargs: dict[str, Any],
     found: Found,
+    gpu: VirtualGpu,
     error: RuntimeError,
 ) -> Any:
     """After `error`: in a wider type, or into new bytes where those written to are too few."""
     __tracebackhide__ = True
+    refuse_as_cuda(error, gpu.account)
     if lacks_type(error):
         return compute_wider(plan.op, call, low, low_kwargs, error)
     if "not resizable" not in str(error):

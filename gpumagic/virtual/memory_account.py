@@ -1,8 +1,9 @@
 """Count what lies on one virtual GPU: bytes, blocks, peaks, and the capacity they must fit in.
 
 Guarantees: the numbers are right whichever threads allocate and free, and when a garbage collection
-frees in the midst of an allocation. What was freed is counted, and the published row of counters
-written, at the next allocation or reading. Which line of the user's took each block is known (see
+frees in the midst of an allocation. What is allocated and freed is noted in order, and counted when
+somebody reads, when it could be too much, and otherwise after some MiB; then the row of counters is
+published too. Which line of the user's took each block is known (see
 :mod:`gpumagic.virtual.memory_history`).
 """
 
@@ -29,6 +30,7 @@ from gpumagic.telemetry.virtual_state import (
     WINDOW_NS,
 )
 from gpumagic.virtual import host_memory
+from gpumagic.virtual.allocator_refusal import refusal
 from gpumagic.virtual.memory_history import (
     USERS,
     Allocation,
@@ -46,6 +48,8 @@ SMALL = 2**17
 """Elements up to which nobody asks before they are made whether they fit."""
 _TOUCHED = 64 * 2**20
 """Bytes from which on the host is asked too, which takes some ten microseconds."""
+_UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
+"""Bytes that may be noted before they are counted; and what a smaller allocation is taken for."""
 _getframe = sys._getframe
 _HOST_REFUSES = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes")
 
@@ -89,10 +93,12 @@ class MemoryAccount:
         self._lock = threading.RLock()  # a garbage collection may read the numbers within
         # A weak reference calls back only while it lives itself.
         self._live: dict[int, Allocation] = {}
-        # An owner may die on any thread and at any moment. What is called then is one function of
-        # C: in one of Python an interrupt may arrive, which Python would drop there.
-        self._freed: deque[Allocation] = deque()
-        self._note_freed: Callable[[Any], None] = self._freed.append
+        # Each allocation when it is made and again when its owner dies, which may be on any thread
+        # and at any moment. What is called then is one function of C: in one of Python an interrupt
+        # may arrive, which Python would drop there.
+        self._log: deque[Allocation] = deque()
+        self._note: Callable[[Any], None] = self._log.append
+        self._room = -1  # bytes that may still be allocated before it is counted
         self._busy = 0
         self._window = perf_counter_ns()
 
@@ -101,49 +107,39 @@ class MemoryAccount:
 
         `depth`: how many calls above this one torch, or whoever it is, asked for memory.
         """
-        if self.refusal:
-            raise RuntimeError(self.refusal)
-        block = Allocation(owner, self._note_freed)
-        size = block.size = -(-nbytes // BLOCK) * BLOCK
-        block.requested = nbytes
-        block.metadata = history.metadata
-        ring = self.ring
-        # Here and not in a function: this is on the way of every operator.
+        # On the way of every operator, between kernels that fill the processor's caches: what is
+        # touched here is what it costs, so the rest is left to `_count`.
+        room = self._room - max(nbytes, _LEAST)
+        if room < 0:
+            self._make_room(nbytes)
         try:
             frame = _getframe(depth)
         except ValueError:  # on a thread of C++
-            block.made, block.at = None, 0
+            made, at = None, 0
         else:
-            code = block.made = frame.f_code
-            block.at = frame.f_lasti
-            if self._keeps_stacks or owner_of[code.co_filename] != USERS:
-                block.made, block.at = (stack(), 0) if self._keeps_stacks else outer_line(frame)
+            made, at = frame.f_code, frame.f_lasti
+            if self._keeps_stacks or owner_of[made.co_filename] != USERS:
+                made, at = (stack(), 0) if self._keeps_stacks else outer_line(frame)
+        # From here to its being noted nothing is called that an interrupt could follow.
+        block = Allocation(owner, self._note)
+        block.requested, block.made, block.at = nbytes, made, at
+        block.metadata = history.metadata
+        self._note(block)
+        self._room = room
+        if room < 0:
+            if self.ring is not None:
+                block.address = owner.data_ptr()
+                self.ring.note_taken(block)
+            self.refresh()
+
+    def _make_room(self, nbytes: int) -> None:
+        """Raise an error if there is no room for so many bytes."""
+        if self.refusal:
+            raise RuntimeError(self.refusal)
         with self._lock:
-            if self._freed:
-                self._take_freed()
-            used = self.bytes.current + size
-            fits = used <= self.limit
-            if fits:
-                self._live[id(block)] = block
-                if ring is not None:
-                    block.address = owner.data_ptr()
-                    ring.note_taken(block)
-                # As `add`, without a call.
-                held, count = self.bytes, self.blocks
-                held.current, count.current = used, count.current + 1
-                held.allocated += size
-                count.allocated += 1
-                held.peak = used if used > held.peak else held.peak
-                count.peak = count.current if count.current > count.peak else count.peak
-                grown = used - self.reserved.current
-                if grown > 0:
-                    self.reserved.add(-(-grown // SEGMENT) * SEGMENT)
-                    self._row[RESERVED] = self.reserved.current
-                self._row[ALLOCATED] = used
-        if not fits:
-            # Never counted: it may not live on in the error's frames, and then be counted as freed.
-            del block
-            raise self.out_of_memory(size)
+            self._count()
+        if self.bytes.current + in_blocks(nbytes) > self.limit:
+            raise self.out_of_memory(in_blocks(nbytes))
 
     def require(self, size: Iterable[int], dtype: torch.dtype | None) -> None:
         """Raise ``torch.OutOfMemoryError`` if a tensor that is still to be made would not fit."""
@@ -159,41 +155,64 @@ class MemoryAccount:
     def record(self, recording: Recording) -> None:
         """Keep a ring of what happens from now on, or no longer."""
         with self._lock:
-            self._take_freed()
+            self._count()
             for block in self._live.values():
                 block.find_address()
             self.ring = Ring(recording, self.ring) if recording.enabled else None
             self._keeps_stacks = recording.keeps("state")
+            self._room = -1
 
     def blocks_now(self) -> list[Allocation]:
         """Every allocation that lives, by address."""
         with self._lock:
-            self._take_freed()
+            self._count()
             live = list(self._live.values())
         return sorted(filter(Allocation.find_address, live), key=attrgetter("address"))
 
     def refresh(self) -> None:
-        """Count what was freed since the last allocation."""
+        """Count what was allocated and freed until now, and publish it."""
         with self._lock:
-            self._take_freed()
+            self._count()
             self._publish()
 
-    def _take_freed(self) -> None:
-        freed, live, held, count = self._freed, self._live, self.bytes, self.blocks
-        while freed:
-            block = freed.popleft()
-            del live[id(block)]
-            held.current -= block.size
-            held.freed += block.size
-            count.current -= 1
-            count.freed += 1
-            if self.ring is not None:
-                self.ring.note("free", block.address, block.requested, block.size)
+    def _count(self) -> None:
+        """Count what was allocated and freed since it was last done, in the order of both."""
+        log, live, ring = self._log, self._live, self.ring
+        held, blocks = self.bytes, self.blocks
+        while log:
+            block = log[0]
+            key, size = id(block), -(-block.requested // BLOCK) * BLOCK
+            # As `MemoryStat.add` and `take`, but without a call: an interrupt may follow each.
+            if key in live:  # it is noted for the second time: freed
+                del live[key]
+                held.current -= size
+                held.freed += size
+                blocks.current -= 1
+                blocks.freed += 1
+                del log[0]
+                if ring is not None:
+                    ring.note("free", block.address, block.requested, size)
+                continue
+            live[key] = block
+            held.current += size
+            held.allocated += size
+            blocks.current += 1
+            blocks.allocated += 1
+            if held.current > held.peak:
+                held.peak = held.current
+            if blocks.current > blocks.peak:
+                blocks.peak = blocks.current
+            del log[0]
+            grown = held.current - self.reserved.current
+            if grown > 0:
+                self.reserved.add(-(-grown // SEGMENT) * SEGMENT)
+        left = self.limit - self.bytes.current
+        self._room = -1 if ring is not None or self.refusal else min(left, _UNCOUNTED)
 
     def empty_cache(self) -> None:
         """Give back to the "driver" what is reserved but not allocated."""
         with self._lock:
-            self._take_freed()
+            self._count()
             unused = self.reserved.current - -(-self.bytes.current // SEGMENT) * SEGMENT
             if unused > 0:
                 self.reserved.take(unused)
@@ -201,16 +220,26 @@ class MemoryAccount:
 
     def reset_peak(self) -> None:
         with self._lock:
-            self._take_freed()
+            self._count()
             for stat in (self.bytes, self.blocks, self.reserved):
                 stat.peak = stat.current
 
     def reset_accumulated(self) -> None:
         with self._lock:
-            self._take_freed()
+            self._count()
             for stat in (self.bytes, self.blocks, self.reserved):
                 stat.allocated = stat.freed = 0
             self.ooms = self.retries = 0
+
+    def allow(self, limit: int) -> None:
+        """Let so many bytes be allocated."""
+        self.limit = limit
+        self.refresh()
+
+    def refuse(self, why: str) -> None:
+        """Let nothing be allocated from now on."""
+        self.refusal = why
+        self._room = -1
 
     @property
     def free(self) -> int:
@@ -229,6 +258,8 @@ class MemoryAccount:
             if elapsed >= WINDOW_NS:
                 self._row[BUSY_NS] = min(self._busy * WINDOW_NS // elapsed, WINDOW_NS)
                 self._row[WINDOW_END_NS] = time_ns()
+                self._count()
+                self._publish()
                 self._busy, self._window = 0, now
 
     def unpublish(self) -> None:
@@ -250,21 +281,8 @@ class MemoryAccount:
         if self.ring is not None:
             lines = stack() if self.ring.traces_stacks else None
             self.ring.note("oom", self.free, size, size, lines)
-        allowed = f"{readable(self.limit)} allowed; " if self.limit < self.capacity else ""
-        text = (
-            f"CUDA out of memory. Tried to allocate {readable(size)}. GPU {self.ordinal} has a "
-            f"total capacity of {readable(self.capacity)} of which {readable(self.free)} is free. "
-            f"Including non-PyTorch memory, this process has {readable(self.reserved.current)} "
-            f"memory in use. {allowed}Of the allocated memory {readable(self.bytes.current)} is "
-            f"allocated by PyTorch, and {readable(self.reserved.current - self.bytes.current)} is "
-            "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
-            "setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
-            "documentation for Memory Management  "
-            "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
-        )
-        if host:
-            there = readable(host_memory.available())
-            text += f" A virtual GPU's memory is the host's, which has {there} left."
+        held = self.bytes.current, self.reserved.current
+        text = refusal(size, self.ordinal, self.capacity, self.limit, *held, host=host)
         return torch.OutOfMemoryError(text)
 
 
@@ -273,11 +291,3 @@ def refuse_as_cuda(error: RuntimeError, account: MemoryAccount) -> None:
     __tracebackhide__ = True
     if found := _HOST_REFUSES.search(str(error)):
         raise account.out_of_memory(int(found[1]), host=True) from None
-
-
-def readable(nbytes: int) -> str:
-    """A size as CUDA's allocator writes it."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.2f} {name}"
-    return f"{nbytes} bytes"

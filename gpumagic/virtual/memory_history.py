@@ -3,7 +3,7 @@
 The innermost line of the user's code is always kept, as a code object and an instruction, which is
 made into text when somebody reads it. All else is as on a GPU: whole stacks, and a ring of what was
 allocated and freed, only after ``torch.cuda.memory._record_memory_history``. When a tensor dies is
-seen at the next allocation, so what freed it is not known.
+seen later, so what freed it is not known.
 """
 
 import sys
@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import time_ns
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch._C._profiler import gather_traceback
 
+from gpumagic.device.blocks import in_blocks
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.lines import in_cell
 
@@ -50,14 +51,18 @@ class _ThisThread(threading.local):
 class Allocation(weakref.ref[Any]):
     """An allocation. It dies with the object that owns the bytes."""
 
-    __slots__ = ("address", "at", "made", "metadata", "requested", "size")
-    size: int
-    requested: int
+    __slots__ = ("address", "at", "made", "metadata", "requested")
+    requested: int  # bytes
     made: CodeType | Stack  # the user's code that asked for it, or all that ran; None if nobody's
     at: int  # the instruction in that code
     metadata: str
     # Only when it was asked for: whoever has died can no longer be asked.
     address: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the block: whole pieces of 512."""
+        return in_blocks(self.requested)
 
     def find_address(self) -> int:
         """Where it lies; 0 if it has just died."""
@@ -67,17 +72,6 @@ class Allocation(weakref.ref[Any]):
                 owner._fix_weakref()  # else torch would not know that Python has it again
             self.address = 0 if owner is None else owner.data_ptr()
         return self.address
-
-
-class AllocatorEvent(NamedTuple):
-    """What happened to the allocator."""
-
-    action: str
-    address: int
-    size: int
-    time_us: int
-    metadata: str
-    stack: Stack
 
 
 @dataclass(frozen=True)
@@ -169,15 +163,19 @@ class Ring:
         made = block.made if self.traces_stacks else None
         self.note("alloc", block.address, block.requested, block.size, made)
 
-    def events(self) -> list[AllocatorEvent]:
-        """They as torch tells them."""
-        told = [
-            AllocatorEvent(
-                name,
-                address,
-                size if requested else block,
-                time // 1000,
-                metadata,
+    def events(self) -> list[tuple[dict[str, Any], Stack]]:
+        """They as torch tells them, but for the frames; of these the stack."""
+        told: list[tuple[dict[str, Any], Stack]] = [
+            (
+                {
+                    "action": name,
+                    "device_free" if name == "oom" else "addr": address,
+                    "size": size if requested else block,
+                    "stream": 0,
+                    "time_us": time // 1000,
+                    "compile_context": "",
+                    "user_metadata": metadata,
+                },
                 stack if name != "segment_alloc" else None,
             )
             for action, address, size, block, time, metadata, stack in [*self._entries]

@@ -8,15 +8,16 @@ import gc
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
+from operator import attrgetter
 from types import CodeType
 from typing import Any
 
 from torch._C._profiler import symbolize_tracebacks
 
+from gpumagic.device.blocks import BLOCK
 from gpumagic.usercode.lines import line_of
 from gpumagic.virtual.memory_history import (
     Allocation,
-    AllocatorEvent,
     Recording,
     Stack,
     history,
@@ -97,77 +98,75 @@ class _Frames:
 
     def of_block(self, block: Allocation) -> list[dict[str, Any]]:
         code, at = block.made, block.at
-        if not isinstance(code, CodeType):
-            return self.of(code)
-        key = id(code), at
-        if key not in self._known:
+        try:
+            return self._known[id(code), at]
+        except KeyError:
+            if not isinstance(code, CodeType):
+                return self.of(code)
             name, file = code.co_name, code.co_filename
-            self._known[key] = [{"name": name, "filename": file, "line": line_of(code, at)}]
-        return self._known[key]
+            found = [{"name": name, "filename": file, "line": line_of(code, at)}]
+            self._known[id(code), at] = found
+            return found
 
 
 def _segments(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
     blocks, of, device = gpu.account.blocks_now(), frames.of_block, gpu.index
-    frames.learn(block.made for block in blocks if not isinstance(block.made, CodeType))
+    if {*map(type, map(attrgetter("made"), blocks))} - {CodeType}:
+        frames.learn(block.made for block in blocks if not isinstance(block.made, CodeType))
+    sizes = [-(-block.requested // BLOCK) * BLOCK for block in blocks]
     segments = [
-        _segment(device, block.address, block.size, block.requested, of(block), block.metadata)
-        for block in blocks
+        _segment(device, block.address, size, block.requested, of(block), block.metadata)
+        for block, size in zip(blocks, sizes, strict=True)
     ]
-    cached = gpu.account.reserved.current - sum(block.size for block in blocks)
+    cached = gpu.account.reserved.current - sum(sizes)
     if cached > 0:
-        above = blocks[-1].address + blocks[-1].size if blocks else _NOWHERE
-        segments.append(_segment(device, above, cached, 0, [], ""))
+        above = blocks[-1].address + sizes[-1] if blocks else _NOWHERE
+        unused = _segment(device, above, cached, cached, [], "")
+        unused |= {"allocated_size": 0, "active_size": 0, "requested_size": 0}
+        unused["blocks"][0]["state"] = "inactive"
+        segments.append(unused)
     return segments
+
+
+# What differs from one to another is filled in by `_segment`.
+_INSIDE: dict[str, Any] = {
+    **dict.fromkeys(("address", "size", "requested_size"), 0),
+    "state": "active_allocated",
+    **dict.fromkeys(("frames", "user_metadata")),
+}
+_SEGMENT: dict[str, Any] = {
+    **dict.fromkeys(("device", "address", "total_size", "allocated_size", "active_size"), 0),
+    **dict.fromkeys(("requested_size", "stream"), 0),
+    "segment_type": "small",
+    "segment_pool_id": _POOL,
+    "is_expandable": False,
+    **dict.fromkeys(("frames", "blocks")),
+}
 
 
 def _segment(
     device: int, address: int, size: int, requested: int, frames: list[Any], metadata: str
 ) -> dict[str, Any]:
-    used = size if requested else 0
-    inside = {
-        "address": address,
-        "size": size,
-        "requested_size": requested or size,
-        "state": "active_allocated" if used else "inactive",
-        "frames": frames,
-        "user_metadata": metadata,
-    }
-    return {
-        "device": device,
-        "address": address,
-        "total_size": size,
-        "allocated_size": used,
-        "active_size": used,
-        "requested_size": requested,
-        "stream": 0,
-        "segment_type": "large" if size > _LARGE_SEGMENT else "small",
-        "segment_pool_id": _POOL,
-        "is_expandable": False,
-        "frames": [],
-        "blocks": [inside],
-    }
+    """One with one block in it, which is allocated."""
+    # To copy a dictionary is faster than to make it, and there may be a hundred thousand.
+    inside, segment = _INSIDE.copy(), _SEGMENT.copy()
+    inside["address"] = segment["address"] = address
+    inside["size"] = segment["total_size"] = size
+    segment["allocated_size"] = segment["active_size"] = size
+    inside["requested_size"] = segment["requested_size"] = requested
+    inside["frames"], inside["user_metadata"] = frames, metadata
+    segment["device"], segment["frames"], segment["blocks"] = device, [], [inside]
+    if size > _LARGE_SEGMENT:
+        segment["segment_type"] = "large"
+    return segment
 
 
 def _trace(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
     gpu.account.refresh()
     ring = gpu.account.ring
     events = [] if ring is None else ring.events()
-    frames.learn(event.stack for event in events)
-    return [_entry(event, frames) for event in events]
-
-
-def _entry(entry: AllocatorEvent, frames: _Frames) -> dict[str, Any]:
-    return {
-        "action": entry.action,
-        "device_free" if entry.action == "oom" else "addr": entry.address,
-        "size": entry.size,
-        "stream": 0,
-        "time_us": entry.time_us,
-        "compile_context": "",
-        "user_metadata": entry.metadata,
-        "pool_id": _POOL,
-        "frames": frames.of(entry.stack),
-    }
+    frames.learn(stack for _, stack in events)
+    return [each | {"pool_id": _POOL, "frames": frames.of(stack)} for each, stack in events]
 
 
 def _record(
@@ -203,10 +202,9 @@ def _record_as_before(
     trace_context: bool = False,
     cpp: bool = False,
     clear: bool = False,
-    compile_context: bool = False,
-    annotations: bool = False,
-    skip: Any = (),
     *rest: Any,
+    skip: Any = (),
+    **others: Any,
 ) -> None:
     context = "alloc" if trace_context else "state" if record_context else None
     _begin(Recording(enabled, max_entries, context, frozenset(skip)), clear=clear)

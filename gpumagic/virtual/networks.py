@@ -9,7 +9,10 @@ from torch._decomp.decompositions import gru_cell_data, lstm_cell
 from torch.nn.functional import linear
 from torch.utils._pytree import tree_map
 
+from gpumagic.virtual.kernel_plan import CPU, on_metadata
+
 aten: Any = torch.ops.aten
+_choose = on_metadata(aten._fused_sdp_choice.default, CPU)
 _FLASH = 1  # at::sdp::SDPBackend::flash_attention
 
 
@@ -45,16 +48,8 @@ def _attention(
         )
     inputs = (query, key, value)
     attn_mask = added(attn_mask, query.dtype)
-    # Asked of tensors that have the same metadata and lie on the CPU: so that its choice of an
-    # algorithm, which differs between versions of torch, is the choice here.
-    chosen = aten._fused_sdp_choice(
-        *map(_stand_in, inputs),
-        None if attn_mask is None else _stand_in(attn_mask),
-        dropout_p,
-        is_causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
-    )
+    # As the CPU's kernel chooses, which looks at no bytes: it differs between versions of torch.
+    chosen = _choose(*inputs, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
     if chosen == _FLASH:
         return _flash(inputs, attn_mask, options)
@@ -78,11 +73,6 @@ def _flash(inputs: tuple[Tensor, ...], mask: Tensor | None, options: dict[str, A
     flash = aten._scaled_dot_product_flash_attention_for_cpu
     result: Tensor = flash(*inputs, attn_mask=mask, **options)[0]
     return result.squeeze(0) if flat else result
-
-
-def _stand_in(tensor: Tensor) -> Tensor:
-    new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-    return new.requires_grad_(tensor.requires_grad)
 
 
 def _recurrent(op: Any) -> Callable[..., Any]:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from gpumagic.virtual import abi, events
 from gpumagic.virtual.flip import adopt, flip
-from gpumagic.virtual.generic_kernel import CPU, HOST, kernel_of, on_metadata
+from gpumagic.virtual.generic_kernel import HOST, kernel_of
+from gpumagic.virtual.kernel_plan import CPU, on_metadata
 from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
 from gpumagic.virtual.virtual_gpus import gpu_of
 
@@ -32,6 +33,7 @@ def own_kernels() -> dict[str, Kernel]:
     kernels: dict[str, Kernel] = {
         "empty.memory_format": _empty(aten.empty.memory_format),
         "empty_strided": _empty(aten.empty_strided.default),
+        "zeros": _empty(aten.zeros.default),
         "copy_": _copy_,
         "fill_.Tensor": _fill_,
         "_local_scalar_dense": _item,

@@ -15,7 +15,8 @@ from gpumagic.usercode.unseen import unseen
 from gpumagic.virtual import parts
 from gpumagic.virtual.cuda_api import patch
 from gpumagic.virtual.generators import host_kernels
-from gpumagic.virtual.generic_kernel import kernel_of, on_metadata, run
+from gpumagic.virtual.generic_kernel import kernel_of, run
+from gpumagic.virtual.kernel_plan import on_metadata
 from gpumagic.virtual.networks import network_kernels
 from gpumagic.virtual.operators import overload, own_kernels, pinning_kernels
 from gpumagic.virtual.wider import writes
@@ -60,7 +61,9 @@ def _register_dense(aten: Any) -> None:
     kernels.update(own_kernels())
     # What C++ makes of other operators may ask for the device within, and find CUDA's own stubs:
     # it runs as a whole on the CPU.
-    composites = {n for n in _names("CompositeExplicitAutograd") if not n.endswith("out")}
+    explicit = "CompositeExplicitAutograd"
+    named = _names(explicit) | _names(f"{explicit}NonFunctional")
+    composites = {n for n in named if not n.endswith("out")}
     whole = {name for name in composites if _is_whole(overload(name))}
     # The second refuses lengths that are not the host's.
     not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *host_kernels()}

@@ -78,7 +78,7 @@ def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
 
 
 def refresh() -> None:
-    """Count, and publish, what was freed until now; else the next allocation does it."""
+    """Count, and publish, what was allocated and freed until now."""
     for gpu in GPUS:
         gpu.account.refresh()
 
@@ -98,7 +98,7 @@ def _leave_to_parent() -> None:
     # The child of a fork has copies of these tensors; what it does with them is not its parent's.
     for gpu in GPUS:
         gpu.account.unpublish()
-        gpu.account.refusal = (
+        gpu.account.refuse(
             "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you "
             "must use the 'spawn' start method"
         )

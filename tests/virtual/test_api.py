@@ -226,7 +226,13 @@ def test_pinned_memory():
 def test_what_is_not_there_says_so():
     with pytest.raises(NotImplementedError, match=r"have no torch\.qint8 tensors"):
         torch.quantize_per_tensor(torch.ones(3, device="cuda"), 0.1, 0, torch.qint8)
+    for kind in (torch.cuda.CUDAGraph, torch.cuda.MemPool):
+        with pytest.raises(NotImplementedError, match=f"virtual GPUs have no {kind.__name__}$"):
+            kind()
+    with pytest.raises(NotImplementedError, match=r"virtual GPUs have no caching_allocator_alloc$"):
+        torch.cuda.caching_allocator_alloc(512, stream=0)
     assert not torch.cuda.is_current_stream_capturing()
+    assert not torch.cuda.graphs.is_current_stream_capturing()
     assert torch.backends.cudnn.version() is None
 
 

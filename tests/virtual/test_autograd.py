@@ -106,3 +106,12 @@ def test_a_custom_operator():
 def test_compile_without_a_compiler():
     compiled = torch.compile(lambda x: x * 2 + 1, backend="eager")
     assert compiled(torch.ones(2, device=GPU)).tolist() == [3, 3]
+
+
+def test_functional_gradients_through_attention(gpus, same):
+    query = torch.randn(2, 3, 4, 8)
+
+    def loss(x):
+        return nn.functional.scaled_dot_product_attention(x, x, x).square().sum()
+
+    assert same(torch.func.grad(loss)(query.cuda(1)), torch.func.grad(loss)(query))

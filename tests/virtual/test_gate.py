@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,18 @@ def test_another_order_of_the_hooks(monkeypatch):
 def test_this_build_passes_the_static_check():
     assert gate.static_problem() is None
     assert abi.header_order()[1:5] == list(abi.YES)
+
+
+def test_torch_may_have_put_its_fake_guard_there_already(runtime):
+    # On a build for CUDA it does so for fake tensors: torch.compile and torch.export make some.
+    with ExitStack() as stack:
+        abi.install(stack)
+        for _ in range(2):
+            virtual.enable(2)
+            try:
+                assert torch.ones(2, device="cuda:1").sum().item() == 2.0
+            finally:
+                virtual.disable()
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,41 @@ def test_an_interrupt_while_memory_is_freed_reaches_the_code(gpus):
     assert torch.cuda.memory_stats(1)["allocation.all.freed"] == 20
 
 
+def test_an_interrupt_anywhere_leaves_the_numbers_right():
+    """After each call within an allocation or a count, one run each: Python looks there."""
+    account = MemoryAccount(0, CAPACITY, [0] * published.COUNTERS)
+    interrupted, n = True, 0
+
+    def interrupt(frame, event, called):
+        nonlocal left
+        if frame.f_code.co_filename == memory_account.__file__ and event in ("call", "c_return"):
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    while interrupted:
+        n += 1
+        left = n
+        owners = [Owner() for _ in range(3)]
+        try:
+            sys.setprofile(interrupt)
+            for owner in owners:
+                account.charge(owner, 1000)
+            del owners[0], owner
+            account.refresh()
+            interrupted = False
+        except KeyboardInterrupt:
+            owners.clear()
+        finally:
+            sys.setprofile(None)
+        owner = None
+        owners.clear()
+        account.refresh()
+        assert (account.bytes.current, account.blocks.current) == (0, 0), n
+        assert account.bytes.allocated == account.bytes.freed
+    assert n > 20
+
+
 def test_threads_lose_no_byte():
     account = MemoryAccount(0, CAPACITY, [0] * published.COUNTERS)
 

@@ -211,6 +211,22 @@ def test_a_refusal_names_virtual_gpus(compute, gpus):
         compute(torch.ones(2, 2, device="cuda"))
 
 
+def test_what_fails_in_the_middle_is_not_done_once_more(gpus):
+    for device in ("cpu", "cuda:1"):
+        first, second = torch.zeros(2, device=device), torch.zeros(2, device=device)
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            torch._foreach_add_([first, second], [first + 1, torch.ones(3, device=device)])
+        assert first.tolist() == [1, 1], device
+
+
+def test_an_error_is_one_error(gpus):
+    x = torch.ones(3, device="cuda")
+    for wrong in (lambda: x + x.new_ones(4), lambda: x @ x.new_ones(4), lambda: x.view(2)):
+        with pytest.raises(RuntimeError) as raised:
+            wrong()
+        assert raised.value.__context__ is None
+
+
 RECURRENT = {
     "LSTM": lambda: nn.LSTM(6, 8, 2, dropout=0.5, bidirectional=True),
     "GRU": lambda: nn.GRU(6, 8, 2, dropout=0.5, batch_first=True),
