@@ -9,13 +9,6 @@ from gpumagic.display import shown
 from gpumagic.dryrun.dry_function import dry_run
 from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown
 
-__all__ = [
-    "Assigned",
-    "DryRun",
-    "Mismatch",
-    "Peak",
-    "Unknown",
-    "dry_run",
-]
+__all__ = ["Assigned", "DryRun", "Mismatch", "Peak", "Unknown", "dry_run"]
 
 shown.register("gpumagic.dryrun.result.DryRun", "gpumagic.dryrun.dry_run_view")

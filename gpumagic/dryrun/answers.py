@@ -5,8 +5,11 @@ not to be known. What of torch fakes cannot go through is replaced, and not put 
 """
 
 import math
+import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from copy import copy
 from typing import Any
 
 import torch
@@ -20,27 +23,22 @@ from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_map
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
 from gpumagic.dryrun.fake_operators import Crossings
-from gpumagic.dryrun.fakes import Fakes, LazyBuffer, LazyParameter, is_real, new_lazy, set_data
-from gpumagic.dryrun.unknown import NotKnown, Stopped
-from gpumagic.ledger.via import PRINT
-
-_HOSTS: tuple[tuple[str, float | None], ...] = (
-    ("torch.optim.lbfgs", None),  # how often it goes on, the data decide
-    ("torch.optim", 1.0),
-    ("torch.nn.modules.transformer", 1.0),  # whether a mask is the causal one
-    ("torch.amp", 0.0),
-    ("torch.cuda.amp", 0.0),
-    ("torch.utils.data", 0),
+from gpumagic.dryrun.fakes import (
+    Fakes,
+    LazyBuffer,
+    LazyParameter,
+    is_real,
+    new_lazy,
+    set_data,
+    suspended,
 )
-
-
-def _host_value(frame: Any) -> float | None:
-    """For library code on the host, whose numbers only count or scale: any will do."""
-    name = str(frame.f_globals.get("__name__"))
-    return next((value for start, value in _HOSTS if name.startswith(start)), None)
+from gpumagic.dryrun.held_memory import HeldMemory
+from gpumagic.dryrun.unknown import NotKnown, Stopped, host_value
+from gpumagic.ledger.via import PRINT
 
 
 class Calls(TorchFunctionMode):
@@ -58,7 +56,10 @@ class Calls(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None and args and isinstance(args[0], FakeTensor):
             return answer(self, func, args, kwargs, sys._getframe(1))
-        out = func(*args, **kwargs)
+        # As a file of safetensors is read: of what lies in memory, a real one first.
+        of_storage = bool(args) and isinstance(args[0], torch.UntypedStorage)
+        with suspended() if of_storage else nullcontext():
+            out = func(*args, **kwargs)
         if isinstance(out, Tensor) and is_real(out):
             self._fake(out)
         return out
@@ -101,7 +102,7 @@ class Calls(TorchFunctionMode):
         if constant is not None:
             with torch._C.DisableTorchFunction():
                 return func(constant, *args[1:])
-        value = _host_value(frame)
+        value = host_value(frame)
         if value is not None:
             kinds = {"int": int, "index": int, "bool": bool, "float": float}
             return kinds[name](value) if name in kinds else value
@@ -122,7 +123,7 @@ class Calls(TorchFunctionMode):
         if tensor.constant is not None:
             with torch._C.DisableTorchFunction():
                 return tensor.constant.tolist()
-        if _host_value(frame) is not None:  # a sampler's order: any is as good
+        if host_value(frame) is not None:  # a sampler's order: any is as good
             return list(range(tensor.numel()))
         return _nested(tensor.shape)
 
@@ -195,7 +196,7 @@ def install(
     calls: Calls,
     note: Callable[[str], object],
     wait: Callable[..., object],
-    resize: Callable[[Any, int], object],
+    held: HeldMemory,
     virtual: bool,
 ) -> None:
     """Replace what of torch fakes cannot go through, for as long as this process lives."""
@@ -208,8 +209,12 @@ def install(
         return model if model is not None else (lambda function: function)
 
     def resized(storage: Any, nbytes: int) -> Any:
-        resize(storage, nbytes)
+        held.resize(storage, nbytes)
         return resize_storage(storage, nbytes)
+
+    def allocated(device: Any = None) -> int:
+        index = torch.cuda._utils._get_device_index(device, optional=True)
+        return held.now.get(f"cuda:{index}", 0)
 
     resize_storage = torch.UntypedStorage.resize_
     replaced: list[tuple[Any, str, Any]] = [
@@ -221,6 +226,7 @@ def install(
         (UninitializedParameter, "__new__", new_lazy(mode, LazyParameter)),
         (UninitializedBuffer, "__new__", new_lazy(mode, LazyBuffer)),
         (DataLoader, "_get_iterator", _in_this_process),
+        (os, "mkdir", left_out("making a folder")),  # what would be written there ends the run
         (torch, "save", left_out("torch.save")),
         (torch.jit, "save", left_out("torch.jit.save")),
         (torch, "compile", compiled),
@@ -228,6 +234,9 @@ def install(
         (torch.cuda, "reset_peak_memory_stats", _nothing),
         (torch.cuda, "reset_accumulated_memory_stats", _nothing),
         (torch.cuda, "synchronize", wait),
+        (torch.cuda, "memory_allocated", allocated),
+        (torch.cuda, "memory_reserved", allocated),
+        *((torch.cuda, name, _not_known(name)) for name in _OF_ALLOCATOR),
         # A function mode is on: by that alone torch would leave its fused layers out.
         (torch.overrides, "has_torch_function", _nothing),
     ]
@@ -245,9 +254,34 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 
+# Of a batch; the others are taken to be like these.
+_SAMPLES = 64
+_OF_ALLOCATOR = ("max_memory_allocated", "max_memory_reserved")  # a peak can be set back
+
+
+def _not_known(name: str) -> Callable[..., NotKnown]:
+    return lambda device=None: NotKnown(f"{name}()", whole=True)
+
+
 def _in_this_process(loader: Any) -> Any:
+    """An iterator of a DataLoader that asks a data set for some samples of each batch alone."""
     vars(loader).update(num_workers=0, pin_memory=False, prefetch_factor=None, timeout=0)
-    return _SingleProcessDataLoaderIter(loader)
+    iterator = _SingleProcessDataLoaderIter(loader)
+    fetcher: Any = iterator._dataset_fetcher
+    collate, fetch = fetcher.collate_fn, fetcher.fetch
+
+    def fetch_some(indices: Any) -> Any:
+        def fill(samples: list[Any]) -> Any:
+            # A function that collates may take its samples apart.
+            again = (samples[n % _SAMPLES] for n in range(_SAMPLES, len(indices)))
+            return collate([*samples, *(s if isinstance(s, Tensor) else copy(s) for s in again)])
+
+        fetcher.collate_fn = fill
+        return fetch(indices[:_SAMPLES])
+
+    if isinstance(fetcher, _MapDatasetFetcher) and fetcher.auto_collation:
+        vars(fetcher).update(fetch=fetch_some)
+    return iterator
 
 
 def _read_to_print(tensor: Any) -> int:

@@ -27,8 +27,13 @@ _NODES = frozenset({"BinaryCrossEntropyWithLogitsBackward0"})
 _SUMS = frozenset({"add", "sub", "mul"})
 # With these a backward pass writes into the zeros that it has just made.
 _WRITE = frozenset(
-    ("scatter", "scatter_add", "index_add", "index_put", "_unsafe_index_put", "put", "masked_fill")
+    (
+        *("scatter", "scatter_add", "index_add", "index_fill"),
+        *("index_put", "_unsafe_index_put", "put", "masked_fill"),
+    )
 )
+# They share a gradient among equals, by a mask that they write into.
+_SHARE = re.compile(r"(Max|Min|Median|Nanmedian)Backward\d")
 _NODE_OF_TORCH = re.compile(r".*Backward\d+")
 # Virtual GPUs have kernels of their own for them.
 _NETWORKS = frozenset(
@@ -71,9 +76,12 @@ class Composites:
         if number != self._node:
             self._node, self._before = number, self._made()
             self.backward |= number is not None
-        if name in _WRITE:
-            in_node = number is not None and _NODE_OF_TORCH.fullmatch(number[0])
-            return (args[0], False) if in_node and age(args[0]) > self._before else None
+        if name in _WRITE or name == "logical_and":
+            nodes = _SHARE if name == "logical_and" else _NODE_OF_TORCH
+            in_node = number is not None and nodes.fullmatch(number[0])
+            return (
+                (args[0], name not in _WRITE) if in_node and age(args[0]) > self._before else None
+            )
         if name not in _SUMS or func._overloadname != "Tensor":
             return None
         first = args[0]

@@ -17,8 +17,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
+from types import FrameType
 from typing import Any
 
 from gpumagic.dryrun.fakes import suspended
@@ -27,9 +29,9 @@ from gpumagic.placement.scope import suspended as unplaced
 from gpumagic.usercode.files import is_users
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
+_PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
 _REFUSED = {
-    **dict.fromkeys(("subprocess.Popen", "os.system", "os.exec"), "starting a program"),
-    "os.posix_spawn": "starting a program",
+    **dict.fromkeys(_PROGRAMS, "starting a program"),
     **dict.fromkeys(("os.fork", "os.forkpty"), "starting a process"),
     "socket.connect": "connecting to a network",
     "socket.bind": "opening a port",
@@ -69,6 +71,7 @@ class Confinement:
         if bars is not None:  # its bars start a thread
             bars.tqdm.monitor_interval = 0
         setattr(threading.Thread, "start", _refusing("starting a thread"))  # noqa: B010
+        setattr(ThreadPoolExecutor, "submit", _at_once)  # noqa: B010
         builtins.input = getpass.getpass = _refusing("asking for input")
         self._import_without_fakes()
         sys.addaudithook(self._audit)
@@ -86,7 +89,10 @@ class Confinement:
         if reason and self._importing:
             raise PermissionError(reason)  # a library can do without its cache
         if reason:
-            raise Stopped(reason)
+            stopped = Stopped(reason)  # which is told, unless the library goes on without it
+            if event in _PROGRAMS and not _asked_by_user(sys._getframe(1)):
+                raise PermissionError(reason)  # of what `nvidia-smi` tells, for one
+            raise stopped
 
     def _import_without_fakes(self) -> None:
         """Libraries may compute with tensors of their own when they are imported."""
@@ -111,6 +117,24 @@ def _refusing(what: str) -> Callable[..., Any]:
         raise Stopped(f"{what}: a dry run does not")
 
     return refuse
+
+
+def _at_once(pool: Any, function: Any, /, *args: Any, **options: Any) -> Future[Any]:
+    """What a pool of threads would do beside the code is done before it goes on."""
+    future = Future[Any]()
+    try:
+        future.set_result(function(*args, **options))
+    except Exception as error:  # noqa: BLE001  it is raised where the result is asked for
+        future.set_exception(error)
+    return future
+
+
+def _asked_by_user(frame: FrameType | None) -> bool:
+    """Whether the code that called Python's own library is the user's."""
+    own = os.path.dirname(os.__file__)
+    while frame is not None and os.path.dirname(frame.f_code.co_filename) == own:
+        frame = frame.f_back
+    return frame is None or is_users(frame.f_code.co_filename)
 
 
 def _catch_displays() -> None:

@@ -167,8 +167,7 @@ def _device(on: object) -> Device:
 
 
 def _arrays(call: DryCall) -> list[Any]:
-    every = jax_compiled.leaves((tuple(call.args), dict(call.kwargs)))
-    return [leaf for leaf in every if hasattr(leaf, "dtype")]
+    return jax_compiled.leaves((tuple(call.args), dict(call.kwargs)))
 
 
 def _places_of(leaf: Any) -> list[str]:

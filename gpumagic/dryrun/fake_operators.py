@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from gpumagic.dryrun.composites import Composites
 from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.dryrun.own_shapes import own_shapes
-from gpumagic.dryrun.unknown import Stopped
+from gpumagic.dryrun.unknown import Stopped, host_value
 from gpumagic.dryrun.wire import Wire, with_value
 from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.counts import Count
@@ -35,6 +35,7 @@ from gpumagic.usercode.lines import in_cell
 _DEPENDS = (DataDependentOutputException, DynamicOutputShapeException)
 _NO_STAND_IN = (UnsupportedOperatorException, UnsupportedFakeTensorException)
 _DEVICE: Any = torch.ops.prim.device.default
+_BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
 _READS = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 
 
@@ -46,13 +47,7 @@ class Crossings:
         self.silent = False  # while that is moved which is reported by itself
 
     def note(
-        self,
-        copy: bool,
-        operator: str,
-        source: str,
-        destination: str,
-        nbytes: int,
-        how: int | None = None,
+        self, copy: bool, operator: str, source: str, destination: str, nbytes: int, how: Any = None
     ) -> None:
         """Count a copy, or a wait of the host, that the running line would make, and `how`."""
         nothing = source == destination or "meta" in (source, destination)
@@ -125,10 +120,15 @@ class Operators(TorchDispatchMode):
         try:
             return (own_shapes(func, name, args) or func)(*args, **kwargs)
         except _DEPENDS:
+            value = host_value(_caller(sys._getframe(1)))
+            if value is not None and name == "_local_scalar_dense":
+                return value if args[0].is_floating_point() else int(value)
             raise Stopped(f"{readable(name)} depends on data") from None
         except _NO_STAND_IN as error:
-            first = str(error).strip().splitlines()[:1]
-            raise Stopped(f"{readable(name)} has no dry run ({''.join(first)})") from None
+            odd = next((t for t in tree_leaves((args, kwargs)) if _is_sparse(t)), None)
+            of = f" of a tensor of {odd.layout}" if odd is not None else ""
+            first = "" if of else f" ({''.join(str(error).strip().splitlines()[:1])})"
+            raise Stopped(f"{readable(name)}{of} has no dry run{first}") from None
         except RuntimeError as error:
             if "found two different devices" in str(error):
                 raise RuntimeError(_mismatch(str(error))) from None
@@ -156,7 +156,12 @@ def readable(name: str) -> str:
         "_local_scalar_dense": "the value of a tensor",
         "index": "an index of booleans",
         "_unique2": "unique",
+        "_to_copy": "to()",
     }.get(name, name)
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is not torch.strided
 
 
 def _mismatch(text: str) -> str:
@@ -170,6 +175,6 @@ def _mismatch(text: str) -> str:
 
 def _caller(frame: FrameType | None) -> FrameType | None:
     """What would call the operator in a real run, where no mode stands in between."""
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith(__package__):
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
         frame = frame.f_back
     return frame

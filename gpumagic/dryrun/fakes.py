@@ -47,9 +47,17 @@ class Fakes(FakeTensorMode):
         """Make fakes of all tensors that these variables hold."""
         finder = TensorFinder()
         finder.variables(variables)
+        scripted = [
+            (module._c, name, tensor)
+            for module in finder.scripted
+            for named in (module.named_parameters, module.named_buffers)
+            for name, tensor in named(recurse=False)
+        ]
         for found in finder.tensors:
             if is_real(found.tensor):
                 self._convert(found.tensor)
+        for module, name, tensor in scripted:
+            module.setattr(name, tensor)  # C++ still holds the real one
 
     def fake(self, tensor: Tensor) -> None:
         """Make a fake of a tensor that the code uses; `Stopped` where torch has none for it."""
@@ -69,6 +77,7 @@ class Fakes(FakeTensorMode):
             fake = self._fake_of(tensor)
         except Exception as error:  # noqa: BLE001  the answer, where the code uses the tensor
             text = str(error).strip().splitlines() or [type(error).__name__]
+            text = ["it is nested"] if tensor.is_nested else text
             kind = f"{type(tensor).__name__} ({tensor.layout})"
             self._without[id(tensor)] = f"a {kind} has no dry run: {text[0]}"
             self._kept.append(tensor)

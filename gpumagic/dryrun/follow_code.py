@@ -11,7 +11,7 @@ import signal
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -135,7 +135,7 @@ class _Following:
         self._held.begin()
         go = subject.prepare(self.note)
         calls = Calls(mode.fake, self._crossings)
-        install(mode, calls, self.note, self._waited, self._held.resize, before.virtual)
+        install(mode, calls, self.note, self._waited, self._held, before.virtual)
         if subject.rank is not None:
             join(subject.rank, subject.namespace)
         attention = None if before.virtual else cuda_attention.install()
@@ -225,7 +225,9 @@ class _Following:
             self.note("interrupted", innermost_of(error.__traceback__), ended=True)
         except BaseException as error:  # noqa: BLE001  what the user's code raises is the result
             where = innermost_of(error.__traceback__)
-            if _is_refusal(error):
+            if raised and raised[-1].where == where:  # of which C++ has made another error
+                self.note(raised[-1].reason, raised[-1].where, ended=True)
+            elif _is_refusal(error):
                 self.note(f"{faults.in_words(error)}: a dry run writes no file", where, ended=True)
             else:
                 self._error, self._error_at = error, where
@@ -281,10 +283,9 @@ class _Variables:
 
 
 def _reference(value: Any) -> Any:
-    try:
+    with suppress(TypeError):
         return weakref.ref(value)
-    except TypeError:
-        return None
+    return None
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -33,17 +33,14 @@ def own_shapes(func: Any, name: str, args: Any) -> Callable[..., Any] | None:
     if name == "_fused_sdp_choice":
         return lambda *args, **kwargs: _chosen(func, args, kwargs)
     # Fused optimizers write into what they are given and return nothing.
-    return _nothing if name.startswith("_fused_") and not func._schema.returns else None
+    fused = name.startswith("_fused_") and not func._schema.returns
+    return (lambda *args, **kwargs: None) if fused else None
 
 
 def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
     names = (a.name for a in func._schema.arguments)
     return given | dict(zip(names, args, strict=False)) | kwargs
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    pass
 
 
 def _chosen(func: Any, args: Any, kwargs: Any) -> Any:
@@ -85,21 +82,24 @@ def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
 
 def _col2im(**given: Any) -> Tensor:
     """It keeps the memory that it made for as much as it sums up."""
-    out = aten.col2im.default(**given)
+    out: Tensor = aten.col2im.default(**given)
     kept = out.new_empty(max(out.numel(), given["self"].numel()))
-    held: Tensor = kept.as_strided(out.shape, out.stride())
-    return held
+    return kept.as_strided(out.shape, out.stride())
 
 
 # Of sparse tensors without data, torch's own have no elements.
 def _clone_of_sparse(self: Tensor, **_: Any) -> Tensor:
+    if getattr(self, "of_bags", False):  # nobody else has its parts: they are taken over
+        return _sparse(self._indices(), self._values(), self.shape)
     return _sparse(self._indices().clone(), self._values().clone(), self.shape)
 
 
 def _rows_of_bags(grad: Tensor, indices: Tensor, num_weights: int, **_: Any) -> Tensor:
     width = grad.shape[1]
     values = grad.new_empty(indices.numel(), width)
-    return _sparse(indices.reshape(1, -1).clone(), values, (num_weights, width))
+    made = _sparse(indices.reshape(1, -1).clone(), values, (num_weights, width))
+    made.of_bags = True  # type: ignore[attr-defined]
+    return made
 
 
 def _sparse(indices: Tensor, values: Tensor, shape: Any) -> Tensor:
@@ -150,6 +150,7 @@ _OWN: dict[str, Callable[..., Any]] = {
         ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"), _loss
     ),
     "col2im": _col2im,
+    "record_stream": lambda **_: None,
     "log_sigmoid_forward": _log_sigmoid,
     "native_group_norm": _group_norm,
     **dict.fromkeys(

@@ -6,6 +6,7 @@ and computed with, and ends the dry run where something would depend on it.
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +25,24 @@ class Stopped(BaseException):
         self.reason = reason
         self.where = where or innermost(sys._getframe(1))
         raised.append(self)
+
+
+_HOSTS: tuple[tuple[str, float | None], ...] = (
+    ("torch.optim.lbfgs", None),  # how often it goes on, the data decide
+    ("torch.optim", 2.0),  # steps: 1 less something, such as NAdam's products, may divide
+    ("torch.nn.modules.transformer", 1.0),  # whether a mask is the causal one
+    ("torch.amp", 0.0),
+    ("torch.cuda.amp", 0.0),
+    ("torch.utils.data", 0),
+    ("transformers.trainer", 0.0),  # whether a loss is not finite
+    ("torch.distributions", 1.0),  # that arguments are what they must be
+)
+
+
+def host_value(frame: FrameType | None) -> float | None:
+    """For library code on the host, whose numbers only count or scale: any will do."""
+    name = str(frame.f_globals.get("__name__")) if frame is not None else ""
+    return next((value for start, value in _HOSTS if name.startswith(start)), None)
 
 
 class NotKnown:

@@ -36,6 +36,23 @@ def test_a_training_loop_with_a_loader_and_items(notebook):
     assert assigned(result)["mean"] == ("a value that depends on data", "")
 
 
+def test_of_a_large_batch_some_samples_are_asked_for(notebook):
+    """A data set of 100,000 items took minutes: each is a few operators on tensors without data."""
+    result = dry(
+        notebook,
+        "class Items:\n"
+        "    def __len__(self): return 100_000\n"
+        "    def __getitem__(self, n): return {'x': X[n], 'y': y[n]}\n"
+        "def collate(items):\n"
+        "    labels = [item.pop('y') for item in items]\n"
+        "    return torch.stack([item['x'] for item in items]), torch.stack(labels)\n"
+        "a, b = next(iter(DataLoader(Items(), batch_size=5000, collate_fn=collate)))",
+    )
+    assert result.complete, result
+    assert assigned(result)["a"] == ("float32[5000, 20]", "cuda:1")
+    assert assigned(result)["b"] == ("int64[5000]", "cuda:1")
+
+
 def test_lazy_modules_and_modules_moved_in_the_cell(notebook):
     result = dry(
         notebook,

@@ -276,3 +276,15 @@ def test_training(model):
 def test_inference(model, way):
     make, args = MODELS[model]
     check(way, make().eval(), *args())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_torchscript_is_followed():
+    script = torch.jit.script(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)))
+
+    def train(script, x):
+        loss = script(x).square().mean()
+        loss.backward()
+        return loss
+
+    check(train, script, torch.randn(512, 64))

@@ -2,6 +2,8 @@
 
 import sys
 
+import pytest
+import torch
 from dry_runs import assigned, dry, ended
 
 ENDS = {
@@ -18,7 +20,7 @@ ENDS = {
     "k = {v: 1 for v in y.tolist()}": "a key that is an element of a list depends on data",
     "k = open('file', 'w')": "writing to 'file': a dry run writes no file",
     "import subprocess; subprocess.run(['ls'])": "starting a program: a dry run does not",
-    "os.mkdir('folder')": "making a folder: a dry run does not",
+    "os.rmdir('folder')": "removing a folder: a dry run does not",
     "input()": "asking for input: a dry run does not",
     "k = torch.equal(X, X)": "equal depends on data",
 }
@@ -37,11 +39,102 @@ def test_nothing_of_the_users_can_swallow_the_end(notebook):
     assert ended(dry(notebook, cell))[0] == 3
 
 
+def _signed(x):
+    if bool(x.sum() > 0):
+        return x
+    return -x
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_what_a_library_makes_of_the_end_is_no_failure_of_the_code(ip):
+    ip.ns.update(X=torch.ones(3), scripted=torch.jit.script(_signed))
+    line, reason = ended(dry(ip, "a = X + 1\nb = scripted(X)"))
+    assert (line, reason) == (3, "the value of a tensor depends on data")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_has_no_dry_run_is_named(ip):
+    ip.ns.update(y=torch.ones(3, 2), net=torch.nn.Linear(4, 4), rows=torch.eye(3).to_sparse_csr())
+    ip.ns["ragged"] = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4)])
+    assert ended(dry(ip, "rows @ y"))[1] == ("to() of a tensor of torch.sparse_csr has no dry run")
+    assert "it is nested" in ended(dry(ip, "net(ragged)"))[1]
+
+
+def test_checks_of_arguments_and_counters_on_a_gpu_are_no_end(ip):
+    ip.run(
+        "X = torch.ones(64, 20); net = nn.Linear(20, 5)\n"
+        "mean = torch.optim.swa_utils.AveragedModel(net); nadam = torch.optim.NAdam([X])\n"
+        "X.grad = X.clone(); nadam.step()"
+    )
+    result = dry(
+        ip,
+        "d = torch.distributions.Normal(X, 1.0); p = d.log_prob(d.sample())\n"
+        "mean.update_parameters(net); mean.update_parameters(net)\n"
+        "nadam.load_state_dict(nadam.state_dict()); nadam.step()\n"
+        "p.record_stream(torch.cuda.current_stream())",
+    )
+    assert result.complete, result
+    assert assigned(result)["p"] == ("float32[64, 20]", "cuda:1")
+
+
+def test_memory_allocated_is_what_the_dry_run_counts(notebook):
+    result = dry(
+        notebook,
+        "before = torch.cuda.memory_allocated(); big = torch.zeros(1024, 1024)\n"
+        "assert torch.cuda.memory_allocated() - before == 4 * 2**20\n"
+        "del big; assert torch.cuda.memory_allocated() == before\n"
+        "print(torch.cuda.max_memory_allocated() / 2**20)",
+    )
+    assert result.complete, result
+    assert result.printed == "?\n"
+
+
 def test_threads_are_not_started(notebook):
     cell = "import threading\nt = threading.Thread(target=print, args=('ran',)); t.start()"
     result = dry(notebook, cell)
     assert ended(result)[1] == "starting a thread: a dry run does not"
     assert result.printed == ""
+
+
+def test_a_pool_of_threads_does_its_work_at_once(notebook):
+    result = dry(
+        notebook,
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "with ThreadPoolExecutor() as pool:\n"
+        "    halves = list(pool.map(lambda x: x @ x.mT, X.chunk(2)))\n"
+        "    failed = type(pool.submit(lambda: 1 / 0).exception()).__name__",
+    )
+    assert result.complete, result
+    assert assigned(result)["halves"] == ("list of 2, 2 tensors", "cuda:1")
+    assert assigned(result)["failed"][0] == "str 'ZeroDivisionError'"
+
+
+def test_a_folder_is_left_out_and_a_library_does_without_a_program(
+    notebook, tmp_path_factory, monkeypatch
+):
+    folder = tmp_path_factory.mktemp("lib") / "site-packages"
+    folder.mkdir()
+    (folder / "a_library_that_asks.py").write_text(
+        "import subprocess\n"
+        "def cards():\n"
+        "    try: return subprocess.check_output(['nvidia-smi'])\n"
+        "    except OSError: return 0"
+    )
+    monkeypatch.syspath_prepend(folder)
+    notebook.run("")
+    result = dry(
+        notebook,
+        "import a_library_that_asks\nn = a_library_that_asks.cards(); os.makedirs('a/b')\nX @ y",
+    )
+    notes = {(unknown.where.line, unknown.reason) for unknown in result.unknown}
+    assert (3, "making a folder was left out") in notes
+    assert assigned(result)["n"][0] == "int 0"
+    assert result.error is not None  # what fails later is no consequence of it
+
+
+def test_a_tensor_of_what_lies_in_memory_has_its_shape(notebook):
+    result = dry(notebook, "a = torch.asarray(torch.UntypedStorage(8), dtype=torch.uint8)")
+    assert assigned(result)["a"][0] == "uint8[8]"
 
 
 def test_numbers_that_are_not_known_go_on_as_long_as_they_only_scale(notebook):
