@@ -176,15 +176,16 @@ def how_many(given: str) -> tuple[int | None, str]:
     return count, found[2]
 
 
-_UNITS = {unit: 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))} | {
+_UNITS = {"BYTES": 1, **{unit: 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))}} | {
     unit: 1024**n for n, unit in enumerate(("KIB", "MIB", "GIB", "TIB"), start=1)
 }
 
 
 def bytes_in(text: str) -> int | None:
-    """A size as people type it, ``"16GiB"`` or ``"2.5 GB"``, in bytes; None for any other text."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", text.upper())
-    return int(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
+    """A size as people type it and errors say it, ``"16GiB"``, ``"2.5 GB"`` or ``"512 bytes"``, in
+    bytes; None for any other text."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B|BYTES)\s*", text.upper())
+    return round(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
 
 
 # What a name says besides, in the drivers' spelling and in shops'.

@@ -1,14 +1,19 @@
 """Hand the text of a `%%gpufit` cell to `fit`, and show and bind what it gives."""
 
+import ast
 from argparse import Namespace
+from contextlib import suppress
 from typing import Any
 
 from gpumagic.errors import GpuError, torch_needed
+from gpumagic.magics.hand_over import refuse_others
 from gpumagic.magics.typed_cell import compiled_name, give, progressing
 
 
 def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
     """Find the largest value with which `text`, as it was typed below `magic`, fits."""
+    with suppress(SyntaxError):  # told below
+        refuse_others("%%gpufit", shell, ast.parse(shell.transform_cell(text)))
     with torch_needed("%%gpufit"):
         from gpumagic.device.cards import cards
         from gpumagic.fitting.fit import fit

@@ -12,7 +12,7 @@ _EVENTS = ("pre_run_cell", "post_run_cell")
 
 
 class MemoryHooks:
-    """What IPython calls; nothing is done, nor imported, before torch has used a GPU."""
+    """What IPython calls; nothing is done, nor imported, before torch has used a GPU, or JAX."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -23,12 +23,15 @@ class MemoryHooks:
     def install(self) -> None:
         for event in _EVENTS:
             self._shell.events.register(event, getattr(self, f"_{event}"))
+        self._note_arrays("")  # what is there was made before anybody looked
 
     def uninstall(self) -> None:
         for event in _EVENTS:
             self._shell.events.unregister(event, getattr(self, f"_{event}"))
         if made_in := sys.modules.get("gpumagic.memory.made_in"):
             made_in.forget()
+        if made_arrays := sys.modules.get("gpumagic.memory.made_arrays"):
+            made_arrays.forget()
 
     def _pre_run_cell(self, info: Any) -> None:
         self._threads.stamped = None
@@ -38,6 +41,8 @@ class MemoryHooks:
                 self._guarded("stamping a cell on what it allocates", self._stamp, cuda.memory)
 
     def _post_run_cell(self, result: Any = None) -> None:
+        number = getattr(result, "execution_count", None)
+        self._note_arrays(f"In [{number}]" if number else "")
         if not (cuda := _gpu_in_use()):
             return
         if stamped := getattr(self._threads, "stamped", None):
@@ -52,6 +57,12 @@ class MemoryHooks:
             step(*args)
         except Exception as error:  # noqa: BLE001  a fault of ours is no reason to stop the cell
             faults.keep(doing, error)
+
+    def _note_arrays(self, cell: str) -> None:
+        if "jax" in sys.modules:
+            from gpumagic.memory.made_arrays import note
+
+            self._guarded("noting which cell made an array", note, cell)
 
     def _note_shortages(self) -> None:
         attach = getattr(sys.modules["torch"]._C, "_cuda_attach_out_of_memory_observer", None)

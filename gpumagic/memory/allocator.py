@@ -5,6 +5,8 @@ A tensor's bytes are those of its block, so that all add up to what torch counts
 
 from bisect import bisect_right
 from inspect import signature
+from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,29 +29,52 @@ def is_native() -> bool:
     return bool(backend() == "native")
 
 
+Spot = tuple[str, int, int]
+"""What a `Place` is: as one it would take longer to make."""
+
+
+class Alike:
+    """What blocks of one size have in common that the same line of the same cell allocated."""
+
+    __slots__ = ("frames", "size", "stamp")
+
+    def __init__(self, size: int, frames: list[Any], stamp: str) -> None:
+        self.size, self.frames, self.stamp = size, frames, stamp
+
+
 class Allocator:
     """The blocks that are allocated at one moment; where it tells none, storages are blocks."""
 
     def __init__(self) -> None:
-        self._blocks: dict[int, dict[int, Any]] = {}
+        self._blocks: dict[int, dict[int, Alike]] = {}
         with no_collections():
             segments = _segments()
             self._tells = segments is not None
-            for segment in segments or ():
-                blocks = self._blocks.setdefault(segment["device"], {})
-                for block in segment["blocks"]:
-                    if block["state"] == "active_allocated":
-                        blocks[block["address"]] = block
+            self._read(segments or [])
         # By device the addresses in order, of those devices for which they were needed.
         self._starts: dict[int, list[int]] = {}
+
+    def _read(self, segments: list[Any]) -> None:
+        known: dict[tuple[int, int, str | None], Alike] = {}
+        for segment in segments:
+            blocks = self._blocks.setdefault(segment["device"], {})
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    frames, stamp = block["frames"], block.get("user_metadata")
+                    key = block["size"], id(frames), stamp
+                    alike = known.get(key)
+                    if alike is None:
+                        alike = known[key] = Alike(block["size"], frames, stamp or "")
+                    blocks[block["address"]] = alike
 
     @property
     def total(self) -> int:
         """The bytes of all blocks."""
-        return sum(block["size"] for blocks in self._blocks.values() for block in blocks.values())
+        every = self._blocks.values()
+        return sum(sum(map(attrgetter("size"), blocks.values())) for blocks in every)
 
-    def blocks(self, device: str) -> dict[int, Any]:
-        """What torch tells of the blocks on ``"cuda:0"``, by address."""
+    def blocks(self, device: str) -> dict[int, Alike]:
+        """The blocks on ``"cuda:0"``, by address."""
         return self._blocks.get(_ordinal(device), {})
 
     def place(self, obj: Any) -> Place | None:
@@ -61,14 +86,16 @@ class Allocator:
             return self._at(obj.device.index or 0, obj.data_ptr()) or self._alone(obj)
         return None
 
-    def places(self, objects: list[Any]) -> list[Place | None]:
+    def places(self, objects: list[Any]) -> list[Spot | None]:
         """The same of each of some, which tensors in blocks of torch's own are asked together."""
         try:
-            asked = [*zip(map(_number, objects), map(_data_address, objects), strict=True)]
-            found = [self._blocks[number][address]["size"] for number, address in asked]
-        except (LookupError, TypeError, RuntimeError, NotImplementedError):
+            numbers, addresses = [*map(_number, objects)], [*map(_data_address, objects)]
+            (number,) = {*numbers}
+            blocks = self._blocks[number]
+            sizes = [blocks[address].size for address in addresses]
+        except (LookupError, ValueError, TypeError, RuntimeError, NotImplementedError):
             return [*map(self.place, objects)]
-        return [Place(f"cuda:{n}", at, size) for (n, at), size in zip(asked, found, strict=True)]
+        return [*zip(repeat(f"cuda:{number}"), addresses, sizes)]
 
     def block(self, place: Place) -> Place | None:
         """The block that a place is in; None of other libraries' memory."""
@@ -78,7 +105,7 @@ class Allocator:
         try:
             address = _data_address(tensor)
             if number in self._blocks and address in self._blocks[number]:
-                return Place(f"cuda:{number}", address, self._blocks[number][address]["size"])
+                return Place(f"cuda:{number}", address, self._blocks[number][address].size)
             return self._at(number, address) or self._alone(_storage(tensor))
         except (RuntimeError, NotImplementedError):  # it has no storage: sparse, fake, a wrapper
             return None
@@ -89,10 +116,9 @@ class Allocator:
         if number not in self._starts:
             self._starts[number] = sorted(blocks)
         at = bisect_right(self._starts[number], address) - 1
-        block = blocks[self._starts[number][at]] if at >= 0 else None
-        if block is None or address >= block["address"] + block["size"]:
-            return None
-        return Place(f"cuda:{number}", block["address"], block["size"])
+        start = self._starts[number][at] if at >= 0 else address
+        size = blocks[start].size if at >= 0 else 0
+        return Place(f"cuda:{number}", start, size) if address < start + size else None
 
     def _alone(self, storage: Any) -> Place | None:
         """A storage as a block of its own, where the allocator does not tell its blocks."""

@@ -9,12 +9,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from gpumagic.errors import GpuError
+from gpumagic.memory import made_arrays
 from gpumagic.memory.device_figures import figures, with_other_libraries
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.heap import no_collections
 from gpumagic.memory.memory_report import (
     UNREACHED,
     DeviceMemory,
+    Made,
     MemoryHolder,
     MemoryReport,
     is_of_other_library,
@@ -65,7 +67,8 @@ def _devices(names: tuple[str, ...], namespace: Mapping[str, Any]) -> tuple[Devi
     devices = [with_other_libraries(device, found) for device in figures()]
     if names:
         found = [_by(names, storage) for storage in found if storage.roots & set(names)]
-    return tuple(with_holders(device, found, made_in, whole=not names) for device in devices)
+    cells, whole = made_arrays.places(), not names
+    return tuple(with_holders(device, found, made_in, cells, whole=whole) for device in devices)
 
 
 def allocations() -> "tuple[Allocator | None, MadeIn | None]":
@@ -89,18 +92,24 @@ def with_holders(
     device: DeviceMemory,
     found: Iterable[FoundStorage],
     made_in: "MadeIn | None",
+    by_cells: made_arrays.Places,
     *,
     whole: bool = True,
 ) -> DeviceMemory:
     """A GPU's figures with who holds what; where it is not the `whole`, without the rest."""
-    rows = grouped((storage for storage in found if storage.device == device.device), made_in)
+    here = (storage for storage in found if storage.device == device.device)
+    rows = grouped(here, made_in, by_cells)
     rest = (device.allocated or 0) - sum(row.nbytes for row in rows)
     if whole and rest > 0:
         rows.append(MemoryHolder(_REST, UNREACHED, device.device, rest))
     return replace(device, holders=tuple(sorted(rows, key=_most_first)))
 
 
-def grouped(found: Iterable[FoundStorage], made_in: "MadeIn | None" = None) -> list[MemoryHolder]:
+def grouped(
+    found: Iterable[FoundStorage],
+    made_in: "MadeIn | None" = None,
+    by_cells: made_arrays.Places | None = None,
+) -> list[MemoryHolder]:
     """One row for each holder at the top, the largest first: a variable, an output, …"""
     alike: dict[tuple[Way, ...], list[FoundStorage]] = {}
     for ways, run in groupby(found, key=attrgetter("ways")):
@@ -108,7 +117,14 @@ def grouped(found: Iterable[FoundStorage], made_in: "MadeIn | None" = None) -> l
     of_roots: dict[tuple[str, bool], list[list[FoundStorage]]] = {}
     for (first, *_), storages in alike.items():
         of_roots.setdefault((first.root, is_of_other_library(first.kind)), []).append(storages)
-    rows = (_row(root, storages, made_in) for (root, _), storages in of_roots.items())
+    rows = []
+    for (root, _), groups in of_roots.items():
+        every = [*chain.from_iterable(groups)]
+        if every[0].is_of_other_library:
+            made = made_arrays.most_of(every, by_cells or {})
+        else:
+            made = made_in.most_of(every) if made_in is not None else None
+        rows.append(_row(root, groups, made))
     return sorted(rows, key=_most_first)
 
 
@@ -116,7 +132,7 @@ def _most_first(row: MemoryHolder) -> int:
     return -row.nbytes
 
 
-def _row(root: str, groups: list[list[FoundStorage]], made_in: "MadeIn | None") -> MemoryHolder:
+def _row(root: str, groups: list[list[FoundStorage]], made: Made | None) -> MemoryHolder:
     """What one holder has, in groups of what has the same ways."""
     kinds: Counter[str] = Counter()
     aliases: dict[str, None] = {}
@@ -129,7 +145,7 @@ def _row(root: str, groups: list[list[FoundStorage]], made_in: "MadeIn | None") 
         kind=kinds.most_common(1)[0][0],
         device=groups[0][0].device,
         nbytes=kinds.total(),
-        made=made_in.most_of([*chain.from_iterable(groups)]) if made_in is not None else None,
+        made=made,
         aliases=tuple(aliases),
         count=sum(map(len, groups)),
         kinds=tuple(kinds.most_common()),

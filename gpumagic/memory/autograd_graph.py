@@ -13,7 +13,7 @@ from traceback import walk_stack
 from typing import Any
 
 from gpumagic.usercode.torch_classes import torch_here
-from gpumagic.usercode.values import bases_of, members_of
+from gpumagic.usercode.values import bases_of, class_name, members_of
 
 Edge = tuple[Any, str]
 GRAPH = ".grad_fn"
@@ -33,9 +33,9 @@ def edges(node: Any) -> list[Edge]:
     """What a node of a graph holds, each with the step that leads there."""
     found: list[Edge] = []
     try:
-        for n, (function, _) in enumerate(node.next_functions):
+        for function, _ in node.next_functions:
             if function is not None:
-                found.append((function, f".next_functions[{n}][0]"))
+                found.append((function, f": {class_name(type(function))}"))
         found += [(variable, ".variable") for variable in _leaf(node)]
         found += _saved(node)
     except RuntimeError:  # a backward pass has freed it

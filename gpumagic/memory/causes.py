@@ -55,9 +55,10 @@ def too_large(s: Situation) -> Cause | None:
 
 
 def _halved(s: Situation) -> Iterator[Remedy]:
-    if s.dtype == torch.float32 and s.wanted // 2 <= s.capacity - s.held():
-        gives = s.wanted - s.wanted // 2
-        yield Remedy("16 bits a number (`dtype=torch.bfloat16`) save", gives)
+    narrower = {torch.float64: "32 bits a number (`.float()`)"}
+    narrower[torch.float32] = "16 bits a number (`dtype=torch.bfloat16`)"
+    if s.dtype in narrower and s.wanted // 2 <= s.capacity - s.held():
+        yield Remedy(f"{narrower[s.dtype]} save", s.wanted - s.wanted // 2)
 
 
 def limited(s: Situation) -> Cause | None:
@@ -130,6 +131,17 @@ def kept(s: Situation) -> Cause | None:
     return Cause("kept", why, (Remedy("`%gpufree` gives back", s.kept),), ())
 
 
+def handled(s: Situation) -> Cause | None:
+    """An `except` block tries again while the error that it handles keeps its frames."""
+    held = s.alone([s.handled], in_frames=True)
+    if not _worth(s, held):
+        return None
+    why = f"the error that an `except` block was handling held {size(held)}, until the block ends"
+    return Cause(
+        "handled", why, (Remedy("to try again after the block, not inside it, gives", held),)
+    )
+
+
 def twice(s: Situation) -> Cause | None:
     """What a name held was still alive while the new value was made."""
     for rest in s.rests:
@@ -142,7 +154,6 @@ def twice(s: Situation) -> Cause | None:
         gives = s.alone(held, in_frames=not rest.frame.at_top)
         if not _worth(s, gives):
             continue
-        names = _needed_for(s, rest, names, gives)
         now = sorted(rest.made_now & set(names)) or names
         verb = "was" if len(now) == 1 else "were"
         why = f"{_named(s, now)} {verb} still alive while {s.label} made a new one"
@@ -151,17 +162,6 @@ def twice(s: Situation) -> Cause | None:
         gone = tuple(names) if rest.frame.at_top else None
         return Cause("twice", why, (Remedy(do, gives),), gone)
     return None
-
-
-def _needed_for(s: Situation, rest: Any, names: list[str], gives: int) -> list[str]:
-    """Those of the names without which it would give less."""
-    kept = list(names)
-    for name in names:
-        fewer = [n for n in kept if n != name]
-        held = [s.local(rest.frame, n) for n in fewer]
-        if fewer and s.alone(held, in_frames=not rest.frame.at_top) >= gives:
-            kept = fewer
-    return kept
 
 
 def _named(s: Situation, names: list[str]) -> str:
@@ -179,20 +179,25 @@ def graphs(s: Situation) -> Cause | None:
     """Results are kept with the graph of each, and so with all that a backward pass needs."""
     if any(rest.backward for rest in s.rests):
         return None  # it may be what these graphs are for
-    for rest in s.rests:
-        frame = rest.frame
-        for name in frame.scope.local:
-            results, gives = s.graphs(s.local(frame, name), in_frames=not frame.at_top)
-            lists = Counter(re.sub(r"\[\d+\]$", "[]", result) for result in results)
-            several = max((n for place, n in lists.items() if place.endswith("[]")), default=0) > 1
-            if (several or name in rest.added_up) and _worth(s, gives):
-                why = f"`{name}` keeps each result with its graph, {size(gives)} in all"
-                do = (
-                    "`.item()` or `.detach()` on what is kept there, or `torch.no_grad()` around "
-                    "it, if no backward pass follows, gives"
-                )
-                return Cause("graphs", why, (Remedy(do, gives),))
-    return None
+    names = ((rest, name) for rest in s.rests for name in rest.frame.scope.local)
+    gives, name = max((_kept_with_graphs(s, *each) for each in names), default=(0, ""))
+    if not _worth(s, gives):
+        return None
+    why = f"`{name}` keeps each result with its graph, {size(gives)} in all"
+    do = (
+        "`.item()` or `.detach()` on what is kept there, or `torch.no_grad()` around it, if no "
+        "backward pass follows, gives"
+    )
+    return Cause("graphs", why, (Remedy(do, gives),))
+
+
+def _kept_with_graphs(s: Situation, rest: Any, name: str) -> tuple[int, str]:
+    """The bytes that a name keeps with the graphs of results, or of one that they add to."""
+    frame = rest.frame
+    results, gives = s.graphs(s.local(frame, name), in_frames=not frame.at_top)
+    lists = Counter(re.sub(r"\[\d+\]$", "[]", result) for result in results)
+    several = max((n for place, n in lists.items() if place.endswith("[]")), default=0) > 1
+    return (gives, name) if several or name in rest.added_up else (0, "")
 
 
 def not_read(s: Situation) -> Cause | None:
@@ -204,7 +209,9 @@ def not_read(s: Situation) -> Cause | None:
         named.setdefault(id(value), []).append(name)
     rows = (row.path for row in s.device.holders if row.path in top)
     groups = {id(top[path]): named[id(top[path])] for path in rows}
-    idle = [g for g in groups.values() if not s.read & set(g) and not set(g) <= new]
+    # What this very cell made would be made again.
+    needed = s.read.union(*(rest.made_before for rest in s.rests[-1:]))
+    idle = [g for g in groups.values() if not needed & set(g) and not set(g) <= new]
     found = [(s.alone(names), names) for names in idle]
     worth = sorted(((g, n) for g, n in found if g and _worth(s, g)), reverse=True)[:3]
     if not worth:
@@ -237,4 +244,4 @@ CERTAIN: tuple[Callable[[Situation], Cause | None], ...] = (
     pooled,
     others,
 )
-LIKELY: tuple[Callable[[Situation], Cause | None], ...] = (twice, kept, not_read)
+LIKELY: tuple[Callable[[Situation], Cause | None], ...] = (handled, twice, kept, not_read)

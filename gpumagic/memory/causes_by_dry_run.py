@@ -1,7 +1,6 @@
 """Tell by dry runs whether a smaller batch, or another way to compute it, would fit."""
 
 import ast
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint_sequential
 
 from gpumagic.display.units import size
-from gpumagic.fitting.fit_search import largest
 from gpumagic.memory.causes import Cause
-from gpumagic.memory.dry_peaks import DryPeaks
+from gpumagic.memory.dry_peaks import DryPeaks, largest_that_fits
 from gpumagic.memory.out_of_memory import Remedy
 from gpumagic.memory.shortage import Situation
 from gpumagic.mismatch.read.rest_of_code import RestOfCode
@@ -37,10 +35,12 @@ class _Batch:
     def __init__(self, s: Situation) -> None:
         self.s = s
         self.backward = any(rest.backward for rest in s.rests)
-        self.peaks, self.tensors = _frame_with_batch(s)
-        self.size = next((t.shape[0] for t in self.tensors.values()), 0)
+        self.peaks, self.names, numbers = _frame_with_batch(s)
+        self.size = next((t.shape[0] for t in self.names.values()), 0)
         self.needs = self.peaks.needed() if self.peaks and self.size > 1 else None
         self.room = self.peaks.room_to_spare() if self.peaks else 0
+        if self.too_large and numbers and self.needed(self.size // 2) is None:
+            self.names |= numbers  # `torch.zeros(batch_size)` for each batch
 
     @property
     def too_large(self) -> bool:
@@ -50,7 +50,8 @@ class _Batch:
     def needed(self, batch: int) -> int | None:
         """What it needs with so many of the batch."""
         assert self.peaks is not None
-        return self.peaks.needed({name: t[:batch] for name, t in self.tensors.items()})
+        cut = {n: v[:batch] if type(v) is Tensor else batch for n, v in self.names.items()}
+        return self.peaks.needed(cut)
 
     def saves(self, do: str, within: Any) -> Iterator[Remedy]:
         """Another way to compute the same, if that needs less."""
@@ -87,8 +88,9 @@ class _Batch:
         return self.settled or None
 
 
-def _frame_with_batch(s: Situation) -> tuple[DryPeaks | None, dict[str, Tensor]]:
-    """The innermost frame that can be followed and sees a whole step, and its batch."""
+def _frame_with_batch(s: Situation) -> tuple[DryPeaks | None, dict[str, Any], dict[str, Any]]:
+    """The innermost frame that can be followed and sees a whole step, its batch, and the numbers
+    that are as large."""
     for rest in s.rests:
         peaks = DryPeaks(s, rest)
         if not peaks.possible or not (rest.frame.at_top or peaks.loops or rest.backward):
@@ -99,8 +101,9 @@ def _frame_with_batch(s: Situation) -> tuple[DryPeaks | None, dict[str, Tensor]]
         largest = max(tensors.values(), key=lambda t: t.nbytes, default=None)
         if largest is not None and not _is_cut(peaks.code, tensors, largest):
             count = largest.shape[0]
-            return peaks, {n: t for n, t in tensors.items() if t.shape[0] == count}
-    return None, {}
+            numbers = {n: v for n, v in named.items() if type(v) is int and v == count}
+            return peaks, {n: t for n, t in tensors.items() if t.shape[0] == count}, numbers
+    return None, {}, {}
 
 
 def _is_cut(code: list[ast.stmt], tensors: dict[str, Tensor], largest: Tensor) -> bool:
@@ -131,7 +134,7 @@ def by_dry_run(s: Situation) -> Cause | None:
     if not batch.too_large or batch.needs is None or batch.grows is None:
         return None
     if batch.grows > _GROWS * batch.needs:
-        why = f"each pass of the loop keeps {size(batch.grows)} more than the one before"
+        why = f"each pass of the loop needs {size(batch.grows)} more than the one before"
         return Cause("loop", why)
     remedies = [*_smaller(batch)]
     if not batch.backward and torch.is_grad_enabled():
@@ -141,7 +144,7 @@ def by_dry_run(s: Situation) -> Cause | None:
             return Cause("no backward", why, (*found, *remedies))
     remedies += _in_other_ways(batch)
     why = (
-        f"a batch of {batch.size:,} ({', '.join(batch.tensors)}) needs {size(batch.needs)} beside "
+        f"a batch of {batch.size:,} ({', '.join(batch.names)}) needs {size(batch.needs)} beside "
         f"what is held, and {size(batch.room)} are left for it"
     )
     return Cause("batch", why, tuple(remedies))
@@ -150,21 +153,15 @@ def by_dry_run(s: Situation) -> Cause | None:
 def _smaller(batch: _Batch) -> Iterator[Remedy]:
     """The largest batch that fits."""
     assert batch.needs is not None
-    found: dict[float, float] = {batch.size: batch.needs}
-
-    def need(size: float) -> float:
-        if size not in found:
-            needs = batch.needed(int(size))
-            found[size] = math.inf if needs is None else needs
-        return found[size]
-
-    fits = largest(range(1, batch.size + 1), need, batch.room)
-    if fits is None:
+    values = range(1, batch.size + 1)
+    found = largest_that_fits(values, batch.needed, batch.needs, batch.room)
+    if found is None:
         return
-    steps = -(-batch.size // int(fits))
+    fits, needs = found
+    steps = -(-batch.size // fits)
     added = f" (gradients of {steps} added up are the same)" if batch.backward else ""
     do = f"a batch of {fits:,} instead of {batch.size:,}{added} saves"
-    yield Remedy(do, batch.needs - int(need(fits)), batch.settled or None)
+    yield Remedy(do, batch.needs - needs, batch.settled or None)
 
 
 def _in_other_ways(batch: _Batch) -> Iterator[Remedy]:

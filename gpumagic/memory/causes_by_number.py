@@ -1,20 +1,21 @@
 """Tell by dry runs of the cell which of its numbers decides the peak, and the largest that fits."""
 
 import ast
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
-from gpumagic.display.units import size
-from gpumagic.fitting.fit_search import largest
+from gpumagic.display.units import size, some
 from gpumagic.memory.causes import Cause, full
-from gpumagic.memory.dry_peaks import DryPeaks
+from gpumagic.memory.dry_peaks import LIMIT_S, DryPeaks, largest_that_fits
 from gpumagic.memory.out_of_memory import Remedy
 from gpumagic.memory.shortage import Situation
+from gpumagic.mismatch.read.syntax import stored
 from gpumagic.usercode.variables import names_read
 
-# A smaller number is hardly that of samples; and so many are tried, the largest first.
-_LEAST, _MOST = 10, 3
+# A smaller number is hardly that of samples; so many are tried, the largest first, and so many
+# told: which of them can be another, who wrote them knows.
+_LEAST, _MOST, _TOLD = 10, 4, 2
 # It decides if with half of it so much less is needed.
 _DECIDES = 0.2
 
@@ -38,7 +39,9 @@ class _Number:
     def __str__(self) -> str:
         if self.name:
             return f"`{self.name}` = {self.value:,}"
-        return f"{self.value:,} in line {self.nodes[0].lineno}"
+        lines = sorted({node.lineno for node in self.nodes})
+        each = "each " if len(self.nodes) > 1 else ""
+        return f"{each}{self.value:,} in line{'s' * (len(lines) > 1)} {some(map(str, lines))}"
 
 
 def by_number(s: Situation) -> Cause | None:
@@ -47,25 +50,26 @@ def by_number(s: Situation) -> Cause | None:
     needs = peaks.needed() if peaks is not None and peaks.possible else None
     if peaks is None or needs is None or needs <= (room := peaks.room_to_spare()):
         return None
-    for number in sorted(_numbers(peaks), key=lambda n: -n.value)[:_MOST]:
+    found: list[tuple[_Number, Remedy]] = []
+    for number in sorted(_numbers(peaks, s.rests[-1].loops), key=lambda n: -n.value)[:_MOST]:
         half = number.needed(peaks, number.value // 2)
         if half is not None and needs - half >= _DECIDES * needs:
             remedy = _largest(number, peaks, needs, room)
-            if remedy is not None:
-                return _cause(s, f"{number} needs {size(needs)}", remedy, needs, room)
-    return None
-
-
-def _cause(s: Situation, needs_it: str, remedy: Remedy, needs: int, room: int) -> Cause:
+            found += [(number, remedy)] if remedy is not None else []
+        if found and (len(found) == _TOLD or s.tried_s > LIMIT_S):
+            break
+    if not found:
+        return None
+    remedies = tuple(remedy for _, remedy in found)
     if needs < s.held():  # then that is rather why
-        return replace(full(s), remedies=(remedy,))
-    why = f"{needs_it} beside what is held, and {size(room)} are left for it"
-    return Cause("number", why, (remedy,))
+        return replace(full(s), remedies=remedies)
+    why = f"{found[0][0]} needs {size(needs)} beside what is held, and {size(room)} are left for it"
+    return Cause("number", why, remedies)
 
 
-def _numbers(peaks: DryPeaks) -> Iterator[_Number]:
+def _numbers(peaks: DryPeaks, loops: Iterable[ast.stmt]) -> Iterator[_Number]:
     code = ast.Module(peaks.code, [])
-    for name in names_read(code):
+    for name in set(names_read(code)).difference(*map(stored, loops)):
         value = peaks.frame.scope.name(name)
         if type(value) is int and value >= _LEAST:
             yield _Number(value, name, [])
@@ -78,20 +82,14 @@ def _numbers(peaks: DryPeaks) -> Iterator[_Number]:
 
 
 def _largest(number: _Number, peaks: DryPeaks, needs: int, room: int) -> Remedy | None:
-    found: dict[float, float] = {number.value: needs}
-
-    def need(value: float) -> float:
-        if value not in found:
-            needed = number.needed(peaks, int(value))
-            found[value] = math.inf if needed is None else needed
-        return found[value]
-
     # One sample alone is often refused: by a layer that normalizes over them.
-    fits = largest(range(2, number.value + 1), need, room)
-    if fits is None:
+    values = range(2, number.value + 1)
+    found = largest_that_fits(values, partial(number.needed, peaks), needs, room)
+    if found is None:
         return None
-    do = f"`{number.name} = {int(fits)}`" if number.name else f"{int(fits):,}"
+    fits, then = found
+    do = f"`{number.name} = {fits}`" if number.name else f"{fits:,}"
     was = f"{number.value:,}" if number.name else str(number)
     # What is followed of a loop is two passes.
     shown = None if peaks.loops else True
-    return Remedy(f"{do} instead of {was} saves", needs - int(need(fits)), shown)
+    return Remedy(f"{do} instead of {was} saves", needs - then, shown)

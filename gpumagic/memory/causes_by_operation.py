@@ -3,6 +3,7 @@
 import ast
 import copy
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from gpumagic.display.units import size
 from gpumagic.memory.causes import Cause
 from gpumagic.memory.out_of_memory import Remedy
 from gpumagic.memory.shortage import Situation
+from gpumagic.mismatch.read.syntax import stored
 from gpumagic.moving.find_tensors import nbytes_held
 from gpumagic.usercode.values import MISSING
 
@@ -77,7 +79,7 @@ def _kept_for_one(optimizer: Optimizer) -> int:
     group |= {"fused": None, "foreach": None, "capturable": False}
     made = kind([{**{k: v for k, v in group.items() if k in optimizer.defaults}, "params": [tiny]}])
     with torch.no_grad():
-        made.step()
+        made.step(lambda: 0.0)  # which LBFGS cannot do without
     return sum(getattr(v, "shape", None) == tiny.shape for v in made.state[tiny].values())
 
 
@@ -88,7 +90,7 @@ def grown(s: Situation) -> Cause | None:
     if called is None or _name(called.func) not in _JOINS:
         return None
     names = {node.id for node in ast.walk(called) if isinstance(node, ast.Name)}
-    for name in sorted(names & (rest.made_now | _stored_in(rest.failed))):
+    for name in sorted(names & (rest.made_now | stored(rest.failed or called))):
         value = rest.frame.scope.name(name)
         held = _nbytes(s, value)
         if held:
@@ -99,12 +101,6 @@ def grown(s: Situation) -> Cause | None:
             do = f"`{name}` made once in its final size, and written into, saves"
             return Cause("grown", why, (Remedy(do, held),))
     return None
-
-
-def _stored_in(statement: ast.stmt | None) -> set[str]:
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    nodes = (node for target in targets for node in ast.walk(target))
-    return {node.id for node in nodes if isinstance(node, ast.Name)}
 
 
 def copied(s: Situation) -> Cause | None:
@@ -130,13 +126,14 @@ def loaded(s: Situation) -> Cause | None:
     held = _nbytes_of_file(path)
     what = f"{size(held)} " if held else ""
     why = f"torch.load puts {what}onto {s.name}, beside what is there already"
-    do = '`map_location="cpu"`, and `load_state_dict` then copies into what is there: saves'
+    do = '`map_location="cpu"`, and `load_state_dict` then copies into what is there'
+    do += ": saves" if held else ""
     return Cause("load", why, (Remedy(do, held or None),))
 
 
 def _nbytes_of_file(path: Any) -> int:
     """The bytes of the tensors that a file holds, of which none is read."""
-    if type(path) is not str:
+    if not isinstance(path, (str, PurePath)):
         return 0
     try:
         found = torch.load(path, map_location="meta", weights_only=True)

@@ -58,7 +58,7 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
     device = f"cuda:{ordinal}"
     if gpu is None:  # no driver tells: Jetson
         name, free, total = _from_cuda(ordinal)
-        return DeviceMemory(device, name, False, total, free, allocated, reserved, torn, None, None)
+        return DeviceMemory(device, name, False, total, free, allocated, reserved, torn)
     mine, others = None, []
     for holder in held:
         if gpu.uuid in holder.memory and holder.mine:
@@ -118,17 +118,7 @@ def _apple(torch: Any) -> list[DeviceMemory]:
     """Apple's GPU, whose memory is the host's."""
     if not torch.backends.mps.is_available():
         return []
-    return [
-        DeviceMemory(
-            device="mps:0",
-            name="Apple GPU",
-            virtual=False,
-            total=torch.mps.recommended_max_memory(),
-            free=None,
-            allocated=torch.mps.current_allocated_memory(),
-            reserved=torch.mps.driver_allocated_memory(),
-            torn=None,
-            other_in_process=None,
-            others=None,
-        )
-    ]
+    mps = torch.mps
+    allocated, reserved = mps.current_allocated_memory(), mps.driver_allocated_memory()
+    most = mps.recommended_max_memory()
+    return [DeviceMemory("mps:0", "Apple GPU", False, most, None, allocated, reserved)]

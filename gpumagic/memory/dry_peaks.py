@@ -6,24 +6,28 @@ is touched, and nothing is computed.
 """
 
 import ast
+import math
+import os
+import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gpumagic.dryrun.follow_code import Subject, dry
 from gpumagic.errors import GpuError
+from gpumagic.fitting.fit_search import largest
 from gpumagic.memory.shortage import Situation
 from gpumagic.mismatch.read.rest_of_code import RestOfCode
 from gpumagic.mismatch.read.syntax import function_of, loops_around
 from gpumagic.usercode.compile import awaits, compile_cell
 from gpumagic.usercode.frames import FailedFrame
 
-LIMIT_S = 5.0
+# Of the processor's time, so that a busy machine gives the same advice: for one dry run, and for
+# all of one error together. By the clock it may be so many times as long, and no longer.
+LIMIT_S, _PATIENCE_S, _BUSY = 5.0, 15.0, 4
 # Of storages, which a dry run has to make anew.
 _MOST = 20_000
-# For all dry runs of one error together.
-PATIENCE_S = 15.0
 _MARGIN = 0.05
 _ENDS = (ast.Return, ast.Yield, ast.YieldFrom, ast.Break, ast.Continue, ast.Nonlocal, ast.Global)
 _BEGIN = "begin_ongpu"
@@ -79,7 +83,7 @@ class DryPeaks:
         passes: int = 2,
     ) -> int | None:
         """With some names changed or gone, in a context; None where it cannot be followed."""
-        if self._s.tried_s > PATIENCE_S:
+        if self._s.tried_s > _PATIENCE_S:
             return None
         space = {**self.frame.scope.outer, **self.names, **(changed or {})}
         for name in gone:
@@ -89,6 +93,8 @@ class DryPeaks:
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
+                signal.signal(signal.SIGPROF, lambda *_: signal.raise_signal(signal.SIGALRM))
+                signal.setitimer(signal.ITIMER_PROF, LIMIT_S, 0.2)
                 with within():
                     for code in filter(None, codes):
                         eval(code, space)
@@ -96,17 +102,40 @@ class DryPeaks:
 
             return follow
 
-        start = time.monotonic()
+        start, used = time.monotonic(), _used_by_children()
         try:
             self._s.line.update("looking for what would help; Ctrl-C ends it")
-            subject = Subject(space, [], prepare, None, False, LIMIT_S)
+            subject = Subject(space, [], prepare, None, False, _BUSY * LIMIT_S)
             result = dry(subject)
         except (GpuError, KeyboardInterrupt):  # no fork here; or whoever waits has seen enough
             return None
         finally:
-            self._s.tried_s += time.monotonic() - start
+            elapsed = time.monotonic() - start
+            self._s.tried_s += max(_used_by_children() - used, elapsed / _BUSY)
         peak = result.peak.get(self._s.name)
         return (peak.needed if peak else 0) if result.complete else None
+
+
+def _used_by_children() -> float:
+    """Seconds of the processor's time that processes which this one has started took, and ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def largest_that_fits(
+    values: Sequence[float], needed: Callable[[int], int | None], known: int, room: int
+) -> tuple[int, int] | None:
+    """The largest of ascending values that fits, and what it needs; of the last one it is known."""
+    found: dict[float, float] = {values[-1]: known}
+
+    def need(value: float) -> float:
+        if value not in found:
+            needs = needed(int(value))
+            found[value] = math.inf if needs is None else needs
+        return found[value]
+
+    fits = largest(values, need, room)
+    return None if fits is None else (int(fits), int(need(fits)))
 
 
 def _code(frame: FailedFrame, failed: ast.stmt | None) -> list[ast.stmt]:

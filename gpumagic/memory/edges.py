@@ -7,8 +7,10 @@ runs. On its way it notes what may be memory on a GPU: tensors, storages, other 
 import gc
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextvars import Context, Token
+from itertools import compress
+from operator import not_
 from typing import Any
 
 from gpumagic.memory import autograd_graph
@@ -17,7 +19,7 @@ from gpumagic.usercode.files import is_users
 from gpumagic.usercode.torch_classes import comes_from, torch_here
 from gpumagic.usercode.values import bases_of, defined_in, members_of, own
 
-Refers = Callable[[Any], Iterable[Any]]
+Refers = Callable[[Any], list[Any]]
 # Py_TPFLAGS_HAVE_GC: what has it not refers to nothing that the collector could see.
 _COLLECTED = 1 << 14
 _flags = vars(type)["__flags__"].__get__
@@ -27,10 +29,6 @@ _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
 def later(obj: Any) -> list[Any]:
     """What a class or a module refers to: that is most of the process, and is looked at last."""
     return gc.get_referents(obj)
-
-
-AT_ONCE = 256
-"""So many tensors are asked together: one of another kind among them has them asked one by one."""
 
 
 class Edges:
@@ -47,83 +45,71 @@ class Edges:
         self._graphs = autograd_graph.can_be_read()
         # By id, for a metaclass may define a hash; the types themselves, so that ids stay theirs.
         self.rules: dict[int, Any] = {}
+        """What gives the referents of objects of a type; None where they can hold nothing."""
         self._types: list[type] = []
         self._tensor_types: set[int] = set()
 
-    def rule(self, kind: type) -> Refers | None:
-        """What gives the referents of objects of a type; None where they can hold nothing."""
-        if id(kind) not in self.rules:
-            self._types.append(kind)
-            if comes_from(kind, "torch.Tensor", "torch.UntypedStorage"):
-                self._tensor_types.add(id(kind))
-            self.rules[id(kind)] = self._rule(kind)
-        found: Refers | None = self.rules[id(kind)]
-        return found
+    def learn(self, kind: type) -> Refers | None:
+        """Find the rule of a type."""
+        self._types.append(kind)
+        if comes_from(kind, "torch.Tensor", "torch.UntypedStorage"):
+            self._tensor_types.add(id(kind))
+        rule = self.rules[id(kind)] = self._rule(kind)
+        return rule
+
+    def beyond(self, kind: type) -> Callable[[Any], list[Edge]] | None:
+        """What gives what objects of a type keep where the collector does not see it, and how."""
+        if comes_from(kind, "torch.Tensor"):
+            return self.of_tensor
+        if comes_from(kind, "torch.optim.Optimizer"):
+            return of_optimizer
+        if comes_from(kind, "torch._C.ScriptModule"):
+            return self._of_torch.of_script  # type: ignore[no-any-return]
+        if autograd_graph.is_node(kind):
+            return self.of_node
+        contexts: tuple[tuple[type, Any], ...] = ((Context, of_context), (Token, of_token))
+        bases = bases_of(kind)
+        return next((of for base, of in contexts if any(base is each for each in bases)), None)
 
     def _rule(self, kind: type) -> Refers | None:
         bases = bases_of(kind)
-        for name, of_torch in (
-            ("torch.Tensor", self._tensor),
-            ("torch.UntypedStorage", gc.get_referents),
-            ("torch.optim.Optimizer", _optimizer),
-        ):
-            if comes_from(kind, name):
-                return of_torch
-        for base, rule in (
-            (type, later),
-            (types.ModuleType, later),
-            (Context, _context),
-            (Token, _token),
-            (ndarray(), _objects),
-        ):
+        if (beyond := self.beyond(kind)) is not None:
+            if beyond in (of_context, of_token):  # what else they refer to is everybody's
+                return lambda obj: [child for child, _ in beyond(obj)]
+            return lambda obj: [*(child for child, _ in beyond(obj)), *gc.get_referents(obj)]
+        for base, rule in ((type, later), (types.ModuleType, later), (ndarray(), _objects)):
             if any(base is each for each in bases):
                 return rule
-        if autograd_graph.is_node(kind):
-            return self._node
         if is_other_array(kind):
             return self._array
-        return gc.get_referents if _flags(kind) & _COLLECTED else None
+        stored = comes_from(kind, "torch.UntypedStorage")
+        return gc.get_referents if stored or _flags(kind) & _COLLECTED else None
 
-    def _tensor(self, tensor: Any) -> Iterable[Any]:
-        return gc.get_referents(tensor) + [child for child, _ in self.of_tensor(tensor)]
+    def that_refer(self, objects: list[Any], first: int) -> Sequence[int]:
+        """The numbers, from `first` on, of those that refer to anything: most tensors do not.
 
-    def leaves(self, objects: list[Any], first: int) -> set[int]:
-        """Note the tensors among objects that were met, which are numbered from `first` on.
-
-        It returns the numbers of those that refer to nothing at all, which most do. It is asked of
-        many together: one by one it would take several times as long.
+        Tensors are noted. They are asked together: one by one would take several times as long.
         """
-        kinds = self._tensor_types
-        tensors = [n for n, obj in enumerate(objects) if id(type(obj)) in kinds]
+        numbers, kinds = range(first, first + len(objects)), [*map(id, map(type, objects))]
+        tensors = [*compress(numbers, map(self._tensor_types.__contains__, kinds))]
         if not tensors:
-            return set()
-        self.tensors += [first + n for n in tensors]
-        plain = [n for n in tensors if id(type(objects[n])) in self._of_torch.CLASSES]
-        found: set[int] = set()
-        for start in range(0, len(plain), AT_ONCE):
-            some = plain[start : start + AT_ONCE]
-            if self._of_torch.refer_to_nothing([objects[n] for n in some]):
-                found.update(first + n for n in some)
-        return found
+            return numbers
+        self.tensors += tensors
+        plain = [*map(self._of_torch.CLASSES.__contains__, kinds)]
+        if self._of_torch.refer_to_nothing([*compress(objects, plain)]):
+            return [*compress(numbers, map(not_, plain))]
+        return numbers
 
     def of_tensor(self, tensor: Any) -> list[Edge]:
         """What torch keeps with a tensor, each with the step that leads there."""
         found: list[Edge] = self._of_torch.of_tensor(tensor, self._graphs)
         return found
 
-    def hooks(self, tensor: Any) -> list[Edge]:
-        """The hooks of a tensor."""
-        found: list[Edge] = self._of_torch.hooks(tensor)
-        return found
-
-    def _node(self, node: Any) -> Iterable[Any]:
-        return gc.get_referents(node) + [child for child, _ in self.of_node(node)]
-
     def of_node(self, node: Any) -> list[Edge]:
         """What a node of a graph holds, each with the step that leads there."""
         return autograd_graph.edges(node) if self._graphs else []
 
-    def _array(self, array: Any) -> Iterable[Any]:
+    def _array(self, array: Any) -> list[Any]:
         self.arrays.append(array)
         return gc.get_referents(array)
 
@@ -139,26 +125,14 @@ def of_optimizer(optimizer: Any) -> list[Edge]:
     return found
 
 
-def _optimizer(optimizer: Any) -> Iterable[Any]:
-    return [child for child, _ in of_optimizer(optimizer)] + gc.get_referents(optimizer)
-
-
 def of_context(context: Context) -> list[Edge]:
     """The values of context variables."""
     return [(value, f": {variable.name}") for variable, value in context.items()]
 
 
-def _context(context: Context) -> Iterable[Any]:
-    return [value for _, value in context.items()]
-
-
 def of_token(token: Token[Any]) -> list[Edge]:
-    """What a context variable was before; not the context, which is everybody's."""
+    """What a context variable was before."""
     return [(token.old_value, ".old_value")]
-
-
-def _token(token: Token[Any]) -> Iterable[Any]:
-    return [token.old_value]
 
 
 def ndarray() -> Any:
@@ -173,7 +147,7 @@ def of_array(array: Any) -> list[Any]:
     return kind.ravel(array).tolist() if has else []
 
 
-def _objects(array: Any) -> Iterable[Any]:
+def _objects(array: Any) -> list[Any]:
     return gc.get_referents(array) + of_array(array)
 
 

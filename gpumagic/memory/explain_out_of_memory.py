@@ -4,7 +4,7 @@ None of the user's code is run, the exception stays as it is, and what is return
 and no frame.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
@@ -12,7 +12,7 @@ from gpumagic.memory.causes import CERTAIN, LIKELY, Cause, full, graphs
 from gpumagic.memory.causes_by_dry_run import by_dry_run, tried
 from gpumagic.memory.causes_by_number import by_number
 from gpumagic.memory.causes_by_operation import DOING
-from gpumagic.memory.out_of_memory import OutOfMemory, Remedy
+from gpumagic.memory.out_of_memory import OutOfMemory
 from gpumagic.memory.out_of_memory_message import read
 from gpumagic.memory.shortage import Situation
 from gpumagic.usercode.frames import FailedFrame, failed_frames
@@ -25,20 +25,7 @@ _REMEDIES = 5
 def explain_out_of_memory(
     error: BaseException, *, earlier: Iterable[BaseException] = ()
 ) -> OutOfMemory | None:
-    """Say what an error for want of GPU memory is about, and what would help.
-
-    Parameters
-    ----------
-    error : BaseException
-        As it was caught: its traceback is read, while its frames are there.
-    earlier : iterable of BaseException
-        Those that were kept until it was raised, and held memory then.
-
-    Returns
-    -------
-    OutOfMemory or None
-        None for any other error.
-    """
+    """Say what an error of torch's is about; see `gpumagic.explain_out_of_memory`."""
     # In an except block an error of ours would hide the user's own.
     with faults.kept("explaining an error for want of memory"):
         found = read(error)
@@ -50,7 +37,7 @@ def explain_out_of_memory(
                 failed = frames[0].failed
                 text = where.source if failed is None else frames[0].text(failed)
                 with ProgressLine(shell()) as line:
-                    s = Situation(shortage, error, frames, user_namespace(), earlier, line)
+                    s = Situation(shortage, said, error, frames, user_namespace(), earlier, line)
                     return _told(s, text, where.line, where.label)
     return None
 
@@ -66,7 +53,8 @@ def _frames(said: BaseException, error: BaseException) -> list[FailedFrame]:
 
 def _told(s: Situation, expression: str, line: int, label: str) -> OutOfMemory:
     cause, others = _cause(s)
-    remedies = sorted(_each(cause, others), key=lambda remedy: -(remedy.gives or 0))
+    every = [remedy for each in (cause, *others) for remedy in each.remedies]
+    remedies = sorted(every, key=lambda remedy: -(remedy.gives or 0))
     return OutOfMemory(
         expression=expression,
         line=line,
@@ -80,17 +68,12 @@ def _told(s: Situation, expression: str, line: int, label: str) -> OutOfMemory:
     )
 
 
-def _each(cause: Cause, others: list[Cause]) -> Iterator[Remedy]:
-    for each in (cause, *others):
-        yield from each.remedies
-
-
 def _cause(s: Situation) -> tuple[Cause, list[Cause]]:
     """The cause, and others whose remedies would help too."""
     for certain in CERTAIN:
         if (found := certain(s)) is not None:
-            number = by_number(s) if found.kind == "too large" else None
-            return found, [number] if number is not None else []
+            also = (*DOING, by_number) if found.kind == "too large" else ()
+            return found, [more for each in also if (more := each(s)) is not None]
     idle = [found for each in (graphs, *LIKELY) if (found := each(s)) is not None]
     enough = next((n for n, found in enumerate(idle) if found.gives >= s.short_by), None)
     if enough is not None:
@@ -104,5 +87,9 @@ def _cause(s: Situation) -> tuple[Cause, list[Cause]]:
         doing += filter(None, [by_number(s)])
     # What is no longer needed, unless more than that is wanted.
     causes = [*doing, *idle] if fits is False else [*idle, *doing]
-    causes.sort(key=lambda cause: cause.kind == "loop")  # which tells no name
-    return (causes[0], causes[1:]) if causes else (full(s), [])
+    # What each pass of a loop needs tells no name; and what is little by the side of another is
+    # not why.
+    most = max((row.nbytes for row in s.device.holders), default=0)
+    minor = [each for each in idle if not each.remedies[0].fits and 2 * each.gives < most]
+    causes.sort(key=lambda cause: 2 * (cause in minor) + (cause.kind == "loop"))
+    return (causes[0], causes[1:]) if causes and causes[0] not in minor else (full(s), causes)

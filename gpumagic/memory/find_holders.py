@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumagic.frameworks.exchange import Place, library_of
 from gpumagic.memory import other_arrays
-from gpumagic.memory.edges import AT_ONCE
-from gpumagic.memory.heap import Root, Walk, no_collections
+from gpumagic.memory.heap import AT_ONCE, Root, Walk, no_collections
 from gpumagic.memory.memory_report import KEPT, kind_of_array
 from gpumagic.memory.paths import FoundPath, Paths
 from gpumagic.memory.roots import Roots
@@ -22,7 +21,7 @@ from gpumagic.memory.ways import Way, Ways
 from gpumagic.usercode.torch_classes import torch_here
 
 if TYPE_CHECKING:
-    from gpumagic.memory.allocator import Allocator
+    from gpumagic.memory.allocator import Allocator, Spot
 
 # Constants of what it has compiled are among them.
 _UNMET = "held by {} itself, or by no Python object"
@@ -90,7 +89,10 @@ class _Search:
 
     def __init__(self, walk: Walk, allocator: "Allocator | None") -> None:
         self._walk, self._allocator = walk, allocator
-        self._numbers: dict[Place, list[int]] = {}
+        self._first: dict[Spot, int] = {}
+        """By place the number of the object there that was met first."""
+        self._more: dict[int, list[int]] = {}
+        """Beside that number those of the others, where there are some."""
         self._matched = 0
 
     def misses_any(self) -> bool:
@@ -98,7 +100,7 @@ class _Search:
         self._match()
         if self._allocator is None:
             return False
-        if sum(place.nbytes for place in self._numbers) == self._allocator.total:
+        if sum(map(itemgetter(2), self._first)) == self._allocator.total:
             return False
         return any(not self._walk.knows(obj) for obj in self.missing(gc.get_objects()))
 
@@ -110,54 +112,60 @@ class _Search:
 
         for obj in of_kinds(objects, Tensor, UntypedStorage):
             place = None if self._allocator is None else self._allocator.place(obj)
-            if place is not None and place not in self._numbers:
+            if place is not None and place not in self._first:
                 yield obj
 
     def _match(self) -> None:
         """Note the storages of what was met since the last time."""
         met, objects = self._walk.edges.tensors, self._walk.objects
+        note = self._first.setdefault
         if self._allocator is None:
             return
-        for first in range(self._matched, len(met), AT_ONCE):
-            some = met[first : first + AT_ONCE]
+        for start in range(self._matched, len(met), AT_ONCE):
+            some = met[start : start + AT_ONCE]
             places = self._allocator.places([objects[number] for number in some])
             for number, place in zip(some, places, strict=True):
-                if place is not None:
-                    self._numbers.setdefault(place, []).append(number)
+                # As `_note`, without a call.
+                if place is not None and (first := note(place, number)) != number:
+                    self._more.setdefault(first, []).append(number)
         self._matched = len(met)
+
+    def _note(self, place: Place, number: int) -> int:
+        """Note an object; it returns the number of the first one there."""
+        first = self._first.setdefault(place, number)
+        if first != number:
+            self._more.setdefault(first, []).append(number)
+        return first
 
     def found(self, paths: bool) -> list[FoundStorage]:
         """All storages with the ways to them, the largest first."""
         self._match()
-        unmet: dict[Place, str] = {}
-        others: set[Place] = set()
+        of_others: set[int] = set()
+        unmet: dict[Place, FoundStorage] = {}
         for array, place in other_arrays.places(self._walk.edges.arrays):
             ours = self._allocator and self._allocator.block(place)  # whose memory it shares
             number = self._walk.number(array)
-            if not ours:
-                others.add(place)
-            if number is None:
-                unmet[ours or place] = library_of(array)
+            if number is not None:
+                first = self._note(ours or place, number)
+                of_others |= {first} if not ours else set()
             else:
-                self._numbers.setdefault(ours or place, []).append(number)
-        ways = Ways(self._walk, chain.from_iterable(self._numbers.values()))
-        written = Paths(self._walk, ways) if paths else None
+                library = library_of(array)
+                way = Way(_UNMET.format(library), kind_of_array(library))
+                unmet[ours or place] = FoundStorage(*(ours or place), (way,), (), not ours)
+        ways = Ways(self._walk, chain(self._first.values(), *self._more.values()))
+        written, more = Paths(self._walk, ways) if paths else None, self._more
         every = [
             FoundStorage(
-                *place,
-                ways.of(numbers),
-                _written(written, numbers) if written else (),
-                place in others,
+                device,
+                address,
+                nbytes,
+                ways.of(number, more.get(number, ())),
+                _written(written, [number, *more.get(number, ())]) if written else (),
+                number in of_others,
             )
-            for place, numbers in self._numbers.items()
+            for (device, address, nbytes), number in self._first.items()
         ]
-        every += [
-            FoundStorage(
-                *place, (Way(_UNMET.format(library), kind_of_array(library)),), (), place in others
-            )
-            for place, library in unmet.items()
-            if place not in self._numbers
-        ]
+        every += [storage for place, storage in unmet.items() if place not in self._first]
         return sorted(every, key=itemgetter(2), reverse=True)
 
 

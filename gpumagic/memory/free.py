@@ -6,20 +6,19 @@ a variable holds.
 """
 
 import gc
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-import torch
-from torch import nn
-
 from gpumagic.errors import GpuError
+from gpumagic.memory import other_arrays
 from gpumagic.memory.ask import grouped
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.freed import Freed, Released
 from gpumagic.memory.kept_by_ipython import KeptErrors, KeptOutputs
 from gpumagic.memory.memory_report import EXCEPTION, KEPT
-from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.usercode.notebook import user_namespace
+from gpumagic.usercode.torch_classes import torch_here
 
 
 def free_memory(*names: str, grads: bool = False) -> Freed:
@@ -52,13 +51,15 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     freed 3.2 GiB (the exception of In [7]: 2.1 GiB on cuda:0, batch: 1.1 GiB on cuda:0) · …
     """
     namespace: Any = user_namespace()
+    meter = _Meter()
+    _empty_backwards_queue()
+    meter.take("garbage", told=False)
     outputs, found = KeptOutputs(namespace), find(namespace)
     holding = _holding(found)
     wrong = _wrong([name for name in names if not outputs.has(name)], namespace, holding)
     if wrong and len(wrong) == len(names):
         raise GpuError(f"{next(iter(wrong.values()))}; %gpumem lists what does")
     names = tuple(name for name in names if name not in wrong and not outputs.has(name))
-    meter = _Meter()
     spare = [each for each in found if not _is_needed(each, names)]
     error = ""
     if any(way.kind == EXCEPTION for each in spare for way in each.ways):
@@ -76,7 +77,6 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     for name in names:
         del namespace[name]
         meter.take(name, held_by=_others(name, names, found))
-    meter.take("garbage", told=False)
     returned = meter.empty_cache()
     return Freed(
         released=tuple(meter.released),
@@ -99,25 +99,27 @@ def _is_needed(storage: FoundStorage, names: Collection[str]) -> bool:
 
 
 def allocated() -> dict[str, int]:
-    """What tensors hold on each GPU."""
-    return _by_device(torch.cuda.memory_allocated)
+    """What tensors hold on each GPU, and arrays of frameworks that list theirs."""
+    found = Counter(_by_device("memory_allocated"))
+    for place in {place for _, place in other_arrays.places([])}:
+        found[place.device] += place.nbytes
+    return dict(found)
 
 
-def _by_device(count: Any) -> dict[str, int]:
-    return {f"cuda:{n}": count(n) for n in range(torch.cuda.device_count())}
+def _by_device(figure: str) -> dict[str, int]:
+    """A figure of torch's allocator."""
+    torch = torch_here()
+    count = torch.cuda.device_count() if torch is not None else 0
+    return {f"cuda:{n}": getattr(torch.cuda, figure)(n) for n in range(count)}
 
 
 def _wrong(
     names: Iterable[str], namespace: Mapping[str, Any], holding: Collection[str]
 ) -> dict[str, str]:
     """Of the names that cannot be deleted, why."""
-    why = {}
-    for name in names:
-        if name not in namespace:
-            why[name] = f"there is no variable {name!r}"
-        elif name not in holding:
-            why[name] = f"{name} holds nothing on a GPU"
-    return why
+    nothing, missing = "{} holds nothing on a GPU", "there is no variable {!r}"
+    wrong = [name for name in names if name not in namespace or name not in holding]
+    return {name: (nothing if name in namespace else missing).format(name) for name in wrong}
 
 
 def _others(name: str, names: Collection[str], found: Iterable[FoundStorage]) -> tuple[str, ...]:
@@ -127,11 +129,24 @@ def _others(name: str, names: Collection[str], found: Iterable[FoundStorage]) ->
     return tuple(dict.fromkeys(kept))
 
 
+def _empty_backwards_queue() -> None:
+    """What a backward pass that failed has left there, the next one takes out."""
+    if (torch := torch_here()) is not None:
+        with torch.enable_grad(), torch.inference_mode(False):
+            torch.ones((), device="cpu", requires_grad=True).backward()
+
+
 def _let_go_of_gradients(namespace: Mapping[str, Any]) -> None:
+    if torch_here() is None:
+        raise GpuError("gradients are torch's to keep; JAX's are variables: %gpufree NAME")
+    from torch.nn import Parameter
+
+    from gpumagic.moving.find_tensors import TensorFinder
+
     finder = TensorFinder(str(namespace.get("__name__", "__main__")))
     finder.variables(namespace.items())
     for found in finder.tensors:
-        if isinstance(found.tensor, nn.Parameter) and found.tensor.is_cuda:
+        if isinstance(found.tensor, Parameter) and found.tensor.is_cuda:
             found.tensor.grad = None
 
 
@@ -146,7 +161,7 @@ class _Meter:
         """Collect what is garbage by now, and note how much that was."""
         gc.collect()
         now = allocated()
-        came = {device: before - now[device] for device, before in self._before.items()}
+        came = {device: before - now.get(device, 0) for device, before in self._before.items()}
         if told or any(came.values()):
             others = () if any(came.values()) else held_by
             self.released.append(Released(cause, came, others))
@@ -155,7 +170,9 @@ class _Meter:
     @staticmethod
     def empty_cache() -> dict[str, int]:
         """Let the driver have what is left over; the bytes by device."""
-        before = _by_device(torch.cuda.memory_reserved)
+        if (torch := torch_here()) is None:
+            return {}
+        before = _by_device("memory_reserved")
         torch.cuda.empty_cache()
-        now = _by_device(torch.cuda.memory_reserved)
+        now = _by_device("memory_reserved")
         return {device: count - now[device] for device, count in before.items()}

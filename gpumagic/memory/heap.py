@@ -9,8 +9,11 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from gpumagic.memory.edges import Edges, later
+from gpumagic.memory.edges import Edges, Refers, later
 
+AT_ONCE = 1024
+"""So many objects are looked at together: a tensor with a gradient among them has all tensors
+asked one by one."""
 _CLOSED = -1
 # What the collector knows all about, unlike what torch keeps with a tensor.
 _PLAIN = (gc.get_referents, later)
@@ -93,39 +96,38 @@ class Walk:
     def _walk(self) -> None:
         objects, rules = self.objects, self.edges.rules
         while (first := self._next) < len(objects):
-            level = objects[first:]
-            self._next = len(objects)
-            leaves = self.edges.leaves(level, first)
-            self._meet(
-                (number, rules[id(type(obj))](obj))
-                for number, obj in enumerate(level, first)
-                if number not in leaves
-            )
+            some = objects[first : first + AT_ONCE]
+            self._next += len(some)
+            numbers = self.edges.that_refer(some, first)
+            self._meet((n, rules[id(type(objects[n]))](objects[n])) for n in numbers)
 
-    def _meet(self, found: Iterable[tuple[int, Iterable[Any]]]) -> None:
+    def _meet(self, found: Iterable[tuple[int, list[Any]]]) -> None:
         """Note what objects, by number, refer to."""
         # What a million objects pass through: nothing is called that need not be.
-        rules, numbers, objects, parents = (
-            self.edges.rules,
-            self._numbers,
-            self.objects,
-            self.parents,
-        )
-        within, waiting = self._within, self._later
+        rules, limited = self.edges.rules, self._within is not None
+        waiting = {} if limited else self._later
+        objects, note, here = self.objects, self._numbers.setdefault, len(self.objects)
         for parent, referents in found:
             for obj in referents:
-                kind, key = id(type(obj)), id(obj)
-                refers = rules[kind] if kind in rules else self.edges.rule(type(obj))
-                if refers is None:
+                try:
+                    refers = rules[id(type(obj))]
+                except KeyError:
+                    refers = self.edges.learn(type(obj))
+                if refers is None or (limited and not self._is_within(obj, refers)):
                     continue
-                if key in numbers:
-                    if numbers[key] != _CLOSED:
-                        self.others.setdefault(numbers[key], []).append(parent)
-                elif refers is later and within is None:
-                    if key not in waiting:
-                        waiting[key] = obj, []
+                key = id(obj)
+                if refers is later and key in waiting:
                     waiting[key][1].append(parent)
-                elif within is None or key in within or refers not in _PLAIN:
-                    numbers[key] = len(objects)
+                elif refers is later and not limited and key not in self._numbers:
+                    waiting[key] = obj, [parent]
+                elif (number := note(key, here)) == here:
                     objects.append(obj)
-                    parents.append(parent)
+                    self.parents.append(parent)
+                    here += 1
+                elif number != _CLOSED:
+                    self.others.setdefault(number, []).append(parent)
+
+    def _is_within(self, obj: Any, refers: Refers) -> bool:
+        """Whether what a walk is limited to has an object, or it leads where C keeps more."""
+        within: Any = self._within
+        return id(obj) in within or id(obj) in self._numbers or refers not in _PLAIN

@@ -5,15 +5,18 @@ then costs about 2 µs. The cell that runs is stamped on what it allocates, so t
 again is told from its first run; threads of autograd bear no stamp.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch.cuda import memory
 
+from gpumagic.device import has_virtual
 from gpumagic.errors import GpuError
-from gpumagic.memory.allocator import Allocator
+from gpumagic.memory.allocator import Alike, Allocator
 from gpumagic.memory.find_holders import FoundStorage
 from gpumagic.memory.memory_report import Made
 from gpumagic.usercode.files import is_users, label
@@ -21,6 +24,7 @@ from gpumagic.usercode.files import is_users, label
 RING = 10_000
 """How many of the last allocations have the stamp of their cell on a real GPU, while recorded."""
 _C: Any = torch._C
+_Counted = tuple[tuple[Alike | None, str], int]
 _recording = False  # and it was us who turned it on
 
 
@@ -34,26 +38,28 @@ class MadeIn:
 
     def of(self, device: str, address: int) -> Made | None:
         """The cell and line that made what lies at an address of ``"cuda:0"``; None if unknown."""
-        return self._most(device, [(address, 0)])
+        return self._most(device, [address])
 
     def most_of(self, storages: Sequence[FoundStorage]) -> Made | None:
         """Where most bytes of some storages of one GPU were made; None where that is not known."""
-        return self._most(storages[0].device, ((each.address, each.nbytes) for each in storages))
+        return self._most(storages[0].device, map(attrgetter("address"), storages))
 
-    def _most(self, device: str, places: Iterable[tuple[int, int]]) -> Made | None:
-        blocks, stamps = self._allocator.blocks(device), self._stamps
+    def _most(self, device: str, addresses: Iterable[int]) -> Made | None:
         found: dict[tuple[int, str], int] = {}
-        for address, nbytes in places:
-            if address in blocks:
-                block = blocks[address]
-                stamp = block.get("user_metadata") or ""
-                if not stamp and stamps:
-                    stamp = stamps.get((device, address), "")
-                origin = id(block["frames"]), stamp
-                found[origin] = found.get(origin, 0) + nbytes
+        for (block, trace), count in self._counted(device, addresses):
+            if block is not None:
+                origin = id(block.frames), block.stamp or trace
+                found[origin] = found.get(origin, 0) + count * block.size
                 if origin not in self._known:
-                    self._known[origin] = _made(users(block["frames"]), stamp)
+                    self._known[origin] = _made(users(block.frames), origin[1])
         return self._known[max(found, key=found.__getitem__)] if found else None
+
+    def _counted(self, device: str, addresses: Iterable[int]) -> Iterable[_Counted]:
+        """How many of some blocks are alike, with what the trace has stamped on them."""
+        at, traced = self._allocator.blocks(device).get, self._stamps
+        if not traced:
+            return (((block, ""), count) for block, count in Counter(map(at, addresses)).items())
+        return Counter((at(each), traced.get((device, each), "")) for each in addresses).items()
 
     @cached_property
     def _stamps(self) -> dict[tuple[str, int], str]:
@@ -91,6 +97,8 @@ def record(on: bool) -> str:
     What the user had turned on stays as it is. Raises GpuError without a CUDA GPU.
     """
     global _recording
+    if has_virtual():
+        return "virtual GPUs always know the line; there is nothing to record"
     if not hasattr(_C, "_cuda_memorySnapshot"):
         raise GpuError("--record is for CUDA GPUs, and this process has none")
     running = torch.cuda.is_initialized() and _C._cuda_isHistoryEnabled()

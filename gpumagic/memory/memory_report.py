@@ -124,9 +124,9 @@ class DeviceMemory:
     free: int | None
     allocated: int | None
     reserved: int | None
-    torn: int | None
-    other_in_process: int | None
-    others: int | None
+    torn: int | None = None
+    other_in_process: int | None = None
+    others: int | None = None
     holders: tuple[MemoryHolder, ...] = ()
     others_by_name: tuple[tuple[str, int | None], ...] = ()
     uuid: str | None = None

@@ -16,6 +16,7 @@ from typing import Any
 from gpumagic.display.shown import Shown
 from gpumagic.errors import GpuError
 from gpumagic.memory.ask import allocations
+from gpumagic.memory.autograd_graph import GRAPH
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.heap import Root
 from gpumagic.memory.memory_report import SAVED, STATE, Made
@@ -25,6 +26,7 @@ _OWN = {"parameter", "buffer", "gradient", STATE, SAVED}
 """Kinds that are columns of what has them; others have a row of their own."""
 _STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
 _NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
+_PRIVATE = re.compile(r"\._\w+$")
 _PARTS = re.compile(r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|[\[\]]|[.:]?[^.:\[\]'\"]+|.")
 
 
@@ -115,6 +117,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     allocator, made_in = allocations()
     found = find(namespace, [Root(name, value, holder=first)], allocator=allocator, paths=True)
     own = {storage: _within(name, storage, "path") for storage in found}
+    _with_their_layer(own)
     root, devices, beside = _Node(name), dict[str, None](), Counter[str]()
     if is_module(value):
         for path in _in_order(value, own):
@@ -187,11 +190,25 @@ def _value(name: str, namespace: Mapping[str, Any]) -> Any:
 def _within(name: str, storage: FoundStorage, what: str) -> tuple[str, str]:
     """The first path to a storage that begins with a name, and its kind; or nothing. Or the path
     of the parameter that it is `beside`."""
-    for found in storage.paths:
-        path = getattr(found, what)
-        if path == name or path.startswith(tuple(name + sign for sign in ".[:,")):
-            return path, found.kind
-    return "", ""
+    signs = tuple(name + sign for sign in ".[:,")
+    found = ((getattr(each, what), each.kind) for each in storage.paths)
+    within = (each for each in found if each[0] == name or each[0].startswith(signs))
+    return min(within, key=lambda each: _goes_around(each[0]), default=("", ""))
+
+
+def _with_their_layer(own: dict[FoundStorage, tuple[str, str]]) -> None:
+    """Let gradients and an optimizer's state stand with their parameter in its module."""
+    parameters = {each.path: path for storage, (path, _) in own.items() for each in storage.paths}
+    for storage, (path, kind) in own.items():
+        of = {"gradient": path.removesuffix(".grad"), STATE: storage.paths[0].beside}.get(kind)
+        at = parameters.get(of or "", "")
+        if at and not _goes_around(at):
+            own[storage] = at, kind
+
+
+def _goes_around(path: str) -> bool:
+    """Whether a path leads to a parameter through an optimizer or a graph, not its module."""
+    return any(step in path for step in (".param_groups[", ".<key>", GRAPH))
 
 
 def _in_order(module: Any, own: Mapping[FoundStorage, tuple[str, str]]) -> Iterator[str]:
@@ -211,6 +228,9 @@ def _branches(
     nbytes = {kind: times * count for kind, count in node.sum().items()}
     yield MemoryBranch(node.path, depth, nbytes, alike)
     below = [*node.below.values()]
+    while len(below) == 1 and not node.own and _PRIVATE.search(below[0].path):
+        node = below[0]  # all is in a private attribute: a variable of Flax NNX, or of Keras
+        below = [*node.below.values()]
     if not ordered:
         below.sort(key=lambda child: (-child.sum().total(), len(child.path), child.path))
     for _, group in groupby(below, key=_Node.shape):

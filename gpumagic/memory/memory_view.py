@@ -29,14 +29,8 @@ _LEAST = 0.005
 _UNFOLDED = 200
 # Of what %gpufree lets go, so much is worth a line.
 _WORTH = 2**20
-MANY = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "gradient": "gradients",
-    "tensor": "tensors",
-    "output": "outputs",
-    "exception": "exceptions",
-}
+_COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
+MANY = {each: f"{each}s" for each in _COUNTED}
 
 
 def text(report: MemoryReport) -> str:
@@ -144,13 +138,13 @@ def _others(row: MemoryHolder) -> str:
 
 
 def kind(row: MemoryHolder) -> str:
-    """``"tensor"``, ``"1,200 tensors"``, ``"parameters, gradients"``."""
+    """``"tensor"``, ``"1,200 tensors"``, ``"parameters, gradients"``, ``"exception"``."""
     if row.kind == UNREACHED:
         return ""
     names = [name for name, _ in row.kinds] or [row.kind]
     if len(names) > 1:
         return ", ".join(MANY.get(name, name) for name in names)
-    if row.count == 1 or names[0] not in MANY:
+    if row.count == 1 or names[0] in KEPT or names[0] not in MANY:
         return names[0]
     return f"{row.count:,} {MANY[names[0]]}"
 

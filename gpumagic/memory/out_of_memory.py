@@ -40,7 +40,8 @@ class OutOfMemory(Shown):
     cause : str
         ``"twice"``, ``"too large"``, ``"limit"``, ``"pool"``, ``"others"``, ``"torn"``, ``"kept"``,
         ``"graphs"``, ``"optimizer"``, ``"foreach"``, ``"no backward"``, ``"grown"``, ``"copy"``,
-        ``"load"``, ``"move"``, ``"batch"``, ``"number"``, ``"loop"``, ``"not read"`` or ``"full"``.
+        ``"load"``, ``"move"``, ``"handled"``, ``"batch"``, ``"number"``, ``"loop"``, ``"not read"``
+        or ``"full"``.
     reason : str
         The cause in one sentence.
     remedies : tuple of Remedy

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gpumagic.device.cards import bytes_in
 from gpumagic.usercode.frames import errors
 
 
@@ -27,8 +28,7 @@ class Shortage:
     exact: bool = False  # as the allocator itself noted them
 
 
-_UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_SIZE = r"([\d.]+) (bytes|[KMGT]iB)"
+_SIZE = r"([\d.]+ (?:bytes|[KMGT]iB))"
 _OURS = re.compile(
     r"(?:CUDA|HIP) out of memory"
     r"|(?:CUDA|HIP)(?: driver| runtime)? error(?: \(2\)\s*)?:? *out of memory"
@@ -39,11 +39,9 @@ _OURS = re.compile(
 )
 _GPU = re.compile(r"GPU (\d+)")
 _WANTED = re.compile(rf"(?:Tried to allocate|Requested size:?) {_SIZE}")
-# Of torch 2.1 and newer, and of those before it.
-_TOTAL = re.compile(rf"total capac?i?ty of {_SIZE}|{_SIZE} total capacity")
-_FREE = re.compile(rf"of which {_SIZE} is free|{_SIZE} free[;)]")
-_ALLOCATED = re.compile(rf"allocated memory {_SIZE} is allocated|{_SIZE} already allocated")
-_RESERVED = re.compile(rf"{_SIZE} reserved in total")
+_TOTAL = re.compile(rf"total capac?i?ty of {_SIZE}")
+_FREE = re.compile(rf"of which {_SIZE} is free")
+_ALLOCATED = re.compile(rf"allocated memory {_SIZE} is allocated")
 _UNUSED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _PROCESS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 _ALLOWED = re.compile(rf"{_SIZE} allowed")
@@ -68,31 +66,21 @@ def read(error: BaseException) -> tuple[BaseException, Shortage] | None:
 def _read(text: str) -> Shortage:
     gpu = _GPU.search(text)
     allocated, unused = _size(_ALLOCATED, text), _size(_UNUSED, text)
-    reserved = _size(_RESERVED, text)
-    if reserved is None and allocated is not None and unused is not None:
-        reserved = allocated + unused
-    others = [_bytes(*found) for found in _PROCESS.findall(text)]
+    others = [bytes_in(found) or 0 for found in _PROCESS.findall(text)]
     return Shortage(
         ordinal=int(gpu[1]) if gpu else torch.cuda.current_device(),
         wanted=_size(_WANTED, text),
         total=_size(_ALLOWED, text) or _size(_TOTAL, text),
         free=_size(_FREE, text),
         allocated=allocated,
-        reserved=reserved,
+        reserved=None if allocated is None or unused is None else allocated + unused,
         others=sum(others) if others else None,
     )
 
 
 def _size(pattern: re.Pattern[str], text: str) -> int | None:
     found = pattern.search(text)
-    if found is None:
-        return None
-    number, unit = [part for part in found.groups() if part is not None]
-    return _bytes(number, unit)
-
-
-def _bytes(number: str, unit: str) -> int:
-    return round(float(number) * _UNITS[unit])
+    return None if found is None else bytes_in(found[1])
 
 
 def _exact(said: Shortage) -> Shortage:

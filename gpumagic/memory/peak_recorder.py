@@ -145,7 +145,7 @@ def _graph(tensors: Any) -> Iterator[tuple[Any, str]]:
         for value, step in edges(nodes.pop()):
             if isinstance(value, torch.Tensor):
                 yield value, step
-            elif step.startswith(".next_functions") and value not in seen:
+            elif step.startswith(": ") and value not in seen:
                 seen.add(value)
                 nodes.append(value)
 

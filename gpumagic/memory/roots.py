@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Container, Iterator, Mapping
-from traceback import walk_stack
+from traceback import walk_stack, walk_tb
 from typing import Any
 
 from gpumagic.memory.heap import Root
@@ -184,12 +184,6 @@ def _handled() -> list[BaseException]:
 
 
 def _of_cell(trace: types.TracebackType | None) -> str:
-    files = [frame.f_code.co_filename for frame, _ in _steps(trace)]
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(trace)]
     place = next((label(file) for file in files if is_users(file)), "")
     return f"the exception of {place}" if place else "an exception"
-
-
-def _steps(trace: types.TracebackType | None) -> Iterator[tuple[types.FrameType, int]]:
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next

@@ -5,15 +5,19 @@ alone hold, and will be gone with them.
 """
 
 import ast
+import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from traceback import walk_tb
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpumagic.display.progress_line import ProgressLine
+from gpumagic.memory import made_arrays
 from gpumagic.memory.allocator import Allocator
 from gpumagic.memory.ask import with_holders
 from gpumagic.memory.autograd_graph import GRAPH
@@ -21,6 +25,7 @@ from gpumagic.memory.device_figures import figures, with_other_libraries
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.heap import Root
 from gpumagic.memory.kept_by_ipython import KeptOutputs, tracebacks
+from gpumagic.memory.leftovers import of_kinds
 from gpumagic.memory.made_in import MadeIn
 from gpumagic.memory.memory_report import (
     EXCEPTION,
@@ -34,6 +39,7 @@ from gpumagic.memory.out_of_memory_message import Shortage
 from gpumagic.mismatch.read.rest_of_code import RestOfCode
 from gpumagic.usercode.files import label, module_of
 from gpumagic.usercode.frames import FailedFrame, errors
+from gpumagic.usercode.functions import globals_of
 from gpumagic.usercode.variables import variables_read
 
 _EARLIER = "an earlier exception"
@@ -47,6 +53,7 @@ class Situation:
     def __init__(
         self,
         shortage: Shortage,
+        said: BaseException,
         error: BaseException,
         frames: list[FailedFrame],
         namespace: Mapping[str, Any],
@@ -64,6 +71,11 @@ class Situation:
         self._chain = list(errors(error))
         self._earlier = [e for e in earlier if all(e is not each for each in self._chain)]
         traces = list(tracebacks(error))
+        handled = [*errors(said)][1:]
+        passed = [each for each in self._chain if all(each is not other for other in handled)]
+        now = {frame for each in passed for frame, _ in walk_tb(each.__traceback__)}
+        then = [frame for each in handled for frame, _ in walk_tb(each.__traceback__)]
+        self._handled = [frame for frame in then if frame not in now]
         # What the error leads to is looked at by the names of its frames, and by no other way.
         # What we look with may not be found to hold what we look at.
         self._ours = [self, vars(self), *frames, *(frame.scope for frame in frames)]
@@ -71,7 +83,7 @@ class Situation:
         self.beyond = [
             (module, trace.tb_frame)
             for trace in traces
-            if (module := module_of(trace.tb_frame.f_code.co_filename))
+            if (module := module_of(trace.tb_frame.f_code.co_filename)) and trace.tb_frame in now
         ]
         """torch's and libraries' frames that the error passed, with their modules."""
 
@@ -90,6 +102,7 @@ class Situation:
                 yield Root(self.local(frame, name), value, EXCEPTION)
         libraries = [dict(frame.f_locals) for _, frame in self.beyond]
         yield Root(self._exception, libraries, EXCEPTION)
+        yield Root(self.handled, [dict(frame.f_locals) for frame in self._handled], EXCEPTION)
 
     def local(self, frame: FailedFrame, name: str) -> str:
         """A variable of a frame, as a holder is told: ``"x"`` at the top of a cell."""
@@ -101,6 +114,11 @@ class Situation:
     def _exception(self) -> str:
         return f"the exception of {self.label}"
 
+    @property
+    def handled(self) -> str:
+        """The row of what the frames of an error hold whose `except` block this error is from."""
+        return f"the exception handled in {self.label}"
+
     @cached_property
     def holding(self) -> set[str]:
         """The names of all that holds something: variables, outputs, exceptions."""
@@ -111,7 +129,9 @@ class Situation:
         """The GPU's figures at the moment of the error, and who holds its memory now."""
         now = next(d for d in figures() if d.device == self.name)
         all_of_it = with_other_libraries(now, self.storages)
-        held = with_holders(all_of_it, self.storages, MadeIn(self._allocator)).holders
+        held = with_holders(
+            all_of_it, self.storages, MadeIn(self._allocator), made_arrays.places()
+        ).holders
         said = ("free", "allocated", "reserved", "others")
         then = {name: getattr(self.shortage, name) for name in said}
         if now.total is None:
@@ -122,16 +142,11 @@ class Situation:
             made = Made(label(frame.filename), getattr(frame.failed, "lineno", None))
             held = (*held, MemoryHolder(_ON_THEIR_WAY, TEMPORARY, self.name, gone, made))
             held = tuple(sorted(held, key=lambda row: -row.nbytes))
-        return replace(
-            now,
-            **{name: value for name, value in then.items() if value is not None},
-            pools=all_of_it.pools,
-            holders=tuple(replace(row, aliases=self._names(row.aliases)) for row in held),
-        )
-
-    def _names(self, aliases: tuple[str, ...]) -> tuple[str, ...]:
-        """Those that are variables or outputs: the frames of this error are told apart."""
-        return tuple(a for a in aliases if a in self.namespace or a in self.outputs)
+        # The frames of this error are told apart.
+        names = {*self.namespace, *self.outputs}
+        rows = (replace(r, aliases=tuple(a for a in r.aliases if a in names)) for r in held)
+        known = {name: value for name, value in then.items() if value is not None}
+        return replace(now, **known, pools=all_of_it.pools, holders=tuple(rows))
 
     @property
     def label(self) -> str:
@@ -173,6 +188,11 @@ class Situation:
     def read(self) -> set[str]:
         """The variables that the rest of the code reads, through the notebook's functions too."""
         names = {name for rest in self.rests for name in rest.read}
+        # A function that no variable names may be called by anyone: a hook, a method, a closure.
+        known = self.namespace
+        for each in of_kinds(gc.get_objects(), FunctionType):
+            if each.__globals__ is known and known.get(each.__name__) is not each:
+                names.update(globals_of(each.__code__))
         return {name for name, _ in variables_read(names, self.namespace)}
 
     @property

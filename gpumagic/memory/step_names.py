@@ -11,13 +11,10 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import Context, Token
 from inspect import CO_OPTIMIZED
 from typing import Any
 
-from gpumagic.memory.autograd_graph import is_node
-from gpumagic.memory.edges import Edges, ndarray, of_array, of_context, of_optimizer, of_token
-from gpumagic.usercode.torch_classes import comes_from
+from gpumagic.memory.edges import Edges, ndarray, of_array
 from gpumagic.usercode.values import bases_of, class_name, members_of, own
 
 Named = Iterable[tuple[Any, str]]
@@ -46,12 +43,12 @@ class StepNames:
     def _named(self, obj: Any, owner: Any, key_name: KeyName) -> Iterator[tuple[Any, str]]:
         kind = type(obj)
         if id(kind) not in self._known:
-            self._known[id(kind)] = _way(kind), _members(kind)
+            self._known[id(kind)] = _way(kind, self._edges), _members(kind)
         named, members = self._known[id(kind)]
         if named is _items:
             yield from _items(obj, owner, key_name)
         elif named is not None:
-            yield from named(obj, owner, self._edges)
+            yield from named(obj, owner)
         if not _is_one_of(kind, _WHOLE):
             yield from _attributes(obj, kind, members)
         if kind is _CACHED:
@@ -117,7 +114,7 @@ def _is_module_state(attributes: Any, items: Any) -> bool:
     return any(dict.get(attributes, name) is items for name in _MODULE_STATE)
 
 
-def _sequence(items: Any, owner: Any, edges: Edges) -> Iterator[tuple[Any, str]]:
+def _sequence(items: Any, owner: Any) -> Iterator[tuple[Any, str]]:
     base = next(base for base in (list, tuple, deque) if issubclass(type(items), base))
     values: list[Any] = list(base.__iter__(items))
     if issubclass(type(owner), types.FunctionType):
@@ -130,22 +127,20 @@ def _sequence(items: Any, owner: Any, edges: Edges) -> Iterator[tuple[Any, str]]
     else:
         fields: Any = members_of(type(items)).get("_fields")
         named = base is tuple and type(fields) is tuple and len(fields) == len(values)
-        names = [f".{field}" for field in fields] if named else _numbered(len(values))
+        names = (
+            [f".{field}" for field in fields] if named else [f"[{n}]" for n in range(len(values))]
+        )
     yield from zip(values, names, strict=False)
 
 
-def _numbered(count: int) -> list[str]:
-    return [f"[{n}]" for n in range(count)]
-
-
-def _cell(cell: types.CellType, owner: Any, edges: Edges) -> Named:
+def _cell(cell: types.CellType, owner: Any) -> Named:
     try:
         return [(cell.cell_contents, "")]
     except ValueError:  # not bound yet
         return []
 
 
-def _frame(frame: types.FrameType, owner: Any, edges: Edges) -> Iterator[tuple[Any, str]]:
+def _frame(frame: types.FrameType, owner: Any) -> Iterator[tuple[Any, str]]:
     for name, value in local_variables(frame).items():
         yield value, f", {name}"
     if frame.f_back is not None:
@@ -156,7 +151,7 @@ def _frame_step(frame: types.FrameType) -> str:
     return f": frame {frame.f_code.co_name}"
 
 
-def _generator(generator: Any, owner: Any, edges: Edges) -> Iterator[tuple[Any, str]]:
+def _generator(generator: Any, owner: Any) -> Iterator[tuple[Any, str]]:
     prefix = next(p for p in ("gi", "cr", "ag") if hasattr(type(generator), f"{p}_frame"))
     frame = getattr(generator, f"{prefix}_frame")
     if frame is not None:
@@ -166,7 +161,7 @@ def _generator(generator: Any, owner: Any, edges: Edges) -> Iterator[tuple[Any, 
         yield getattr(generator, f"{prefix}_{inner}"), ""
 
 
-def _exception(obj: Any, owner: Any, edges: Edges) -> Iterator[tuple[Any, str]]:
+def _exception(obj: Any, owner: Any) -> Iterator[tuple[Any, str]]:
     if type(obj) is types.TracebackType:
         yield obj.tb_frame, _frame_step(obj.tb_frame)
         yield obj.tb_next, ""
@@ -179,31 +174,15 @@ def _exception(obj: Any, owner: Any, edges: Edges) -> Iterator[tuple[Any, str]]:
     yield base["args"].__get__(obj), ".args"
 
 
-def _function(function: Any, owner: Any, edges: Edges) -> Named:
+def _function(function: Any, owner: Any) -> Named:
     # Their items are named by what they are to the function.
     return [
         (getattr(function, name), "") for name in ("__closure__", "__defaults__", "__kwdefaults__")
     ]
 
 
-def _tensor(tensor: Any, owner: Any, edges: Edges) -> Named:
-    return [*edges.of_tensor(tensor), *edges.hooks(tensor)]
-
-
-def _optimizer(optimizer: Any, owner: Any, edges: Edges) -> Named:
-    return of_optimizer(optimizer)
-
-
-def _node(node: Any, owner: Any, edges: Edges) -> Named:
-    return [(child, _node_step(child, step)) for child, step in edges.of_node(node)]
-
-
-def _array(array: Any, owner: Any, edges: Edges) -> Named:
+def _array(array: Any, owner: Any) -> Named:
     return [(child, f".flat[{n}]") for n, child in enumerate(of_array(array))]
-
-
-def _node_step(child: Any, step: str) -> str:
-    return f": {class_name(type(child))}" if is_node(type(child)) else step
 
 
 def _attributes(obj: Any, kind: type, members: list[tuple[str, Any]]) -> Iterator[tuple[Any, str]]:
@@ -230,22 +209,16 @@ _NAMED: tuple[tuple[Any, Any], ...] = (
     (types.CellType, _cell),
     (types.FrameType, _frame),
     (types.FunctionType, _function),
-    (Context, lambda context, owner, edges: of_context(context)),
-    (Token, lambda token, owner, edges: of_token(token)),
-    (asyncio.Task, lambda task, owner, edges: [(asyncio.Task.get_coro(task), "")]),
+    (asyncio.Task, lambda task, owner: [(asyncio.Task.get_coro(task), "")]),
     (_GENERATORS, _generator),
     ((BaseException, types.TracebackType), _exception),
 )
 
 
-def _way(kind: type) -> Any:
+def _way(kind: type, edges: Edges) -> Any:
     """The function that names what objects of a class refer to beside their attributes, if any."""
-    if is_node(kind):
-        return _node
-    if comes_from(kind, "torch.Tensor"):
-        return _tensor
-    if comes_from(kind, "torch.optim.Optimizer"):
-        return _optimizer
+    if (beyond := edges.beyond(kind)) is not None:
+        return lambda obj, owner: beyond(obj)
     named = (*_NAMED, (ndarray(), _array))
     return next((name for base, name in named if issubclass(kind, base)), None)
 

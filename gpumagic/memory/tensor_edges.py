@@ -1,6 +1,8 @@
 """Tell what torch keeps with a tensor, where C keeps it: its gradient, its graph, its hooks."""
 
 import gc
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 import torch
@@ -12,8 +14,18 @@ from gpumagic.memory.autograd_graph import Edge
 # What a subclass may define anew is read where C defines it.
 _base: Any = torch._C.TensorBase
 _grad, _grad_fn = vars(_base)["grad"].__get__, vars(_base)["grad_fn"].__get__
-_retains = vars(_base)["retains_grad"].__get__
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_retains, _layout = vars(_base)["retains_grad"].__get__, vars(_base)["layout"].__get__
+_HOOKS = [
+    (f".{name}", vars(_base)[name].__get__)
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
+]
+_ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), (*_ROWS, "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), (*_COLUMNS, "values")),
+}
+"""What a sparse tensor is made of, which C makes a tensor of whenever it is asked."""
 # Of a tensor the collector sees its class, if nothing else.
 CLASSES = {id(Tensor), id(nn.Parameter)}
 
@@ -23,16 +35,21 @@ def refer_to_nothing(tensors: list[Any]) -> bool:
     try:
         # Torch warns who asks others than leaves for their gradient.
         for get in (_grad_fn, _grad):
-            if any(found is not None for found in map(get, tensors)):
+            if not all(map(is_, map(get, tensors), repeat(None))):
                 return False
     except RuntimeError:  # see `of_tensor`
+        return False
+    if any(map(_PARTS.get, map(_layout, tensors))):
         return False
     return {*map(id, gc.get_referents(*tensors))} <= CLASSES
 
 
 def of_tensor(tensor: Any, graphs: bool) -> list[Edge]:
     """What torch keeps with a tensor, each with the step that leads there."""
-    found: list[Edge] = []
+    found: list[Edge] = [(held, step) for step, get in _HOOKS if (held := get(tensor)) is not None]
+    if (parts := _PARTS.get(_layout(tensor))) is not None:
+        with torch.no_grad():
+            found += [(getattr(_base, part)(tensor), f".{part}()") for part in parts]
     try:
         function = _grad_fn(tensor)
         if function is not None and graphs:
@@ -46,6 +63,7 @@ def of_tensor(tensor: Any, graphs: bool) -> list[Edge]:
     return found
 
 
-def hooks(tensor: Any) -> list[Edge]:
-    """The hooks of a tensor, by kind."""
-    return [(vars(_base)[name].__get__(tensor), f".{name}") for name in _HOOKS]
+def of_script(module: Any) -> list[Edge]:
+    """The tensors of a module of TorchScript, which C++ has."""
+    kinds: Any = torch._C.ParameterDict, torch._C.BufferDict
+    return [(tensor, f".{name}") for kind in kinds for name, tensor in kind(module).items()]

@@ -10,13 +10,8 @@ from gpumagic.memory.memory_report import SAVED, STATE
 from gpumagic.memory.memory_tree import MemoryBranch, MemoryTree, split_steps
 
 # The order of the columns, and their heads.
-_HEADS = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "gradient": "gradients",
-    STATE: "optimizer",
-    SAVED: "saved",
-}
+_HEADS = {each: f"{each}s" for each in ("parameter", "buffer", "gradient")}
+_HEADS |= {STATE: "optimizer", SAVED: "saved"}
 _WHO = {STATE: "optimizers", SAVED: "autograd"}
 # Rows that are shown at once: as deep as they fit.
 _ROWS = 40

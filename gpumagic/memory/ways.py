@@ -51,18 +51,21 @@ class Ways:
         self._met: dict[tuple[int, ...], _Above] = {}
         self._reached: dict[int, dict[int, int]] = {}  # by meeting, root and parent on the way
         self._roles: dict[int, str | None] = {}
-        self._find_others({self._beside(number).meeting for number in numbers})
+        others, parents, above = walk.others, walk.parents, self._above
+        # What is known of an object as of those beside it.
+        self._besides = {n: above(n if n in others else parents[n]) for n in numbers}
+        self._find_others({beside.meeting for beside in self._besides.values()})
 
-    def of(self, numbers: list[int]) -> tuple[Way, ...]:
+    def of(self, number: int, more: Iterable[int] = ()) -> tuple[Way, ...]:
         """All ways to the objects of one storage, the first one first."""
-        if len(numbers) == 1:
-            return self._of(numbers[0])
-        return tuple(dict.fromkeys(chain.from_iterable(map(self._of, numbers))))
+        beside = self._besides[number]
+        found = beside.ways.get(id(type(self._walk.objects[number])))
+        if found is None:
+            found = self._of(number, beside)
+        return (*dict.fromkeys(chain(found, *map(self.of, more))),) if more else found
 
-    def _of(self, number: int) -> tuple[Way, ...]:
-        beside, kind = self._beside(number), id(type(self._walk.objects[number]))
-        if kind in beside.ways:
-            return beside.ways[kind]
+    def _of(self, number: int, beside: _Above) -> tuple[Way, ...]:
+        kind = id(type(self._walk.objects[number]))
         what = self.kind(number)
         if what not in beside.ways:
             roots = (self._walk.roots[root] for root in self.roots(number))
@@ -73,18 +76,13 @@ class Ways:
             beside.ways[kind] = beside.ways[what]
         return beside.ways[what]
 
-    def _beside(self, number: int) -> _Above:
-        """What is known of an object as of those beside it."""
-        known = number if number in self._walk.others else self._walk.parents[number]
-        return self._known[known] if known in self._known else self._above(known)
-
     def root(self, number: int) -> int:
         """The number of the root that an object was met from."""
         return self._above(number).root
 
     def roots(self, number: int) -> list[int]:
         """The roots that reach an object, that which it was met from first."""
-        beside = self._beside(number)
+        beside = self._besides[number]
         others = self._reached.get(beside.meeting, ())
         return [beside.root] + [root for root in others if root != beside.root]
 
@@ -96,6 +94,16 @@ class Ways:
         return self._reached.get(self._above(number).meeting, {}).get(root, before)
 
     def _above(self, number: int) -> _Above:
+        known, walk = self._known, self._walk
+        if number in known:
+            return known[number]
+        if number >= 0 and number not in walk.others:  # most are beside others of their kind
+            beside = known.get(walk.parents[number])
+            if beside is not None:
+                found = beside.below.get(id(type(walk.objects[number])))
+                if found is not None:
+                    known[number] = found
+                    return found
         passed = []
         while number >= 0 and number not in self._known:
             passed.append(number)

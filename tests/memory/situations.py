@@ -159,7 +159,51 @@ SITUATIONS = [
         "y = made(30)",
         "full",
     ),
+    Notebook(
+        "another try in the `except` block",
+        [
+            "def one(n):\n    a = mib(n)\n    return a + mib(n)",
+            "def work():\n    try:\n        one(40)\n    except RuntimeError:\n        one(30)",
+        ],
+        "work()",
+        "handled",
+        "to try again after the block",
+        40,
+        True,
+    ),
+    Notebook(
+        "what a hook fills",
+        [
+            "kept, net = [], nn.Linear(64, 64, device='cuda')",
+            "net.register_forward_hook(lambda module, args, y: kept.append(y));",
+        ],
+        "for n in range(30):\n    with torch.no_grad():\n        net(mib(4).view(-1, 64))",
+        "full",
+    ),
+    Notebook(
+        "a cache that a loop fills, and a small variable",
+        ["cache, small = {}, mib(8)"],
+        "for n in range(100):\n    cache[n] = mib(1)",
+        "full",
+        "`%gpufree small`",
+        8,
+    ),
     # -- graphs
+    Notebook(
+        "results of a method, through layers that add up",
+        [
+            "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))\n"
+            "    def forward(self, x):\n        for layer in self.layers:\n"
+            "            x = x + layer(x).sigmoid()\n        return x\n"
+            "net = Net().cuda()\ndef validate(n):\n    outs = []\n    for _ in range(n):\n"
+            "        outs.append(net(mib(2).view(-1, 64)))\n    return outs",
+        ],
+        "validate(9)",
+        "graphs",
+        "`.item()`",
+        often=True,
+    ),
     Notebook(
         "a list of losses",
         ["w = torch.ones(2**19, device='cuda', requires_grad=True)\nlosses = []"],
@@ -194,6 +238,23 @@ SITUATIONS = [
         "for epoch in range(2):\n    train()",
         "batch",
         "`with torch.autocast(",
+    ),
+    Notebook(
+        "a batch whose size has a name",
+        [PERCEPTRON, "n = len(X)"],
+        TRAIN.replace("net(X)", "(net(X) - torch.zeros(n, 1, 1, device='cuda'))"),
+        "batch",
+        "`with torch.autocast(",
+    ),
+    Notebook(
+        "a step that is given a closure",
+        [
+            "net, x = nn.Linear(1024, 1024, device='cuda'), mib(1).view(-1, 1024)",
+            "opt = torch.optim.LBFGS(net.parameters())",
+            "def loss():\n    y = net(x).square().sum()\n    y.backward()\n    return y",
+        ],
+        "for _ in range(5):\n    opt.step(loss)",
+        "full",
     ),
     Notebook(
         "the first step of an optimizer",
@@ -314,17 +375,6 @@ SITUATIONS = [
         "torn",
         "`os.environ",
         32,
-    ),
-    Notebook(
-        "as torch 1 said it",
-        [],
-        said(
-            "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 64.00 MiB total capacity; "
-            "20.00 MiB already allocated; 1.00 MiB free; 62.00 MiB reserved in total by PyTorch)"
-        ),
-        "torn",
-        "`os.environ",
-        42,
     ),
     Notebook(
         "a limit that the code set",

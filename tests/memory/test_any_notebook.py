@@ -77,6 +77,8 @@ def allocated():
 
 
 def check(ip, notebook, deleted):
+    # Each collection would go through all that was imported, and there are several a notebook.
+    gc.freeze()
     try:
         look(ip, notebook, deleted)
     finally:
@@ -129,7 +131,7 @@ def test_the_rows_add_up_and_deleting_gives_back(ip, notebook, deleted):
 
 
 @pytest.mark.slow
-@settings(FEW, max_examples=1000)
+@settings(FEW, max_examples=400)
 @given(notebook=NOTEBOOKS, deleted=st.randoms(use_true_random=False))
 def test_the_rows_add_up_and_deleting_gives_back_in_many_notebooks(ip, notebook, deleted):
     check(ip, notebook, deleted)

@@ -169,6 +169,28 @@ def test_names_come_back_and_say_who_else_holds_them(held):
     assert torch.cuda.memory_allocated(1) == 0
 
 
+def test_garbage_is_not_told_as_what_was_named(held):
+    held.run("class A: pass\na = A()\na.a, a.t = a, torch.ones(2**19, device='cuda')\ndel a")
+    assert (
+        "freed 6.0 MiB (garbage: 2.0 MiB on cuda:0, x: 4.0 MiB on cuda:0)"
+        in held.run("%gpufree x").text
+    )
+
+
+def test_what_a_backward_pass_that_failed_left_in_its_queue_comes_back(held):
+    held.run("full = torch.empty(1000 * 2**18, device='cuda')")
+    held.run("w = torch.ones(512, 512, device='cuda', requires_grad=True)")
+    before = allocated()
+    held.run(
+        "g = w\ntry:\n    for n in range(99):\n        s = (g @ w).sin().sum()\n"
+        "        g, = torch.autograd.grad(s, w, create_graph=True)\n"
+        "except RuntimeError:\n    del g, s"
+    )
+    assert allocated() > before
+    held.run("%gpufree")
+    assert allocated() == before
+
+
 def test_what_is_there_comes_back_though_another_name_is_gone(held):
     held.run("n = 3")
     freed = gpumagic.free_memory("nothing", "x", "n")

@@ -5,6 +5,7 @@ import torch
 from torch.cuda import memory
 
 import gpumagic
+from gpumagic.memory import made_in
 from gpumagic.memory.made_in import MadeIn
 from gpumagic.memory.memory_report import Made
 from gpumagic.usercode.files import last_cell
@@ -72,7 +73,18 @@ def test_a_silent_cell_is_not_stamped(ip):
     assert ip.ns["inside"] == ""
 
 
-def test_record_turns_the_allocators_record_on_and_off(ip):
+@pytest.fixture
+def as_real(monkeypatch):
+    """Virtual GPUs pass for real ones, which know the line only while it is recorded."""
+    monkeypatch.setattr(made_in, "has_virtual", lambda: False)
+
+
+def test_virtual_gpus_need_no_record(ip):
+    assert "always know" in ip.run("%gpumem --record on").text
+    assert not torch._C._cuda_isHistoryEnabled()
+
+
+def test_record_turns_the_allocators_record_on_and_off(ip, as_real):
     assert "--record was not on" in ip.run("%gpumem --record off").text
     assert "about 2 µs per allocation" in ip.run("%gpumem --record on").text
     assert torch._C._cuda_isHistoryEnabled()
@@ -80,7 +92,7 @@ def test_record_turns_the_allocators_record_on_and_off(ip):
     assert not torch._C._cuda_isHistoryEnabled()
 
 
-def test_what_the_user_records_is_left_alone(ip):
+def test_what_the_user_records_is_left_alone(ip, as_real):
     memory._record_memory_history(max_entries=5)
     for what in ("on", "off"):
         assert "as your code asked" in ip.run(f"%gpumem --record {what}").text
@@ -89,7 +101,7 @@ def test_what_the_user_records_is_left_alone(ip):
     assert torch._C._cuda_isHistoryEnabled()
 
 
-def test_unloading_ends_our_record(ip):
+def test_unloading_ends_our_record(ip, as_real):
     ip.run("%gpumem --record on")
     ip.run("%unload_ext gpumagic")
     assert not torch._C._cuda_isHistoryEnabled()

@@ -1,5 +1,7 @@
 """What one name holds, opened: a module by layer, anything else by item."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -36,6 +38,25 @@ def test_a_module_is_opened_layer_by_layer(trained):
     whole = found["net"].nbytes
     assert list(found) == ["net", "net[0]", "net[3]"]
     assert sum(whole.values()) == torch.cuda.memory_allocated(1) == found["net"].total
+
+
+def test_in_an_object_that_has_both_gradients_and_state_stand_with_the_layer(trained):
+    net, optimizer = trained["net"], trained["optimizer"]
+    found = rows(
+        tree(
+            "t",
+            {
+                "t": SimpleNamespace(
+                    opt=optimizer, net=net, last=net(torch.ones(4, 128, device="cuda:1")).sum()
+                )
+            },
+        )
+    )
+    weights = 128 * 128 * 4 + BLOCK
+    one = found["t.net[0]"]
+    assert [one.nbytes[kind] for kind in COLUMNS] == [2 * weights, 2 * weights, 4 * weights]
+    assert [path for path in found if path.startswith("t.opt")] == []
+    assert found["t.net"].total == rows(tree("net", trained))["net"].total
 
 
 def test_a_modules_buffers_are_told_apart(gpus):

@@ -37,7 +37,8 @@ DEVICE = DeviceMemory(
             kinds=(("parameter", 3 * GIB), ("gradient", 2 * GIB)),
         ),
         holder("batches", 3 * GIB - 12 * KIB, count=1200, kinds=(("tensor", 1),)),
-        *(holder(f"x{n}", KIB) for n in range(12)),
+        holder("x0", KIB, "exception", count=85, kinds=(("exception", KIB),)),
+        *(holder(f"x{n}", KIB) for n in range(1, 12)),
     ),
     others_by_name=(("explore.ipynb", GIB), ("grace", GIB)),
 )
@@ -55,7 +56,7 @@ def test_the_line_answers_and_the_top_row_is_the_largest():
     said = "net parameters, gradients 5.0 GiB 62 % In [3], line 5 model +1"
     assert " ".join(top.split()) == said
     assert " ".join(second.split()) == "batches 1,200 tensors 3.0 GiB 37 %"
-    assert " ".join(third.split()) == "x0 tensor 1.0 KiB < 1 %"
+    assert " ".join(third.split()) == "x0 exception 1.0 KiB < 1 %"
     assert " ".join(last.split()) == "11 more 11.0 KiB < 1 %"
 
 

@@ -12,7 +12,7 @@ from situations import SITUATIONS, START
 import gpumagic
 from gpumagic import faults, virtual
 from gpumagic.frameworks.exchange import Pool
-from gpumagic.memory import dry_peaks, explain_out_of_memory
+from gpumagic.memory import explain_out_of_memory
 from gpumagic.memory.causes import pooled
 
 MIB = 2**20
@@ -272,6 +272,20 @@ def test_a_number_that_decides_is_told_with_the_largest_that_fits(small, shown, 
         del ran
 
 
+def test_of_two_numbers_who_wrote_them_knows_which_can_be_another(small, shown):
+    small.run(START)
+    small.run(
+        "emb = nn.Embedding(9000, 64).cuda()\nx = emb.weight @ mib(16).view(64, -1)[:, :4000]"
+    )
+    told = [r.do for r in shown.pop().remedies if r.fits]
+    assert sorted(do.partition(" instead of ")[2] for do in told) == [
+        "4,000 in line 2 saves",
+        "9,000 in line 1 saves",
+    ]
+    small.run("del emb\nfor n in range(20, 999):\n    small = mib(n)")
+    assert " instead of " not in repr(shown.pop())  # n is the loop's
+
+
 def test_no_number_is_told_that_does_not_decide(small, shown):
     small.run(START + "torch.manual_seed(99_999)\nkept = mib(60)")
     small.run("torch.manual_seed(99_999)\nx = mib(5.5) + torch.ones(20, device='cuda')")
@@ -279,11 +293,9 @@ def test_no_number_is_told_that_does_not_decide(small, shown):
 
 
 @pytest.mark.slow
-def test_the_batch_that_is_told_is_the_largest_that_fits(small, shown, monkeypatch):
-    # On a busy machine the search would end with what it has found by then.
-    monkeypatch.setattr(dry_peaks, "PATIENCE_S", 600.0)
-    monkeypatch.setattr(dry_peaks, "LIMIT_S", 60.0)
-    whole, loaded = [n for n in SITUATIONS if n.cause == "batch"]
+def test_the_batch_that_is_told_is_the_largest_that_fits(small, shown):
+    named = {n.name: n for n in SITUATIONS}
+    whole, loaded = named["a batch too large"], named["a batch of a loader, in a function"]
     for notebook in (whole, loaded):
         for cell in [START, *notebook.before, notebook.cell]:
             small.run(cell)

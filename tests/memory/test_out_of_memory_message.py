@@ -1,4 +1,4 @@
-"""What torch's texts say of a shortage, in all the words that it has had for it."""
+"""What torch's texts say of a shortage, in all the words that it has for it."""
 
 import pytest
 import torch
@@ -8,17 +8,12 @@ from gpumagic.memory.out_of_memory_message import Shortage, note_shortages, read
 
 MIB, GIB = 2**20, 2**30
 TEXTS = {
-    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has a total capacty of 23.69 GiB of "
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 1 has a total capacity of 23.69 GiB of "
     "which 5.31 GiB is free. Process 7 has 3.00 GiB memory in use. Process 9 has 1.00 GiB memory "
     "in use. Including non-PyTorch memory, this process has 18.36 GiB memory in use. Of the "
     "allocated memory 17.50 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but "
     "unallocated.": Shortage(
         1, 20 * GIB, round(23.69 * GIB), round(5.31 * GIB), 17 * GIB + GIB // 2, 18 * GIB, 4 * GIB
-    ),
-    "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 14.76 GiB total capacity; 11.50 GiB "
-    "already allocated; 1.63 GiB free; 11.75 GiB reserved in total by PyTorch) If reserved memory "
-    "is >> allocated memory try setting max_split_size_mb": Shortage(
-        0, 2 * GIB, round(14.76 * GIB), round(1.63 * GIB), round(11.5 * GIB), round(11.75 * GIB)
     ),
     "HIP out of memory. Tried to allocate 512 bytes. GPU 0 has a total capacity of 16.00 GiB of "
     "which 0 bytes is free. Of the allocated memory 8.00 GiB is allocated by PyTorch, and 0 bytes "

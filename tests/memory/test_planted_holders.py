@@ -33,6 +33,25 @@ PLANTED = {
     "variable": ("x1 = gpu()", "x1"),
     "list": ("batches = [0, gpu()]", "batches[1]"),
     "dictionaries": ("d = {'a': {3: gpu()}}", "d['a'][3]"),
+    "sparse": (
+        "at = torch.zeros(1, 1, dtype=torch.int64, device='cuda')\nvalues = gpu()[None]\n"
+        "sp = torch.sparse_coo_tensor(at, values, (9, values.shape[1]), check_invariants=False)\n"
+        "del values",
+        "sp.<Tensor>",
+    ),
+    "compressed": (
+        "import warnings\nvalues, rows = gpu()[None], torch.arange(2, device='cuda')\n"
+        "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n"
+        "    csr = torch.sparse_csr_tensor(rows, at[0], values, (1, 1, values.shape[1]), "
+        "check_invariants=False)\ndel values",
+        "csr.<Tensor>",
+    ),
+    "traced": (
+        "net = nn.Linear(1, 1).cuda()\nnet.weight = nn.Parameter(gpu()[:1].view(1, 1))\n"
+        "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n"
+        "    traced = torch.jit.trace(net, torch.zeros(1, 1, device='cuda'))\ndel net",
+        r"traced\..*",
+    ),
     "key of a tuple": ("by_pair = {(1, 'b'): gpu()}", "by_pair[(1, 'b')]"),
     "named tuple": ("p = collections.namedtuple('P', 'x y')(1, gpu())", "p.y"),
     "set": ("a_set = {gpu()}", "a_set.<Tensor>"),
