@@ -1,14 +1,17 @@
 """Are our medians of JAX those of `timeit` with `jax.block_until_ready`?
 
-Run it with `python benchmarks/frameworks.py`. Four workloads on the CPU, from 10 µs to 10 ms, in
-short rounds: timeit, `gpumagic.compare` of the very statement, compare of the statement without a
-wait of its own, timeit again; so that what else the machine does slows all of them. Each ratio is
-of the least medians of all rounds: of those that were left alone most. A statement without a wait
-is waited for at the end of each block of runs, so that Python is ahead of the device, and what it
-saves is shown as it is; it is not judged. Compile time is none of any. `--processor`
-measures with the processor's time, for all: what others do does not count then. A workload is not
-judged where timeit differs from itself, in its least, by more than the limit. Exits 1 where a
-ratio is outside of 1 ± 0.05, 2 where one could not be judged.
+Run it with `python benchmarks/frameworks.py`. Four workloads on the CPU, from 10 µs to 10 ms. Each
+block of runs that `gpumagic.compare` times is followed, or preceded, by one that `timeit` times, of
+as many runs: so both medians are of the same moments, and what else the machine does meets both.
+They were measured one after the other before, for a second each, and the least of each compared:
+JAX computes on several threads, and timeit itself differed by a third from one second to the next.
+The operands lie elsewhere in each round, which alone makes a product differ by a tenth; a ratio is
+the median of all rounds. Beside it stands that of the statement without a wait of its own: it is
+waited for at the end of each block, so that Python is ahead of the device; what that saves is shown
+as it is, and not judged. Compile time is none of any. `--processor` measures with the processor's
+time, for all: what others do does not count then. A workload is not judged where every other block
+of timeit's differs from the rest by more than the limit. Exits 1 where a ratio is outside of
+1 ± 0.05, 2 where one could not be judged.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import sys
 import time
 import timeit
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,13 +28,13 @@ import jax.numpy as jnp
 
 from gpumagic.frameworks.known import imported
 from gpumagic.timing import compare
-from gpumagic.timing.measure.stopwatch import Stopwatch
+from gpumagic.timing.measure.stopwatch import Lap, Stopwatch
 
 Clock = Callable[[], float]
 
 LIMIT = 0.05
-ROUNDS = 9
-SECONDS = 0.3
+ROUNDS = 7
+SECONDS = 1.5
 
 
 def workloads() -> dict[str, tuple[str, dict[str, Any]]]:
@@ -59,23 +63,48 @@ def workloads() -> dict[str, tuple[str, dict[str, Any]]]:
     }
 
 
-def by_timeit(code: str, names: dict[str, Any], clock: Clock) -> float:
-    """The median over blocks of runs, as `%timeit` makes them, on copies of its own."""
-    # As compare has it: a product's time differs by a tenth by where in memory its operands lie.
-    names = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, names)
-    timer = timeit.Timer(code, timer=clock, globals=names)
-    number, once = timer.autorange()
-    number = max(1, int(number * 0.02 / once))
-    return statistics.median(t / number for t in timer.repeat(15, number))
+class Alternating(Stopwatch):
+    """Beside each block of compare's it has `timeit` time one of as many runs of `code`."""
+
+    def __init__(self, code: str, names: dict[str, Any], clock: Clock) -> None:
+        super().__init__(clock=clock, others=imported())
+        # On copies of its own, as compare has them.
+        own = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, names)
+        self._timer = timeit.Timer(code, timer=clock, globals=own)
+        self._timer.timeit(1)
+        self.blocks: list[float] = []  # seconds of one run
+
+    def lap(self, run: Any, number: int, on: Any = ()) -> Lap:
+        if not number:
+            return super().lap(run, number, on)
+        ours = super().lap(run, number, on) if len(self.blocks) % 2 else None
+        self.blocks.append(self._timer.timeit(number) / number)
+        return ours or super().lap(run, number, on)
 
 
-def by_compare(code: str, names: dict[str, Any], clock: Clock) -> tuple[float, float]:
-    """The median, and how long it compiled."""
-    watch = Stopwatch(clock=clock, others=imported())
+@dataclass(frozen=True)
+class Round:
+    """Seconds of one run: by compare, by timeit, and by every other block of timeit's."""
+
+    ours: float
+    theirs: float
+    halves: tuple[float, float]
+    compiled: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs
+
+
+def one_round(code: str, blocked: str, names: dict[str, Any], clock: Clock) -> Round:
+    """`code` by compare, and `blocked` by timeit at the same time."""
+    watch = Alternating(blocked, names, clock)
     made = compare(code, ["cpu"], namespace=dict(names), max_time=SECONDS, stopwatch=watch)
     (timing,) = made.timings
     assert timing.median is not None
-    return timing.median, timing.compiled or 0.0
+    blocks = watch.blocks[-len(timing.seconds) :]  # those before were for warm-up
+    halves = statistics.median(blocks[::2]), statistics.median(blocks[1::2])
+    return Round(timing.median, statistics.median(blocks), halves, timing.compiled or 0.0)
 
 
 def main() -> int:
@@ -85,32 +114,28 @@ def main() -> int:
     clock = time.process_time if processor else time.perf_counter
     kind = "processor time" if processor else "wall clock"
     print(f"JAX {jax.__version__}, {kind}, {ROUNDS} rounds")
-    heads = ("timeit", "compare", "no wait", "ratio", "no wait", "itself", "compiled")
+    heads = ("timeit", "compare", "ratio", "least", "most", "no wait", "itself", "compiled")
     print(f"{'':16}" + "".join(f"{head:>12}" for head in heads))
     failed = unjudged = 0
     for name, (code, names) in workloads().items():
         blocked, names = f"jax.block_until_ready({code})", {**names, "jax": jax}
-        by_timeit(blocked, names, clock)
-        rounds, compiled = [], 0.0
-        for _ in range(ROUNDS):
-            one = by_timeit(blocked, names, clock)
-            (ours, took), (bare, _) = (
-                by_compare(blocked, names, clock),
-                by_compare(code, names, clock),
-            )
-            rounds.append((one, ours, bare, by_timeit(blocked, names, clock)))
-            compiled = max(compiled, took)
-        least = [min(times) for times in zip(*rounds, strict=True)]
-        ratios = [least[n] / min(least[0], least[3]) for n in (1, 2)]
-        itself = abs(least[3] / least[0] - 1)
+        rounds = [one_round(blocked, blocked, names, clock) for _ in range(ROUNDS)]
+        bare = [one_round(code, blocked, names, clock) for _ in range(2)]
+        ratios = sorted(one.ratio for one in rounds)
+        ratio = statistics.median(ratios)
+        itself = abs(statistics.median(one.halves[1] / one.halves[0] for one in rounds) - 1)
         known = itself <= LIMIT
-        outside = known and abs(ratios[0] - 1) > LIMIT
+        outside = known and abs(ratio - 1) > LIMIT
         unjudged += not known
         failed += outside
         verdict = "OUTSIDE" if outside else "" if known else "not judged"
-        cells = "".join(f"{seconds * 1e6:9.1f} µs" for seconds in least[:3])
-        shown = f"{ratios[0]:12.3f}{ratios[1]:12.3f}{itself:12.1%}{compiled * 1e3:9.0f} ms"
-        print(f"{name:16}{cells}{shown}  {verdict}", flush=True)
+        seconds = (statistics.median(one.theirs for one in rounds),)
+        seconds += (statistics.median(one.ours for one in rounds),)
+        cells = "".join(f"{each * 1e6:9.1f} µs" for each in seconds)
+        no_wait = statistics.median(one.ratio for one in bare)
+        cells += f"{ratio:12.3f}{ratios[0]:12.3f}{ratios[-1]:12.3f}{no_wait:12.3f}{itself:12.1%}"
+        compiled = max(one.compiled for one in rounds) * 1e3
+        print(f"{name:16}{cells}{compiled:9.0f} ms  {verdict}", flush=True)
     return 1 if failed else 2 if unjudged else 0
 
 

@@ -57,7 +57,7 @@ class ArrayRun:
         self._tally = Tally(virtual=device.virtual)
         self._counted = True
         self._before: dict[int, Any] = {}  # arrays that were variables, weakly, by id
-        self._allocated = 0
+        self._allocated: tuple[int, int | None] = 0, None
         self._started = 0.0
         self.left_out = 0.0  # seconds that are none of the cell's
 
@@ -78,7 +78,7 @@ class ArrayRun:
                 if not self._back:
                     remember(self.framework, self._origins)
             self._before = {id(array): weakref.ref(array) for array in self._arrays()}
-            self._allocated = self.framework.allocated(self.device)[0]
+            self._allocated = self.framework.allocated(self.device)
             # A ledger that cannot be kept is no reason to stop the cell.
             self._counted = False
             with faults.kept("starting the ledger of a cell"):
@@ -109,7 +109,7 @@ class ArrayRun:
         ledger = Ledger()
         with faults.kept("reading the ledger of a cell"):
             ledger = self._tally.ledger()
-        elsewhere = "" if error else self._elsewhere()  # before what was brought goes home
+        places = {} if error else self._places()  # before what was brought goes home
         report = Report(
             device=self.device,
             seconds=seconds,
@@ -122,7 +122,8 @@ class ArrayRun:
             ledger=ledger,
             ledger_complete=self._counted,
             table=self._table,
-            elsewhere=elsewhere,
+            made=bool(places),
+            elsewhere=self._elsewhere(places),
             waited=not interrupted and fault is None,
             error=type(error).__name__ if error is not None else None,
             fault=fault,
@@ -137,14 +138,17 @@ class ArrayRun:
 
     def _memory(self) -> tuple[Memory, ...]:
         allocated, peak = self.framework.allocated(self.device)
-        if peak is None:
-            return ()
-        return (Memory(str(self.device), peak, allocated, self._allocated),)
+        if peak is None or peak == self._allocated[1]:
+            return ()  # the process's is an earlier cell's, and no other is known
+        return (Memory(str(self.device), peak, allocated, self._allocated[0]),)
 
-    def _elsewhere(self) -> str:
-        """Where the arrays are that the cell has made, if none is on its device."""
+    def _places(self) -> dict[str, None]:
+        """Where the arrays are that the cell has made."""
         made = [a for a in self._arrays() if self._before.get(id(a), lambda: None)() is not a]
-        places = dict.fromkeys(self.framework.where(array) for array in made)
+        return dict.fromkeys(self.framework.where(array) for array in made)
+
+    def _elsewhere(self, places: dict[str, None]) -> str:
+        """What to say where none of those places is the cell's device."""
         if not places or any(str(self.device) in place.split(" + ") for place in places):
             return ""
         return f"all that it made is on {', '.join(places)}"

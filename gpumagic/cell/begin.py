@@ -9,8 +9,8 @@ from gpumagic.cell.array_run import ArrayRun
 from gpumagic.cell.runs import OneRun, Runs
 from gpumagic.device import Device
 from gpumagic.errors import GpuError, torch_needed
+from gpumagic.frameworks.bring_arrays import left_alone
 from gpumagic.frameworks.known import imported
-from gpumagic.frameworks.left_arrays import left_alone
 from gpumagic.frameworks.needed import Needed
 from gpumagic.moving.moved import Left, Moves, all_of
 from gpumagic.usercode.torch_classes import is_tensor, torch_here

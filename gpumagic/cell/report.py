@@ -54,6 +54,8 @@ class Report(Shown):
         The operands that `--fix` brought together.
     table : bool
         Show the ledger's table too (`--report`).
+    made : bool
+        The cell made arrays of another framework than torch, whose memory may not be known.
     elsewhere : str
         Where most of its work was, by the tensors that it made, if not on its own device: ``"all
         work was on cpu"``, ``"96 % of it ran on cuda:0"``; else empty.
@@ -78,6 +80,7 @@ class Report(Shown):
     ledger_complete: bool = True
     fixed: tuple[Fixed, ...] = ()
     table: bool = False
+    made: bool = False
     elsewhere: str = ""
     error: str | None = None
     fault: str | None = None
@@ -91,7 +94,7 @@ class Report(Shown):
     def touched(self) -> bool:
         """Whether the cell had anything to do with a device: moved, copied, loaded or allocated."""
         copied = self.batches.count or self.ledger.entries
-        return bool(self.moved or self.left or copied or self.memory)
+        return bool(self.moved or self.left or copied or self.memory or self.made)
 
 
 _last: list[Report] = []

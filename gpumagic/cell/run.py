@@ -84,13 +84,14 @@ class Run:
         self._left = left
         self.left_out = 0.0  # seconds that are none of the cell's
         self._ledger_complete = True
-        self._before: set[int] = set()  # ids of the tensors that were variables
+        self._before: set[int] = set()  # ids of what the variables were
 
     def start(self, line: Callable[[], Any] | None = None) -> None:
         """Move, and place; or raise `GpuError`, and nothing was moved. A long move has a `line`."""
-        if self._move:
+        read = [*variables_read(self._names, self._namespace)] if self._move else []
+        if read:
             self._moves = move_all(
-                variables_read(self._names, self._namespace),
+                read,
                 self._target,
                 followers=optimizers_in(self._namespace),
                 namespace=self._namespace,
@@ -102,7 +103,7 @@ class Run:
             where = innermost()
             remember(self._origins, where.label if where else "")
             self._origins.clear()
-        self._before = {id(tensor) for _, tensor in tensors_in(self._namespace)}
+        self._before = {*map(id, self._namespace.values())}
         self._started = self._clock()
         self._placement = enter(self._target, batches=self._move, namespace=self._namespace)
         self._meter.start()
@@ -192,7 +193,7 @@ class Run:
 
     def _elsewhere(self, place: Placement, memory: dict[int, Memory], ledger: Ledger) -> str:
         """Where most of the cell's work was, as far as can be seen, if not on its device."""
-        if self._target.type != "cuda":
+        if self.device.kind != "cuda":
             return ""
         made = {m.device: m.allocations for m in memory.values()}
         here = made.pop(str(self._target), 0) - sum(map(len, place.delivered))

@@ -51,6 +51,7 @@ _SHARED_ALOUD = ("ipywidgets", "traitlets", "tqdm", "threading.Thread", "multipr
 _WHOLE = (
     *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
     *("torch.amp.GradScaler", "jax.custom_jvp", "jax.custom_vjp"),
+    "equinox.Module",  # it holds what its __new__ made for ever, unless its metaclass asked
 )
 SCRIPT_MODULE = "torch.jit.ScriptModule"
 

@@ -6,14 +6,21 @@ the objects that they are; and nothing is changed before all copies have been ma
 
 import time
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+from gpumagic import faults
 from gpumagic.device import CPU, Device
 from gpumagic.device import here as devices_here
+from gpumagic.display.units import size
+from gpumagic.frameworks.exchange import device_of, library_of, nbytes_of
 from gpumagic.frameworks.framework import Framework
+from gpumagic.frameworks.known import imported
 from gpumagic.moving.moved import Left, Moved, Moves
+from gpumagic.usercode.torch_classes import is_tensor
 from gpumagic.usercode.values import defined_in, own
 
 _DICTS = (dict, defaultdict, OrderedDict)
@@ -133,11 +140,11 @@ def _replaced(
     elif issubclass(kind, tuple):
         parts = [_replaced(part, framework, new, seen) for part in value]
         made = value if _same(parts, value) else _tuple_of(kind, parts)
-    elif (split := framework.parts(value)) is not None:
+    elif (split := _of_partial(value) or framework.parts(value)) is not None:
         seen[id(value)] = value, value  # what is changed in place may hold itself
         parts = [_replaced(part, framework, new, seen) for part in split[0]]
         made = value if _same(parts, split[0]) else split[1](parts)
-    elif defined_in(kind) == "__main__" and not issubclass(kind, type):
+    elif kind is SimpleNamespace or (defined_in(kind) == "__main__" and not issubclass(kind, type)):
         seen[id(value)] = value, value
         _in_place(own(value), framework, new, seen)
         made = value
@@ -145,6 +152,18 @@ def _replaced(
         return value
     seen[id(value)] = value, made  # the value too, so that its id stays its own
     return made
+
+
+def _of_partial(call: Any) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
+    """As `Framework.parts`: what a `functools.partial` calls, and with what."""
+    if type(call) is not partial:
+        return None
+
+    def change(parts: Sequence[Any]) -> Any:
+        call.__setstate__((*parts, vars(call)))  # type: ignore[attr-defined]
+        return call
+
+    return (call.func, call.args, call.keywords), change
 
 
 def _in_place(
@@ -220,3 +239,19 @@ def still_there(framework: Framework, namespace: Mapping[str, Any]) -> list[str]
     """The variables that are, or hold, arrays on a GPU."""
     variables = [(name, value) for name, value in namespace.items() if name[0] != "_"]
     return [name for name, value in variables if _look(name, value, framework, "cpu").arrays]
+
+
+def left_alone(names: Iterable[str], namespace: Mapping[str, Any], device: Device) -> list[Left]:
+    """Those of these variables that are on another GPU: ``a: CuPy, on cuda:0, 1.2 GiB``."""
+    found = []
+    for name in names:
+        value = namespace.get(name)
+        if is_tensor(value) or any(each.is_array(value) for each in imported()):
+            continue
+        with faults.kept("asking another library's array where it is"):
+            where = device_of(value)
+            # What NumPy has is for the host, and stays there.
+            if where not in (None, "cpu", str(device)):
+                nbytes = nbytes_of(value) or None
+                found.append(Left(name, f"{library_of(value)}, on {where}, {size(nbytes)}"))
+    return found

@@ -1,6 +1,5 @@
 """Serve CuPy: its device, its arrays, its memory pool. It has real GPUs alone."""
 
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -9,10 +8,11 @@ import cupy
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.exchange import Place, Pool, place_of
+from gpumagic.frameworks.framework import Framework
 from gpumagic.ledger.counts import Tally
 
 
-class CuPy:
+class CuPy(Framework):
     """CuPy as it is in this process."""
 
     name = "CuPy"
@@ -34,13 +34,25 @@ class CuPy:
         known = {device.ordinal: device for device in here(memory=False) if not device.virtual}
         return [known.get(number, Device("cuda", number)) for number in range(count)]
 
+    def own(self, device: Device) -> Any:
+        """CuPy's object for a device, or GpuError."""
+        if device.kind != "cuda" or device.ordinal is None:
+            raise GpuError(
+                f"CuPy's arrays are on GPUs alone, not on {device}; cupy.asnumpy(x)"
+                " makes NumPy's of them"
+            )
+        if device.virtual:
+            self.make_virtual(1)
+        self._used.add(device.ordinal)
+        return cupy.cuda.Device(device.ordinal)
+
     def make_virtual(self, count: int) -> None:
         """Say that it has none."""
         raise GpuError("CuPy has no virtual GPUs: it needs a real one; NumPy has its functions")
 
     def place(self, device: Device) -> AbstractContextManager[object]:
         """While this holds, in its thread, what it makes is on `device`."""
-        held: AbstractContextManager[object] = self._own(device)
+        held: AbstractContextManager[object] = self.own(device)
         return held
 
     def is_array(self, value: object) -> bool:
@@ -57,34 +69,22 @@ class CuPy:
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
         """A copy on another device; the array itself if it is there."""
-        with self._own(device):
+        with self.own(device):
             return cupy.asarray(array)
 
     def copy(self, array: Any, device: Device) -> Any:
         """A copy of its own on a device, also where it is there."""
-        with self._own(device):
+        with self.own(device):
             return cupy.array(array)
-
-    def parts(self, value: object) -> tuple[Sequence[Any], Callable[[Sequence[Any]], Any]] | None:
-        """None: it has no containers of its own."""
-        return None
-
-    def knows(self, kind: type) -> bool:
-        """False: it is told nothing of a class."""
-        return False
 
     def wait(self) -> None:
         """Wait until the GPUs that it was placed on have finished, and the current one."""
         for ordinal in {*self._used, cupy.cuda.Device().id}:
             cupy.cuda.Device(ordinal).synchronize()
 
-    def compile_seconds(self) -> float | None:
-        """None: it does not tell."""
-        return None
-
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """The bytes that its memory pool has given out on a device; it keeps no peak."""
-        with self._own(device):
+        with self.own(device):
             return int(cupy.get_default_memory_pool().used_bytes()), None
 
     def places(self, array: Any) -> list[Place]:
@@ -92,30 +92,16 @@ class CuPy:
         place = place_of(array)
         return [place] if place is not None else []
 
-    def live(self) -> list[Any]:
-        """None: it keeps no list."""
-        return []
-
     def pool(self, device: Device) -> Pool | None:
         """What its memory pool has of a GPU that was used."""
         if device.ordinal not in self._used:
             return None
-        with self._own(device):
+        with self.own(device):
             pool = cupy.get_default_memory_pool()
             return Pool(self.name, int(pool.used_bytes()), None, int(pool.total_bytes()), None)
 
     def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
-        """Say that they are not counted: its arrays are C's, and what they do is not seen."""
-        raise GpuError("copies and waits are not counted with CuPy")
+        """While this holds, count its copies and its reads, by the user's line."""
+        from gpumagic.frameworks.cupy_copies import CuPyCopies
 
-    def _own(self, device: Device) -> Any:
-        """CuPy's object for a device, or GpuError."""
-        if device.kind != "cuda" or device.ordinal is None:
-            raise GpuError(
-                f"CuPy's arrays are on GPUs alone, not on {device}; cupy.asnumpy(x)"
-                " makes NumPy's of them"
-            )
-        if device.virtual:
-            self.make_virtual(1)
-        self._used.add(device.ordinal)
-        return cupy.cuda.Device(device.ordinal)
+        return CuPyCopies(tally, strict)

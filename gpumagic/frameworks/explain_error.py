@@ -16,7 +16,7 @@ def explain(
     Parameters
     ----------
     error : BaseException
-        As it was caught, from torch or JAX: its traceback is read.
+        As it was caught, from torch, JAX or TensorFlow: its traceback is read.
     namespace : mapping, optional
         Names that the code could see besides those of its frames.
 
@@ -38,10 +38,14 @@ def explain(
         from gpumagic.mismatch.explainer import explain as explain_torch
 
         found = explain_torch(error, namespace=namespace)
-    if found is None and sys.modules.get("jax") is not None:
-        # In an except block an error of ours would hide the user's own.
-        with faults.kept("explaining an error"):
+    # In an except block an error of ours would hide the user's own.
+    with faults.kept("explaining an error"):
+        if found is None and sys.modules.get("jax") is not None:
             from gpumagic.frameworks.jax_mismatch import explain_jax
 
             found = explain_jax(error, namespace or {})
+        if found is None and sys.modules.get("tensorflow") is not None:
+            from gpumagic.frameworks.tensorflow_mismatch import explain_tensorflow
+
+            found = explain_tensorflow(error, namespace or {})
     return found

@@ -8,12 +8,13 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from gpumagic.device import Device
+from gpumagic.errors import as_typed
 from gpumagic.frameworks.exchange import Place, Pool
 from gpumagic.ledger.counts import Tally
 
 
 class Framework(Protocol):
-    """A framework that a kernel has imported."""
+    """A framework that a kernel has imported; what a body answers is so where it has no other."""
 
     name: str
     """As its people write it: ``"JAX"``."""
@@ -23,6 +24,9 @@ class Framework(Protocol):
 
     def devices(self) -> list[Device]:
         """The GPUs that it can use here, virtual ones too, by ordinal."""
+
+    def own(self, device: Device) -> Any:
+        """Its own object for a device, as its functions or `with` take it; or GpuError."""
 
     def make_virtual(self, count: int) -> None:
         """Have `count` virtual GPUs beside the CPU, 0 for none; GpuError where it is too late."""
@@ -53,15 +57,18 @@ class Framework(Protocol):
 
         None for all else: lists, dicts and the like are looked into without asking here.
         """
+        return None
 
     def knows(self, kind: type) -> bool:
         """Whether it knows a class by its identity: a copy of the class is another to it."""
+        return False
 
     def wait(self) -> None:
         """Wait until all its devices have finished what they were given."""
 
     def compile_seconds(self) -> float | None:
         """How long it has compiled since this was first asked; None where it does not tell."""
+        return None
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """The bytes of its arrays on a device now, and their peak where it is known."""
@@ -74,6 +81,7 @@ class Framework(Protocol):
 
         This starts nothing.
         """
+        return []
 
     def pool(self, device: Device) -> Pool | None:
         """What its allocator has of a GPU; None where it does not tell, or has not started."""
@@ -83,3 +91,12 @@ class Framework(Protocol):
 
         With `strict`, an implicit one raises `CrossDeviceWarning` at its line.
         """
+
+
+def too_late(framework: str, there: int, wanted: int) -> str:
+    """What to say where a framework has started with too few devices for virtual GPUs."""
+    devices = f"{there} CPU device{'s' * (there != 1)}"
+    return (
+        f"{framework} has started in this kernel with {devices}: restart the kernel, and type "
+        f"{as_typed(f'%gpus --virtual {wanted}')} before anything uses {framework}"
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy
 from jax.sharding import SingleDeviceSharding
-from jax.tree_util import tree_flatten, tree_leaves, tree_map
+from jax.tree_util import register_static, tree_flatten, tree_leaves, tree_map
 
 Failed = jax.errors.ConcretizationTypeError
 """What is raised where code asks for a value, which only the data could tell."""
@@ -41,9 +41,16 @@ def is_jitted(function: object) -> bool:
 
 
 def leaves(values: object) -> list[Any]:
-    """All that is in pytrees."""
-    found: list[Any] = tree_leaves(values)
-    return found
+    """All arrays that are in pytrees, and shapes of such."""
+    return [leaf for leaf in tree_leaves(values) if _is_array(leaf)]
+
+
+@register_static
+@dataclass(frozen=True, eq=False)
+class _Plain:
+    """What a module of Equinox holds beside arrays, such as a function; to `jit` it has no data."""
+
+    value: Any
 
 
 def compile_call(
@@ -66,22 +73,28 @@ def compile_call(
             def call(arrays: dict[int, Any]) -> Any:
                 filled = [arrays.get(n, leaf) for n, leaf in enumerate(held)]
                 inner, args, kwargs = treedef.unflatten(filled)
-                return inner(*args, **kwargs)
+                made = inner(*args, **kwargs)
+                return tree_map(lambda leaf: leaf if _is_array(leaf) else _Plain(leaf), made)
 
             lowered = jax.jit(call).lower(given)
         of_nnx = getattr(lowered, "lowered", None)  # JAX's own, within that of Flax NNX
         compiled = (of_nnx or lowered).compile()
     told = compiled.memory_analysis()
+    # The arguments as they will be come before the result.
+    result = of_nnx.out_info[-1] if of_nnx else lowered.out_info
     return Compiled(
         told.argument_size_in_bytes,
         told.output_size_in_bytes,
         told.temp_size_in_bytes,
         told.alias_size_in_bytes,
-        # The arguments as they will be come before the result.
-        of_nnx.out_info[-1] if of_nnx else lowered.out_info,
+        tree_map(_whole, result, is_leaf=lambda leaf: isinstance(leaf, _Plain)),
         jitted,
         (own or jax.devices()[0]).platform,
     )
+
+
+def _whole(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, _Plain) else leaf
 
 
 def _is_array(leaf: object) -> bool:

@@ -7,15 +7,13 @@ several devices exchanges, or hands to a callback, while it runs is not seen. On
 array counts as read once, as a GPU's is, whose copy JAX keeps.
 """
 
-import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -23,16 +21,17 @@ from gpumagic.errors import CrossDeviceWarning
 from gpumagic.frameworks import jax_advice, jax_doors
 from gpumagic.frameworks.jax_devices import JaxDevices
 from gpumagic.frameworks.jax_doors import Move
-from gpumagic.ledger.advice import ADVISERS, what
+from gpumagic.frameworks.jax_names import name_of
+from gpumagic.frameworks.user_calls import Call, Inside, called_from, refusal
+from gpumagic.ledger.advice import ADVISERS
 from gpumagic.ledger.counts import Count, Tally
-from gpumagic.ledger.via import DISPLAY, LIBRARY, PRINT, USER, kinds, locate, of_thread
-from gpumagic.usercode.files import is_ours, module_of
-from gpumagic.usercode.lines import called, in_cell, line_at, name_in
+from gpumagic.ledger.via import DISPLAY, LIBRARY, USER, kinds
+from gpumagic.usercode.files import module_of
+from gpumagic.usercode.lines import called, in_cell
 
-_JAX = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "")
+_inside = Inside(jax, "jax_")
 # Frames of JAX's that stand around its functions.
 _AROUND = {"reraise_with_filtered_traceback", "wrapper"}
-_PRINTING = {"__repr__", "__str__", "__format__"}
 # A program's constants: see above.
 _COMPILING = {"_array_mlir_constant_handler", "shard_const_args"}
 # Functions that are called to make an array of something else, or to read one.
@@ -40,30 +39,9 @@ _MAKING = {"array", "asarray", "from_dlpack", "frombuffer"}
 _MAKING |= {"make_array_from_callback", "make_array_from_process_local_data"}
 _READING = {"array", "asarray", "ascontiguousarray", "copyto", "save", "savez", "stack"}
 
+_NAMED = 8  # calls of an instruction whose arrays' names are looked for
+
 ADVISERS["JAX"] = jax_advice.advise
-
-
-class _Call(NamedTuple):
-    """Where a door was reached from."""
-
-    user: FrameType | None
-    inner: FrameType | None  # the first frame that is not JAX's
-    how: int
-    function: str  # JAX's, that was called there
-    explicit: bool = False
-
-
-class _Files(dict[str, bool]):
-    """Whether a file is JAX's, or stands in front of it, by its name."""
-
-    def __missing__(self, file: str) -> bool:
-        if len(self) > 4096:  # each cell is a file of its own
-            self.clear()
-        self[file] = file.startswith(_JAX) or file in (__file__, jax_doors.__file__)
-        return self[file]
-
-
-_jaxs = _Files()
 
 
 class JaxCopies:
@@ -176,19 +154,22 @@ class _Counting:
         return self._found(True, operator, call, moves)
 
     def _found(
-        self, copy: bool, operator: str, call: _Call, moves: Sequence[Move]
+        self, copy: bool, operator: str, call: Call, moves: Sequence[Move]
     ) -> list[tuple[Count, Move]]:
         """Where each is to be counted: in every tally that counts this thread."""
         found = []
         for move in moves:
             ends = (self._name(move.source), self._name(move.destination))
-            if ends[0] == ends[1]:
+            if ends[0] == ends[1] or (copy and not move.nbytes):
                 continue
-            key = ((copy, operator, *ends), *map(_at, call[:2]), call.how, threading.get_ident())
+            key = ((copy, operator, *ends), *call.at(), call.how, threading.get_ident())
             for one in self._watching():
                 count = one.tally.counts.get(key)
                 if count is None:
-                    count = one.tally.add(key, _new(copy, operator, ends, call, move.array))
+                    count = one.tally.add(key, _new(copy, operator, ends, call))
+                if count.calls < _NAMED and call.user is not None:
+                    name = name_of(move.array, call.user)
+                    count.names += (name,) if name and name not in count.names else ()
                 found.append((count, move))
         return found
 
@@ -196,8 +177,9 @@ class _Counting:
         me = threading.get_ident()
         return [one for one in self._running if one.thread == me] or self._running
 
-    def _called_from(self, frame: FrameType) -> _Call | None:
-        call = _called_from(frame, [one.thread for one in self._running])
+    def _called_from(self, frame: FrameType) -> Call | None:
+        threads = [one.thread for one in self._running]
+        call = called_from(frame, _inside, _AROUND, _COMPILING, threads)
         scopes = self._scopes()
         if call is None or not (scopes.explicit_device_put or scopes.explicit_device_get):
             return call
@@ -213,55 +195,13 @@ class _Counting:
 _counting = _Counting()
 
 
-def _called_from(frame: FrameType | None, threads: Sequence[int]) -> _Call | None:
-    """Who led to a door, or None where it is no copy of the user's doing."""
-    function, printing = "", False
-    while frame is not None and _jaxs[frame.f_code.co_filename]:
-        name = frame.f_code.co_name
-        if name in _COMPILING:
-            return None
-        printing = printing or name in _PRINTING
-        function = function if name in _AROUND else name
-        frame = frame.f_back
-    if frame is not None and is_ours(frame.f_code.co_filename):  # what `%%ongpu` itself asks for
-        return None
-    user, how = locate(frame)
-    if user is None:
-        user = next(filter(None, map(of_thread, threads)), None)
-    how = PRINT if printing and how == LIBRARY else how
-    return _Call(user, frame, how, function)
-
-
-def _new(copy: bool, operator: str, ends: tuple[str, str], call: _Call, array: Any) -> Count:
-    code, at = (None, 0) if call.user is None else in_cell(call.user)
+def _new(copy: bool, operator: str, ends: tuple[str, str], call: Call) -> Count:
     inner = "" if call.inner is None else call.inner.f_code.co_filename
     # An operand is elsewhere because of who gave it; what a library reads, it reads by itself.
-    library = call.how == LIBRARY and not call.explicit and operator != "operand"
-    return Count(
-        copy,
-        operator,
-        *ends,
-        call.how,
-        code,
-        at,
-        not call.explicit,
-        within=module_of(inner) if library and kinds[inner] != USER else "",
-        kept=[None if frame is None else frame.f_code for frame in call[:2]],
-        name="" if call.user is None else name_in(call.user, partial(_is, array)),
-        framework="JAX",
-    )
-
-
-def _is(array: Any, value: Any) -> bool:
-    """Whether a variable's value is an array; NumPy's come here as other objects of their bytes."""
-    if value is array or not (hasattr(value, "__array_interface__") and hasattr(array, "ctypes")):
-        return array is not None and value is array
-    ours, theirs = array.__array_interface__, value.__array_interface__
-    return bool(ours["data"] == theirs["data"] and ours["shape"] == theirs["shape"])
-
-
-def _at(frame: FrameType | None) -> tuple[int, int] | None:
-    return None if frame is None else (id(frame.f_code), frame.f_lasti)
+    asked = call.explicit and operator != "block_until_ready"
+    library = call.how == LIBRARY and not asked and operator != "operand"
+    within = module_of(inner) if library and kinds[inner] != USER else ""
+    return call.counting(copy, operator, ends, not call.explicit, within=within, framework="JAX")
 
 
 def _adding(found: Sequence[tuple[Count, Move]]) -> Callable[[float], None]:
@@ -281,9 +221,7 @@ def _adding(found: Sequence[tuple[Count, Move]]) -> Callable[[float], None]:
 
 
 def _refusal(count: Count) -> str:
-    line = "" if count.code is None else f"{line_at(count.code, count.at).place}: "
     if count.destination == "cpu":
-        ask = "name it first: jax.device_get(x)"
-    else:
-        ask = f"bring it there first: {jax_advice.put(count.destination, count.name)}"
-    return f"{line}{what(count)}, which strict does not allow; {ask}"
+        return refusal(count, "name it first: jax.device_get(x)")
+    put = jax_advice.put(count.destination, count.names)
+    return refusal(count, f"bring it there first: {put}")

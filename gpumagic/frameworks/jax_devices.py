@@ -12,7 +12,8 @@ import jax
 from jax._src import xla_bridge
 
 from gpumagic.device import Device, devices_changed, here
-from gpumagic.errors import GpuError, as_typed
+from gpumagic.errors import GpuError
+from gpumagic.frameworks.framework import too_late
 
 _GPU = ("gpu", "cuda", "rocm")
 # Each function of `jax` that is asked about GPUs, and the place of its argument `backend`.
@@ -49,10 +50,6 @@ class JaxDevices:
         except RuntimeError:  # a build for the CPU, or no GPU
             return {}
 
-    def every(self) -> list[Any]:
-        """All that gpumagic has a name for."""
-        return list(dict.fromkeys((_cpus()[0], *self.gpus().values())))
-
     def name(self, own: Any) -> str:
         """A device of JAX's as gpumagic calls it, ``"cuda:1"``."""
         if own.platform in _GPU:
@@ -73,7 +70,7 @@ class JaxDevices:
         if not self.virtual:
             return f"JAX sees no {device} here; a build for GPUs is pip install 'jax[cuda13]'"
         wanted = sum(device.virtual for device in here(memory=False))
-        return too_late(count + 1, wanted)
+        return too_late("JAX", count + 1, wanted)
 
     def _changed(self) -> None:
         """Answer for virtual GPUs while there are any."""
@@ -114,20 +111,11 @@ def make_virtual(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count + 1)
     except RuntimeError:
         if (there := len(_cpus())) <= count:
-            raise GpuError(too_late(there, count)) from None
+            raise GpuError(too_late("JAX", there, count)) from None
     except (AttributeError, KeyError):
         raise GpuError(
             f"JAX {jax.__version__} has no jax_num_cpu_devices; type pip install -U jax"
         ) from None
-
-
-def too_late(there: int, wanted: int) -> str:
-    """What to say where JAX has started with too few devices for virtual GPUs."""
-    devices = f"{there} CPU device{'s' * (there != 1)}"
-    return (
-        f"JAX has started in this kernel with {devices}: restart the kernel, and type "
-        f"{as_typed(f'%gpus --virtual {wanted}')} before anything uses JAX"
-    )
 
 
 def _cpus() -> list[Any]:

@@ -57,26 +57,19 @@ class Doorkeeper(Protocol):
         """Before the host waits for arrays."""
 
 
-class Scopes(Protocol):
-    """Which of JAX's functions runs on this thread: `jax.device_put` or `jax.device_get`."""
-
-    explicit_device_put: bool
-    explicit_device_get: bool
-
-
 class _Parts(NamedTuple):
     client: Any
     array: Any
     pjit: Any
     pxla: Any
     tables: Callable[[], None]
-    scopes: Callable[[], Scopes]
+    scopes: Callable[[], Any]
 
 
-def stand(keeper: Doorkeeper, stack: ExitStack, *, virtual: bool) -> Callable[[], Scopes]:
+def stand(keeper: Doorkeeper, stack: ExitStack, *, virtual: bool) -> Callable[[], Any]:
     """Ask `keeper` at every door until `stack` is closed; GpuError where JAX has other doors.
 
-    Returns what tells a thread's scopes.
+    Returns what tells whether `jax.device_put` or `jax.device_get` runs on this thread.
     """
     try:
         parts = _parts()

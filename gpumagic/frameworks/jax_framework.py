@@ -1,6 +1,7 @@
 """Serve JAX: its devices, its arrays and pytrees, and Flax NNX's objects, which change in place."""
 
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -28,6 +29,7 @@ class Jax:
     def __init__(self) -> None:
         self._devices = jax_devices.JaxDevices()
         self._barrier = JaxBarrier()
+        self._failed = weakref.WeakValueDictionary[int, Any]()
         self.compile_seconds = CompileClock().seconds
 
     def started(self) -> bool:
@@ -111,11 +113,6 @@ class Jax:
         children, treedef = tree_flatten(value, is_leaf=lambda inner: inner is not value)
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
-    def changes(self, value: object) -> bool:
-        """Whether it is an object of Flax NNX, which changes in place."""
-        nnx = sys.modules.get("flax.nnx")
-        return nnx is not None and isinstance(value, (nnx.Variable, nnx.Pytree))
-
     def knows(self, kind: type) -> bool:
         """Whether a class is registered as a pytree; copies of Flax NNX's register themselves."""
         if issubclass(kind, getattr(sys.modules.get("flax.nnx"), "Pytree", ())):
@@ -128,11 +125,22 @@ class Jax:
             return True
 
     def wait(self) -> None:
-        """Wait until every array is there that was asked for, also those that nobody holds."""
-        self._barrier.wait(self._devices.every())
-        for array in jax.live_arrays():
-            if not array.is_deleted():
+        """Wait until every array is there that was asked for, also those that nobody holds.
+
+        Raises the error of one that failed, once: it lives on.
+        """
+        self._barrier.wait()
+        error: Exception | None = None
+        for array in jax_memory.live():
+            if self._failed.get(id(array)) is array:
+                continue
+            try:
                 array.block_until_ready()
+            except Exception as raised:  # noqa: BLE001  of the user's computation
+                self._failed[id(array)] = array
+                error = error or raised
+        if error is not None:
+            raise error
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """The bytes on a device now, and their peak where JAX keeps one (a GPU's)."""

@@ -7,19 +7,21 @@ import jax
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.exchange import Place, Pool, wholes
+from gpumagic.frameworks.jax_clock import marks
 from gpumagic.frameworks.jax_devices import JaxDevices, started
 
 
 def live() -> list[Any]:
-    """All arrays that live, those that JAX keeps for itself too."""
+    """All arrays that live, those that JAX keeps for itself too, but none of gpumagic's."""
     if not started():
         return []
-    return [array for array in jax.live_arrays() if not array.is_deleted()]
+    ours = {id(mark) for mark in marks.values()}
+    return [a for a in jax.live_arrays() if id(a) not in ours and not a.is_deleted()]
 
 
 def places(devices: JaxDevices, array: Any) -> list[Place]:
     """The pieces of memory that an array has, one for each of its shards in this process."""
-    if array.is_deleted():
+    if array.is_deleted() or not has_data(array):
         return []
     # JAX makes an array of each shard, which the array then keeps, and lists it as one that lives.
     one = array.sharding.num_devices == 1
@@ -29,6 +31,19 @@ def places(devices: JaxDevices, array: Any) -> list[Place]:
         for data in pieces
         if data.nbytes
     ]
+
+
+def has_data(array: Any) -> bool:
+    """Whether an array has its data, once it is there: of one on the CPU that failed it has none.
+
+    JAX ends the process when it is asked where those data are.
+    """
+    if next(iter(array.sharding.device_set)).platform == "cpu":
+        try:
+            array.block_until_ready()
+        except Exception:  # noqa: BLE001  the user's computation, whose error they see elsewhere
+            return False
+    return True
 
 
 def allocated(devices: JaxDevices, device: Device) -> int:

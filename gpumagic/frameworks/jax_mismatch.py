@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from gpumagic.frameworks.jax_advice import own
 from gpumagic.frameworks.jax_framework import Jax
+from gpumagic.frameworks.jax_names import changes, is_data
 from gpumagic.frameworks.known import jax_here
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand
 from gpumagic.mismatch.fix.edit import Edit
@@ -27,6 +29,7 @@ _REASON = (
     "both are committed to their device, by jax.device_put or by a cell that brought them, and so "
     "JAX moves neither by itself"
 )
+_LITERALS = (ast.List, ast.Tuple, ast.Dict)
 _OWN_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
@@ -37,8 +40,8 @@ class _Part:
     node: ast.expr
     text: str
     arrays: list[Any]
-    devices: tuple[str, ...]
-    changes: bool = False  # an object of Flax NNX
+    device: str
+    stays: bool = False  # device_put has no copy that could stand for it
 
     @property
     def nbytes(self) -> int | None:
@@ -74,10 +77,10 @@ def _explain(frame: FailedFrame, said: list[str], framework: Jax) -> Explanation
     if node is None:
         return None
     parts = _with_gone(node, frame, [*_parts(node, frame, framework)], said)
-    if not {*said} <= {device for part in parts for device in part.devices}:
+    if not {*said} <= {part.device for part in parts}:
         return None
     target = _target(node, parts)
-    odd = [part for part in parts if part.devices != (target,)]
+    odd = [part for part in parts if part.device != target]
     rows = {part.text: _row(part, part in odd) for part in parts}
     line = getattr(node, "lineno", frame.line)
     return Explanation(
@@ -97,28 +100,45 @@ def _parts(node: ast.AST, frame: FailedFrame, framework: Jax) -> Iterator[_Part]
         if isinstance(child, _OWN_SCOPES):
             continue
         # Of several that stand in a list each is an operand.
-        whole = isinstance(child, ast.expr) and not isinstance(child, (ast.List, ast.Tuple))
+        whole = isinstance(child, ast.expr) and not isinstance(child, _LITERALS)
         value = frame.scope.value(child) if whole else MISSING
         if value is MISSING:
             inner = [*_parts(child, frame, framework)]
             nodes = [part.node for part in inner]
             if isinstance(child, ast.Subscript) and nodes == [child.value]:
                 # What it gave has gone, and is less to move than the whole.
-                inner = [_Part(child, frame.text(child), [], inner[0].devices)]
+                inner = [_Part(child, frame.text(child), [], inner[0].device)]
             yield from inner
             continue
-        leaves = jax.tree.leaves(value)
-        if arrays := [leaf for leaf in leaves if framework.is_array(leaf) and leaf.committed]:
-            devices = dict.fromkeys(framework.where(array) for array in arrays)
-            text, changes = frame.text(child), framework.changes(value)
-            yield _Part(child, text, arrays, tuple(devices), changes)  # type: ignore[arg-type]
+        held: dict[str, list[tuple[str, Any]]] = {}
+        stays = changes(value)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+            leaf = _concrete(leaf)
+            stays |= not is_data(leaf)
+            if framework.is_array(leaf) and leaf.committed:
+                place = jax.tree_util.keystr(path), leaf
+                held.setdefault(framework.where(leaf), []).append(place)
+        for device, places in held.items():
+            text = frame.text(child)
+            if len(held) > 1:  # told apart
+                more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+                text += f"{places[0][0]}{more}"
+            arrays = [leaf for _, leaf in places]
+            yield _Part(child, text, arrays, device, stays)  # type: ignore[arg-type]
+
+
+def _concrete(leaf: Any) -> Any:
+    """What a tracer of `jax.grad` or `jax.vmap` stands for; of `jax.jit` it stands for nothing."""
+    while isinstance(leaf, jax.core.Tracer):
+        leaf = getattr(leaf, "primal", getattr(leaf, "val", None))
+    return leaf
 
 
 def _with_gone(
     node: ast.AST, frame: FailedFrame, parts: list[_Part], said: list[str]
 ) -> list[_Part]:
     """With the result of a call that was made there and has gone, where it can be one only."""
-    known = {device for part in parts for device in part.devices}
+    known = {part.device for part in parts}
     where = [device for device in said if device not in known]
     if isinstance(node, ast.BinOp):
         sides = [node.left, node.right]
@@ -128,48 +148,56 @@ def _with_gone(
     if len(where) != 1 or len(made) != 1:
         return parts
     within = {*ast.walk(made[0])}
-    gone = _Part(made[0], frame.text(made[0]), [], (where[0],))
+    gone = _Part(made[0], frame.text(made[0]), [], where[0])
     return [*(part for part in parts if part.node not in within), gone]
 
 
 def _target(node: ast.AST, parts: list[_Part]) -> str:
-    """Where all is to be: where what is assigned to is, or else where most bytes are."""
+    """Where all is to be: where what is assigned to, stays or is spread is, or else where
+    most bytes are."""
     nbytes: dict[str, int] = {}
     for part in parts:
-        if isinstance(node, ast.AugAssign) and part.node is node.target:
-            return part.devices[0]
-        if len(part.devices) == 1:
-            device = part.devices[0]
-            nbytes[device] = nbytes.get(device, 0) + (part.nbytes or 0)
+        target = isinstance(node, ast.AugAssign) and part.node is node.target
+        if target or part.stays or "+" in part.device:
+            return part.device
+        nbytes[part.device] = nbytes.get(part.device, 0) + (part.nbytes or 0)
     return max(nbytes, key=lambda device: nbytes[device], default="")
 
 
 def _row(part: _Part, odd: bool) -> Operand:
     if len(part.arrays) != 1:
         many = f"{len(part.arrays)} arrays" if part.arrays else "made here"
-        return Operand(part.text, part.devices, part.nbytes, None, None, many, odd)
+        return Operand(part.text, (part.device,), part.nbytes, None, None, many, odd)
     array = part.arrays[0]
     dims = ", ".join(map(str, array.shape))
     about = f"{array.dtype}[{dims}]"
-    return Operand(part.text, part.devices, part.nbytes, str(array.dtype), array.shape, about, odd)
+    return Operand(
+        part.text, (part.device,), part.nbytes, str(array.dtype), array.shape, about, odd
+    )
 
 
 def _fix(
     frame: FailedFrame, node: ast.AST, parts: list[_Part], odd: list[_Part], target: str
 ) -> Fix | None:
     stmt = statement(node)
-    if stmt is None or not odd or not target or "+" in target:
+    if stmt is None or not odd or not target:
         return None
-    if any(part.changes for part in odd):
-        return None  # what is changed in place would be changed in a copy
+    if any(part.stays for part in odd):
+        return None
     names = (ast.Name, ast.Attribute, ast.Subscript)
     alike = (p for p in parts if p not in odd and len(p.arrays) == 1 and isinstance(p.node, names))
     beside = next((p for p in alike if p.arrays[0] is frame.scope.value(p.node)), None)
     where = own(target) if beside is None else f"{beside.text}.device"
+    if "+" in target:  # a copy of the others on each
+        if beside is None or not isinstance(beside.arrays[0].sharding, NamedSharding):
+            return None
+        where = f"jax.sharding.NamedSharding({beside.text}.sharding.mesh, "
+        where += "jax.sharding.PartitionSpec())"
     edit = Edit(frame, stmt)
     if frame.scope.name("jax") is not jax:
         edit.before.append("import jax")
-    edit.replaced += [(part.node, f"jax.device_put({part.text}, {where})") for part in odd]
+    nodes = dict.fromkeys(part.node for part in odd)
+    edit.replaced += [(node, f"jax.device_put({frame.text(node)}, {where})") for node in nodes]
     sizes = [part.nbytes for part in {part.text: part for part in odd}.values()]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
     return edit.fix(total)

@@ -28,6 +28,9 @@ _PACKAGES = {
     "cupy": {"cupy", "cupyx", "cudf"},
 }
 
+# The fields of a statement that hold statements.
+_BLOCKS = {"body", "orelse", "finalbody", "handlers", "cases"}
+
 
 def imported() -> list[Framework]:
     """The frameworks that this process has imported."""
@@ -44,18 +47,18 @@ def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
         _made(module)
         for module in _CLASSES
         if (named & _PACKAGES[module] and _importable(module))
-        or (module in sys.modules and _holds(namespace, _PACKAGES[module]))
+        or (module in sys.modules and holds(namespace, _PACKAGES[module]))
     ]
 
 
-def _holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool = True) -> bool:
+def holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool = True) -> bool:
     """Whether a name stands for something of these packages, also in modules of the user's."""
     for value in list(namespace.values()):
         if type(value) is not ModuleType:
             named = of_function(value, "__module__") or defined_in(type(value))
             found = str(named).partition(".")[0] in packages
         elif also_modules and is_users(getattr(value, "__file__", None)):
-            found = _holds(vars(value), packages, also_modules=False)
+            found = holds(vars(value), packages, also_modules=False)
         else:
             found = value.__name__.partition(".")[0] in packages
         if found:
@@ -72,11 +75,15 @@ def versions() -> dict[str, str]:
 def imports_of(tree: ast.AST | None) -> set[str]:
     """The packages that code imports anywhere: ``{"jax"}`` of ``import jax.numpy as jnp``."""
     found: set[str] = set()
-    for node in () if tree is None else ast.walk(tree):
+    waiting = [] if tree is None else [tree]
+    while waiting:  # an expression holds no statement: most of a tree is passed over
+        node = waiting.pop()
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             found.add((node.module or "").partition(".")[0])
+        for block in _BLOCKS.intersection(node._fields):
+            waiting += getattr(node, block)
     return found
 
 

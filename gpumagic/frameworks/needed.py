@@ -44,10 +44,10 @@ class Needed:
         memory = "free" in str(where)
         if not self.torch:
             return resolve_one(where, self.devices(memory))
-        from gpumagic.placement import torch_devices
+        from gpumagic.placement.torch_devices import find
 
         try:
-            return torch_devices.find(where)
+            return find(where)
         except GpuError as error:
             # A torch for the CPU beside a framework that has the GPU: that one is placed.
             if not self.others:

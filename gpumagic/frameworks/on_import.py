@@ -28,7 +28,7 @@ def forget() -> None:
 
 
 class _Finder:
-    """Finds what is waited for as Python would, and has its loader say when it is done."""
+    """Finds what is waited for as Python would, and has its loader call then."""
 
     def __init__(self) -> None:
         self._asking = False
@@ -44,32 +44,15 @@ class _Finder:
         finally:
             self._asking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, name)  # type: ignore[assignment]
+            run = spec.loader.exec_module
+
+            def run_and_call(module: ModuleType) -> None:
+                run(module)
+                if then := _waiting.pop(name, None):
+                    then()
+
+            spec.loader.exec_module = run_and_call  # type: ignore[method-assign]
         return spec
-
-
-class _Loader:
-    """A loader like the one within, which calls what waits for its module."""
-
-    def __init__(self, inner: Any, name: str) -> None:
-        self._inner = inner
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._inner.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        # What asks a module for its loader, as pkgutil does, is to find its own.
-        module.__loader__ = self._inner
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._inner
-        self._inner.exec_module(module)
-        if then := _waiting.pop(self._name, None):
-            then()
 
 
 _FINDER: Any = _Finder()

@@ -28,18 +28,20 @@ from tensorflow.python.framework import op_callbacks
 from gpumagic import faults
 from gpumagic.errors import CrossDeviceWarning
 from gpumagic.frameworks import tensorflow_advice
-from gpumagic.frameworks.tensorflow_calls import Call, called_from
 from gpumagic.frameworks.tensorflow_devices import TensorFlowDevices
 from gpumagic.frameworks.tensorflow_graphs import Graphs
 from gpumagic.frameworks.tensorflow_kernels import in_host_memory, is_function
-from gpumagic.ledger.advice import ADVISERS, what
+from gpumagic.frameworks.user_calls import PRINTING, Call, Inside, called_from, refusal
+from gpumagic.ledger.advice import ADVISERS
 from gpumagic.ledger.counts import Count, Tally
-from gpumagic.ledger.via import DISPLAY, LIBRARY, PRINT
-from gpumagic.usercode.lines import in_cell, line_at
+from gpumagic.ledger.via import DISPLAY, LIBRARY, USER, kinds
+from gpumagic.usercode.files import module_of
 
-_PRINTING = {"__repr__", "__str__", "__format__"}
+_inside = Inside(tf, "tensorflow_")
+# Functions of TensorFlow's that stand around its others.
+_AROUND = {"error_handler", "op_dispatch_handler", "wrapper", "wrapped"}
 _READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}
-_OWN = _PRINTING | _READING | {"numpy", "__array__"}
+_OWN = PRINTING | _READING | {"numpy", "__array__"}
 # Operations of pipelines: what makes batches, and what a GPU's kernel too answers in host memory.
 _MAKING, _ASKING = {"IteratorGetNext"}, {"OptionalHasValue", "DatasetCardinality"}
 _NOTED = _MAKING | _ASKING
@@ -110,14 +112,12 @@ class TensorFlowCopies:
 
     def _reading(self, tensor: Any, frame: FrameType) -> Count | None:
         source = self._devices.name(tensor.backing_device)
-        call = called_from(frame)
+        call = called_from(frame, _inside, _AROUND)
         if source == "cpu" or call is None or not self._is_data(tensor.dtype):
             return None
         if (known := self._on_host.get(id(tensor))) is not None and known() is tensor:
             return None
         asked = call.function
-        if asked in _PRINTING and call.how == LIBRARY:
-            call = call._replace(how=PRINT)
         name = asked.strip("_") if asked in _READING else "numpy"
         kind = "copy" if tensor.shape.rank else "wait"
         return self._count(kind, name, source, "cpu", call, asked not in ("numpy", "__array__"))
@@ -183,7 +183,7 @@ class TensorFlowCopies:
         return self._copy(kind, source, destination, _size(operand))
 
     def _copy(self, kind: str, source: str, destination: str, nbytes: int | None) -> Count | None:
-        call = called_from(sys._getframe(1))
+        call = called_from(sys._getframe(1), _inside, _AROUND)
         if call is None or source == destination:
             return None
         implicit = kind in ("operand", "tf.function")
@@ -200,7 +200,11 @@ class TensorFlowCopies:
         wanted = f"{asked.device_type}:{asked.device_index}"
         # What works on a variable, or on a pipeline, is where that is.
         bound = any(operand.dtype in (tf.resource, tf.variant) for operand in operands)
-        call = None if bound or ran_on.endswith(wanted) else called_from(sys._getframe(1))
+        call = (
+            None
+            if bound or ran_on.endswith(wanted)
+            else called_from(sys._getframe(1), _inside, _AROUND)
+        )
         if call is None:
             return None
         ends = self._devices.name(f"/device:{wanted}"), self._devices.name(ran_on)
@@ -215,24 +219,17 @@ class TensorFlowCopies:
         count = self._tally.counts.get(key)
         if count is not None:
             return count
-        code, at = (None, 0) if call.user is None else in_cell(call.user)
-        new = Count(
-            kind == "copy",
-            operator,
-            source,
-            destination,
-            call.how,
-            code,
-            at,
-            implicit,
+        about = {
             # An operand is elsewhere because of who gave it; a library reads by itself.
-            within=call.library(_OWN) if operator in _BY_ITSELF else "",
-            kept=call.codes(),
-            framework="TensorFlow",
-            kind=kind,
-            untimed=kind != "wait" and operator != "numpy",
+            "within": _library(call) if operator in _BY_ITSELF else "",
+            "framework": "TensorFlow",
+            "kind": kind,
+            "untimed": kind != "wait" and operator != "numpy",
+        }
+        ends = source, destination
+        return self._tally.add(
+            key, call.counting(kind == "copy", operator, ends, implicit, **about)
         )
-        return self._tally.add(key, new)
 
     def _refuse(self, count: Count) -> None:
         """Under strict, raise for what is implicit."""
@@ -242,6 +239,14 @@ class TensorFlowCopies:
 
 
 _BY_ITSELF = {"numpy", *(name.strip("_") for name in _READING)}
+
+
+def _library(call: Call) -> str:
+    """The library's module that read by itself; TensorFlow does in what is none of its reads."""
+    file = "" if call.inner is None else call.inner.f_code.co_filename
+    if call.how == LIBRARY and kinds[file] != USER:
+        return module_of(file)
+    return "" if call.function in _OWN else f"tensorflow.{call.function}"
 
 
 def _expected(operation: str, ran_on: str, attributes: Sequence[Any], number: int) -> str:
@@ -278,13 +283,11 @@ def _add(count: Count, nbytes: int, seconds: float) -> None:
 
 
 def _refusal(count: Count) -> str:
-    line = "" if count.code is None else f"{line_at(count.code, count.at).place}: "
     if count.kind == "placement":
         said = f"`{count.entry().code}` {tensorflow_advice.fell(count.entry())} by soft placement"
-        return f"{line}{said}, which strict does not allow; ask for a device that is there"
+        return refusal(count, "ask for a device that is there", said)
     if count.destination == "cpu":
-        ask = "name it first: x.numpy()"
-    else:
-        there = tensorflow_advice.own(count.destination)
-        ask = f"bring it there first: with tf.device('{there}'): x = tf.identity(x)"
-    return f"{line}{what(count)}, which strict does not allow; {ask}"
+        return refusal(count, "name it first: x.numpy()")
+    there = tensorflow_advice.own(count.destination)
+    put = f"with tf.device('{there}'): x = tf.identity(x)"
+    return refusal(count, f"bring it there first: {put}")

@@ -13,7 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from gpumagic.device import Device, devices_changed, here
-from gpumagic.errors import GpuError, as_typed
+from gpumagic.errors import GpuError
+from gpumagic.frameworks.framework import too_late
 
 _Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 # TensorFlow's own, before anything stands in front of it.
@@ -47,7 +48,7 @@ class TensorFlowDevices:
         if device.ordinal < self.count():
             return f"/CPU:{device.ordinal + 1}" if self.virtual else f"/GPU:{device.ordinal}"
         if self.virtual:
-            raise GpuError(_too_late(_logical_cpus(), self.virtual))
+            raise GpuError(too_late("TensorFlow", _logical_cpus(), self.virtual))
         raise GpuError(
             f"TensorFlow sees no {device} here; a build for GPUs is "
             "pip install 'tensorflow[and-cuda]'"
@@ -80,11 +81,18 @@ class TensorFlowDevices:
 
     def _stand_ins(self) -> list[tuple[Any, str, _Wrap]]:
         found: list[tuple[Any, str, _Wrap]] = [(tf, "device", self._on)]
-        for owner in (tf.config, tf.config.experimental):
+        config = tf.config
+        physical = self._listing(
+            config.PhysicalDevice, "/physical_device:", lambda own: own.device_type != "GPU"
+        )
+        logical = self._listing(
+            config.LogicalDevice, "/device:", lambda own: own.name == "/device:CPU:0"
+        )
+        for owner in (config, config.experimental):
             found += [
-                (owner, "list_physical_devices", self._physical),
-                (owner, "get_visible_devices", self._physical),
-                (owner, "list_logical_devices", self._logical),
+                (owner, "list_physical_devices", physical),
+                (owner, "get_visible_devices", physical),
+                (owner, "list_logical_devices", logical),
             ]
         found.append((tf.config.experimental, "set_memory_growth", self._growing))
         return found
@@ -110,25 +118,18 @@ class TensorFlowDevices:
             return given
         return f"{name[: found.start()] or '/'}device:CPU:{number + 1}"
 
-    def _physical(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def devices(device_type: str | None = None) -> list[Any]:
-            gpus = [
-                tf.config.PhysicalDevice(f"/physical_device:GPU:{number}", "GPU")
-                for number in range(self.count())
-            ]
-            return _listed(real, device_type, lambda device: device.device_type != "GPU", gpus)
+    def _listing(self, kind: Any, named: str, is_own: Callable[[Any], bool]) -> _Wrap:
+        """What stands in for a list of devices: TensorFlow's own, and the virtual GPUs."""
 
-        return devices
+        def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
+            def devices(device_type: str | None = None) -> list[Any]:
+                gpus = [kind(f"{named}GPU:{number}", "GPU") for number in range(self.count())]
+                own = [] if device_type == "GPU" else [d for d in real(device_type) if is_own(d)]
+                return own + (gpus if device_type in (None, "GPU") else [])
 
-    def _logical(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def devices(device_type: str | None = None) -> list[Any]:
-            gpus = [
-                tf.config.LogicalDevice(f"/device:GPU:{number}", "GPU")
-                for number in range(self.count())
-            ]
-            return _listed(real, device_type, lambda device: device.name == "/device:CPU:0", gpus)
+            return devices
 
-        return devices
+        return wrap
 
     def _growing(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def set_memory_growth(device: Any, enable: bool) -> Any:
@@ -136,16 +137,6 @@ class TensorFlowDevices:
             return None if device.device_type == "GPU" else real(device, enable)
 
         return set_memory_growth
-
-
-def _listed(
-    real: Callable[..., Any],
-    device_type: str | None,
-    keep: Callable[[Any], bool],
-    gpus: list[Any],
-) -> list[Any]:
-    own = [] if device_type == "GPU" else [d for d in real(device_type) if keep(d)]
-    return own + (gpus if device_type in (None, "GPU") else [])
 
 
 def make_virtual(count: int) -> None:
@@ -158,18 +149,10 @@ def make_virtual(count: int) -> None:
         tf.config.set_visible_devices([] if count else _physical_devices("GPU"), "GPU")
     except RuntimeError:
         if (there := _logical_cpus()) <= count:
-            raise GpuError(_too_late(there, count)) from None
+            raise GpuError(too_late("TensorFlow", there, count)) from None
 
 
 def _logical_cpus() -> int:
     """How many logical devices of the CPU there are, or will be once TensorFlow has started."""
     cpu = _physical_devices("CPU")[0]
     return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
-
-
-def _too_late(there: int, wanted: int) -> str:
-    devices = f"{there} CPU device{'s' * (there != 1)}"
-    return (
-        f"TensorFlow has started in this kernel with {devices}: restart the kernel, and type "
-        f"{as_typed(f'%gpus --virtual {wanted}')} before anything uses TensorFlow"
-    )

@@ -17,6 +17,7 @@ from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import tensorflow_devices
 from gpumagic.frameworks.exchange import Place, Pool
+from gpumagic.frameworks.framework import Framework
 from gpumagic.ledger.counts import Tally
 
 _STAYS = (
@@ -31,7 +32,7 @@ _MODEL_STAYS = (
 _APART = 48
 
 
-class TensorFlow:
+class TensorFlow(Framework):
     """TensorFlow as it is in this process, with Keras where that is imported."""
 
     name = "TensorFlow"
@@ -48,6 +49,10 @@ class TensorFlow:
         """The GPUs that it can use here, virtual ones too, by ordinal."""
         count = self._devices.count()
         return [d for d in here(memory=False) if d.ordinal is not None and d.ordinal < count]
+
+    def own(self, device: Device) -> Any:
+        """What `with` takes: TensorFlow's scope of a device; or GpuError."""
+        return tf.device(self._devices.own(device))
 
     def make_virtual(self, count: int) -> None:
         """Have `count` virtual GPUs beside the CPU; GpuError in one line where it is too late."""
@@ -80,6 +85,10 @@ class TensorFlow:
         names = {self._devices.name(each.device) for each in _variables(array) or [array]}
         return " + ".join(sorted(names))
 
+    def name_of(self, device: str) -> str:
+        """A device by TensorFlow's full name as gpumagic calls it."""
+        return self._devices.name(device)
+
     def nbytes(self, array: Any) -> int:
         """The bytes of its data; of strings none are known, and of what is on no device neither."""
         return sum(bytes_of(each) for each in _variables(array) or [array])
@@ -109,17 +118,9 @@ class TensorFlow:
         made = tf.nest.flatten(value, expand_composites=True)
         return made, lambda new: tf.nest.pack_sequence_as(value, new, expand_composites=True)
 
-    def knows(self, kind: type) -> bool:
-        """It knows no class by its identity that a notebook defines."""
-        return False
-
     def wait(self) -> None:
         """Wait until all its devices have finished what they were given."""
         tf.test.experimental.sync_devices()
-
-    def compile_seconds(self) -> float | None:
-        """TensorFlow does not tell how long it has traced and compiled."""
-        return None
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
         """The bytes of its arrays on a device now, and their peak where it is known."""

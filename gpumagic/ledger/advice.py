@@ -163,7 +163,7 @@ class Alarm:
     def __call__(self, count: Count, tensor: Any) -> None:
         """Warn before a call, or raise `CrossDeviceWarning`, if it is time to."""
         __tracebackhide__ = True
-        if count.how in (LOADER, ENGINE, DISPLAY, FIX):
+        if count.how in (LOADER, ENGINE, DISPLAY, FIX) or (count.within and not count.implicit):
             count.warned = True
         elif not count.implicit:
             if count.destination != "cpu":

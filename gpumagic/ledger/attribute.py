@@ -157,7 +157,7 @@ def count_for(
     code, at = (None, 0) if user is None else in_cell(user)
     called_in = (None, 0) if inner is None else (inner.f_code, inner.f_lasti)
     implicit = is_implicit(operator, how, *((code, at) if inner is user else called_in))
-    module = module_of(inner.f_code.co_filename) if inner and implicit and not how else ""
+    module = module_of(inner.f_code.co_filename) if inner and not how else ""
     within = "" if module in _METHODS else module
     codes = tuple(None if frame is None else frame.f_code for frame in (user, inner))
     return Count(copy, operator, source, destination, how, code, at, implicit, within, codes)
@@ -170,6 +170,7 @@ def add(found: Sequence[Count], nbytes: int, seconds: float, blocking: bool) -> 
         count.nbytes += nbytes
         count.seconds += seconds
         count.blocking += blocking
-        if count.how == PRINT and here.counted != here.serial:
+    if found and found[0].how == PRINT and here.counted != here.serial:
+        for count in found:
             count.calls += 1
-    here.counted = here.serial
+        here.counted = here.serial

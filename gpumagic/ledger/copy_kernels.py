@@ -17,7 +17,7 @@ from gpumagic.ledger import attribute
 from gpumagic.ledger.attribute import HOST, add, counts, here
 from gpumagic.ledger.copy_timer import TIMER
 from gpumagic.ledger.counts import Count
-from gpumagic.usercode.unseen import unseen
+from gpumagic.usercode.unseen import leave_out_ours
 
 Kernel = Callable[..., Any]
 After = Callable[[float], None]
@@ -42,14 +42,49 @@ def counted(
 ) -> Kernel:
     """What stands in front of `base`: it runs that, and counts the call where something watches."""
     # `before` is given the same arguments and may raise `CrossDeviceWarning`; what it returns is
-    # called afterwards. It looks at the first `tensors` arguments: where those are plain, nobody's
-    # overrides can be asked by that. With `waits`, all waits within `base` are one of the user's.
+    # called afterwards. With `waits`, all waits within `base` are one of the user's.
+    asked = _asked(before, tensors)
 
-    @unseen
+    # As `unseen` has it, without another call: it is the way of all that could be watched.
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        if (not attribute.running and _passing()) or (waits and here.waiting):
-            return base(*args, **kwargs)
+        try:
+            if not attribute.running:
+                if next(passed) >= _MOST_PASSED:
+                    _take_out()
+                return base(*args, **kwargs)
+            if (waits and here.waiting) or (after := asked(args, kwargs)) is None:
+                return base(*args, **kwargs)
+            if waits:
+                here.waiting = True
+            try:
+                start = perf_counter()
+                result = base(*args, **kwargs)
+                seconds = perf_counter() - start
+            finally:
+                if waits:
+                    here.waiting = False
+            try:
+                after(seconds)
+            except Exception as error:  # noqa: BLE001
+                keep(_DOING, error)
+            return result
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
+
+    return kernel
+
+
+def _asked(
+    before: Callable[..., After | None], tensors: int
+) -> Callable[[tuple[Any, ...], dict[str, Any]], After | None]:
+    """`before`, of which no failure reaches the user."""
+
+    # It looks at the first `tensors` arguments: where those are plain, nobody's overrides can be
+    # asked by that.
+    def asked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> After | None:
+        __tracebackhide__ = True
         try:
             if (
                 tensors
@@ -57,40 +92,21 @@ def counted(
                 and type(args[0]) in _PLAIN
                 and (tensors == 1 or type(args[1]) in _PLAIN)
             ):
-                after = before(*args, **kwargs)
-            else:
-                with _without_overrides():
-                    after = before(*args, **kwargs)
+                return before(*args, **kwargs)
+            with _without_overrides():
+                return before(*args, **kwargs)
         except CrossDeviceWarning:
             raise
         except Exception as error:  # noqa: BLE001  a failure of ours is not the user's
             keep(_DOING, error)
-            after = None
-        if after is None:
-            return base(*args, **kwargs)
-        if waits:
-            here.waiting = True
-        try:
-            start = perf_counter()
-            result = base(*args, **kwargs)
-            seconds = perf_counter() - start
-        finally:
-            if waits:
-                here.waiting = False
-        try:
-            after(seconds)
-        except Exception as error:  # noqa: BLE001
-            keep(_DOING, error)
-        return result
+            return None
 
-    return kernel
+    return asked
 
 
-def _passing() -> bool:
-    if next(passed) >= _MOST_PASSED:
-        with kept("taking out the kernels that count"):
-            idle()
-    return True
+def _take_out() -> None:
+    with kept("taking out the kernels that count"):
+        idle()
 
 
 def as_tensor(value: Any) -> Any:

@@ -45,7 +45,7 @@ class Count:
     last: weakref.ref[Any] | None = None
     version: int | None = None
     warned: bool = False
-    name: str = ""
+    names: tuple[str, ...] = ()
     framework: str = ""
     kind: str = ""  # `Entry.kind`, where it is neither a copy nor a wait
     untimed: bool = False
@@ -85,7 +85,7 @@ class Count:
             repeats=round(self.repeats * self.count / self.looks) if self.looks else 0,
             blocking=self.blocking,
             pinned=self.pinned,
-            name=self.name,
+            names=self.names,
             framework=self.framework,
             untimed=self.untimed,
             unsized=self.unsized,

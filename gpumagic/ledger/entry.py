@@ -40,7 +40,7 @@ class Entry:
     blocking: int = 0  # copies that the host waited for
     # Whether the host's side lay in pinned memory; None where there is none, or it differed.
     pinned: bool | None = None
-    name: str = ""  # of the variable that was copied, where it is one
+    names: tuple[str, ...] = ()  # of the variables that were copied, or that held what was
     framework: str = ""  # whose arrays: "JAX"; nothing for torch's
     unsized: bool = False  # the bytes of some of its copies are not known, and not in `nbytes`
     untimed: bool = False  # its seconds are a part of its operation's, and not known
@@ -108,11 +108,11 @@ class Ledger(Shown):
 
 
 def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """One entry for each line, operator and pair of devices, in the order of the lines."""
+    """One entry for each line, operator, way and pair of devices, in the order of the lines."""
     found: dict[tuple[object, ...], Entry] = {}
     for e in entries:
         line = e.where and (e.where.file, e.where.line)
-        key = (line, e.kind, e.operator, e.source, e.destination, e.implicit, e.via)
+        key = (line, e.kind, e.operator, e.source, e.destination, e.implicit, e.via, bool(e.within))
         found[key] = _sum(found[key], e) if key in found else e
     return tuple(sorted(found.values(), key=lambda e: (e.file or "~", e.line or 0)))
 
@@ -130,5 +130,5 @@ def _sum(a: Entry, b: Entry) -> Entry:
         blocking=a.blocking + b.blocking,
         unsized=a.unsized or b.unsized,
         pinned=a.pinned if a.pinned == b.pinned else None,
-        name=a.name if a.name == b.name else "",
+        names=tuple(dict.fromkeys((*a.names, *b.names))),
     )

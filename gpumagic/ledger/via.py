@@ -8,7 +8,7 @@ import os
 import sys
 from types import CodeType, FrameType
 
-from gpumagic.usercode.files import is_users
+from gpumagic.usercode.files import is_ours, is_users
 from gpumagic.usercode.lines import called
 
 IN_FRONT, LIBRARY, USER, PRINT, LOADER, DISPLAY, ENGINE, FIX = range(-1, 7)
@@ -18,11 +18,6 @@ notebook's display of a value, by autograd's engine; by `--fix`."""
 
 WORDS = {PRINT: "print", LOADER: "loader", DISPLAY: "display", ENGINE: "backward", FIX: "fix"}
 _SPECIAL = {
-    os.path.join("gpumagic", "ledger", "copy_kernels.py"): IN_FRONT,
-    os.path.join("gpumagic", "ledger", "synchronize.py"): IN_FRONT,
-    os.path.join("gpumagic", "ledger", "dispatch.py"): IN_FRONT,
-    os.path.join("gpumagic", "cell", "retry_mode.py"): IN_FRONT,
-    os.path.join("gpumagic", "usercode", "unseen.py"): IN_FRONT,
     os.path.join("torch", "_tensor_str.py"): PRINT,
     os.path.join("torch", "autograd", "graph.py"): ENGINE,
     os.path.join("torch", "autograd", "__init__.py"): ENGINE,
@@ -49,7 +44,7 @@ class _Kinds(dict[str, int]):
         kind = USER
         if not is_users(file):
             ends = (k for end, k in _SPECIAL.items() if file.endswith(os.sep + end))
-            kind = next(ends, LIBRARY)
+            kind = next(ends, IN_FRONT if is_ours(file) else LIBRARY)
         self[file] = kind
         return kind
 

@@ -15,6 +15,7 @@ from gpumagic.ledger import ledger_view as view
 from gpumagic.ledger.advice import Alarm
 from gpumagic.ledger.counts import Tally
 from gpumagic.ledger.entry import Entry, Ledger
+from gpumagic.usercode.torch_classes import torch_here
 
 _lock = threading.RLock()
 BESIDE: list[Callable[[Tally, bool], AbstractContextManager[object]]] = []
@@ -23,7 +24,7 @@ BESIDE: list[Callable[[Tally, bool], AbstractContextManager[object]]] = []
 
 def _torch() -> ModuleType | None:
     """What counts for torch; None where it is not installed."""
-    if find_spec("torch") is None:
+    if torch_here() is None and find_spec("torch") is None:
         return None
     from gpumagic.ledger import dispatch
 
@@ -62,7 +63,7 @@ class watch:
     def __init__(self, *, strict: bool = False, warn: bool = True, beside: bool = True) -> None:
         self._strict = strict
         self._beside = BESIDE if beside else ()
-        self._others = ExitStack()
+        self._others: ExitStack | None = None
         self._alarm = Alarm(strict=strict) if strict or warn else None
         self._active: attribute.ActiveWatch | None = None
         self._tally = Tally()
@@ -86,8 +87,10 @@ class watch:
             if torch := _torch():
                 self._tally.virtual = torch.install()
                 self._entered = torch.enter()
-            for count in self._beside:
-                self._others.enter_context(count(self._tally, self._strict))
+            if self._beside:
+                self._others = ExitStack()
+                for count in self._beside:
+                    self._others.enter_context(count(self._tally, self._strict))
         except BaseException:  # an interrupt
             self.stop()
             raise
@@ -99,7 +102,8 @@ class watch:
         if active is None:
             return
         active.live = False
-        self._others.close()
+        if self._others is not None:
+            self._others.close()
         with _lock:
             attribute.running = tuple(w for w in attribute.running if w is not active)
         if attribute.current.get() is active:

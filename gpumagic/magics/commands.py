@@ -217,7 +217,8 @@ class GpuMagics(Magics):
         if args.what == "on":
             with in_one_line("%gpuwatch"):
                 watched.start(report=args.report, strict=args.strict)
-            print("copies and waits are counted from now on; %gpuwatch off ends it")
+            strict = ", and the first implicit one is an error" if args.strict else ""
+            print(f"copies and waits are counted from now on{strict}; %gpuwatch off ends it")
         elif args.what == "off":
             off = "copies and waits are no longer counted"
             print(off if watched.on else "%gpuwatch was not on")

@@ -15,6 +15,8 @@ from IPython.display import display
 
 from gpumagic import faults
 
+_FRAMEWORKS = ("torch", "jax", "tensorflow", "cupy")
+
 
 class Explaining:
     """The hooks in one IPython shell."""
@@ -75,8 +77,8 @@ def _explained(error: BaseException, earlier: Sequence[BaseException]) -> Any:
     from gpumagic.frameworks.explain_error import explain
 
     found: Any = explain(error)
-    if found is None and sys.modules.get("torch") is not None:
-        from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
+    if found is None and not sys.modules.keys().isdisjoint(_FRAMEWORKS):
+        from gpumagic.memory.array_shortage import explain_out_of_memory
 
         found = explain_out_of_memory(error, earlier=earlier)
     return found
@@ -84,7 +86,7 @@ def _explained(error: BaseException, earlier: Sequence[BaseException]) -> Any:
 
 def _kept_until_now() -> list[BaseException]:
     """The errors that are kept now, which to show the next one lets go."""
-    if sys.modules.get("torch") is None:
+    if sys.modules.keys().isdisjoint(_FRAMEWORKS):
         return []
     from gpumagic.memory.kept_by_ipython import kept_errors
 
@@ -93,7 +95,7 @@ def _kept_until_now() -> list[BaseException]:
 
 def _shorten(error: BaseException | None) -> None:
     """Take frames of ours out of an error: there are none where no framework was imported."""
-    if error is not None and not sys.modules.keys().isdisjoint(("torch", "jax", "tensorflow")):
+    if error is not None and not sys.modules.keys().isdisjoint(_FRAMEWORKS):
         with faults.kept("shortening a traceback"):
             from gpumagic.usercode.frames import cut_ours
 

@@ -25,6 +25,12 @@ class Cell(Protocol):
     report: Any  # shown at its end
 
 
+_SHARED_OUT = (
+    "JAX computes where an array is spread: x = jax.device_put(x, NamedSharding(Mesh("
+    "jax.devices('gpu'), 'gpu'), PartitionSpec('gpu'))), all of jax.sharding"
+)
+
+
 def hand_over(
     shell: Any, cell: Cell, asked: Request, file: str, show: Callable[[Any], object]
 ) -> Any:
@@ -34,12 +40,29 @@ def hand_over(
         raise GpuError(f"{what} must stand above the magic that runs the code")
     if asked.dry_run:
         return _dry_run(shell, cell.tree, asked, file, show)
+    refuse_others(f"%%ongpu {asked.where}", shell, cell.tree, _SHARED_OUT)
     run = _on_ranks if asked.on_cluster else _on_several
     value, report = run(shell, cell.tree, asked, file)
     if report.wrong:
         raise GpuError("; ".join(report.wrong))
     cell.report = None if asked.quiet else report
     return value
+
+
+def refuse_others(what: str, shell: Any, tree: Any, of_jax: str = "") -> None:
+    """GpuError where a cell uses other frameworks than torch, of which `what` knows nothing."""
+    if used := _others_used(shell, tree):
+        why = f"{what} is for cells of torch, and this one uses {' and '.join(used)}"
+        raise GpuError(f"{why}; {of_jax}" if of_jax and "JAX" in used else why)
+
+
+def _others_used(shell: Any, tree: Any) -> list[str]:
+    """The frameworks beside torch that a cell itself uses: ``["JAX"]``."""
+    from gpumagic.frameworks.known import imports_of, needed_by
+    from gpumagic.usercode.variables import names_read, variables_read
+
+    read = dict(variables_read(names_read(tree, shell.transform_cell), shell.user_ns))
+    return [framework.name for framework in needed_by(imports_of(tree), read)]
 
 
 def running_cluster() -> Any:
@@ -68,18 +91,16 @@ def _dry_run(
 
 def _of_arrays(shell: Any, tree: Any, file: str, on: str) -> Any:
     """The dry run of a cell of JAX; None of one of torch. `GpuError` where it can be neither."""
-    from gpumagic.frameworks.known import imports_of, needed_by
-    from gpumagic.usercode.variables import names_read, variables_read
-
-    space = shell.user_ns
-    # What the cell itself uses: in a copy of this process, as for torch, JAX would wait for ever.
-    used = dict(variables_read(names_read(tree, shell.transform_cell), space))
-    if not any(needed.name == "JAX" for needed in needed_by(imports_of(tree), used)):
+    # In a copy of this process, as for torch, any of them would wait for ever.
+    used = _others_used(shell, tree)
+    if "JAX" not in used:
+        if used:
+            raise GpuError(f"--dry-run is for cells of torch or JAX, and this one uses {used[0]}")
         return None
     from gpumagic.dryrun.dry_array_cell import NotFollowed, dry_run_array_cell
 
     try:
-        return dry_run_array_cell(tree, space, file, on)
+        return dry_run_array_cell(tree, shell.user_ns, file, on)
     except NotFollowed as error:
         raise GpuError(str(error)) from None
 

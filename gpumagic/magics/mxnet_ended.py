@@ -10,7 +10,7 @@ from gpumagic import faults
 _ENDED = """\
 → MXNet, the framework that Dive into Deep Learning began with, has ended: its last release is 1.9.1
   (May 2022), and Apache retired it in 2023. For mx.gpu(1) type torch.device("cuda:1") in torch,
-  jax.devices()[1] in JAX, or in either %%ongpu 1 as the first line of the cell."""
+  jax.devices("gpu")[1] in JAX, or in either %%ongpu 1 as the first line of the cell."""
 
 
 class MXNetEnded:

@@ -20,7 +20,7 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.magics.arguments import said
-from gpumagic.magics.hand_over import hand_over
+from gpumagic.magics.hand_over import hand_over, refuse_others
 from gpumagic.magics.peak_option import peak_recorder
 from gpumagic.magics.placing import Request, placing_request
 
@@ -235,6 +235,7 @@ class CellHooks:
         options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
         options |= {"first": not self._moved, "table": asked.report}
         if asked.memory:
+            refuse_others("--memory", self.shell, cell.tree)
             options["recorder"] = partial(peak_recorder, asked, device, space)
         # Known to the cell before it starts: an interrupt within must find what to undo.
         cell.run, cell.request = needed.run(device, names, **options), asked

@@ -51,6 +51,7 @@ class TensorFinder:
         self.found: list[FoundTensor] = []
         self.left: list[Left] = []  # what stays as a whole, or could not be looked into
         self.recurrent: list[nn.RNNBase] = []
+        self.scripted: list[torch.jit.ScriptModule] = []
         self.staying: list[Held] = []
         self.movable: list[Held] = []  # by a `to` of their own
         self.naming: list[Any] = []  # what may name its own device: `pipe.device`
@@ -110,6 +111,8 @@ class TensorFinder:
         is_class = issubclass(type(value), type)  # isinstance would ask a proxy for its __class__
         if defined_in(value if is_class else type(value)) == self._module:
             self._attributes(value, steps)
+            if not is_class and self._first_time(type(value)):
+                self._attributes(type(value), steps)
         elif not is_class and self._depth < _DEPTH and self._objects < _OBJECTS:
             self._objects += 1
             self._depth += 1
@@ -166,6 +169,8 @@ class TensorFinder:
             return
         if isinstance(module, nn.RNNBase):
             self.recurrent.append(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            self.scripted.append(module)
         if "_device" in vars(module):  # as Lightning's modules and torchmetrics have it
             self.naming.append(module)
         for part in _MODULE_STATE:
@@ -243,9 +248,12 @@ class _LookInto(dict[type, _Look | None]):
 
 
 def _otherwise(kind: type) -> _Look | None:
-    home = defined_in(kind).partition(".")[0] if not issubclass(kind, type) else ""
+    # A library may have `abc` make its classes: then their bases tell whose they are.
+    homes = [defined_in(base).partition(".")[0] for base in kind.__mro__]
+    home = next((name for name in homes if name not in sys.stdlib_module_names), homes[0])
     may = kind.__dictoffset__ or _slots_of(kind)
-    return TensorFinder._object if may and home not in _NO_LIBRARIES else None
+    looks = may and (issubclass(kind, type) or home not in _NO_LIBRARIES)
+    return TensorFinder._object if looks else None
 
 
 _look_into = _LookInto()

@@ -24,7 +24,6 @@ from gpumagic.errors import GpuError, as_typed
 from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder
 from gpumagic.moving.moved import Left, Moved, Moves, all_of
 from gpumagic.moving.plan import FoundTensor, Held, MovePlan, Origin, bytes_of, written
-from gpumagic.placement.torch_devices import torch_device
 from gpumagic.usercode.values import defined_in, own
 
 
@@ -102,6 +101,8 @@ def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str
             plan.left.append(Left(written(held.steps), reason))
             return
         namespace[name] = brought
+    if not moving:  # all that it holds came along with another variable
+        return
     plan.nbytes[name] = plan.nbytes.get(name, 0) + sum(map(bytes_of, moving))
     plan.sources.setdefault(name, {}).update(dict.fromkeys(sources))
     plan.origins.append((brought, Origin(name, moving[0].device, device)))
@@ -158,11 +159,12 @@ def _near(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def wait_for(device: torch.device) -> None:
     """Wait until `device` has finished what it was given."""
-    if device.type == "cuda":
+    kind = device.type
+    if kind == "cuda":
         torch.cuda.synchronize(device)
-    elif device.type == "xpu":
+    elif kind == "xpu":
         torch.xpu.synchronize(device)
-    elif device.type == "mps":
+    elif kind == "mps":
         torch.mps.synchronize()
 
 
@@ -234,32 +236,3 @@ def bring_home(namespace: dict[str, Any], origins: list[tuple[Any, Origin]] | No
         for _, value in values if origins is None else ():
             _origins.pop(value, None)
     return all_of(made)
-
-
-def move(value: object, where: object) -> Moves:
-    """Bring `value` to a device in place: every object keeps its identity.
-
-    Parameters
-    ----------
-    value : torch.Tensor, torch.nn.Module, torch.optim.Optimizer, or a container of them
-        Lists, tuples, named tuples, dicts and dataclasses are followed to any depth.
-    where : str, int or torch.device
-        Any spelling of one device: ``1``, ``"cuda:1"``, ``"cpu"``, ``"free"`` …
-
-    Returns
-    -------
-    Moves
-        What moved, in bytes, what did not and why, and the seconds it took.
-
-    Raises
-    ------
-    GpuError
-        There is no such device, or it has not enough free memory. Nothing was moved.
-
-    Examples
-    --------
-    >>> moves = gpumagic.move((net, optimizer, batch), 1)
-    >>> moves.nbytes
-    1234944
-    """
-    return move_all([("value", value)], torch_device(where))

@@ -1,7 +1,8 @@
 """Record what a move brought, and what it left and why."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from gpumagic.display.units import duration, size, some
 
@@ -30,6 +31,8 @@ class Moves:
     moved: tuple[Moved, ...] = ()
     left: tuple[Left, ...] = ()
     seconds: float = 0.0
+    value: Any = field(default=None, compare=False)
+    """What `move` was given, or what stands for it there: of JAX an array is another one."""
 
     @property
     def nbytes(self) -> int:

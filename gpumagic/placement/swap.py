@@ -8,12 +8,12 @@ modules imported meanwhile.
 
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
-from types import FunctionType
+from operator import is_
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -46,11 +46,10 @@ def enter(
     implied = device.type == "cpu" and not modes
     keywords = {} if implied else {"device": device}
     place = Placement(device, batches, outer, modes, keywords, direct=device)
-    if device.type == "cuda":
+    if not implied and device.type == "cuda":
         # Bare "cuda", torch.cuda.current_device() and libraries that use them mean this GPU.
-        previous = torch.cuda.current_device()
+        place.previous_index = torch.cuda.current_device()
         torch.cuda.set_device(device)
-        place.previous_index = previous
     try:
         _install(namespace)
     except BaseException:
@@ -83,7 +82,8 @@ def _restore_current_device(place: Placement) -> None:
 _tensor_new = tensor_new(Tensor.__new__)
 _lock = threading.RLock()
 _Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, what stands there, what shall
-_in_torch: list[_Swap] = []
+_reals, _placed = dict[str, Any](), dict[str, Any]()  # by their names in `torch` itself
+_in_torch: list[_Swap] = []  # in its modules and classes
 _in_libraries: list[_Swap] = []
 _twin_of: dict[int, Any] = {}  # by the id of the original: nothing of a user's value is asked
 _real_of: dict[int, Any] = {}
@@ -143,7 +143,10 @@ def installed() -> bool:
 
 def _prepare() -> None:
     for owner, name, real, twin in twins():
-        _in_torch.append((vars(owner) if owner in SPACES else owner, name, real, twin))
+        if owner is torch:
+            _reals[name], _placed[name] = real, twin
+        else:
+            _in_torch.append((vars(owner) if owner in SPACES else owner, name, real, twin))
         _twin_of[id(real)], _real_of[id(twin)] = twin, real
     for owner in (_builtins, _recursive):
         _in_torch.append((owner, "_find_builtin", _find_builtin, _find_operator))
@@ -171,6 +174,11 @@ def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
 
 
 def _swap_torch(*, back: bool = False) -> None:
+    old, new = (_placed, _reals) if back else (_reals, _placed)
+    if all(map(is_, map(vars(torch).get, old), old.values())):
+        vars(torch).update(new)  # at once, for it is done at each cell
+    else:
+        _swap((vars(torch), name, old[name], new[name]) for name in old)
     _swap(_in_torch, back=back)
     if not back and "__new__" not in vars(Tensor):
         Tensor.__new__ = _tensor_new  # type: ignore[method-assign]
@@ -195,7 +203,7 @@ class _TorchFinder(MetaPathFinder):
             spec.loader.exec_module = lambda module: self._import(run, module)  # type: ignore[method-assign]
         return spec
 
-    def _import(self, run: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
+    def _import(self, run: Callable[[ModuleType], None], module: ModuleType) -> None:
         # No lock is held while it runs, which may wait for what another thread is importing.
         of_torch = module.__name__ not in IN_LIBRARIES
         with _lock:
@@ -225,21 +233,21 @@ def _swap_namespace(namespace: dict[str, Any]) -> None:
 
 def _held(namespace: dict[str, Any], table: dict[int, Any]) -> Iterator[_Swap]:
     """Where a namespace holds a key of the table: its names, and defaults of what it defines."""
-    if _ids.isdisjoint(map(id, namespace.values())):
+    values = [*namespace.values()]
+    if _ids.isdisjoint(map(id, values)):
         return
-    for name, value in list(namespace.items()):
+    if not table.keys().isdisjoint(map(id, values)):
+        held = [(name, value) for name, value in [*namespace.items()] if id(value) in table]
+        yield from ((namespace, name, value, table[id(value)]) for name, value in held)
+    for value in values:
         # By type(), which asks nothing of a user's object; isinstance would wake a proxy.
-        kind = type(value)
-        if (other := table.get(id(value))) is not None:
-            yield namespace, name, value, other
-        elif kind is FunctionType:
+        if type(value) is FunctionType and (value.__defaults__ or value.__kwdefaults__):
             yield from _defaults(value, table)
-        elif issubclass(kind, type) and defined_in(value) == namespace.get("__name__"):
+        elif issubclass(type(value), type) and defined_in(value) == namespace.get("__name__"):
             for member in list(members_of(value).values()):
-                if type(member) in (staticmethod, classmethod):
-                    member = member.__func__
-                if type(member) is FunctionType:
-                    yield from _defaults(member, table)
+                made = member.__func__ if type(member) in (staticmethod, classmethod) else member
+                if type(made) is FunctionType:
+                    yield from _defaults(made, table)
 
 
 def _defaults(function: FunctionType, table: dict[int, Any]) -> Iterator[_Swap]:
@@ -271,10 +279,9 @@ def _new_modules() -> dict[str, Any]:
 def _look_at(modules: dict[str, Any]) -> None:
     """Note those of the user, to be searched each time; those of libraries are searched once."""
     for name, module in modules.items():
-        file = getattr(module, "__file__", None)
         if name.partition(".")[0] in ("torch", "gpumagic"):  # torch.ops says that it is `_ops.py`
             continue
-        if isinstance(file, str) and is_users(file):
+        if isinstance(file := getattr(module, "__file__", None), str) and is_users(file):
             _user_modules.add(name)
         else:
             names = getattr(module, "__dict__", {})

@@ -1,4 +1,6 @@
-"""Find the devices that torch can use in this process; with the textbook's functions for them."""
+"""Find the devices that torch can use in this process."""
+
+from functools import lru_cache
 
 import torch
 
@@ -8,18 +10,7 @@ from gpumagic.errors import GpuError
 
 
 def devices(*, memory: bool = True) -> list[Device]:
-    """The GPUs that torch can use here, in the order of their CUDA ordinals.
-
-    Parameters
-    ----------
-    memory : bool
-        Ask how much memory is free on each, which is a call to the driver.
-
-    Returns
-    -------
-    list of Device
-        Empty where there is none.
-    """
+    """The GPUs that torch can use here, by ordinal; `memory` is a call to the driver."""
     tell_cuda_order()
     known, count = names.here(memory=memory), torch.cuda.device_count()
     if any(device.kind == "xpu" for device in known):
@@ -86,36 +77,7 @@ def find_several(where: object) -> list[Device]:
     return names.resolve(where, devices(memory="free" in str(where)))
 
 
+@lru_cache
 def as_torch(device: Device) -> torch.device:
     """A `Device` as torch has it: with the index that tensors there report."""
     return torch.device("mps", 0) if device.kind == "mps" else torch.device(str(device))
-
-
-def torch_device(where: object) -> torch.device:
-    """The `torch.device` that `where` names. Raises `GpuError` like `find`."""
-    return as_torch(find(where))
-
-
-def cpu() -> torch.device:
-    """The CPU, as d2l.ai's chapter "GPUs" has it: ``device(type='cpu')``."""
-    return torch.device("cpu")
-
-
-def gpu(i: int = 0) -> torch.device:
-    """GPU `i`, whether or not it exists: ``device(type='cuda', index=i)``."""
-    return torch.device(f"cuda:{i}")
-
-
-def num_gpus() -> int:
-    """The number of GPUs that torch can use."""
-    return torch.cuda.device_count()
-
-
-def try_gpu(i: int = 0) -> torch.device:
-    """GPU `i` if it exists, else the CPU."""
-    return gpu(i) if num_gpus() >= i + 1 else cpu()
-
-
-def try_all_gpus() -> list[torch.device]:
-    """All GPUs; an empty list where there is none."""
-    return [gpu(i) for i in range(num_gpus())]

@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 CELLS = """
+    import sys
     import warnings
 
     import gpumagic
@@ -44,11 +45,31 @@ CELLS = """
         result = shell.run_cell("%%ongpu 1 --dry-run\\n" + cell)
         return repr(result.result or result.error_in_exec)
 
+    run("import gpumagic\\nwith gpumagic.on(1): placed = torch.ones(2), jnp.ones(2)")
+    assert gpumagic.where(names["placed"][0]) == gpumagic.where(names["placed"][1]) == "cuda:1"
+    run("moves = gpumagic.move([T, X], 0)")
+    assert gpumagic.where(names["moves"].value) == "cuda:0"
+    assert names["moves"].value[0] is names["T"]
+    gpumagic.move(names["T"], "cpu")
+
     warnings.simplefilter("error")  # to fork beside JAX's threads is no news
     assert "V  float32[50, 50]  cuda:1" in dry("V = T @ T")
     assert "W  float32[100, 100]  cuda:1" in dry("W = jnp.matmul(X, X)")
     assert "gpumagic.dry_run(" in dry("V = T @ T\\nfor _ in [1]: W = X @ X")
     warnings.simplefilter("ignore")
+
+    def refused(cell):
+        said = []
+        shell.showtraceback = lambda *args, **more: said.append(str(sys.exc_info()[1]))
+        shell.run_cell(cell)
+        del shell.showtraceback
+        return "".join(said)
+
+    # What would count torch's memory alone, or split what it cannot, says so before anything runs.
+    for cell in ("%%gpufit 1 n=1..9\\njnp.ones(n) @ jnp.ones(n)", "%%ongpu 1 --memory\\nX @ X",
+                 "%%ongpu 0,1 --split X\\nX @ X"):
+        assert "is for cells of torch, and this one uses JAX" in refused(cell), cell
+    assert not refused("%%ongpu 1 --memory\\nT @ T")
 
     try:
         run("%%ongpu 0\\nmade = jnp.ones(1)\\n1 / 0")

@@ -50,6 +50,11 @@ def test_cupy_does_what_a_framework_is_asked(tmp_path):
         framework.wait()
         assert sorted(cupy.synchronized) == [0, 1]
 
+        with gpumagic.on(gpu[1]):
+            assert gpumagic.where(cupy.ones(2)) == "cuda:1"
+        assert gpumagic.where(gpumagic.move((y,), gpu[1]).value) == "cuda:1"
+        assert gpumagic.num_gpus() == 2 and gpumagic.try_gpu(1).id == 1
+
         def refused(step):
             try:
                 step()
@@ -74,6 +79,87 @@ def test_who_never_used_a_gpu_has_no_context_there(tmp_path):
         assert cupy.synchronized == [0]  # the current one
         cupy.COUNT = 0
         assert imported()[0].devices() == []
+        """,
+        tmp_path,
+    )
+
+
+COUNTED = """
+    import linecache
+    import cupy, numpy, gpumagic
+    from gpumagic.device import Device
+    from gpumagic.frameworks.known import imported
+    from gpumagic.ledger.advice import advise
+    from gpumagic.ledger.counts import Tally
+
+    [framework] = imported()
+    one = framework.devices()[1]
+    names = {"cupy": cupy, "numpy": numpy, "n": numpy.ones(8)}
+
+    def ran(code, strict=False):
+        file = "<ipython-input-1-0>"
+        linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+        tally = Tally()
+        with framework.count(tally, strict), framework.place(one):
+            exec(compile(code, file, "exec"), names)
+        return tally.ledger()
+
+    def told(code):
+        return [
+            (e.kind, e.operator, e.source, e.destination, e.count, e.nbytes, e.line, e.implicit)
+            for e in ran(code)
+        ]
+"""
+
+
+def test_copies_are_counted_by_line_and_named_or_not(tmp_path):
+    in_child(
+        COUNTED
+        + """
+    there = ("cpu", "cuda:1")
+    assert told("x = cupy.asarray(n)") == [("copy", "asarray", *there, 1, 64, 1, False)]
+    assert told("y = cupy.asarray(x); z = cupy.ones(8) + x") == []
+    with cupy.cuda.Device(0):
+        names["far"] = cupy.ones(8)
+    back = ("cuda:1", "cpu")
+    assert told("near = cupy.asarray(far)") == [
+        ("copy", "asarray", "cuda:0", "cuda:1", 1, 64, 1, False)
+    ]
+    assert told("h = x.get()\\nh = cupy.asnumpy(x)") == [
+        ("copy", "get", *back, 1, 64, 1, False), ("copy", "get", *back, 1, 64, 2, False)
+    ]
+    assert told("s = cupy.ones(())\\nfor _ in range(20):\\n    v = float(s)") == [
+        ("wait", "item", *back, 20, 160, 3, True)
+    ]
+    assert [e.via for e in ran("print(x)")] == ["print"]
+    [entry] = ran("for _ in range(20):\\n    v = s.item()")
+    assert "cupy.asnumpy(cupy.stack(results))" in advise(entry).text
+    assert "get" not in vars(cupy.ndarray)
+        """,
+        tmp_path,
+    )
+
+
+def test_strict_raises_at_what_names_no_device_and_all_is_put_back(tmp_path):
+    in_child(
+        COUNTED
+        + """
+    ran("x = cupy.asarray(n)\\nh = x.get()", strict=True)
+    try:
+        ran("h = x.get()\\nv = str(x)", strict=True)
+    except gpumagic.CrossDeviceWarning as refused:
+        assert "line 2: " in str(refused) and "name it first: cupy.asnumpy(x)" in str(refused)
+    else:
+        raise AssertionError
+    assert "get" not in vars(cupy.ndarray)
+    del cupy._core.array
+    try:
+        ran("pass")
+    except gpumagic.GpuError as error:
+        assert "copies are not counted with CuPy 13.6.0" in str(error)
+    else:
+        raise AssertionError
+    assert "get" not in vars(cupy.ndarray)
         """,
         tmp_path,
     )

@@ -6,7 +6,7 @@ from test_whereabouts import ByDLPack
 
 from gpumagic.cell.report import last_report
 from gpumagic.device import Device
-from gpumagic.frameworks.left_arrays import left_alone
+from gpumagic.frameworks.bring_arrays import left_alone
 
 MLX = type("array", (ByDLPack,), {"__module__": "mlx.core", "nbytes": 5 * 2**20})
 GPU1 = Device("cuda", 1, virtual=True)

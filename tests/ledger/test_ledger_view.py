@@ -149,6 +149,15 @@ def test_the_text_is_at_most_100_columns_wide():
         assert max(map(len, str(ledger).splitlines())) <= 100
 
 
+def test_the_name_of_a_library_is_wrapped_before_the_table_is_split():
+    where = UserLine(4, "out = model.generate(prompt, assistant_model=small)", file=CELL)
+    module = "transformers.tokenization_utils_base"
+    text = str(Ledger((entry(WAIT, nbytes=2**23, seconds=0.02, within=module, where=where),)))
+    assert text.splitlines()[0].endswith("time")
+    assert max(map(len, text.splitlines())) <= 100
+    assert module in text
+
+
 def test_the_table_names_files_where_there_are_several():
     text = str(Ledger((COPY, entry(WAIT, where=UserLine(4, file="/me/train.py")))))
     assert "In [2], line 3" in text

@@ -28,6 +28,35 @@ def test_the_line_is_the_users_through_library_frames():
     assert entry.line == bring.__code__.co_firstlineno + 1
 
 
+def test_what_torch_copies_and_waits_for_by_itself_is_within_it(tmp_path):
+    net = nn.Linear(4, 4, device="cuda:0")
+    rprop = torch.optim.Rprop(net.parameters())
+
+    def step():
+        for _ in range(3):
+            net(torch.ones(2, 4, device="cuda:0")).sum().backward()
+            rprop.step()
+            torch.save(net.state_dict(), tmp_path / "net.pt")
+
+    entries = seen(step).entries
+    assert {(e.kind, e.within.rpartition(".")[0]) for e in entries} == {
+        ("wait", "torch.optim"),
+        ("copy", "torch"),
+    }
+    assert [advise(e) for e in entries] == [None] * len(entries)
+
+
+def test_a_line_that_copies_and_has_a_library_copy_has_two_entries():
+    net, x = nn.Linear(4, 4), torch.ones(3)
+
+    def bring():
+        for _ in range(3):
+            x.to("cuda:0"), net.to("cuda:0"), net.to("cpu")
+
+    brought = {e.within: e.count for e in seen(bring) if e.destination == "cuda:0"}
+    assert brought == {"": 3, "torch.nn.modules.module": 6}
+
+
 def test_an_expression_over_lines():
     x = matrix()
 

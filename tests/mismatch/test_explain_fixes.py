@@ -41,6 +41,19 @@ def test_a_loss_that_is_made_where_it_is_called():
     assert run(fix.apply(code)) is None
 
 
+def test_lengths_that_are_not_on_the_host_and_no_other_tensor():
+    code = (
+        "s, lens = torch.ones(2, 3, 4).cuda(), torch.tensor([3, 2]).cuda()\n"
+        "nn.utils.rnn.pack_padded_sequence(s, {}, batch_first=True)\n"
+    )
+    for given in ("lens", "lengths=lens"):
+        fix = gpumagic.explain(run(code.format(given))).fix
+        assert run(fix.apply(code.format(given))) is None
+    with gpumagic.on(0):
+        made = run(code.format("torch.tensor([3, 2])"))
+    assert gpumagic.explain(made) is None
+
+
 NEXT = """
 def f(x):
     s = torch.ones(3)

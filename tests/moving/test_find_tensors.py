@@ -147,6 +147,14 @@ def test_slots_that_were_never_set_are_passed_over():
     assert finder.left == []
 
 
+def test_what_a_class_of_the_notebook_holds_is_its_objects_too():
+    class Codes:
+        __module__ = __name__
+        bank = torch.ones(2)
+
+    assert [found.path for found in walked(codes=Codes(), more=Codes()).found] == ["codes.bank"]
+
+
 def test_classes_of_the_notebook_are_not_kept():
     import gc
     import weakref
@@ -237,7 +245,7 @@ def test_tensors_of_an_optimizers_options_come_along():
 
 # ---------------------------------------------------------------- objects of libraries
 LIBRARY = """
-import torch
+import abc, torch
 class Normal:
     def __init__(self, loc): self.loc = loc
     @property
@@ -252,6 +260,8 @@ class Graph:                            # as Data of torch_geometric
     def to(self, device, *args):
         self._store, self.where = {k: v.to(device) for k, v in self._store.items()}, str(device)
         return self
+class Batch(Graph, abc.ABC):            # as a Batch of torch_geometric
+    def __new__(cls, x): return object.__new__(abc.ABCMeta("GraphBatch", (cls,), {}))
 class Frozen:                           # as a TensorDict
     def __init__(self, x): self.x = x
     def to(self, *args): return Frozen(self.x.to(*args))
@@ -337,6 +347,22 @@ def test_an_object_with_a_to_of_its_own_is_brought_by_that(library):
     assert [(m.name, m.nbytes, m.sources) for m in moves.moved] == [("graph", 8, ("cpu",))]
     assert moved(graph=graph).moved == ()
     assert moved(unit=library.Unit()).left == ()
+
+
+def test_a_class_that_a_library_has_made_is_the_librarys(library):
+    batch = library.Batch(torch.ones(2))
+    assert type(batch).__module__ != library.__name__
+    assert [m.name for m in moved(batch=batch).moved] == ["batch"]
+    assert batch.where == "cuda:1"
+
+
+def test_an_object_whose_tensors_came_along_with_a_variable_is_brought_too(library):
+    x = torch.ones(2)
+    graph = library.Graph(x)
+    moves = moved(graph=graph, x=x)
+    assert x.device == graph._store["x"].device == GPU1
+    assert graph.where == "cuda:1"
+    assert [m.name for m in moves.moved] == ["x"]
 
 
 def test_where_to_makes_another_object_the_name_is_bound_anew(library):

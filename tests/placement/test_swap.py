@@ -152,7 +152,7 @@ def test_a_proxy_to_something_dead_in_the_namespace_does_no_harm():
 
 def test_a_failure_in_the_namespace_leaves_nothing_swapped():
     class Failing(dict):
-        def items(self):
+        def values(self):
             raise MemoryError
 
     with pytest.raises(MemoryError):

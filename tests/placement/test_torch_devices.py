@@ -34,7 +34,7 @@ def test_virtual_ones_are_found_by_all_their_names(gpus):
     first, second = gpumagic.devices()
     assert (first.ordinal, first.virtual, first.memory_total) == (0, True, 2**30)
     for where in (1, "cuda:1", "/GPU:1", second.uuid[:12], torch.device("cuda", 1), second):
-        assert torch_devices.torch_device(where) == torch.device("cuda", 1)
+        assert torch_devices.as_torch(torch_devices.find(where)) == torch.device("cuda", 1)
     held = torch.empty(2**28, dtype=torch.uint8, device="cuda:0")
     assert torch_devices.find("free").ordinal == 1
     torch.cuda.set_device(1)
@@ -86,6 +86,6 @@ def test_intels_gpus_are_torchs_where_it_has_them(monkeypatch):
         torch_devices.find("xpu:0")
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 1)
     for where in ("xpu:0", "xpu", 0, "gpu:0", "PCI-0000", torch.device("xpu", 0)):
-        assert torch_devices.torch_device(where) == torch.device("xpu", 0)
+        assert torch_devices.as_torch(torch_devices.find(where)) == torch.device("xpu", 0)
     with pytest.raises(GpuError, match=r"no cuda:0: there is only xpu:0 \(Intel Arc B580\)"):
         torch_devices.find("cuda:0")

@@ -41,7 +41,11 @@ def for_host(frame: FailedFrame, outer: list[FailedFrame], message: Message) -> 
     if node is None or not odd or not agree(message.devices - {"cpu"}, devices):
         return None
     if message.kind == "host" and isinstance(node, ast.Call) and "pack" in ast.unparse(node.func):
-        odd = odd[-1:]  # of a packed sequence, its lengths
+        named_so = [word.value for word in node.keywords if word.arg == "lengths"]
+        # None of them, where what makes the lengths stands in the call itself.
+        odd = [part for part in odd if part.node in (named_so or node.args[1:2])]
+    if not odd:
+        return None
     above, names = climb(Site(frame, node, odd), outer)
     reader = Reader(frame)
     rows = [

@@ -32,6 +32,10 @@ from gpumagic.usercode.sweep import key
 from gpumagic.usercode.torch_classes import comes_from, torch_here
 
 _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
+_DONATED = (
+    "a run gives an operand away (donate_argnums), and the next one has none: assign what comes "
+    "back to it, as in x = f(x)"
+)
 _SAYING = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
 # What each run compiles is part of its time, and is told where it is more than this part of it.
 _AGAIN = 0.1
@@ -257,3 +261,5 @@ def say_where(error: BaseException, filename: str, where: str, values: Mapping[s
     """Have the error's traceback say which device it was on, and at which line and value."""
     at = "".join(f", {name} = {value!r}" for name, value in values.items())
     note(error, f"timed on {where}{at}{_line_of(error, filename, ', ')}")
+    if "deleted or donated" in str(error) or "Array has been deleted" in str(error):
+        note(error, _DONATED)

@@ -1,6 +1,10 @@
 """Flax, Optax and Equinox on virtual GPUs: brought whole, nothing invented, silent copies found."""
 
+import linecache
+
 import pytest
+
+import gpumagic
 
 flax = pytest.importorskip("flax")
 import equinox  # noqa: E402
@@ -9,6 +13,7 @@ from flax import linen, nnx, struct  # noqa: E402
 from flax.training.train_state import TrainState  # noqa: E402
 
 from gpumagic.frameworks.bring_arrays import bring_all  # noqa: E402
+from gpumagic.frameworks.jax_advice import advise  # noqa: E402
 
 # Each cell runs on GPU 0, and what it makes and reads is there.
 CLEAN = [
@@ -132,3 +137,41 @@ def test_trees_of_flax_optax_and_equinox_are_rebuilt(framework, names):
     assert both.net.weight is held["linear"].weight
     assert held["train"].tx is train.tx
     assert where(framework, linear) == {"cpu"}  # only lists and dicts change where they are
+
+
+def test_a_model_that_device_put_refuses_is_not_advised_to_it(counted, names):
+    names["model"] = equinox.nn.MLP(8, 4, 8, 1, key=names["jax"].random.key(0))
+    ran = counted("for _ in range(3): model(a)")
+    (entry,) = ran.ledger.copies
+    assert entry.names == ()
+    assert "jax.device_put(…, " in advise(entry).text
+
+
+def test_what_a_library_waits_for_is_its_own(counted):
+    ran = counted(
+        "f = equinox.filter_jit(lambda x: x + 1)\nfor _ in range(20): y = f(a)", strict=True
+    )
+    assert ran.error is None  # it names what it waits for
+    (entry,) = ran.ledger
+    assert (entry.operator, entry.count, entry.within) == ("block_until_ready", 20, "equinox._jit")
+    assert advise(entry) is None
+
+
+@pytest.mark.parametrize("kind", ["nnx", "equinox"])
+def test_a_model_that_device_put_cannot_copy_stays_and_its_batch_comes(framework, names, kind):
+    jax, on = names["jax"], names["gpu"][1]
+    if kind == "nnx":
+        model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+        model.kernel[...] = jax.device_put(model.kernel[...], on)
+    else:  # it holds functions
+        model = equinox.filter_shard(equinox.nn.MLP(8, 4, 8, 1, key=jax.random.key(0)), on)
+    names["model"] = model if kind == "nnx" else equinox.filter_vmap(model)
+    names["batch"] = jax.device_put(names["jnp"].ones((99, 8)), names["gpu"][0])
+    file, code = f"<ipython-input-{kind}>", "y = model(batch)"
+    linecache.cache[file] = (len(code), None, [code], file)
+    with pytest.raises(ValueError, match="incompatible devices") as raised:
+        exec(compile(code, file, "exec"), names)
+    fix = gpumagic.explain(raised.value).fix.code
+    assert fix == 'y = model(jax.device_put(batch, jax.devices("gpu")[1]))'
+    exec(fix, names)
+    assert framework.where(names["y"]) == "cuda:1"

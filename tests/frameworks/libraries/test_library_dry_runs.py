@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gpumagic
+from gpumagic.dryrun.dry_arrays import DryCall, Follower
 
 
 @pytest.fixture
@@ -48,3 +49,29 @@ def test_a_module_of_equinox(batch):
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(eqx.filter(net, eqx.is_array)))
     assert run.peak["cuda:1"].needed >= weights + batch.nbytes
     assert gpumagic.where(net) == "cpu"
+
+
+def test_a_step_that_gives_a_module_of_equinox_goes_on_from_it(batch):
+    import equinox as eqx
+    import jax
+    import optax
+
+    net = eqx.nn.MLP(512, 512, 512, 1, key=jax.random.key(0))  # it holds functions, too
+    tx = optax.sgd(0.1)
+
+    @eqx.filter_jit
+    def step(net, state, x):
+        loss, grads = eqx.filter_value_and_grad(lambda net: (jax.vmap(net)(x) ** 2).mean())(net)
+        updates, state = tx.update(grads, state)
+        return eqx.apply_updates(net, updates), state, loss
+
+    follower = Follower(1)
+    state = tx.init(eqx.filter(net, eqx.is_array))
+    for _ in range(2):
+        net, state, _ = follower.call(DryCall(step, (net, state, batch), {}))
+        assert not follower.ended
+    follower.assign("net", net)
+    run = follower.result()
+    assert run.error is None
+    assert [(a.name, a.kind) for a in run.assigned] == [("net", "MLP, 4 arrays")]
+    assert callable(net.activation)

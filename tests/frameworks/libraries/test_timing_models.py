@@ -1,5 +1,7 @@
 """Models of Flax, Optax and Equinox are copied to a device, train there, and stay as they are."""
 
+import gc
+
 import pytest
 
 from gpumagic.copies.namespace import CopiedVariables
@@ -46,6 +48,7 @@ def test_a_model_trains_on_copies(framework, model):
     space = {"__name__": "__main__"}
     exec(f"{IMPORTS}x = jnp.ones((8, 3))\n{made}", space)
     jax, gpu = space["jax"], framework.devices()[1]
+    others = {id(array) for array in framework.live()}  # of tests before
     held = [space[name] for name in ("net", "p", "s") if name in space]
     before = [leaf.tolist() for leaf in jax.tree.leaves(held) if hasattr(leaf, "tolist")]
     names = [name for name in ("net", "opt", "p", "s", "tx", "step", "x") if name in space]
@@ -56,3 +59,7 @@ def test_a_model_trains_on_copies(framework, model):
     assert [leaf.tolist() for leaf in jax.tree.leaves(held) if hasattr(leaf, "tolist")] == before
     assert "loss" not in space
     copies.close()
+    del copies
+    gc.collect()
+    new = [array for array in framework.live() if id(array) not in others]
+    assert not [array.shape for array in new if framework.where(array) == str(gpu)]

@@ -77,6 +77,11 @@ def test_gpus_show_what_arrays_hold(notebook):
         ("%%ongpu 5\nx = 1", "no GPU 5: there are cuda:0 and cuda:1 (virtual)"),
         ("%%ongpu 1 --fix\nx = 1", "--fix is for cells of torch, and this one uses JAX"),
         ("%%ongpu 1 --memory\nx = 1", "--memory is for cells of torch, and this one uses JAX"),
+        ("%%gpufit 1 n=1..9\njnp.ones(n)", "%%gpufit is for cells of torch, and this one uses JAX"),
+        (
+            "%%ongpu 0,1 --split x\nx + 1",
+            "%%ongpu 0,1 is for cells of torch, and this one uses JAX; JAX computes where",
+        ),
         ("%gpus --virtual 3", "3 asked, 2 of"),
     ],
 )
@@ -105,6 +110,7 @@ def test_a_watch_counts_what_jax_copies(notebook):
     assert [(e.count, e.nbytes, e.destination, e.line) for e in ledger] == [
         (3, 3 * 4096, "cuda:1", 3)
     ]
+    assert "say nothing about a GPU" in str(ledger)
     notebook.run("%gpuwatch on")
     shown = notebook.run("for i in range(2):\n    jax.device_put(X, jax.devices('gpu')[0])")
     assert "2 transfers: 8.0 KiB to cuda:0 at" in shown
@@ -120,6 +126,24 @@ def test_a_report_says_where_the_work_was(notebook):
     # Where the old B was a new one may lie.
     both = notebook.run("%%ongpu 1\nhost = jax.device_put(2.0, cpu)\nfor _ in range(9): B = B + 1")
     assert both.startswith("cuda:1 (virtual, at CPU speed)")
+
+
+def test_a_standing_cell_has_a_line_where_it_made_arrays(notebook):
+    notebook.run("import jax.numpy as jnp")
+    notebook.run("%ongpu 1")
+    assert notebook.run("made = jnp.ones(3)").startswith("cuda:1 (virtual, at CPU speed)")
+    assert notebook.run("number = 3") == ""
+    notebook.run("%ongpu off")
+
+
+def test_a_peak_is_the_cells_only_where_it_is_a_new_one(notebook, monkeypatch):
+    from gpumagic.frameworks.known import jax_here
+
+    notebook.run("import jax.numpy as jnp")
+    peak = notebook.names["peak"] = [512]
+    monkeypatch.setattr(jax_here(), "allocated", lambda device: (64, peak[0]))
+    assert "peak" not in notebook.run("%%ongpu 1\nsmall = jnp.ones(3)")
+    assert "peak 2.0 KiB" in notebook.run("%%ongpu 1\npeak[0] = 2048")
 
 
 def test_the_rows_of_memory_add_up_outputs_among_them(notebook):
@@ -205,3 +229,13 @@ def test_what_a_framework_cannot_bring_is_left_with_its_reason(notebook, monkeyp
     (left,) = gpumagic.last_report().left
     assert (left.name, left.reason) == ("X", "RESOURCE_EXHAUSTED: no room")
     assert [moved.name for moved in gpumagic.last_report().moved] == ["Y"]
+
+
+def test_what_is_said_in_place_of_several_gpus_runs(notebook):
+    import gpumagic
+
+    notebook.run("import jax, jax.numpy as jnp\nx = jnp.ones((4, 2))")
+    shown = notebook.run("%%ongpu 0,1 --split x\nx + 1")
+    code = shown[shown.index("x = jax.device_put") : shown.index(", all of")]
+    notebook.run(f"from jax.sharding import Mesh, NamedSharding, PartitionSpec\n{code}\ny = x + 1")
+    assert gpumagic.where(notebook.names["y"]) == "cuda:0 + cuda:1"

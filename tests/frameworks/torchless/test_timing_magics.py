@@ -33,6 +33,19 @@ def test_a_sweep_and_what_changed_since(notebook, tmp_path):
     assert "not the same then" not in shown
 
 
+def test_what_a_run_gives_away_the_next_one_is_to_have_again(notebook):
+    notebook.run(IMPORTS + "\ng = jax.jit(lambda p: {'w': p['w'] + 1}, donate_argnums=0)")
+    notebook.run("p = {'w': x}")
+    shown = notebook.run("%%gputime cpu 1 --max-time 0.02\np = g(p)")
+    assert "cuda:1 (virtual)" in shown
+    assert not notebook.names["x"].is_deleted()
+    with pytest.raises(Exception, match=r"deleted|donated") as raised:
+        notebook.run("%gputime cpu --max-time 0.02 -- g(p)")
+    told = getattr(raised.value, "__notes__", ["as in x = f(x)"])  # Python 3.10 prints them
+    assert told[-1].endswith("as in x = f(x)")
+    assert not notebook.names["x"].is_deleted()
+
+
 def test_a_cell_of_no_framework_is_timed(notebook):
     assert notebook.run("%gputime cpu --max-time 0.02 -- sum(range(9))").startswith("cpu takes")
 

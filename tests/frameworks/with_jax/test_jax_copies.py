@@ -104,6 +104,7 @@ SILENT = [
 ]
 # On GPU 0 with its arrays: nothing is copied that was not asked for.
 CLEAN = """
+a[np.array([], int)]
 a + a
 a * 2.5 - 1
 a @ a
@@ -222,13 +223,27 @@ def test_a_loop_over_numpys_arrays_is_advised_in_jaxs_words(counted):
     ran = counted("for _ in range(3):\n    a + n\n    a + loose_b\n    float(a[0])")
     said = [advise(entry).text for entry in ran.ledger]
     assert said == [
-        "n is NumPy's, or on the CPU: put it there, and where it is the same each time once: "
+        "n is NumPy's, or on the CPU: put it there, and what is the same each time once: "
         'n = jax.device_put(n, jax.devices("gpu")[0])',
         "the same array each time; once, before the loop: "
         'loose_b = jax.device_put(loose_b, jax.devices("gpu")[0])',
         "keep a[0] on the device, and read it once after the loop",
     ]
     assert "2 of 3 copies" in str(ran.ledger)
+
+
+def test_advice_names_all_that_is_copied_and_what_holds_it(counted):
+    ran = counted(
+        "m, tree = n * 2, {'w': [n + 1]}\nfor _ in range(3):\n"
+        "    a + n + m\n    a + tree['w'][0]\n    a + (n + 1)"
+    )
+    said = [advise(entry).text.partition("put ")[::2] for entry in ran.ledger]
+    gpu = 'jax.devices("gpu")[0]'
+    assert [(who, how.partition("once: ")[2]) for who, how in said] == [
+        ("n and m are NumPy's, or on the CPU: ", f"n, m = jax.device_put((n, m), {gpu})"),
+        ("tree is NumPy's, or on the CPU: ", f"tree = jax.device_put(tree, {gpu})"),
+        ("an operand is NumPy's, or on the CPU: ", f"jax.device_put(…, {gpu})"),
+    ]
 
 
 def test_an_array_counts_as_read_once(counted):

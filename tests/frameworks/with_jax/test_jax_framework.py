@@ -1,9 +1,11 @@
 """JAX's devices, arrays and pytrees: placed, named and brought; what a fresh process is told."""
 
+import functools
 import gc
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -83,6 +85,18 @@ def test_pytrees_are_brought_and_what_they_share_they_share(framework, names):
     assert framework.where(held["alias"]) == "cuda:1"
     assert brought[0].bias is n
     assert framework.where(a) == "cuda:0"
+
+
+def test_what_partials_and_namespaces_hold_is_brought_in_place(framework, names):
+    a = names["a"]
+    call = functools.partial(max, a, key=[a])
+    held = {"call": call, "space": SimpleNamespace(w=a, call=call)}
+    moves = bring_all(framework, held.items(), framework.devices()[1], held)
+    assert [moved.name for moved in moves.moved] == ["call"]
+    assert held["call"] is held["space"].call is call
+    assert held["space"].w is call.args[0] is call.keywords["key"][0]
+    assert framework.where(call.args[0]) == "cuda:1"
+    assert call.func is max
 
 
 def _made(kind, name, parts):

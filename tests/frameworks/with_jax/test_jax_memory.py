@@ -93,6 +93,10 @@ def test_one_name_is_opened_item_by_item(held, names):
     text = repr(tree("params", {"params": {"w": [names["a"]], "b": names["b"]}}))
     assert "['w']" in text
     assert "JAX array" in text
+    # A variable of Flax NNX has its array in a private attribute, which is no row.
+    net = SimpleNamespace(kernel=SimpleNamespace(_raw_value=names["a"]), bias=names["b"])
+    branches = tree("net", {"net": net}).branches
+    assert [branch.path for branch in branches] == ["net", "net.bias", "net.kernel"]
 
 
 def test_what_jax_has_taken_of_a_gpu_is_as_its_allocator_says(monkeypatch):

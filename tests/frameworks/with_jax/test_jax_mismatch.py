@@ -37,8 +37,24 @@ CASES = [
     ),
     (
         "step({'w': a}, b)",
-        {"{'w': a}": "cuda:0", "b": "cuda:1"},
-        "step({'w': a}, jax.device_put(b, jax.devices(\"gpu\")[0]))",
+        {"a": "cuda:0", "b": "cuda:1"},
+        "step({'w': a}, jax.device_put(b, a.device))",
+    ),
+    (
+        "p = {'w': a, 'v': [b, b, a]}\nboth(p)",
+        {"p['v'][2] and 1 more": "cuda:0", "p['v'][0] and 1 more": "cuda:1"},
+        'both(jax.device_put(p, jax.devices("gpu")[1]))',
+    ),
+    (
+        "both({'w': a, 'v': [b, a]})",
+        {"a": "cuda:0", "b": "cuda:1"},
+        "both({'w': a, 'v': [jax.device_put(b, a.device), a]})",
+    ),
+    (
+        "split + big[0]",
+        {"split": "cuda:0 + cuda:1", "big[0]": "cuda:1"},
+        "split + jax.device_put(big[0], jax.sharding.NamedSharding(split.sharding.mesh, "
+        "jax.sharding.PartitionSpec()))",
     ),
     (
         "a + jax.device_put(a, gpu[1])",
@@ -55,6 +71,16 @@ CASES = [
         {"a": "cuda:0", "b": "cuda:1"},
         "jnp.stack([a, jax.device_put(b, a.device)])",
     ),
+    (  # what is differentiated, and what is mapped over, is a tracer there
+        "def loss(p):\n    return (a * p['w']).sum()\njax.grad(loss)({'w': b})",
+        {"a": "cuda:0", "p['w']": "cuda:1"},
+        "    return (a * jax.device_put(p['w'], a.device)).sum()",
+    ),
+    (
+        "jax.vmap(lambda row: row * a[0])(big)",
+        {"row": "cuda:1", "a[0]": "cuda:0"},
+        'jax.vmap(lambda row: row * jax.device_put(a[0], jax.devices("gpu")[1]))(big)',
+    ),
 ]
 
 
@@ -62,6 +88,10 @@ CASES = [
 def test_operands_are_named_and_the_fix_runs(names, code, operands, written):
     jax, jnp = names["jax"], names["jnp"]
     names["big"] = jax.device_put(jnp.ones((8, 8)), names["gpu"][1])
+    names["both"] = jax.jit(lambda p: p["w"] * p["v"][0])
+    mesh = jax.sharding.Mesh(names["gpu"], ("i",))
+    halves = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+    names["split"] = jax.device_put(jnp.ones(8), halves)
     names["step"] = jax.jit(lambda p, x: p["w"] * x)
     explanation = gpumagic.explain(failure(code, names))
     found = {o.name: ", ".join(o.devices) for o in explanation.operands}

@@ -1,12 +1,14 @@
 """TensorFlow's devices and arrays are gpumagic's: placed, named, brought; the book's code runs."""
 
+import re
 import subprocess
 import sys
 from itertools import pairwise
 
 import pytest
-from conftest import GPUS
+from conftest import GPUS, compiled
 
+import gpumagic
 from gpumagic import device
 from gpumagic.device import CPU, Device
 from gpumagic.errors import GpuError
@@ -43,6 +45,27 @@ def test_the_books_code_runs_as_printed(framework, names):
     assert len(names["try_all_gpus"]()) == 2
     where = {name: framework.where(names[name]) for name in "XYZWC"}
     assert where == {"X": "cuda:0", "Y": "cuda:1", "Z": "cuda:0", "W": "cuda:1", "C": "cpu"}
+
+
+def test_the_librarys_functions_are_the_books(framework, names):
+    code = TENSORFLOWS[TENSORFLOWS.index("with try_gpu():") :]
+    names |= {name: getattr(gpumagic, name) for name in ("try_gpu", "try_all_gpus", "num_gpus")}
+    exec(code, names)
+    assert eval("num_gpus(), len(try_all_gpus())", names) == (2, 2)  # its names say whose
+    where = {name: framework.where(names[name]) for name in "XYZWC"}
+    assert where == {"X": "cuda:0", "Y": "cuda:1", "Z": "cuda:0", "W": "cuda:1", "C": "cpu"}
+
+
+def test_a_program_places_and_moves(framework, names):
+    names["gpumagic"] = gpumagic
+    exec(
+        "with gpumagic.on(1):\n    x = tf.ones(3)\nheld = [x]\nmoves = gpumagic.move(held, 0)",
+        names,
+    )
+    assert framework.where(names["x"]) == "cuda:1"
+    assert framework.where(names["held"][0]) == "cuda:0"
+    with pytest.raises(GpuError, match=r"a tf.Variable stays .*; nothing was moved"):
+        exec("gpumagic.move(tf.Variable(x), 0)", names)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +158,22 @@ def test_tensors_are_brought_and_what_is_bound_says_what_to_type(framework, name
         v = tf.Variable(names["v_c"])
     assert (framework.where(new), framework.where(v)) == ("cuda:1", "cuda:1")
     assert framework.bring(new, GPUS[1]) is new
+
+
+def test_what_xla_does_not_reach_is_explained(framework, names):
+    code = (
+        "with tf.device('/GPU:1'):\n    v = tf.Variable([1.0, 2.0])\n"
+        "add = tf.function(lambda a: a + 1, jit_compile=True)\nheld = {'v': v}\n"
+        "with tf.device('/GPU:0'):\n    add(held['v'])\n"
+    )
+    with pytest.raises(names["tf"].errors.InvalidArgumentError) as raised:
+        exec(compiled(code), names)
+    text = str(gpumagic.explain(raised.value))
+    assert "line 6: add(held['v'])" in text
+    assert re.search(r"held\['v'\] +cuda:1 +8 B +ResourceVariable +← the odd one", text)
+    assert "run it in a cell of %%ongpu cuda:1" in text
+    assert "ran it on cuda:0" in text
+    assert gpumagic.explain(ValueError("another")) is None
 
 
 def test_what_is_no_array_of_its_own(framework, names):

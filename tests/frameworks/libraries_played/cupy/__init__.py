@@ -66,7 +66,9 @@ def get_default_memory_pool():
     return _Pool()
 
 
-class ndarray:
+class _ndarray_base:
+    """Of C: what it calls of its own, it looks for in the class of the array first."""
+
     def __init__(self, held):
         self._held, self.device = held, _Device()
         self.nbytes, self.shape = held.nbytes, held.shape
@@ -89,16 +91,39 @@ class ndarray:
     def get(self):
         return self._held.copy()
 
+    def item(self):
+        return self.get().item()
+
+    def __float__(self):
+        return float(self.get())
+
+    def __str__(self):
+        return str(self.get())
+
     def __add__(self, other):
         return ndarray(self._held + getattr(other, "_held", other))
 
 
+class ndarray(_ndarray_base):
+    pass
+
+
+class _core:
+    ndarray = ndarray
+
+    @staticmethod
+    def array(held, copy=True):
+        if isinstance(held, ndarray) and not copy and held.device == _Device():
+            return held
+        return ndarray(numpy.array(getattr(held, "_held", held)))
+
+
 def array(held):
-    return ndarray(numpy.array(held.get() if isinstance(held, ndarray) else held))
+    return _core.array(held)
 
 
 def asarray(held):
-    return held if isinstance(held, ndarray) and held.device == _Device() else array(held)
+    return _core.array(held, False)
 
 
 def ones(shape):

@@ -1,26 +1,33 @@
-"""Make new tensors and modules on one device, for as long as a placement holds.
+"""Make new tensors, arrays and modules on one device, for as long as a placement holds.
 
 Guarantees: operators that make nothing new cost what they cost without it; an explicit `device=`
-wins, so does a `with torch.device(...)` inside; other threads and other asyncio tasks do not see
-it; leaving it restores every name and the current CUDA device, whatever happened in between.
+wins, so does a `with torch.device(...)` inside; other threads do not see it, nor do other asyncio
+tasks of torch's; leaving it restores every name and the current CUDA device, whatever happened in
+between.
 """
 
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar, cast
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
-import torch
-
-from gpumagic.placement.scope import Placement, enclosing
-from gpumagic.placement.swap import enter, leave
-from gpumagic.placement.torch_devices import torch_device
+from gpumagic.frameworks.beside import Beside
+from gpumagic.frameworks.own_devices import needed_in, own
 from gpumagic.usercode.unseen import unseen
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _Entered(NamedTuple):
+    """One entry of a `with`: its thread, torch's part of it, and what ends it."""
+
+    thread: int
+    place: Any
+    stack: ExitStack
 
 
 class on:
@@ -29,6 +36,7 @@ class on:
     Factories (``torch.zeros``, ``torch.tensor`` …), ``torch.Tensor(...)``, ``torch.from_numpy``,
     ``torch.load``, new modules, and the batches of a `DataLoader` land there; a bare ``"cuda"``
     means that GPU. An explicit ``device=`` wins. What exists is not moved: see `gpumagic.move`.
+    Of JAX, TensorFlow and CuPy, where the caller's names are theirs, new arrays land there.
 
     Parameters
     ----------
@@ -54,33 +62,48 @@ class on:
     """
 
     def __init__(self, where: object, *, batches: bool = True) -> None:
-        self.device = torch_device(where)
+        self._needed = needed_in(sys._getframe(1).f_globals, "gpumagic.on")
+        self._on = self._needed.find(where)
+        self.device = own(self._needed, self._on)
         self.batches = batches
-        self._entered: list[Placement] = []
+        self._entered: list[_Entered] = []
 
-    def __enter__(self) -> torch.device:
-        caller = sys._getframe(1).f_globals
-        place = enter(self.device, batches=self.batches, namespace=caller)
-        place.owner = self
-        self._entered.append(place)
+    def __enter__(self) -> Any:
+        with ExitStack() as stack:
+            place = self._enter(stack, sys._getframe(1).f_globals)
+            self._entered.append(_Entered(threading.get_ident(), place, stack.pop_all()))
         return self.device
 
-    @contextmanager
-    def _calling(self, function: Callable[..., Any]) -> Iterator[None]:
-        names = getattr(inspect.unwrap(function), "__globals__", None)
-        place = enter(self.device, batches=self.batches, namespace=names)
-        try:
-            yield
-        finally:
-            leave(place)
+    def _enter(self, stack: ExitStack, namespace: dict[str, Any] | None) -> Any:
+        """Place, until a stack is closed; torch's placement where there is one."""
+        place = None
+        if self._needed.torch:
+            from gpumagic.placement import swap
+
+            place = swap.enter(self.device, batches=self.batches, namespace=namespace)
+            place.owner = self
+            stack.callback(swap.leave, place)
+        Beside(self._on, self._needed.others).place(stack)
+        return place
+
+    def _calling(self, function: Callable[..., Any]) -> ExitStack:
+        with ExitStack() as stack:
+            self._enter(stack, getattr(inspect.unwrap(function), "__globals__", None))
+            return stack.pop_all()
 
     def __exit__(self, *exc: object) -> None:
         # One object may be entered again, by several threads and tasks: end this context's own.
         if not self._entered:
             raise RuntimeError("this placement was not entered")
-        place = next((p for p in enclosing() if p.owner is self), self._entered[-1])
-        self._entered.remove(place)
-        leave(place)
+        mine = [each for each in self._entered if each.thread == threading.get_ident()]
+        if self._needed.torch:
+            from gpumagic.placement.scope import enclosing
+
+            place = next((p for p in enclosing() if p.owner is self), None)
+            mine = [each for each in self._entered if each.place is place] or mine
+        entered = (mine or self._entered)[-1]
+        self._entered.remove(entered)
+        entered.stack.close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, (type, classmethod, staticmethod)):
