@@ -21,8 +21,8 @@ class AmdSource(DrmSource):
 
     def software(self) -> dict[str, str]:
         """ROCm's version, where it is installed, and the driver's, where it has one of its own."""
-        installed = (drm.Folder(self._root).text("opt/rocm/.info/version") or "").partition("-")[0]
-        driver = drm.Folder(self._root).text("sys/module/amdgpu/version")
+        installed = (drm.Folder(self.root).text("opt/rocm/.info/version") or "").partition("-")[0]
+        driver = drm.Folder(self.root).text("sys/module/amdgpu/version")
         rocm = {"ROCm": installed} if installed else {}
         return {**rocm, "amdgpu": driver or ""}
 
@@ -51,8 +51,8 @@ class AmdSource(DrmSource):
         return region in card.pools
 
     def _held_elsewhere(self) -> dict[tuple[int, str], int]:
-        addresses = {node.gpu_id: node.address for node in drm.kfd_nodes(self._root)}
-        held = drm.kfd_memory(self._root)
+        addresses = {node.gpu_id: node.address for node in drm.kfd_nodes(self.root)}
+        held = drm.kfd_memory(self.root)
         return {
             (pid, addresses[gpu]): count for (pid, gpu), count in held.items() if gpu in addresses
         }

@@ -16,6 +16,7 @@ from gpumagic.device import TorchBuild, physical_gpus, torch_build, visible
 from gpumagic.errors import as_typed
 from gpumagic.telemetry.apple_source import AppleSource
 from gpumagic.telemetry.check import Check as Check
+from gpumagic.telemetry.drm_source import DrmSource
 from gpumagic.telemetry.linux_checks import LinuxChecks
 from gpumagic.telemetry.preallocation import check_jax
 from gpumagic.telemetry.snapshot import Host
@@ -77,7 +78,9 @@ class Doctor:
             "state files": self._state_files,
         }
         # Who has another vendor's GPU and none of NVIDIA's lacks nothing of NVIDIA's.
-        has_nvidias = not others or "nvidia" in linux.vendors or bool(self._door.gpus())
+        asked = "nvml" in (self._env.get("GPUMAGIC_SOURCES") or "nvml")
+        nothing = asked and not others
+        has_nvidias = nothing or "nvidia" in linux.vendors or bool(self._door.gpus())
         found = _looked(nvidias) if has_nvidias else []
         found = [*self._first_cause(found), *others, *_looked(rest), *check_jax(self._env)]
         found += [Check("GPU", False, f.cause, f.cure) for f in self._door.lost.values()]
@@ -189,6 +192,10 @@ class Doctor:
         sources, problems = chosen(self._env)
         for problem in problems:
             return False, problem.cause, problem.cure
+        for root in (one.root for one in sources if isinstance(one, DrmSource)):
+            if root != Path("/") and not drm.Folder(root / "sys/class/drm").names():
+                cure = f"start the container with the host's / there: -v /:{root}:ro"
+                return False, f"there is nothing in {root}/sys/class/drm", cure
         return True, ", ".join(source.name for source in sources), ""
 
     def _surroundings(self) -> _Found | None:

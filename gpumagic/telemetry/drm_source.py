@@ -30,7 +30,7 @@ class DrmSource:
     def __init__(
         self, root: Path = Path("/"), monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._root = root
+        self.root = root
         self._kept = KeptReadings(monotonic)
         self._shares = EngineShares(monotonic)
         self._known: dict[tuple[str, str], drm.GraphicsCard] = {}
@@ -102,7 +102,7 @@ class DrmSource:
         self._kept.read_ahead(seconds, lambda key: processes or key != "processes")
 
     def _listed(self) -> list[drm.GraphicsCard]:
-        return drm.graphics_cards(self._root, self.vendor, self._known)
+        return drm.graphics_cards(self.root, self.vendor, self._known)
 
     def _sample(self, index: int, card: drm.GraphicsCard, host: Host, patience: float) -> GpuSample:
         asleep = card.device.text("power/runtime_status") == "suspended"
@@ -126,7 +126,7 @@ class DrmSource:
 
     def _read_processes(self) -> list[ProcessSample]:
         cards = {card.address: card for card in self._cards}
-        clients = [one for one in drm.read_clients(self._root) if one.address in cards]
+        clients = [one for one in drm.read_clients(self.root) if one.address in cards]
         memory: dict[tuple[int, str], int] = {}
         ran: dict[tuple[int, str], set[str]] = {}
         for client in clients:

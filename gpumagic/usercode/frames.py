@@ -10,6 +10,8 @@ import linecache
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
+from operator import attrgetter
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -21,6 +23,7 @@ from gpumagic.usercode.values import Scope
 _FRAMES = 200
 _ERRORS = 20
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
+_place = attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
 _TIMED = ("<timed exec>", "<timed eval>")
 
 
@@ -64,7 +67,10 @@ def folded(error: BaseException) -> Iterator[int]:
         for each, trace in before:
             chain = _chain(trace)
             if len(chain) > _FRAMES:
-                at_line = {_place(tb): tb for tb in chain}, {_place(tb): tb for tb in chain[::-1]}
+                at_line = (
+                    {_at_line(tb): tb for tb in chain},
+                    {_at_line(tb): tb for tb in chain[::-1]},
+                )
                 shown = {id(tb) for tbs in at_line for tb in tbs.values()}
                 left_out += len(chain) - len(shown)
                 each.__traceback__ = _chained(tb for tb in chain if id(tb) in shown)
@@ -82,7 +88,7 @@ def _chain(trace: TracebackType | None) -> list[TracebackType]:
     return chain
 
 
-def _place(trace: TracebackType) -> tuple[CodeType, int]:
+def _at_line(trace: TracebackType) -> tuple[CodeType, int]:
     return trace.tb_frame.f_code, trace.tb_lineno
 
 
@@ -115,6 +121,8 @@ class FailedFrame:
         self.tree: ast.Module | None = found.source.tree
         self._node = found.node
         self._asttext = found.source.asttext()
+        positions: Any = getattr(self.code, "co_positions", tuple)()  # Python 3.11
+        self._place = next(islice(positions, tb.tb_lasti // 2, None), None)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -132,8 +140,12 @@ class FailedFrame:
         """The expression that failed; where only the line is known, all that it may be."""
         if self._node is not None:
             return [self._node]
-        every = ast.walk(self.tree) if self.tree is not None else ()
-        return [node for node in every if getattr(node, "lineno", 0) == self.line]
+        every = [*ast.walk(self.tree)] if self.tree is not None else []
+        # Two statements may stand in a line of a cell.
+        found: list[ast.AST] = [
+            n for n in every if isinstance(n, ast.expr) and _place(n) == self._place
+        ]
+        return found[:1] or [n for n in every if getattr(n, "lineno", 0) == self.line]
 
     def text(self, node: ast.AST) -> str:
         """An expression as the user wrote it, on one line."""

@@ -10,7 +10,6 @@ import re
 import symtable
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
 from types import CodeType
 from typing import Any
 
@@ -30,7 +29,14 @@ def names_read(
 
     Not those of tensors, by their `values`, of which is only asked what they are: `x.shape`.
     """
-    reader = NamesReader(transform, values, cache(partial(names_assigned, tree)))
+    assigned: list[list[str]] = []
+
+    def rebound() -> list[str]:
+        if not assigned:
+            assigned.append(names_assigned(tree))
+        return assigned[0]
+
+    reader = NamesReader(transform, values, rebound)
     reader.visit(tree)
     if BY_NAME & reader.read.keys():
         for node in ast.walk(tree):
@@ -50,8 +56,9 @@ def variables_read(
     names: Iterable[str], namespace: Mapping[str, Any], module: str = "__main__"
 ) -> Iterator[tuple[str, Any]]:
     """Yield `(name, value)` for each name, and for those that functions of `module` read."""
-    queue, seen = deque(names), set[str]()
-    followed = set[CodeType]()
+    queue = deque(names)
+    seen: set[str] = set()
+    followed: set[CodeType] = set()
     while queue:
         name = queue.popleft()
         if name in seen or name not in namespace:

@@ -340,3 +340,10 @@ def test_the_sources_that_are_named(tmp_path: Path) -> None:
     wrong = look(tmp_path, GPUMAGIC_SOURCES="nvml,rocm")[name]
     assert (wrong.ok, "'rocm'" in wrong.found) == (False, True)
     assert "there are nvml, amd, intel, apple" in wrong.cure
+    empty = look(tmp_path, GPUMAGIC_SOURCES=f"amd:{tmp_path}")
+    assert (empty[name].ok, empty[name].found) == (
+        False,
+        f"there is nothing in {tmp_path}/sys/class/drm",
+    )
+    assert f"-v /:{tmp_path}:ro" in empty[name].cure
+    assert "NVIDIA card" not in empty  # who names others does not lack it

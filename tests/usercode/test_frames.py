@@ -3,7 +3,9 @@
 import sys
 import traceback
 
-from gpumagic.usercode.frames import folded
+import pytest
+
+from gpumagic.usercode.frames import failed_frames, folded
 
 
 def deeper(n: int) -> None:
@@ -42,3 +44,11 @@ def test_a_short_one_and_the_error_that_it_came_from_stay_as_they_are() -> None:
         assert lines(error) == whole
         assert len(lines(cause)) == 4
     assert left_out > 100
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no positions")
+def test_of_two_statements_in_a_line_of_a_cell_the_expression_that_failed_is_known(shell) -> None:
+    shell.run("a = [1]; b = a[int('2')]")
+    (frame,) = failed_frames(sys.last_traceback)
+    assert frame.failed is not None
+    assert frame.text(frame.failed) == "a[int('2')]"
