@@ -50,7 +50,8 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
     try:
         # First what most calls are. The kernels between fill the processor's caches, so that an
         # operator costs what it touches: as little as can be, here and in `adopt`.
-        at, low = _flip_all(plan, args) if plan.usual else (-1, [])
+        usual = plan.usual and not (kwargs and any(isinstance(x, Tensor) for x in kwargs.values()))
+        at, low = _flip_all(plan, args) if usual else (-1, [])
         if at < 0:
             return _run_any(plan, args, kwargs)
         gpu = GPUS[at]

@@ -30,9 +30,7 @@ WAITS = frozenset(
     }
 )
 """Operators for which the host waits, because a value or a shape depends on the data."""
-DRAWS = frozenset(
-    ["native_dropout", "rrelu_with_noise", "_scaled_dot_product_flash_attention_for_cpu"]
-)
+DRAWS = frozenset(["native_dropout", "rrelu_with_noise"])
 """Operators that draw random numbers and take no generator."""
 SHARING = frozenset(
     [
@@ -79,7 +77,7 @@ class KernelPlan:
         self.kinds = [_kind(a) for a in arguments if not a.kwarg_only]
         named = {a.name for a in arguments if a.kwarg_only}
         self.usual = self.plain and not self.special and not self.waits
-        self.usual &= self.name not in INDEXING and not named & (self.tensors | {"device"})
+        self.usual &= self.name not in INDEXING and "device" not in named
         self.usual &= not any("List[Optional[T" in str(a.type) for a in arguments)
         self.in_place = bool(self.written) and arguments[0].name in self.written
         return object.__getattribute__(self, missing)
