@@ -11,6 +11,8 @@ NPM = PATH="$(CURDIR)/$(BIN):$$PATH" npm
 # Compiled modules are kept even where the shell forbids it (PYTHONDONTWRITEBYTECODE): the tests start many
 # processes, and one that has to compile torch takes four times as long to import it.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest
+# Whom the limit of each test cannot interrupt, in C, is ended with its stack shown: a failed test, not hours.
+HANGS = -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 # Two more than processors: the tests in a browser, and those with kernels and servers, often wait.
 PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)') --dist loadscope
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
@@ -31,7 +33,7 @@ check: .venv/test  ## lint and types
 suite: .venv/compiled  ## the tests
 	$(NPM) test --silent
 	$(BIN)/python tests/browser/chromium.py --install
-	$(PYTEST) $(PARALLEL) -m "not slow"
+	$(PYTEST) $(PARALLEL) $(HANGS) -m "not slow"
 
 slow: .venv/compiled  ## the tests that take minutes, and thousands of examples for those of properties
 	$(PYTEST) $(PARALLEL) -m slow

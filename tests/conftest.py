@@ -202,6 +202,8 @@ class Shell:
             result = self.ip.run_cell(cell, **({"store_history": True} | options))
         result.text = out.getvalue()
         result.error = result.error_in_exec or result.error_before_exec
+        if isinstance(result.error, pytest.fail.Exception):
+            raise result.error  # the test's limit of time, which IPython has taken for the cell's
         return result
 
 
