@@ -1,6 +1,7 @@
 """Dry runs of one rank of many. That DistributedDataParallel's peak is the real one is held where
 two real ranks run: tests/virtual/test_collectives.py."""
 
+import gc
 import os
 
 import pytest
@@ -116,8 +117,8 @@ def test_of_how_many_is_read_or_refused(ip):
 
 def test_nothing_is_sent_in_a_group_that_there_was_before():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    x, net = torch.ones(4), nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
     try:
-        x, net = torch.ones(4), nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
         alone = gpumagic.dry_run(lambda: dist.all_reduce(x))
         (end,) = alone.unknown
         assert end.reason.startswith("all_reduce in a process group that there was before")
@@ -128,4 +129,8 @@ def test_nothing_is_sent_in_a_group_that_there_was_before():
             gpumagic.dry_run(lambda: net(x), on="2 x 24GiB")
         dist.all_reduce(x)
     finally:
+        # If net were the last to have the group, torch would end that with Python's lock held, and
+        # wait for a thread of gloo's that needs it to let go of x (pytorch#56297).
+        net = None
+        gc.collect()
         dist.destroy_process_group()
