@@ -29,7 +29,7 @@ from gpumagic.dryrun.elsewhere import before_on, on_card
 from gpumagic.dryrun.fake_group import Rank, join
 from gpumagic.dryrun.fake_operators import Crossings, Operators
 from gpumagic.dryrun.fakes import Fakes
-from gpumagic.dryrun.forked import engine_flags, let_backward_run, run_forked
+from gpumagic.dryrun.forked import engine_flags, let_backward_run, run_forked, set_by_fork
 from gpumagic.dryrun.held_memory import Before, HeldMemory, measure, peaks
 from gpumagic.dryrun.result import DryRun, Mismatch, OnRank, Unknown
 from gpumagic.dryrun.unknown import Stopped, raised
@@ -89,10 +89,10 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
 
     def work() -> DryRun:
         global _following
-        _following = True
+        _following, set_in_copy = True, set_by_fork(flags)
         if before.real:
             switch.stand_in(before.real)
-        let_backward_run(flags)
+        let_backward_run(set_in_copy)
         if outer is not None:
             in_force.set(outer)  # a fork leaves it
         return _Following(subject).run(before)

@@ -213,15 +213,19 @@ def _read(start: int, size: int) -> bytes:
         return b""
 
 
-def let_backward_run(before: bytes) -> None:
-    """In the child: let backward passes run here, if they do not."""
-    torch.autograd.set_multithreading_enabled(False)
-    if _works() or not before:
-        return
+def set_by_fork(before: bytes) -> list[int]:
+    """In the child, before it calls anything of torch's, which sets others: where they became 1."""
     start, _ = _variables()
     after = _read(start, len(before))
-    for at in (m.start() for m in re.finditer(b"\1", after) if before[m.start()] == 0):
-        flag = ctypes.c_ubyte.from_address(start + at)
+    return [start + m.start() for m in re.finditer(b"\1", after) if before[m.start()] == 0]
+
+
+def let_backward_run(flags: list[int]) -> None:
+    """In the child: let backward passes run here, if one of the flags keeps them from it."""
+    torch.autograd.set_multithreading_enabled(False)
+    if _works():
+        return
+    for flag in map(ctypes.c_ubyte.from_address, flags):
         flag.value = 0
         if _works():
             return

@@ -162,8 +162,11 @@ def test_ctrl_c_ends_the_copy_at_once():
     timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
     timer.start()
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        dry_run(lambda: time.sleep(60))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            dry_run(lambda: time.sleep(60))
+    finally:
+        timer.cancel()  # it would interrupt pytest itself
     assert time.monotonic() - started < 20
     timer.join()
     assert set(psutil.Process().children()) <= before  # none is left
@@ -210,6 +213,13 @@ def test_backward_runs_in_the_copy_after_it_ran_on_a_gpu(gpus):
     result = dry_run(lambda: (w * 3).sum().backward())
     assert result.complete, result
     assert w.grad.tolist() == [2, 2, 2]
+
+
+def test_only_what_fork_has_set_is_cleared_for_a_backward_pass(gpus):
+    """What torch sets as it runs is beside it, and to clear that has ended the copy."""
+    torch.ones(3, device="cuda:1", requires_grad=True).sum().backward()
+    flags = forked.engine_flags()
+    assert run_forked(lambda: len(forked.set_by_fork(flags)), 20) == 1
 
 
 def test_a_real_gpus_driver_is_not_called():
