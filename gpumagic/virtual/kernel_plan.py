@@ -75,9 +75,8 @@ class KernelPlan:
         self.plain = self.dense and not self.outs  # each of its tensors is flipped as it is
         self.fresh = self.plain and _makes_all_anew(self.op)
         self.kinds = [_kind(a) for a in arguments if not a.kwarg_only]
-        named = {a.name for a in arguments if a.kwarg_only}
         self.usual = self.plain and not self.special and not self.waits
-        self.usual &= self.name not in INDEXING and "device" not in named
+        self.usual &= self.name not in INDEXING and "device" not in self.arguments
         self.usual &= not any("List[Optional[T" in str(a.type) for a in arguments)
         self.in_place = bool(self.written) and arguments[0].name in self.written
         return object.__getattribute__(self, missing)
