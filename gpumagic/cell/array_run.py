@@ -12,7 +12,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.cell.report import Report, keep_last
 from gpumagic.device import Device
-from gpumagic.frameworks.bring_arrays import Home, bring_all, bring_home, remember
+from gpumagic.frameworks.bring_arrays import Home, Originals, bring_all, bring_home, remember
 from gpumagic.frameworks.framework import Framework
 from gpumagic.ledger.counts import Tally
 from gpumagic.ledger.entry import Ledger
@@ -52,7 +52,7 @@ class ArrayRun:
         self._clock = clock
         self._moves = Moves()
         self._origins: dict[str, Home] = {}
-        self._originals: dict[int, Any] = {}  # for `--back`
+        self._originals: Originals = {}  # for `--back`
         self._stack: ExitStack | None = None
         self._tally = Tally(virtual=device.virtual)
         self._counted = True

@@ -5,6 +5,7 @@ the objects that they are; and nothing is changed before all copies have been ma
 """
 
 import time
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,10 @@ class _Found:
     sources: dict[str, None] = field(default_factory=dict)
 
 
+Originals = dict[int, tuple["weakref.ref[Any]", Any]]
+"""By a copy's id: the copy while it lives (another may have its id then), and of what it is."""
+
+
 @dataclass(frozen=True)
 class Home:
     """Where a variable was before a cell brought it, and what it was."""
@@ -51,7 +56,7 @@ def bring_all(
     device: Device,
     namespace: dict[str, Any],
     origins: dict[str, Home] | None = None,
-    originals: dict[int, Any] | None = None,
+    originals: Originals | None = None,
 ) -> Moves:
     """Bring the arrays of these variables to `device`, binding names of `namespace` anew.
 
@@ -84,7 +89,7 @@ def bring_all(
             moved.append(Moved(name, nbytes, tuple(found.sources)))
     _bind(kept, framework, copies, namespace)
     if originals is not None:
-        originals |= {id(new): old for old, new in copies.values()}
+        originals |= {id(new): (weakref.ref(new), old) for old, new in copies.values()}
     if copies:
         framework.wait()
     return Moves(tuple(moved), tuple(left), time.perf_counter() - start if moved else 0.0)
@@ -200,12 +205,12 @@ def bring_home(
     framework: Framework,
     namespace: dict[str, Any],
     wanted: Mapping[str, Home],
-    originals: Mapping[int, Any] | None = None,
+    originals: Originals | None = None,
 ) -> Moves:
     """Bring what these variables hold now, also what a cell has made of it, to where they were.
 
     In place of a copy that is as it was the array that it was made of is put back, if it is among
-    the `originals`, by the id of the copy.
+    the `originals`.
     """
     start = time.perf_counter()
     devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
@@ -219,8 +224,8 @@ def bring_home(
         new = {id(array): array for array in found.arrays if id(array) not in copies}
         try:
             for key, array in new.items():
-                back = (originals or {}).get(key)
-                if back is None:
+                copy, back = (originals or {}).get(key, (None, None))
+                if copy is None or copy() is not array:
                     back = framework.bring(array, devices[home.device], committed=home.committed)
                 copies[key] = array, back
         except Exception as error:  # noqa: BLE001  as above; the others go home

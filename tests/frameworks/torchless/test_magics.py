@@ -179,6 +179,15 @@ def test_back_brings_home_what_a_cell_has_made_of_its_variables(notebook):
     notebook.run("X + there, M['w'] + net[0].sum() + X[0]")  # no two are committed apart
 
 
+def test_back_keeps_what_a_cell_made_where_a_copy_had_been(notebook):
+    """Arrays that a cell lets go leave their addresses to new ones."""
+    notebook.run("import jax, jax.numpy as jnp\nx, log = jnp.arange(5.), [jnp.ones(3)]")
+    notebook.run("%%ongpu 1 --back\nx = x + 1\nlog += [x * n for n in range(100)]")
+    assert notebook.names["x"].tolist() == [1, 2, 3, 4, 5]
+    log = notebook.names["log"]
+    assert [made.tolist() for made in log[1:]] == [[n * m for m in range(1, 6)] for n in range(100)]
+
+
 def test_home_names_what_is_still_there_in_containers_too(notebook):
     notebook.run("import jax, jax.numpy as jnp\nM = {'w': jnp.ones(4)}; X = jnp.ones(3)")
     notebook.run("%%ongpu 1\nM['w'] = M['w'] * 2\nmade = [X * 1]")
