@@ -14,6 +14,8 @@ from gpumagic.virtual.kernel_plan import CPU, on_metadata
 aten: Any = torch.ops.aten
 _choose = on_metadata(aten._fused_sdp_choice.default, CPU)
 _FLASH = 1  # at::sdp::SDPBackend::flash_attention
+_HALF = (torch.float16, torch.bfloat16)
+_MOST_FLASH = 256  # numbers of a head, as of ATen/native/transformers/cuda/sdp_utils.cpp
 
 
 def network_kernels(overload: Callable[[str], Any]) -> dict[str, Callable[..., Any]]:
@@ -48,14 +50,29 @@ def _attention(
         )
     inputs = (query, key, value)
     attn_mask = added(attn_mask, query.dtype)
-    # As the CPU's kernel chooses, which looks at no bytes: it differs between versions of torch.
-    chosen = _choose(*inputs, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    chosen = 0
+    if torch.backends.cuda.math_sdp_enabled():
+        # As the CPU's kernel chooses, which looks at no bytes: versions of torch differ in it.
+        given = (*inputs, attn_mask, dropout_p, is_causal)
+        chosen = _choose(*given, scale=scale, enable_gqa=enable_gqa)
+    elif not _has_kernel(query, attn_mask):
+        raise RuntimeError("No available kernel. Aborting execution.")
     options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
     if chosen == _FLASH:
         return _flash(inputs, attn_mask, options)
     math = aten._scaled_dot_product_attention_math
     result: Tensor = math(*inputs, attn_mask=attn_mask, enable_gqa=enable_gqa, **options)[0]
     return result
+
+
+def _has_kernel(query: Tensor, mask: Tensor | None) -> bool:
+    """Whether CUDA has one for this of those to which the code has limited it, and not math's."""
+    allowed, half = torch.backends.cuda, query.dtype in _HALF
+    if allowed.flash_sdp_enabled() and half and mask is None and query.shape[-1] <= _MOST_FLASH:
+        return True
+    if allowed.mem_efficient_sdp_enabled() and (half or query.dtype is torch.float32):
+        return True
+    return allowed.cudnn_sdp_enabled() and half
 
 
 def added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
