@@ -50,7 +50,8 @@ MAY = {
     | {"frameworks", "gputable", "fitting"},
     "fitting": GROUND
     | {"dryrun", "copies", "isolation", "ledger", "moving", "placement", "telemetry"},
-    "dryrun": GROUND | {"frameworks", "ledger", "mismatch", "moving", "placement", "virtual"},
+    "dryrun": GROUND
+    | {"frameworks", "isolation", "ledger", "mismatch", "moving", "placement", "virtual"},
     "cell": GROUND | {"frameworks", "ledger", "mismatch", "moving", "placement"},
     "frameworks": GROUND | {"ledger", "mismatch", "moving", "placement"},
     "copies": {"device", "frameworks", "moving", "placement", "usercode", "errors", "faults"},

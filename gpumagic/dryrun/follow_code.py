@@ -4,9 +4,7 @@ Guarantees: one answer, plain data, with what is known up to where the code ende
 what only data can tell or had to be killed; nothing of this process is changed.
 """
 
-import errno
 import importlib
-import os
 import signal
 import time
 import weakref
@@ -32,9 +30,10 @@ from gpumagic.dryrun.fakes import Fakes
 from gpumagic.dryrun.forked import engine_flags, let_backward_run, run_forked, set_by_fork
 from gpumagic.dryrun.held_memory import Before, HeldMemory, measure, peaks
 from gpumagic.dryrun.result import DryRun, Mismatch, OnRank, Unknown
-from gpumagic.dryrun.unknown import Stopped, raised
+from gpumagic.dryrun.unknown import Stopped, is_refusal, raised
 from gpumagic.dryrun.wire import Wire
 from gpumagic.errors import GpuError
+from gpumagic.isolation.settings import deferred
 from gpumagic.mismatch.explainer import explain
 from gpumagic.moving.move import move_all, optimizers_in
 from gpumagic.moving.moved import Moved
@@ -47,7 +46,6 @@ from gpumagic.virtual.virtual_gpus import keep_after_fork
 
 _GRACE_S = 5.0  # past the limit, to end by itself with what it knows by then
 _following = False
-_DENIED = os.strerror(errno.EACCES)
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,8 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
     """Follow the code of `subject` in a copy of this process, or raise `GpuError`."""
     if _following:
         raise GpuError("a dry run is under way, and follows no other")
-    importlib.import_module("torch._dynamo")  # else each copy would load it anew
+    with deferred():  # what is loaded in part stays so
+        importlib.import_module("torch._dynamo")  # else each copy would load it anew
     device, rank = subject.device, subject.rank
     if subject.cards:
         before = before_on(subject.cards[0], 1 if rank is None else rank.of_a_host)
@@ -227,7 +226,7 @@ class _Following:
             where = innermost_of(error.__traceback__)
             if raised and raised[-1].where == where:  # of which C++ has made another error
                 self.note(raised[-1].reason, raised[-1].where, ended=True)
-            elif _is_refusal(error):
+            elif is_refusal(error):
                 self.note(f"{faults.in_words(error)}: a dry run writes no file", where, ended=True)
             else:
                 self._error, self._error_at = error, where
@@ -286,15 +285,3 @@ def _reference(value: Any) -> Any:
     with suppress(TypeError):
         return weakref.ref(value)
     return None
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Whether an error is the kernel's answer to a writer that Python does not see."""
-    number = error.errno if isinstance(error, OSError) else None
-    if number not in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) and _DENIED not in str(error):
-        return False
-    path = getattr(error, "filename", None)
-    if not isinstance(path, (str, bytes)):
-        return True
-    # Not where it may not be written anyway: that is the user's own error.
-    return os.access(path if os.path.lexists(path) else os.path.dirname(path) or ".", os.W_OK)

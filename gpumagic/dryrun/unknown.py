@@ -4,6 +4,8 @@ Guarantees: a value that is not known never turns into a number by itself; it ca
 and computed with, and ends the dry run where something would depend on it.
 """
 
+import errno
+import os
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -25,6 +27,23 @@ class Stopped(BaseException):
         self.reason = reason
         self.where = where or innermost(sys._getframe(1))
         raised.append(self)
+
+
+# Of the kernel's answers, as libraries in C put them: C's own, and SQLite's.
+_REFUSED = (os.strerror(errno.EACCES), "disk I/O error")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error is the kernel's answer to a writer that Python does not see."""
+    number = error.errno if isinstance(error, OSError) else None
+    told = any(words in str(error) for words in _REFUSED)
+    if number not in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) and not told:
+        return False
+    path = getattr(error, "filename", None)
+    if not isinstance(path, (str, bytes)):
+        return True
+    # Not where it may not be written anyway: that is the user's own error.
+    return os.access(path if os.path.lexists(path) else os.path.dirname(path) or ".", os.W_OK)
 
 
 _HOSTS: tuple[tuple[str, float | None], ...] = (

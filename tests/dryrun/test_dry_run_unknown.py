@@ -1,6 +1,8 @@
 """`%%ongpu 1 --dry-run`: what cannot be known without data, and what is left out."""
 
+import sqlite3
 import sys
+from contextlib import closing
 
 import pytest
 import torch
@@ -32,6 +34,16 @@ def test_it_ends_where_data_decides(notebook):
         assert ended(result) == (3, reason)
         assert set(assigned(result)) - {"subprocess"} == {"before"}
         assert f"ended at line 3: {reason} · {statement}" in str(result)
+
+
+def test_a_database_that_is_open_is_not_written_and_that_is_no_error_of_the_codes(ip, tmp_path):
+    with closing(sqlite3.connect(tmp_path / "file")) as database:
+        database.execute("create table t (x)")
+        ip.ns["database"] = database
+        line, reason = ended(dry(ip, "database.execute('insert into t values (1)')"))
+        assert (line, reason) == (2, "OperationalError: disk I/O error: a dry run writes no file")
+        assert database.execute("select * from t").fetchall() == []
+        del ip.ns["database"]
 
 
 def test_nothing_of_the_users_can_swallow_the_end(notebook):
