@@ -44,7 +44,7 @@ _SHARED_ROOMS = (
     *("tornado", "asyncio", "concurrent", "gpumagic", "torch._dynamo", "torch._inductor"),
     *("torch._ops", "torch._library", "torch.distributed", "torch.cuda.streams", "triton"),
     *("torch.device", "torch.dtype", "torch.layout", "torch.memory_format", "torch.Size"),
-    "torch.jit.ScriptFunction",
+    *("torch.jit.ScriptFunction", "jaxlib._jax.Device", "jaxlib._jax.Sharding"),
 )
 # Shared too, and worth a line: the code may change them.
 _SHARED_ALOUD = ("ipywidgets", "traitlets", "tqdm", "threading.Thread", "multiprocessing.pool")
