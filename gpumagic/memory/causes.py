@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gpumagic.display.units import size, some
+from gpumagic.memory.autograd_graph import GRAPH
 from gpumagic.memory.out_of_memory import Remedy
 from gpumagic.memory.shortage import Situation
 
@@ -28,6 +29,7 @@ _NO_POOL = {
 # A holder below this part of what is allocated is not worth a line.
 _WORTH = 0.05
 _ROUNDED = 0.01
+_SEVERAL = 4  # as much of it may be there for another reason than that somebody collects it
 
 
 @dataclass(frozen=True)
@@ -217,8 +219,17 @@ def not_read(s: Situation) -> Cause | None:
     if not worth:
         return None
     why = f"{_named(s, [worth[0][1][0]])} is read by nothing that was still to run"
-    remedies = tuple(Remedy(f"`%gpufree {' '.join(names)}` gives back", g) for g, names in worth)
-    return Cause("not read", why, remedies, tuple(worth[0][1]))
+    remedies, gone = [], tuple[str, ...](worth[0][1])
+    cell = s.rests[-1]
+    for gives, names in worth:
+        do = f"`%gpufree {' '.join(names)}` gives back"
+        if cell.failed is not None and cell.read_anywhere & set(
+            names
+        ):  # to run again it needs them
+            do = f"`del {', '.join(names)}` before line {cell.failed.lineno} gives"
+        remedies.append(Remedy(do, gives))
+    deletes = remedies[0].do.startswith("`del")
+    return Cause("not read", why, tuple(remedies), None if deletes else gone)
 
 
 def full(s: Situation) -> Cause:
@@ -229,8 +240,33 @@ def full(s: Situation) -> Cause:
         return Cause("full", f"{why}; {size(s.short_by)} too little is left")
     largest = s.device.holders[0] if s.device.holders else None
     most = f", most of it by {largest.path} ({size(largest.nbytes)})" if largest else ""
+    remedies: tuple[Remedy, ...] = ()
+    place, count, kept = _collection(s, largest.path) if largest else ("", 0, 0)
+    if largest and 3 * kept > largest.nbytes and _worth(s, kept):
+        most = f", most of it in `{place}`: {count:,} tensors, {size(kept)}"
+        remedies = (Remedy(f"what `{place}` keeps, on the CPU (`.cpu()`), gives", kept),)
     held = size(s.device.allocated)
-    return Cause("full", f"{held} are in use{most}; {size(s.short_by)} too little is left")
+    return Cause(
+        "full", f"{held} are in use{most}; {size(s.short_by)} too little is left", remedies
+    )
+
+
+def _collection(s: Situation, holder: str) -> tuple[str, int, int]:
+    """The list or dict below a holder that has the most bytes, of several tensors each its own."""
+    found: dict[str, list[int]] = {}
+    for each in s.storages:
+        for path in each.paths:
+            place, bracket, _ = path.path.rpartition("[")
+            if (
+                path.root == holder
+                and path.path.endswith("]")
+                and GRAPH not in path.path
+                and bracket
+            ):
+                found.setdefault(place, []).append(each.nbytes)
+    several = {place: sizes for place, sizes in found.items() if len(sizes) >= _SEVERAL}
+    place = max(several, key=lambda place: sum(several[place]), default="")
+    return place, len(several.get(place, ())), sum(several.get(place, ()))
 
 
 def _worth(s: Situation, gives: int) -> bool:

@@ -159,7 +159,7 @@ def _smaller(batch: _Batch) -> Iterator[Remedy]:
         return
     fits, needs = found
     steps = -(-batch.size // fits)
-    added = f" (gradients of {steps} added up are the same)" if batch.backward else ""
+    added = f" (the gradients of {steps} added up)" if batch.backward else ""
     do = f"a batch of {fits:,} instead of {batch.size:,}{added} saves"
     yield Remedy(do, batch.needs - needs, batch.settled or None)
 

@@ -62,7 +62,7 @@ def by_number(s: Situation) -> Cause | None:
         return None
     remedies = tuple(remedy for _, remedy in found)
     if needs < s.held():  # then that is rather why
-        return replace(full(s), remedies=remedies)
+        return replace(whole := full(s), remedies=(*whole.remedies, *remedies))
     why = f"{found[0][0]} needs {size(needs)} beside what is held, and {size(room)} are left for it"
     return Cause("number", why, remedies)
 
@@ -74,8 +74,14 @@ def _numbers(peaks: DryPeaks, loops: Iterable[ast.stmt]) -> Iterator[_Number]:
         if type(value) is int and value >= _LEAST:
             yield _Number(value, name, [])
     standing: dict[int, list[ast.Constant]] = {}
+    # `x[i:i + 512]`: a shorter part alone would leave out what lies between it and the next.
+    slices = [node for node in ast.walk(code) if isinstance(node, ast.Slice)]
+    bounds = [end for each in slices for end in (each.lower, each.upper) if type(end) is ast.BinOp]
+    apart = {getattr(node, "value", None) for end in bounds for node in ast.walk(end)}
     for node in ast.walk(code):
-        if isinstance(node, ast.Constant) and type(node.value) is int and node.value >= _LEAST:
+        if not isinstance(node, ast.Constant) or node.value in apart:
+            continue
+        if type(node.value) is int and node.value >= _LEAST:
             standing.setdefault(node.value, []).append(node)
     for value, nodes in standing.items():
         yield _Number(value, "", nodes)

@@ -93,7 +93,7 @@ def grown(s: Situation) -> Cause | None:
     for name in sorted(names & (rest.made_now | stored(rest.failed or called))):
         value = rest.frame.scope.name(name)
         held = _nbytes(s, value)
-        if held:
+        if held and 2 * held >= s.wanted:  # else it is what comes to it
             why = (
                 f"`{name}`, {size(held)}, is made longer by a copy: the old one and the new one, "
                 f"{size(s.wanted)}, are there at once"

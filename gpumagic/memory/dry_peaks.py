@@ -93,11 +93,12 @@ class DryPeaks:
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
+                into = self._own_namespace(space)
                 signal.signal(signal.SIGPROF, lambda *_: signal.raise_signal(signal.SIGALRM))
                 signal.setitimer(signal.ITIMER_PROF, LIMIT_S, 0.2)
                 with within():
                     for code in filter(None, codes):
-                        eval(code, space)
+                        eval(code, into)
                 return {}
 
             return follow
@@ -114,6 +115,20 @@ class DryPeaks:
             self._s.tried_s += max(_used_by_children() - used, elapsed / _BUSY)
         peak = result.peak.get(self._s.name)
         return (peak.needed if peak else 0) if result.complete else None
+
+    def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
+        """In the dry run's process: the notebook's own with what is in `space`, if the code is a
+        cell's, so that nothing else holds what the code assigns anew."""
+        if not self.frame.at_top or type(self._s.namespace) is not dict:
+            return space
+        namespace = self._s.namespace
+        for name in namespace.keys() - space.keys():
+            del namespace[name]
+        namespace.update(space)
+        space.clear()
+        self.names.clear()
+        self._s.let_go()
+        return namespace
 
 
 def _used_by_children() -> float:

@@ -7,6 +7,7 @@ alone hold, and will be gone with them.
 import ast
 import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from traceback import walk_tb
@@ -199,6 +200,14 @@ class Situation:
     def traceback_holds(self) -> int:
         """The bytes that only the frames of this error hold."""
         return sum(each.nbytes for each in self.storages) - self.held()
+
+    def let_go(self) -> None:
+        """In a copy of this process: have the frames of this error hold nothing any more."""
+        for each in self._chain:
+            for frame, _ in walk_tb(each.__traceback__):
+                with suppress(RuntimeError):  # it runs: nothing has failed in it
+                    frame.clear()
+                    frame.f_locals  # noqa: B018  before Python 3.13 what was read of it is kept
 
     def held(self) -> int:
         """The bytes that will be held when this error has let go."""

@@ -286,6 +286,46 @@ def test_of_two_numbers_who_wrote_them_knows_which_can_be_another(small, shown):
     assert " instead of " not in repr(shown.pop())  # n is the loop's
 
 
+FRAMES = "frames = [torch.ones(3, 64, 64, device='cuda') for _ in range(500)]"
+"""23.4 MiB."""
+
+
+def test_what_the_cell_has_made_itself_counts_once(small, shown):
+    small.run(START + "users = mib(19.5)")
+    cell = f"{FRAMES}\nclip = torch.stack(frames)"
+    small.run(cell)
+    (remedy,) = shown.pop().remedies
+    assert (remedy.do, remedy.fits) == ("`%gpufree users` gives back", True)
+    small.run("%gpufree users")
+    assert small.run(cell).success  # while the frames of the first run are still there
+
+
+def test_what_the_cell_reads_is_let_go_in_the_cell(small, shown):
+    small.run(START + "A = torch.ones(2000, 2000, device='cuda')\nkept = mib(10)")
+    cell = "D = torch.cdist(A, A){}\nW = torch.exp(-D**2) + kept[0]"
+    small.run(cell.format(""))
+    assert shown.pop().remedies[0].do == "`del A` before line 2 gives"
+    assert small.run(cell.format("\ndel A")).success
+
+
+def test_a_part_of_a_batch_is_not_made_shorter_alone(small, shown):
+    small.run(START + "data, got = torch.ones(8192, 1024), []")
+    small.run(
+        "for i in range(0, 8192, 512):\n    got.append(data[i:i + 512].cuda() * mib(8).sum())"
+        "\n    got.append(data[i:i + 512].cuda() * 2)"
+    )
+    assert " instead of " not in repr(shown.pop())
+
+
+def test_the_list_that_collects_is_named(small, shown):
+    small.run(START + "class Log:\n    pass\nlog = Log()\nlog.seen = {'pred': []}")
+    small.run("for n in range(40):\n    log.seen['pred'].append(mib(2).relu())")
+    error = shown.pop()
+    assert "most of it in `log.seen['pred']`: 31 tensors, 62.0 MiB" in error.reason
+    assert error.remedies[0].do.startswith("what `log.seen['pred']` keeps, on the CPU")
+    assert error.remedies[0].gives == 62 * 2**20
+
+
 def test_no_number_is_told_that_does_not_decide(small, shown):
     small.run(START + "torch.manual_seed(99_999)\nkept = mib(60)")
     small.run("torch.manual_seed(99_999)\nx = mib(5.5) + torch.ones(20, device='cuda')")

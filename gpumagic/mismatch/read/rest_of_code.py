@@ -41,6 +41,11 @@ class RestOfCode:
         return _bound([self.failed]) if self.failed is not None else set()
 
     @property
+    def read_anywhere(self) -> set[str]:
+        """The names that all of this code reads, also what has run."""
+        return set(names_read(self.frame.tree)) if self.frame.tree is not None else set()
+
+    @property
     def overwritten(self) -> set[str]:
         """The names that are bound anew before they are read."""
         return _bound(self._rest) - self.read
