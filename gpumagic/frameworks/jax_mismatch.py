@@ -6,7 +6,7 @@ Where what the frames show does not agree with what the error says, there is no 
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -98,6 +98,7 @@ def _parts(node: ast.AST, frame: FailedFrame, framework: Jax) -> Iterator[_Part]
     """The largest expressions in a node whose values are, or hold, committed arrays."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _OWN_SCOPES):
+            yield from _captured(child, frame, framework)
             continue
         # Of several that stand in a list each is an operand.
         whole = isinstance(child, ast.expr) and not isinstance(child, _LITERALS)
@@ -127,6 +128,16 @@ def _parts(node: ast.AST, frame: FailedFrame, framework: Jax) -> Iterator[_Part]
             yield _Part(child, text, arrays, device, stays)  # type: ignore[arg-type]
 
 
+def _captured(node: ast.expr, frame: FailedFrame, framework: Jax) -> Iterator[_Part]:
+    """What a lambda reads beside its arguments: it stays, for the others are at hand."""
+    if isinstance(node, ast.Lambda):
+        own_names = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+        for name in ast.walk(node.body):
+            if isinstance(name, ast.Name) and name.id not in own_names:
+                for part in _parts(ast.Expr(name), frame, framework):
+                    yield replace(part, stays=True)
+
+
 def _concrete(leaf: Any) -> Any:
     """What a tracer of `jax.grad` or `jax.vmap` stands for; of `jax.jit` it stands for nothing."""
     while isinstance(leaf, jax.core.Tracer):
@@ -144,6 +155,8 @@ def _with_gone(
         sides = [node.left, node.right]
     else:
         sides = node.args if isinstance(node, ast.Call) else []
+    if any(isinstance(side, ast.Lambda) or callable(frame.scope.value(side)) for side in sides):
+        return parts  # what a function reads may be it as well
     made = [side for side in sides if isinstance(side, ast.Call)]
     if len(where) != 1 or len(made) != 1:
         return parts

@@ -51,6 +51,12 @@ CASES = [
         "both({'w': a, 'v': [jax.device_put(b, a.device), a]})",
     ),
     (
+        "jax.lax.scan(lambda c, x: (c + x * big[0], None), jnp.zeros(8), a)",
+        {"big": "cuda:1", "a": "cuda:0"},
+        "jax.lax.scan(lambda c, x: (c + x * big[0], None), jnp.zeros(8), "
+        "jax.device_put(a, big.device))",
+    ),
+    (
         "split + big[0]",
         {"split": "cuda:0 + cuda:1", "big[0]": "cuda:1"},
         "split + jax.device_put(big[0], jax.sharding.NamedSharding(split.sharding.mesh, "
