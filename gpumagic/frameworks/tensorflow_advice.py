@@ -57,7 +57,7 @@ def _whose(entry: Entry) -> str:
 
 
 def _put(entry: Entry) -> str:
-    return f"with tf.device('{own(entry.destination)}'): x = tf.identity(x)"
+    return f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
 
 
 def own(device: str) -> str:
