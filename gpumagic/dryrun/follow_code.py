@@ -27,7 +27,13 @@ from gpumagic.dryrun.elsewhere import before_on, on_card
 from gpumagic.dryrun.fake_group import Rank, join
 from gpumagic.dryrun.fake_operators import Crossings, Operators
 from gpumagic.dryrun.fakes import Fakes
-from gpumagic.dryrun.forked import engine_flags, let_backward_run, run_forked, set_by_fork
+from gpumagic.dryrun.forked import (
+    OverLimit,
+    engine_flags,
+    let_backward_run,
+    run_forked,
+    set_by_fork,
+)
 from gpumagic.dryrun.held_memory import Before, HeldMemory, measure, peaks
 from gpumagic.dryrun.result import DryRun, Mismatch, OnRank, Unknown
 from gpumagic.dryrun.unknown import Stopped, is_refusal, raised
@@ -98,7 +104,7 @@ def dry(subject: Subject, waiting: Callable[[float], object] | None = None) -> D
 
     try:
         result: DryRun = run_forked(work, subject.limit + _GRACE_S, waiting)
-    except TimeoutError:
+    except OverLimit:
         limit = f"the time limit of {subject.limit:g} s"
         end = Unknown(None, f"{limit}, in code that does not let itself be interrupted", True)
         seconds = time.monotonic() - before.time

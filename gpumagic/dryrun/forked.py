@@ -34,13 +34,17 @@ _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) ([0-9a-f]+) \S+ \d+\s*(.*)
 _PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0  # MAP_FIXED
 
 
+class OverLimit(TimeoutError):
+    """The limit of a call of `run_forked`, and not one that somebody else has set."""
+
+
 def run_forked(
     work: Callable[[], Any], limit: float, waiting: Callable[[float], object] | None = None
 ) -> Any:
     """Return what `work()` returns, plain data, called in a copy of this process.
 
     `waiting` is called with the seconds so far, about once a second after the first two. Ctrl-C
-    kills the copy. Raises `TimeoutError` when it was killed after `limit` seconds, and `GpuError`
+    kills the copy. Raises `OverLimit` when it was killed after `limit` seconds, and `GpuError`
     when this system has no fork or the copy has crashed.
     """
     if not hasattr(os, "fork"):
@@ -79,7 +83,7 @@ def _received(
     while not receiver.poll(1.0 if limit > 1 else limit):
         seconds = time.monotonic() - started
         if seconds > limit:
-            raise TimeoutError
+            raise OverLimit
         if waiting is not None and seconds >= _PATIENCE_S:
             waiting(seconds)
     try:

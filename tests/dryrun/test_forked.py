@@ -172,6 +172,22 @@ def test_ctrl_c_ends_the_copy_at_once():
     assert set(psutil.Process().children()) <= before  # none is left
 
 
+def test_a_limit_that_somebody_else_has_set_is_theirs():
+    def ring(*_):
+        raise TimeoutError("mine")
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGUSR1])
+    timer.start()
+    try:
+        with pytest.raises(TimeoutError, match="mine"):
+            dry_run(lambda: time.sleep(60))
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_crash_is_said_in_a_line():
     with pytest.raises(GpuError, match="ended by signal 11; nothing of yours has changed"):
         dry_run(lambda: ctypes.string_at(0))
