@@ -185,8 +185,8 @@ SITUATIONS = [
         ["cache, small = {}, mib(8)"],
         "for n in range(100):\n    cache[n] = mib(1)",
         "full",
-        "`%gpufree small`",
-        8,
+        "what `cache` keeps, on the CPU",
+        56,
     ),
     # -- graphs
     Notebook(
