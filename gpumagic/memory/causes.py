@@ -29,7 +29,7 @@ _NO_POOL = {
 # A holder below this part of what is allocated is not worth a line.
 _WORTH = 0.05
 _ROUNDED = 0.01
-_SEVERAL = 4  # as much of it may be there for another reason than that somebody collects it
+_SEVERAL = 4  # tensors in a list or dict: fewer are hardly a collection
 
 
 @dataclass(frozen=True)
@@ -223,9 +223,8 @@ def not_read(s: Situation) -> Cause | None:
     cell = s.rests[-1]
     for gives, names in worth:
         do = f"`%gpufree {' '.join(names)}` gives back"
-        if cell.failed is not None and cell.read_anywhere & set(
-            names
-        ):  # to run again it needs them
+        if cell.failed is not None and not cell.read_anywhere.isdisjoint(names):
+            # It needs them when it is run again.
             do = f"`del {', '.join(names)}` before line {cell.failed.lineno} gives"
         remedies.append(Remedy(do, gives))
     deletes = remedies[0].do.startswith("`del")
@@ -245,10 +244,8 @@ def full(s: Situation) -> Cause:
     if largest and 3 * kept > largest.nbytes and _worth(s, kept):
         most = f", most of it in `{place}`: {count:,} tensors, {size(kept)}"
         remedies = (Remedy(f"what `{place}` keeps, on the CPU (`.cpu()`), gives", kept),)
-    held = size(s.device.allocated)
-    return Cause(
-        "full", f"{held} are in use{most}; {size(s.short_by)} too little is left", remedies
-    )
+    why = f"{size(s.device.allocated)} are in use{most}; {size(s.short_by)} too little is left"
+    return Cause("full", why, remedies)
 
 
 def _collection(s: Situation, holder: str) -> tuple[str, int, int]:
@@ -257,12 +254,8 @@ def _collection(s: Situation, holder: str) -> tuple[str, int, int]:
     for each in s.storages:
         for path in each.paths:
             place, bracket, _ = path.path.rpartition("[")
-            if (
-                path.root == holder
-                and path.path.endswith("]")
-                and GRAPH not in path.path
-                and bracket
-            ):
+            item = bracket and path.path.endswith("]") and GRAPH not in path.path
+            if item and path.root == holder:
                 found.setdefault(place, []).append(each.nbytes)
     several = {place: sizes for place, sizes in found.items() if len(sizes) >= _SEVERAL}
     place = max(several, key=lambda place: sum(several[place]), default="")
