@@ -287,7 +287,7 @@ def _refusal(count: Count) -> str:
         said = f"`{count.entry().code}` {tensorflow_advice.fell(count.entry())} by soft placement"
         return refusal(count, "ask for a device that is there", said)
     if count.destination == "cpu":
-        return refusal(count, "name it first: ….numpy()")
+        return refusal(count, "name it first, by .numpy()")
     there = tensorflow_advice.own(count.destination)
     put = f"with tf.device('{there}'): … = tf.identity(…)"
     return refusal(count, f"bring it there first: {put}")

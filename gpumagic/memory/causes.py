@@ -219,16 +219,22 @@ def not_read(s: Situation) -> Cause | None:
     if not worth:
         return None
     why = f"{_named(s, [worth[0][1][0]])} is read by nothing that was still to run"
-    remedies, gone = [], tuple[str, ...](worth[0][1])
-    cell = s.rests[-1]
-    for gives, names in worth:
-        do = f"`%gpufree {' '.join(names)}` gives back"
-        if cell.failed is not None and not cell.read_anywhere.isdisjoint(names):
-            # It needs them when it is run again.
-            do = f"`del {', '.join(names)}` before line {cell.failed.lineno} gives"
-        remedies.append(Remedy(do, gives))
-    deletes = remedies[0].do.startswith("`del")
-    return Cause("not read", why, tuple(remedies), None if deletes else gone)
+    remedies = tuple(Remedy(_without(s, names), gives) for gives, names in worth)
+    first = worth[0][1]
+    return Cause("not read", why, remedies, None if _is_read_again(s, first) else tuple(first))
+
+
+def _without(s: Situation, names: list[str]) -> str:
+    """What lets go of variables of which the rest of the cell needs none."""
+    failed = s.rests[-1].failed
+    if failed is not None and _is_read_again(s, names):
+        return f"`del {', '.join(names)}` before line {failed.lineno} gives"
+    return f"`%gpufree {' '.join(names)}` gives back"
+
+
+def _is_read_again(s: Situation, names: list[str]) -> bool:
+    """Whether the cell, when it is run again, needs one of these."""
+    return not s.rests[-1].read_anywhere.isdisjoint(names)
 
 
 def full(s: Situation) -> Cause:
@@ -242,7 +248,7 @@ def full(s: Situation) -> Cause:
     remedies: tuple[Remedy, ...] = ()
     place, count, kept = _collection(s, largest.path) if largest else ("", 0, 0)
     if largest and 3 * kept > largest.nbytes and _worth(s, kept):
-        most = f", most of it in `{place}`: {count:,} tensors, {size(kept)}"
+        most = f": `{place}` keeps {count:,} tensors, {size(kept)}"
         remedies = (Remedy(f"what `{place}` keeps, on the CPU (`.cpu()`), gives", kept),)
     why = f"{size(s.device.allocated)} are in use{most}; {size(s.short_by)} too little is left"
     return Cause("full", why, remedies)

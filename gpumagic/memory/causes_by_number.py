@@ -62,7 +62,8 @@ def by_number(s: Situation) -> Cause | None:
         return None
     remedies = tuple(remedy for _, remedy in found)
     if needs < s.held():  # then that is rather why
-        return replace(whole := full(s), remedies=(*whole.remedies, *remedies))
+        all_in_use = full(s)
+        return replace(all_in_use, remedies=(*all_in_use.remedies, *remedies))
     why = f"{found[0][0]} needs {size(needs)} beside what is held, and {size(room)} are left for it"
     return Cause("number", why, remedies)
 

@@ -119,7 +119,7 @@ class DryPeaks:
     def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
         """In the dry run's process: the notebook's own with what is in `space`, if the code is a
         cell's, so that nothing else holds what the code assigns anew."""
-        if not self.frame.at_top or type(self._s.namespace) is not dict:
+        if not self.frame.at_top:
             return space
         namespace = self._s.namespace
         for name in namespace.keys() - space.keys():

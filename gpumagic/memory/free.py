@@ -50,7 +50,7 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     >>> gpumagic.free_memory("batch", grads=True)
     freed 3.2 GiB (the exception of In [7]: 2.1 GiB on cuda:0, batch: 1.1 GiB on cuda:0) · …
     """
-    namespace: Any = user_namespace()
+    namespace = user_namespace()
     meter = _Meter()
     _empty_backwards_queue()
     meter.take("garbage", told=False)

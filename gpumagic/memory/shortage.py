@@ -6,7 +6,7 @@ alone hold, and will be gone with them.
 
 import ast
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -57,7 +57,7 @@ class Situation:
         said: BaseException,
         error: BaseException,
         frames: list[FailedFrame],
-        namespace: Mapping[str, Any],
+        namespace: dict[str, Any],
         earlier: Iterable[BaseException],
         line: ProgressLine,
     ) -> None:

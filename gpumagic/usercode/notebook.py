@@ -1,7 +1,6 @@
 """Find the notebook of this process: its IPython shell, and the variables of its cells."""
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 
@@ -11,7 +10,7 @@ def shell() -> Any:
     return ipython.get_ipython() if ipython is not None else None
 
 
-def user_namespace() -> Mapping[str, Any]:
+def user_namespace() -> dict[str, Any]:
     """The variables of the notebook, or of the script."""
     ipython = shell()
     return vars(sys.modules["__main__"]) if ipython is None else ipython.user_ns

@@ -321,7 +321,7 @@ def test_the_list_that_collects_is_named(small, shown):
     small.run(START + "class Log:\n    pass\nlog = Log()\nlog.seen = {'pred': []}")
     small.run("for n in range(40):\n    log.seen['pred'].append(mib(2).relu())")
     error = shown.pop()
-    assert "most of it in `log.seen['pred']`: 31 tensors, 62.0 MiB" in error.reason
+    assert "`log.seen['pred']` keeps 31 tensors, 62.0 MiB" in error.reason
     assert error.remedies[0].do.startswith("what `log.seen['pred']` keeps, on the CPU")
     assert error.remedies[0].gives == 62 * 2**20
 
