@@ -18,7 +18,7 @@ from gpumagic.cluster.ranks_error import RanksError, interrupt
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import duration, size, some
 from gpumagic.errors import GpuError
-from gpumagic.usercode.notebook import shell
+from gpumagic.usercode.files import shell
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _STOP_S, _LOOK_S = 60.0, 0.5  # so long the end of a cluster waits for a save

@@ -15,7 +15,7 @@ from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.ranks_error import RanksError
 from gpumagic.cluster.sending import Has, Parcel, Receipt
 from gpumagic.errors import GpuError
-from gpumagic.usercode.notebook import user_namespace
+from gpumagic.usercode.files import user_namespace
 
 _TRIES = 4
 

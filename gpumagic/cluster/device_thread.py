@@ -25,7 +25,7 @@ from gpumagic.isolation.worker import Worker
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import wait_for
 from gpumagic.placement.torch_devices import as_torch
-from gpumagic.usercode.compile import own_code
+from gpumagic.usercode.program import own_code
 from gpumagic.usercode.variables import variables_read
 
 Codes = tuple[CodeType, CodeType | None]

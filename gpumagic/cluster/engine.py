@@ -27,10 +27,9 @@ from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 from gpumagic.mismatch.explainer import explain
 from gpumagic.placement.torch_devices import find
 from gpumagic.telemetry import collect
-from gpumagic.usercode.compile import compile_cell
-from gpumagic.usercode.files import is_users, label
+from gpumagic.usercode.files import is_users, label, shell
 from gpumagic.usercode.frames import cut_ours, errors, folded
-from gpumagic.usercode.notebook import shell
+from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_assigned, names_read
 
 

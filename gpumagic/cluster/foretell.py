@@ -16,7 +16,7 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.dry_cell import dry_run_cell
 from gpumagic.dryrun.result import DryRun
 from gpumagic.errors import GpuError
-from gpumagic.usercode.notebook import shell
+from gpumagic.usercode.files import shell
 
 _LOOK_S, _PATIENCE_S, _END_S = 0.1, 2.0, 5.0
 

@@ -25,7 +25,7 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import some
 from gpumagic.dryrun import DryRun
 from gpumagic.errors import GpuError
-from gpumagic.usercode.notebook import shell, user_namespace
+from gpumagic.usercode.files import shell, user_namespace
 
 _LOOK_S = 0.5
 _REWRAP = "the process group was made anew: wrap modules in DDP or fully_shard again"

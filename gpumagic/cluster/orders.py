@@ -15,8 +15,8 @@ from gpumagic.cluster.engine import CellOrder, Outcome
 from gpumagic.cluster.engines import Engines, RankEngine
 from gpumagic.cluster.shared_out import SharedOut, Sharing, check
 from gpumagic.errors import GpuError
-from gpumagic.usercode.compile import awaits
-from gpumagic.usercode.notebook import shell, user_namespace
+from gpumagic.usercode.files import shell, user_namespace
+from gpumagic.usercode.program import awaits
 from gpumagic.usercode.variables import names_read, variables_read
 
 _BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*?)\)(?=;|$)", re.MULTILINE)

@@ -19,7 +19,7 @@ from gpumagic.cluster.variable_state import State, anew, states
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError
 from gpumagic.faults import in_words
-from gpumagic.usercode.notebook import shell
+from gpumagic.usercode.files import shell
 
 dist: Any = torch.distributed  # without the types that leave names out
 dcp: Any = torch.distributed.checkpoint

@@ -22,9 +22,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumagic.errors import GpuError
-from gpumagic.usercode.files import label
-from gpumagic.usercode.functions import globals_of
-from gpumagic.usercode.notebook import user_namespace
+from gpumagic.usercode.files import label, user_namespace
+from gpumagic.usercode.values import globals_of
 from gpumagic.usercode.variables import NOT_VARIABLES
 
 _FILE = "<ipython-input-{}-rank>"

@@ -5,7 +5,7 @@ from gpumagic.cluster.engines import Engines
 from gpumagic.cluster.gpu_cluster import GpuCluster
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
-from gpumagic.usercode.notebook import shell
+from gpumagic.usercode.files import shell
 
 _current: GpuCluster | None = None
 

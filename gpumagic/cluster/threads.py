@@ -25,8 +25,8 @@ from gpumagic.errors import GpuError, note
 from gpumagic.isolation.settings import deferred, thread_modes
 from gpumagic.isolation.worker import wait_for_all
 from gpumagic.ledger.memory_meter import MemoryMeter
-from gpumagic.usercode.compile import awaits, compile_cell
 from gpumagic.usercode.lines import innermost_of
+from gpumagic.usercode.program import awaits, compile_cell
 from gpumagic.usercode.variables import names_assigned
 
 _MAGICS = ("run_line_magic", "run_cell_magic")

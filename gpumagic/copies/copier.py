@@ -17,7 +17,7 @@ from gpumagic.copies import shared_objects
 from gpumagic.copies.arrays import Arrays
 from gpumagic.copies.originals import Originals
 from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance, reduce_jitted
-from gpumagic.usercode.torch_classes import is_tensor
+from gpumagic.usercode.values import is_tensor
 
 
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]

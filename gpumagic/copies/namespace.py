@@ -19,7 +19,7 @@ from gpumagic.copies.arrays import Arrays
 from gpumagic.copies.copier import Copier
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.beside import Beside
-from gpumagic.usercode.torch_classes import comes_from, torch_here
+from gpumagic.usercode.values import comes_from, torch_here
 from gpumagic.usercode.variables import variables_read
 
 if TYPE_CHECKING:

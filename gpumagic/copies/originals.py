@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumagic.copies import shared_objects
-from gpumagic.usercode.torch_classes import is_tensor
+from gpumagic.usercode.values import is_tensor
 
 
 class Originals:

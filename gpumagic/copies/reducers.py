@@ -20,10 +20,8 @@ from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
 from gpumagic.copies import shared_objects
 from gpumagic.copies.originals import Originals
-from gpumagic.usercode.compile import own_code
-from gpumagic.usercode.functions import globals_of
-from gpumagic.usercode.torch_classes import comes_from, torch_here
-from gpumagic.usercode.values import own
+from gpumagic.usercode.program import own_code
+from gpumagic.usercode.values import comes_from, globals_of, own, torch_here
 
 # With one of these a function can reach any variable by its name in a text.
 _BY_NAME = {"eval", "exec", "globals", "vars", "locals", "get_ipython"}

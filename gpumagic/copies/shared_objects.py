@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Container
 from typing import Any
 
-from gpumagic.usercode.torch_classes import comes_from, torch_here
+from gpumagic.usercode.values import comes_from, torch_here
 
 CACHED = type(functools.lru_cache(str))
 LOCKS = (type(threading.Lock()), type(threading.RLock()))

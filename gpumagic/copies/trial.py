@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.frameworks.beside import Beside
 from gpumagic.usercode.program import FUNCTION, Program
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
     import torch

@@ -21,8 +21,7 @@ from gpumagic.frameworks.exchange import device_of, library_of, nbytes_of
 from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.known import imported
 from gpumagic.moving.moved import Left, Moved, Moves
-from gpumagic.usercode.torch_classes import is_tensor
-from gpumagic.usercode.values import defined_in, own
+from gpumagic.usercode.values import defined_in, is_tensor, own
 
 _DICTS = (dict, defaultdict, OrderedDict)
 _CAPTURED = "a function has captured it: give it as an argument, or make it in this cell"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gpumagic.usercode.notebook import shell
+from gpumagic.usercode.files import shell
 
 THREADS = "gputime"
 """How the threads are named that run timed code besides the one that asked for it."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from gpumagic import faults
 from gpumagic.isolation.python_settings import of_libraries, of_numpy, of_python, of_signals
 from gpumagic.isolation.random_state import Randomness
 from gpumagic.isolation.setting import Setting
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 # A setting, and its value.
 _Known = tuple[Setting, Any]

@@ -12,7 +12,7 @@ from gpumagic.magics.hand_over import running_cluster
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.hosts import other_hosts
 from gpumagic.telemetry.snapshot import Snapshot
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 
 def gpus(where: str | None = None) -> Snapshot:

@@ -14,7 +14,7 @@ from gpumagic.memory.find_holders import FoundStorage
 from gpumagic.memory.memory_report import DeviceMemory
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 
 def figures() -> list[DeviceMemory]:

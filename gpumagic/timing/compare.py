@@ -35,7 +35,7 @@ from gpumagic.timing.result.agreement import Agreeing
 from gpumagic.timing.result.timing import Timing
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import program
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 _OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
 _PRINTED = "what the code prints or displays is shown of its first run only"

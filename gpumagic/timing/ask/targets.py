@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.needed import Needed
-from gpumagic.usercode.torch_classes import comes_from
+from gpumagic.usercode.values import comes_from
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from gpumagic.timing.result.agreement import Agreeing, outcome
 from gpumagic.timing.result.timing import Timing
 from gpumagic.usercode.program import Program
 from gpumagic.usercode.sweep import key
-from gpumagic.usercode.torch_classes import comes_from, torch_here
+from gpumagic.usercode.values import comes_from, torch_here
 
 _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
 _DONATED = (

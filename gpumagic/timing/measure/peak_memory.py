@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpumagic.device import Device
 from gpumagic.frameworks.needed import Needed
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 
 class PeakMemory:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpumagic import nvml
 from gpumagic.device import Device
 from gpumagic.frameworks.framework import Framework
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from gpumagic.ledger import ledger_view
 from gpumagic.ledger.counts import Tally
 from gpumagic.ledger.entry import Ledger, merged
 from gpumagic.timing.measure.stopwatch import Stopwatch
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 _WATCHING = "watching the copies of a timed run"
 

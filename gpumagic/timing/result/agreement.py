@@ -19,7 +19,7 @@ from gpumagic.display.units import size
 from gpumagic.frameworks.beside import Beside
 from gpumagic.timing.result import numbers as arrays
 from gpumagic.timing.result.timing import Agreement
-from gpumagic.usercode.torch_classes import comes_from, is_tensor, torch_here
+from gpumagic.usercode.values import comes_from, is_tensor, torch_here
 
 # TF32 keeps 10 bits of a float32's 23 (NVIDIA, "TensorFloat-32 in the A100 GPU").
 _TF32 = 2.0**-10

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpumagic import nvml
 from gpumagic.frameworks import known
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 _CPUINFO = Path("/proc/cpuinfo")
 

@@ -5,7 +5,7 @@ import math
 import sys
 from typing import Any
 
-from gpumagic.usercode.torch_classes import is_tensor, torch_here
+from gpumagic.usercode.values import is_tensor, torch_here
 
 # Relative and absolute, as torch.testing has them; of 8 bits it has none of its own.
 _TOLERANCES = {
