@@ -18,8 +18,8 @@ from typing import Any
 
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
-from gpumagic.copies import shared_objects
-from gpumagic.copies.originals import Originals
+from gpumagic.copies import memo
+from gpumagic.copies.memo import Originals
 from gpumagic.usercode.program import own_code
 from gpumagic.usercode.values import comes_from, globals_of, own, torch_here
 
@@ -178,11 +178,11 @@ _ITEMS: dict[type, Callable[[Any], Any]] = {
 
 def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
     """How a pickle makes an object anew; NotImplemented for its class's own way."""
-    if shared_objects.is_generator(kind):
+    if memo.is_generator(kind):
         return originals.anew(value, _new_generator)
-    if comes_from(kind, shared_objects.SCRIPT_MODULE):
+    if comes_from(kind, memo.SCRIPT_MODULE):
         return _reduce_script(originals, value)
-    base, held = shared_objects.solid_base(kind), own(value)
+    base, held = memo.solid_base(kind), own(value)
     given: tuple[Any, ...] = ()
     slots: dict[tuple[type, str], Any] = {}
     items, ours = None, originals.is_ours(kind)
@@ -191,8 +191,8 @@ def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
         base, held = object, {**held, "_iterator": None}
     elif issubclass(kind, BaseException):
         given = value.args
-    elif base in _ITEMS and shared_objects.by_attributes(kind, ours):
-        slots, items = shared_objects.slots_of(value), _ITEMS[base](value)
+    elif base in _ITEMS and memo.by_attributes(kind, ours):
+        slots, items = memo.slots_of(value), _ITEMS[base](value)
         if base in (tuple, frozenset):
             given, items = (items,), None
     else:
@@ -210,7 +210,7 @@ def _new_instance(old: Any, kind: type, base: Any, *args: Any) -> Any:
 def _set_instance(value: Any, state: Any) -> None:
     originals, held, slots, items = state
     if items is not None:
-        base: Any = shared_objects.solid_base(type(value))
+        base: Any = memo.solid_base(type(value))
         (list.extend if base is list else base.update)(value, items)
     if held:
         object.__getattribute__(value, "__dict__").update(held)
@@ -267,16 +267,16 @@ def _set_weak(made: Any, state: Any) -> None:
 
 def _reduce_lock(originals: Originals, lock: Any) -> Any:
     if getattr(lock, "_is_owned", bool)() or not lock.acquire(blocking=False):
-        raise shared_objects.Uncopied("a lock that is held", lock)
+        raise memo.Uncopied("a lock that is held", lock)
     lock.release()
-    return (threading.Lock if type(lock) is shared_objects.LOCKS[0] else threading.RLock), ()
+    return (threading.Lock if type(lock) is memo.LOCKS[0] else threading.RLock), ()
 
 
 REDUCERS: dict[type, Callable[[Originals, Any], Any]] = {
     types.FunctionType: _reduce_function,
     types.CellType: _reduce_cell,
-    shared_objects.CACHED: _reduce_cached,
+    memo.CACHED: _reduce_cached,
     weakref.ref: _reduce_reference,
-    **dict.fromkeys(shared_objects.WEAK, _reduce_weak),
-    **dict.fromkeys(shared_objects.LOCKS, _reduce_lock),
+    **dict.fromkeys(memo.WEAK, _reduce_weak),
+    **dict.fromkeys(memo.LOCKS, _reduce_lock),
 }
