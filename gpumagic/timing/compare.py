@@ -16,8 +16,7 @@ from typing import Any, Literal
 from gpumagic import faults
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.frameworks.needed import Needed
-from gpumagic.isolation.random_state import Randomness
-from gpumagic.isolation.settings import deferred, kept
+from gpumagic.isolation.settings import Randomness, deferred, kept
 from gpumagic.telemetry.measurements import board
 from gpumagic.timing.ask.targets import TimedDevices, targets
 from gpumagic.timing.comparison import Comparison

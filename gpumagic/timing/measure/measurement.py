@@ -15,9 +15,8 @@ from gpumagic.device import CPU
 from gpumagic.errors import note
 from gpumagic.frameworks.beside import Beside
 from gpumagic.frameworks.needed import Needed
-from gpumagic.isolation.output import Quiet
-from gpumagic.isolation.random_state import Randomness
-from gpumagic.isolation.settings import Growth, deferred
+from gpumagic.isolation.settings import Growth, Randomness, deferred
+from gpumagic.isolation.worker import Quiet
 from gpumagic.timing.ask.targets import TimedDevices
 from gpumagic.timing.measure.peak_memory import PeakMemory
 from gpumagic.timing.measure.repeats import Repeats
