@@ -9,7 +9,7 @@ reads the same files.
 from typing import Any, ClassVar
 
 from gpumagic import drm
-from gpumagic.drm.folder import whole
+from gpumagic.drm.card_list import whole
 from gpumagic.telemetry.drm_source import DrmSource, first_known, pcie_link, temperatures
 
 
