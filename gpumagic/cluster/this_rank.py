@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from gpumagic.cluster import group, leash
 from gpumagic.cluster.bounded import bound_logs
 from gpumagic.device import Device
-from gpumagic.telemetry.sampler import shared_sampler
+from gpumagic.telemetry.sampler import Subscription, shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
-from gpumagic.telemetry.subscription import Subscription
 
 _PULSE_S = 0.5
 # An interrupt that Python has not seen by then waits behind a collective.

@@ -10,8 +10,7 @@ from gpumagic.display.units import size
 from gpumagic.errors import GpuError
 from gpumagic.magics.hand_over import running_cluster
 from gpumagic.telemetry import collect
-from gpumagic.telemetry.hosts import other_hosts
-from gpumagic.telemetry.snapshot import Snapshot
+from gpumagic.telemetry.snapshot import Snapshot, other_hosts
 from gpumagic.usercode.values import torch_here
 
 

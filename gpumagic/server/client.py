@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpumagic.server.kernels import KernelCells
-from gpumagic.telemetry.subscription import PERIODS_S, TOLERANCE
+from gpumagic.telemetry.sampler import PERIODS_S, TOLERANCE
 
 LONGEST_MESSAGE = 4096
 """Bytes; who sends more is cut off."""

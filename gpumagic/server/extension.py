@@ -8,7 +8,7 @@ from gpumagic.server.hub import Hub
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.server.routes import HUB, routes
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.owners import Owners
+from gpumagic.telemetry.processes import Owners
 from gpumagic.telemetry.sampler import Sampler
 
 # What pages ask kernels on the control channel. The status that a kernel sends around its answer is

@@ -17,10 +17,9 @@ from gpumagic import faults
 from gpumagic.server.client import Outbox, Want
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.doctor import Check, Doctor
-from gpumagic.telemetry.owners import Owner, Owners
-from gpumagic.telemetry.sampler import Sampler
+from gpumagic.telemetry.processes import Owner, Owners
+from gpumagic.telemetry.sampler import Sampler, Subscription
 from gpumagic.telemetry.snapshot import Problem, Snapshot
-from gpumagic.telemetry.subscription import Subscription
 
 # So many clients are told without a pause; each costs some 50 µs.
 _GROUP = 4

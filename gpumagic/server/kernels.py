@@ -19,8 +19,7 @@ from jupyter_core.utils import ensure_async
 from tornado.web import HTTPError
 
 from gpumagic.telemetry.history import CellRun, CellRuns
-from gpumagic.telemetry.owners import Kernel
-from gpumagic.telemetry.processes import started
+from gpumagic.telemetry.processes import Kernel, started
 from gpumagic.telemetry.snapshot import Snapshot
 
 KEPT_S = 600.0

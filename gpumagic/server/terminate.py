@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from gpumagic.telemetry.owners import Owner
-from gpumagic.telemetry.processes import is_alive
+from gpumagic.telemetry.processes import Owner, is_alive
 from gpumagic.telemetry.snapshot import Snapshot
 
 WAIT_S = 3.0

@@ -11,7 +11,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.request import urlopen
 
-from gpumagic.telemetry.kept_readings import KeptReadings
+from gpumagic.telemetry.drm_source import KeptReadings
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
 # As often as it looks itself, if nobody told it otherwise.

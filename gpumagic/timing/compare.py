@@ -17,7 +17,7 @@ from gpumagic import faults
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.frameworks.needed import Needed
 from gpumagic.isolation.settings import Randomness, deferred, kept
-from gpumagic.telemetry.measurements import board
+from gpumagic.telemetry.history import board
 from gpumagic.timing.ask.targets import TimedDevices, targets
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.measure.measurement import (

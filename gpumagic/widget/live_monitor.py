@@ -22,10 +22,9 @@ from traitlets import Dict, Float, List, Unicode
 from gpumagic import faults
 from gpumagic.errors import GpuError
 from gpumagic.gputable.gpu_table import GpuTable
-from gpumagic.telemetry.measurements import Board, board
-from gpumagic.telemetry.sampler import Sampler, shared_sampler
+from gpumagic.telemetry.history import Board, board
+from gpumagic.telemetry.sampler import Sampler, checked, shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
-from gpumagic.telemetry.subscription import checked
 from gpumagic.widget.held_now import held_now
 from gpumagic.widget.notebook_watch import Audience, ShellCells
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpumagic import timing
-from gpumagic.telemetry.measurements import board
+from gpumagic.telemetry.history import board
 from gpumagic.timing import Progress
 
 

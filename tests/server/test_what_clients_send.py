@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpumagic.server.client import Want, parse_want
 from gpumagic.server.terminate import NotEnded, Order, parse_order
-from gpumagic.telemetry.subscription import PERIODS_S
+from gpumagic.telemetry.sampler import PERIODS_S
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -13,7 +13,7 @@ import pytest
 from gpumagic.device import Device
 from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect
 from gpumagic.telemetry.collect import Collector, read_host
-from gpumagic.telemetry.owners import Owner, Owners
+from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.virtual_state import VirtualFacts, VirtualState
 
 MISSING = Problem("library-missing", "no driver", "install it")

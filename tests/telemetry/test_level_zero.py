@@ -11,8 +11,8 @@ import pytest
 from machines import GIB, arc
 
 from gpumagic.telemetry import Host
-from gpumagic.telemetry.intel_source import IntelSource
 from gpumagic.telemetry.level_zero import LevelZero
+from gpumagic.telemetry.other_vendors import IntelSource
 
 
 class Address(Structure):

@@ -9,8 +9,7 @@ import pytest
 from gpumagic import faults
 from gpumagic.errors import GpuError
 from gpumagic.telemetry import GpuSample, Snapshot
-from gpumagic.telemetry.sampler import Sampler
-from gpumagic.telemetry.subscription import PERIODS_S
+from gpumagic.telemetry.sampler import PERIODS_S, Sampler
 
 
 class Machine:

@@ -15,8 +15,7 @@ from machines import GIB, radeon_and_apu
 
 from gpumagic.telemetry import Host
 from gpumagic.telemetry.all_smi_source import AllSmiSource, samples
-from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.sources import chosen
+from gpumagic.telemetry.collect import Collector, chosen
 
 # As all-smi 0.26 prints it, a little shortened; its older versions said uuid and index.
 GAUDI = 'gpu="Intel Gaudi 3",instance="node7",gpu_uuid="01P0-HL3000",gpu_index="0"'

@@ -25,11 +25,9 @@ from machines import (
 )
 
 from gpumagic.telemetry import GpuSample, Host, ProcessSample, Snapshot
-from gpumagic.telemetry.amd_source import AmdSource
-from gpumagic.telemetry.apple_source import AppleSource
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.intel_source import IntelSource
-from gpumagic.telemetry.owners import Owner
+from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
+from gpumagic.telemetry.processes import Owner
 
 HOST = Host("box", memory_total=64 * GIB, memory_used=20 * GIB)
 REAL = GpuSample("GPU-r", "NVIDIA H100", 0, memory_total=80 * GIB, memory_used=GIB)

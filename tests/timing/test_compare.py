@@ -11,7 +11,7 @@ from late import GPU0, GPU1
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.telemetry.measurements import board
+from gpumagic.telemetry.history import board
 from gpumagic.timing import Comparison, compare, last_comparison
 
 LATE = {"late": lates, "GPU0": GPU0, "GPU1": GPU1}
