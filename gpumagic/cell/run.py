@@ -13,7 +13,7 @@ from gpumagic import faults
 from gpumagic.cell.autofix import AutoFix
 from gpumagic.cell.report import Batches, Report, keep_last
 from gpumagic.device import Device
-from gpumagic.display.shown import Shown
+from gpumagic.display.table import Shown
 from gpumagic.errors import GpuError
 from gpumagic.ledger.entry import Ledger
 from gpumagic.ledger.memory_meter import MemoryMeter

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpumagic.display.shown import Shown
+from gpumagic.display.table import Shown
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from gpumagic.cluster.ranks_report import RanksReport, RanksTable
 from gpumagic.display import table
-from gpumagic.display.shown import block, coded
+from gpumagic.display.table import block, coded
 from gpumagic.display.units import NOT_KNOWN, duration, share, size, some
 
 _SHOWN = 4

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 
 from gpumagic.copies import memo
 from gpumagic.copies.arrays import Arrays

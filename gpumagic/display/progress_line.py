@@ -14,7 +14,7 @@ from contextvars import copy_context
 from shutil import get_terminal_size
 from typing import Any, TextIO
 
-from gpumagic.display.shown import block, tag
+from gpumagic.display.table import block, tag
 
 PATIENCE_S = 2.0
 

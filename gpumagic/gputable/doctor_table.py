@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from gpumagic.display import table
-from gpumagic.display.shown import block
+from gpumagic.display.table import block
 from gpumagic.telemetry.doctor import Check
 
 _MARKS = {True: "✓", False: "✗", None: "·"}

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from gpumagic.display.shown import bar, tag
-from gpumagic.display.table import GLUE, Column, short
+from gpumagic.display.table import GLUE, Column, bar, short, tag
 from gpumagic.display.units import NOT_KNOWN, age, share, size
 from gpumagic.gputable.holders import OWNERS, Holder, Split
 from gpumagic.telemetry.snapshot import GpuSample

@@ -6,7 +6,7 @@ from html import escape
 from textwrap import wrap
 
 from gpumagic.display import table
-from gpumagic.display.shown import block, tag
+from gpumagic.display.table import block, tag
 from gpumagic.display.units import share
 from gpumagic.errors import as_typed
 from gpumagic.gputable.gpu_columns import FREE, INKS, gpu_columns, holder_columns, label

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from gpumagic.display.shown import Shown
+from gpumagic.display.table import Shown
 from gpumagic.errors import GpuError
 from gpumagic.memory.ask import allocations
 from gpumagic.memory.autograd_graph import GRAPH

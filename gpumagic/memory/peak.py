@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gpumagic.device.cards import in_blocks
-from gpumagic.display.shown import Shown
+from gpumagic.display.table import Shown
 from gpumagic.memory.memory_report import EXCEPTION, OUTPUT, SAVED, STATE
 
 KINDS = (

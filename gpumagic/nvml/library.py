@@ -120,7 +120,6 @@ def parse_fields(
 
 # Two samples closer than this tell little; further apart, they tell of a time long past.
 _LEAST_S, _LONGEST_S = 0.1, 30.0
-_SUCCESS = 0
 _XID_CRITICAL_ERROR = 0x8
 _TIMEOUT = 10
 # More than these in one go are the same fault again and again.

@@ -25,7 +25,7 @@ from gpumagic.errors import as_typed
 from gpumagic.telemetry import virtual_state
 from gpumagic.telemetry.checks import preallocated
 from gpumagic.telemetry.nvml_source import NvmlSource
-from gpumagic.telemetry.other_vendors import AmdSource, IntelSource
+from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
 from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
 
@@ -52,17 +52,11 @@ class Source(Protocol):
         """Read ahead what is expensive and due, for at most so long."""
 
 
-def _apple(root: Path) -> Any:
-    from gpumagic.telemetry.other_vendors import AppleSource  # elsewhere it only costs time
-
-    return AppleSource()
-
-
 _KNOWN: dict[str, Callable[[Path], Any]] = {
     "nvml": lambda root: NvmlSource(),
     "amd": AmdSource,
     "intel": IntelSource,
-    "apple": _apple,
+    "apple": lambda root: AppleSource(),
 }
 _THERE_ARE = (
     f"there are {', '.join(_KNOWN)}, an all-smi address such as http://host:9090/metrics, and"

@@ -85,7 +85,6 @@ class KeptReadings:
         self._kept = {key: kept for key, kept in self._kept.items() if wanted(key)}
 
 
-T = TypeVar("T")
 _SLOW_S, _PROCESSES_S = 2.0, 3.0
 _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 _COMPUTES, _DRAWS = ("compute", "ccs"), ("gfx", "render", "rcs")

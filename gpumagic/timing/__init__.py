@@ -5,14 +5,14 @@ a device is taken to be done; the user's variables, random state and settings ar
 afterwards as they were before; Ctrl-C keeps what is finished.
 """
 
-from gpumagic.display import shown
+from gpumagic.display import table
 from gpumagic.timing.compare import compare, last_comparison
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.progress import Progress
 
 __all__ = ["Comparison", "Progress", "compare", "last_comparison"]
 
-shown.register(
+table.register(
     "gpumagic.timing.comparison.Comparison",
     text="gpumagic.timing.view.comparison_view",
     figure="gpumagic.timing.view.figure",

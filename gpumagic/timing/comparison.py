@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpumagic.display import shown
+from gpumagic.display import table
 from gpumagic.errors import GpuError
 from gpumagic.timing.result import change as changing
 from gpumagic.timing.result import stored
@@ -41,7 +41,7 @@ class Speedup(float):
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Lookup, shown.Shown):
+class Comparison(Lookup, table.Shown):
     """The same code, timed on several devices.
 
     Attributes
@@ -225,4 +225,4 @@ class Comparison(Lookup, shown.Shown):
         GpuError
             matplotlib is not installed.
         """
-        return shown.view(self, "figure").plot(self, ax)
+        return table.view(self, "figure").plot(self, ax)

@@ -9,10 +9,9 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from gpumagic.display import svg, table
+from gpumagic.display import plot, table
 from gpumagic.display.plot import SMALL
-from gpumagic.display.shown import block, folded, tag
-from gpumagic.display.table import Column, Fold
+from gpumagic.display.table import Column, Fold, block, folded, tag
 from gpumagic.display.units import duration, energy, fine, rate, size, times
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.result.timing import Timing
@@ -86,7 +85,7 @@ def _bars(comparison: Comparison, columns: list[Column]) -> str:
     """A row for each device, its bar as long as its time."""
     timings = _rows(comparison)
     longest = max((max(t.quartiles or (0, 0)) for t in timings), default=0.0)
-    looks = svg.looks([timing.where for timing in timings])
+    looks = plot.looks([timing.where for timing in timings])
     bars = [_race(timing, longest, looks[timing.where].color) for timing in timings]
     lane = Column("", [""] * len(bars), css="gm-lane", html=bars)
     return table.html([*columns[:1], lane, *columns[1:]])

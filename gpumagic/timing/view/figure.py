@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from textwrap import wrap
 from typing import Any
 
-from gpumagic.display import svg
+from gpumagic.display import plot
 from gpumagic.display.plot import Crossing, Curve, Ending, Frame, Plot, Point
 from gpumagic.display.units import fine, tick
 from gpumagic.errors import library_needed
@@ -29,7 +29,7 @@ class Panel:
             self.values = [(float(n), value) for n, value in enumerate(values)]
         else:
             self.values = sorted(((float(v), v) for v in values), key=lambda pair: pair[0])
-        looks = svg.looks(comparison.devices)
+        looks = plot.looks(comparison.devices)
         self.curves = [self._curve(comparison, where, look) for where, look in looks.items()]
         self.crossings = []
         for c in verdict.crossovers(comparison, fixed):
@@ -37,7 +37,7 @@ class Panel:
             tip = f"{c.faster} is faster than {c.slower} from {words}"
             self.crossings.append(Crossing(c.at, c.seconds, words, tip))
 
-    def _curve(self, comparison: Comparison, where: str, look: svg.Look) -> Curve:
+    def _curve(self, comparison: Comparison, where: str, look: plot.Look) -> Curve:
         points: list[Point] = []
         endings: list[Ending] = []
         for x, value in self.values:
@@ -93,7 +93,7 @@ def plot(comparison: Comparison, ax: Any = None) -> Any:
 
 def _bars(comparison: Comparison, ax: Any) -> None:
     timed = [t for t in comparison.timings if t.median is not None]
-    looks = svg.looks(comparison.devices)
+    looks = plot.looks(comparison.devices)
     medians = [t.median or 0.0 for t in timed]
     edges = [t.quartiles or (0.0, 0.0) for t in timed]
     bars = ax.barh(
