@@ -51,7 +51,7 @@ def _tell_cuda_order() -> None:
 
 def doctor() -> None:
     """Show the doctor's checks, and the faults of gpumagic itself in this kernel."""
-    from gpumagic.gputable.doctor_table import DoctorTable
+    from gpumagic.gputable.gpu_table import DoctorTable
     from gpumagic.telemetry.doctor import Check, Doctor
 
     checks, failed = Doctor().checks(), faults.all_kept()

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpumagic.device import Device
 from gpumagic.frameworks.known import imported, started
-from gpumagic.gputable.holders import UNSEEN, Holder, holders
+from gpumagic.gputable.gpu_columns import UNSEEN, Holder, holders
 from gpumagic.memory.find_holders import FoundStorage
 from gpumagic.memory.memory_report import DeviceMemory
 from gpumagic.telemetry import collect
