@@ -25,8 +25,7 @@ from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.history import Board, board
 from gpumagic.telemetry.sampler import Sampler, checked, shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
-from gpumagic.widget.held_now import held_now
-from gpumagic.widget.notebook_watch import Audience, ShellCells
+from gpumagic.widget.notebook_watch import Audience, ShellCells, held_now
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
 RESULTS = 50
