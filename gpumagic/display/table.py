@@ -20,28 +20,28 @@ from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
 
-_views: dict[str, dict[str, str]] = {}
+_views: dict[str, str] = {}
 
 
-def register(record: str, text: str, html: str = "", **others: str) -> None:
-    """Name the modules that show ``"gpumagic.room.file.Class"``: its text, HTML and `others`."""
-    _views[record] = {"text": text, "html": html or text, **others}
+def register(record: str, module: str) -> None:
+    """Name the module whose `text` and `html` show ``"gpumagic.room.file.Class"``."""
+    _views[record] = module
 
 
-def view(record: object, kind: str) -> Any:
-    """The module that shows a record, or that of the nearest of its bases that has one."""
+def view(record: object) -> Any:
+    """Return the module that shows a record, or the nearest of its base classes that has one."""
     names = (f"{base.__module__}.{base.__qualname__}" for base in type(record).__mro__)
-    return import_module(next(_views[name][kind] for name in names if name in _views))
+    return import_module(next(_views[name] for name in names if name in _views))
 
 
 class Shown:
     """A record that IPython shows as HTML, and everything else as text."""
 
     def __repr__(self) -> str:
-        return str(view(self, "text").text(self))
+        return str(view(self).text(self))
 
     def _repr_html_(self) -> str:
-        return str(view(self, "html").html(self))
+        return str(view(self).html(self))
 
 
 @lru_cache

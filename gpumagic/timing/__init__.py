@@ -12,8 +12,4 @@ from gpumagic.timing.progress import Progress
 
 __all__ = ["Comparison", "Progress", "compare", "last_comparison"]
 
-table.register(
-    "gpumagic.timing.comparison.Comparison",
-    text="gpumagic.timing.view.comparison_view",
-    figure="gpumagic.timing.view.figure",
-)
+table.register("gpumagic.timing.comparison.Comparison", "gpumagic.timing.view.comparison_view")

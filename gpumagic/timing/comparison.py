@@ -207,22 +207,3 @@ class Comparison(Lookup, table.Shown):
             pandas is not installed.
         """
         return stored.to_pandas(self.timings, self.items)
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw it with matplotlib: bars, or curves of a sweep.
-
-        Parameters
-        ----------
-        ax : matplotlib.axes.Axes, optional
-            Where to; a new figure's if None.
-
-        Returns
-        -------
-        matplotlib.axes.Axes
-
-        Raises
-        ------
-        GpuError
-            matplotlib is not installed.
-        """
-        return table.view(self, "figure").plot(self, ax)

@@ -10,15 +10,14 @@ from comparisons import SIZES, comparison, cubes, timing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.display import plot
 from gpumagic.display.plot import SMALL
-from gpumagic.timing.view.figure import drawn as plot
+from gpumagic.timing.view.figure import drawn as curves
 
 NUMBERS = st.floats(1e-9, 1e9)
 
 
 def drawn(found, fixed=None):
-    return ElementTree.fromstring(plot(found, fixed or {}))
+    return ElementTree.fromstring(curves(found, fixed or {}))
 
 
 def texts(root):
@@ -103,7 +102,7 @@ def test_panels_have_the_same_scale():
     found = comparison(*timings, sweep={"n": (1, 10, 100), "k": (0, 4)})
     ticks = []
     for fixed in found.panels:
-        root = ElementTree.fromstring(plot(found, fixed, SMALL))
+        root = ElementTree.fromstring(curves(found, fixed, SMALL))
         ticks.append([t for t in texts(root) if re.fullmatch(r"[\d.]+ \w?s", t)])
     assert ticks[0] == ticks[1] != []
 
