@@ -8,8 +8,8 @@ afterwards as they were before; Ctrl-C keeps what is finished.
 from gpumagic.display import table
 from gpumagic.timing.compare import compare, last_comparison
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.progress import Progress
+from gpumagic.timing.repeats import Progress
 
 __all__ = ["Comparison", "Progress", "compare", "last_comparison"]
 
-table.register("gpumagic.timing.comparison.Comparison", "gpumagic.timing.view.comparison_view")
+table.register("gpumagic.timing.comparison.Comparison", "gpumagic.timing.comparison_view")

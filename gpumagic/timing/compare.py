@@ -18,20 +18,18 @@ from gpumagic.errors import GpuError, as_typed
 from gpumagic.frameworks.needed import Needed
 from gpumagic.isolation.settings import Randomness, deferred, kept
 from gpumagic.telemetry.history import board
-from gpumagic.timing.ask.targets import TimedDevices, targets
+from gpumagic.timing.agreement import Agreeing
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.measure.measurement import (
+from gpumagic.timing.measurement import (
     Measuring,
     Task,
     is_out_of_memory,
     say_where,
     short,
 )
-from gpumagic.timing.measure.stopwatch import Stopwatch
-from gpumagic.timing.progress import Progress, Reporter
-from gpumagic.timing.result import machine
-from gpumagic.timing.result.agreement import Agreeing
-from gpumagic.timing.result.timing import Timing
+from gpumagic.timing.repeats import Progress, Reporter
+from gpumagic.timing.runner import Stopwatch
+from gpumagic.timing.timing import TimedDevices, Timing, targets, this_machine
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import program
 from gpumagic.usercode.values import torch_here
@@ -153,7 +151,7 @@ def compare(
         code=made.text.strip("\n"),
         timings=tuple(comparing.timings),
         agreements=tuple(task.agreeing.worst.values()),
-        machine=machine.here(),
+        machine=this_machine(),
         time=time.time(),
         sweep=values,
         items=each[0] if len(set(each)) == 1 else None,

@@ -10,7 +10,7 @@ from comparisons import SIZES, comparison, cubes, timing, two
 
 from gpumagic.errors import GpuError
 from gpumagic.timing.comparison import Speedup
-from gpumagic.timing.result.timing import Agreement, Timing
+from gpumagic.timing.timing import Agreement, Timing
 
 
 @pytest.mark.parametrize(

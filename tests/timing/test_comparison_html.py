@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 from comparisons import MACHINE, SIZES, comparison, cubes, timing, two
 
-from gpumagic.timing.result.timing import Agreement, Timing
+from gpumagic.timing.timing import Agreement, Timing
 
 VOID = {"br", "hr", "img", "input", "meta", "link"}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumagic.display import table
-from gpumagic.timing.result.timing import Agreement, Timing
+from gpumagic.timing.timing import Agreement, Timing
 
 
 def first(found):

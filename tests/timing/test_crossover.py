@@ -5,7 +5,7 @@ from comparisons import SIZES, comparison, cubes, timing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.timing.result.lookup import flips
+from gpumagic.timing.lookup import flips
 
 XS = [1.0, 10.0, 100.0, 1000.0]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from late import GPU0, GPU1, Late
 
-from gpumagic.timing.measure.stopwatch import Stopwatch, TorchDevices
+from gpumagic.timing.runner import Stopwatch, TorchDevices
 
 
 def test_a_kernel_that_was_not_waited_for_is_not_done():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpumagic.errors import GpuError
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.result.timing import Agreement, Timing
+from gpumagic.timing.timing import Agreement, Timing
 
 SECONDS = st.lists(st.floats(0, 1e6), max_size=8).map(tuple)
 WORDS = st.text(max_size=12)

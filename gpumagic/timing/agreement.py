@@ -1,4 +1,4 @@
-"""Compare the numbers that each device gave with those of the first.
+"""Compare the results of each device with those of the first.
 
 Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's
 tolerances of their dtype, relative to the largest number in the tensor and not to each: what a
@@ -7,6 +7,7 @@ Algorithms", 3.1). A GPU that computes in TF32 is allowed TF32's precision. Pyth
 from float32 as a rule, and count as such.
 """
 
+import cmath
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,9 +18,79 @@ from gpumagic import faults
 from gpumagic.device import CPU, here
 from gpumagic.display.units import size
 from gpumagic.frameworks.beside import Beside
-from gpumagic.timing.result import numbers as arrays
-from gpumagic.timing.result.timing import Agreement
+from gpumagic.timing.timing import Agreement
 from gpumagic.usercode.values import comes_from, is_tensor, torch_here
+
+# Relative and absolute, as torch.testing has them; of 8 bits it has none of its own.
+_TOLERANCES = {
+    "float16": (1e-3, 1e-5),
+    "bfloat16": (1.6e-2, 1e-5),
+    "float32": (1.3e-6, 1e-5),
+    "float64": (1e-7, 1e-7),
+    "complex32": (1e-3, 1e-5),
+    "complex64": (1.3e-6, 1e-5),
+    "complex128": (1e-7, 1e-7),
+}
+FLOAT32 = _TOLERANCES["float32"]
+# Numbers that are compared at a time: wide copies of all could be eight times its memory.
+_PART = 2**22
+
+
+def alike(one: Any, other: Any) -> tuple[Any, Any]:
+    """Two results as arrays of one library: tensors where one of them is, else NumPy's."""
+    library = torch_here() if is_tensor(one) or is_tensor(other) else sys.modules["numpy"]
+    return library.asarray(one), library.asarray(other)
+
+
+def dtype_of(array: Any) -> str:
+    """``"float32"``, ``"bfloat16"``, ``"int4"``."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def tolerance(array: Any) -> tuple[float, float] | None:
+    """How far floats of an array's dtype may be apart, relative and absolute; None for others."""
+    name = dtype_of(array)
+    if not name.startswith(("float", "bfloat", "complex")):
+        return None
+    # NumPy knows nothing of the dtypes that JAX and TensorFlow bring along.
+    about = torch_here() if is_tensor(array) else sys.modules.get("ml_dtypes", sys.modules["numpy"])
+    info = about.finfo(array.dtype)
+    relative, absolute = _TOLERANCES.get(name, (0.0, 0.0))
+    return max(relative, float(info.eps)), max(absolute, float(info.tiny))
+
+
+def equal_arrays(one: Any, other: Any) -> bool:
+    """Whether all numbers are equal."""
+    if is_tensor(one):
+        return bool(one.equal(other))
+    return bool(sys.modules["numpy"].array_equal(one, other))
+
+
+def array_differences(one: Any, other: Any) -> tuple[float, float]:
+    """The largest difference of finite numbers, NaN if others differ, and the largest of `one`."""
+    library: Any = torch_here() if is_tensor(one) else sys.modules["numpy"]
+    kind = library.complex128 if "complex" in dtype_of(one) else library.float64
+    flat = one.reshape(-1), other.reshape(-1)
+    largest = most = 0.0
+    for start in range(0, math.prod(one.shape), _PART):
+        x, y = (library.asarray(each[start : start + _PART], dtype=kind) for each in flat)
+        usual = library.isfinite(x) & library.isfinite(y)
+        if not library.allclose(x[~usual], y[~usual], equal_nan=True):
+            return math.nan, most
+        # Zeros make no difference to either.
+        x, y = library.where(usual, x, 0.0), library.where(usual, y, 0.0)
+        largest = max(largest, float(abs(x - y).max()))
+        most = max(most, float(abs(x).max()))
+    return largest, most
+
+
+def numbers_apart(one: complex, other: complex) -> tuple[float, float]:
+    """The same of two numbers of Python's."""
+    if cmath.isfinite(one) and cmath.isfinite(other):
+        return abs(one - other), abs(one)
+    both = one == other or (cmath.isnan(one) and cmath.isnan(other))
+    return (0.0 if both else math.nan), 0.0
+
 
 # TF32 keeps 10 bits of a float32's 23 (NVIDIA, "TensorFloat-32 in the A100 GPU").
 _TF32 = 2.0**-10
@@ -121,20 +192,20 @@ def _compare(
         if not {type(one), type(other)} & {float, complex}:
             apart = float(min(abs(one - other), 2**1000))
             return _Difference(name, math.inf if apart else 0.0, f"{name} differs", apart)
-        return _within(name, arrays.numbers_apart(one, other), arrays.FLOAT32, loose)
-    a, b = arrays.alike(one, other)
+        return _within(name, numbers_apart(one, other), FLOAT32, loose)
+    a, b = alike(one, other)
     for word, left, right in (
         ("shape", tuple(a.shape), tuple(b.shape)),
-        ("dtype", arrays.dtype_of(a), arrays.dtype_of(b)),
+        ("dtype", dtype_of(a), dtype_of(b)),
     ):
         if left != right:
             said = f"{name} has {word} {right} on {where}, {left} on {reference}"
             return _Difference(name, math.inf, said)
-    if (allowed := arrays.tolerance(a)) is not None:
-        loose = loose and arrays.dtype_of(a) in ("float32", "complex64")
-        return _within(name, arrays.apart(a, b), allowed, loose)
-    same = arrays.same(a, b)
-    apart = 0.0 if same else arrays.apart(a, b)[0]
+    if (allowed := tolerance(a)) is not None:
+        loose = loose and dtype_of(a) in ("float32", "complex64")
+        return _within(name, array_differences(a, b), allowed, loose)
+    same = equal_arrays(a, b)
+    apart = 0.0 if same else array_differences(a, b)[0]
     return _Difference(name, 0.0 if same else math.inf, f"{name} differs", apart)
 
 

@@ -1,34 +1,125 @@
-"""Measure one target at one value, from the copying of its inputs to its `Timing`.
+"""Measure one target at one value, from copying its inputs to its `Timing`.
 
 Whatever happens meanwhile, `Measuring.timing` is what there is by then, and nothing else is left.
 Of what the code raises it is told where that was.
 """
 
+from __future__ import annotations
+
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
+from gpumagic import faults
 from gpumagic.copies.trial import Trial
-from gpumagic.device import CPU
+from gpumagic.device import CPU, Device
 from gpumagic.errors import note
 from gpumagic.frameworks.beside import Beside
 from gpumagic.frameworks.needed import Needed
 from gpumagic.isolation.settings import Growth, Randomness, deferred
 from gpumagic.isolation.worker import Quiet
-from gpumagic.timing.ask.targets import TimedDevices
-from gpumagic.timing.measure.peak_memory import PeakMemory
-from gpumagic.timing.measure.repeats import Repeats
-from gpumagic.timing.measure.runner import Runner
-from gpumagic.timing.measure.stopwatch import LEAST_S, Lap, Stopwatch, joules
-from gpumagic.timing.measure.transfers import Transfers
-from gpumagic.timing.progress import Reporter, Stage
-from gpumagic.timing.result.agreement import Agreeing, outcome
-from gpumagic.timing.result.timing import Timing
+from gpumagic.ledger import ledger_view
+from gpumagic.ledger.counts import Tally
+from gpumagic.ledger.entry import Ledger, merged
+from gpumagic.timing.agreement import Agreeing, outcome
+from gpumagic.timing.repeats import Repeats, Reporter, Stage
+from gpumagic.timing.runner import LEAST_S, Lap, Runner, Stopwatch, joules
+from gpumagic.timing.timing import TimedDevices, Timing
 from gpumagic.usercode.program import Program
 from gpumagic.usercode.sweep import key
 from gpumagic.usercode.values import comes_from, torch_here
+
+
+class PeakMemory:
+    """From `start` to `stop`, by torch's own counters and those of the frameworks beside it."""
+
+    def __init__(self, devices: Sequence[Device], needed: Needed) -> None:
+        self._devices, self._others = devices, needed.others
+        self._before: dict[str, list[tuple[int, int | None]]] = {}
+
+    def start(self) -> None:
+        """Begin, on every device that has started."""
+        if torch_here() is not None:
+            from gpumagic.ledger.memory_meter import MemoryMeter
+
+            self._meter = MemoryMeter()
+            self._meter.start()
+        self._before = {str(device): self._of_others(device) for device in self._devices}
+
+    def stop(self) -> dict[str, int]:
+        """Bytes by device; what is not known has no entry."""
+        found: dict[str, int] = {}
+        torch = torch_here()
+        if torch is not None:
+            # What the kernel held before is none of the code's doing.
+            found = {m.device: m.peak - m.before for m in self._meter.stop().values()}
+            for device in map(str, self._devices):
+                # Where others work too, nothing of torch's is not nothing at all.
+                if device.startswith("cuda") and torch.cuda.is_initialized() and not self._others:
+                    found.setdefault(device, 0)
+        for one in self._devices:
+            if (peak := self._peak_of_others(one)) is not None:
+                found[str(one)] = found.get(str(one), 0) + peak
+        return dict(sorted(found.items()))
+
+    def _of_others(self, device: Device) -> list[tuple[int, int | None]]:
+        return [framework.allocated(device) for framework in self._others]
+
+    def _peak_of_others(self, device: Device) -> int | None:
+        """Theirs is of the whole process: it says something of the code only where it has grown."""
+        known = [
+            peak - held
+            for (held, before), (_, peak) in zip(
+                self._before.get(str(device), ()), self._of_others(device), strict=False
+            )
+            if peak is not None and before is not None and peak > before
+        ]
+        return sum(known) if known else None
+
+
+_WATCHING = "watching the copies of a timed run"
+
+
+class Transfers:
+    """Counts within; a ledger that cannot be kept is no reason not to measure."""
+
+    def __init__(self, stopwatch: Stopwatch, told: Callable[[str], object]) -> None:
+        self._stopwatch = stopwatch
+        self._told = told  # of what there was, once it is over
+        self._tally = Tally()
+        self._watch: Any = None
+        self._counting = ExitStack()
+
+    def __enter__(self) -> Transfers:
+        with faults.kept(_WATCHING):
+            if torch_here() is not None and self._stopwatch.devices.started():
+                from gpumagic.ledger.watch import watch
+
+                self._watch = watch(warn=False, beside=False).start()
+        for framework in self._stopwatch.others:
+            with faults.kept(_WATCHING):
+                self._counting.enter_context(framework.count(self._tally, strict=False))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        with faults.kept(_WATCHING):
+            self._counting.close()
+        with faults.kept(_WATCHING):
+            ledgers = [self._tally.ledger()]
+            if self._watch is not None:
+                self._watch.stop()
+                ledgers.append(self._watch.ledger)
+            entries = merged(entry for ledger in ledgers for entry in ledger)
+            self._told(ledger_view.line(Ledger(entries)))
+
 
 _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
 _DONATED = (

@@ -1,4 +1,4 @@
-"""Show a comparison as text and as HTML: the answer first, then a table, bars or curves.
+"""Show a comparison as text, HTML, or an SVG figure.
 
 One device at one point is a line, as of `%timeit`. A column that says nothing of any device is left
 out; what is known of one and not of another is N/A there.
@@ -10,13 +10,75 @@ from html import escape
 from typing import Any
 
 from gpumagic.display import plot, table
-from gpumagic.display.plot import SMALL
+from gpumagic.display.plot import SMALL, Crossing, Curve, Ending, Frame, Plot, Point
 from gpumagic.display.table import Column, Fold, block, folded, tag
-from gpumagic.display.units import duration, energy, fine, rate, size, times
+from gpumagic.display.units import duration, energy, fine, rate, size, tick, times
+from gpumagic.timing import verdict
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.result.timing import Timing
-from gpumagic.timing.view import figure, remarks, verdict
-from gpumagic.timing.view.verdict import percent, point, spelled
+from gpumagic.timing.timing import Timing
+from gpumagic.timing.verdict import at_point, percent, point, spelled
+
+
+class Panel:
+    """The curves along `Comparison.axis`, at one value of the other variable."""
+
+    def __init__(self, comparison: Comparison, fixed: Mapping[str, Any]) -> None:
+        self.fixed = fixed
+        self.name = comparison.axis or ""
+        values = comparison.sweep[self.name]
+        self.ordinal = not all(type(v) in (int, float) for v in values)
+        if self.ordinal:
+            self.values = [(float(n), value) for n, value in enumerate(values)]
+        else:
+            self.values = sorted(((float(v), v) for v in values), key=lambda pair: pair[0])
+        looks = plot.looks(comparison.devices)
+        self.curves = [self._curve(comparison, where, look) for where, look in looks.items()]
+        self.crossings = []
+        for c in verdict.crossovers(comparison, fixed):
+            words = verdict.at(c)
+            tip = f"{c.faster} is faster than {c.slower} from {words}"
+            self.crossings.append(Crossing(c.at, c.seconds, words, tip))
+
+    def _curve(self, comparison: Comparison, where: str, look: plot.Look) -> Curve:
+        points: list[Point] = []
+        endings: list[Ending] = []
+        for x, value in self.values:
+            timing = comparison.at(where, {**self.fixed, self.name: value})
+            if timing is None:
+                continue
+            tip = f"{where} · {point(timing.values)}"
+            if timing.median:
+                low, high = timing.quartiles or (0.0, 0.0)
+                spread = f" · IQR {percent(timing.iqr)}" if timing.iqr is not None else ""
+                tip = f"{tip} · {fine(timing.median)}{spread}"
+                points.append(Point(x, timing.median, low, high, tip))
+            elif timing.error not in (None, "interrupted"):
+                words = spelled(timing.error)
+                last = points[-1] if points else None
+                endings.append(Ending(x, words, f"{tip} · {words}", last))
+        return Curve(where, look, points, endings)
+
+
+def sweep_figure(
+    comparison: Comparison, fixed: Mapping[str, Any], frame: Frame | None = None
+) -> str:
+    """An SVG element with the curves of one `Panel`; ``""`` where nothing was measured there."""
+    panel = Panel(comparison, fixed)
+    ends = [
+        f"{curve.name} from {fine(curve.points[0].y)} to {fine(curve.points[-1].y)}"
+        for curve in panel.curves
+        if curve.points
+    ]
+    if not ends:
+        return ""
+    # Of all panels, so that they can be compared.
+    timings = comparison.timings
+    heights = [edge for t in timings for edge in (*(t.quartiles or ()), t.median) if edge]
+    words = {x: spelled(value) for x, value in panel.values}
+    label = f"median time over {panel.name}{at_point(fixed)}: {'; '.join(ends)}"
+    made = Plot(frame or Frame(), words, heights, panel.curves, ordinal=panel.ordinal)
+    return made.svg(panel.name, tick, panel.crossings, label)
+
 
 # Of a sweep, rows at its beginning and at its end. A saved notebook carries all of HTML's.
 _FOLD = Fold(24, 12, "… {} more; to_pandas() has all")
@@ -29,22 +91,22 @@ _SOONER = 0.9
 
 def text(comparison: Comparison) -> str:
     """For terminals, 100 columns."""
-    problems = [f"! {line}" for line in remarks.problems(comparison)]
-    doubts = [f"~ {line}" for line in remarks.uncertain(comparison)]
+    problems = [f"! {line}" for line in verdict.problems(comparison)]
+    doubts = [f"~ {line}" for line in verdict.uncertain(comparison)]
     if line := verdict.one_line(comparison):
-        notes = [*remarks.inside(comparison), *comparison.notes]
+        notes = [*verdict.inside(comparison), *comparison.notes]
         return _lines([line, *problems, *doubts, *notes], "")
     columns = columns_of(comparison)
     wrong = [f"! {line}" for line in verdict.wrong(comparison)]
     answer = _lines([*wrong, *verdict.answer(comparison)], "")
-    then = remarks.differences(comparison)
-    notes = [*then, *doubts, *legend(columns), *remarks.measured(comparison)]
+    then = verdict.differences(comparison)
+    notes = [*then, *doubts, *legend(columns), *verdict.measured(comparison)]
     parts = [
         # The code belongs to the answer.
         f"{answer}\n  {comparison.title}",
         _lines(problems, "  "),
         "\n".join(table.lines(columns, "  ", _FOLD)),
-        _lines([*notes, remarks.machine(comparison)], "  "),
+        _lines([*notes, verdict.machine(comparison)], "  "),
     ]
     return "\n\n".join(filter(None, parts))
 
@@ -56,9 +118,9 @@ def _lines(lines: Iterable[str], margin: str) -> str:
 def html(comparison: Comparison) -> str:
     """For notebooks: static, with all that it needs."""
     columns = columns_of(comparison)
-    problems = [tag("div", line, "gm-problem") for line in remarks.problems(comparison)]
-    doubts = [tag("div", line, "gm-note") for line in remarks.uncertain(comparison)]
-    where = tag("div", remarks.machine(comparison), "gm-caption gm-where")
+    problems = [tag("div", line, "gm-problem") for line in verdict.problems(comparison)]
+    doubts = [tag("div", line, "gm-note") for line in verdict.uncertain(comparison)]
+    where = tag("div", verdict.machine(comparison), "gm-caption gm-where")
     if line := verdict.one_line(comparison):
         shown = [tag("div", note, "gm-note") for note in comparison.notes]
         details = "".join([*problems, *doubts, *shown])
@@ -73,7 +135,7 @@ def html(comparison: Comparison) -> str:
         tag("div", comparison.title, "gm-code gm-title"),
         *problems,
         _plots(comparison, columns) if comparison.sweep else _bars(comparison, columns),
-        *(tag("div", line, "gm-note") for line in remarks.differences(comparison)),
+        *(tag("div", line, "gm-note") for line in verdict.differences(comparison)),
         *doubts,
         where,
         folded("how it was measured", _how(comparison, columns)),
@@ -112,7 +174,7 @@ def _plots(comparison: Comparison, columns: list[Column]) -> str:
     panels = comparison.panels
     figures = []
     for fixed in panels:
-        drawn = figure.drawn(comparison, fixed, SMALL if len(panels) > 1 else None)
+        drawn = sweep_figure(comparison, fixed, SMALL if len(panels) > 1 else None)
         caption = tag("figcaption", point(fixed), "gm-code") if fixed else ""
         if drawn:
             figures.append(f"<figure>{caption}{drawn}</figure>")
@@ -123,7 +185,7 @@ def _plots(comparison: Comparison, columns: list[Column]) -> str:
 
 def _how(comparison: Comparison, columns: list[Column]) -> str:
     """How it was measured, and the code."""
-    lines = [*legend(columns), *remarks.measured(comparison)]
+    lines = [*legend(columns), *verdict.measured(comparison)]
     code = comparison.code.strip("\n")
     setup = f"# set-up\n{comparison.setup.strip()}\n\n" if comparison.setup else ""
     notes = "".join(tag("div", line, "gm-note") for line in lines)
@@ -163,7 +225,7 @@ def _rows(comparison: Comparison) -> list[Timing]:
 def _of_devices(comparison: Comparison) -> list[Column]:
     timings = _rows(comparison)
     peaks = [max(t.peak.values(), default=None) for t in timings]
-    numbers = [remarks.numbers(comparison, t.where) for t in timings]
+    numbers = [verdict.numbers(comparison, t.where) for t in timings]
     wrong = ["gm-bad gm-this" * words.startswith("DIFFERS") for words in numbers]
     number = partial(Column, number=True, css="gm-dim")
     columns = [

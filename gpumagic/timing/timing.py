@@ -1,13 +1,125 @@
-"""Record what was measured: one `Timing` for each device and value of a sweep; and its spread."""
+"""Record what was measured: on which machine and devices, for how long, how much it varied."""
 
 from __future__ import annotations
 
 import math
+import os
+import platform
+import re
+import socket
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
+
+from gpumagic import nvml
+from gpumagic.device import Device
+from gpumagic.errors import GpuError
+from gpumagic.frameworks import known
+from gpumagic.frameworks.needed import Needed
+from gpumagic.usercode.values import comes_from, torch_here
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it was measured: what it has, and how many threads torch uses."""
+
+    host: str | None
+    cpu: str | None
+    cpu_count: int | None
+    threads: int | None
+    python: str
+    torch: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+    # The versions of those beside torch: {"JAX": "0.10.2"}.
+    frameworks: Mapping[str, str] = field(default_factory=dict)
+
+
+def this_machine(cpuinfo: Path = _CPUINFO) -> Machine:
+    """What this machine is, without starting CUDA: the driver is known by NVML."""
+    try:
+        text = cpuinfo.read_text(errors="replace")
+    except OSError:
+        text = ""
+    named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    # ARM's kernels give none there, and `platform` the architecture at most.
+    cpu = named[1] if named else platform.processor() or platform.machine()
+    torch, frameworks = torch_here(), known.versions()
+    cuda = torch.version.cuda if torch else None
+    driver = nvml.door().system("nvmlSystemGetDriverVersion") if cuda or frameworks else None
+    return Machine(
+        host=socket.gethostname() or None,
+        cpu=" ".join(cpu.split()) or None,
+        cpu_count=os.cpu_count(),
+        threads=torch.get_num_threads() if torch else None,
+        python=platform.python_version(),
+        torch=torch.__version__ if torch else None,
+        cuda=cuda,
+        driver=driver.decode() if isinstance(driver, bytes) else driver,
+        frameworks=frameworks,
+    )
+
+
+@dataclass(frozen=True)
+class TimedDevices:
+    """One device, or several at the same time."""
+
+    parts: tuple[Device, ...]
+
+    @property
+    def where(self) -> str:
+        """``"cuda:1"``, or ``"cuda:0+cuda:1"``."""
+        return "+".join(str(device) for device in self.parts)
+
+    @property
+    def note(self) -> str | None:
+        """Why it is not what was asked for."""
+        return next((device.note for device in self.parts if device.note), None)
+
+
+def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[TimedDevices, ...]:
+    """The targets that are named, in that order; the CPU and every GPU if None; or GpuError."""
+    if given is None:
+        return tuple(TimedDevices((d,)) for d in [needed.find("cpu"), *needed.devices()])
+    single = isinstance(given, (str, int, Device)) or comes_from(type(given), "torch.device")
+    if single or not isinstance(given, Iterable):
+        given = [given]
+    found: dict[str, TimedDevices] = {}
+    for one in given:
+        for target in _named(one, needed):
+            if target.where in found:
+                said = target.note or found[target.where].note
+                raise GpuError(
+                    f"{target.where} is named twice{f' ({said})' if said else ''}; type it once"
+                )
+            found[target.where] = target
+    if not found:
+        raise GpuError("no device is named; type some, such as cpu 0, or none for all of them")
+    return tuple(found.values())
+
+
+def _named(one: object, needed: Needed) -> list[TimedDevices]:
+    if not isinstance(one, str):
+        return [TimedDevices((needed.find(one),))]
+    made = []
+    # A blank beside a comma or a plus is none between two devices.
+    for part in re.split(r"\s*,\s*|\s+", re.sub(r"\s*\+\s*", "+", one.strip(" ,"))):
+        if part.lower() == "all" and (every := needed.devices()):
+            made += [TimedDevices((device,)) for device in every]
+        else:
+            if "+" in part and not all(part.split("+")):
+                raise GpuError(f"a device is missing in {part}; type two or more, such as 0+1")
+            parts = tuple(needed.find(name) for name in part.split("+"))
+            if len({str(device) for device in parts}) < len(parts):
+                raise GpuError(f"{part} names a device twice; type different ones, such as 0+1")
+            made.append(TimedDevices(parts))
+    return made
+
 
 CONFIDENCE = 0.95
 # Fewer repeats than these have no such interval: 2 · 0.5⁵ is more than 5 %.
