@@ -23,7 +23,7 @@ from gpumagic import device, faults
 from gpumagic.device import torch_build
 from gpumagic.errors import as_typed
 from gpumagic.telemetry import virtual_state
-from gpumagic.telemetry.checks import preallocated
+from gpumagic.telemetry.linux_checks import preallocated
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
 from gpumagic.telemetry.processes import Owner, Owners

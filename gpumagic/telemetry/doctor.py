@@ -14,10 +14,10 @@ from pathlib import Path
 from gpumagic import drm, nvml
 from gpumagic.device import TorchBuild, physical_gpus, torch_build, visible
 from gpumagic.errors import as_typed
-from gpumagic.telemetry.checks import Check as Check
-from gpumagic.telemetry.checks import LinuxChecks, check_jax
 from gpumagic.telemetry.collect import chosen
 from gpumagic.telemetry.drm_source import DrmSource
+from gpumagic.telemetry.linux_checks import Check as Check
+from gpumagic.telemetry.linux_checks import LinuxChecks, check_jax
 from gpumagic.telemetry.other_vendors import AppleSource
 from gpumagic.telemetry.snapshot import Host
 from gpumagic.telemetry.virtual_state import state_folder
