@@ -11,7 +11,6 @@ from gpumagic.display.units import some
 from gpumagic.errors import GpuError, cluster_needed, torch_needed
 from gpumagic.magics.arguments import answers_help, in_one_line, parse
 from gpumagic.magics.commands import GpuMagics
-from gpumagic.magics.hand_over import running_cluster
 from gpumagic.magics.memory_commands import MemoryMagics
 
 _NEW = (
@@ -58,9 +57,6 @@ class ClusterMagics(Magics):
                                               save them now, or after cells while others run
             %gpucluster checkpoint off        no more
             %gpucluster restore DIR           load the last one, also into another number of ranks
-            %gpucluster script train.py [--hosts 2] [--force]
-                                              what the cells of @all did, as a script for torchrun
-                                              and Slurm that needs no gpumagic
             %gpucluster stop
 
         Examples::
@@ -82,8 +78,6 @@ class ClusterMagics(Magics):
             if asked.verb == "start":
                 return display(_start(asked))
             _check(asked)
-            if asked.verb == "script":
-                return _write(asked, self._shell)
             ranks = start_cluster.current()
             if asked.verb == "status":
                 return display(ranks.status())
@@ -136,27 +130,6 @@ def _checkpoint(asked: Namespace, ranks: Any) -> str:
     return str(made or f"after a cell of @all, every {asked.every}: {some(names)} to {asked.to}")
 
 
-def _write(asked: Namespace, shell: Any) -> None:
-    from gpumagic.cluster.script import write_script
-    from gpumagic.magics.placing import placing_request
-
-    cluster = running_cluster()
-    ranks = cluster.size if cluster else 2
-    path, hosts, history = asked.what[0], asked.hosts or 1, shell.history_manager
-    # Which cells have failed; an older IPython does not keep that.
-    failed = getattr(history, "exceptions", {})
-    cells = [
-        "" if number in failed and cell.lstrip().startswith("%%ongpu @") else cell
-        for number, cell in enumerate(history.input_hist_raw)
-    ]
-    notes = write_script(
-        cells[:-1], path, ranks=ranks, hosts=hosts, asked=placing_request, force=asked.force
-    )
-    print(f"{path} is written; torchrun --nproc-per-node {ranks // hosts} {path} runs it")
-    for note in notes:
-        print(f"  → {note}")
-
-
 def _check(asked: Namespace) -> None:
     """Refuse what the verb does not take."""
     if asked.verb in ("status", "stop") and asked.what:
@@ -168,8 +141,6 @@ def _check(asked: Namespace) -> None:
         raise UsageError(f"%gpucluster {verb}: which variable? type %gpucluster {verb} net")
     if asked.verb == "restore" and len(asked.what) != 1:
         raise UsageError("%gpucluster restore: from where? type %gpucluster restore DIR")
-    if asked.verb == "script" and len(asked.what) != 1:
-        raise UsageError("%gpucluster script: which file? type %gpucluster script train.py")
 
 
 OFFERED: tuple[type[Magics], ...] = (GpuMagics, MemoryMagics, ClusterMagics)

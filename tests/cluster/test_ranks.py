@@ -336,17 +336,6 @@ def test_a_dry_run_is_followed_in_a_rank_with_what_that_has(shell):
     )
 
 
-def test_the_cells_of_all_ranks_are_written_as_a_script(shell, tmp_path):
-    shell.run("import torch\nnet = torch.nn.Linear(8, 8)")
-    failed(shell, "%%ongpu @all\nnet(torch.ones(4, 9))")
-    out(shell, "%%ongpu @all\ny = net(torch.ones(4, 8))")
-    path = tmp_path / "train.py"
-    assert "torchrun --nproc-per-node 2" in out(shell, f"%gpucluster script {path}").text
-    assert "net = torch.nn.Linear(8, 8)" in path.read_text()
-    assert "torch.ones(4, 9)" not in path.read_text()
-    assert "is there already" in shell.run(f"%gpucluster script {path}").text
-
-
 def test_a_rank_that_dies_is_told_with_its_cause_and_replaced_in_its_place(shell, ranks):
     out(shell, "%%ongpu @all\nkept = dist.get_rank()")
     starts = "import subprocess; subprocess.Popen(['sleep', '600'])"
