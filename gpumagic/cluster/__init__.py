@@ -2,5 +2,5 @@
 
 from gpumagic.display import table
 
-table.register("gpumagic.cluster.ranks_report.RanksReport", "gpumagic.cluster.ranks_view")
-table.register("gpumagic.cluster.ranks_report.RanksTable", "gpumagic.cluster.ranks_view")
+table.register("gpumagic.cluster.ranks_report.RanksReport", "gpumagic.cluster.ranks_report")
+table.register("gpumagic.cluster.ranks_report.RanksTable", "gpumagic.cluster.ranks_report")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpumagic import faults
-from gpumagic.cluster.ranks_error import RanksError, interrupt
+from gpumagic.cluster.engines import RanksError, interrupt
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import duration, size, some
 from gpumagic.errors import GpuError

@@ -73,12 +73,12 @@ class ClusterMagics(Magics):
         """
         asked = parse("%gpucluster", line)
         with in_one_line("%gpucluster"), torch_needed("%gpucluster"), cluster_needed("%gpucluster"):
-            from gpumagic.cluster import start_cluster
+            from gpumagic.cluster import gpu_cluster
 
             if asked.verb == "start":
                 return display(_start(asked))
             _check(asked)
-            ranks = start_cluster.current()
+            ranks = gpu_cluster.current()
             if asked.verb == "status":
                 return display(ranks.status())
             if asked.verb == "restart":
@@ -105,7 +105,7 @@ _HOW = ("slurm", "partition", "ssh", "mpi", "ip", "python")
 
 
 def _start(asked: Namespace) -> Any:
-    from gpumagic.cluster import start_cluster
+    from gpumagic.cluster import gpu_cluster
 
     if len(asked.what) > 1:
         raise GpuError(f"start {' '.join(asked.what)}: type start 2, or start 0,1")
@@ -118,7 +118,7 @@ def _start(asked: Namespace) -> Any:
     if len(given) + bool(where) > 1:
         raise GpuError(f"start {' '.join(filter(None, [where, *given]))}: type one of them")
     how = {name: getattr(asked, name) for name in _HOW}
-    return start_cluster.cluster(where, **how).status()
+    return gpu_cluster.cluster(where, **how).status()
 
 
 def _checkpoint(asked: Namespace, ranks: Any) -> str:

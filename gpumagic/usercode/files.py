@@ -36,7 +36,7 @@ _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _ROOMS = ("frameworks", "ledger", "memory", "placement", "virtual")
 _STAND_INS = (
     *(os.path.join(_OURS, room, "") for room in _ROOMS),
-    os.path.join(_OURS, "cluster", "no_keyboard.py"),
+    os.path.join(_OURS, "cluster", "output.py"),
     os.path.join(_OURS, "usercode", "files.py"),
 )
 

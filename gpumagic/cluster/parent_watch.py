@@ -1,8 +1,8 @@
 """End every process of a cluster once the process that started it is gone, however that ended.
 
-Run as ``python -m gpumagic.cluster.leash PID MARK DIRECTORY``, by the process PID. What belongs to
-the cluster has its mark in the environment, which every child inherits: that of an engine begins
-with the cluster's own. The directory goes too.
+Run as ``python -m gpumagic.cluster.parent_watch PID MARK DIRECTORY``, by the process PID. Every
+process of the cluster has its mark in the environment, which children inherit. An engine's mark
+begins with the cluster's. The directory is removed too.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def end(mark: str) -> None:
 
 
 def end_orphan() -> None:
-    """End this engine and what it started: the notebook is gone, whose leash may be elsewhere."""
+    """End this engine and what it started: the notebook is gone, and its watch may be elsewhere."""
     end(os.environ[MARK])
     os._exit(1)
 

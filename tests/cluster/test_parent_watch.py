@@ -12,17 +12,17 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from gpumagic.cluster import leash
+from gpumagic.cluster import parent_watch
 from tests.kernels import Kernel, text
 
-# What starts a leash, a child with the mark that has a child too, and is killed at once.
+# What starts a watching process, a child with the mark that has a child too, and is killed at once.
 _KILLED = """
 import os, signal, subprocess, sys
-from gpumagic.cluster import leash
+from gpumagic.cluster import parent_watch
 mark, directory = sys.argv[1:]
-leash.start(mark, directory)
+parent_watch.start(mark, directory)
 child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
-environment = {**os.environ, leash.MARK: f"{mark}/0/"}
+environment = {**os.environ, parent_watch.MARK: f"{mark}/0/"}
 subprocess.Popen([sys.executable, "-c", child], env=environment, stdin=subprocess.PIPE,
                  start_new_session=True)
 sys.stdin.readline()
@@ -45,11 +45,11 @@ def test_what_has_the_mark_ends_with_the_process_that_gave_it(tmp_path):
     killed = subprocess.Popen(
         [sys.executable, "-c", _KILLED, mark, directory], stdin=subprocess.PIPE
     )
-    assert until(lambda: len(leash.marked(mark)) == 2, 30)
-    assert leash.marked(f"{mark}/1/") == []
+    assert until(lambda: len(parent_watch.marked(mark)) == 2, 30)
+    assert parent_watch.marked(f"{mark}/1/") == []
     killed.communicate(b"\n")
     assert killed.returncode == -signal.SIGKILL
-    assert until(lambda: not leash.marked(mark) and not os.path.exists(directory), 10)
+    assert until(lambda: not parent_watch.marked(mark) and not os.path.exists(directory), 10)
 
 
 _START = "import gpumagic\nranks = gpumagic.cluster(2); print(ranks._engines.mark)"
@@ -67,8 +67,8 @@ def mark_of(found):
 
 def ended(mark):
     """Whether a cluster has gone within 10 s; and which of it are left."""
-    gone = until(lambda: not leash.marked(mark), 10)
-    return gone or [process.cmdline() for process in leash.marked(mark)]
+    gone = until(lambda: not parent_watch.marked(mark), 10)
+    return gone or [process.cmdline() for process in parent_watch.marked(mark)]
 
 
 @pytest.fixture
@@ -84,11 +84,13 @@ def test_kernel_killed(kernel, does):
     found, reply = kernel.run(_START)
     assert reply["status"] == "ok"
     mark = mark_of(found)
-    assert len(leash.marked(mark)) >= 5
+    assert len(parent_watch.marked(mark)) >= 5
     kernel.send(_DOES[does])
     if does != "idle":
         busy = [
-            psutil.Process(p.pid) for p in leash.marked(mark) if "start_engine" in str(p.cmdline())
+            psutil.Process(p.pid)
+            for p in parent_watch.marked(mark)
+            if "start_engine" in str(p.cmdline())
         ]
         before = sum(p.cpu_times().user for p in busy)
         if does == "busy":
@@ -102,15 +104,19 @@ def test_kernel_killed(kernel, does):
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 1.5, 3.0, 5.0])
 def test_kernel_killed_while_it_starts_a_cluster(kernel, seconds):
-    kernel.run("import gpumagic.cluster.start_cluster\nfrom gpumagic.cluster import leash")
-    of_all = {process.environ().get(leash.MARK) for process in leash.marked("")}
+    kernel.run("import gpumagic.cluster.gpu_cluster\nfrom gpumagic.cluster import parent_watch")
+    of_all = {process.environ().get(parent_watch.MARK) for process in parent_watch.marked("")}
     kernel.send("import gpumagic; gpumagic.cluster(2)")
 
     def begun():
-        return [p for p in leash.marked("") if p.environ().get(leash.MARK, "") not in of_all]
+        return [
+            p
+            for p in parent_watch.marked("")
+            if p.environ().get(parent_watch.MARK, "") not in of_all
+        ]
 
     assert until(begun, 30)
-    mark = begun()[0].environ()[leash.MARK].partition("/")[0]
+    mark = begun()[0].environ()[parent_watch.MARK].partition("/")[0]
     time.sleep(seconds)
     psutil.Process(kernel.manager.provisioner.pid).kill()
     assert ended(mark) is True
@@ -121,7 +127,7 @@ def test_kernel_killed_while_it_starts_a_cluster(kernel, seconds):
 def test_kernel_restarted_by_jupyter(kernel, now):
     found, _ = kernel.run(_START)
     mark = mark_of(found)
-    assert leash.marked(mark)
+    assert parent_watch.marked(mark)
     kernel.manager.restart_kernel(now=now)
     assert ended(mark) is True
     kernel.client.wait_for_ready(timeout=60)
@@ -137,20 +143,22 @@ def test_kernel_shut_down_by_jupyter(kernel):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("does", ["idle", "busy"])
-def test_engines_that_no_leash_reaches_end_too(kernel, does):
+def test_engines_that_no_watch_reaches_end_too(kernel, does):
     """As those on other machines: when the notebook's process is gone, so is its store."""
     found, _ = kernel.run(_START)
     mark = mark_of(found)
     kernel.send(_DOES[does])
     of_kernel = psutil.Process(kernel.manager.provisioner.pid).children()
-    [leashes] = [p for p in of_kernel if "gpumagic.cluster.leash" in p.cmdline()]
-    directory = leashes.cmdline()[-1]
-    leashes.kill()
-    engines = [p for p in leash.marked(mark) if "gpumagic.cluster.start_engine" in p.cmdline()]
+    [watches] = [p for p in of_kernel if "gpumagic.cluster.parent_watch" in p.cmdline()]
+    directory = watches.cmdline()[-1]
+    watches.kill()
+    engines = [
+        p for p in parent_watch.marked(mark) if "gpumagic.cluster.start_engine" in p.cmdline()
+    ]
     assert len(engines) == 2
     psutil.Process(kernel.manager.provisioner.pid).kill()
     try:
-        assert until(lambda: not any(p in leash.marked(mark) for p in engines), 10)
+        assert until(lambda: not any(p in parent_watch.marked(mark) for p in engines), 10)
     finally:
-        leash.end(mark)
+        parent_watch.end(mark)
         shutil.rmtree(directory)
