@@ -1,7 +1,7 @@
 """Collect one snapshot from all sources of this machine; nothing raises.
 
 ``nvml,amd`` names two; ``amd:/host`` reads the files of a machine whose ``/`` is mounted there;
-``http://node7:9090/metrics`` is an all-smi endpoint; ``package.module:make`` is a callable without
+``package.module:make`` is a callable without
 arguments that gives a :class:`Source` of somebody else's.
 """
 
@@ -31,15 +31,15 @@ from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample,
 
 
 class Source(Protocol):
-    """What the collector asks of each. `patience` is how many times its interval a reading may be
+    """What the collector asks of each. `max_age` is how many times its interval a reading may be
     old: 0 asks for a new one."""
 
     name: str
 
-    def gpus(self, host: Host, patience: float) -> list[GpuSample]:
+    def gpus(self, host: Host, max_age: float) -> list[GpuSample]:
         """Its GPUs now, also lost ones."""
 
-    def processes(self, patience: float) -> list[ProcessSample]:
+    def processes(self, max_age: float) -> list[ProcessSample]:
         """Who holds memory on them."""
 
     def problems(self) -> list[Problem]:
@@ -48,7 +48,7 @@ class Source(Protocol):
     def software(self) -> Mapping[str, str]:
         """What its GPUs run on: versions by name."""
 
-    def chore(self, *, processes: bool, seconds: float) -> None:
+    def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read ahead what is expensive and due, for at most so long."""
 
 
@@ -59,7 +59,7 @@ _KNOWN: dict[str, Callable[[Path], Any]] = {
     "apple": lambda root: AppleSource(),
 }
 _THERE_ARE = (
-    f"there are {', '.join(_KNOWN)}, an all-smi address such as http://host:9090/metrics, and"
+    f"there are {', '.join(_KNOWN)}, and"
     " package.module:callable; set it right before the server or kernel starts"
 )
 
@@ -89,10 +89,6 @@ class _Unknown(Exception):
 
 
 def _made(name: str) -> Any:
-    if name.startswith(("http://", "https://")):
-        from gpumagic.telemetry.all_smi_source import AllSmiSource  # it takes urllib
-
-        return AllSmiSource(name)
     first, colon, rest = name.partition(":")
     if first in _KNOWN and (not colon or rest.startswith("/")):
         return _KNOWN[first](Path(rest or "/"))
@@ -188,19 +184,19 @@ class Collector:
         self._known: dict[int, Owner] = {}
         self._known_at = float("-inf")
 
-    def take(self, *, processes: bool = True, patience: float = 0.0) -> Snapshot:
-        """The machine now; ``patience``: how many times its interval a reading may be old."""
+    def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
+        """The machine now; ``max_age``: how many times its interval a reading may be old."""
         with self._lock:
             host = self._host()
             self._failed = []
-            real, told = self._gpus(host, patience)
+            real, told = self._gpus(host, max_age)
             # This process's own first: they are the ones that a WHERE can name.
             states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
             gpus = self._with_ordinals([*real, *map(_virtual_sample, states)])
             holders: list[ProcessSample] = []
             software: dict[str, str] = {}
             for source in told:
-                held = self._ask(source, lambda one: one.processes(patience)) if processes else ()
+                held = self._ask(source, lambda one: one.processes(max_age)) if processes else ()
                 holders += held or ()
                 software |= self._ask(source, lambda one: one.software()) or {}
             holders += [
@@ -210,7 +206,7 @@ class Collector:
             problems = list(self._misnamed)
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
-            owned = self._with_owners(holders, patience) if processes else []
+            owned = self._with_owners(holders, max_age) if processes else []
             with faults.kept("looking for GPUs that JAX took for itself"):
                 problems += preallocated(gpus, owned)
             names = [source.name for source in told] + ["virtual"] * bool(states)
@@ -226,23 +222,23 @@ class Collector:
                 problems=tuple(explain(gpus, [*problems, *self._failed], named=self._usable)),
             )
 
-    def chore(self, *, processes: bool, seconds: float) -> None:
+    def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """After a snapshot, read ahead what is expensive and due, for at most so long."""
         with self._lock:
             end = self._monotonic() + seconds
             for source in self._sources:
                 left = max(end - self._monotonic(), 0.0)
                 with faults.kept(f"reading ahead by the source {source.name}"):
-                    source.chore(processes=processes, seconds=left)
+                    source.read_ahead(processes=processes, seconds=left)
             if processes and self._known and self._monotonic() - self._known_at >= _OWNERS_S:
                 self._look_up(set(self._known))
 
-    def _gpus(self, host: Host, patience: float) -> tuple[list[GpuSample], list[Source]]:
+    def _gpus(self, host: Host, max_age: float) -> tuple[list[GpuSample], list[Source]]:
         """The GPUs, and which sources told of some."""
         found: dict[str, GpuSample] = {}
         told = []
         for source in self._sources:
-            its = self._ask(source, lambda one: one.gpus(host, patience)) or ()
+            its = self._ask(source, lambda one: one.gpus(host, max_age)) or ()
             # Two may tell of one GPU: the first is believed.
             found |= {gpu.uuid: gpu for gpu in its if gpu.uuid not in found}
             told += [source] if its else []
@@ -268,11 +264,9 @@ class Collector:
             for gpu in gpus
         ]
 
-    def _with_owners(
-        self, holders: Sequence[ProcessSample], patience: float
-    ) -> list[ProcessSample]:
+    def _with_owners(self, holders: Sequence[ProcessSample], max_age: float) -> list[ProcessSample]:
         pids = {holder.pid for holder in holders}
-        too_old = self._monotonic() - self._known_at >= patience * _OWNERS_S
+        too_old = self._monotonic() - self._known_at >= max_age * _OWNERS_S
         if too_old or not pids <= self._known.keys():
             self._look_up(pids)
         return [_owned(holder, self._known[holder.pid]) for holder in holders]

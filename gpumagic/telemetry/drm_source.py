@@ -59,11 +59,11 @@ class KeptReadings:
         self._monotonic = monotonic
         self._kept: dict[Hashable, tuple[float, float, Callable[[], Any], Any]] = {}
 
-    def get(self, key: Hashable, every_s: float, patience: float, read: Callable[[], T]) -> T:
-        """What is kept, unless it is `patience` times as old as it is to become."""
+    def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
+        """What is kept, unless it is `max_age` times as old as it is to become."""
         now = self._monotonic()
         kept = self._kept.get(key)
-        if kept is None or now - kept[0] >= every_s * patience:
+        if kept is None or now - kept[0] >= every_s * max_age:
             self._kept[key] = kept = now, every_s, read, read()
         value: T = kept[3]
         return value
@@ -134,25 +134,25 @@ class DrmSource:
 
     # What the collector asks.
 
-    def gpus(self, host: Host, patience: float = 0.0) -> list[GpuSample]:
-        """All GPUs, also lost ones; `patience`: how many times its interval a reading may be
+    def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
+        """All GPUs, also lost ones; `max_age`: how many times its interval a reading may be
         old."""
-        self._cards = self._kept.get("cards", _SLOW_S, patience, self._listed)
+        self._cards = self._kept.get("cards", _SLOW_S, max_age, self._listed)
         if not self._cards and not self._seen:
             return []
         there = {card.uuid for card in self._cards}
         self._kept.keep_only(lambda key: key in (*there, "cards", "processes"))
         self._closed = []
-        samples = [self._sample(n, card, host, patience) for n, card in enumerate(self._cards)]
+        samples = [self._sample(n, card, host, max_age) for n, card in enumerate(self._cards)]
         gone = [_lost(gpu) for uuid, gpu in self._seen.items() if uuid not in there]
         self._seen |= {gpu.uuid: gpu for gpu in samples}
         return samples + gone
 
-    def processes(self, patience: float = 0.0) -> list[ProcessSample]:
-        """Who holds memory where; `patience` as in :meth:`gpus`."""
+    def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
+        """Who holds memory where; `max_age` as in :meth:`gpus`."""
         if not self._cards:
             return []
-        return self._kept.get("processes", _PROCESSES_S, patience, self._read_processes)
+        return self._kept.get("processes", _PROCESSES_S, max_age, self._read_processes)
 
     def problems(self) -> list[Problem]:
         """The GPUs whose files this user may not read."""
@@ -166,14 +166,14 @@ class DrmSource:
             for card in self._closed
         ]
 
-    def chore(self, *, processes: bool, seconds: float) -> None:
+    def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read ahead what is due, for at most so long."""
         self._kept.read_ahead(seconds, lambda key: processes or key != "processes")
 
     def _listed(self) -> list[drm.GraphicsCard]:
         return drm.graphics_cards(self.root, self.vendor, self._known)
 
-    def _sample(self, index: int, card: drm.GraphicsCard, host: Host, patience: float) -> GpuSample:
+    def _sample(self, index: int, card: drm.GraphicsCard, host: Host, max_age: float) -> GpuSample:
         asleep = card.device.text("power/runtime_status") == "suspended"
         readings = {} if asleep else self._fast(card)
         facts = GpuSample(card.uuid, card.name, index, vendor=self.vendor, unified=card.integrated)
@@ -181,7 +181,7 @@ class DrmSource:
         if asleep:
             self._slept(card)
         else:
-            slow = self._kept.get(card.uuid, _SLOW_S, patience, lambda: self._slow(card))
+            slow = self._kept.get(card.uuid, _SLOW_S, max_age, lambda: self._slow(card))
             readings |= slow
             known += [value for value in slow.values() if value is not None]
         if card.integrated:

@@ -297,17 +297,17 @@ class NvmlSource:
         told = {"driver": self._driver, "cuda": self._cuda}
         return {name: version for name, version in told.items() if version}
 
-    def gpus(self, host: Host, patience: float = 0.0) -> list[GpuSample]:
-        """All GPUs, also lost ones; ``patience``: how many times its interval a reading may be old,
+    def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
+        """All GPUs, also lost ones; ``max_age``: how many times its interval a reading may be old,
         and unless 0, Xid errors are watched."""
         door = self._door()
         gpus = door.gpus()
         if not gpus:
             self._driver = self._cuda = None
-        if patience:
+        if max_age:
             self._xids.add(door.xids(), self._clock())
         self._present = ()
-        samples = [self._sample(door, gpu, host, patience) for gpu in gpus]
+        samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
         samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
         self._kept = {key: kept for key, kept in self._kept.items() if key[0] in known}
@@ -315,13 +315,13 @@ class NvmlSource:
         self._samples = sorted(samples, key=lambda sample: sample.index or 0)
         return self._samples
 
-    def processes(self, patience: float = 0.0) -> list[ProcessSample]:
-        """Who holds memory where; `patience` as in :meth:`gpus`. Takes some ms per GPU."""
+    def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
+        """Who holds memory where; `max_age` as in :meth:`gpus`. Takes some ms per GPU."""
         door = self._door()
         found: list[ProcessSample] = []
         for gpu in _uncut(door.gpus()):
-            lists = {tier.name: self._reading(door, gpu, tier, patience) for tier in LISTS}
-            busy = None if gpu.parent else self._reading(door, gpu, BUSY, patience)
+            lists = {tier.name: self._reading(door, gpu, tier, max_age) for tier in LISTS}
+            busy = None if gpu.parent else self._reading(door, gpu, BUSY, max_age)
             found += merge(gpu, lists, busy)
         return found
 
@@ -334,7 +334,7 @@ class NvmlSource:
         found += [_problem(f, uuid) for uuid, f in door.silent.items() if uuid not in lost]
         return found + self._xids.problems(self._samples, self._clock())
 
-    def chore(self, *, processes: bool, seconds: float) -> None:
+    def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read ahead what is due, the longest overdue first, for at most so long."""
         door = self._door()
         end = self._monotonic() + seconds
@@ -348,14 +348,14 @@ class NvmlSource:
                 return
             self._read(door, gpu, tier)
 
-    def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, patience: float) -> GpuSample:
+    def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:
         values, alive = fast(door, gpu)
         if gpu.uuid in door.lost:
             return self._lost(gpu)
         if alive:
             self._present = (*self._present, gpu)
             for tier in TIERS:
-                values.update(self._reading(door, gpu, tier, patience))
+                values.update(self._reading(door, gpu, tier, max_age))
         unified = (
             gpu.memory_total is None and gpu.parent is None and values["utilization"] is not None
         )
@@ -376,9 +376,9 @@ class NvmlSource:
     def _lost(self, gpu: nvml.Gpu) -> GpuSample:
         return GpuSample(gpu.uuid, gpu.name, gpu.index, lost=True)
 
-    def _reading(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, patience: float) -> Any:
+    def _reading(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, max_age: float) -> Any:
         """What a tier told of a GPU, read anew if that is too old."""
-        if self._due(gpu, tier, patience) <= self._monotonic():
+        if self._due(gpu, tier, max_age) <= self._monotonic():
             self._read(door, gpu, tier)
         return self._kept[gpu.uuid, tier.name][1]
 
@@ -393,12 +393,12 @@ class NvmlSource:
             found = read(door, gpu, tier, self._rates)
         self._kept[gpu.uuid, tier.name] = (now, found)
 
-    def _due(self, gpu: nvml.Gpu, tier: Tier, patience: float) -> float:
+    def _due(self, gpu: nvml.Gpu, tier: Tier, max_age: float) -> float:
         kept = self._kept.get((gpu.uuid, tier.name))
         if kept is None:
             return float("-inf")
         at, found = kept
-        return at + patience * ((not found and tier.empty_s) or tier.every_s)
+        return at + max_age * ((not found and tier.empty_s) or tier.every_s)
 
 
 class XidLog:

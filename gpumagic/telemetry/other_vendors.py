@@ -8,7 +8,7 @@ reads the same files.
 After Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the comments "Xe GT
 Idle" and "Xe GT Throttle" of the driver. Neither tells how busy the GPU is, except to who may read
 its performance counters: utilization is the part of the time in which the GT did not sleep (C6).
-Nor do they tell how much memory there is, except by Level Zero: see ``level_zero.py``. The GPU in a
+Only older versions tell how much memory there is, and none how much is used. The GPU in a
 processor uses the host's, and is listed only where torch is a build that can use it: otherwise half
 of all laptops would have a GPU that is none.
 
@@ -37,7 +37,6 @@ from gpumagic.telemetry.drm_source import (
     pcie_link,
     temperatures,
 )
-from gpumagic.telemetry.level_zero import LevelZero
 from gpumagic.telemetry.nvml_source import Rates
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
@@ -148,11 +147,9 @@ class IntelSource(DrmSource):
         root: Path = Path("/"),
         monotonic: Callable[[], float] = time.monotonic,
         integrated: bool | None = None,
-        level_zero: LevelZero | None = None,
     ) -> None:
         super().__init__(root, monotonic)
         self._integrated = integrated
-        self._level_zero = level_zero or LevelZero()
         self._rates = Rates(monotonic)
 
     def software(self) -> dict[str, str]:
@@ -167,12 +164,11 @@ class IntelSource(DrmSource):
 
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
         idle = self._per_second(card, "idle", _either(card, _IDLE))
-        total, used = self._level_zero.memory(card.address) or (_tiles(card), None)
         return {
             # Of each second so many milliseconds; a counter may run ahead of the clock a little.
             "utilization": None if idle is None else min(max(100.0 - idle / 10, 0.0), 100.0),
-            "memory_total": total,
-            "memory_used": used,
+            "memory_total": _tiles(card),
+            "memory_used": None,
         }
 
     def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
@@ -271,14 +267,14 @@ class AppleSource:
         """The system's version."""
         return {"macOS": mac_ver()[0]}
 
-    def gpus(self, host: Host, patience: float = 0.0) -> list[GpuSample]:
-        """The one GPU; `patience`: how many times its interval a reading may be old."""
+    def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
+        """The one GPU; `max_age`: how many times its interval a reading may be old."""
         if not self._here:
             return []
-        found = self._kept.get("ioreg", _EVERY_S, patience, lambda: _entries(self._read()))
+        found = self._kept.get("ioreg", _EVERY_S, max_age, lambda: _entries(self._read()))
         return [_sample(n, entry, host) for n, entry in enumerate(found)]
 
-    def processes(self, patience: float = 0.0) -> list[ProcessSample]:
+    def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
         """None: what a process has of the host's memory is not told by what uses it."""
         return []
 
@@ -286,7 +282,7 @@ class AppleSource:
         """None: without the command there is no GPU."""
         return []
 
-    def chore(self, *, processes: bool, seconds: float) -> None:
+    def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read ahead what is due, for at most so long."""
         self._kept.read_ahead(seconds, lambda key: True)
 

@@ -272,10 +272,10 @@ class Sampler:
                     return
             call()
 
-    def _take(self, processes: bool, patience: float, ahead_s: float) -> None:
+    def _take(self, processes: bool, max_age: float, ahead_s: float) -> None:
         """Take a snapshot, and then read ahead what is expensive and due, for at most so long."""
         try:
-            snapshot = self._source.take(processes=processes, patience=patience)
+            snapshot = self._source.take(processes=processes, max_age=max_age)
         except Exception as error:  # noqa: BLE001  kept and told, and the next may succeed
             faults.keep("taking a snapshot of the GPUs", error)
             problem = Problem(
@@ -291,7 +291,7 @@ class Sampler:
             self._changed.notify_all()
         if ahead_s:
             with faults.kept("reading the GPUs ahead"):
-                self._source.chore(processes=processes, seconds=ahead_s)
+                self._source.read_ahead(processes=processes, seconds=ahead_s)
         with self._changed:
             self._call = None
             self._changed.notify_all()
@@ -350,10 +350,10 @@ class Sampler:
             self._at = self._pace.ticked if ticks else now
             processes = any(one.processes for one in self._watching)
             processes = processes or any(one.processes for one in self._waiting)
-            patience, ahead_s = _NO_PATIENCE, 0.0
+            max_age, ahead_s = _NO_PATIENCE, 0.0
             if self._pace.period_s <= _CHORES_UP_TO_S:
-                patience, ahead_s = _PATIENCE, self._pace.period_s / 2
-            self._call = partial(self._take, processes, patience, ahead_s)
+                max_age, ahead_s = _PATIENCE, self._pace.period_s / 2
+            self._call = partial(self._take, processes, max_age, ahead_s)
             self._called_at = now
             self._asking = self._asking or self._start("gpumagic-asker", self._ask)
             self._changed.notify_all()

@@ -47,7 +47,7 @@ class Machine:
             problems=self.problems,
         )
 
-    def chore(self, **_):
+    def read_ahead(self, **_):
         """Nothing is expensive here."""
 
 
