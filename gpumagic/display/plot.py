@@ -177,9 +177,6 @@ class Frame(NamedTuple):
     height: float = 320.0
 
 
-SMALL = Frame(300.0, 230.0)
-
-
 class Point(NamedTuple):
     """Of a curve; the band around it is from `low` to `high`."""
 

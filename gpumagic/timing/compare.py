@@ -72,7 +72,7 @@ def compare(
     setup : str
         Python that runs before, on each device and at each value, untimed.
     sweep : mapping, optional
-        Of one or two variables, the values that each takes: ``{"n": [64, 256]}``.
+        The values that a variable takes: ``{"n": [64, 256]}``.
     items : float or str, optional
         What one run works through, for the throughput; or an expression for it, such as
         ``"len(sentences)"`` or ``"n * n"``, in which a sweep's variables have their values.

@@ -21,7 +21,6 @@ from gpumagic.errors import GpuError, library_needed
 from gpumagic.timing import lookup as changing
 from gpumagic.timing.lookup import Lookup
 from gpumagic.timing.timing import Agreement, Machine, Timing
-from gpumagic.usercode import sweep
 from gpumagic.usercode import sweep as sweeping
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Integral):
         return int(value)
     if not isinstance(value, Real):
-        return sweep.label(value)
+        return sweeping.label(value)
     # JSON has no NaN and no infinity.
     return float(value) if math.isfinite(value) else {"float": str(float(value))}
 
@@ -70,7 +69,7 @@ def load(source: str | Path, kind: Any) -> Any:
     if isinstance(source, str) and source.lstrip().startswith("{"):
         text, name = source, "the JSON"
     else:
-        name = sweep.label(str(source), 200)
+        name = sweeping.label(str(source), 200)
         try:
             text = Path(source).expanduser().read_text(encoding="utf-8")
         except (OSError, ValueError, RuntimeError) as error:
@@ -146,8 +145,8 @@ def _require(holds: bool, otherwise: str) -> None:
 def _check(made: Any) -> None:
     """What its types do not say."""
     _require(0 <= made.time < _YEAR_10_000, "time is no time that a clock has shown")
-    swept = len(made.sweep) <= 2 and all(made.sweep.values())
-    _require(swept, "sweep has more than two variables, or one without values")
+    swept = len(made.sweep) <= 1 and all(made.sweep.values())
+    _require(swept, "sweep has more than one variable, or no values")
     for n, timing in enumerate(made.timings):
         where = f"timings[{n}]"
         for name in ("seconds", "host", "device", "alone"):
@@ -230,7 +229,7 @@ class Comparison(Lookup, table.Shown):
     time : float
         Unix time of the end.
     sweep : dict
-        Of each variable the values asked for, measured or not: ``{"n": (64, 256)}``.
+        The values asked for, measured or not: ``{"n": (64, 256)}``.
     items : float or None
         What one run works through, for the throughput.
     setup : str
@@ -305,15 +304,13 @@ class Comparison(Lookup, table.Shown):
         known = [t for t in timed if t is not None and t.median is not None]
         return min(known, key=lambda t: t.median or 0.0, default=None)
 
-    def crossover(self, a: object, b: object, **values: Any) -> float | None:
+    def crossover(self, a: object, b: object) -> float | None:
         """The value from which on the order of two devices stays as it is at the end.
 
         Parameters
         ----------
         a, b : object
             Two devices, in either order.
-        **values
-            The other variable of a sweep over two.
 
         Returns
         -------
@@ -327,13 +324,7 @@ class Comparison(Lookup, table.Shown):
             One of them is not in this comparison.
         """
         pair = {self.among(a), self.among(b)}
-        at = sweeping.key(values)
-        found = [
-            c.at
-            for c in self.crossovers
-            if {c.faster, c.slower} == pair and (not values or sweeping.key(c.values) == at)
-        ]
-        return max(found, default=None)
+        return max((c.at for c in self.crossovers if {c.faster, c.slower} == pair), default=None)
 
     def against(self, earlier: Comparison, *, alike: bool = False) -> Comparison:
         """This comparison with its `change` and `differences` against an earlier one.

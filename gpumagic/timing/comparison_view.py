@@ -10,20 +10,19 @@ from html import escape
 from typing import Any
 
 from gpumagic.display import plot, table
-from gpumagic.display.plot import SMALL, Crossing, Curve, Ending, Frame, Plot, Point
+from gpumagic.display.plot import Crossing, Curve, Ending, Frame, Plot, Point
 from gpumagic.display.table import Column, Fold, block, folded, tag
 from gpumagic.display.units import duration, energy, fine, rate, size, tick, times
 from gpumagic.timing import verdict
 from gpumagic.timing.comparison import Comparison
 from gpumagic.timing.timing import Timing
-from gpumagic.timing.verdict import at_point, percent, point, spelled
+from gpumagic.timing.verdict import percent, point, spelled
 
 
 class Panel:
-    """The curves along `Comparison.axis`, at one value of the other variable."""
+    """The curves of a sweep."""
 
-    def __init__(self, comparison: Comparison, fixed: Mapping[str, Any]) -> None:
-        self.fixed = fixed
+    def __init__(self, comparison: Comparison) -> None:
         self.name = comparison.axis or ""
         values = comparison.sweep[self.name]
         self.ordinal = not all(type(v) in (int, float) for v in values)
@@ -34,7 +33,7 @@ class Panel:
         looks = plot.looks(comparison.devices)
         self.curves = [self._curve(comparison, where, look) for where, look in looks.items()]
         self.crossings = []
-        for c in verdict.crossovers(comparison, fixed):
+        for c in verdict.crossovers(comparison):
             words = verdict.at(c)
             tip = f"{c.faster} is faster than {c.slower} from {words}"
             self.crossings.append(Crossing(c.at, c.seconds, words, tip))
@@ -43,7 +42,7 @@ class Panel:
         points: list[Point] = []
         endings: list[Ending] = []
         for x, value in self.values:
-            timing = comparison.at(where, {**self.fixed, self.name: value})
+            timing = comparison.at(where, {self.name: value})
             if timing is None:
                 continue
             tip = f"{where} · {point(timing.values)}"
@@ -59,11 +58,9 @@ class Panel:
         return Curve(where, look, points, endings)
 
 
-def sweep_figure(
-    comparison: Comparison, fixed: Mapping[str, Any], frame: Frame | None = None
-) -> str:
-    """An SVG element with the curves of one `Panel`; ``""`` where nothing was measured there."""
-    panel = Panel(comparison, fixed)
+def sweep_figure(comparison: Comparison) -> str:
+    """Return an SVG element with the curves of a sweep; ``""`` if nothing was measured."""
+    panel = Panel(comparison)
     ends = [
         f"{curve.name} from {fine(curve.points[0].y)} to {fine(curve.points[-1].y)}"
         for curve in panel.curves
@@ -71,12 +68,11 @@ def sweep_figure(
     ]
     if not ends:
         return ""
-    # Of all panels, so that they can be compared.
     timings = comparison.timings
     heights = [edge for t in timings for edge in (*(t.quartiles or ()), t.median) if edge]
     words = {x: spelled(value) for x, value in panel.values}
-    label = f"median time over {panel.name}{at_point(fixed)}: {'; '.join(ends)}"
-    made = Plot(frame or Frame(), words, heights, panel.curves, ordinal=panel.ordinal)
+    label = f"median time over {panel.name}: {'; '.join(ends)}"
+    made = Plot(Frame(), words, heights, panel.curves, ordinal=panel.ordinal)
     return made.svg(panel.name, tick, panel.crossings, label)
 
 
@@ -134,7 +130,7 @@ def html(comparison: Comparison) -> str:
         *lines,
         tag("div", comparison.title, "gm-code gm-title"),
         *problems,
-        _plots(comparison, columns) if comparison.sweep else _bars(comparison, columns),
+        _plot(comparison, columns) if comparison.sweep else _bars(comparison, columns),
         *(tag("div", line, "gm-note") for line in verdict.differences(comparison)),
         *doubts,
         where,
@@ -169,18 +165,11 @@ def _race(timing: Timing, longest: float, color: str) -> str:
     )
 
 
-def _plots(comparison: Comparison, columns: list[Column]) -> str:
-    """One plot, or one for each value of the other variable; then all numbers, folded."""
-    panels = comparison.panels
-    figures = []
-    for fixed in panels:
-        drawn = sweep_figure(comparison, fixed, SMALL if len(panels) > 1 else None)
-        caption = tag("figcaption", point(fixed), "gm-code") if fixed else ""
-        if drawn:
-            figures.append(f"<figure>{caption}{drawn}</figure>")
-    unfolded = len(comparison.points) <= _UNFOLDED and len(panels) == 1
-    medians = folded("medians", table.html(columns, fold=_HTML_FOLD), unfolded=unfolded)
-    return f'<div class="gm-plots">{"".join(figures)}</div>{medians}'
+def _plot(comparison: Comparison, columns: list[Column]) -> str:
+    """The plot, then all numbers, folded if they are many."""
+    unfolded = len(comparison.points) <= _UNFOLDED
+    figure = sweep_figure(comparison)
+    return figure + folded("medians", table.html(columns, fold=_HTML_FOLD), unfolded=unfolded)
 
 
 def _how(comparison: Comparison, columns: list[Column]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise
 from typing import Any, Literal
 
 from gpumagic import device as names
@@ -29,7 +29,6 @@ class Crossover:
     variable: str
     at: float
     seconds: float
-    values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's other variable
 
 
 class Lookup:
@@ -125,12 +124,8 @@ class Lookup:
 
     @cached_property
     def axis(self) -> str | None:
-        """The variable to draw along: the first with the most numbers; None without a sweep."""
-        numbers = {
-            name: len(values) if all(sweeping.number(v) is not None for v in values) else 0
-            for name, values in self.sweep.items()
-        }
-        return max(numbers, key=lambda name: numbers[name], default=None)
+        """The variable of the sweep; None without a sweep."""
+        return next(iter(self.sweep), None)
 
     @cached_property
     def crossovers(self) -> tuple[Crossover, ...]:
@@ -142,20 +137,14 @@ class Lookup:
             return ()
         known.sort(key=lambda pair: pair[0])
         found = []
-        for fixed, (a, b) in product(self.panels, combinations(self.alone, 2)):
+        for a, b in combinations(self.alone, 2):
             first, second = (
-                [self.at(where, {**fixed, name: value}) for _, value in known] for where in (a, b)
+                [self.at(where, {name: value}) for _, value in known] for where in (a, b)
             )
             for x, seconds, now in flips([x for x, _ in known], first, second):
                 faster, slower = (a, b) if now == 0 else (b, a)
-                found.append(Crossover(faster, slower, name, x, seconds, fixed))
+                found.append(Crossover(faster, slower, name, x, seconds))
         return tuple(found)
-
-    @cached_property
-    def panels(self) -> list[dict[str, Any]]:
-        """The other variable at each of its values: a plot each; ``[{}]`` where there is none."""
-        others = {name: values for name, values in self.sweep.items() if name != self.axis}
-        return sweeping.points(others)
 
 
 def flips(

@@ -105,31 +105,22 @@ def _order(comparison: Comparison, real: Sequence[str]) -> list[str]:
 
 
 def _pairs(comparison: Comparison, real: Sequence[str]) -> list[str]:
-    """Of a sweep: the first device with each other one, at each value of the other variable."""
-    panels = comparison.panels
-    said = by_words(
-        (point(fixed), _pair(comparison, real[0], other, fixed))
-        for fixed in panels
-        for other in real[1:]
-    )
-    return [
-        words if len(where) == len(panels) else f"{both(where)}: {words}"
-        for words, where in said.items()
-    ]
+    """Of a sweep: the first device with each other one."""
+    return [words for other in real[1:] if (words := _pair(comparison, real[0], other))]
 
 
-def _pair(comparison: Comparison, first: str, other: str, fixed: Mapping[str, Any]) -> str:
-    """How two devices compare along the axis."""
+def _pair(comparison: Comparison, first: str, other: str) -> str:
+    """How two devices compare along the sweep."""
     axis = comparison.axis or ""
     ratios, differ = [], []
     for value in comparison.sweep[axis]:
-        a, b = (comparison.at(where, {**fixed, axis: value}) for where in (first, other))
+        a, b = (comparison.at(where, {axis: value}) for where in (first, other))
         if a is not None and b is not None and a.median and b.median:
             ratios.append(a.median / b.median)
             differ.append(a.differs(b))
     if not ratios:
         return ""
-    flips = [c for c in crossovers(comparison, fixed) if {c.faster, c.slower} == {first, other}]
+    flips = [c for c in crossovers(comparison) if {c.faster, c.slower} == {first, other}]
     if len(flips) == 1:
         faster, slower = flips[0].faster, flips[0].slower
         most = max(ratios) if faster == other else 1 / min(ratios)
@@ -155,14 +146,10 @@ def _throughout(
     return f"{faster} is up to {most} faster than {slower}, at no {axis} slower beyond the spread"
 
 
-def crossovers(comparison: Comparison, fixed: Mapping[str, Any]) -> list[Crossover]:
-    """Those at one value of the other variable, without those of virtual GPUs."""
+def crossovers(comparison: Comparison) -> list[Crossover]:
+    """The crossovers between devices that are not virtual."""
     real = set(_real(comparison))
-    return [
-        c
-        for c in comparison.crossovers
-        if {c.faster, c.slower} <= real and point(c.values) == point(fixed)
-    ]
+    return [c for c in comparison.crossovers if {c.faster, c.slower} <= real]
 
 
 def at(crossover: Crossover) -> str:

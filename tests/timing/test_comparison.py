@@ -96,15 +96,6 @@ def test_the_fastest_at_a_point_leaves_out_what_failed():
     assert cubes().fastest({"n": 3}) is None
 
 
-def test_the_axis_is_the_variable_with_most_numbers():
-    assert two().axis is None
-    assert two().panels == [{}]
-    found = comparison(sweep={"how": ("mean", "sum", "none"), "n": (1, 2)})
-    assert found.axis == "n"
-    assert found.panels == [{"how": "mean"}, {"how": "sum"}, {"how": "none"}]
-    assert comparison(sweep={"how": ("mean", "sum")}).axis == "how"
-
-
 def test_a_row_for_each_timing_in_pandas():
     frame = cubes(fails=512, items=10).to_pandas()
     assert list(frame["where"].unique()) == ["cpu", "cuda:0"]

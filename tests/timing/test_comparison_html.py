@@ -93,15 +93,6 @@ def test_a_sweep_is_a_plot_and_a_table():
     assert [name for name, _ in page.tags].count("details") == 2
 
 
-def test_one_plot_for_each_value_of_the_other_variable():
-    timings = [
-        timing("cpu", n * b * 1e-6, values={"n": n, "b": b}) for n in SIZES for b in (1, 2, 3)
-    ]
-    page = Page(comparison(*timings, sweep={"n": SIZES, "b": (1, 2, 3)})._repr_html_())
-    assert len(page.with_class("gm-plot")) == 3
-    assert "b = 3" in page.text
-
-
 def test_a_long_sweep_does_not_fill_the_notebook():
     page = Page(cubes(tuple(range(64, 664)))._repr_html_())
     assert [name for name, _ in page.tags].count("tr") == 201

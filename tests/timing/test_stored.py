@@ -108,7 +108,7 @@ def of_first_timing(**changes):
         (changed(timings={}), "timings is no list"),
         (changed(timings=[3]), r"timings\[0\] is no object"),
         (changed(sweep=[]), "sweep is no object"),
-        (changed(sweep={"n": []}), "without values"),
+        (changed(sweep={"n": []}), "no values"),
         (changed(sweep={"m": [1]}), "are not the sweep's variables"),
         (changed(surprise=1), "unknown 'surprise'"),
         (changed(machine={}), "machine has no 'host'"),
