@@ -28,6 +28,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 from gpumagic.cluster.sending import Unsent
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, meant
+from gpumagic.faults import first_line
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
 WHAT = (
@@ -171,11 +172,7 @@ def gather(parts: Sequence[Any]) -> Any:
     try:
         return _GATHER[kind](parts)
     except (RuntimeError, ValueError, TypeError) as error:  # shapes that do not fit
-        raise GpuError(f"the parts do not fit together: {_line(error)}") from None
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise GpuError(f"the parts do not fit together: {first_line(error)}") from None
 
 
 def _tensors(parts: Sequence[Tensor]) -> Tensor:

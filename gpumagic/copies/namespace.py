@@ -28,6 +28,7 @@ from gpumagic.copies.arrays import Arrays
 from gpumagic.copies.memo import Originals
 from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance, reduce_jitted
 from gpumagic.errors import GpuError
+from gpumagic.faults import first_line, in_words
 from gpumagic.frameworks.beside import Beside
 from gpumagic.usercode.values import comes_from, is_tensor, torch_here
 from gpumagic.usercode.variables import variables_read
@@ -163,6 +164,8 @@ class CopiedVariables:
             else:
                 self._copy(device)
             if device is not None:
+                from gpumagic.moving.move import wait_for
+
                 wait_for(device)
             if beside is not None:
                 beside.wait()
@@ -241,9 +244,8 @@ class CopiedVariables:
         except Exception as error:
             if comes_from(type(error), "torch.OutOfMemoryError"):
                 raise
-            line = (str(error).strip().splitlines() or [""])[0]
             raise GpuError(
-                f"copying {', '.join(values)} raised {type(error).__name__}: {line}; make them in "
+                f"copying {', '.join(values)} raised {in_words(error)}; make them in "
                 f"the cell{self._otherwise}"
             ) from None
         self._finalized = copier.originals.finalized
@@ -293,19 +295,12 @@ class CopiedVariables:
             self.notes = tuple(arrays.left)
 
 
-def wait_for(device: torch.device) -> None:
-    """Return when torch has done there what it was given."""
-    from gpumagic.moving import move
-
-    move.wait_for(device)
-
-
 def _kind(error: Exception) -> str:
     if isinstance(error, memo.Uncopied):
         return str(error)
     if isinstance(error, RecursionError) or "recursion" in str(error):
         return "a structure nested too deeply"
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    text = first_line(error)
     quoted = text.split("'")
     if "pickle" in text and len(quoted) > 2:
         return memo.with_article(quoted[1].rsplit(".", 1)[-1])

@@ -289,5 +289,7 @@ def _give_back() -> None:
     with suppress(RuntimeError, AssertionError):
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
+        elif torch.xpu.is_initialized():
+            torch.xpu.empty_cache()
         elif torch.backends.mps.is_available():
             torch.mps.empty_cache()

@@ -17,6 +17,7 @@ from gpumagic import faults
 from gpumagic.copies.trial import Trial
 from gpumagic.device import CPU, Device
 from gpumagic.errors import note
+from gpumagic.faults import first_line
 from gpumagic.frameworks.beside import Beside
 from gpumagic.frameworks.needed import Needed
 from gpumagic.isolation.settings import Growth, Randomness, deferred
@@ -342,9 +343,9 @@ def _line_of(error: BaseException, filename: str, before: str) -> str:
 
 def short(error: BaseException, filename: str) -> str:
     """``"ValueError at line 3: shapes differ"``."""
-    text = str(error).strip().partition("\n")[0]
+    name, text = type(error).__name__, first_line(error)
     at = _line_of(error, filename, " at ")
-    return f"{type(error).__name__}{at}{f': {text}' if text else ''}"
+    return f"{name}{at}" if text == name else f"{name}{at}: {text}"
 
 
 def say_where(error: BaseException, filename: str, where: str, values: Mapping[str, Any]) -> None:

@@ -56,14 +56,15 @@ class TorchDevices:
                 for index in range(count)
                 if has_context is None or has_context(index)
             ]
+        if torch.xpu.is_initialized():
+            return [torch.device("xpu", index) for index in range(torch.xpu.device_count())]
         return [torch.device("mps", 0)] if torch.backends.mps.is_available() else []
 
     def wait(self, device: torch.device) -> None:
-        """Return when it has done all that it was given, in all its streams."""
-        if device.type == "cuda":
-            torch_here().cuda.synchronize(device)
-        elif device.type == "mps":
-            torch_here().mps.synchronize()
+        """Wait until the device has finished all its streams."""
+        from gpumagic.moving.move import wait_for  # it imports torch, which is not always here
+
+        wait_for(device)
 
     def record(self, device: torch.device) -> Any:
         """An event after what its current stream was given so far; None where it has no events."""

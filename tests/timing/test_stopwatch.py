@@ -38,6 +38,16 @@ def test_a_device_that_the_code_starts_is_waited_for_too():
     assert lap.total == pytest.approx(2.0)
 
 
+def test_intels_gpus_are_waited_for(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.xpu, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.xpu, "synchronize", waits.append)
+    both = [torch.device("xpu", 0), torch.device("xpu", 1)]
+    assert Stopwatch().wait() == both
+    assert waits == both
+
+
 def test_what_was_queued_before_is_not_counted():
     late = Late(GPU0)
     late.work(0.0, GPU0, 60.0)
