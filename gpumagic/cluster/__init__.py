@@ -1,4 +1,4 @@
-"""Run cells on many GPUs: an engine of ipyparallel for each, here or elsewhere; or a thread."""
+"""Run cells on many GPUs: one engine of ipyparallel for each GPU, or one thread."""
 
 from gpumagic.display import table
 

@@ -1,4 +1,4 @@
-"""Run a cell on ranks: send it, show what comes, and end all when one fails, hangs, or Ctrl-C."""
+"""Run a cell on ranks: send it, show its output, and end it on an error, a hang or Ctrl-C."""
 
 import json
 import signal

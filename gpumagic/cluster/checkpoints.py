@@ -1,7 +1,7 @@
-"""Save variables of the ranks after cells, when it is time, and load them again.
+"""Save variables of the ranks after cells, when it is due, and load them again.
 
-Each is a directory, written under a name that says that it is incomplete, and renamed when it is
-whole: whoever ends meanwhile leaves the one before as it was. The ranks do it, in `saving`.
+A checkpoint is a directory. It is written under a temporary name and renamed when it is complete,
+so an interrupted save leaves the previous checkpoint intact. The ranks write it, in `saving`.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Be a rank: run cells for the notebook, and tell it meanwhile where they are.
+"""Run cells in a rank for the notebook, and report their line meanwhile.
 
-These functions are called by name from the notebook's process, and run in the engine's.
+The notebook's process calls these functions by name; they run in the engine's process.
 """
 
 import ast

@@ -1,7 +1,7 @@
 """Start the engines of a cluster, number them by rank, replace them, and explain how they ended.
 
-ipyparallel starts and connects them. Its numbers are in order of registration, and a replacement
-has a new one: ranks are ours.
+ipyparallel starts and connects them. It numbers engines in order of registration and gives a
+replacement a new number, so the ranks are numbered here.
 """
 
 import contextlib

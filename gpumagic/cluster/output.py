@@ -1,6 +1,6 @@
 """Show what ranks print: in whole lines, labelled by rank, limited in size.
 
-What is drawn (figures, tables) is shown as it comes, below the number of its rank.
+Figures and tables are shown as they arrive, below the rank's number.
 """
 
 import builtins

@@ -1,4 +1,4 @@
-"""End every process of a cluster once the process that started it is gone, however that ended.
+"""End every process of a cluster when the process that started it has ended, for any reason.
 
 Run as ``python -m gpumagic.cluster.parent_watch PID MARK DIRECTORY``, by the process PID. Every
 process of the cluster has its mark in the environment, which children inherit. An engine's mark
