@@ -1,8 +1,8 @@
 """Plan what each rank runs, send it the variables it lacks, or predict the cell.
 
-A name goes where it is missing, and again when the notebook's value is another object, or was
-changed here. What a rank has changed itself it keeps, unless the notebook has made it anew. Only
-what a rank says it has taken counts as sent: a cell that is refused changes nothing.
+A variable is sent if the rank does not have it, or if the notebook has assigned or changed it
+since. A value that the rank changed stays as it is until then. Only what a rank confirms counts as
+sent, so a refused cell changes nothing.
 """
 
 import ast

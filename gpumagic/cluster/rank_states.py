@@ -1,7 +1,7 @@
 """Ask ranks what they do, and sample the GPUs of hosts that have only ranks.
 
-A rank of each such host says it through the store, of its own accord and only while somebody looks:
-who asks gets at once what was said last.
+One rank of each such host posts snapshots to the store while somebody watches. A reader gets the
+last one at once.
 """
 
 import json

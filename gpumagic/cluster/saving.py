@@ -1,8 +1,8 @@
 """Save and load variables of the ranks through `torch.distributed.checkpoint`.
 
-By the names of parameters: it fits any number of ranks, with or without DDP or `fully_shard`.
-
-Each rank calls the same, and what one refuses none does. What is sent for it has its own group.
+Tensors are stored by the names of parameters, so a checkpoint fits any number of ranks, with or
+without DDP or `fully_shard`. All ranks make the same calls; if one fails, none proceeds. The
+traffic has a process group of its own.
 """
 
 import signal

@@ -1,13 +1,13 @@
 """Split values into parts by their items, and gather the results of the parts.
 
-So `torch.tensor_split` and `numpy.array_split` do. A part has memory of its own where a slice would
-send all that it is a slice of. No object is asked for its items but those of the kinds named here.
+Items are split as by `torch.tensor_split` and `numpy.array_split`. A part is copied where a slice
+would send the whole storage. Only the kinds of values named here are split.
 
-`gather` undoes `split`. Tensors come to the CPU, wherever they were made; autograd's graphs stay
-behind, as they do when a value is sent.
+`gather` undoes `split`. Tensors are gathered on the CPU, without their autograd graph, which is not
+sent.
 
-What a cell's line asks for is checked before anything runs; what does not fit together in the end
-is given as the list of its parts, so that no work is lost.
+The options of a cell are checked before anything runs. Results that do not fit together are given
+as a list of the parts, so no work is lost.
 """
 
 import ast

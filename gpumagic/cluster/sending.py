@@ -1,7 +1,7 @@
-"""Send what a cell reads to the ranks: what they lack or have otherwise, with the notebook's code.
+"""Send the variables that a cell reads to the ranks, with the notebook's code.
 
-A tensor that a rank has already is named and not sent: an optimizer that comes later finds its
-parameters there. A function reads the variables of the rank that it is in.
+Only variables that a rank lacks or that differ are sent. A tensor that the rank has is sent by
+name, so an optimizer that follows finds its parameters. A function reads the variables of its rank.
 """
 
 import hashlib

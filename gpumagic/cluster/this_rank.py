@@ -1,10 +1,9 @@
 """Join a rank to its process group, and tell the notebook where its cell is.
 
-All of it runs in a rank. A collective waits in C++, where an interrupt is not seen: only the end of
-its connection ends it, and then every variable is still there.
+Everything here runs in a rank. A collective waits in C++, where Python sees no interrupt. Aborting
+its connection ends it and keeps all variables. A thread does this, since the main thread waits.
 
-An interrupt may come late: it ends no other cell than the one of which the store says that it is to
-end. Python does not see one while it waits in a collective; a thread does.
+A late interrupt ends no other cell: the store names the cell that is to end.
 """
 
 import contextlib

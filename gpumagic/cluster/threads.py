@@ -1,12 +1,12 @@
 """Run a cell on several devices of this process at once, one thread each.
 
-The thread has variables of its own over the notebook's: copies, on its device, of those that lead
-to tensors, its part of those that are split, and what the cell assigns. What holds no tensors is
-shared with the notebook.
+A thread has its own variables above the notebook's: copies on its device of the values that hold
+tensors, its parts of split variables, and what the cell assigns. Everything else is shared with the
+notebook.
 
-Each runs the cell on its part of what is split, or with `--chunk` on one part after the other as
-long as there are any. Guarantees: the notebook's variables stay where they are; when one thread
-fails or the user interrupts, all end; what is gathered is set at the end, or nothing is.
+Each thread runs the cell on its part, or with `--chunk` on one part after the other. Guarantees:
+the notebook's variables stay where they are; if one thread fails or the user interrupts, all end;
+gathered variables are assigned at the end, all or none.
 """
 
 import ast

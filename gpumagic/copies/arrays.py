@@ -1,7 +1,7 @@
 """Copy the arrays of NumPy, JAX, TensorFlow and CuPy, or move them in place.
 
-Guarantees: NumPy's arrays that overlap in memory overlap in the copy, with their strides and
-offsets; each other array has a copy of its own on the device, which what takes it may give away.
+Guarantees: NumPy arrays that overlap in memory overlap in the copy, with their strides and offsets;
+every other array gets a copy on the device, which a function may donate.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Decide which objects copies share, and keep the copy of every other one.
 
-What belongs to the process or cannot change is shared; what a pickle would copy into something else
-is refused. Anything else is copied, a plot as a list.
+Objects of the process and immutable ones are shared. Objects that pickle would turn into something
+else are refused. Everything else is copied, a plot as a list.
 
-The copier writes a number for what is shared; what makes an object anew asks here for its original,
-and for the copy that a cycle has led to before.
+The copier writes a number for a shared object. The functions that recreate an object ask here for
+its original, and for the copy that an earlier visit of a cycle has made.
 """
 
 import contextvars

@@ -1,12 +1,12 @@
-"""Copy what a piece of code reads, so that running it changes nothing of the user's.
+"""Copy the variables that a piece of code reads, so that running it changes none of the user's.
 
-One pickle is written and read back, so that each object has one copy. Tensors and arrays go beside
-it (`Arrays`); functions and classes of the notebook are made anew, with copies as their globals;
-libraries are shared.
+One pickle is written and read back, so each object has one copy. Tensors and arrays are copied
+separately (`Arrays`). Functions and classes of the notebook are recreated with the copies as their
+globals. Libraries are shared.
 
-Guarantees: the user's variables, every object in them, autograd's graphs and memory are the same
-before and after; functions and classes of the notebook see the copies; two worlds can be used at
-the same time, on two threads; what fails or is interrupted leaves nothing behind.
+Guarantees: the user's variables, every object in them, autograd's graphs and memory are unchanged;
+functions and classes of the notebook see the copies; two sets of copies can be used at the same
+time, on two threads; an error or interrupt leaves nothing behind.
 """
 
 from __future__ import annotations

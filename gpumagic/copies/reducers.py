@@ -1,6 +1,6 @@
-"""Make the notebook's functions, classes and objects anew, without calling its own methods.
+"""Recreate the notebook's functions, classes and objects, without calling their methods.
 
-A copy of a function has the same code and copies as its globals, closure and defaults; a copy of a
+A copied function has the same code, with copies as its globals, closure and defaults. A copied
 class has copies of the methods. No `__init_subclass__` and no metaclass of the notebook runs again.
 """
 

@@ -1,6 +1,6 @@
 """Copy tensors and the storages they share, all at once, or move them in place.
 
-Guarantees: what overlaps in memory overlaps in the copy (views, `from_numpy`, tied weights);
+Guarantees: tensors that share memory share it in the copy (views, `from_numpy`, tied weights);
 strides and offsets stay; the source is only read, and never copied on its own device first.
 """
 

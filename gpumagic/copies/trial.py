@@ -1,4 +1,4 @@
-"""Run a program on one device, on copies of what it reads, placed there.
+"""Run a program on one device, on copies of the variables that it reads.
 
 Guarantees: after `close` nothing of it is left, on the device or in the variables.
 """

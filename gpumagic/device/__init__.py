@@ -1,8 +1,8 @@
-"""Resolve what people call a GPU to the GPU that it is.
+"""Resolve the names of GPUs to devices.
 
 A WHERE in any of the usual spellings becomes a list of :class:`Device`, or a GpuError of one line.
 The UUID is the key; a CUDA ordinal and an NVML index are labels. Never imports torch, and loads
-NVML only when somebody asks what there is.
+NVML only when a device must be looked up.
 """
 
 from gpumagic.device.discover import CPU as CPU

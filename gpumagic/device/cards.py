@@ -1,8 +1,8 @@
 """Look up the memory of a card by its name, and count bytes in the allocator's blocks.
 
-Sizes are what torch printed of such a card (``torch.cuda.get_device_properties``, or the total
-capacity in an out-of-memory error), the smallest that was found in public texts of 2020 to 2026;
-where none was found, the size that its maker names.
+A size is what torch printed for such a card (``torch.cuda.get_device_properties``, or the total
+capacity in an out-of-memory error), the smallest found in public texts of 2020 to 2026; otherwise
+the maker's figure.
 """
 
 import re

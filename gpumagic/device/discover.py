@@ -1,13 +1,14 @@
 """List the devices of this process: virtual ones, or those that CUDA, HIP or Level Zero show.
 
-``ROCR_VISIBLE_DEVICES`` leaves some, in its order; of those ``HIP_VISIBLE_DEVICES``, or else
-``CUDA_VISIBLE_DEVICES``, leaves some (https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html).
-Each is a list of numbers or of UUIDs, and ends at its first invalid entry.
-
 The UUID is the key, ordinal and index are labels. The rules for what CUDA shows are CUDA's as torch
 reads them (``torch.cuda._parse_visible_devices``), so that ``cuda:1`` here is torch's ``cuda:1``:
 numbers and UUIDs are not mixed, the list ends at its first invalid entry, and a device named twice
 leaves none.
+
+For HIP, ``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs. ``HIP_VISIBLE_DEVICES``, or else
+``CUDA_VISIBLE_DEVICES``, selects among those
+(https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html). Each is a list of numbers or
+UUIDs that ends at its first invalid entry.
 """
 
 from __future__ import annotations

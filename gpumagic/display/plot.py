@@ -1,7 +1,7 @@
 """Draw curves in SVG, without JavaScript: axes, bands, marks, names, crossings.
 
-Curves differ by color, by mark and, if there are many, by dashes; each bears its name. Text takes
-the page's color, and the curves' colors stand out from white and from black alike.
+Curves differ by color, by mark and, if there are many, by dashes; each is labelled with its name.
+Text has the page's color, and the curves' colors are visible on white and on black.
 """
 
 import math

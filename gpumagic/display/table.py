@@ -1,11 +1,10 @@
 """Show records by their registered views, and lay out tables as text and HTML.
 
-A room's façade names the views of each of its records; a view is imported when it is needed for the
-first time, so that a record costs no import of what draws it. The colors are those of palette.css,
-for light and for dark; text is always escaped.
+A room's `__init__.py` registers the view of each of its records. A view is imported when it is
+first needed, so that importing a record is cheap. Colors are those of palette.css, for light and
+dark pages; text is always escaped.
 
-Lines are at most 100 columns wide, numbers stand to the right, and a character that is drawn twice
-as wide counts as two.
+Lines have at most 100 columns, numbers are right-aligned, and double-width characters count as two.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Read what Linux tells of AMD's and Intel's GPUs, in sysfs and fdinfo: none of it raises."""
+"""Read the GPUs of AMD and Intel from Linux's sysfs and fdinfo; nothing raises."""
 
 from gpumagic.drm.card_list import Folder as Folder
 from gpumagic.drm.card_list import GraphicsCard as GraphicsCard

@@ -1,8 +1,8 @@
 """List the graphics cards that Linux's DRM drivers and PCI bus have.
 
-Where a card has an id of its own (``unique_id``, https://docs.kernel.org/gpu/amdgpu/driver-misc.html),
-its UUID is the one that ROCm has for it. Others are known by their PCI address, which is one of
-this machine: the start of its boot id makes it one that no other machine has.
+A card with an id of its own (``unique_id``,
+https://docs.kernel.org/gpu/amdgpu/driver-misc.html) has the UUID that ROCm gives it. Others are
+identified by their PCI address and the start of the machine's boot id, which makes it unique.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Read which processes hold memory on AMD's and Intel's GPUs, from fdinfo and KFD.
 
-``/proc/PID/fdinfo/FD`` of each file that is open on ``/dev/dri``, after "DRM client usage stats"
-(https://docs.kernel.org/gpu/drm-usage-stats.html). Files that were duplicated, or are shared with a
-child, have one ``drm-client-id``, and are counted once, for the process of the lowest pid. Only of
-this user's processes can it be read, unless this user is root.
+fdinfo: ``/proc/PID/fdinfo/FD`` of each file that is open on ``/dev/dri``, as in "DRM client usage
+stats" (https://docs.kernel.org/gpu/drm-usage-stats.html). Duplicated or inherited files have the
+same ``drm-client-id`` and are counted once, for the lowest pid. Only this user's processes can be
+read, unless this user is root.
 
-``topology/nodes/N`` is what ROCm's runtime itself lists GPUs by. ``proc/PID/vram_GPU`` is readable
-by everybody, of every user's processes, and by host's pids also in a container: told apart by the
-number that Linux gives the first namespace of pids (PROC_PID_INIT_INO in include/linux/proc_ns.h).
-After drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c.
+KFD: ROCm's runtime lists GPUs by ``topology/nodes/N``. Everybody can read ``proc/PID/vram_GPU`` of
+every user's processes. Its pids are the host's, also in a container, which is recognized by the
+number of the first pid namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h). After
+drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c.
 """
 
 from __future__ import annotations

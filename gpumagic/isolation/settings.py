@@ -1,7 +1,7 @@
 """Restore what code changed in the process or its thread: settings and random state.
 
-The list is torch_settings.py and python_settings.py, and the random states. What cannot be read is
-not put back; what cannot be put back does not keep the rest from it, and is kept as a fault.
+The settings are listed in torch_settings.py and python_settings.py. A setting that cannot be read
+is not restored. One that cannot be restored is kept as a fault, and the others are restored.
 """
 
 from __future__ import annotations

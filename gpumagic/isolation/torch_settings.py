@@ -1,4 +1,4 @@
-"""List what code may set in torch, for its thread and for the process."""
+"""List the settings of torch that code may change, for its thread and for the process."""
 
 import sys
 from functools import cache, partial

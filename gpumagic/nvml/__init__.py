@@ -1,4 +1,4 @@
-"""Ask NVIDIA's driver by NVML: every question goes through here, and none raises."""
+"""Ask NVIDIA's driver through NVML; no call raises."""
 
 from gpumagic.nvml.door import DriverFault, Nvml, door
 from gpumagic.nvml.library import ALL_LINKS, Call, Field, FieldId, Gpu

@@ -1,9 +1,9 @@
 """Ask the driver through NVML, and explain its faults; no call raises.
 
-Guarantees: ``pynvml`` is imported and NVML initialized at the first question and once; a question
-has an answer or None (not supported, not permitted, not known); a driver that cannot be reached
-and a GPU that is lost are a :class:`DriverFault` with cause and cure, retried with growing pauses,
-so a later question can succeed. Any call may stall for seconds: never ask on an event loop.
+Guarantees: ``pynvml`` is imported and NVML initialized once, at the first question; an answer is
+None if it is not supported, not permitted or not known; an unreachable driver or a lost GPU is a
+:class:`DriverFault` with cause and cure, and is asked again after growing pauses. Any call may
+stall for seconds: never ask on an event loop.
 """
 
 import os

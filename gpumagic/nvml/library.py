@@ -1,8 +1,8 @@
 """Load ``pynvml``, convert its values and errors, and remember what is counted between calls.
 
-GPM has the counters of Hopper and newer: what multiprocessors did between two samples, of which the
-one before is kept, so that nothing has to sleep. Xid errors come by NVML's event set, without ever
-waiting. Samples and set are let go before NVML is shut down.
+GPM has the counters of Hopper and newer: multiprocessor activity between two samples. The previous
+sample is kept, so that nothing sleeps. Xid errors come from NVML's event set, without waiting.
+Samples and event set are freed before NVML is shut down.
 """
 
 import ctypes

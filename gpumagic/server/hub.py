@@ -1,10 +1,9 @@
 """Serve all clients of the server from one sampler.
 
-Nothing that it sends raises. One message is under way at a time, and what comes meanwhile replaces
-what waits: a client on a slow line gets fewer snapshots and not older ones.
-
-Each snapshot is encoded once, on the sampler's thread, and handed to the clients in small groups,
-so that other requests are served in between.
+A snapshot is encoded once, on the sampler's thread, and sent to the clients in small groups, so
+that other requests are served in between. Sending never raises. One message is in flight per
+client, and a newer message replaces a waiting one: a slow client gets fewer snapshots, not older
+ones.
 """
 
 import asyncio

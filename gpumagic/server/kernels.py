@@ -1,10 +1,10 @@
 """Follow this server's kernels and their cells, and end their orphaned processes.
 
-Nothing else can be ended here. Who asks names the process twice, by pid and by when it began, so
-that another one that has its pid by now is left alone.
+Only orphans can be ended. A request names the process by pid and start time, so that another
+process with the same pid is left alone.
 
-Cells are recorded from sockets of our own to the kernels' iopub channels, which receive only what
-begins and ends a cell: a kernel's many lines of output are not sent here. Times are the kernels'.
+Cells are recorded from separate sockets to the kernels' iopub channels, subscribed only to the
+begin and end of cells, not to their output. Times are the kernels'.
 """
 
 import asyncio

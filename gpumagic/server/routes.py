@@ -1,6 +1,6 @@
 """Answer the monitor's routes: REST, Prometheus and the stream; start and stop it with the server.
 
-Who may not ask is refused by the server's own rules, and by two that it leaves open.
+Requests are authorised by the server's own rules, and by two that it leaves open.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Collect one snapshot from all sources of this machine; nothing raises.
 
-``nvml,amd`` names two; ``amd:/host`` reads the files of a machine whose ``/`` is mounted there;
-``package.module:make`` is a callable without
-arguments that gives a :class:`Source` of somebody else's.
+``GPUMAGIC_SOURCES`` names the sources. ``nvml,amd`` are two; ``amd:/host`` reads the files of a
+machine whose ``/`` is mounted at ``/host``; ``package.module:make`` is a callable without arguments
+that returns somebody else's :class:`Source`.
 """
 
 import os

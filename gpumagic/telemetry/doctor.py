@@ -1,6 +1,6 @@
-"""Check what stands between this process and a GPU: what was found, and how to fix it.
+"""Check every step from the hardware to this process's GPUs, with a cure for what is wrong.
 
-Looks only: opens nothing on the GPU, imports neither torch nor anything that is not needed anyway.
+Only reads: opens nothing on the GPU, and imports neither torch nor anything else heavy.
 """
 
 import os

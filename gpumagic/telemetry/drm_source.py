@@ -1,8 +1,8 @@
 """Sample the GPUs of one vendor that a Linux DRM driver has, and the processes on them.
 
-All of it from files, none of it by a library; what a driver does not tell is None. A GPU that
-sleeps (``power/runtime_status``) is not asked what would wake it, and one that was there and is
-not, or that tells nothing any more, is lost.
+Reads files only, no library. A value is None if the driver does not give it. A GPU that sleeps
+(``power/runtime_status``) is not asked anything that would wake it. A GPU that has disappeared, or
+gives no values any more, is lost.
 """
 
 import time

@@ -1,10 +1,8 @@
 """Keep the last minutes of readings, which cells ran, and what this kernel measured.
 
-Nothing here depends on torch, IPython or a widget. Any thread may post and read; who listens is
-called on the thread that posts, and can neither fail it nor hold it up with a lock.
-
-Any thread may read. GPUs may come and go: where one was not there it has None, and one that has
-left the ring is forgotten.
+Any thread may post and read. A listener is called on the thread that posts; its errors and locks
+cannot disturb that thread. A GPU that was absent has None there, and is forgotten when its last
+reading leaves the ring. Nothing here depends on torch, IPython or a widget.
 """
 
 import itertools

@@ -1,8 +1,7 @@
-"""Check the way from the hardware to ROCm and Level Zero, and for JAX's preallocation.
+"""Check the steps from the hardware to ROCm and Level Zero, and JAX's preallocation.
 
-The files and groups are those that ROCm's installation guide
-(https://rocm.docs.amd.com/projects/install-on-linux) and Intel's
-(https://dgpu-docs.intel.com) name.
+The files and groups are named in the installation guides of ROCm
+(https://rocm.docs.amd.com/projects/install-on-linux) and Intel (https://dgpu-docs.intel.com).
 """
 
 import os

@@ -1,7 +1,8 @@
 """Sample NVIDIA's GPUs through NVML, each reading as often as its kind needs.
 
-In a sample's units, with rates of counters by their own time: never negative, never more than can
-be. Never ``nvmlDeviceGetPcieThroughput``: it sleeps 20 ms a direction.
+Values are in the units of a sample. A rate is a counter's difference over the counter's own time,
+never negative, and None above what is possible. ``nvmlDeviceGetPcieThroughput`` is not used: it
+sleeps 20 ms per direction.
 """
 
 import math

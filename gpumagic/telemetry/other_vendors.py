@@ -1,19 +1,17 @@
 """Sample the GPUs of AMD, Intel and Apple.
 
-What each file says: https://docs.kernel.org/gpu/amdgpu/thermal.html (hwmon, busy, clocks),
-driver-misc.html (product name, unique id, memory) and ras.html (ECC). Not read: ``pcie_bw``, for
-which the driver sleeps a second, and ``gpu_metrics``, whose layout changes. Nor is amdsmi asked: it
-reads the same files.
+AMD: https://docs.kernel.org/gpu/amdgpu/thermal.html (hwmon, busy, clocks), driver-misc.html
+(product name, unique id, memory) and ras.html (ECC). Not read: ``pcie_bw``, for which the driver
+sleeps a second, and ``gpu_metrics``, whose layout changes. amdsmi reads the same files.
 
-After Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the comments "Xe GT
-Idle" and "Xe GT Throttle" of the driver. Neither tells how busy the GPU is, except to who may read
-its performance counters: utilization is the part of the time in which the GT did not sleep (C6).
-Only older versions tell how much memory there is, and none how much is used. The GPU in a
-processor uses the host's, and is listed only where torch is a build that can use it: otherwise half
-of all laptops would have a GPU that is none.
+Intel: Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the comments "Xe
+GT Idle" and "Xe GT Throttle" of the driver. Utilization is the part of the time in which the GT did
+not sleep (C6), since performance counters need rights. Only older drivers give the size of the
+memory, none its use. An integrated GPU is listed only where torch is built for XPU: otherwise half
+of all laptops would show a GPU that cannot be used.
 
-``PerformanceStatistics`` of the class ``AGXAccelerator`` tells how busy it is and how much of the
-host's memory it uses; all of that memory is its own. Temperature and power only root can read.
+Apple: ``PerformanceStatistics`` of the class ``AGXAccelerator`` has the utilization and the use of
+the host's memory, all of which the GPU may use. Temperature and power need root.
 """
 
 import plistlib

@@ -1,12 +1,12 @@
 """Look up processes and their owners: user, program, kernel and notebook.
 
-Of another user's process only the user's name is read, even where root may read more: a command
-line or an environment may hold secrets.
+Of another user's process only the user's name is read, even as root: a command line or an
+environment may hold secrets.
 
-Of another user's process nothing is told but the user's name. A process belongs to the kernel that
-it is or descends from. It is an orphan only where that can be shown: it was started from a kernel,
-its session's leader is gone, no living kernel is old enough to have started it, and nothing says
-that it was made to outlive its kernel, as a daemon and what was started under ``nohup`` are.
+A process belongs to the kernel that it is or descends from. It is an orphan only if that can be
+shown: a kernel started it, its session's leader is gone, no living kernel is old enough to have
+started it, and nothing says that it was meant to outlive its kernel, as daemons and programs under
+``nohup`` are.
 """
 
 import json

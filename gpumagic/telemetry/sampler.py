@@ -1,8 +1,8 @@
 """Take snapshots for all subscribers, at the rate of the fastest; none without subscribers.
 
-Two daemon threads, and only while somebody watches. One asks the driver, which may stall. The other
-keeps the time and calls the subscribers, and never waits for the first: where a call is overdue
-they get the last values with their age and a Problem, until it returns and all goes on.
+There are two daemon threads, and only while somebody subscribes. One asks the driver and may stall.
+The other keeps the time and calls the subscribers. It never waits for the first: if a call is
+overdue, subscribers get the last values with their age and a Problem.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Record the state of a machine's GPUs at one moment: the wire format of all parts.
 
-Bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None, in JSON null, is
-"not known" and never means zero. A reader takes the fields that it has and leaves the others, so
-that an older one reads a newer one's snapshots.
+Bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None, null in JSON, means
+"not known", never zero. A reader ignores fields that it does not know, so it can read the snapshots
+of a newer version.
 
-A host is its name and its boot: containers of one machine share the boot, and machines a name. What
-this process sees itself is true; of others' snapshots only what it cannot see is taken.
+A host is identified by its name and its boot: containers of one machine share the boot, and
+different machines may share a name. GPUs that this process sees itself are not taken from other
+hosts' snapshots.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Compare the results of each device with those of the first.
 
 Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's
-tolerances of their dtype, relative to the largest number in the tensor and not to each: what a
-sum's rounding leaves is in proportion to its terms (Higham, "Accuracy and Stability of Numerical
-Algorithms", 3.1). A GPU that computes in TF32 is allowed TF32's precision. Python's floats come
-from float32 as a rule, and count as such.
+tolerances of their dtype, relative to the largest number in the tensor: the rounding error of a sum
+is proportional to its terms (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1). A GPU
+that computes in TF32 is allowed TF32's precision. Python's floats mostly come from float32 and
+count as such.
 """
 
 import cmath

@@ -1,7 +1,7 @@
 """Time the same code on several devices, and at several values: `gpumagic.compare`.
 
-Guarantees: Ctrl-C keeps what is finished, and what code has set for the process is put back. What
-was given last is kept, and the monitor shows how far it is.
+Guarantees: Ctrl-C keeps what is finished, and process-wide settings are restored. The last
+comparison is kept, and the monitor shows the progress.
 """
 
 import contextvars

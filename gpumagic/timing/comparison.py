@@ -1,6 +1,6 @@
 """Keep what `%%gputime` and `compare` measured; write it as JSON and read it back.
 
-What was written is read exactly, by the types of the records' own fields; anything else is refused.
+JSON is checked against the types of the records' fields; anything else is refused.
 """
 
 from __future__ import annotations

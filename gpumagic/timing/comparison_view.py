@@ -1,7 +1,7 @@
 """Show a comparison as text, HTML, or an SVG figure.
 
-One device at one point is a line, as of `%timeit`. A column that says nothing of any device is left
-out; what is known of one and not of another is N/A there.
+One device at one point is a line, as of `%timeit`. A column without any value is left out; a value
+that is missing in a column is N/A.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

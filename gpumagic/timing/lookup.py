@@ -1,6 +1,6 @@
 """Look up timings by device and value, find crossings, and compare with an earlier run.
 
-A device may be spelled in any way that people use, and need not be on this machine.
+A device may have any of the usual spellings, and need not be on this machine.
 """
 
 import math

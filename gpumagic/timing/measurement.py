@@ -1,7 +1,7 @@
 """Measure one target at one value, from copying its inputs to its `Timing`.
 
-Whatever happens meanwhile, `Measuring.timing` is what there is by then, and nothing else is left.
-Of what the code raises it is told where that was.
+After an error or an interrupt `Measuring.timing` has what was measured by then, and nothing else is
+left. An error is noted with the device and line where it happened.
 """
 
 from __future__ import annotations

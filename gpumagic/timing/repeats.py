@@ -1,6 +1,6 @@
 """Repeat code until its median is known well enough, and show the progress.
 
-The first run is not here: it is made before, and counts as warm-up of what is run for long.
+The first run is made by the caller and counts as warm-up.
 """
 
 import math

@@ -1,11 +1,11 @@
 """Run a program on one device or several at the same time, and measure a block of runs.
 
 A device works on after the call that gave it the work has returned. So every device that torch has
-started in this process is waited for before a block and after it, with all its streams, whichever
-is the current one; and so is each other framework that the code needs.
+started in this process is synchronized before and after a block, with all its streams, and so is
+each other framework that the code needs.
 
-Each runs on copies of what the program reads, placed there. Guarantees: after `close` of all that
-was made here nothing of it is left, on the devices or in the variables.
+A program runs on copies of the variables that it reads. Guarantees: after `close` nothing made here
+is left, on the devices or in the variables.
 """
 
 from __future__ import annotations

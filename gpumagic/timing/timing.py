@@ -1,4 +1,4 @@
-"""Record what was measured: on which machine and devices, for how long, how much it varied."""
+"""Record what was measured: the machine, the devices, the times and their spread."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Say in sentences which device is faster, from where on, and how sure that is.
+"""Say in sentences which device is faster, from which value on, and how sure that is.
 
-Values, points, ratios and lists are spelled here, in the one way in which a comparison says them. A
-device that gave other numbers is never called fast, nor is a virtual GPU.
+All values, points, ratios and lists of a comparison are formatted here. A device with other
+results, or a virtual GPU, is never called fast.
 """
 
 import math

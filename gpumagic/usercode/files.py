@@ -1,11 +1,11 @@
 """Find the user's notebook and files, name them, and keep our frames out of tracebacks.
 
-What lies in a directory ``site-packages`` or ``dist-packages``, Python's own library, torch and
-gpumagic are libraries, wherever they were installed, and what one of them writes and imports
-belongs to it; cells, what is typed at a prompt, scripts and editable installs are the user's.
+Files under ``site-packages`` or ``dist-packages``, Python's own library, torch and gpumagic are
+libraries, and so are files that a library writes and imports. Cells, input at a prompt, scripts and
+editable installs are the user's.
 
-When an error leaves a function, Python adds its frame to the traceback, unless it leaves by a bare
-`raise`. So it is from Python 3.11 on; before, one frame of ours stays, which a notebook leaves out.
+When an error leaves a function, Python adds its frame to the traceback, except after a bare `raise`
+from Python 3.11 on. Before, one frame of ours stays, which a notebook leaves out.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Find the line of the user's code that is running, and the expression there.
 
-What is found is plain data, which keeps no frame, and so no tensor, alive.
+The result is plain data, which keeps no frame and so no tensor alive.
 """
 
 import ast

@@ -1,11 +1,11 @@
 """Compile the code of a cell, to run once, or again and again inline.
 
-What IPython allows at the top of a cell compiles here too: `await`, `async for`, `async with`, and
-comprehensions that are asynchronous.
+Everything that IPython allows at the top of a cell compiles here: `await`, `async for`, `async
+with` and asynchronous comprehensions.
 
-As `timeit` does, the loop stands in the compiled code. Guarantees: the names that the code assigns
-are global variables, as at the top of a cell; lines and file are those of the user; what Python
-refuses at the top of a cell (`return`, `yield`) it refuses here.
+The loop is part of the compiled code, as in `timeit`. Guarantees: names that the code assigns are
+global variables, as at the top of a cell; lines and file are the user's; `return` and `yield` are
+refused, as Python refuses them at the top of a cell.
 """
 
 import __future__ as future

@@ -1,4 +1,4 @@
-"""Check a sweep: the values that variables take, the points that these make, the items at each."""
+"""Check a sweep: the values of its variable, its points, and the items at each point."""
 
 import keyword
 import math

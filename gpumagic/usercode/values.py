@@ -1,8 +1,7 @@
 """Read the user's values without running their code: torch's classes, attributes, functions.
 
-What pure_eval finds safe, and what torch and its users keep things in. No property, no call.
-
-By type and not by attribute: a user's object may answer getattr with anything.
+Reads what pure_eval finds safe and the containers of torch and its users; no property, no call.
+Objects are recognized by their type, since a user's object may answer getattr with anything.
 """
 
 import ast

@@ -1,11 +1,9 @@
 """Find the variables that a cell reads, also through the notebook's functions; run nothing.
 
-A name counts when its value from *before* the code can reach an expression. A tensor does not count
-of which only is asked what it is, `x.shape` or `len(x)`, be it by a function that it is given to.
-
-A name counts when its value from *before* the cell can reach an expression: `x = 1; print(x)` does
-not read the old `x`, `if c: x = 1` followed by `print(x)` does. A cell that says only `train()`
-reads what `train` reads.
+A name counts if its value from *before* the cell can reach an expression. `x = 1; print(x)` does
+not read the old `x`, but `if c: x = 1` followed by `print(x)` does. A cell with only `train()`
+reads what `train` reads. A tensor does not count if only its metadata is read (`x.shape`,
+`len(x)`), also in a function that gets it as an argument.
 """
 
 import ast

@@ -1,8 +1,7 @@
 """Show the monitor as an anywidget whose snapshots come from this kernel's sampler.
 
-In the notebook it is two outputs. The table, as text and HTML, is what a file keeps for who opens
-it without a kernel, and is brought up to date when a cell has run; the view hides it while it
-lives.
+It has two outputs in the notebook. The table, as text and HTML, is what a saved file shows without
+a kernel; it is updated after each cell, and the live view hides it.
 """
 
 import atexit

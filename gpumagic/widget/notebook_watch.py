@@ -1,10 +1,10 @@
 """Follow the notebook of a monitor: its open views, its cells, its variables on the GPUs.
 
-It is asked only while somebody has that table open, between two cells: JupyterLab's panel evaluates
-`panel()` in the kernel, and the widget's view sends a message. Imports no torch of its own.
+Variables are read only while somebody has that table open, between two cells: JupyterLab's panel
+evaluates `panel()` in the kernel, and the widget's view sends a message. Imports no torch itself.
 
-Each view says again and again that it is there. A kernel that runs a cell receives nothing, so that
-time does not count: only a view that is silent while the kernel could receive is gone.
+Each view sends heartbeats. A kernel that runs a cell receives nothing, so that time does not count:
+a view is gone only if it is silent while the kernel could receive.
 """
 
 import itertools
