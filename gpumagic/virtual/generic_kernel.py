@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.usercode.unseen import leave_out_ours
+from gpumagic.usercode.files import leave_out_ours
 from gpumagic.virtual import events
 from gpumagic.virtual.checks import INDEXING, Found, mixed, one_gpu
 from gpumagic.virtual.flip import adopt, flip

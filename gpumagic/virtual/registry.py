@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch._decomp  # registers the decompositions of recurrent networks
 
-from gpumagic.usercode.unseen import unseen
+from gpumagic.usercode.files import unseen
 from gpumagic.virtual import parts
 from gpumagic.virtual.cuda_api import patch
 from gpumagic.virtual.generators import host_kernels
