@@ -137,6 +137,13 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 @pytest.fixture
+def traced(request, benchmark_file):
+    """Run a function; return its copies and waits as torch's profiler lists them."""
+    stand_in = request.config.pluginmanager.get_plugin("standin_gpus")
+    return (stand_in or benchmark_file("ledger_vs_profiler")).traced
+
+
+@pytest.fixture
 def real_gpu(rehearsal):
     """Skip what only a driver can answer."""
     if rehearsal:

@@ -158,13 +158,13 @@ def test_two_streams(judge, rehearsal):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_ledger(judge, benchmark_file, real_gpu, name):
+def test_the_ledger(judge, benchmark_file, traced, real_gpu, name):
     profiler, run = benchmark_file("ledger_vs_profiler"), runner(name, DEVICE)
     run()  # what is loaded and allocated once is so now
     with gpumagic.watch(warn=False) as w:
         run()
-    events = profiler.traced(run)
-    own = profiler.waits_of(profiler.traced(lambda: None))
+    events = traced(run)
+    own = profiler.waits_of(traced(lambda: None))
     true = Traffic(profiler.bytes_of(events), profiler.waits_of(events) - own)
     judge(ledger_rows(name, w.ledger, true, blocking=True))
 

@@ -34,7 +34,7 @@ def _load(path):
     return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
-def _make_machine():
+def make_machine():
     """A folder for this process and its children: what NVML tells, and who uses how much memory."""
     folder = tempfile.mkdtemp(prefix="standin-cuda-")
     owner = os.getpid()
@@ -54,7 +54,7 @@ if os.environ.get("STANDIN_CUDA_DEVICES"):
     if "torch" in sys.modules:
         raise ImportError("standin_cuda must be imported before torch")
     if "STANDIN_CUDA_USED" not in os.environ:
-        _make_machine()
+        make_machine()
     # A SONAME that is loaded is not searched for again: torch's own folders of libraries do not matter.
     runtime = _load(next(_FOLDER.glob("libcudart.so.*")))
     _first = [_FOLDER / "libcuda.so.1", _FOLDER / "libnvidia-ml.so.1"]
@@ -64,10 +64,16 @@ if os.environ.get("STANDIN_CUDA_DEVICES"):
 
 
 class Log:
-    """What the runtime was asked for, in order: (kind, device, bytes, name, blocking)."""
+    """The calls that the runtime got since `begin`, in order: (kind, device, bytes, name, blocking)."""
 
     def __init__(self):
-        self.records = []
+        self.begin, self.end = _all_records()[0], None
+
+    @property
+    def records(self):
+        length, records = _all_records()
+        found = (records[i] for i in range(self.begin, length if self.end is None else self.end))
+        return [(KINDS[r.kind], r.device, r.bytes, (r.name or b"").decode(), bool(r.blocking)) for r in found]
 
     def of(self, *kinds):
         return [r for r in self.records if r[0] in kinds]
@@ -93,22 +99,19 @@ class Log:
         )
 
 
-def _length():
-    return runtime.standin_log(ctypes.byref(ctypes.POINTER(_Record)()))
+def _all_records():
+    records = ctypes.POINTER(_Record)()
+    return runtime.standin_log(ctypes.byref(records)), records
 
 
 @contextmanager
 def log():
-    """The calls that the runtime gets meanwhile; `records` is filled at the end."""
-    found, begun = Log(), _length()
+    """The calls that the runtime gets meanwhile."""
+    found = Log()
     try:
         yield found
     finally:
-        records = ctypes.POINTER(_Record)()
-        end = runtime.standin_log(ctypes.byref(records))
-        for i in range(begun, end):
-            r = records[i]
-            found.records.append((KINDS[r.kind], r.device, r.bytes, (r.name or b"").decode(), bool(r.blocking)))
+        found.end = _all_records()[0]
 
 
 def used(device=0, peak=False):
