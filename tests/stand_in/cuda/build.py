@@ -2,8 +2,8 @@
 
 Needs gcc, g++ and CUDA's headers (the wheels nvidia-cuda-runtime and nvidia-cuda-crt), no CUDA toolkit and none of
 NVIDIA's other wheels: of a library that torch links, the functions that no source here has are generated. They
-refuse, and the log names them. FOLDER gets the libraries; site-packages gets a standin_cuda.pth, which loads them in
-every process that has STANDIN_CUDA_DEVICES set.
+refuse, and the log names them. FOLDER gets the libraries; site-packages gets a standin_cuda.pth, which loads them
+in every process: there are GPUs where STANDIN_CUDA_DEVICES is set, else none.
 """
 
 import re
@@ -104,19 +104,14 @@ def build(folder):
 
 def install(folder):
     """Load the libraries at the start of each Python, and the kernels at the end of torch's import."""
-    here = f"sys.path.insert(0, {str(HERE)!r})"
     (SITE / "standin_cuda.pth").write_text(
-        f"import os, sys; os.environ.get('STANDIN_CUDA_DEVICES') and "
-        f"(os.environ.setdefault('STANDIN_CUDA_LIBRARIES', {str(folder)!r}), {here}, __import__('standin_cuda'))\n"
+        f"import os, sys; os.environ.setdefault('STANDIN_CUDA_LIBRARIES', {str(folder)!r}); "
+        f"sys.path.insert(0, {str(HERE)!r}); import standin_cuda\n"
     )
     info = SITE / "standin_cuda-0.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: standin-cuda\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[torch.backends]\nstandin_cuda = standin_cuda_entry:install\n")
-    (SITE / "standin_cuda_entry.py").write_text(
-        "import sys\n\n\ndef install():\n"
-        "    if 'standin_cuda' in sys.modules:\n        sys.modules['standin_cuda'].install()\n"
-    )
+    (info / "entry_points.txt").write_text("[torch.backends]\nstandin_cuda = standin_cuda:install\n")
 
 
 if __name__ == "__main__":

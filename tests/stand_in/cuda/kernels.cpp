@@ -371,6 +371,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(const Tensor& grad
   return {g[0], g[1], g[2], g[3]};
 }
 
+// Of GRU's cell torch has no shapes without data either.
+TORCH_LIBRARY_IMPL(aten, Meta, m) {
+  m.impl("_thnn_fused_gru_cell", gru_cell);
+  m.impl("_thnn_fused_gru_cell_backward", gru_cell_backward);
+}
 TORCH_LIBRARY_IMPL(aten, CPU, m) {
   m.impl("_thnn_fused_lstm_cell", lstm_cell);
   m.impl("_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward);

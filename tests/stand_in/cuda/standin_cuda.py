@@ -49,18 +49,19 @@ def make_machine():
     os.environ["STANDIN_CUDA_USED"] = str(Path(folder, "used"))
 
 
-runtime = _kernels = None
-if os.environ.get("STANDIN_CUDA_DEVICES"):
-    if "torch" in sys.modules:
-        raise ImportError("standin_cuda must be imported before torch")
-    if "STANDIN_CUDA_USED" not in os.environ:
-        make_machine()
-    # A SONAME that is loaded is not searched for again: torch's own folders of libraries do not matter.
-    runtime = _load(next(_FOLDER.glob("libcudart.so.*")))
-    _first = [_FOLDER / "libcuda.so.1", _FOLDER / "libnvidia-ml.so.1"]
-    _loaded = [_load(path) for path in (*_first, *sorted({*_FOLDER.glob("lib*.so.*")} - {*_first}))]
-    runtime.standin_used.restype = runtime.standin_log.restype = ctypes.c_size_t
-    runtime.standin_slow.argtypes = [ctypes.c_double] * 3
+if "torch" in sys.modules:
+    raise ImportError("standin_cuda must be imported before torch")
+HAS_GPUS = int(os.environ.get("STANDIN_CUDA_DEVICES") or 0) > 0
+if HAS_GPUS and "STANDIN_CUDA_USED" not in os.environ:
+    make_machine()
+# A SONAME that is loaded is not searched for again: torch's own folders of libraries do not matter.
+runtime = _load(next(_FOLDER.glob("libcudart.so.*")))
+runtime.standin_used.restype = runtime.standin_log.restype = ctypes.c_size_t
+runtime.standin_slow.argtypes = [ctypes.c_double] * 3
+_driver = [_FOLDER / "libcuda.so.1", _FOLDER / "libnvidia-ml.so.1"]  # not there without a GPU
+_others = sorted({*_FOLDER.glob("lib*.so.*")} - {*_driver})
+_loaded = [_load(path) for path in (*(_driver if HAS_GPUS else ()), *_others)]
+_kernels = None
 
 
 class Log:
@@ -153,6 +154,6 @@ def slow(kernel_us=0, copy_gbs=0, malloc_ms=0):
 def install():
     """Register the kernels. torch calls this at the end of its import, by an entry point of "torch.backends"."""
     global _kernels
-    if runtime is not None and _kernels is None:
+    if HAS_GPUS and _kernels is None:
         _kernels = _load(_FOLDER / "libstandin_kernels.so")
         _kernels.standin_install()
