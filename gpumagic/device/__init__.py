@@ -5,6 +5,7 @@ The UUID is the key; a CUDA ordinal and an NVML index are labels. Never imports 
 NVML only when somebody asks what there is.
 """
 
+from gpumagic.device import cuda_state as cuda_state
 from gpumagic.device.build_of_torch import TorchBuild as TorchBuild
 from gpumagic.device.build_of_torch import torch_build as torch_build
 from gpumagic.device.discover import CPU as CPU

@@ -8,6 +8,7 @@ from operator import attrgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.memory import made_arrays
 from gpumagic.memory.device_figures import figures, with_other_libraries
@@ -49,8 +50,9 @@ def memory(*names: str) -> MemoryReport:
     Raises
     ------
     GpuError
-        In one line: a name that is no variable.
+        In one line: a name that is no variable; CUDA is dead.
     """
+    cuda_state.check()
     start = perf_counter()
     namespace = user_namespace()
     for name in names:

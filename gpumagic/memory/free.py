@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.memory import other_arrays
 from gpumagic.memory.ask import grouped
@@ -43,13 +44,14 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     Raises
     ------
     GpuError
-        No name is a variable that holds something on a GPU.
+        No name is a variable that holds something on a GPU; CUDA is dead.
 
     Examples
     --------
     >>> gpumagic.free_memory("batch", grads=True)
     freed 3.2 GiB (the exception of In [7]: 2.1 GiB on cuda:0, batch: 1.1 GiB on cuda:0) · …
     """
+    cuda_state.check()  # to collect an event of the user's would then end this process
     namespace = user_namespace()
     meter = _Meter()
     _empty_backwards_queue()

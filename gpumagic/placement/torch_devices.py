@@ -5,7 +5,7 @@ from functools import lru_cache
 import torch
 
 from gpumagic import device as names
-from gpumagic.device import Device
+from gpumagic.device import Device, cuda_state
 from gpumagic.errors import GpuError
 
 
@@ -46,6 +46,13 @@ names.devices_changed.append(_found.clear)
 
 def find(where: object) -> Device:
     """The one device that `where` names, and that torch can use."""
+    target = _find(where)
+    if target.kind == "cuda":
+        cuda_state.check()
+    return target
+
+
+def _find(where: object) -> Device:
     if isinstance(where, str) and where in _found:
         return _found[where]
     here = devices(memory="free" in str(where))
@@ -62,7 +69,7 @@ def find(where: object) -> Device:
                 " tells why, or type cpu"
             )
         return target
-    current = torch.cuda.current_device() if here and torch.cuda.is_initialized() else 0
+    current = torch.cuda.current_device() if here and cuda_state.working() else 0
     target = names.resolve_one(where, here, current=current)
     if target.kind == "mps" and not torch.backends.mps.is_available():
         raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
@@ -74,6 +81,7 @@ def find(where: object) -> Device:
 
 def find_several(where: object) -> list[Device]:
     """The devices that `where` names, and that torch can use: ``"0,1"``, ``"all"``."""
+    cuda_state.check()
     return names.resolve(where, devices(memory="free" in str(where)))
 
 

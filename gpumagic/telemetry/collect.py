@@ -13,7 +13,7 @@ from typing import TypeVar
 import psutil
 
 from gpumagic import device, faults
-from gpumagic.telemetry import virtual_state
+from gpumagic.telemetry import dead_cuda, virtual_state
 from gpumagic.telemetry.owners import Owner, Owners
 from gpumagic.telemetry.preallocation import preallocated
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
@@ -78,6 +78,8 @@ class Collector:
             problems = list(self._misnamed)
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
+            with faults.kept("looking for kernels whose CUDA is dead"):
+                problems += dead_cuda.problems()
             owned = self._with_owners(holders, patience) if processes else []
             with faults.kept("looking for GPUs that JAX took for itself"):
                 problems += preallocated(gpus, owned)
