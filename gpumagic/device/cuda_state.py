@@ -28,8 +28,9 @@ _STAYS = {
     "unspecified launch failure": "unspecified launch failure",
     "unknown error": "unknown error",
 }
+_BUSY = "CUDA-capable device(s) is/are busy or unavailable"
 # What may be said of a GPU that is no longer there.
-_OF_A_LOST_GPU = ("unspecified launch failure", "unknown error")
+_MAY_BE_LOST = frozenset({_BUSY, "unspecified launch failure", "unknown error"})
 _CURES = {
     "uncorrectable ECC error": "restart the kernel; if it comes again, the GPU must be reset "
     "(sudo nvidia-smi --gpu-reset)",
@@ -38,7 +39,7 @@ _CURES = {
 }
 # Of errors that do not stay: what to do.
 _PASSES = {
-    "CUDA-capable device(s) is/are busy or unavailable": "the GPU is busy or unavailable: another "
+    _BUSY: "the GPU is busy or unavailable: another "
     "process may have it for itself (compute mode Exclusive_Process); `%gpus` shows who holds it; "
     "run the cell again, or on another GPU",
     "initialization error": "CUDA cannot start in this process: it may be a fork of one that had "
@@ -104,23 +105,32 @@ def started() -> list[int]:
     return [n for n in every if has_context is None or has_context(n)]
 
 
-def look(where: str = "") -> Death | None:
+def look(where: str = "", error: BaseException | None = None) -> Death | None:
     """The death of CUDA, which is looked for now; None while it works, or has not started.
 
-    `where` is the code that has run. This waits for nothing.
+    `where` is the code that has run, `error` what it has raised. This waits for nothing.
     """
     global _death
     if (cuda := working()) is not None:
-        try:
-            if not cuda.is_current_stream_capturing():  # which the next call would end
-                for ordinal in started():
-                    cuda.current_stream(ordinal).query()
-        except RuntimeError as error:
-            if what := _STAYS.get(_said(error)):
-                _death = Death("GPU lost" if what in _OF_A_LOST_GPU and _lost() else what, where)
+        said = _asked(cuda)
+        if not _MAY_BE_LOST.isdisjoint((said, _said(error))) and _lost():
+            _death = Death("GPU lost", where)
+        elif said in _STAYS:
+            _death = Death(_STAYS[said], where)
     elif _death is not None and not _death.where:
         _death = replace(_death, where=where)
     return _death
+
+
+def _asked(cuda: Any) -> str:
+    """What CUDA itself says of its GPUs: nothing while all is well."""
+    try:
+        if not cuda.is_current_stream_capturing():  # which the next call would end
+            for ordinal in started():
+                cuda.current_stream(ordinal).query()
+    except RuntimeError as error:
+        return _said(error)
+    return ""
 
 
 def check() -> None:
@@ -131,14 +141,14 @@ def check() -> None:
 
 def is_death(error: BaseException) -> bool:
     """Whether an error is that CUDA in this process is dead."""
-    if isinstance(error, RuntimeError) and _said(error) in _STAYS:
-        return look() is not None
+    if _said(error) in (*_STAYS, *_MAY_BE_LOST):
+        return look(error=error) is not None
     return isinstance(error, CudaDead)
 
 
 def advice(error: BaseException) -> str:
     """What to do about an error of CUDA's that does not stay; nothing about any other."""
-    return _PASSES.get(_said(error), "") if isinstance(error, RuntimeError) else ""
+    return _PASSES.get(_said(error), "")
 
 
 _spare: dict[tuple[type, int], list[Any]] = {}
@@ -170,9 +180,9 @@ def forget() -> None:
     _death = None
 
 
-def _said(error: BaseException) -> str:
+def _said(error: BaseException | None) -> str:
     """CUDA's own text in an error."""
-    found = _SAID.search(faults.in_words(error))
+    found = _SAID.search(faults.in_words(error)) if isinstance(error, RuntimeError) else None
     return found[1].strip() if found else ""
 
 

@@ -17,6 +17,7 @@ from IPython.core.error import UsageError
 
 from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError, meant
+from gpumagic.usercode.files import last_cell
 
 _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
 # Up to a -- that stands alone and in no quotes.
@@ -37,7 +38,7 @@ def in_one_line(magic: str) -> Iterator[None]:
     try:
         yield
     except (GpuError, RuntimeError) as error:
-        if not (text := said(magic, error)) or _is_users(error):
+        if _is_users(error) or not (text := said(magic, error)):
             raise
         traceback.clear_frames(error.__traceback__)
         error.__cause__ = error.__context__ = error.__traceback__ = None
@@ -46,9 +47,11 @@ def in_one_line(magic: str) -> Iterator[None]:
 
 def _is_users(error: BaseException) -> bool:
     """Whether an error has passed code of the user's, whose traceback is shown."""
+    from gpumagic.usercode.frames import errors
     from gpumagic.usercode.lines import innermost_of
 
-    return not isinstance(error, GpuError) and innermost_of(error.__traceback__) is not None
+    chain = () if isinstance(error, GpuError) else errors(error)
+    return any(innermost_of(each.__traceback__) is not None for each in chain)
 
 
 def said(magic: str, error: BaseException) -> str:
@@ -59,7 +62,7 @@ def said(magic: str, error: BaseException) -> str:
 
 def of_cuda(error: BaseException) -> str:
     """What to say of an error that CUDA has raised, or that says that it is dead, in one line."""
-    if (death := cuda_state.look()) is not None and cuda_state.is_death(error):
+    if cuda_state.is_death(error) and (death := cuda_state.look(last_cell())) is not None:
         from gpumagic.memory.rescue import told
 
         return told(death)

@@ -93,14 +93,14 @@ class Explaining:
 
 def _of_cuda(error: BaseException) -> str:
     """What to say of the error of CUDA's that one is, or was raised from; or nothing."""
-    if cuda_state.working() is None and cuda_state.look() is None:
+    if "torch" not in sys.modules:
         return ""
     from gpumagic.usercode.frames import errors
     from gpumagic.usercode.lines import innermost_of
 
     found = [each for each in errors(error) if isinstance(each, RuntimeError)]
     if found and (line := innermost_of(found[-1].__traceback__)) is not None:
-        cuda_state.look(f"{line.label}, line {line.line}")
+        cuda_state.look(f"{line.label}, line {line.line}", found[-1])
     return next(filter(None, map(of_cuda, found)), "")
 
 

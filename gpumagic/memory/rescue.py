@@ -19,6 +19,7 @@ from gpumagic.errors import GpuError, library_needed
 from gpumagic.frameworks.whereabouts import where
 from gpumagic.memory.kept_by_ipython import KeptOutputs
 from gpumagic.usercode.notebook import shell, user_namespace
+from gpumagic.usercode.torch_classes import comes_from
 from gpumagic.usercode.variables import NOT_VARIABLES
 
 # The notebook's text has these.
@@ -105,6 +106,8 @@ def _sorted(namespace: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _is_on_host(value: Any) -> bool:
+    if comes_from(type(value), "torch.Stream", "torch.Event", "torch.cuda.Event"):
+        return False
     try:
         return where(value) == "cpu"
     except GpuError:  # there is no data of any framework in it
