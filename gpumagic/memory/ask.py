@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from gpumagic.memory.allocator import Allocator
     from gpumagic.memory.made_in import MadeIn
 
-_REST = "held by no Python object"
-"""The row of what is allocated and reached from nowhere: workspaces, DDP's buckets, C++."""
+WORKSPACE, _REST = "cuBLAS workspace", "held by no Python object"
+"""The rows of what is allocated and reached from nowhere: the other is DDP's buckets, C++'s."""
 
 
 def memory(*names: str) -> MemoryReport:
@@ -70,7 +70,10 @@ def _devices(names: tuple[str, ...], namespace: Mapping[str, Any]) -> tuple[Devi
     if names:
         found = [_by(names, storage) for storage in found if storage.roots & set(names)]
     cells, whole = made_arrays.places(), not names
-    return tuple(with_holders(device, found, made_in, cells, whole=whole) for device in devices)
+    return tuple(
+        with_holders(device, found, made_in, cells, allocator, whole=whole)
+        for device in devices
+    )
 
 
 def allocations() -> "tuple[Allocator | None, MadeIn | None]":
@@ -95,15 +98,20 @@ def with_holders(
     found: Iterable[FoundStorage],
     made_in: "MadeIn | None",
     by_cells: made_arrays.Places,
+    allocator: "Allocator | None" = None,
     *,
     whole: bool = True,
 ) -> DeviceMemory:
     """A GPU's figures with who holds what; where it is not the `whole`, without the rest."""
-    here = (storage for storage in found if storage.device == device.device)
+    here = [storage for storage in found if storage.device == device.device]
     rows = grouped(here, made_in, by_cells)
     rest = (device.allocated or 0) - sum(row.nbytes for row in rows)
     if whole and rest > 0:
-        rows.append(MemoryHolder(_REST, UNREACHED, device.device, rest))
+        met = {storage.address for storage in here}
+        known = 0 if allocator is None else allocator.workspaces(device.device, met)
+        for name, nbytes in ((WORKSPACE, known), (_REST, rest - known)):
+            if nbytes > 0:
+                rows.append(MemoryHolder(name, UNREACHED, device.device, nbytes))
     return replace(device, holders=tuple(sorted(rows, key=_most_first)))
 
 
