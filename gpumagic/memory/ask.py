@@ -71,8 +71,7 @@ def _devices(names: tuple[str, ...], namespace: Mapping[str, Any]) -> tuple[Devi
         found = [_by(names, storage) for storage in found if storage.roots & set(names)]
     cells, whole = made_arrays.places(), not names
     return tuple(
-        with_holders(device, found, made_in, cells, allocator, whole=whole)
-        for device in devices
+        with_holders(device, found, made_in, cells, allocator, whole=whole) for device in devices
     )
 
 

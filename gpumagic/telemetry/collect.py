@@ -62,6 +62,7 @@ class Collector:
             host = self._host()
             self._failed = []
             real, told = self._gpus(host, patience)
+            real = real or [_of_cuda(d) for d in self._here() if d.index is None and not d.virtual]
             # This process's own first: they are the ones that a WHERE can name.
             states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
             gpus = self._with_ordinals([*real, *map(_virtual_sample, states)])
@@ -221,6 +222,19 @@ def _owned(holder: ProcessSample, owner: Owner) -> ProcessSample:
     known = {name: getattr(owner, name) for name in _OWNED}
     known |= {"ordinal": owner.ordinals.get(holder.uuid), "mine": holder.pid == os.getpid()}
     return ProcessSample(**{**vars(holder), **known})
+
+
+def _of_cuda(found: device.Device) -> GpuSample:
+    """A GPU of which no driver tells, but CUDA has told torch."""
+    total, free = found.memory_total, found.memory_free
+    used = None if total is None or free is None else total - free
+    return GpuSample(
+        found.uuid or f"CUDA-{found.ordinal}",
+        found.name,
+        ordinal=found.ordinal,
+        memory_total=total,
+        memory_used=used,
+    )
 
 
 def _virtual_sample(state: virtual_state.VirtualState) -> GpuSample:

@@ -10,6 +10,11 @@ from gpumagic.telemetry.snapshot import GpuSample, Problem
 
 # On a machine without GPUs there is nothing wrong in these; they only say why there is none.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
+_NO_NVML = Problem(
+    "nvml-missing",
+    "NVML is missing: no more than the name and the memory of these GPUs is known",
+    "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; %gpus --doctor says more",
+)
 _BUILDS = {"amd": "ROCm", "intel": "XPU"}
 _SHOW = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
@@ -19,10 +24,10 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     those that can be used have ordinals."""
     gpus = [gpu for gpu in gpus if not gpu.lost]
     usable = any(gpu.ordinal is not None or not named for gpu in gpus)
-    if any(gpu.virtual or gpu.vendor != "nvidia" for gpu in gpus):
+    if gpus and all(gpu.virtual or gpu.vendor != "nvidia" for gpu in gpus):
         problems = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
-    if usable:
-        return list(problems)
+    if usable:  # CUDA alone has told of them
+        return [_NO_NVML if problem.code in _JUST_NO_GPU else problem for problem in problems]
     if gpus and not all(gpu.virtual for gpu in gpus):
         return [*problems, _none_visible({gpu.vendor for gpu in gpus if not gpu.virtual})]
     offer = f"{as_typed('%gpus --virtual 2')} makes virtual ones"
