@@ -28,6 +28,7 @@ from .memory.free import free_memory as free_memory
 from .memory.freed import Freed as Freed
 from .memory.memory_report import MemoryReport as MemoryReport
 from .memory.out_of_memory import OutOfMemory as OutOfMemory
+from .memory.rescue import save_host as save_host
 from .telemetry.collect import snapshot as snapshot
 from .timing import Comparison as Comparison
 from .timing import compare as compare

@@ -6,7 +6,7 @@ hands it to `keep`. `%gpus --doctor` shows them all; the cell that one spoiled s
 
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,11 +30,15 @@ _MOST = 64  # kinds; what fails in more ways than that is told by the first ones
 _lock = threading.RLock()
 untold: list[Fault] = []
 """Kinds that no cell has told yet: the next one that ends does."""
+not_ours: list[Callable[[BaseException], bool]] = []
+"""Tell whether an error is no failure of ours, though we met it: then it is not kept."""
 _faults: dict[tuple[str, str, str], Fault] = {}
 
 
 def keep(doing: str, error: BaseException) -> None:
     """Keep a fault of ours that was caught. Never raises."""
+    if any(is_it(error) for is_it in not_ours):
+        return
     # A kind is told by where it was raised: messages hold addresses and sizes.
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpumagic.cell.array_run import ArrayRun
 from gpumagic.cell.runs import OneRun, Runs
-from gpumagic.device import Device
+from gpumagic.device import Device, cuda_state
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.frameworks.bring_arrays import left_alone
 from gpumagic.frameworks.known import imported
@@ -72,6 +72,7 @@ def _is_foreign(kind: type) -> bool:
 
 def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
     """Bring home what cells brought to a device; and the names of what was made on one."""
+    cuda_state.check()
     found: list[Moves] = []
     made: list[str] = []
     if torch_here() is not None:

@@ -12,7 +12,7 @@ import torch
 from gpumagic import faults
 from gpumagic.cell.autofix import AutoFix
 from gpumagic.cell.report import Batches, Report, keep_last
-from gpumagic.device import Device
+from gpumagic.device import Device, cuda_state
 from gpumagic.display.table import Shown
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line
@@ -152,6 +152,8 @@ class Run:
         finally:
             seconds = self._clock() - self._started - self.left_out
             leave(placement)
+        if error is not None and cuda_state.death() is not None:
+            fault = None  # it is told under the error
         ledger = None
         if fault is None:
             ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)

@@ -5,6 +5,7 @@ The UUID is the key; a CUDA ordinal and an NVML index are labels. Never imports 
 NVML only when a device must be looked up.
 """
 
+from gpumagic.device import cuda_state as cuda_state
 from gpumagic.device.discover import CPU as CPU
 from gpumagic.device.discover import Device as Device
 from gpumagic.device.discover import TorchBuild as TorchBuild

@@ -5,6 +5,7 @@ capacity in an out-of-memory error), the smallest found in public texts of 2020 
 the maker's figure.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -23,9 +24,8 @@ def in_blocks(nbytes: int) -> int:
 _MIB = 2**20
 CONTEXT = 512 * _MIB
 """What CUDA and its kernels take of a card before the first tensor: 300 to 600 MiB, an estimate."""
-# torch keeps one for each thread that multiplies matrices, by the default CUBLAS_WORKSPACE_CONFIG:
-# :4096:2:16:8, and eight times 4096 KiB from Hopper on (aten/src/ATen/cuda/CublasHandlePool.cpp).
-_WORKSPACE, _WORKSPACE_HOPPER = (2 * 4096 + 8 * 16) * 1024, 8 * 4096 * 1024
+# Sizes in KiB, and how many of each (aten/src/ATen/cuda/CublasHandlePool.cpp).
+_WORKSPACE, _WORKSPACE_HOPPER = ":4096:2:16:8", ":4096:8"
 _HOPPER = (9, 0)
 
 # Name, MiB that torch reports, CUDA's capability.
@@ -127,12 +127,20 @@ class Card:
     @property
     def workspace(self) -> int:
         """What torch reserves for cuBLAS, an estimate: for one thread that multiplies matrices."""
-        return _WORKSPACE_HOPPER if self.capability >= _HOPPER else _WORKSPACE
+        return cublas_workspace(self.capability)
 
     @property
     def usable(self) -> int:
         """Bytes for tensors."""
         return self.total - self.context - self.workspace
+
+
+def cublas_workspace(capability: tuple[int, int]) -> int:
+    """Bytes of one of torch's workspaces for cuBLAS: each stream of a thread has one."""
+    default = _WORKSPACE_HOPPER if capability >= _HOPPER else _WORKSPACE
+    asked = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    pairs = re.findall(r":(\d+):(\d+)", asked) or re.findall(r":(\d+):(\d+)", default)
+    return sum(int(kib) * int(count) for kib, count in pairs) * 1024
 
 
 CARDS = (
@@ -153,7 +161,7 @@ def card(given: str) -> Card:
     given = given.strip()
     size = bytes_in(given)
     if size is not None:
-        if size <= CONTEXT + _WORKSPACE_HOPPER:
+        if size <= CONTEXT + cublas_workspace(_HOPPER):
             raise GpuError(f"a card of {given} has no room beside CUDA's own; type a size as 24GiB")
         return Card(given, size)
     wanted = _plain(given)

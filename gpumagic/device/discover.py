@@ -143,7 +143,8 @@ CPU = Device("cpu")
 # Sixteen hexadecimal digits, each as the hexadecimal code of its letter.
 _SPELLED = re.compile(r"(?:-?(?:3[0-9]|6[1-6])){16}")
 _virtual: Callable[[], Sequence[Device]] | None = None
-_cuda_order: tuple[str, ...] | None = None
+_cuda_order: tuple[Device, ...] | None = None
+_cuda_free: Callable[[int], int | None] | None = None
 devices_changed: list[Callable[[], None]] = []
 """Called when virtual GPUs come or go: what was made for the devices before is stale."""
 
@@ -162,11 +163,16 @@ def has_virtual() -> bool:
     return _virtual is not None
 
 
-def set_cuda_order(uuids: Sequence[str] | None) -> None:
-    """Tell what CUDA itself reports: its devices' UUIDs, by ordinal. None forgets it."""
+def set_cuda_order(
+    devices: Sequence[Device] | None, free: Callable[[int], int | None] | None = None
+) -> None:
+    """Tell what CUDA itself reports: its devices by ordinal, and what reads the bytes free on one.
+
+    None forgets it.
+    """
     # Once CUDA has started, it does not read the environment again and its own order is the truth.
-    global _cuda_order
-    _cuda_order = None if uuids is None else tuple(uuids)
+    global _cuda_order, _cuda_free
+    _cuda_order, _cuda_free = None if devices is None else tuple(devices), free
 
 
 def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
@@ -231,7 +237,7 @@ def here(*, memory: bool = True) -> list[Device]:
         found = amd_gpus(os.environ)
         known = {_bare(gpu.uuid) for gpu in found}
         # Of a GPU without an id of its own HIP tells none that could be compared.
-        told = _cuda_order is not None and known.issuperset(map(_bare, _cuda_order))
+        told = _cuda_order is not None and known.issuperset(_bare(d.uuid) for d in _cuda_order)
         return _in_cuda_order(found, _cuda_order or ()) if told else found
     if _cuda_order is not None:
         found = _in_cuda_order(physical_gpus(), _cuda_order)
@@ -240,14 +246,16 @@ def here(*, memory: bool = True) -> list[Device]:
     if not memory:
         return found
     free = nvml.door().memory_free([device.uuid for device in found if device.uuid])
-    return [replace(device, memory_free=free.get(device.uuid or "")) for device in found]
+    return [replace(d, memory_free=free.get(d.uuid or "", d.memory_free)) for d in found]
 
 
-def _in_cuda_order(physical: Iterable[Device], order: Sequence[str]) -> list[Device]:
+def _in_cuda_order(physical: Iterable[Device], order: Sequence[Device]) -> list[Device]:
     by_uuid = {_bare(device.uuid): device for device in physical}
     return [
-        replace(by_uuid.get(_bare(uuid), Device("cuda", uuid=uuid)), ordinal=ordinal)
-        for ordinal, uuid in enumerate(order)
+        replace(known, ordinal=ordinal)
+        if (known := by_uuid.get(_bare(told.uuid)))
+        else replace(told, ordinal=ordinal, memory_free=_cuda_free and _cuda_free(ordinal))
+        for ordinal, told in enumerate(order)
     ]
 
 

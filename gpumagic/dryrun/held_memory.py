@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from gpumagic.device import cuda_state
 from gpumagic.device import here as devices_here
 from gpumagic.device.cards import in_blocks
 from gpumagic.dryrun.result import Peak
@@ -159,6 +160,7 @@ class Before:
 
 def measure(target: torch.device | None) -> Before:
     """Measure each device that this process uses, or will use for `target`."""
+    cuda_state.check()
     memory: dict[str, tuple[int, int | None]]
     memory, real = {"cpu": (0, int(psutil.virtual_memory().available))}, []
     virtual = any(device.virtual for device in devices_here(memory=False))

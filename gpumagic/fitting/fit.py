@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import Any
 
 from gpumagic import faults
-from gpumagic.device import Device
+from gpumagic.device import Device, cuda_state
 from gpumagic.device.cards import Card
 from gpumagic.dryrun.elsewhere import target_of
 from gpumagic.errors import GpuError, as_typed
@@ -88,6 +88,7 @@ def fit(
     >>> gpumagic.fit(step, 0, batch=range(1, 4097)).value
     1216
     """
+    cuda_state.check()
     began = time.monotonic()
     name, values = _values(value, _TYPE if filename is None else _TYPE_MAGIC)
     _check(margin, target)

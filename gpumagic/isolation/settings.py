@@ -149,7 +149,8 @@ def kept() -> Iterator[None]:
         with deferred():
             for setting, value in _adopted(others, modules):
                 _write(setting, value)
-            randomness.restore()
+            with faults.kept("putting the random state back"):
+                randomness.restore()
 
 
 class Growth:

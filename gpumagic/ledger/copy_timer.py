@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gpumagic.device import cuda_state
 from gpumagic.ledger.counts import before_reading
 
 # Of copies at one line, the first so many are timed, then each of so many.
@@ -22,7 +23,8 @@ class CopyTimer:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Sequence[Any], Any, Any]] = deque()
+        # What was copied, and two events with the ordinal of their GPU.
+        self._waiting: deque[tuple[Sequence[Any], Any, Any, int]] = deque()
         self._lock = threading.RLock()
 
     def wants(self, count: int) -> bool:
@@ -32,17 +34,17 @@ class CopyTimer:
     def begin(self, index: int) -> tuple[Any, Any]:
         """Put an event before a copy into the stream of GPU `index`, which will copy."""
         stream = torch.cuda.current_stream(index)
-        event = torch.cuda.Event(enable_timing=True)
+        event = cuda_state.take_event(index)
         event.record(stream)
         return event, stream
 
     def end(self, begun: tuple[Any, Any], counts: Sequence[Any]) -> None:
         """Put one after it; its time will be added to the ``seconds`` of each count."""
         start, stream = begun
-        event = torch.cuda.Event(enable_timing=True)
+        event = cuda_state.take_event(stream.device_index)
         event.record(stream)
         with self._lock:
-            self._waiting.append((counts, start, event))
+            self._waiting.append((counts, start, event, stream.device_index))
             while self._waiting and self._waiting[0][2].query():
                 self._read()
             if len(self._waiting) > _MOST_PAIRS:
@@ -51,13 +53,14 @@ class CopyTimer:
     def read_all(self) -> None:
         """Read every pair, waiting for those that have not passed."""
         with self._lock:
-            while self._waiting:
+            while self._waiting and cuda_state.working():
                 self._waiting[0][2].synchronize()
                 self._read()
 
     def _read(self) -> None:
-        counts, start, end = self._waiting.popleft()
+        counts, start, end, index = self._waiting.popleft()
         seconds = start.elapsed_time(end) * 1e-3
+        cuda_state.give_events(index, start, end)
         for count in counts:
             count.seconds += seconds
             count.timed += 1

@@ -15,7 +15,9 @@ from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
+from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError, meant
+from gpumagic.usercode.files import last_cell
 
 _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
 # Up to a -- that stands alone and in no quotes.
@@ -30,20 +32,41 @@ _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 def in_one_line(magic: str) -> Iterator[None]:
     """Let bad input within be an error of one line that begins with the magic's name.
 
-    IPython keeps that error until the next one: it leads to nothing of the user's.
+    So is an error of CUDA's that the user's code has not raised. IPython keeps that error until
+    the next one: it leads to nothing of the user's.
     """
     try:
         yield
-    except GpuError as error:
+    except (GpuError, RuntimeError) as error:
+        if _is_users(error) or not (text := said(magic, error)):
+            raise
         traceback.clear_frames(error.__traceback__)
         error.__cause__ = error.__context__ = error.__traceback__ = None
-        raise UsageError(said(magic, error)) from None
+        raise UsageError(text) from None
 
 
-def said(magic: str, error: GpuError) -> str:
-    """What an error says, with the magic's name before it."""
-    text = str(error)
-    return text if text.startswith(f"{magic} ") else f"{magic}: {text}"
+def _is_users(error: BaseException) -> bool:
+    """Whether an error has passed code of the user's, whose traceback is shown."""
+    from gpumagic.usercode.frames import errors
+    from gpumagic.usercode.lines import innermost_of
+
+    chain = () if isinstance(error, GpuError) else errors(error)
+    return any(innermost_of(each.__traceback__) is not None for each in chain)
+
+
+def said(magic: str, error: BaseException) -> str:
+    """What an error says, with the magic's name before it; nothing of one that is not known."""
+    text = of_cuda(error) or (str(error) if isinstance(error, GpuError) else "")
+    return text if not text or text.startswith(f"{magic} ") else f"{magic}: {text}"
+
+
+def of_cuda(error: BaseException) -> str:
+    """What to say of an error that CUDA has raised, or that says that it is dead, in one line."""
+    if cuda_state.is_death(error) and (death := cuda_state.look(last_cell())) is not None:
+        from gpumagic.memory.rescue import told
+
+        return told(death)
+    return cuda_state.advice(error)
 
 
 def answers_help(magic: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ class GpuMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self.explaining = Explaining(shell, lambda: self.cells.current())
-        self.cells = CellHooks(shell, display, self.explaining.explain_unshown)
+        self.cells = CellHooks(shell, display, self.explaining)
         self.watched = Watched(self.cells, display)
         self.once = Once(shell, self.cells.current)
         self.memory_hooks = MemoryHooks(shell)

@@ -1,4 +1,5 @@
-"""Show the explanation of an error, between devices or for want of memory, under its traceback.
+"""Show the explanation of an error, between devices, for want of memory, or of CUDA's own, under
+its traceback; and once, that CUDA is dead.
 
 The exception is left as it is, but for our own frames that stand in for torch's code: they are
 taken out, so that `%debug` begins in the user's. So it is wherever the shell shows a traceback: for
@@ -14,6 +15,8 @@ from typing import Any
 from IPython.display import display
 
 from gpumagic import faults
+from gpumagic.device import cuda_state
+from gpumagic.magics.arguments import of_cuda
 
 _FRAMEWORKS = ("torch", "jax", "tensorflow", "cupy")
 
@@ -26,6 +29,7 @@ class Explaining:
         self._cell = cell  # the one that runs
         self._shown = 0  # the id of an error, until its cell has ended
         self._active = False
+        self._death_told = self._death_published = False
 
     def install(self) -> None:
         self._original = self.shell.showtraceback
@@ -57,6 +61,19 @@ class Explaining:
             self._explain(error)
         self._shown = 0
 
+    def tell_death(self, where: str) -> None:
+        """Say once that CUDA is dead, and have the panel say it; `where` is the cell that ended."""
+        death = None if self._death_published else cuda_state.look(where)
+        if death is not None:
+            self._death_published = True
+            with faults.kept("telling that CUDA is dead"):
+                from gpumagic.memory.rescue import told
+                from gpumagic.telemetry.dead_cuda import publish
+
+                publish(death)
+                if not self._death_told:
+                    print(f"→ {told(death)}")
+
     def _explain(self, error: BaseException | None, earlier: Sequence[BaseException] = ()) -> None:
         if not self._active or error is None:
             return
@@ -64,12 +81,27 @@ class Explaining:
         start = time.perf_counter()
         # The user's own has been shown; who has seen enough may interrupt.
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
-            found = _explained(error, earlier)
-            if found is not None:
+            if line := _of_cuda(error):
+                self._death_told = cuda_state.look() is not None
+                print(f"→ {line}")
+            elif (found := _explained(error, earlier)) is not None:
                 display(found)
         cell = self._cell()
         if cell and cell.run:
             cell.run.left_out += time.perf_counter() - start
+
+
+def _of_cuda(error: BaseException) -> str:
+    """What to say of the error of CUDA's that one is, or was raised from; or nothing."""
+    if "torch" not in sys.modules:
+        return ""
+    from gpumagic.usercode.frames import errors
+    from gpumagic.usercode.lines import innermost_of
+
+    found = [each for each in errors(error) if isinstance(each, RuntimeError)]
+    if found and (line := innermost_of(found[-1].__traceback__)) is not None:
+        cuda_state.look(f"{line.label}, line {line.line}", found[-1])
+    return next(filter(None, map(of_cuda, found)), "")
 
 
 def _explained(error: BaseException, earlier: Sequence[BaseException]) -> Any:

@@ -55,6 +55,8 @@ def doctor() -> None:
     from gpumagic.telemetry.doctor import Check, Doctor
 
     checks, failed = Doctor().checks(), faults.all_kept()
+    if (death := device.cuda_state.death()) is not None:
+        checks.append(Check("CUDA", False, death.said, death.cure))
     for fault in failed:
         checks.append(Check("gpumagic", False, str(fault), "its traceback is below; report it"))
     if not failed:

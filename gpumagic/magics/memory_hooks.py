@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpumagic import faults
+from gpumagic.device import cuda_state
 
 _EVENTS = ("pre_run_cell", "post_run_cell")
 
@@ -35,7 +36,7 @@ class MemoryHooks:
 
     def _pre_run_cell(self, info: Any) -> None:
         self._threads.stamped = None
-        if cuda := _gpu_in_use():
+        if cuda := cuda_state.working():
             self._guarded("asking torch to note when memory runs out", self._note_shortages)
             if info.store_history:
                 self._guarded("stamping a cell on what it allocates", self._stamp, cuda.memory)
@@ -43,7 +44,7 @@ class MemoryHooks:
     def _post_run_cell(self, result: Any = None) -> None:
         number = getattr(result, "execution_count", None)
         self._note_arrays(f"In [{number}]" if number else "")
-        if not (cuda := _gpu_in_use()):
+        if not (cuda := cuda_state.working()):
             return
         if stamped := getattr(self._threads, "stamped", None):
             self._guarded("stamping a cell on what it allocates", _unstamp, cuda.memory, *stamped)
@@ -95,9 +96,3 @@ def _unstamp(memory: Any, cell: str, before: str) -> None:
     """Put back the name that was borne before, unless the cell has set another one."""
     if memory._get_memory_metadata() == cell:
         memory._set_memory_metadata(before)
-
-
-def _gpu_in_use() -> Any:
-    """``torch.cuda`` once it has used a GPU; nothing is imported for that."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda if cuda is not None and getattr(cuda, "is_initialized", bool)() else None

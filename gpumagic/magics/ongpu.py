@@ -17,6 +17,7 @@ from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
 
 from gpumagic import faults
+from gpumagic.device import cuda_state
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.magics.arguments import said
@@ -103,14 +104,12 @@ class RunningCell:
 class CellHooks:
     """What IPython calls around each cell of one shell."""
 
-    def __init__(
-        self, shell: Any, show: Callable[[Any], object], failed: Callable[[BaseException], object]
-    ) -> None:
+    def __init__(self, shell: Any, show: Callable[[Any], object], explaining: Any) -> None:
         self.shell = shell
         self.standing: Request | None = None
         self.standing_on = ""
         self._show = show
-        self._failed = failed
+        self._explaining = explaining
         self._moved = False  # any cell has moved anything for good
         self.watched: Any = None  # what counts in each cell, while `%gpuwatch` is on
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
@@ -184,10 +183,13 @@ class CellHooks:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
         if (raw is not None and not raw.strip()) or not self.stack:
             return  # IPython announces the end of an empty cell, but not its start
+        cuda_state.look()  # what follows asks CUDA nothing where it is dead
         error = getattr(result, "error_in_exec", None)
         if error is not None:
-            self._failed(error)
+            self._explaining.explain_unshown(error)
         self._end(self.stack.pop(), error or getattr(result, "error_before_exec", None))
+        number = getattr(result, "execution_count", None)
+        self._explaining.tell_death(f"In [{number}]" if number else "a cell")
         while faults.untold:
             print(f"{faults.untold.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 
@@ -212,13 +214,15 @@ class CellHooks:
                 file = sys._getframe(1).f_code.co_filename
                 return hand_over(self.shell, cell, asked, file, self._show)
             return self.place(cell, asked)
-        except GpuError as error:
+        except (GpuError, RuntimeError) as error:
+            text = said("%ongpu" if asked.standing else "%%ongpu", error)
+            if not text:
+                raise
             if asked.standing and cell.gone:
                 # Else no cell could run any more, `%ongpu off` included.
                 self.standing = None
-                raise UsageError(f"{error}; %ongpu {asked.where} has ended") from None
-            magic = "%ongpu" if asked.standing else "%%ongpu"
-            raise UsageError(said(magic, error)) from None
+                text = f"{text}; %ongpu {asked.where} has ended"
+            raise UsageError(text) from None
 
     def place(self, cell: RunningCell, asked: Request) -> None:
         """Begin a run for `cell`, ending the one that it has. Raises `GpuError`."""

@@ -4,6 +4,7 @@ A tensor's bytes are those of its block, so that all add up to what torch counts
 """
 
 from bisect import bisect_right
+from collections.abc import Container
 from inspect import signature
 from itertools import repeat
 from operator import attrgetter
@@ -12,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-from gpumagic.device.cards import in_blocks
+from gpumagic.device import has_virtual
+from gpumagic.device.cards import cublas_workspace, in_blocks
 from gpumagic.frameworks.exchange import Place
 from gpumagic.memory.heap import no_collections
 
@@ -77,6 +79,13 @@ class Allocator:
         """The blocks on ``"cuda:0"``, by address."""
         return self._blocks.get(_ordinal(device), {})
 
+    def workspaces(self, device: str, met: Container[int]) -> int:
+        """Bytes of cuBLAS's workspaces: blocks of their size at none of the addresses `met`."""
+        found = torch.cuda.get_device_properties(_ordinal(device))
+        nbytes = cublas_workspace((found.major, found.minor))
+        blocks = self.blocks(device).items()
+        return sum(b.size for address, b in blocks if b.size == nbytes and address not in met)
+
     def place(self, obj: Any) -> Place | None:
         """Where a tensor or a storage lies; None of what is on no GPU, and of anything else."""
         if issubclass(type(obj), Tensor):
@@ -131,6 +140,18 @@ class Allocator:
 def _ordinal(device: str) -> int:
     kind, _, number = device.partition(":")
     return int(number or 0) if kind == "cuda" else -1
+
+
+def clear_workspaces() -> None:
+    """Give cuBLAS's workspaces back to torch's allocator; the next product allocates one again.
+
+    None is given back where CUDA graphs were captured, which may have been with a workspace.
+    """
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    segments = None if clear is None or has_virtual() else _segments()
+    pools = {tuple(segment.get("segment_pool_id", ())) for segment in segments or ()}
+    if clear is not None and segments and pools <= {(), (0, 0)}:
+        clear()
 
 
 def _segments() -> list[Any] | None:

@@ -8,6 +8,7 @@ from operator import attrgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.memory import made_arrays
 from gpumagic.memory.device_figures import figures, with_other_libraries
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from gpumagic.memory.allocator import Allocator
     from gpumagic.memory.made_in import MadeIn
 
-_REST = "held by no Python object"
-"""The row of what is allocated and reached from nowhere: workspaces, DDP's buckets, C++."""
+WORKSPACE, _REST = "cuBLAS workspace", "held by no Python object"
+"""The rows of what is allocated and reached from nowhere: the other is DDP's buckets, C++'s."""
 
 
 def memory(*names: str) -> MemoryReport:
@@ -49,8 +50,9 @@ def memory(*names: str) -> MemoryReport:
     Raises
     ------
     GpuError
-        In one line: a name that is no variable.
+        In one line: a name that is no variable; CUDA is dead.
     """
+    cuda_state.check()
     start = perf_counter()
     namespace = user_namespace()
     for name in names:
@@ -68,7 +70,9 @@ def _devices(names: tuple[str, ...], namespace: Mapping[str, Any]) -> tuple[Devi
     if names:
         found = [_by(names, storage) for storage in found if storage.roots & set(names)]
     cells, whole = made_arrays.places(), not names
-    return tuple(with_holders(device, found, made_in, cells, whole=whole) for device in devices)
+    return tuple(
+        with_holders(device, found, made_in, cells, allocator, whole=whole) for device in devices
+    )
 
 
 def allocations() -> "tuple[Allocator | None, MadeIn | None]":
@@ -93,15 +97,20 @@ def with_holders(
     found: Iterable[FoundStorage],
     made_in: "MadeIn | None",
     by_cells: made_arrays.Places,
+    allocator: "Allocator | None" = None,
     *,
     whole: bool = True,
 ) -> DeviceMemory:
     """A GPU's figures with who holds what; where it is not the `whole`, without the rest."""
-    here = (storage for storage in found if storage.device == device.device)
+    here = [storage for storage in found if storage.device == device.device]
     rows = grouped(here, made_in, by_cells)
     rest = (device.allocated or 0) - sum(row.nbytes for row in rows)
     if whole and rest > 0:
-        rows.append(MemoryHolder(_REST, UNREACHED, device.device, rest))
+        met = {storage.address for storage in here}
+        known = 0 if allocator is None else allocator.workspaces(device.device, met)
+        for name, nbytes in ((WORKSPACE, known), (_REST, rest - known)):
+            if nbytes > 0:
+                rows.append(MemoryHolder(name, UNREACHED, device.device, nbytes))
     return replace(device, holders=tuple(sorted(rows, key=_most_first)))
 
 

@@ -64,12 +64,15 @@ def _halved(s: Situation) -> Iterator[Remedy]:
 
 
 def limited(s: Situation) -> Cause | None:
-    """It would fit, but for a limit that the code has set for this process."""
+    """It would fit, but for a limit that was set for this process, by its code or outside."""
     total, limit = s.device.total, s.shortage.total
     if total is None or limit is None or limit >= total or s.short_by > total - limit:
         return None
     why = f"this process may have {size(limit)} of the {size(total)} that {s.name} has"
     do = "`torch.cuda.set_per_process_memory_fraction(1.0)` allows"
+    if torch.cuda.mem_get_info(s.shortage.ordinal)[1] <= limit:
+        why = f"{why}, by a limit of MPS, of its container or of a vGPU"
+        do = "to raise that limit (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, or ask who set it) allows"
     return Cause("limit", why, (Remedy(do, total - limit),))
 
 

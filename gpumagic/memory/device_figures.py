@@ -56,9 +56,8 @@ def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) ->
 def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> DeviceMemory:
     allocated, reserved, torn = _allocator(ordinal)
     device = f"cuda:{ordinal}"
-    if gpu is None:  # no driver tells: Jetson
-        name, free, total = _from_cuda(ordinal)
-        return DeviceMemory(device, name, False, total, free, allocated, reserved, torn)
+    if gpu is None:  # nobody tells
+        return DeviceMemory(device, None, False, None, None, allocated, reserved, torn)
     mine, others = None, []
     for holder in held:
         if gpu.uuid in holder.memory and holder.mine:
@@ -103,15 +102,6 @@ def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
     # Another allocator does not tell, and says 0.
     torn = stats.get("inactive_split_bytes.all.current") if is_native() else None
     return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), torn
-
-
-def _from_cuda(ordinal: int) -> tuple[str | None, int | None, int | None]:
-    """Name, free and total bytes, by CUDA, which would make a context where there is none."""
-    torch = torch_here()
-    context: Any = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-    if not torch.cuda.is_initialized() or context is None or not context(ordinal):
-        return None, None, None
-    return torch.cuda.get_device_name(ordinal), *torch.cuda.mem_get_info(ordinal)
 
 
 def _apple(torch: Any) -> list[DeviceMemory]:

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.memory import other_arrays
-from gpumagic.memory.ask import grouped
+from gpumagic.memory.ask import WORKSPACE, grouped
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.freed import Freed, Released
 from gpumagic.memory.kept_by_ipython import KeptErrors, KeptOutputs
@@ -25,8 +26,8 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     """Give back the GPU memory that no variable holds, and say how much it was.
 
     The frames of exceptions and the outputs that hold tensors on a GPU are let go, garbage is
-    collected, and what torch's allocator then has left over goes back to the driver. In an `except`
-    block the frames of the error that it handles are emptied too.
+    collected, and cuBLAS's workspaces and what torch's allocator then has left over go back to the
+    driver. In an `except` block the frames of the error that it handles are emptied too.
 
     Parameters
     ----------
@@ -43,13 +44,14 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     Raises
     ------
     GpuError
-        No name is a variable that holds something on a GPU.
+        No name is a variable that holds something on a GPU; CUDA is dead.
 
     Examples
     --------
     >>> gpumagic.free_memory("batch", grads=True)
     freed 3.2 GiB (the exception of In [7]: 2.1 GiB on cuda:0, batch: 1.1 GiB on cuda:0) · …
     """
+    cuda_state.check()  # to collect an event of the user's would then end this process
     namespace = user_namespace()
     meter = _Meter()
     _empty_backwards_queue()
@@ -77,6 +79,11 @@ def free_memory(*names: str, grads: bool = False) -> Freed:
     for name in names:
         del namespace[name]
         meter.take(name, held_by=_others(name, names, found))
+    if torch_here() is not None:
+        from gpumagic.memory.allocator import clear_workspaces
+
+        clear_workspaces()
+        meter.take(WORKSPACE, told=False)
     returned = meter.empty_cache()
     return Freed(
         released=tuple(meter.released),

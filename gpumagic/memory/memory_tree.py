@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from gpumagic.device import cuda_state
 from gpumagic.display.table import Shown
 from gpumagic.errors import GpuError
 from gpumagic.memory.ask import allocations
@@ -109,8 +110,9 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     Raises
     ------
     GpuError
-        There is no such variable, or nothing on a GPU in it.
+        There is no such variable, or nothing on a GPU in it; CUDA is dead.
     """
+    cuda_state.check()
     value, name = _value(name, namespace), ast.unparse(ast.parse(name))
     first = first_name(name)
     # What is made when it is asked for, as data[0] of a tensor, has no path from a variable.

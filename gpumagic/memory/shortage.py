@@ -131,7 +131,11 @@ class Situation:
         now = next(d for d in figures() if d.device == self.name)
         all_of_it = with_other_libraries(now, self.storages)
         held = with_holders(
-            all_of_it, self.storages, MadeIn(self._allocator), made_arrays.places()
+            all_of_it,
+            self.storages,
+            MadeIn(self._allocator),
+            made_arrays.places(),
+            self._allocator,
         ).holders
         said = ("free", "allocated", "reserved", "others")
         then = {name: getattr(self.shortage, name) for name in said}

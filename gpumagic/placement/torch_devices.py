@@ -5,7 +5,7 @@ from functools import lru_cache
 import torch
 
 from gpumagic import device as names
-from gpumagic.device import Device
+from gpumagic.device import Device, cuda_state
 from gpumagic.errors import GpuError
 
 
@@ -15,7 +15,7 @@ def devices(*, memory: bool = True) -> list[Device]:
     known, count = names.here(memory=memory), torch.cuda.device_count()
     if any(device.kind == "xpu" for device in known):
         count = torch.xpu.device_count()
-    if len(known) == count:
+    if len(known) == count and all(device.uuid for device in known):
         return known
     # The driver is silent (Jetson) or counts otherwise: torch is what will run the cell.
     return [
@@ -30,13 +30,26 @@ def devices(*, memory: bool = True) -> list[Device]:
 
 
 def tell_cuda_order() -> None:
-    """Tell `gpumagic.device` which GPU each ordinal is, once CUDA itself can be asked."""
-    if not torch.cuda.is_initialized():
-        names.set_cuda_order(None)
-        return
-    every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    known = all(hasattr(properties, "uuid") for properties in every)
-    names.set_cuda_order([str(properties.uuid) for properties in every] if known else None)
+    """Tell `gpumagic.device` which GPU each ordinal is, once CUDA itself can be asked.
+
+    Before that, where no driver tells of a GPU, how many there are.
+    """
+    if torch.cuda.is_initialized():
+        every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        known = all(hasattr(properties, "uuid") for properties in every)
+        found = [
+            Device("cuda", n, f"GPU-{p.uuid}", None, p.name, p.total_memory)
+            for n, p in enumerate(every if known else ())
+        ]
+    else:
+        ask = torch.version.cuda and not names.has_virtual() and not names.physical_gpus()
+        found = [Device("cuda", n) for n in range(torch.cuda.device_count() if ask else 0)]
+    names.set_cuda_order(found or None, _free)
+
+
+def _free(ordinal: int) -> int | None:
+    """Bytes free by CUDA, which would make a context where there is none."""
+    return torch.cuda.mem_get_info(ordinal)[0] if ordinal in cuda_state.started() else None
 
 
 # What `cpu`, and a WHERE with a number in it, has named since CUDA started: that does not change.
@@ -46,6 +59,13 @@ names.devices_changed.append(_found.clear)
 
 def find(where: object) -> Device:
     """The one device that `where` names, and that torch can use."""
+    target = _find(where)
+    if target.kind == "cuda":
+        cuda_state.check()
+    return target
+
+
+def _find(where: object) -> Device:
     if isinstance(where, str) and where in _found:
         return _found[where]
     here = devices(memory="free" in str(where))
@@ -62,7 +82,7 @@ def find(where: object) -> Device:
                 " tells why, or type cpu"
             )
         return target
-    current = torch.cuda.current_device() if here and torch.cuda.is_initialized() else 0
+    current = torch.cuda.current_device() if here and cuda_state.working() else 0
     target = names.resolve_one(where, here, current=current)
     if target.kind == "mps" and not torch.backends.mps.is_available():
         raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
@@ -74,6 +94,7 @@ def find(where: object) -> Device:
 
 def find_several(where: object) -> list[Device]:
     """The devices that `where` names, and that torch can use: ``"0,1"``, ``"all"``."""
+    cuda_state.check()
     return names.resolve(where, devices(memory="free" in str(where)))
 
 

@@ -22,7 +22,7 @@ import psutil
 from gpumagic import device, faults
 from gpumagic.device import torch_build
 from gpumagic.errors import as_typed
-from gpumagic.telemetry import virtual_state
+from gpumagic.telemetry import dead_cuda, virtual_state
 from gpumagic.telemetry.linux_checks import preallocated
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
@@ -99,6 +99,11 @@ def _made(name: str) -> Any:
 
 # On a machine without GPUs there is nothing wrong in these; they only say why there is none.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
+_NO_NVML = Problem(
+    "nvml-missing",
+    "NVML is missing: no more than the name and the memory of these GPUs is known",
+    "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; %gpus --doctor says more",
+)
 _BUILDS = {"amd": "ROCm", "intel": "XPU"}
 _SHOW = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
@@ -108,10 +113,10 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     those that can be used have ordinals."""
     gpus = [gpu for gpu in gpus if not gpu.lost]
     usable = any(gpu.ordinal is not None or not named for gpu in gpus)
-    if any(gpu.virtual or gpu.vendor != "nvidia" for gpu in gpus):
+    if gpus and all(gpu.virtual or gpu.vendor != "nvidia" for gpu in gpus):
         problems = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
-    if usable:
-        return list(problems)
+    if usable:  # CUDA alone has told of them
+        return [_NO_NVML if problem.code in _JUST_NO_GPU else problem for problem in problems]
     if gpus and not all(gpu.virtual for gpu in gpus):
         return [*problems, _none_visible({gpu.vendor for gpu in gpus if not gpu.virtual})]
     offer = f"{as_typed('%gpus --virtual 2')} makes virtual ones"
@@ -190,6 +195,7 @@ class Collector:
             host = self._host()
             self._failed = []
             real, told = self._gpus(host, max_age)
+            real = real or [_of_cuda(d) for d in self._here() if d.index is None and not d.virtual]
             # This process's own first: they are the ones that a WHERE can name.
             states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
             gpus = self._with_ordinals([*real, *map(_virtual_sample, states)])
@@ -206,6 +212,8 @@ class Collector:
             problems = list(self._misnamed)
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
+            with faults.kept("looking for kernels whose CUDA is dead"):
+                problems += dead_cuda.problems()
             owned = self._with_owners(holders, max_age) if processes else []
             with faults.kept("looking for GPUs that JAX took for itself"):
                 problems += preallocated(gpus, owned)
@@ -345,6 +353,19 @@ def _owned(holder: ProcessSample, owner: Owner) -> ProcessSample:
     known = {name: getattr(owner, name) for name in _OWNED}
     known |= {"ordinal": owner.ordinals.get(holder.uuid), "mine": holder.pid == os.getpid()}
     return ProcessSample(**{**vars(holder), **known})
+
+
+def _of_cuda(found: device.Device) -> GpuSample:
+    """A GPU of which no driver tells, but CUDA has told torch."""
+    total, free = found.memory_total, found.memory_free
+    used = None if total is None or free is None else total - free
+    return GpuSample(
+        found.uuid or f"CUDA-{found.ordinal}",
+        found.name,
+        ordinal=found.ordinal,
+        memory_total=total,
+        memory_used=used,
+    )
 
 
 def _virtual_sample(state: virtual_state.VirtualState) -> GpuSample:

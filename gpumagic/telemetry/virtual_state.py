@@ -194,14 +194,19 @@ def read_file(path: Path) -> list[VirtualState]:
         pid, start = int(header["pid"]), float(header["started"])
     except (OSError, *_MALFORMED):
         return []
+    return _states(pid, facts, rows) if is_of(path, pid, start) else []
+
+
+def is_of(path: Path, pid: int, start: float) -> bool:
+    """Whether a file is of this process, which lives; it is removed where its process is gone."""
     if path.stem != str(pid):
-        return []
+        return False
     begun = started(pid)
     if begun is None or abs(begun - start) > _SAME_START_S:
         with suppress(OSError):
             path.unlink()
-        return []
-    return _states(pid, facts, rows)
+        return False
+    return True
 
 
 def _states(

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from gpumagic import faults
+from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.frameworks.needed import Needed
 from gpumagic.isolation.settings import Randomness, deferred, kept
@@ -112,6 +113,7 @@ def compare(
         caller = inspect.currentframe()
         outer = caller.f_back.f_globals if caller and caller.f_back else {}
         namespace = own if own is not None else outer
+    cuda_state.check()
     needed = Needed.by(namespace, setup, code)
     wanted = targets(devices, needed)
     _check(max_time, in_place, wanted)

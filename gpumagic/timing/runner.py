@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpumagic import nvml
 from gpumagic.copies.trial import Trial
-from gpumagic.device import Device
+from gpumagic.device import Device, cuda_state
 from gpumagic.frameworks.framework import Framework
 from gpumagic.isolation.settings import thread_modes
 from gpumagic.isolation.worker import Worker, wait_for_all
@@ -48,14 +48,7 @@ class TorchDevices:
         if torch is None:
             return []
         if torch.cuda.is_initialized():
-            # torch's own test for it; a CPU build with virtual GPUs has none, and all are there.
-            has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-            count = torch.cuda.device_count()
-            return [
-                torch.device("cuda", index)
-                for index in range(count)
-                if has_context is None or has_context(index)
-            ]
+            return [torch.device("cuda", index) for index in cuda_state.started()]
         if torch.xpu.is_initialized():
             return [torch.device("xpu", index) for index in range(torch.xpu.device_count())]
         return [torch.device("mps", 0)] if torch.backends.mps.is_available() else []
@@ -70,7 +63,7 @@ class TorchDevices:
         """An event after what its current stream was given so far; None where it has no events."""
         torch = torch_here()
         if device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
+            event = cuda_state.take_event(device.index)
             event.record(torch.cuda.current_stream(device))
             return event
         if device.type == "mps":
@@ -81,7 +74,10 @@ class TorchDevices:
 
     def elapsed(self, device: torch.device, start: Any, end: Any) -> float:
         """Seconds between two events that have passed; torch gives milliseconds."""
-        return float(start.elapsed_time(end)) * 1e-3
+        seconds = float(start.elapsed_time(end)) * 1e-3
+        if device.type == "cuda":
+            cuda_state.give_events(device.index, start, end)
+        return seconds
 
 
 @dataclass(frozen=True)

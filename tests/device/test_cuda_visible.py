@@ -116,7 +116,7 @@ def test_cudas_own_order_is_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [SimpleNamespace(uuid=p.uuid, index=p.index, name="H", memory_total=1) for p in four()]
     door = SimpleNamespace(gpus=lambda: known, memory_free=lambda uuids: {"GPU-c3": 5})
     monkeypatch.setattr("gpumagic.nvml.door", lambda: door)
-    device.set_cuda_order(["c3", "GPU-a0"])
+    device.set_cuda_order([device.Device("cuda", uuid=uuid) for uuid in ("c3", "GPU-a0")])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     found = device.here()
     assert [(p.ordinal, p.index, p.memory_free) for p in found] == [(0, 3, 5), (1, 0, None)]

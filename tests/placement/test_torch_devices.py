@@ -62,9 +62,9 @@ def test_where_nvml_is_silent_torch_is_asked(gpus, monkeypatch):
 
 def test_the_order_of_ordinals_is_torchs_once_cuda_runs(gpus, monkeypatch):
     told = []
-    monkeypatch.setattr(names, "set_cuda_order", told.append)
+    monkeypatch.setattr(names, "set_cuda_order", lambda found, free: told.append(found))
     torch_devices.tell_cuda_order()
-    assert told[0] == [d.uuid.removeprefix("GPU-") for d in gpumagic.devices()]
+    assert [d.uuid for d in told[0]] == [d.uuid for d in gpumagic.devices()]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     torch_devices.tell_cuda_order()
     assert told[-1] is None

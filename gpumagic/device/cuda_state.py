@@ -1,0 +1,198 @@
+"""Tell whether CUDA in this process still works, and what to do where it does not.
+
+Some of CUDA's errors stay: each later call fails with the same one, and only a new process can use
+the GPUs again. CUDA itself is asked, so that nobody is believed: no text of an error, and no rank.
+"""
+
+import ctypes
+import re
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpumagic import faults, nvml
+from gpumagic.errors import GpuError
+
+# By CUDA's text: what happened, in two or three words (cudaError_t in CUDA's reference).
+_STAYS = {
+    "device-side assert triggered": "device-side assert",
+    "an illegal memory access was encountered": "illegal memory access",
+    "an illegal instruction was encountered": "illegal instruction",
+    "misaligned address": "misaligned address",
+    "operation not supported on global/shared address space": "wrong address space",
+    "invalid program counter": "invalid program counter",
+    "hardware stack error": "hardware stack error",
+    "uncorrectable ECC error encountered": "uncorrectable ECC error",
+    "uncorrectable NVLink error detected during the execution": "uncorrectable NVLink error",
+    "the launch timed out and was terminated": "launch timed out",
+    "unspecified launch failure": "unspecified launch failure",
+    "unknown error": "unknown error",
+}
+_BUSY = "CUDA-capable device(s) is/are busy or unavailable"
+# What may be said of a GPU that is no longer there.
+_MAY_BE_LOST = frozenset({_BUSY, "unspecified launch failure", "unknown error"})
+_CURES = {
+    "uncorrectable ECC error": "restart the kernel; if it comes again, the GPU must be reset "
+    "(sudo nvidia-smi --gpu-reset)",
+    "launch timed out": "restart the kernel, and give each call less work",
+    "GPU lost": "restart the machine (sudo dmesg tells of Xid 79)",
+}
+# Of errors that do not stay: what to do.
+_PASSES = {
+    _BUSY: "the GPU is busy or unavailable: another "
+    "process may have it for itself (compute mode Exclusive_Process); `%gpus` shows who holds it; "
+    "run the cell again, or on another GPU",
+    "initialization error": "CUDA cannot start in this process: it may be a fork of one that had "
+    "started CUDA; start it by spawn",
+    "system not yet initialized": "NVSwitch is not ready: sudo systemctl start "
+    "nvidia-fabricmanager, then restart the kernel",
+}
+_SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
+
+
+class CudaDead(GpuError):
+    """CUDA in this process is dead: what needed it was not begun."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """The end of CUDA in this process."""
+
+    what: str  # "device-side assert"
+    where: str  # the code that ran when it was noticed: "In [7], line 3"; or nothing
+
+    @property
+    def cause(self) -> str:
+        """``"device-side assert in In [7], line 3 or before"``."""
+        return f"{self.what} in {self.where} or before" if self.where else self.what
+
+    @property
+    def cure(self) -> str:
+        """What to do."""
+        return _CURES.get(self.what, "restart the kernel")
+
+    @property
+    def said(self) -> str:
+        """That it has happened."""
+        return f"CUDA in this kernel is dead ({self.cause})"
+
+    def __str__(self) -> str:
+        return f"{self.said}: {self.cure}"
+
+
+_death: Death | None = None
+
+
+def death() -> Death | None:
+    """The death of CUDA as far as it is known; CUDA is not asked."""
+    return _death
+
+
+def working() -> Any:
+    """``torch.cuda`` from its first use of a GPU until CUDA dies; nothing is imported for that."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    started = getattr(cuda, "is_initialized", bool)()
+    return cuda if started and _death is None else None
+
+
+def started() -> list[int]:
+    """The ordinals that have a context: to ask for another would make one, of 0.5 GiB."""
+    if (cuda := working()) is None:
+        return []
+    # torch's own test for it; a CPU build with virtual GPUs has none, and all are there.
+    has_context = getattr(sys.modules["torch"]._C, "_cuda_hasPrimaryContext", None)
+    every = range(cuda.device_count())
+    return [n for n in every if has_context is None or has_context(n)]
+
+
+def look(where: str = "", error: BaseException | None = None) -> Death | None:
+    """The death of CUDA, which is looked for now; None while it works, or has not started.
+
+    `where` is the code that has run, `error` what it has raised. This waits for nothing.
+    """
+    global _death
+    if (cuda := working()) is not None:
+        said = _asked(cuda)
+        if not _MAY_BE_LOST.isdisjoint((said, _said(error))) and _lost():
+            _death = Death("GPU lost", where)
+        elif said in _STAYS:
+            _death = Death(_STAYS[said], where)
+    elif _death is not None and not _death.where:
+        _death = replace(_death, where=where)
+    return _death
+
+
+def _asked(cuda: Any) -> str:
+    """What CUDA itself says of its GPUs: nothing while all is well."""
+    try:
+        if not cuda.is_current_stream_capturing():  # which the next call would end
+            for ordinal in started():
+                cuda.current_stream(ordinal).query()
+    except RuntimeError as error:
+        return _said(error)
+    return ""
+
+
+def check() -> None:
+    """Raise `CudaDead` where CUDA is known to be dead."""
+    if _death is not None:
+        raise CudaDead(str(_death))
+
+
+def is_death(error: BaseException) -> bool:
+    """Whether an error is that CUDA in this process is dead."""
+    if _said(error) in (*_STAYS, *_MAY_BE_LOST):
+        return look(error=error) is not None
+    return isinstance(error, CudaDead)
+
+
+def advice(error: BaseException) -> str:
+    """What to do about an error of CUDA's that does not stay; nothing about any other."""
+    return _PASSES.get(_said(error), "")
+
+
+_spare: dict[tuple[type, int], list[Any]] = {}
+
+
+def take_event(ordinal: int) -> Any:
+    """An event of a GPU that can be timed; `give_events` takes it back for the next one.
+
+    It is never destroyed: to destroy an event of a dead CUDA ends the process, and what an error's
+    traceback holds is destroyed whenever Python likes.
+    """
+    kind = sys.modules["torch"].cuda.Event
+    spare = _spare.setdefault((kind, ordinal), [])
+    if spare:
+        return spare.pop()
+    event = kind(enable_timing=True)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
+    return event
+
+
+def give_events(ordinal: int, *events: Any) -> None:
+    """Take back events of a GPU that nobody reads any more."""
+    _spare[type(events[0]), ordinal] += events
+
+
+def forget() -> None:
+    """For tests: CUDA works."""
+    global _death
+    _death = None
+
+
+def _said(error: BaseException | None) -> str:
+    """CUDA's own text in an error."""
+    found = _SAID.search(faults.in_words(error)) if isinstance(error, RuntimeError) else None
+    return found[1].strip() if found else ""
+
+
+def _lost() -> bool:
+    """Whether NVML says that a GPU has fallen off the bus."""
+    door = nvml.door()
+    door.retry()
+    door.gpus()
+    return bool(door.lost)
+
+
+# That CUDA is dead is told once, and is no failure of ours wherever it is met.
+faults.not_ours.append(is_death)
