@@ -58,9 +58,11 @@ class AutoFix(RetryMode):
         source, name = str(tensor.device), _name(tensor, user)
         if _moves(tensor):
             origins: list[tuple[Any, Origin]] = []
-            move_all([(name, tensor)], home, origins=origins)
-            place = innermost()
-            remember(origins, place.label if place else "")
+            try:
+                move_all([(name, tensor)], home, origins=origins)
+            finally:
+                place = innermost()
+                remember(origins, place.label if place else "")
             new = tensor
         else:
             new = tensor.to(home)

@@ -5,6 +5,7 @@ Whatever happens in between, the placement is undone, and a report says what hap
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -80,8 +81,13 @@ class Run:
         self._recorder = recorder
         self._origins: list[tuple[Any, Origin]] = []
         self._table = table
-        self._placement: Placement | None = None
-        self._started = 0.0
+        self._undo: ExitStack | None = None  # of all that `start` began, the placement last
+        self._placement: Placement
+        self._started = self._seconds = 0.0
+        self._memory: dict[int, Memory] = {}
+        self._peak: Any = None
+        self._interrupted = False
+        self._fault: str | None = None
         self._left = left
         self.left_out = 0.0  # seconds that are none of the cell's
         self._ledger_complete = True
@@ -90,31 +96,50 @@ class Run:
     def start(self, line: Callable[[], Any] | None = None) -> None:
         """Move, and place; or raise `GpuError`, and nothing was moved. A long move has a `line`."""
         read = [*variables_read(self._names, self._namespace)] if self._move else []
-        if read:
-            self._moves = move_all(
-                read,
-                self._target,
-                followers=optimizers_in(self._namespace),
-                namespace=self._namespace,
-                clock=self._clock,
-                origins=self._origins,
-                line=line,
-            )
-        if self._origins and not self._back:
+        try:
+            if read:
+                self._moves = move_all(
+                    read,
+                    self._target,
+                    followers=optimizers_in(self._namespace),
+                    namespace=self._namespace,
+                    clock=self._clock,
+                    origins=self._origins,
+                    line=line,
+                )
+            self._begin()
+        except BaseException:
+            self._remember()
+            raise
+        if not self._back:
+            self._remember()
+
+    def _begin(self) -> None:
+        self._before = {*map(id, self._namespace.values())}
+        self._started = self._clock()
+        with ExitStack() as undo:
+            self._placement = enter(self._target, batches=self._move, namespace=self._namespace)
+            undo.callback(self._leave)
+            self._meter.start()
+            undo.callback(self._wait)
+            # A ledger that cannot be kept is no reason to stop the cell.
+            if self._fix is not None:
+                undo.callback(self._guarded, "bringing operands together", self._fix.stop)
+                self._guarded("bringing operands together", self._fix.start)
+            undo.callback(self._guarded, "ending the ledger of a cell", self._watch.stop)
+            self._guarded("starting the ledger of a cell", self._watch.start)
+            if self._recorder is not None:
+                undo.callback(self._guarded, "reading the peak of memory", self._read_peak)
+                self._guarded("recording the peak of memory", self._recorder.start)
+            self._undo = undo.pop_all()
+        self._started = self._clock()
+
+    def _remember(self) -> None:
+        """Note for `%ongpu home` where things were that are on the cell's device now."""
+        if self._origins:
             where = innermost()
             remember(self._origins, where.label if where else "")
             self._origins.clear()
-        self._before = {*map(id, self._namespace.values())}
-        self._started = self._clock()
-        self._placement = enter(self._target, batches=self._move, namespace=self._namespace)
-        self._meter.start()
-        # A ledger that cannot be kept is no reason to stop the cell.
-        if self._fix is not None:
-            self._guarded("bringing operands together", self._fix.start)
-        self._guarded("starting the ledger of a cell", self._watch.start)
-        if self._recorder is not None:
-            self._guarded("recording the peak of memory", self._recorder.start)
-        self._started = self._clock()
 
     def _guarded(self, doing: str, step: Callable[[], Any]) -> Any:
         try:
@@ -124,47 +149,33 @@ class Run:
             self._ledger_complete = False
 
     def finish(self, error: BaseException | None = None) -> Report | None:
-        """Undo the placement and say what happened; None when `start` did not succeed."""
-        if self._placement is None:
+        """Undo the placement and say what happened; None when `start` did not succeed.
+
+        Ctrl-C meanwhile leaves nothing in force: the rest is undone before it goes on.
+        """
+        if self._undo is None:
             return None
-        placement, self._placement = self._placement, None
-        # First: what follows is no doing of the cell.
-        peak = (
-            None
-            if self._recorder is None
-            else self._guarded("reading the peak of memory", self._recorder.stop)
-        )
-        self._guarded("ending the ledger of a cell", self._watch.stop)
-        if self._fix is not None:
-            self._guarded("bringing operands together", self._fix.stop)
-        memory: dict[int, Memory] = {}
-        interrupted, fault = isinstance(error, KeyboardInterrupt), None
+        undo, self._undo = self._undo, None
+        self._interrupted = isinstance(error, KeyboardInterrupt)
         try:
-            memory = self._meter.stop()
-            # After an interrupt the user wants the prompt back, not the end of the queue.
-            if not interrupted:
-                touched = (torch.device("cuda", index) for index in memory)
-                for device in dict.fromkeys((self._target, *touched)):
-                    wait_for(device)
-        except (RuntimeError, AssertionError, AttributeError) as failed:
-            # An error of the device itself surfaces at the wait; so does a device that is gone.
-            fault = first_line(failed)
-        finally:
-            seconds = self._clock() - self._started - self.left_out
-            leave(placement)
+            undo.close()
+            returned = self._bring_back() if self._origins else None
+        except BaseException:
+            self._remember()
+            raise
+        placement, memory, fault = self._placement, self._memory, self._fault
         if error is not None and cuda_state.death() is not None:
             fault = None  # it is told under the error
         ledger = None
         if fault is None:
             ledger = self._guarded("reading the ledger of a cell", lambda: self._watch.ledger)
-        returned = self._bring_back() if self._origins else None
         came = DATASET_STAYS if placement.delivered else None
         left = self._left
         left += tuple(part for part in self._moves.left if part.reason != came)
         left += returned.left if returned else ()
         report = Report(
             device=self.device,
-            seconds=seconds,
+            seconds=self._seconds,
             moved=self._moves.moved,
             left=left,
             move_seconds=self._moves.seconds,
@@ -172,26 +183,49 @@ class Run:
             stays=self._first and not self._back,
             batches=Batches(len(placement.delivered), sum(map(sum, placement.delivered))),
             memory=tuple(memory.values()),
-            peak=peak,
+            peak=self._peak,
             ledger=Ledger() if ledger is None else ledger,
             ledger_complete=self._ledger_complete,
             fixed=self._fix.done if self._fix is not None else (),
             table=self._table,
             elsewhere="" if error or ledger is None else self._elsewhere(placement, memory, ledger),
-            waited=not interrupted and fault is None,
+            waited=not self._interrupted and fault is None,
             error=type(error).__name__ if error is not None else None,
             fault=fault,
         )
         keep_last(report)
         return report
 
-    def _bring_back(self) -> Moves:
-        """For `--back`: what the move brought is where it was before."""
-        origins, self._origins = self._origins, []
+    def _read_peak(self) -> None:
+        if self._recorder is not None:
+            self._peak = self._recorder.stop()
+
+    def _wait(self) -> None:
+        """Read the memory that the cell used, and wait for the devices that it used."""
         try:
-            return bring_home(self._namespace, origins)
+            self._memory = self._meter.stop()
+            # After an interrupt the user wants the prompt back, not the end of the queue.
+            if not self._interrupted:
+                touched = (torch.device("cuda", index) for index in self._memory)
+                for device in dict.fromkeys((self._target, *touched)):
+                    wait_for(device)
+        except (RuntimeError, AssertionError, AttributeError) as failed:
+            # An error of the device itself surfaces at the wait; so does a device that is gone.
+            self._fault = first_line(failed)
+
+    def _leave(self) -> None:
+        self._seconds = self._clock() - self._started - self.left_out
+        leave(self._placement)
+
+    def _bring_back(self) -> Moves:
+        """Bring what `--back` moved to where it was before; what cannot go home is remembered."""
+        try:
+            moves = bring_home(self._namespace, self._origins)
+            self._origins.clear()
+            return moves
         except (GpuError, RuntimeError) as error:  # no room; a device that failed
-            names = ", ".join(dict.fromkeys(origin.name for _, origin in origins))
+            names = ", ".join(dict.fromkeys(origin.name for _, origin in self._origins))
+            self._remember()
             return Moves(left=(Left(names, first_line(error)),))
 
     def _elsewhere(self, place: Placement, memory: dict[int, Memory], ledger: Ledger) -> str:

@@ -55,7 +55,9 @@ def move_all(
     if moving:
         for name, optimizer in followers:
             finder.state(optimizer, (name,), only=moving)
-    plan = MovePlan(device, [found for found in finder.found if found.must_move(device)])
+    wanted = [found for found in finder.found if found.must_move(device)]
+    # Filled as things move: an interrupt after that loses no origin.
+    plan = MovePlan(device, wanted, [] if origins is None else origins)
     plan.left[:0] = [*finder.left, *(Left(written(h.steps), h.reason) for h in staying)]
     if moving:
         plan.note_bystanders(tensors_in(namespace or {}))
@@ -72,8 +74,6 @@ def move_all(
         wait_for(device)
     for value in finder.naming:
         _name_device(value, device)
-    if origins is not None:
-        origins += plan.origins
     moved = tuple(Moved(n, count, tuple(plan.sources[n])) for n, count in plan.nbytes.items())
     return Moves(moved, tuple(plan.left), clock() - start if moved else 0.0)
 

@@ -105,12 +105,14 @@ def written(steps: Path) -> str:
 class MovePlan:
     """New bytes for old tensors, made in full before the first tensor is changed."""
 
-    def __init__(self, device: torch.device, wanted: list[FoundTensor]) -> None:
+    def __init__(
+        self, device: torch.device, wanted: list[FoundTensor], origins: list[tuple[Any, Origin]]
+    ) -> None:
         self.device = device
         self.nbytes: dict[str, int] = {}  # by variable
         self.sources: dict[str, dict[str, None]] = {}
         self.left: list[Left] = []
-        self.origins: list[tuple[Any, Origin]] = []  # of what was carried out
+        self.origins = origins  # gets what is carried out, with where it was
         self._wanted = wanted
         self._assignments: list[tuple[FoundTensor, Tensor]] = []
         self._alone: list[FoundTensor] = []
@@ -223,17 +225,19 @@ class MovePlan:
     def carry_out(self) -> None:
         """Give each tensor its new bytes: all of them, or after an interrupt none."""
         before = [(found, found.tensor.data) for found, _ in self._assignments]
+        noted = len(self.origins)
         try:
+            self.origins += [
+                (found.tensor, Origin(found.root, found.tensor.device, new.device))
+                for found, new in self._assignments
+            ]
             for found, new in self._assignments:
                 found.tensor.data = new
         except BaseException:
             for found, old in before:
                 found.tensor.data = old
+            del self.origins[noted:]
             raise
-        self.origins += [
-            (found.tensor, Origin(found.root, old.device, found.tensor.device))
-            for found, old in before
-        ]
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:

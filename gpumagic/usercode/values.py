@@ -143,13 +143,13 @@ def contents(value: Any) -> list[tuple[Any, Any]]:
     return []
 
 
-def own(value: Any) -> dict[str, Any]:
-    """An object's `__dict__`, without asking its `__getattr__`."""
+def own(value: Any) -> Any:
+    """An object's `__dict__`, without asking its `__getattr__`; empty if there is none."""
     try:
-        held: dict[str, Any] = object.__getattribute__(value, "__dict__")
-    except AttributeError:
+        held: Any = object.__getattribute__(value, "__dict__")
+    except Exception:  # noqa: BLE001  a property of the user's may have that name
         return {}
-    return held
+    return held if isinstance(held, (dict, types.MappingProxyType)) else {}
 
 
 def is_array(value: object) -> bool:

@@ -9,6 +9,7 @@ from gpumagic.cell import run as running
 from gpumagic.cell.report import last_report
 from gpumagic.cell.run import Run
 from gpumagic.device import Device
+from gpumagic.moving import move
 from gpumagic.placement.scope import placement
 
 pytestmark = pytest.mark.usefixtures("gpus")
@@ -90,3 +91,73 @@ def test_a_cell_that_touches_nothing():
     run = made()
     run.start()
     assert not run.finish().touched
+
+
+def test_an_object_whose_dict_is_a_property_that_raises_stops_no_cell():
+    class Raises:
+        __module__ = "__main__"
+
+        @property
+        def __dict__(self):
+            raise RuntimeError("theirs")
+
+    namespace = {"theirs": Raises(), "x": torch.ones(2)}
+    run = made(namespace, ["x"])
+    run.start()
+    assert [moved.name for moved in run.finish().moved] == ["x"]
+
+
+@pytest.mark.parametrize("at", ["recorder", "ledger", "memory", "home"])
+def test_ctrl_c_while_a_cell_ends_leaves_nothing_in_force(monkeypatch, at):
+    """Else every later cell would make its tensors there, without a word."""
+
+    class Recorder:
+        def start(self):
+            pass
+
+        def stop(self):
+            interrupt("recorder")
+
+    def interrupt(where):
+        if where == at:
+            raise KeyboardInterrupt
+
+    def interrupting(real, where):
+        def call(*args, **options):
+            interrupt(where)
+            return real(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(running.watch, "stop", interrupting(running.watch.stop, "ledger"))
+    meter = running.MemoryMeter
+    monkeypatch.setattr(meter, "stop", interrupting(meter.stop, "memory"))
+    monkeypatch.setattr(running, "bring_home", interrupting(running.bring_home, "home"))
+    x = torch.ones(2)
+    run = made({"x": x}, ["x"], back=True, recorder=Recorder())
+    run.start()
+    with pytest.raises(KeyboardInterrupt):
+        run.finish()
+    monkeypatch.undo()
+    run._watch.stop()
+    run._meter.stop()
+    assert placement() is None
+    assert x.device.type == "cuda"
+    move.bring_home({"x": x})  # as %ongpu home does
+    assert x.device.type == "cpu"
+
+
+@pytest.mark.parametrize("before", ["the memory is read", "it is placed"])
+def test_ctrl_c_while_a_cell_begins_loses_no_origin(monkeypatch, before):
+    def interrupted(*args, **options):
+        raise KeyboardInterrupt
+
+    where = (running.MemoryMeter, "start") if "memory" in before else (running, "enter")
+    x = torch.ones(2)
+    run = made({"x": x}, ["x"], back=True)
+    monkeypatch.setattr(*where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.start()
+    assert placement() is None
+    move.bring_home({"x": x})
+    assert x.device.type == "cpu"
