@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from gpumagic.ledger.counts import Count, Tally
+from gpumagic.ledger.cuda_reads import HOST
 from gpumagic.ledger.via import (
     ENGINE,
     IN_FRONT,
@@ -27,8 +28,6 @@ from gpumagic.usercode.files import module_of
 from gpumagic.usercode.lines import in_cell
 
 _getframe, _ident = sys._getframe, threading.get_ident
-HOST = -1
-"""What `Tensor.get_device` says of the CPU."""
 What = tuple[bool, str, int, int, bool]
 """Whether it is a copy; the operator; from which GPU (or `HOST`), and to which; non_blocking."""
 # A tensor's own methods, which are the user's doing.
@@ -56,7 +55,8 @@ running: tuple[ActiveWatch, ...] = ()
 
 class _Here(threading.local):
     copies = 0  # counted on this thread
-    waiting = False  # within an operator that waits
+    reads = 0
+    within = ""  # the operator whose own code makes the waits on this thread
     serial = 0  # of the printing of a tensor that goes on
     counted = 0  # the last of them that was counted
 

@@ -18,6 +18,7 @@ notebook's display of a value, by autograd's engine; by `--fix`."""
 
 WORDS = {PRINT: "print", LOADER: "loader", DISPLAY: "display", ENGINE: "backward", FIX: "fix"}
 _SPECIAL = {
+    os.path.join("torch", "_ops.py"): IN_FRONT,  # how we call the next kernel
     os.path.join("torch", "_tensor_str.py"): PRINT,
     os.path.join("torch", "autograd", "graph.py"): ENGINE,
     os.path.join("torch", "autograd", "__init__.py"): ENGINE,
