@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpumagic.errors import CrossDeviceWarning
-from gpumagic.ledger.attribute import here
+from gpumagic.ledger.attribute import HOST, here
 from gpumagic.ledger.counts import Count
-from gpumagic.ledger.cuda_reads import HOST
 from gpumagic.ledger.entry import Entry
 from gpumagic.ledger.kept_values import keep
 from gpumagic.ledger.via import DISPLAY, ENGINE, FIX, LOADER, PRINT

@@ -3,6 +3,7 @@
 `counts(what, tensor)` is asked before each; `add` counts it once it has succeeded.
 """
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -12,12 +13,10 @@ from types import FrameType
 from typing import Any
 
 from gpumagic.ledger.counts import Count, Tally
-from gpumagic.ledger.cuda_reads import HOST
 from gpumagic.ledger.via import (
     ENGINE,
     IN_FRONT,
     LIBRARY,
-    PRINT,
     USER,
     is_implicit,
     kinds,
@@ -28,6 +27,8 @@ from gpumagic.usercode.files import module_of
 from gpumagic.usercode.lines import in_cell
 
 _getframe, _ident = sys._getframe, threading.get_ident
+HOST = -1
+"""What `Tensor.get_device` says of the CPU."""
 What = tuple[bool, str, int, int, bool]
 """Whether it is a copy; the operator; from which GPU (or `HOST`), and to which; non_blocking."""
 # A tensor's own methods, which are the user's doing.
@@ -57,11 +58,12 @@ class _Here(threading.local):
     copies = 0  # counted on this thread
     reads = 0
     within = ""  # the operator whose own code makes the waits on this thread
-    serial = 0  # of the printing of a tensor that goes on
+    serial = 0  # of the call that goes on and may wait more than once, such as a printing
     counted = 0  # the last of them that was counted
 
 
 here = _Here()
+serials = itertools.count(1)
 
 
 def watches() -> tuple[ActiveWatch, ...]:
@@ -170,7 +172,7 @@ def add(found: Sequence[Count], nbytes: int, seconds: float, blocking: bool) -> 
         count.nbytes += nbytes
         count.seconds += seconds
         count.blocking += blocking
-    if found and found[0].how == PRINT and here.counted != here.serial:
+    if here.serial and here.counted != here.serial:
         for count in found:
             count.calls += 1
         here.counted = here.serial

@@ -14,10 +14,10 @@ import torch
 from gpumagic.errors import CrossDeviceWarning
 from gpumagic.faults import keep, kept
 from gpumagic.ledger import attribute
-from gpumagic.ledger.attribute import add, counts, here
+from gpumagic.ledger.attribute import HOST, add, counts, here, serials
 from gpumagic.ledger.copy_timer import TIMER
 from gpumagic.ledger.counts import Count
-from gpumagic.ledger.cuda_reads import COUNT, HOST, INDEXING, brought, crossing, reads
+from gpumagic.ledger.cuda_reads import COUNT, INDEXING, brought, crossing, reads
 from gpumagic.usercode.unseen import leave_out_ours
 
 Kernel = Callable[..., Any]
@@ -55,20 +55,21 @@ def counted(
                 return base(*args, **kwargs)
             if (after := asked(args, kwargs)) is None:
                 return base(*args, **kwargs)
-            outer = here.within
+            outer = here.within, here.serial
             if within:
-                here.within = outer or within
+                here.within = outer[0] or within
+                here.serial = outer[1] or next(serials)
             try:
                 start = perf_counter()
                 result = base(*args, **kwargs)
                 seconds = perf_counter() - start
+                try:
+                    after(seconds)
+                except Exception as error:  # noqa: BLE001
+                    keep(_DOING, error)
             finally:
                 if within:
-                    here.within = outer
-            try:
-                after(seconds)
-            except Exception as error:  # noqa: BLE001
-                keep(_DOING, error)
+                    here.within, here.serial = outer
             return result
         except BaseException as error:
             leave_out_ours(error)
@@ -252,4 +253,4 @@ def counting_whole(base: Kernel, operator: str) -> Kernel:
 
         return after
 
-    return counted(base, before)
+    return counted(base, before, within=operator)

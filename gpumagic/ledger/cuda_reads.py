@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-HOST = -1
-"""What `Tensor.get_device` says of the CPU."""
+from gpumagic.ledger.attribute import HOST
+
 COUNT = 4
 """Bytes of a number of elements that an operator's own code reads."""
 WAITS = (
@@ -52,7 +52,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
     if operator == "repeat_interleave":  # the last of the sums, and whether one is negative
         return [8, 1] if output_size is None else []
     if operator == "histc":
-        low, high = (*args, 0, 0)[1:3]
+        low, high = (*args[1:], 0, 0)[:2]
         return [self.element_size()] * 2 if low == high else []
     if operator == "bincount":  # the smallest and the largest
         return [self.element_size()] * 2 if self.numel() else []

@@ -1,7 +1,6 @@
 """Wrap the functions of torch that wait and are no operators, and the one that prints a tensor."""
 
 import functools
-import itertools
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,13 +9,10 @@ from typing import Any
 import torch
 import torch._tensor_str
 
-from gpumagic.ledger.attribute import add, counts, here
+from gpumagic.ledger.attribute import HOST, add, counts, here, serials
 from gpumagic.ledger.copy_kernels import After, Kernel, counted
-from gpumagic.ledger.cuda_reads import HOST
 from gpumagic.usercode.files import is_ours
 from gpumagic.usercode.unseen import unseen
-
-_serials = itertools.count(1)
 
 
 def patch_printing(stack: ExitStack) -> None:
@@ -47,7 +43,7 @@ def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:
     @unseen
     def numbered(*args: Any, **kwargs: Any) -> str:
         __tracebackhide__ = True
-        before, here.serial = here.serial, next(_serials)
+        before, here.serial = here.serial, next(serials)
         try:
             return print_tensor(*args, **kwargs)
         finally:
