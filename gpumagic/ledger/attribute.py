@@ -22,6 +22,7 @@ from gpumagic.ledger.via import (
     kinds,
     locate,
     of_thread,
+    opcode,
 )
 from gpumagic.usercode.files import module_of
 from gpumagic.usercode.lines import in_cell
@@ -158,7 +159,10 @@ def count_for(
     """A count of nothing yet, for an operator that the innermost frame `inner` calls."""
     code, at = (None, 0) if user is None else in_cell(user)
     called_in = (None, 0) if inner is None else (inner.f_code, inner.f_lasti)
-    implicit = is_implicit(operator, how, *((code, at) if inner is user else called_in))
+    place = (code, at) if inner is user else called_in
+    if operator == "copy_" and destination != "cpu" and opcode(*place).startswith("BINARY_"):
+        operator = "index"  # a subscript is the only expression that brings an operand
+    implicit = is_implicit(operator, how, *place)
     module = module_of(inner.f_code.co_filename) if inner and not how else ""
     within = "" if module in _METHODS else module
     codes = tuple(None if frame is None else frame.f_code for frame in (user, inner))

@@ -130,6 +130,8 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
         destination, source = self.get_device(), src.get_device()
         if source == destination or not (nbytes := crossing(self, src, non_blocking)):
             return None
+        if here.within and destination == HOST:
+            return _reading(src)
         found = counts((True, "copy_", source, destination, non_blocking), src)
         if not found:
             return None
@@ -178,18 +180,19 @@ def _look(found: Sequence[Count], src: Any, host: Any) -> None:
 def reading(base: Kernel) -> Kernel:
     """The kernel in front of the one by which `item` and its kin read an element."""
 
-    def before(self: Any) -> After | None:
-        __tracebackhide__ = True
-        found = counts((False, here.within or "item", self.get_device(), HOST, False), self)
-        nbytes = self.element_size()
+    return counted(base, _reading, 1)
 
-        def after(seconds: float) -> None:
-            here.reads += 1
-            add(found, nbytes, seconds, True)
 
-        return after
+def _reading(element: Any) -> After:
+    __tracebackhide__ = True
+    found = counts((False, here.within or "item", element.get_device(), HOST, False), element)
+    nbytes = element.nbytes
 
-    return counted(base, before, 1)
+    def after(seconds: float) -> None:
+        here.reads += 1
+        add(found, nbytes, seconds, True)
+
+    return after
 
 
 def read_by(copy: Kernel, element: Any) -> Any:
@@ -241,7 +244,8 @@ def counting_whole(base: Kernel, operator: str) -> Kernel:
         if not sizes and not sent:
             return None
         copied = [(each, counts((True, each[1], HOST, device, False), each[0])) for each in sent]
-        waited = counts((False, operator, device, HOST, False), self) if sizes else ()
+        name = "nonzero" if operator in INDEXING else operator
+        waited = counts((False, name, device, HOST, False), self) if sizes else ()
 
         def after(seconds: float) -> None:
             each = seconds / (len(sent) + len(sizes))

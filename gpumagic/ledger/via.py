@@ -83,5 +83,9 @@ def is_implicit(operator: str, how: int, code: CodeType | None, at: int) -> bool
         return True
     if code is None:  # a thread of autograd's, where no Python runs
         return False
-    name = dis.opname[code.co_code[at]] if 0 <= at < len(code.co_code) else ""
-    return name.startswith(_NO_CALL) or called(code, at) in _READING
+    return opcode(code, at).startswith(_NO_CALL) or called(code, at) in _READING
+
+
+def opcode(code: CodeType | None, at: int) -> str:
+    """The name of the instruction at `at`; empty if there is none."""
+    return dis.opname[code.co_code[at]] if code and 0 <= at < len(code.co_code) else ""

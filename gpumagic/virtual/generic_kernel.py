@@ -143,8 +143,9 @@ def _run_any(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     if above or kwargs or plan.special:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
     if events.listeners and (plan.waits or plan.name in INDEXING):
+        name = plan.name if plan.waits else "nonzero"
         for nbytes in reads(plan.name, *args, **kwargs):
-            events.emit("sync", plan.name, gpu.device, HOST, nbytes)
+            events.emit("sync", name, gpu.device, HOST, nbytes)
     started = perf_counter_ns()
     try:
         result = call(*low, **low_kwargs)
