@@ -64,7 +64,7 @@ MAY = {
     "widget": {"display", "memory", "gputable", "telemetry", "errors", "faults"},
     "server": {"telemetry", "device", "errors", "faults"},
     "gputable": {"display", "telemetry", "device", "errors"},
-    "virtual": {"frameworks", "telemetry", "device", "usercode", "errors", "faults"},
+    "virtual": {"frameworks", "ledger", "telemetry", "device", "usercode", "errors", "faults"},
     "telemetry": {"device", "drm", "nvml", "errors", "faults"},
     "display": {"errors", "faults"},
     "device": {"drm", "nvml", "errors", "faults"},

@@ -3,6 +3,7 @@
 `counts(what, tensor)` is asked before each; `add` counts it once it has succeeded.
 """
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -16,12 +17,12 @@ from gpumagic.ledger.via import (
     ENGINE,
     IN_FRONT,
     LIBRARY,
-    PRINT,
     USER,
     is_implicit,
     kinds,
     locate,
     of_thread,
+    opcode,
 )
 from gpumagic.usercode.files import module_of
 from gpumagic.usercode.lines import in_cell
@@ -56,12 +57,14 @@ running: tuple[ActiveWatch, ...] = ()
 
 class _Here(threading.local):
     copies = 0  # counted on this thread
-    waiting = False  # within an operator that waits
-    serial = 0  # of the printing of a tensor that goes on
+    reads = 0
+    within = ""  # the operator whose own code makes the waits on this thread
+    serial = 0  # of the call that goes on and may wait more than once, such as a printing
     counted = 0  # the last of them that was counted
 
 
 here = _Here()
+serials = itertools.count(1)
 
 
 def watches() -> tuple[ActiveWatch, ...]:
@@ -156,7 +159,10 @@ def count_for(
     """A count of nothing yet, for an operator that the innermost frame `inner` calls."""
     code, at = (None, 0) if user is None else in_cell(user)
     called_in = (None, 0) if inner is None else (inner.f_code, inner.f_lasti)
-    implicit = is_implicit(operator, how, *((code, at) if inner is user else called_in))
+    place = (code, at) if inner is user else called_in
+    if operator == "copy_" and destination != "cpu" and opcode(*place).startswith("BINARY_"):
+        operator = "index"  # a subscript is the only expression that brings an operand
+    implicit = is_implicit(operator, how, *place)
     module = module_of(inner.f_code.co_filename) if inner and not how else ""
     within = "" if module in _METHODS else module
     codes = tuple(None if frame is None else frame.f_code for frame in (user, inner))
@@ -170,7 +176,7 @@ def add(found: Sequence[Count], nbytes: int, seconds: float, blocking: bool) -> 
         count.nbytes += nbytes
         count.seconds += seconds
         count.blocking += blocking
-    if found and found[0].how == PRINT and here.counted != here.serial:
+    if here.serial and here.counted != here.serial:
         for count in found:
             count.calls += 1
         here.counted = here.serial

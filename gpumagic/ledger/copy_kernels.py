@@ -14,9 +14,10 @@ import torch
 from gpumagic.errors import CrossDeviceWarning
 from gpumagic.faults import keep, kept
 from gpumagic.ledger import attribute
-from gpumagic.ledger.attribute import HOST, add, counts, here
+from gpumagic.ledger.attribute import HOST, add, counts, here, serials
 from gpumagic.ledger.copy_timer import TIMER
 from gpumagic.ledger.counts import Count
+from gpumagic.ledger.cuda_reads import COUNT, INDEXING, brought, crossing, reads
 from gpumagic.usercode.files import leave_out_ours
 
 Kernel = Callable[..., Any]
@@ -28,7 +29,6 @@ _BOOL = torch.bool
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _modes = torch._C._len_torch_function_stack
 _without_overrides = torch._C.DisableTorchFunction
-SIZE = 8  # bytes of a result's size, which operators of unknown shape read
 # What a copy copies, and from what memory, is looked at for the first at a line, then now and then.
 _FIRST, _EVERY = 8, 64
 # To take the kernels out and put them back costs what so many calls cost that nobody counts.
@@ -38,11 +38,11 @@ idle: Callable[[], None] = lambda: None  # noqa: E731  set by those who put the 
 
 
 def counted(
-    base: Kernel, before: Callable[..., After | None], tensors: int = 0, *, waits: bool = False
+    base: Kernel, before: Callable[..., After | None], tensors: int = 0, *, within: str = ""
 ) -> Kernel:
     """What stands in front of `base`: it runs that, and counts the call where something watches."""
     # `before` is given the same arguments and may raise `CrossDeviceWarning`; what it returns is
-    # called afterwards. With `waits`, all waits within `base` are one of the user's.
+    # called afterwards. With `within`, waits of operators that `base` calls are under that name.
     asked = _asked(before, tensors)
 
     # As `unseen` has it, without another call: it is the way of all that could be watched.
@@ -53,21 +53,23 @@ def counted(
                 if next(passed) >= _MOST_PASSED:
                     _take_out()
                 return base(*args, **kwargs)
-            if (waits and here.waiting) or (after := asked(args, kwargs)) is None:
+            if (after := asked(args, kwargs)) is None:
                 return base(*args, **kwargs)
-            if waits:
-                here.waiting = True
+            outer = here.within, here.serial
+            if within:
+                here.within = outer[0] or within
+                here.serial = outer[1] or next(serials)
             try:
                 start = perf_counter()
                 result = base(*args, **kwargs)
                 seconds = perf_counter() - start
+                try:
+                    after(seconds)
+                except Exception as error:  # noqa: BLE001
+                    keep(_DOING, error)
             finally:
-                if waits:
-                    here.waiting = False
-            try:
-                after(seconds)
-            except Exception as error:  # noqa: BLE001
-                keep(_DOING, error)
+                if within:
+                    here.within, here.serial = outer
             return result
         except BaseException as error:
             leave_out_ours(error)
@@ -126,8 +128,10 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
         if type(src) not in _PLAIN:
             src = as_tensor(src)
         destination, source = self.get_device(), src.get_device()
-        if source == destination or not (nbytes := src.nbytes):
+        if source == destination or not (nbytes := crossing(self, src, non_blocking)):
             return None
+        if here.within and destination == HOST:
+            return _reading(src)
         found = counts((True, "copy_", source, destination, non_blocking), src)
         if not found:
             return None
@@ -176,61 +180,81 @@ def _look(found: Sequence[Count], src: Any, host: Any) -> None:
 def reading(base: Kernel) -> Kernel:
     """The kernel in front of the one by which `item` and its kin read an element."""
 
-    def before(self: Any) -> After | None:
-        __tracebackhide__ = True
-        if here.waiting:  # some operators find the size of their result by `item` within
-            return None
-        found = counts((False, "item", self.get_device(), HOST, False), self)
-        nbytes = self.element_size()
-        return lambda seconds: add(found, nbytes, seconds, True)
-
-    return counted(base, before, 1)
+    return counted(base, _reading, 1)
 
 
-def waiting(base: Kernel, operator: str) -> Kernel:
-    """The kernel in front of an operator that waits for the size of its result."""
+def _reading(element: Any) -> After:
+    __tracebackhide__ = True
+    found = counts((False, here.within or "item", element.get_device(), HOST, False), element)
+    nbytes = element.nbytes
+
+    def after(seconds: float) -> None:
+        here.reads += 1
+        add(found, nbytes, seconds, True)
+
+    return after
+
+
+def read_by(copy: Kernel, element: Any) -> Any:
+    """The number in a tensor of a GPU, read as torch reads it: by one copy to pinned memory."""
+    with _without_overrides():
+        pinned = element.device.type == "cuda"
+        host = torch.empty(element.shape, dtype=element.dtype, device="cpu", pin_memory=pinned)
+        value = copy(host, element).tolist()
+    while isinstance(value, list):
+        value = value[0]
+    return value
+
+
+def naming(base: Kernel, operator: str) -> Kernel:
+    """The kernel of a real GPU that reads by other operators, which are counted under its name."""
+    return counted(base, lambda *args, **kwargs: lambda seconds: None, within=operator)
+
+
+def sizing(base: Kernel, operator: str) -> Kernel:
+    """The kernel of a real GPU that reads the size of its result: by `item` within, or itself."""
 
     def before(self: Any, *args: Any, **kwargs: Any) -> After | None:
         __tracebackhide__ = True
-        if kwargs.get("output_size") is not None:  # by which the shape is known
+        if not reads(operator, self):
             return None
-        found = counts((False, operator, self.get_device(), HOST, False), self)
-        return lambda seconds: add(found, SIZE, seconds, True)
-
-    return counted(base, before, waits=True)
-
-
-def indexing(base: Kernel, operator: str) -> Kernel:
-    """The kernel in front of a virtual GPU's indexing, which brings CPU indices by itself.
-
-    A real GPU's calls `copy_` and `nonzero` for that, which are watched themselves.
-    """
-
-    def before(self: Any, indices: Any, *rest: Any) -> After | None:
-        __tracebackhide__ = True
-        brought, masked = [], False
-        for index in indices:
-            if index is not None:
-                masked = masked or index.dtype is _BOOL
-                if index.get_device() == HOST:
-                    brought.append(index)
-        if not brought and not masked:
-            return None
-        # Composite operators leave what is on several devices to one within, which counts it.
-        if operator.startswith("index_put") and (brought or rest[0].get_device() == HOST):
-            return None
-        device = self.get_device()
-        copied = [(t, counts((True, "index", HOST, device, False), t)) for t in brought]
-        wait = (False, operator, device, HOST, False)
-        waited = counts(wait, self) if masked else ()
+        found = counts((False, here.within or operator, self.get_device(), HOST, False), self)
+        read = here.reads
 
         def after(seconds: float) -> None:
-            each = seconds / (len(brought) + masked)
-            for tensor, found in copied:
-                add(found, tensor.nbytes, each, True)
-                _look(found, tensor, tensor)
-            add(waited, SIZE, each, True)
+            if here.reads == read:
+                here.reads += 1
+                add(found, COUNT, seconds, True)
 
         return after
 
-    return counted(base, before)
+    return counted(base, before, within=operator)
+
+
+def counting_whole(base: Kernel, operator: str) -> Kernel:
+    """The kernel in front of a virtual GPU's, which runs as a whole and reads nothing by others.
+
+    An index or a value that lies on the CPU is brought.
+    """
+
+    def before(self: Any, *args: Any, **kwargs: Any) -> After | None:
+        __tracebackhide__ = True
+        sizes, device = reads(operator, self, *args, **kwargs), self.get_device()
+        sent = brought(operator, *args) if operator in INDEXING else ()
+        if not sizes and not sent:
+            return None
+        copied = [(each, counts((True, each[1], HOST, device, False), each[0])) for each in sent]
+        name = "nonzero" if operator in INDEXING else operator
+        waited = counts((False, name, device, HOST, False), self) if sizes else ()
+
+        def after(seconds: float) -> None:
+            each = seconds / (len(sent) + len(sizes))
+            for (tensor, _, nbytes, blocking), found in copied:
+                add(found, nbytes, each, blocking)
+                _look(found, tensor, tensor)
+            for nbytes in sizes:
+                add(waited, nbytes, each, True)
+
+        return after
+
+    return counted(base, before, within=operator)

@@ -66,7 +66,7 @@ class Count:
         """The count as the ledger shows it; of `at_least` so many calls, for what is to come."""
         # Not every copy was timed on the device: the others are taken to be like those that were.
         seconds = self.seconds * self.count / self.timed if self.timed else self.seconds
-        calls = max(self.calls if self.how == PRINT else self.count, at_least)
+        calls = max(self.calls if self.how == PRINT else self.calls or self.count, at_least)
         return Entry(
             kind=self.kind or ("copy" if self.copy else "wait"),
             operator=self.operator,

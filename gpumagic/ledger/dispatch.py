@@ -20,37 +20,17 @@ import torch
 from gpumagic.device import devices_changed
 from gpumagic.ledger import attribute, copy_kernels
 from gpumagic.ledger.copy_kernels import Kernel
-from gpumagic.ledger.synchronize import patch_printing, patch_synchronizing, settled
-from gpumagic.usercode.files import unseen
+from gpumagic.ledger.cuda_reads import INDEXING, WAITS
+from gpumagic.ledger.synchronize import patch_printing, patch_synchronizing
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-WAITS = (
-    "_local_scalar_dense",
-    "_unique2",
-    "bincount",
-    "equal",
-    "masked_select",
-    "nonzero",
-    "repeat_interleave",
-    "unique_consecutive",
-    "unique_dim",
-)
-"""Operators for which the host waits, because a value or a shape depends on the data."""
-INDEXING = ("_index_put_impl_", "index", "index_put", "index_put_")
-
+# The operators whose own code reads a size; other code that waits calls operators that read.
+_SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
 # Calling a kernel that was replaced needs torch 2.9.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
 # A thread may be within one of our kernels when they are removed: they live on for a while.
 _retired: deque[list[Any]] = deque(maxlen=8)
-Apart = Callable[[Kernel], Kernel]
-# torch 2.6 to 2.8 cannot call a kernel that was replaced. A key above all others is free there: a
-# watched thread's operators pass by it, and those that wait have a kernel of ours at it. Threads
-# that the watched code starts itself are not seen this way, and reading an element of a CPU tensor
-# costs 2 µs more meanwhile. Untested on a real GPU.
-_ABOVE = "TESTING_ONLY_GenericMode"
-# Never taken back: to do so while a thread's operators pass by would end in an error of torch's.
-above: list[Any] = []
 
 
 class Hooks:
@@ -77,40 +57,49 @@ class Hooks:
                 self._library.impl(name, kernel, self.key, **options)
                 self._names.append(name)
         patch_printing(self._patches)
-        if not self.virtual:
-            patch_synchronizing(self._patches)
+        patch_synchronizing(self._patches)
 
     def _kernels(self) -> Iterator[tuple[str, Kernel]]:
         yield "copy_", copy_kernels.copying(self._copy(), bool(self.virtual))
-        waits_apart = self.key == "CUDA" and not self.virtual
-        apart: Callable[[Kernel], Kernel] = settled if waits_apart else lambda base: base
-        if not _CAN_CALL_REPLACED:
-            every = [full for name in WAITS for full in _overloads(name)]
-            register_above({full: _operator(full) for full in every}, apart)
-            return
+        yield "_local_scalar_dense", copy_kernels.reading(self._read())
         registered = set(C._dispatch_get_registrations_for_dispatch_key(self.key))
         for name in (*WAITS, *(INDEXING if self.virtual else ())):
             for full in _overloads(name):
                 if f"aten::{full}" not in registered:
                     continue
-                base = apart(self._replaced(full))
-                if name in INDEXING:
-                    yield full, copy_kernels.indexing(base, name)
-                elif name == "_local_scalar_dense":
-                    yield full, copy_kernels.reading(base)
-                else:
-                    yield full, copy_kernels.waiting(base, name)
+                if full == "nonzero" and not self.virtual:
+                    yield full, copy_kernels.sizing(self._nonzero, full)
+                elif self.virtual or (_CAN_CALL_REPLACED and full != "nonzero.out"):
+                    yield full, self._counting(name)(self._replaced(full), name)
+
+    def _counting(self, name: str) -> Callable[[Kernel, str], Kernel]:
+        if self.virtual:
+            return copy_kernels.counting_whole
+        return copy_kernels.sizing if name in _SIZED else copy_kernels.naming
+
+    # A kernel that is called from Python holds Python's lock while it waits; `redispatch` does not.
+    # So whatever waits is called by an operator that we do not replace.
 
     def _copy(self) -> Kernel:
         if self.virtual:
             return self._replaced("copy_")
-        # The same kernel serves every device, found here by way of one that nobody has. Unlike
-        # `call_boxed`, `redispatch` lets other threads run while the host waits.
+        # The same kernel serves every device, found here by way of one that nobody has.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
         redispatch = aten.copy_.default.redispatch
         return lambda self, src, *rest: redispatch(
             anyones, self, copy_kernels.as_tensor(src), *rest
         )
+
+    def _read(self) -> Kernel:
+        if self.virtual:
+            return self._replaced("_local_scalar_dense")
+        return functools.partial(copy_kernels.read_by, self._copy())
+
+    def _nonzero(self, tensor: torch.Tensor) -> Any:
+        keys = C.DispatchKeySet(getattr(C.DispatchKey, self.key))
+        with torch._C.DisableTorchFunction():
+            out = torch.empty(0, dtype=torch.int64, device=tensor.device)
+        return aten.nonzero.out.redispatch(keys, tensor, out=out)
 
     def _replaced(self, name: str) -> Kernel:
         # A virtual GPU's is Python's: called as it is, it costs no second way through C++.
@@ -136,11 +125,6 @@ class Hooks:
         if self.virtual == _virtual():
             # torch strikes out what it had noted of the virtual GPUs' kernels of the same name.
             torch.library._impls.update(ours & self._known)
-
-
-def _operator(full: str) -> Any:
-    name, _, overload = full.partition(".")
-    return getattr(getattr(aten, name), overload or "default")
 
 
 def _overloads(name: str) -> list[str]:
@@ -195,48 +179,3 @@ def _key() -> str | None:
     if torch.cuda.device_count():
         return "CUDA"
     return "MPS" if torch.backends.mps.is_available() else None
-
-
-def register_above(names: dict[str, Any], apart: Apart, device: str = "cuda") -> None:
-    """Put kernels at the free key, once; they are asked only between `enter` and `leave`."""
-    if above:
-        return
-    others = torch.library.Library("_", "IMPL", _ABOVE)
-    others.fallback(torch.library.fallthrough_kernel)
-    ours = torch.library.Library("aten", "IMPL")
-    for name, operator in names.items():
-        ours.impl(name, _kernel_above(name, operator, apart, device), _ABOVE, with_keyset=True)
-    above.extend((others, ours))
-
-
-def _kernel_above(name: str, operator: Any, apart: Apart, kind: str) -> Kernel:
-    below = C._dispatch_keyset_full_after(C._parse_dispatch_key(_ABOVE))
-
-    @unseen
-    def kernel(keys: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        base = functools.partial(operator.redispatch, keys & below)
-        if not isinstance(self, torch.Tensor):
-            self = torch.tensor(self, device="cpu")
-        if self.device.type != kind:
-            return base(self, *args, **kwargs)
-        if name == "_local_scalar_dense":
-            return copy_kernels.reading(apart(base))(self)
-        return copy_kernels.waiting(apart(base), name.partition(".")[0])(self, *args, **kwargs)
-
-    return kernel
-
-
-def enter() -> tuple[int, Any] | None:
-    """Let this thread's operators pass by the key, if anything stands there."""
-    if not above:
-        return None
-    guard = C._IncludeDispatchKeyGuard(C._parse_dispatch_key(_ABOVE))
-    guard.__enter__()
-    return threading.get_ident(), guard
-
-
-def leave(entered: tuple[int, Any] | None) -> None:
-    """Undo `enter`; on another thread than that, nothing can be undone, and nothing is lost."""
-    if entered is not None and entered[0] == threading.get_ident():
-        entered[1].__exit__(None, None, None)

@@ -1,7 +1,6 @@
 """Wrap the functions of torch that wait and are no operators, and the one that prints a tensor."""
 
 import functools
-import itertools
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,11 +9,9 @@ from typing import Any
 import torch
 import torch._tensor_str
 
-from gpumagic.ledger.attribute import HOST, add, counts, here
+from gpumagic.ledger.attribute import HOST, add, counts, here, serials
 from gpumagic.ledger.copy_kernels import After, Kernel, counted
 from gpumagic.usercode.files import is_ours, unseen
-
-_serials = itertools.count(1)
 
 
 def patch_printing(stack: ExitStack) -> None:
@@ -45,7 +42,7 @@ def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:
     @unseen
     def numbered(*args: Any, **kwargs: Any) -> str:
         __tracebackhide__ = True
-        before, here.serial = here.serial, next(_serials)
+        before, here.serial = here.serial, next(serials)
         try:
             return print_tensor(*args, **kwargs)
         finally:
@@ -56,12 +53,13 @@ def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:
 
 def _synchronizing(synchronize: Kernel) -> Kernel:
     # torch.accelerator's may call torch.cuda's: one wait of the user's.
-    return counted(synchronize, _before, waits=True)
+    return counted(synchronize, _before, within="synchronize")
 
 
 def _before(*args: Any, **kwargs: Any) -> After | None:
     __tracebackhide__ = True
-    if is_ours(sys._getframe(3).f_code.co_filename):  # what `%%ongpu` itself waits for
+    # Waits of `%%ongpu` itself, and of a function that is counted already, are none of the user's.
+    if here.within or is_ours(sys._getframe(3).f_code.co_filename):
         return None
     thing = next(iter((*args, *kwargs.values())), None)
     device = getattr(thing, "device", thing)
@@ -71,21 +69,3 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
         return None
     found = counts((False, "synchronize", index, HOST, False), None)
     return lambda seconds: add(found, 0, seconds, True)
-
-
-def settled(base: Kernel) -> Kernel:
-    """The same kernel, but the wait for its GPU comes first, and lets other threads run.
-
-    Called from Python, the kernel itself would hold Python's lock while it waits. Untested on a
-    real GPU.
-    """
-
-    @unseen
-    def kernel(self: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        if not (torch.cuda.get_sync_debug_mode() or torch.cuda.is_current_stream_capturing()):
-            index = torch.Tensor.get_device(self)
-            torch._C._CudaStreamBase.synchronize(torch.cuda.current_stream(index))
-        return base(self, *args, **kwargs)
-
-    return kernel

@@ -18,6 +18,7 @@ notebook's display of a value, by autograd's engine; by `--fix`."""
 
 WORDS = {PRINT: "print", LOADER: "loader", DISPLAY: "display", ENGINE: "backward", FIX: "fix"}
 _SPECIAL = {
+    os.path.join("torch", "_ops.py"): IN_FRONT,  # how we call the next kernel
     os.path.join("torch", "_tensor_str.py"): PRINT,
     os.path.join("torch", "autograd", "graph.py"): ENGINE,
     os.path.join("torch", "autograd", "__init__.py"): ENGINE,
@@ -82,5 +83,9 @@ def is_implicit(operator: str, how: int, code: CodeType | None, at: int) -> bool
         return True
     if code is None:  # a thread of autograd's, where no Python runs
         return False
-    name = dis.opname[code.co_code[at]] if 0 <= at < len(code.co_code) else ""
-    return name.startswith(_NO_CALL) or called(code, at) in _READING
+    return opcode(code, at).startswith(_NO_CALL) or called(code, at) in _READING
+
+
+def opcode(code: CodeType | None, at: int) -> str:
+    """The name of the instruction at `at`; empty if there is none."""
+    return dis.opname[code.co_code[at]] if code and 0 <= at < len(code.co_code) else ""

@@ -67,7 +67,6 @@ class watch:
         self._alarm = Alarm(strict=strict) if strict or warn else None
         self._active: attribute.ActiveWatch | None = None
         self._tally = Tally()
-        self._entered: tuple[int, object] | None = None
 
     def start(self) -> "watch":
         """Begin. `stop` must be called, by any thread."""
@@ -86,7 +85,6 @@ class watch:
             attribute.current.set(active)
             if torch := _torch():
                 self._tally.virtual = torch.install()
-                self._entered = torch.enter()
             if self._beside:
                 self._others = ExitStack()
                 for count in self._beside:
@@ -108,9 +106,6 @@ class watch:
             attribute.running = tuple(w for w in attribute.running if w is not active)
         if attribute.current.get() is active:
             attribute.current.set(active.outer)
-        if self._entered is not None and (torch := _torch()):
-            torch.leave(self._entered)
-            self._entered = None
 
     def __enter__(self) -> "watch":
         return self.start()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic.ledger.cuda_reads import INDEXING, brought
 from gpumagic.virtual.events import emit
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
 
@@ -20,9 +21,6 @@ Found = list[tuple[str, Tensor, Tensor]]
 """An operator's tensors in order: the argument's name, the tensor, the CPU tensor that stands for
 it."""
 
-INDEXING = frozenset(
-    ["index", "_unsafe_index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put"]
-)
 TAKEN_FROM_CPU = frozenset(
     ["cpu_nested_shape_example", "input_lengths", "lengths", "lr", "target_lengths"]
 )
@@ -41,13 +39,16 @@ def one_gpu(found: Found) -> VirtualGpu | None:
     return GPUS[first]
 
 
-def mixed(plan: Any, found: Found) -> VirtualGpu:
+def mixed(plan: Any, found: Found, args: Any) -> VirtualGpu:
     """The GPU on which an operator with tensors on several devices runs, or CUDA's RuntimeError."""
     __tracebackhide__ = True
     found = sorted(found, key=lambda each: each[0] not in plan.outs)
     gpu = GPUS[next(tensor for _, tensor, _ in found if tensor.is_cuda).get_device()]
     if plan.name in INDEXING:
-        _check_indices(plan.name, found)
+        home = found[0][1].device
+        _check_indices(home, found)
+        for tensor, operator, nbytes, _ in brought(plan.name, *args[1:]):
+            emit("index" if operator == "index" else "copy", operator, tensor.device, home, nbytes)
         return gpu
     if plan.name == "masked_fill_" and found[1][1].device != found[0][1].device:
         raise RuntimeError(
@@ -69,19 +70,14 @@ def mixed(plan: Any, found: Found) -> VirtualGpu:
     return gpu
 
 
-def _check_indices(name: str, found: Found) -> None:
+def _check_indices(home: torch.device, found: Found) -> None:
     __tracebackhide__ = True
-    home = found[0][1].device
-    for argument, tensor, _ in found[1:]:
-        if tensor.device == home:
-            continue
-        if tensor.is_cuda:
+    for _, tensor, _ in found[1:]:
+        if tensor.is_cuda and tensor.device != home:
             raise RuntimeError(
                 "indices should be either on cpu or on the same device as the indexed tensor "
                 f"({home})"
             )
-        if argument == "indices":
-            emit("index", name, tensor.device, home, tensor.nbytes)
 
 
 def _wrapper(plan: Any, structured: bool, found: Found) -> str:

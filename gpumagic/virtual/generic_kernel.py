@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic.ledger.cuda_reads import INDEXING, reads
 from gpumagic.usercode.files import leave_out_ours
 from gpumagic.virtual import events
-from gpumagic.virtual.checks import INDEXING, Found, mixed, one_gpu
+from gpumagic.virtual.checks import Found, mixed, one_gpu
 from gpumagic.virtual.flip import adopt, flip
 from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
 from gpumagic.virtual.kernel_plan import CPU, MANY, ONE, KernelPlan, on_metadata
@@ -137,12 +138,14 @@ def _run_any(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     if gpu is None:
         if plan.composite:  # each operator within says itself what it thinks of the devices
             return plan.cpu(*args, **kwargs)
-        gpu = mixed(plan, found)
+        gpu = mixed(plan, found, args)
     call = plan.cpu
     if above or kwargs or plan.special:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
-    if events.listeners and kwargs.get("output_size") is None:  # by which a shape is known
-        _tell(plan, found, gpu)
+    if events.listeners and (plan.waits or plan.name in INDEXING):
+        name = plan.name if plan.waits else "nonzero"
+        for nbytes in reads(plan.name, *args, **kwargs):
+            events.emit("sync", name, gpu.device, HOST, nbytes)
     started = perf_counter_ns()
     try:
         result = call(*low, **low_kwargs)
@@ -217,14 +220,6 @@ def _prepare(
                 low[n] = torch.tensor(x, dtype=torch.result_type(found[0][1], x))
     call = plan.op if above else plan.cpu
     return cpu_draws_from(gpu.generator)(call) if plan.draws else call
-
-
-def _tell(plan: KernelPlan, found: Found, gpu: VirtualGpu) -> None:
-    mask = plan.name in INDEXING and any(
-        name == "indices" and tensor.dtype is torch.bool for name, tensor, _ in found
-    )
-    if plan.waits or mask:
-        events.emit("sync", plan.name, gpu.device, HOST, 8)
 
 
 def _call_again(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpumagic.virtual.checks import INDEXING
+from gpumagic.ledger.cuda_reads import INDEXING, WAITS
 from gpumagic.virtual.flip import flip, flip_plain
 from gpumagic.virtual.wider import writes
 
@@ -17,19 +17,6 @@ ONE, MANY = "Tensor", "Tensors"
 LAZY = ("Conjugate", "Negative")
 """The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
 
-WAITS = frozenset(
-    {
-        "bincount",
-        "equal",
-        "masked_select",
-        "nonzero",
-        "repeat_interleave",
-        "_unique2",
-        "unique_consecutive",
-        "unique_dim",
-    }
-)
-"""Operators for which the host waits, because a value or a shape depends on the data."""
 DRAWS = frozenset(["native_dropout", "rrelu_with_noise"])
 """Operators that draw random numbers and take no generator."""
 SHARING = frozenset(

@@ -154,7 +154,7 @@ def _check(op: Any, *args: Any) -> None:
         if isinstance(x, Tensor)
     ]
     if len({tensor.device for _, tensor, _ in found}) > 1:
-        mixed(KernelPlan(op, True), found)
+        mixed(KernelPlan(op, True), found, args)
 
 
 def _check_cell(op: Any, input: Tensor, hidden: Tensor, *rest: Any) -> None:

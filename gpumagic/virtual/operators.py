@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic.ledger.cuda_reads import crossing
 from gpumagic.virtual import abi, events
 from gpumagic.virtual.checks import SAME
 from gpumagic.virtual.flip import adopt, flip
@@ -94,7 +95,8 @@ def _empty(op: Any) -> Kernel:
 
 def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     if self.device != src.device:
-        events.emit("copy", "copy_", src.device, self.device, src.nbytes)
+        nbytes = crossing(self, src, non_blocking)
+        events.emit("copy", "copy_", src.device, self.device, nbytes)
     target, source = (flip(t) if t.is_cuda else t for t in (self, src))
     _copy_on_cpu(target, source, non_blocking)
     return self

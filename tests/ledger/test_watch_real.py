@@ -1,6 +1,5 @@
 """What stands in front of a real GPU's kernels, tried on the CPU's: there is no real GPU here."""
 
-import threading
 from contextlib import ExitStack
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 from gpumagic.ledger import attribute, copy_kernels, dispatch, synchronize
 from gpumagic.ledger.counts import Tally
+from gpumagic.ledger.cuda_reads import crossing
 
 
 @pytest.fixture
@@ -20,8 +20,10 @@ def counting():
     attribute.current.reset(token)
 
 
-def test_operators_at_a_device_s_own_key_give_the_same(counting, monkeypatch):
-    monkeypatch.setattr(dispatch, "register_above", lambda *args: None)
+@pytest.mark.parametrize("replaced", [True, False])  # torch before 2.9 cannot call those
+def test_operators_at_a_device_s_own_key_give_the_same(counting, monkeypatch, replaced):
+    if not replaced:
+        monkeypatch.setattr(dispatch, "_CAN_CALL_REPLACED", False)
 
     def compute():
         torch.manual_seed(0)
@@ -47,8 +49,7 @@ def test_operators_at_a_device_s_own_key_give_the_same(counting, monkeypatch):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
     entries = counting.ledger().entries
     assert all(e.kind == "wait" for e in entries)
-    if dispatch._CAN_CALL_REPLACED:
-        assert {"item", "nonzero"} <= {e.operator for e in entries}
+    assert {"item", "nonzero"} <= {e.operator for e in entries}
 
 
 class Side:
@@ -57,6 +58,7 @@ class Side:
     is_pinned = staticmethod(lambda: False)
     is_inference = staticmethod(lambda: False)
     _version = 0
+    dtype = torch.float32
 
     def __init__(self, device, nbytes=8):
         self.device, self.nbytes = torch.device(device), nbytes
@@ -83,13 +85,45 @@ def test_a_copy_by_way_of_a_temporary_counts_once(counting, monkeypatch):
     assert (entry.count, entry.nbytes, entry.blocking, entry.pinned) == (1, 32, 1, False)
 
 
-def test_waits_within_a_wait_count_once(counting, monkeypatch):
-    monkeypatch.setattr(copy_kernels, "_PLAIN", {torch.Tensor})
-    inner = copy_kernels.reading(lambda x: 3)
-    outer = copy_kernels.waiting(lambda x: inner(x), "bincount")
-    assert outer(torch.ones(1)) == 3
-    assert inner(torch.ones(1)) == 3
-    assert [(e.operator, e.count) for e in counting.ledger()] == [("bincount", 1), ("item", 1)]
+def test_what_an_operator_s_own_code_reads_is_counted_under_its_name(counting):
+    read = copy_kernels.reading(lambda x: 3)
+    twice = copy_kernels.naming(lambda x: [*map(read, (x, x))], "bincount")
+    known = copy_kernels.naming(lambda x: True, "equal")
+    by_item = copy_kernels.sizing(read, "_unique2")
+    itself = copy_kernels.sizing(lambda x: x, "nonzero")
+    x = torch.ones(1)
+    for operator in (twice, known, by_item, itself, read):
+        operator(x)
+    assert [(e.operator, e.count, e.calls, e.nbytes) for e in counting.ledger()] == [
+        ("bincount", 2, 1, 8),
+        ("_unique2", 1, 1, 4),
+        ("nonzero", 1, 1, 4),
+        ("item", 1, 1, 4),
+    ]
+
+
+def test_a_number_is_read_as_torch_reads_it():
+    copies = []
+
+    def copy(host, element):
+        copies.append(host)
+        return host.copy_(element)
+
+    for value in (True, 7, 2.5, 1 + 2j):
+        assert copy_kernels.read_by(copy, torch.tensor([[value]])) == value
+    assert len(copies) == 4
+
+
+@pytest.mark.usefixtures("gpus")
+def test_a_copy_of_another_dtype_crosses_in_the_one_that_torch_converts_to_first():
+    cpu, gpu, other = (torch.ones(2, 3, device=d) for d in ("cpu", "cuda:0", "cuda:1"))
+    wide = {t.device: t.double() for t in (cpu, gpu, other)}
+    assert crossing(wide[gpu.device], cpu, False) == 48  # the host converts
+    assert crossing(wide[gpu.device], cpu, True) == 24
+    assert crossing(wide[cpu.device], gpu, False) == 24
+    assert crossing(wide[cpu.device], gpu, True) == 48
+    assert crossing(wide[other.device], gpu, False) == 48
+    assert crossing(gpu, torch.ones(3), False) == 24  # broadcast by the host
 
 
 def test_synchronizing_is_counted_and_is_explicit(counting, monkeypatch):
@@ -107,26 +141,3 @@ def test_synchronizing_is_counted_and_is_explicit(counting, monkeypatch):
     (entry,) = counting.ledger()
     assert (entry.operator, entry.source, entry.implicit) == ("synchronize", "cuda:1", False)
     assert entry.code == 'torch.cuda.synchronize("cuda:1")'
-
-
-def test_the_way_of_older_versions(counting, monkeypatch):
-    monkeypatch.setattr(dispatch, "above", [])
-    names = ("_local_scalar_dense", "nonzero")
-    operators = {name: getattr(torch.ops.aten, name).default for name in names}
-    dispatch.register_above(operators, lambda base: base, device="cpu")
-    kept = list(dispatch.above)
-    entered = dispatch.enter()
-    x = torch.ones(3, requires_grad=True)
-    try:
-        value, where = (x * 2.0).sum().item(), x.nonzero()
-        (x * 2).sum().backward()
-    finally:
-        thread = threading.Thread(target=dispatch.leave, args=(entered,))
-        thread.start()  # not the thread that entered
-        thread.join()
-        dispatch.leave(entered)
-    x.sum().item()
-    for library in reversed(kept):
-        library._destroy()
-    assert (value, where.shape, x.grad.tolist()) == (6.0, (3, 1), [2.0] * 3)
-    assert [(e.operator, e.count) for e in counting.ledger()] == [("item", 1), ("nonzero", 1)]

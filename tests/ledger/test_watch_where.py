@@ -30,12 +30,16 @@ def test_the_line_is_the_users_through_library_frames():
 
 def test_what_torch_copies_and_waits_for_by_itself_is_within_it(tmp_path):
     net = nn.Linear(4, 4, device="cuda:0")
-    rprop = torch.optim.Rprop(net.parameters())
+    lbfgs = torch.optim.LBFGS(net.parameters(), max_iter=2)
+
+    def loss():
+        loss = net(torch.ones(2, 4, device="cuda:0")).square().sum()
+        loss.backward()
+        return loss
 
     def step():
         for _ in range(3):
-            net(torch.ones(2, 4, device="cuda:0")).sum().backward()
-            rprop.step()
+            lbfgs.step(loss)
             torch.save(net.state_dict(), tmp_path / "net.pt")
 
     entries = seen(step).entries

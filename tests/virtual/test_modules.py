@@ -153,4 +153,4 @@ def test_listeners_hear_of_copies_and_waits():
         ("sync", "item", zero, cpu, 4),
     ]
     assert ("index", "index", cpu, zero, 16) in heard
-    assert heard[-1] == ("sync", "nonzero", zero, cpu, 8)
+    assert heard[-1] == ("sync", "nonzero", zero, cpu, 4)
