@@ -208,7 +208,8 @@ def test_a_busy_gpu_is_one_error_and_a_lost_one_stays_lost():
         with pytest.raises(RuntimeError, match="busy or unavailable"):
             torch.ones(3, device="cuda:1")
     assert torch.ones(3, device="cuda:0").sum().item() == 3
-    standin_cuda.lose(1, 0)
+    standin_cuda.mend()
+    assert torch.ones(3, device="cuda:1").sum().item() == 3
 
 
 def test_nvml_tells_the_same_gpus_and_this_process_s_memory():
