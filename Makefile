@@ -20,6 +20,9 @@ TORCH_CUDA ?= 2.14.1
 CUDA_HEADERS_2.14.1 = nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88
 CUDA_HEADERS_2.15.0 = nvidia-cuda-runtime==13.2.75 nvidia-cuda-crt==13.2.78
 CUDA_ENV = .venv-cuda$(addprefix -,$(filter-out 2.14.1,$(TORCH_CUDA)))
+CUDA_PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 STANDIN_CUDA_DEVICES=2 \
+	$(CUDA_ENV)/bin/python -m pytest -p standin_gpus $(HANGS)
+CUDA_TESTS = $(addprefix tests/,stand_in cell copies dryrun ledger memory mismatch moving placement timing)
 STAND_IN_CUDA = $(wildcard tests/stand_in/nvml.c tests/stand_in/cuda/*)
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
@@ -96,9 +99,10 @@ test-frameworks: .venv-frameworks/test  ## JAX and TensorFlow where there is no 
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/with_jax tests/frameworks/libraries
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/with_tensorflow
 
-test-cuda: $(CUDA_ENV)/libraries  ## torch's own CUDA code, on a CUDA runtime of ours that has its memory on the host
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 STANDIN_CUDA_DEVICES=2 $(CUDA_ENV)/bin/python -m pytest \
-		-p standin_gpus $(PARALLEL) $(HANGS)
+# GPUs of 1 GiB, as the tests' virtual ones; for `make hardware`'s suite, of 16 GiB with a context's part.
+test-cuda: $(CUDA_ENV)/libraries  ## torch's own CUDA code, on a CUDA runtime of ours whose memory is the host's
+	STANDIN_CUDA_MEMORY=1024 STANDIN_CUDA_CONTEXT=0 $(CUDA_PYTEST) $(PARALLEL) $(CUDA_TESTS)
+	$(CUDA_PYTEST) -m gpu tests/hardware
 
 cuda-build: .venv/test  ## fail unless torch is built for CUDA and sees no GPU
 	$(BIN)/python -c "import torch; assert torch.version.cuda and not torch.cuda.is_available()"

@@ -55,13 +55,15 @@ HAS_GPUS = int(os.environ.get("STANDIN_CUDA_DEVICES") or 0) > 0
 if HAS_GPUS and "STANDIN_CUDA_USED" not in os.environ:
     make_machine()
 # A SONAME that is loaded is not searched for again: torch's own folders of libraries do not matter.
-runtime = _load(next(_FOLDER.glob("libcudart.so.*")))
-runtime.standin_used.restype = runtime.standin_log.restype = ctypes.c_size_t
-runtime.standin_slow.argtypes = [ctypes.c_double] * 3
+_runtime = _load(next(_FOLDER.glob("libcudart.so.*")))
+_runtime.standin_used.restype = _runtime.standin_log.restype = ctypes.c_size_t
+_runtime.standin_slow.argtypes = [ctypes.c_double] * 3
+runtime = _runtime if HAS_GPUS else None
 _driver = [_FOLDER / "libcuda.so.1", _FOLDER / "libnvidia-ml.so.1"]  # not there without a GPU
 _others = sorted({*_FOLDER.glob("lib*.so.*")} - {*_driver})
 _loaded = [_load(path) for path in (*(_driver if HAS_GPUS else ()), *_others)]
 _kernels = None
+_lost = set()
 
 
 class Log:
@@ -130,15 +132,22 @@ def plant(error=710, after=0):
 
 
 def lose(device, error=46):
-    """Let each call on this device fail, and NVML lose the GPU that has this number there."""
+    """Let each call on this device fail, and NVML lose the GPU with this number."""
     runtime.standin_lose(device, error)
-    with open(os.environ["STAND_IN_NVML"], "a") as machine:
-        machine.write(f"gpu.{device}.lost={int(bool(error))}\n")
+    _lost.add(device)
+    _tell_nvml(f"gpu.{device}.lost={int(bool(error))}")
 
 
 def mend():
     """Clear planted errors and lost devices, as only a new process can on a real GPU."""
     runtime.standin_mend()
+    while _lost:
+        _tell_nvml(f"gpu.{_lost.pop()}.lost=0")
+
+
+def _tell_nvml(line):
+    with open(os.environ["STAND_IN_NVML"], "a") as machine:
+        machine.write(line + "\n")
 
 
 def broken():
