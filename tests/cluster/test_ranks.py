@@ -65,7 +65,7 @@ def test_what_a_cell_reads_is_sent_once_and_belongs_together_there(shell):
     shell.run("factor = 0")
     third = out(shell, "%%ongpu @all\nscale(x).item()")
     assert third.result == [0, 0]
-    assert "sent factor anew:" in third.text
+    assert "sent factor again:" in third.text
     shell.run("items = (i for i in range(3))")
     refused = failed(shell, "%%ongpu @all\nnext(items)")
     assert "items cannot be sent to the ranks (cannot pickle 'generator' object)" in refused
@@ -98,7 +98,7 @@ def test_a_cell_that_is_refused_changes_nothing_in_the_ranks(shell, cell):
     assert "sent" not in result.text
 
 
-def test_what_ranks_made_is_theirs_until_the_notebook_makes_it_anew(shell):
+def test_what_ranks_made_is_theirs_until_the_notebook_changes_it(shell):
     shell.run("loss, kept = 99.0, [1]")
     out(shell, "%%ongpu @all\nloss = 2.0\nkept.append(2)")
     assert out(shell, "%%ongpu @all\nloss, kept").result == [(2.0, [1, 2])] * 2
@@ -114,7 +114,7 @@ def test_what_ranks_made_is_theirs_until_the_notebook_makes_it_anew(shell):
     shell.run("loss = 7.0; kept = [0]")
     anew = out(shell, "%%ongpu @all\nloss, kept")
     assert anew.result == [(7.0, [0])] * 2
-    assert "sent loss anew, kept anew: " in anew.text
+    assert "sent loss again, kept again: " in anew.text
     out(shell, "%gpucluster pull loss")
     assert shell.ns["loss"] == [7.0, 7.0]
     assert out(shell, "%%ongpu @all\nloss").result == [7.0, 7.0]  # not the list
@@ -129,7 +129,7 @@ def test_what_the_notebook_freezes_is_frozen_in_the_ranks_and_what_they_freeze_s
     shell.run("net.bias.requires_grad_(False)")
     frozen = out(shell, cell)
     assert frozen.result == [[True, False]] * 2
-    assert "sent net anew: " in frozen.text
+    assert "sent net again: " in frozen.text
     out(shell, "%%ongpu @all\nnet.weight.requires_grad_(False)")
     shell.run("opt = torch.optim.SGD(net.parameters(), 1.0)")
     out(shell, "%%ongpu @all\nopt")
