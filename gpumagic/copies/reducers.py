@@ -23,7 +23,7 @@ from gpumagic.copies.memo import Originals
 from gpumagic.usercode.program import own_code
 from gpumagic.usercode.values import comes_from, globals_of, own, torch_here
 
-# With one of these a function can reach any variable by its name in a text.
+# With one of these a function can reach any variable by its name in a string.
 _BY_NAME = {"eval", "exec", "globals", "vars", "locals", "get_ipython"}
 
 
@@ -46,7 +46,7 @@ def _read_by(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _words(code: types.CodeType) -> Iterator[str]:
-    """The names in the texts of a function."""
+    """Return the names in the strings of a function."""
     for constant in code.co_consts:
         if isinstance(constant, str):
             yield from re.findall(r"\w+", constant)
@@ -101,7 +101,7 @@ def _new_cached(old: Any, function: Any) -> Any:
 
 
 def reduce_jitted(originals: Originals, function: Any) -> Any:
-    """How a pickle makes a compiled function of JAX's anew: it is compiled again."""
+    """Return how pickle recreates a compiled function of JAX: it is compiled again."""
     anew = originals.anew(function, _new_jitted)
     return *anew, (function.__getstate__(), vars(function)), None, None, _set_jitted
 
@@ -119,10 +119,10 @@ def _set_jitted(function: Any, state: Any) -> None:
 
 # -- classes
 def reduce_class(originals: Originals, kind: type) -> Any:
-    """How a pickle makes a class anew."""
+    """Return how pickle recreates a class."""
     if issubclass(kind, enum.Enum):
         make, args, *rest = cloudpickle._dynamic_class_reduce(kind)
-        # cloudpickle hands back the original class to who passes its identity.
+        # cloudpickle returns the original class for its tracker id.
         identity = cloudpickle._get_or_create_tracker_id(kind)
         args = tuple(None if a == identity else a for a in args)
         return *originals.anew(kind, _new_enum, make, *args), *rest
@@ -130,7 +130,7 @@ def reduce_class(originals: Originals, kind: type) -> Any:
         name: item
         for name, item in vars(kind).items()
         if name not in ("__module__", "__qualname__", "__slots__", "_abc_impl")
-        and getattr(item, "__objclass__", None) is not kind  # what type.__new__ makes by itself
+        and getattr(item, "__objclass__", None) is not kind  # created by type.__new__
     }
     registered = []
     if "_abc_impl" in vars(kind):
@@ -146,7 +146,7 @@ def _new_enum(old: type, make: Callable[..., type], *args: Any) -> type:
 
 def _new_class(old: type, originals: Originals, meta: Any, bases: tuple[type, ...]) -> Any:
     space = {"__module__": old.__module__, "__qualname__": old.__qualname__}
-    for name in ("__slots__", "__orig_bases__"):  # what type.__new__ and Generic ask for
+    for name in ("__slots__", "__orig_bases__"):  # required by type.__new__ and Generic
         if name in vars(old):
             space[name] = vars(old)[name]
     maker: Any = next(m for m in meta.__mro__ if not originals.is_ours(m) and "__new__" in vars(m))
@@ -165,7 +165,7 @@ def _set_class(kind: type, state: Any) -> None:
 
 
 # -- other objects
-# Read by the base's own methods: those of the notebook are not called.
+# Read by the base's methods: the notebook's are not called.
 _ITEMS: dict[type, Callable[[Any], Any]] = {
     object: lambda value: None,
     list: lambda value: list(list.__iter__(value)),
@@ -177,7 +177,7 @@ _ITEMS: dict[type, Callable[[Any], Any]] = {
 
 
 def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
-    """How a pickle makes an object anew; NotImplemented for its class's own way."""
+    """Return how pickle recreates an object; NotImplemented for the class's own way."""
     if memo.is_generator(kind):
         return originals.anew(value, _new_generator)
     if comes_from(kind, memo.SCRIPT_MODULE):
@@ -187,7 +187,7 @@ def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
     slots: dict[tuple[type, str], Any] = {}
     items, ours = None, originals.is_ours(kind)
     if comes_from(kind, "torch.utils.data.DataLoader"):
-        # Its running workers are the notebook's; a copy starts its own.
+        # Running workers stay the notebook's; a copy starts its own.
         base, held = object, {**held, "_iterator": None}
     elif issubclass(kind, BaseException):
         given = value.args
@@ -217,7 +217,7 @@ def _set_instance(value: Any, state: Any) -> None:
     for (owner, name), item in slots.items():
         vars(owner)[name].__set__(value, item)
     if comes_from(type(value), "torch.nn.RNNBase"):
-        # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
+        # cuDNN needs a recurrent layer's weights contiguous, as after Module.to.
         originals.later.append(value.flatten_parameters)
 
 
@@ -236,7 +236,7 @@ def _reduce_script(originals: Originals, module: Any) -> Any:
 
 
 def _new_script(old: Any, held: Any) -> Any:
-    made = copy.deepcopy(old)  # compiled code has no other copy
+    made = copy.deepcopy(old)  # compiled code cannot be copied otherwise
     parts = dict(made.named_modules())
     for path, tensors in held:
         for name, tensor in tensors:
