@@ -66,7 +66,7 @@ def hip_order(gpus: Sequence[tuple[str, T]], env: Mapping[str, str]) -> list[T]:
 
 
 def xpu_order(gpus: Sequence[tuple[str, T]], env: Mapping[str, str]) -> list[T]:
-    """Return the GPUs that Level Zero shows; ``ZE_AFFINITY_MASK`` has numbers; ``1.0`` is a tile."""
+    """Return the GPUs that Level Zero shows; ``ZE_AFFINITY_MASK`` has numbers, ``1.0`` a tile."""
     mask = env.get("ZE_AFFINITY_MASK")
     tiles = None if mask is None else ",".join(n.partition(".")[0] for n in mask.split(","))
     return [gpu for _, gpu in _listed(gpus, tiles)]

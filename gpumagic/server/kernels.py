@@ -70,8 +70,8 @@ def parse_order(body: bytes) -> Order:
 
 
 async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[bool, str]:
-    """End an orphan; return whether it has ended, and a message. Raise NotEnded for another process,
-    or one that is no orphan of this user with GPU memory."""
+    """End an orphan; return whether it has ended, and a message. Raise NotEnded for another process
+    or if it is no orphan of this user with GPU memory."""
     _check(order, snapshot, owner)
     named = f"process {order.pid} ({owner.name or 'unknown'})"
     try:
