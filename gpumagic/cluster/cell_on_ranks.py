@@ -218,10 +218,10 @@ class CellOnRanks:
             f"rank {number} waits in {w['call']} ({_place(w)})" for number, w in waits.items() if w
         ]
         said += [f"rank {number} has ended the cell" for number in over]
-        said += [f"rank {number} does not run it" for number in absent]
+        said += [f"rank {number} does not run this cell" for number in absent]
         number, first = next((n, w) for n, w in waits.items() if w)
         words = "; ".join(said)
-        lines = f"RanksError: the ranks wait for one another: {words}"
+        lines = f"RanksError: deadlock: {words}"
         self._ended.failed = (number, ErrorInRank("ranks wait", words, _place(first), lines))
         self._signal()
 
@@ -256,7 +256,7 @@ class CellOnRanks:
                 self._engines.replace(stuck, self._line.update)
         except GpuError:
             for rank in stuck:
-                rank.lost = rank.lost or "it would not end a cell"
+                rank.lost = rank.lost or "it did not end its cell"
             raise
 
 

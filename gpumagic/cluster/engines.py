@@ -214,7 +214,7 @@ class Engines:
         except BaseException:
             for rank in ranks:
                 if rank.number in asked and not asked[rank.number].ready():
-                    rank.lost = rank.lost or "it waits for a rank that did not come"
+                    rank.lost = rank.lost or "it waits for a rank that did not start"
             raise
         return [each.get(0) for each in asked.values()]
 
@@ -309,7 +309,7 @@ class Engines:
         except BaseException:
             self._end(ranks)
             for rank in ranks:
-                rank.lost = "the start of its engine was broken off"
+                rank.lost = "its start was aborted"
             raise
         self.join()
 
@@ -336,7 +336,7 @@ class RanksError(Exception):
     def __init__(self, rank: int, error: ErrorInRank, others: str, notes: Sequence[str]) -> None:
         place = f", {error.place}" if error.place else ""
         super().__init__(f"rank {rank}{place}: {error}")
-        lines = [f"in rank {rank}{others}:", error.lines, *(f"  → {note}" for note in notes)]
+        lines = [f"error in rank {rank}{others}:", error.lines, *(f"  → {note}" for note in notes)]
         self._shown = ["\n".join(lines)]
 
     def _render_traceback_(self) -> list[str]:
@@ -359,4 +359,8 @@ def named(ranks: Sequence[RankEngine]) -> str:
 def others(ranks: Sequence[RankEngine], failed: int) -> str:
     """Return which ranks were stopped because one failed."""
     found = [str(rank.number) for rank in ranks if rank.number != failed]
-    return f"; rank{'s' * (len(found) > 1)} {some(found)} ended too" if found else ""
+    if not found:
+        return ""
+    return (
+        f" (ranks {some(found)} were stopped)" if found[1:] else f" (rank {found[0]} was stopped)"
+    )

@@ -164,7 +164,7 @@ class GpuCluster:
     ) -> tuple[Any, dict[str, Any]]:
         """Return the values, or raise the error, after writing the report."""
         notes = [
-            f"rank {number} did not end: another took its place, and its variables are gone"
+            f"rank {number} did not end and was replaced; its variables are lost"
             for number in ended.replaced
         ]
         if self._broken or ended.replaced:

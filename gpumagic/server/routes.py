@@ -259,7 +259,7 @@ class TerminateRoute(Guard, APIHandler):
     @authorized
     async def post(self) -> None:
         if len(self.request.body) > _LONGEST_BODY:
-            raise web.HTTPError(413, f"a body of at most {_LONGEST_BODY} bytes is expected")
+            raise web.HTTPError(413, f"request body too large: at most {_LONGEST_BODY} bytes")
         try:
             order = kernels.parse_order(self.request.body)
             snapshot = await self.hub.fresh(max_age_s=0.0)

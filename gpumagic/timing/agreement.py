@@ -99,7 +99,7 @@ _KEPT = 2**30
 _DEEPEST = 20
 _NUMBERS = (bool, int, float, complex)
 _RANDOM = "the cell draws random numbers, which differ by device"
-_IN_PLACE = "each device goes on from what the one before has left, in place"
+_IN_PLACE = "in place, each device continues from the values that the last one left"
 
 
 class Agreeing:

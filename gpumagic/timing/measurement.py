@@ -124,13 +124,13 @@ class Transfers:
 
 _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
 _DONATED = (
-    "a run gives an operand away (donate_argnums), and the next one has none: assign what comes "
-    "back to it, as in x = f(x)"
+    "a run donates an operand (donate_argnums), so the next one has none: assign the "
+    "result to it, as in x = f(x)"
 )
 _SAYING = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
 # Report compiling in each run if it takes more than this part of the time.
 _AGAIN = 0.1
-_ANEW = "each run compiles again, which is part of its time: compile once, in the set-up"
+_COMPILES = "each run compiles again, which is part of its time: compile once, in the set-up"
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class Measuring:
         if compiled is not None:
             again = ((_compiled(task.needed) or 0.0) - compiled) / max(repeats.runs, 1)
             if again > _AGAIN * repeats.median():
-                self.notes += (_ANEW,)
+                self.notes += (_COMPILES,)
         long = before is not None and clock() - began >= LEAST_S
         after = joules(self._target.parts) if long else None
         # A reloaded driver counts from 0.

@@ -188,7 +188,7 @@ def test_magics_and_commands_run_in_the_ranks(shell):
 def test_a_rank_that_waits_for_one_that_does_not_run_the_cell_is_told(shell, monkeypatch):
     monkeypatch.setattr(cell_on_ranks, "HANGS_S", 1.0)
     text = failed(shell, "%%ongpu @0\ndist.barrier()")
-    assert "rank 0 waits in barrier (In [1], line 2); rank 1 does not run it" in text
+    assert "rank 0 waits in barrier (In [1], line 2); rank 1 does not run this cell" in text
 
 
 def test_items_are_split_between_ranks_and_gathered_in_order(shell):
@@ -228,7 +228,7 @@ def test_an_error_is_shown_once_with_its_line_and_frees_a_rank_in_a_collective(s
         "%%ongpu @all\nif dist.get_rank() == 0:\n    dist.all_reduce(kept)\nelse:\n    1 / 0",
     )
     assert text.count("ZeroDivisionError: division by zero") == 1
-    assert "in rank 1; rank 0 ended too:" in text
+    assert "error in rank 1 (rank 0 was stopped):" in text
     assert re.search(r"^In \[\d+\], line 5|:5, in|:5$|-> 5 ", text, re.MULTILINE)
     assert "gpumagic/" not in text
     result = out(shell, "%%ongpu @all\ndist.all_reduce(kept)\nkept.tolist()")
@@ -246,7 +246,7 @@ def test_a_recursion_without_end_is_drawn_with_each_line_once_or_twice(shell):
 def test_ranks_that_wait_for_one_another_are_told_who_waits_where(shell, monkeypatch):
     monkeypatch.setattr(cell_on_ranks, "HANGS_S", 1.0)
     text = failed(shell, "%%ongpu @all\nif dist.get_rank() == 0:\n    dist.barrier()")
-    assert "the ranks wait for one another: rank 0 waits in barrier (In [" in text
+    assert "deadlock: rank 0 waits in barrier (In [" in text
     assert "], line 3); rank 1 has ended the cell" in text
     assert out(shell, "%%ongpu @all\ndist.barrier()\n1").result == [1, 1]
 
