@@ -47,7 +47,7 @@ Codes = tuple[CodeType, CodeType | None]
 _copying = threading.Lock()
 
 
-class Staying:
+class SharedVariables:
     """Decides which variables of a cell are shared, and which names hold tensors.
 
     A function is copied if it reaches a tensor, or a name of the thread's own.
@@ -94,7 +94,7 @@ class DeviceThread:
         codes: Codes,
         namespace: dict[str, Any],
         names: Iterable[str],
-        stays: Staying,
+        stays: SharedVariables,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._target, self._clock = device, as_torch(device), clock
@@ -252,7 +252,7 @@ class CellOnDevices:
         return None if all(value is None for value in values) else values
 
     def _copy(self, told: Callable[[str], object]) -> None:
-        stays = Staying(self._names, self._namespace, self._own)
+        stays = SharedVariables(self._names, self._namespace, self._own)
         for name in self._asked.split:
             stays.keep(self._namespace[name])
         self._sent = stays.with_tensors

@@ -77,7 +77,7 @@ def is_shared_kind(kind: type) -> bool:
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(kind, numpy.generic):
         return not issubclass(kind, numpy.void)  # numbers are immutable
-    return within(kind, _SHARED_ROOMS) or is_aloud(kind)
+    return within(kind, _SHARED_ROOMS) or is_reported(kind)
 
 
 def is_shared(value: Any, kind: type, of_modules: Container[int]) -> bool:
@@ -105,7 +105,7 @@ def of_its_module(kind: type) -> frozenset[int]:
     return frozenset(id(item) for item in list(vars(sys.modules[name]).values()))
 
 
-def is_aloud(kind: type) -> bool:
+def is_reported(kind: type) -> bool:
     """Whether to tell the user that the object is shared."""
     return any(within(base, _SHARED_ALOUD) for base in kind.__mro__)
 
@@ -209,7 +209,7 @@ def with_article(name: str) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-class Originals:
+class Memo:
     """The memo of one copy: the originals by number.
 
     `fresh` becomes the globals of the copies of the notebook's functions.
@@ -254,7 +254,7 @@ class Originals:
             self._table.append(value)
         return number
 
-    def anew(self, original: Any, make: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
+    def recreate(self, original: Any, make: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
         """Return what pickle calls to make a copy: ``make(original, *args)``."""
         return _once, (self, self.number(original), make, *args)
 
@@ -332,13 +332,13 @@ class Originals:
         copied, shared, of_modules = self._kinds[kind]
         if copied or not (shared or is_shared(value, kind, of_modules)):
             return False
-        if is_aloud(kind):
+        if is_reported(kind):
             name = with_article(kind.__name__)
             self.notes[f"{name} is shared with the notebook, not copied"] = None
         return True
 
 
-def _once(originals: Originals, number: int, make: Callable[..., Any], *args: Any) -> Any:
+def _once(originals: Memo, number: int, make: Callable[..., Any], *args: Any) -> Any:
     """Return the first result of `make`: in a cycle, pickle builds an object twice."""
     if number not in originals.copies:
         originals.copies[number] = make(originals[number], *args)

@@ -25,7 +25,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from gpumagic.copies import memo
 from gpumagic.copies.arrays import Arrays
-from gpumagic.copies.memo import Originals
+from gpumagic.copies.memo import Memo
 from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance, reduce_jitted
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line, in_words
@@ -51,7 +51,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self._stream = io.BytesIO()
         super().__init__(self._stream, protocol=5)
         self.blocks = blocks
-        self.originals = Originals(namespace, fresh, blocks.know)
+        self.originals = Memo(namespace, fresh, blocks.know)
 
     def write(self, values: Any) -> None:
         """Read the originals; raise `Uncopied` or pickle's error if one cannot be copied."""
@@ -66,7 +66,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
                     type.__delattr__(kind, "__slotnames__")
 
     def read(self) -> Any:
-        """Make the copies; call `Blocks.copy` first."""
+        """Make the copies; call `StorageCopier.copy` first."""
         self._stream.seek(0)
         made = _Reader(self._stream, self.originals).load()
         for finish in self.originals.later:
@@ -107,7 +107,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Reader(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, originals: Originals) -> None:
+    def __init__(self, stream: io.BytesIO, originals: Memo) -> None:
         super().__init__(stream)
         self._originals = originals
 
@@ -218,9 +218,9 @@ class CopiedVariables:
     def _new_blocks(self) -> Arrays:
         if torch_here() is None:
             return Arrays(self._beside)
-        from gpumagic.copies.storages import Blocks
+        from gpumagic.copies.storages import StorageCopier
 
-        return Blocks(self._beside)
+        return StorageCopier(self._beside)
 
     def _make(self, copier: Copier, device: torch.device | None) -> None:
         values = {name: self._namespace[name] for name in self._names}

@@ -19,7 +19,7 @@ from typing import Any
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
 from gpumagic.copies import memo
-from gpumagic.copies.memo import Originals
+from gpumagic.copies.memo import Memo
 from gpumagic.usercode.program import own_code
 from gpumagic.usercode.values import comes_from, globals_of, own, torch_here
 
@@ -28,13 +28,13 @@ _BY_NAME = {"eval", "exec", "globals", "vars", "locals", "get_ipython"}
 
 
 # -- functions
-def _reduce_function(originals: Originals, function: types.FunctionType) -> Any:
+def _reduce_function(originals: Memo, function: types.FunctionType) -> Any:
     read = _read_by(function) if originals.is_notebooks(function) else {}
     if function.__globals__ is originals.namespace:
         originals.met.update(read)
-    anew = originals.anew(function, _new_function, originals, function.__closure__)
+    made = originals.recreate(function, _new_function, originals, function.__closure__)
     state = (function.__defaults__, function.__kwdefaults__, vars(function), read)
-    return *anew, state, None, None, _set_function
+    return *made, state, None, None, _set_function
 
 
 def _read_by(function: types.FunctionType) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _words(code: types.CodeType) -> Iterator[str]:
             yield from _words(constant)
 
 
-def _new_function(old: types.FunctionType, originals: Originals, cells: Any) -> Any:
+def _new_function(old: types.FunctionType, originals: Memo, cells: Any) -> Any:
     space = originals.space(old.__globals__)
     code = old.__code__ if space is old.__globals__ else own_code(old.__code__)
     new = types.FunctionType(code, space, old.__name__, None, cells)
@@ -75,35 +75,35 @@ def _set_function(function: types.FunctionType, state: Any) -> None:
         function.__globals__.update(read)
 
 
-def _reduce_cell(originals: Originals, cell: types.CellType) -> Any:
-    anew = originals.anew(cell, lambda old: types.CellType())
+def _reduce_cell(originals: Memo, cell: types.CellType) -> Any:
+    made = originals.recreate(cell, lambda old: types.CellType())
     try:
         contents = cell.cell_contents
     except ValueError:  # not bound yet
-        return anew
+        return made
     originals.met[f"(closure {len(originals.met)})"] = contents
-    return *anew, (contents,), None, None, _set_cell
+    return *made, (contents,), None, None, _set_cell
 
 
 def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
     (cell.cell_contents,) = state
 
 
-def _reduce_cached(originals: Originals, cached: Any) -> Any:
+def _reduce_cached(originals: Memo, cached: Any) -> Any:
     held = dict(vars(cached))
     originals.notes[f"{cached.__name__}: copied with an empty cache"] = None
-    anew = originals.anew(cached, _new_cached, held.pop("__wrapped__"))
-    return *anew, held
+    made = originals.recreate(cached, _new_cached, held.pop("__wrapped__"))
+    return *made, held
 
 
 def _new_cached(old: Any, function: Any) -> Any:
     return functools.lru_cache(**old.cache_parameters())(function)
 
 
-def reduce_jitted(originals: Originals, function: Any) -> Any:
+def reduce_jitted(originals: Memo, function: Any) -> Any:
     """Return how pickle recreates a compiled function of JAX: it is compiled again."""
-    anew = originals.anew(function, _new_jitted)
-    return *anew, (function.__getstate__(), vars(function)), None, None, _set_jitted
+    made = originals.recreate(function, _new_jitted)
+    return *made, (function.__getstate__(), vars(function)), None, None, _set_jitted
 
 
 def _new_jitted(old: Any) -> Any:
@@ -118,14 +118,14 @@ def _set_jitted(function: Any, state: Any) -> None:
 
 
 # -- classes
-def reduce_class(originals: Originals, kind: type) -> Any:
+def reduce_class(originals: Memo, kind: type) -> Any:
     """Return how pickle recreates a class."""
     if issubclass(kind, enum.Enum):
         make, args, *rest = cloudpickle._dynamic_class_reduce(kind)
         # cloudpickle returns the original class for its tracker id.
         identity = cloudpickle._get_or_create_tracker_id(kind)
         args = tuple(None if a == identity else a for a in args)
-        return *originals.anew(kind, _new_enum, make, *args), *rest
+        return *originals.recreate(kind, _new_enum, make, *args), *rest
     held = {
         name: item
         for name, item in vars(kind).items()
@@ -136,15 +136,15 @@ def reduce_class(originals: Originals, kind: type) -> Any:
     if "_abc_impl" in vars(kind):
         references = abc._get_dump(kind)[0]  # type: ignore[attr-defined]
         registered = [r() for r in references if r() is not None]
-    anew = originals.anew(kind, _new_class, originals, type(kind), kind.__bases__)
-    return *anew, (originals, held, registered), None, None, _set_class
+    made = originals.recreate(kind, _new_class, originals, type(kind), kind.__bases__)
+    return *made, (originals, held, registered), None, None, _set_class
 
 
 def _new_enum(old: type, make: Callable[..., type], *args: Any) -> type:
     return make(*args)
 
 
-def _new_class(old: type, originals: Originals, meta: Any, bases: tuple[type, ...]) -> Any:
+def _new_class(old: type, originals: Memo, meta: Any, bases: tuple[type, ...]) -> Any:
     space = {"__module__": old.__module__, "__qualname__": old.__qualname__}
     for name in ("__slots__", "__orig_bases__"):  # required by type.__new__ and Generic
         if name in vars(old):
@@ -176,10 +176,10 @@ _ITEMS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
+def reduce_instance(originals: Memo, value: Any, kind: type) -> Any:
     """Return how pickle recreates an object; NotImplemented for the class's own way."""
     if memo.is_generator(kind):
-        return originals.anew(value, _new_generator)
+        return originals.recreate(value, _new_generator)
     if comes_from(kind, memo.SCRIPT_MODULE):
         return _reduce_script(originals, value)
     base, held = memo.solid_base(kind), own(value)
@@ -199,8 +199,8 @@ def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
         if ours and "__slotnames__" not in vars(kind):
             originals.marked.append(kind)  # object.__reduce_ex__ keeps these names in the class
         return NotImplemented
-    anew = originals.anew(value, _new_instance, kind, base, *given)
-    return *anew, (originals, held, slots, items), None, None, _set_instance
+    made = originals.recreate(value, _new_instance, kind, base, *given)
+    return *made, (originals, held, slots, items), None, None, _set_instance
 
 
 def _new_instance(old: Any, kind: type, base: Any, *args: Any) -> Any:
@@ -227,12 +227,12 @@ def _new_generator(old: Any) -> Any:
     return made
 
 
-def _reduce_script(originals: Originals, module: Any) -> Any:
+def _reduce_script(originals: Memo, module: Any) -> Any:
     held = [
         (path, [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
         for path, part in module.named_modules()
     ]
-    return originals.anew(module, _new_script, held)
+    return originals.recreate(module, _new_script, held)
 
 
 def _new_script(old: Any, held: Any) -> Any:
@@ -244,17 +244,17 @@ def _new_script(old: Any, held: Any) -> Any:
     return made
 
 
-def _reduce_reference(originals: Originals, reference: Any) -> Any:
+def _reduce_reference(originals: Memo, reference: Any) -> Any:
     target, callback = reference(), reference.__callback__
-    return originals.anew(reference, _new_reference, originals, target, callback)
+    return originals.recreate(reference, _new_reference, originals, target, callback)
 
 
-def _new_reference(old: Any, originals: Originals, target: Any, callback: Any) -> Any:
+def _new_reference(old: Any, originals: Memo, target: Any, callback: Any) -> Any:
     originals.alive.append(target)
     return old if target is None else weakref.ref(target, callback)
 
 
-def _reduce_weak(originals: Originals, value: Any) -> Any:
+def _reduce_weak(originals: Memo, value: Any) -> Any:
     items = list(value if isinstance(value, weakref.WeakSet) else value.items())
     return type(value), (), (originals, items), None, None, _set_weak
 
@@ -265,14 +265,14 @@ def _set_weak(made: Any, state: Any) -> None:
     made.update(items)
 
 
-def _reduce_lock(originals: Originals, lock: Any) -> Any:
+def _reduce_lock(originals: Memo, lock: Any) -> Any:
     if getattr(lock, "_is_owned", bool)() or not lock.acquire(blocking=False):
         raise memo.Uncopied("a lock that is held", lock)
     lock.release()
     return (threading.Lock if type(lock) is memo.LOCKS[0] else threading.RLock), ()
 
 
-REDUCERS: dict[type, Callable[[Originals, Any], Any]] = {
+REDUCERS: dict[type, Callable[[Memo, Any], Any]] = {
     types.FunctionType: _reduce_function,
     types.CellType: _reduce_cell,
     memo.CACHED: _reduce_cached,

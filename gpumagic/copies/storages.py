@@ -38,7 +38,7 @@ _SMALL = 2**20
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 
-class Blocks(Arrays):
+class StorageCopier(Arrays):
     """Tensors and arrays to copy, each once, by the number that `add` returns."""
 
     def __init__(self, beside: Beside | None = None) -> None:

@@ -52,7 +52,7 @@ class EngineShares:
 T = TypeVar("T")
 
 
-class KeptReadings:
+class CachedReadings:
     """Readings by key, with their time, interval and function."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -100,7 +100,7 @@ class DrmSource:
         self, root: Path = Path("/"), monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self.root = root
-        self._kept = KeptReadings(monotonic)
+        self._kept = CachedReadings(monotonic)
         self._shares = EngineShares(monotonic)
         self._known: dict[tuple[str, str], drm.GraphicsCard] = {}
         self._cards: list[drm.GraphicsCard] = []

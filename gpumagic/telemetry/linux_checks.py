@@ -69,14 +69,14 @@ def _took_all(holder: ProcessSample, proc: Path) -> bool:
         if _PLUGIN not in (proc / str(holder.pid) / "maps").read_bytes():
             return False
         if holder.mine:
-            return not _told(os.environ)
+            return not _preallocation_changed(os.environ)
         words = (proc / str(holder.pid) / "environ").read_bytes().split(b"\0")
     except OSError:  # another user's, or ended
         return False
-    return not _told(dict(os.fsdecode(word).partition("=")[::2] for word in words))
+    return not _preallocation_changed(dict(os.fsdecode(word).partition("=")[::2] for word in words))
 
 
-def _told(env: Mapping[str, str]) -> bool:
+def _preallocation_changed(env: Mapping[str, str]) -> bool:
     return env.get(_TAKES, "").lower() in _OFF or bool(env.get(_SHARE))
 
 
@@ -94,7 +94,7 @@ def check_jax(env: Mapping[str, str]) -> list[Check]:
     """Return the doctor's check of preallocation if JAX is imported."""
     if "jax" not in sys.modules:
         return []
-    if _told(env):
+    if _preallocation_changed(env):
         said = [f"{name}={env[name]}" for name in (_TAKES, _SHARE) if env.get(name)]
         return [Check("JAX", True, " ".join(said))]
     cure = f"{_TAKES}=false or {_SHARE}=.5 before it starts changes that"

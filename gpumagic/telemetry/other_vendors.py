@@ -29,8 +29,8 @@ from gpumagic.device import torch_build
 from gpumagic.drm.card_list import whole
 from gpumagic.nvml import Field
 from gpumagic.telemetry.drm_source import (
+    CachedReadings,
     DrmSource,
-    KeptReadings,
     first_known,
     pcie_link,
     temperatures,
@@ -259,7 +259,7 @@ class AppleSource:
     ) -> None:
         self._read = read
         self._here = platform == "darwin"
-        self._kept = KeptReadings(monotonic)
+        self._kept = CachedReadings(monotonic)
 
     def software(self) -> dict[str, str]:
         """Return the system's version."""

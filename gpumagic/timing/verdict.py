@@ -221,7 +221,7 @@ def by_words(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-_TOLD_ELSEWHERE = ("", "reference", "not compared")
+_SHOWN_ELSEWHERE = ("", "reference", "not compared")
 # A median is called uncertain if its 95 % interval is wider than this part of it: smaller
 # differences between two devices seldom matter.
 _LOOSE = 0.05
@@ -302,7 +302,7 @@ def measured(comparison: Comparison) -> list[str]:
     said += inside(comparison)
     if comparison.sweep:
         compared = [(where, numbers(comparison, where)) for where in comparison.devices]
-        told = [f"{where} {words}" for where, words in compared if words not in _TOLD_ELSEWHERE]
+        told = [f"{where} {words}" for where, words in compared if words not in _SHOWN_ELSEWHERE]
         said += [f"numbers: {', '.join(told)}"] if told else []
     reasons = {a.reason: None for a in comparison.agreements if a.same is None and a.reason}
     said += [f"numbers not compared: {reason}" for reason in reasons]
