@@ -23,11 +23,11 @@ from gpumagic.display.units import duration
 from gpumagic.errors import GpuError
 from gpumagic.usercode.files import label
 
-# A rank that has not ended so long after its interrupt is ended, and another takes its place.
+# A rank that has not ended this long after its interrupt is replaced.
 GRACE_S = 5.0
-# So long all may wait for one another, doing nothing.
+# All ranks may wait for one another, idle, for this long.
 HANGS_S = 5.0
-# An interrupt may come before the code that it is to end: it is sent again.
+# An interrupt may come before the code that it must end, so it is sent again.
 _AGAIN_S = 0.5
 _LOOK_S, _SAY_S = 0.02, 0.25
 _SHOWN = 8
@@ -36,7 +36,7 @@ _IMPATIENT = 3
 
 @contextmanager
 def _noted(note: Callable[[], object]) -> Iterator[None]:
-    """Within, Ctrl-C calls a function and cuts nothing off; more than a few are as ever."""
+    """Within, Ctrl-C calls a function instead of raising; after a few it raises."""
     before: Any = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -58,7 +58,7 @@ def _noted(note: Callable[[], object]) -> Iterator[None]:
 
 @dataclass
 class Ended:
-    """What came of a cell: an outcome by part, and how it ended if not by itself."""
+    """The result of a cell: an outcome by part, and how it ended."""
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
@@ -66,7 +66,7 @@ class Ended:
     replaced: list[int] = field(default_factory=list)  # ranks
 
     def times(self, ranks: Sequence[RankEngine]) -> Iterator[RankTime]:
-        """How long each rank that did something took."""
+        """Return the time of each rank that ran something."""
         for rank in ranks:
             mine = [
                 each
@@ -81,13 +81,13 @@ class Ended:
 
 
 class CellOnRanks:
-    """One cell, while it runs on ranks."""
+    """One cell that runs on ranks."""
 
     def __init__(
         self, engines: Engines, ranks: Sequence[RankEngine], orders: Orders, line: ProgressLine
     ) -> None:
         self._engines, self._ranks, self._orders, self._line = engines, list(ranks), orders, line
-        self._running: dict[int, tuple[int, Any]] = {}  # of a rank: its part, and the answer
+        self._running: dict[int, tuple[int, Any]] = {}  # by rank: its part, and the answer
         self._parts = orders.parts
         self._ended = Ended()
         self._signaled: float | None = None
@@ -97,7 +97,7 @@ class CellOnRanks:
         self._streamed = Streamed([rank.number for rank in ranks])
 
     def run(self) -> Ended:
-        """Have the ranks run their orders; ends in any case, for ranks that do not are replaced."""
+        """Run the orders on the ranks; always ends, since a rank that does not end is replaced."""
         began = time.monotonic()
         with _noted(self._press):
             for rank in self._ranks:
@@ -115,7 +115,7 @@ class CellOnRanks:
         if queue and self._signaled is None:
             part = queue.popleft()
             self._running[rank.number] = part, None
-            with suppress(GpuError):  # it is gone: told with its cause in a moment
+            with suppress(GpuError):  # it has died; reported with its cause in a moment
                 asked = self._engines.ask(rank, engine.run, self._orders.order(part))
                 self._running[rank.number] = part, asked
         else:
@@ -132,7 +132,7 @@ class CellOnRanks:
             self._interrupted()
         for rank in pending:
             part, asked = self._running[rank.number]
-            # The answer may come before the last of what was printed.
+            # The answer may come before the last output.
             over = asked.ready() and asked.wait_for_output(1)
             self._streamed.take(rank.number, part, asked.metadata)
             if over:
@@ -149,15 +149,15 @@ class CellOnRanks:
             outcome: Outcome = asked.get(0)
         except ipyparallel.error.RemoteError as error:
             if error.ename == "EngineError":
-                return  # it is gone: told with its cause in a moment
+                return  # it has died; reported with its cause in a moment
             lines = "\n".join(error.render_traceback())
             told = ErrorInRank(str(error.ename), str(error.evalue), "", lines)
             outcome = Outcome(rank.number, error=told)
         del self._running[rank.number]
         self._ended.outcomes[part] = outcome
         if outcome.error is not None:
-            # What was interrupted because another failed is no failure of its own; that a
-            # connection has ended, which another rank's failure may have done, is not the cause.
+            # A rank that was interrupted because another failed has not failed itself. A closed
+            # connection may follow from another rank's failure and is not the cause.
             failed = self._ended.failed
             victim = failed is not None and failed[1].is_of_the_group
             own = outcome.error.kind != "KeyboardInterrupt" and not outcome.error.is_of_the_group
@@ -167,7 +167,7 @@ class CellOnRanks:
         self._next(rank)
 
     def _lost(self, rank: RankEngine) -> None:
-        """A rank has died: what failed in the others because of it is not the cause."""
+        """Record that a rank has died; errors that follow in other ranks are not the cause."""
         error = ErrorInRank("it has died", rank.lost, "", f"RanksError: {died(rank)}")
         del self._running[rank.number]
         self._ended.failed = rank.number, error
@@ -178,14 +178,14 @@ class CellOnRanks:
         self._pressed += 1
 
     def _interrupted(self) -> None:
-        """Ctrl-C; the second time nobody is waited for."""
+        """Handle Ctrl-C; the second one does not wait for the ranks."""
         self._ended.interrupted = True
         self._signal()
         if self._pressed > 1:
             self._signaled = float("-inf")
 
     def _signal(self) -> None:
-        """Interrupt all that still run."""
+        """Interrupt all ranks that still run."""
         now = time.monotonic()
         if self._signaled is None:
             self._signaled = now
@@ -204,7 +204,7 @@ class CellOnRanks:
 
     # -- waiting for one another
     def _signal_the_waiting(self) -> None:
-        """End a cell in which every rank waits for another, and say who waits where."""
+        """End a deadlocked cell, and report where each rank waits."""
         waits = {rank.number: self._where(rank) for rank in self._pending()}
         stuck = [w for w in waits.values() if w and w["call"] and w["idle"] >= HANGS_S]
         if not stuck or len(stuck) < len(waits):
@@ -218,17 +218,17 @@ class CellOnRanks:
             f"rank {number} waits in {w['call']} ({_place(w)})" for number, w in waits.items() if w
         ]
         said += [f"rank {number} has ended the cell" for number in over]
-        said += [f"rank {number} does not run it" for number in absent]
+        said += [f"rank {number} does not run this cell" for number in absent]
         number, first = next((n, w) for n, w in waits.items() if w)
         words = "; ".join(said)
-        lines = f"RanksError: the ranks wait for one another: {words}"
+        lines = f"RanksError: deadlock: {words}"
         self._ended.failed = (number, ErrorInRank("ranks wait", words, _place(first), lines))
         self._signal()
 
     def _where(self, rank: RankEngine) -> dict[str, Any] | None:
         said = self._engines.read(pulse_of(rank.number))
         place: dict[str, Any] = json.loads(said) if said else {}
-        # What it said of an earlier cell does not count.
+        # A report on an earlier cell does not count.
         return place if place and place["cell"] == self._orders.cell else None
 
     def _say(self, seconds: float) -> None:
@@ -249,19 +249,19 @@ class CellOnRanks:
         self._line.update(" · ".join([*parts, *([f"{left} more"] if left > 0 else [])]))
 
     def _replace_stuck(self) -> None:
-        """Put others in the place of those that would not end; of the dead the user decides."""
+        """Replace ranks that do not end; the user decides about dead ones."""
         stuck = [rank for rank in self._ranks if rank.number in self._ended.replaced]
         try:
             if stuck:
                 self._engines.replace(stuck, self._line.update)
         except GpuError:
             for rank in stuck:
-                rank.lost = rank.lost or "it would not end a cell"
+                rank.lost = rank.lost or "it did not end its cell"
             raise
 
 
 def died(rank: RankEngine) -> str:
-    """What is said of a rank that is gone."""
+    """Return the message on a rank that has died."""
     again = f"type %gpucluster restart {rank.number} for another in its place"
     return f"rank {rank.number} has died: {rank.lost}; {again}"
 

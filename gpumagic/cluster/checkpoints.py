@@ -21,33 +21,33 @@ from gpumagic.errors import GpuError
 from gpumagic.usercode.files import shell
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_STOP_S, _LOOK_S = 60.0, 0.5  # so long the end of a cluster waits for a save
+_STOP_S, _LOOK_S = 60.0, 0.5  # seconds that the end of a cluster waits for a save
 _INCOMPLETE, _ABOUT = ".incomplete", "about.json"
 _KEPT = 2
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint: its directory, and what is known of it."""
+    """One checkpoint: its directory and contents."""
 
     path: str
-    variables: dict[str, str]  # module, optimizer, state, tensor or data, by name
+    variables: dict[str, str]  # by name: module, optimizer, state, tensor or data
     nbytes: int
-    ranks: int  # that saved it
-    saved: float  # seconds since 1970
+    ranks: int  # number of ranks that saved it
+    saved: float  # Unix time
 
     def __str__(self) -> str:
         return f"checkpoint of {some(self.variables)}: {size(self.nbytes)} to {self.path}"
 
     def loaded(self) -> str:
-        """What is said when it has been loaded."""
+        """Return the message after loading."""
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.saved))
         names, ranks = some(self.variables), f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         return f"{names} loaded from {self.path}, saved {when} by {ranks}"
 
 
 def begin(directory: str) -> Path:
-    """Make the directory in which the next one is to be written."""
+    """Create the directory of the next checkpoint."""
     numbers = [int(path.name[:6]) for path in _each(Path(directory))]
     path = Path(directory) / f"{max(numbers, default=0) + 1:06}{_INCOMPLETE}"
     path.mkdir(parents=True)
@@ -55,7 +55,7 @@ def begin(directory: str) -> Path:
 
 
 def complete(path: Path, checkpoint: Checkpoint) -> None:
-    """Give one that is whole its name, and remove those that are too old."""
+    """Rename a complete checkpoint, and remove old ones."""
     (path / _ABOUT).write_text(json.dumps(asdict(checkpoint)))
     os.replace(path, checkpoint.path)
     older = [each for each in _each(path.parent) if each.name[:6] < path.name[:6]]
@@ -65,7 +65,7 @@ def complete(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def find(directory: str) -> Checkpoint:
-    """The last complete one in a directory, or the one that it is itself. Raises `GpuError`."""
+    """Return the last complete checkpoint in a directory, or the directory itself."""
     for path in (Path(directory), *reversed(_each(Path(directory)))):
         if (path / _ABOUT).is_file() and path.suffix != _INCOMPLETE:
             about = json.loads((path / _ABOUT).read_text())
@@ -74,7 +74,7 @@ def find(directory: str) -> Checkpoint:
 
 
 def _each(directory: Path) -> list[Path]:
-    """Those that there are, the oldest first."""
+    """Yield the checkpoints, the oldest first."""
     return sorted(p for suffix in ("", _INCOMPLETE) for p in directory.glob("[0-9]" * 6 + suffix))
 
 
@@ -83,17 +83,18 @@ class Checkpoints:
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
-        self._plan: tuple[list[str], str, float] | None = None  # names, where to, every seconds
+        self._plan: tuple[list[str], str, float] | None = None  # names, directory, seconds
         self._due = 0.0
-        self._written: Checkpoint | None = None  # meanwhile, by the ranks
+        self._written: Checkpoint | None = None  # being written by the ranks
         self._calls = False
 
     def save(self, *names: str, to: str | None, every: str | None = None) -> Checkpoint | None:
         """Save variables of the ranks, now or after cells.
 
-        Tensors, numbers, lists, dicts, and what has a `state_dict`; of what is whole on each rank,
-        rank 0's. `to` is a directory that all ranks see, in which the last two stay; `every` is
-        ``"10min"``, ``"30s"``, ``"2h"``: after cells. Raises `GpuError`, and nothing was written.
+        Tensors, numbers, lists, dicts, and objects with a `state_dict`; replicated values from
+        rank 0. `to` is a directory that all ranks see; the last two checkpoints stay there. `every`
+        is ``"10min"``, ``"30s"``, ``"2h"``, after cells. If it raises `GpuError`, nothing was
+        written.
         """
         if not names or len(set(names)) < len(names) or not to:
             raise GpuError("name each variable once, as in checkpoint net,opt --to runs/cats")
@@ -103,7 +104,7 @@ class Checkpoints:
             if not found or not float(found[1]):
                 raise GpuError(f"--every {every}: type --every 10min, 30s or 2h")
             plan = [*names], directory, float(found[1]) * _SECONDS[found[2]]
-            self._call(f"start({[*names]}, '')")  # refuses now what it would refuse then
+            self._call(f"start({[*names]}, '')")  # refuse now what would fail later
             self._plan, self._due = plan, time.monotonic() + plan[2]
             return None
         self._wait()
@@ -114,10 +115,10 @@ class Checkpoints:
         return made
 
     def restore(self, directory: str) -> Checkpoint:
-        """Load a checkpoint into the variables of all ranks, which may be another number of them.
+        """Load a checkpoint into the variables of all ranks, of any number.
 
-        The last complete one in the directory, or the one that it is. Raises `GpuError` for a
-        module or an optimizer that is not there or has another shape; then nothing was changed.
+        Loads the last complete one in the directory, or the directory itself. Raises `GpuError` if
+        a module or an optimizer is missing or has another shape; then nothing is changed.
         """
         self._wait()
         path = os.path.abspath(os.path.expanduser(directory))
@@ -126,12 +127,12 @@ class Checkpoints:
         return loaded
 
     def off(self) -> None:
-        """Save no more after cells; what is being written is waited for."""
+        """Stop saving after cells, and wait for a running save."""
         self._plan = None
         self._wait(_STOP_S)
 
     def after_cell(self) -> None:
-        """Tell of the save that failed, and begin the next if it is time; fails in no case."""
+        """Report a failed save, and begin the next if it is due; never raises."""
         if self._calls or not (self._plan or self._written):
             return
         notes = []
@@ -150,7 +151,7 @@ class Checkpoints:
             self._cluster.last_report = replace(report, notes=(*report.notes, *notes))
 
     def _call(self, call: str, where: str = "@all") -> Any:
-        """Call one of `saving` as a cell does, which Ctrl-C or a death ends; rank 0's answer."""
+        """Call a function of `saving` on all ranks, as a cell; return rank 0's answer."""
         report = self._cluster.last_report
         self._calls = True
         try:
@@ -163,7 +164,7 @@ class Checkpoints:
         return answer
 
     def _ended(self, within: float) -> str:
-        """Look whether what is being written is over; why it failed, if it did."""
+        """Check the running save; return why it failed, if it did."""
         try:
             over, error = self._call(f"state({within})", "@0")
         except (GpuError, RanksError) as lost:
@@ -172,7 +173,7 @@ class Checkpoints:
         return str(error)
 
     def _wait(self, at_most: float = float("inf")) -> str:
-        """Wait for what is being written; why it failed, if it did."""
+        """Wait for the running save; return why it failed, if it did."""
         began = time.monotonic()
         with ProgressLine(shell()) as line:
             while self._written and (waited := time.monotonic() - began) < at_most:

@@ -35,31 +35,31 @@ from gpumagic.usercode.variables import names_assigned, names_read
 
 @dataclass
 class CellOrder:
-    """What a rank is asked to run: plain data, and what the cell reads as bytes."""
+    """A cell for a rank to run: plain data, with variables as bytes."""
 
     cell: str  # its number, the same for all ranks
     tree: ast.Module
     file: str
     sources: dict[str, str]  # the text of the cells, for tracebacks
     given: bytes = b""  # this rank's own variables
-    keep: tuple[str, ...] = ()  # the names whose values are to come back
+    keep: tuple[str, ...] = ()  # names whose values are returned
 
 
 @dataclass
 class Outcome:
-    """What a rank has to say of a cell."""
+    """The result of a cell on a rank."""
 
     rank: int
     seconds: float = 0.0
     value: bytes = b""
     kept: dict[str, bytes] = field(default_factory=dict)
     error: "ErrorInRank | None" = None
-    assigned: tuple[str, ...] = ()  # names that are the rank's own now
+    assigned: tuple[str, ...] = ()  # names that the cell assigned
     deleted: tuple[str, ...] = ()
     moved: int = 0
     peak: int | None = None
     sequence: int = -1
-    cut: bool = False  # it was freed from a collective: its group is broken
+    cut: bool = False  # it was freed from a collective, so the group is broken
 
 
 @dataclass
@@ -76,7 +76,7 @@ class ErrorInRank:
 
     @property
     def is_of_the_group(self) -> bool:
-        """Whether it says that the connection to another rank has ended."""
+        """Whether it is a lost connection to another rank."""
         words = ("gloo", "Connection closed by peer", "NCCL", "Connection reset by peer")
         return any(word in self.message for word in words)
 
@@ -85,12 +85,12 @@ _this: ThisRank | None = None
 
 
 def started_as() -> tuple[str, int]:
-    """The mark of the start that made this process, and its rank."""
+    """Return the mark of this process's start, and its rank."""
     return os.environ[parent_watch.MARK], int(os.environ["RANK"])
 
 
 def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, Any]:
-    """Become a rank, on a virtual GPU of `memory` where there is no other; who and where it is."""
+    """Become a rank, on a virtual GPU of `memory` if there is no real one; return its facts."""
     global _this
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
@@ -101,7 +101,7 @@ def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, An
 
 
 def about() -> dict[str, Any]:
-    """What the table of the ranks says of this one."""
+    """Return this rank's row of the table of ranks."""
     assert _this is not None
     device = _this.device
     return {
@@ -117,25 +117,25 @@ def about() -> dict[str, Any]:
 
 
 def host_now() -> dict[str, Any]:
-    """What the GPUs of this host do."""
+    """Return a snapshot of this host's GPUs."""
     return collect.snapshot().to_dict()
 
 
 def join(generation: int) -> None:
-    """Join the group of this generation."""
+    """Join the process group of this generation."""
     assert _this is not None
     real = not _this.device.virtual and dist.is_nccl_available()
     this_rank.join(generation, "cpu:gloo,cuda:nccl" if real else "gloo")
 
 
 def pull(names: list[str]) -> dict[str, bytes]:
-    """The values of names, as bytes; of those that are not here nothing."""
+    """Return the values of names as bytes; missing names are left out."""
     space = shell().user_ns
     return {name: sending.pack_any(_unwrapped(space[name])) for name in names if name in space}
 
 
 def _unwrapped(value: Any) -> Any:
-    """Without the wrapper that belongs to the ranks' group, and is of no use outside."""
+    """Remove a wrapper such as DDP, which is useless outside the ranks' group."""
     return value.module if isinstance(value, DistributedDataParallel) else value
 
 
@@ -145,7 +145,7 @@ _fresh: set[str] = set()
 
 
 def receive(parcel: Parcel) -> Receipt:
-    """Take what the notebook sends, or say why not."""
+    """Take what the notebook sends, or return why not."""
     space = shell().user_ns
     own = [n for n in parcel.careful if n in space and _received.get(n) != _print_of(n)]
     if own:
@@ -171,9 +171,9 @@ def _print_of(name: str) -> bytes | None:
 
 
 def bring(order: CellOrder) -> dict[str, Any]:
-    """Take the variables that are this rank's own, and the text of the cells.
+    """Take this rank's own variables, and the text of the cells.
 
-    Returns what names of parts stood for here, which they shall again.
+    Return the previous values of the split names, to restore them.
     """
     space = shell().user_ns
     parts = sending.unpack(order.given) if order.given else {}
@@ -186,7 +186,7 @@ def bring(order: CellOrder) -> dict[str, Any]:
 
 
 def run(order: CellOrder) -> Outcome:
-    """Run a cell, and say how it went. Raises nothing of the user's."""
+    """Run a cell and return its outcome. The user's errors are not raised."""
     assert _this is not None
     outcome, space = Outcome(_this.rank), shell().user_ns
     with _this.runs(order.cell):
@@ -195,7 +195,7 @@ def run(order: CellOrder) -> Outcome:
         before = {name: id(space[name]) for name in names if name in space}
         _run(order, outcome, space)
         there = [name for name in names if name in space]
-        # A cell that failed may not have come so far.
+        # A failed cell may not have assigned it.
         changed = [name for name in there if before.get(name) != id(space[name])]
         outcome.assigned = tuple(changed if outcome.error else there)
         outcome.deleted = tuple(before.keys() - space.keys())
@@ -219,7 +219,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
             _this.in_code = True
             exec(body, space)
             value = None if last is None else eval(last, space)
-            # What a cell's end draws: matplotlib's figures.
+            # Figures of matplotlib are drawn at the end of a cell.
             shell().events.trigger("post_execute")
             _this.in_code = False
         except BaseException as raised:  # noqa: BLE001  the user's, and an interrupt
@@ -240,7 +240,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
 
 
 def _told(error: BaseException) -> ErrorInRank:
-    """The error as text, from the user's first frame on, with what explains it."""
+    """Return the error as text, from the user's first frame on, with its explanation."""
     cut_ours(error)
     trace = error.__traceback__
     while trace is not None and not is_users(trace.tb_frame.f_code.co_filename):

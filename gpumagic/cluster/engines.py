@@ -32,13 +32,13 @@ from gpumagic.telemetry.collect import host_name
 
 
 class ExitCauses:
-    """How processes end that were started after this."""
+    """The causes of the ends of processes started after this."""
 
     def __init__(self) -> None:
         self._killed = _killed_for_memory()
 
     def in_words(self, code: int) -> str:
-        """What an exit code means that Python has of a child."""
+        """Return the meaning of a child's exit code."""
         if code >= 0:
             return f"it exited with code {code}"
         name = signal.Signals(-code).name
@@ -49,7 +49,7 @@ class ExitCauses:
 
 
 def _killed_for_memory() -> int:
-    """How many processes the operating system has killed for want of memory, here or at all."""
+    """Return how many processes the kernel has killed for lack of memory."""
     killed = 0
     for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
         with contextlib.suppress(OSError):
@@ -58,27 +58,27 @@ def _killed_for_memory() -> int:
     return killed
 
 
-# The controller counts an engine as there at its next heartbeat.
+# The controller registers an engine at its next heartbeat.
 _BEAT_MS = 500
 _START_S = 120.0
 _JOIN_S = 60.0
 _LOOK_S = 0.02
-# So long the cause of an end may come later than its news.
+# The cause of an end may arrive this many seconds later.
 _CAUSE_S = 0.5
 _GONE = "an engine is gone; %gpucluster says which"
 
 
 @dataclass
 class RankEngine:
-    """One engine, by the number that it has in the group."""
+    """One engine, by its rank in the group."""
 
     number: int
     engine_set: EngineSet
     engine: int = -1  # ipyparallel's number
-    mark: str = ""  # of its start, and of what it starts itself
+    mark: str = ""  # of its start and its children
     about: dict[str, Any] = field(default_factory=dict)
     has: Has = field(default_factory=Has)
-    lost: str = ""  # why it is gone
+    lost: str = ""  # why it has ended
 
     @property
     def key(self) -> str:
@@ -97,13 +97,13 @@ class Engines:
         self.generation = 0
         self._client: Any = None
         self._launchers: dict[str, Any] = {}
-        self._known: set[int] = set()  # ipyparallel's numbers that were seen
-        self._made = contextlib.ExitStack()  # what is to be ended
+        self._known: set[int] = set()  # ipyparallel's numbers seen so far
+        self._made = contextlib.ExitStack()  # what must be ended
         self.stopped = False
 
     # -- starting
     def start(self, say: Callable[[str], object]) -> None:
-        """Start them all, and have them join the group. Raises `GpuError`; then nothing is left."""
+        """Start all engines and join their group. After a `GpuError` nothing is left."""
         try:
             with deferred():
                 self._make()
@@ -120,7 +120,7 @@ class Engines:
             raise
 
     def _make(self) -> None:
-        """Make what the engines connect to, and what ends them."""
+        """Start the controller, the store, and the process that ends the engines."""
         home = self.plan.directory
         prefix = ".gpumagic-cluster-" if home else "gpumagic-cluster-"
         self._directory = tempfile.mkdtemp(prefix=prefix, dir=home)
@@ -140,7 +140,7 @@ class Engines:
             cluster_file="",
             log_level=50,
             controller_ip=self.plan.address,
-            # Here they read it from a file, and import torch while the controller starts.
+            # Local engines read it from a file, and import torch while the controller starts.
             send_engines_connection_env=not self.plan.local,
             controller_args=[
                 "--IPController.use_threads=True",
@@ -149,7 +149,7 @@ class Engines:
             ],
             shutdown_atexit=False,
         )
-        if self.plan.launcher != "local":  # what is elsewhere is ended by its launcher
+        if self.plan.launcher != "local":  # remote engines are ended by their launcher
             self._made.callback(stop_elsewhere, self._cluster)
 
     def _launch(self, each: EngineSet) -> None:
@@ -169,8 +169,8 @@ class Engines:
                 rank.engine, rank.mark = -1, mark
         options = dict(each.options)
         if self.plan.launcher == "slurm":
-            options["batch_file_name"] = f"{self._directory}/job"  # else it writes it where we are
-        with deferred():  # half started it could not be ended
+            options["batch_file_name"] = f"{self._directory}/job"  # else it is in the current one
+        with deferred():  # a half-started one could not be ended
             self._cluster.start_engines_sync(
                 len(each.ranks), engine_set_id=key, environment=environment, **options
             )
@@ -178,7 +178,7 @@ class Engines:
                 self._launchers[key] = self._cluster.engines[key].launchers["0"]
 
     def _take(self, awaited: Sequence[RankEngine], say: Callable[[str], object]) -> None:
-        """Wait for engines that were just started, find the rank of each, and set it up."""
+        """Wait for new engines, find the rank of each, and set it up."""
         until = time.monotonic() + (_START_S if self.plan.local else float("inf"))
         missing = {(rank.mark, rank.number): rank for rank in awaited}
         answers: dict[int, Any] = {}
@@ -191,7 +191,7 @@ class Engines:
                     answers[number] = self._ask(number, engine.started_as)
             time.sleep(_LOOK_S)
             for number in [number for number, each in answers.items() if each.ready()]:
-                # One whose start was broken off answers for nobody, or not at all.
+                # An engine of an aborted start has no rank, or does not answer.
                 with contextlib.suppress(KeyError, ipyparallel.error.RemoteError):
                     missing.pop(answers.pop(number).get(0)).engine = number
         store = (self.plan.address, self.store.port)
@@ -202,7 +202,7 @@ class Engines:
             rank.about, rank.has, rank.lost = about, shared, ""
 
     def _answers(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
-        """What ranks answer that are starting; the death of one is told."""
+        """Return the answers of starting ranks; raise if one dies."""
         until = time.monotonic() + _JOIN_S
         asked: dict[int, Any] = {}
         try:
@@ -214,7 +214,7 @@ class Engines:
         except BaseException:
             for rank in ranks:
                 if rank.number in asked and not asked[rank.number].ready():
-                    rank.lost = rank.lost or "it waits for a rank that did not come"
+                    rank.lost = rank.lost or "it waits for a rank that did not start"
             raise
         return [each.get(0) for each in asked.values()]
 
@@ -226,15 +226,15 @@ class Engines:
             raise GpuError(f"after {_START_S:.0f} s not all engines have started")
 
     def join(self) -> None:
-        """Have all ranks join a group that is new, once all are there."""
+        """Join all ranks in a new process group."""
         if not any(rank.lost for rank in self.ranks):
             self.generation += 1
-            with deferred():  # who has come waits for the others
+            with deferred():  # each rank waits for the others
                 self._answers(self.ranks, engine.join, self.generation)
 
     # -- talking
     def ask(self, rank: RankEngine, function: Callable[..., Any], *args: Any) -> Any:
-        """Have a rank call one of `engine`'s functions, or `GpuError`; the answer comes later."""
+        """Call a function of `engine` on a rank; the answer comes later."""
         return self._ask(rank.engine, function, *args)
 
     def _ask(self, number: int, function: Callable[..., Any], *args: Any) -> Any:
@@ -244,7 +244,7 @@ class Engines:
             raise GpuError(_GONE) from None
 
     def answer(self, asked: Any, timeout_s: float | None = None) -> Any:
-        """What a rank answers; raises `GpuError` if it has died meanwhile."""
+        """Return a rank's answer; raise `GpuError` if it has died."""
         try:
             if asked is not None:
                 return asked.get(timeout_s)
@@ -254,39 +254,39 @@ class Engines:
         raise GpuError(_GONE)
 
     def signal(self, ranks: Iterable[RankEngine], number: int) -> None:
-        """Send a signal to the processes of ranks, wherever they are."""
+        """Send a signal to the processes of ranks, on any host."""
         for rank in ranks:
             if rank.engine in self._client.ids:
                 self._client.send_signal(number, targets=rank.engine, block=False)
 
     def interrupt(self, ranks: Iterable[RankEngine], cell: str) -> None:
-        """End a cell on ranks, and no other that may run when this comes there."""
+        """Interrupt a cell on ranks, and no other cell."""
         self.store.set(ending(cell), "")
         self.signal(ranks, signal.SIGINT)
 
     def read(self, key: str) -> bytes:
-        """What stands under a key in the store, nothing if it is not there."""
+        """Return the value of a key in the store, empty if it is not there."""
         return bytes(self.store.get(key)) if self.store.check([key]) else b""
 
     # -- dying
     def check(self) -> list[RankEngine]:
-        """The ranks that are gone and were not before; each then has its cause."""
+        """Return the ranks that have died since the last call, with their causes."""
         found = []
         for rank in self.ranks:
             connected = rank.engine in self._client.ids
             cause = "" if rank.lost else self._ended(rank, 0.0 if connected else _CAUSE_S)
             if not rank.lost and (cause or not connected):
                 rank.lost = cause or "its connection is gone"
-                parent_watch.end(rank.mark)  # the processes that it has started
+                parent_watch.end(rank.mark)  # its child processes
                 found.append(rank)
         return [] if self.stopped else found
 
     def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
-        """How the process of a rank ended; nothing while it runs, or where that is not known."""
+        """Return how a rank's process ended; empty while it runs or if unknown."""
         launcher = self._launchers.get(rank.key)
         if launcher is None:
             return ""
-        # Only the thread that waits for the process has its exit code.
+        # Only the thread that waits for the process knows its exit code.
         launcher._wait_thread.join(patience_s)
         if launcher._wait_thread.is_alive():
             return ""
@@ -294,7 +294,7 @@ class Engines:
         return "" if code is None else self._causes.in_words(int(code))
 
     def replace(self, ranks: Sequence[RankEngine], say: Callable[[str], object]) -> None:
-        """End ranks, whatever they do, start others in their place, and join again."""
+        """Kill ranks, start others in their place, and join a new group."""
         for rank in ranks:
             if len(rank.engine_set.ranks) > 1:
                 raise GpuError(
@@ -309,12 +309,12 @@ class Engines:
         except BaseException:
             self._end(ranks)
             for rank in ranks:
-                rank.lost = "the start of its engine was broken off"
+                rank.lost = "its start was aborted"
             raise
         self.join()
 
     def _end(self, ranks: Sequence[RankEngine]) -> None:
-        """Kill the engines of ranks, and what they have started."""
+        """Kill the engines of ranks and their children."""
         with deferred():
             for rank in ranks:
                 if rank.about.get("host") != host_name():
@@ -324,19 +324,19 @@ class Engines:
                     self._cluster.stop_engines_sync(rank.key)
 
     def stop(self) -> None:
-        """End everything, and leave nothing behind."""
+        """End everything; nothing is left."""
         self.stopped = True
         with deferred():
             self._made.close()
 
 
 class RanksError(Exception):
-    """A cell failed in a rank; shown as that rank's own traceback, without frames of ours."""
+    """An error in a rank; shown as that rank's traceback, without frames of ours."""
 
     def __init__(self, rank: int, error: ErrorInRank, others: str, notes: Sequence[str]) -> None:
         place = f", {error.place}" if error.place else ""
         super().__init__(f"rank {rank}{place}: {error}")
-        lines = [f"in rank {rank}{others}:", error.lines, *(f"  → {note}" for note in notes)]
+        lines = [f"error in rank {rank}{others}:", error.lines, *(f"  → {note}" for note in notes)]
         self._shown = ["\n".join(lines)]
 
     def _render_traceback_(self) -> list[str]:
@@ -344,7 +344,7 @@ class RanksError(Exception):
 
 
 def interrupt(words: str, notes: Sequence[str]) -> KeyboardInterrupt:
-    """A KeyboardInterrupt that is shown in a line, and what there is to note."""
+    """Return a KeyboardInterrupt that is shown as one line, with notes."""
     error = KeyboardInterrupt(words)
     lines = "\n".join([f"KeyboardInterrupt: {words}", *(f"  → {note}" for note in notes)])
     show_as(error, lambda: [lines])
@@ -352,11 +352,15 @@ def interrupt(words: str, notes: Sequence[str]) -> KeyboardInterrupt:
 
 
 def named(ranks: Sequence[RankEngine]) -> str:
-    """Some ranks, as a sentence has them."""
+    """Return ranks in words."""
     return f"{len(ranks)} ranks" if len(ranks) > 1 else f"rank {ranks[0].number}"
 
 
 def others(ranks: Sequence[RankEngine], failed: int) -> str:
-    """Which ones ended because one failed."""
+    """Return which ranks were stopped because one failed."""
     found = [str(rank.number) for rank in ranks if rank.number != failed]
-    return f"; rank{'s' * (len(found) > 1)} {some(found)} ended too" if found else ""
+    if not found:
+        return ""
+    return (
+        f" (ranks {some(found)} were stopped)" if found[1:] else f" (rank {found[0]} was stopped)"
+    )

@@ -16,7 +16,7 @@ from gpumagic.cluster.engines import Engines, RankEngine, RanksError, interrupt,
 from gpumagic.cluster.rank_messages import (
     Orders,
     Whole,
-    foretell,
+    predict,
     taken_as_sent,
     to_be_sent,
     values_of,
@@ -31,22 +31,22 @@ from gpumagic.errors import GpuError
 from gpumagic.usercode.files import shell, user_namespace
 
 _LOOK_S = 0.5
-_REWRAP = "the process group was made anew: wrap modules in DDP or fully_shard again"
+_REWRAP = "the process group was recreated: wrap modules in DDP or fully_shard again"
 
 
 class GpuCluster:
     """The ranks of a cluster; `gpumagic.cluster` starts one.
 
-    A context manager: at its end everything is stopped.
+    A context manager: its end stops everything.
 
     Attributes
     ----------
     size : int
-        How many ranks there are.
+        The number of ranks.
     last_report : RanksReport or None
-        Of the cell that ran last.
+        The report of the last cell.
     hosts : RankHosts
-        The other hosts on which there are ranks.
+        Other hosts that have ranks.
     checkpoint, restore : `Checkpoints.save` and `Checkpoints.restore`
     """
 
@@ -97,25 +97,25 @@ class GpuCluster:
         where : str
             ``"@all"``, ``"@1"``, ``"@0,2"``.
         file : str
-            What tracebacks call it.
+            Its name in tracebacks.
         asked : Sharing, optional
-            What is split between the ranks, and put together in the end.
+            Variables to split between the ranks, and to gather or reduce.
         quiet : bool
             Show no progress.
 
         Returns
         -------
         values : list or None
-            Of the last expression, by rank or part, tensors on the CPU; None if all are None.
+            The last expression's values by rank or part, tensors on the CPU; None if all are.
         made : dict
-            What was gathered and reduced, by name.
+            Gathered and reduced variables, by name.
 
         Raises
         ------
         GpuError
-            A rank that is not there or has died, a variable that cannot be sent.
+            A missing or dead rank, or a variable that cannot be sent.
         RanksError
-            An error of the code in a rank.
+            An error of the code.
         """
         self.last_report = None
         ranks, asked = self._ranks(where), asked or Whole()
@@ -130,7 +130,7 @@ class GpuCluster:
                 orders = Orders(tree, file, ranks, asked)
                 orders.deliver(self._engines)
                 sent_s = time.perf_counter() - began
-                self._broken = True  # until it has ended well
+                self._broken = True  # until it has succeeded
                 ended = CellOnRanks(self._engines, ranks, orders, line).run()
             self._broken = self._is_broken(ended, len(ranks))
             orders.ended(ended.outcomes.values())
@@ -162,9 +162,9 @@ class GpuCluster:
         sent_s: float,
         seconds: float,
     ) -> tuple[Any, dict[str, Any]]:
-        """The values that came back; or the error, once the report is written."""
+        """Return the values, or raise the error, after writing the report."""
         notes = [
-            f"rank {number} did not end: another took its place, and its variables are gone"
+            f"rank {number} did not end and was replaced; its variables are lost"
             for number in ended.replaced
         ]
         if self._broken or ended.replaced:
@@ -183,7 +183,7 @@ class GpuCluster:
         self.last_report = RanksReport(
             tuple(ended.times(ranks)),
             seconds,
-            str(orders.shared_out or ""),
+            str(orders.split or ""),
             orders.sent,
             orders.sent_bytes,
             sent_s,
@@ -202,23 +202,23 @@ class GpuCluster:
         return (None if all(value is None for value in values) else values), made
 
     def _is_broken(self, ended: Ended, count: int) -> bool:
-        """Whether ranks are in different collectives: then the group is of no use any more."""
+        """Whether ranks are in different collectives, so that the group cannot be used."""
         if ended.replaced:
-            return False  # it was made anew with the replacement
+            return False  # it was recreated with the replacement
         outcomes = ended.outcomes.values()
         begun = {outcome.rank: outcome.sequence for outcome in outcomes}
         apart = count == self.size and len(set(begun.values())) > 1
         return apart or any(outcome.cut for outcome in outcomes)
 
     def dry_run(self, tree: ast.Module, file: str, on: str | None = None) -> DryRun:
-        """What each rank would need for a cell, and send; on other cards, or where it is."""
+        """Predict a cell's memory and traffic on each rank; on other cards, or here."""
         self._ranks("@0")
         with self._busy:
-            return foretell(self._engines, tree, file, on)
+            return predict(self._engines, tree, file, on)
 
     # -- values
     def pull(self, *names: str) -> dict[str, list[Any]]:
-        """The values of variables by rank, tensors on the CPU.
+        """Return the values of variables by rank, tensors on the CPU.
 
         Raises
         ------
@@ -234,7 +234,7 @@ class GpuCluster:
         return {n: values_of([each[n] for each in found if n in each]) for n in names}
 
     def push(self, *names: str) -> None:
-        """Send variables of the notebook with the next cell that reads them, whatever ranks have.
+        """Send variables of the notebook with the next cell that reads them, replacing the ranks'.
 
         Raises
         ------
@@ -247,18 +247,18 @@ class GpuCluster:
         to_be_sent(self._engines.ranks, names)
 
     def keep(self, *names: str) -> None:
-        """Leave variables as they are in the ranks until the notebook's are changed."""
+        """Keep the ranks' values of variables until the notebook's change."""
         taken_as_sent(self._engines.ranks, names)
 
     # -- the ranks
     def status(self) -> RanksTable:
-        """Who the ranks are, where, and what they do."""
+        """Return the table of ranks: where they are and what they do."""
         return RanksTable(repr(self), rows_of(self._engines))
 
     def restart(self, *numbers: int) -> None:
-        """Start other engines in the place of ranks; the others keep their variables.
+        """Replace ranks by new engines; the others keep their variables.
 
-        All ranks are in a new process group afterwards. Raises `GpuError`.
+        Afterwards all ranks are in a new process group. Raises `GpuError`.
         """
         ranks = [self._engines.ranks[n] for n in sorted(set(numbers)) if 0 <= n < self.size]
         if len(ranks) < len(set(numbers)) or not ranks:
@@ -270,14 +270,14 @@ class GpuCluster:
             self._broken = False
 
     def stop(self) -> None:
-        """End all engines, and what they started; what they save is waited for."""
+        """End all engines and their children, after waiting for a running save."""
         atexit.unregister(self.stop)
         with suppress(KeyboardInterrupt):
             self.checkpoints.off()
         self._engines.stop()
 
     def _watch(self) -> None:
-        """Hear what hosts do, and say at once when a rank dies while no cell runs to say it."""
+        """Listen to hosts, and report at once when a rank dies between cells."""
         while not self._engines.stopped:
             time.sleep(_LOOK_S)
             self.hosts.listen()
@@ -303,33 +303,33 @@ def cluster(
     ip: str | None = None,
     python: str | None = None,
 ) -> GpuCluster:
-    """Start an engine for each GPU, and have them join one process group.
+    """Start an engine for each GPU, all in one process group.
 
     Parameters
     ----------
     where : str or int, optional
-        Which GPUs of this machine, or how many: ``"0,1"``, ``"all"``, 2. Where there is no GPU each
-        engine has a virtual one.
+        GPUs of this machine, or their number: ``"0,1"``, ``"all"``, 2. Without a GPU each engine
+        has a virtual one.
     slurm, partition : str, optional
         Nodes and GPUs on each, ``"2x8"``, from Slurm.
     ssh : str, optional
         Hosts, ``"host1,host2:4"``, with the number of GPUs after a colon.
     mpi : int, optional
-        As many engines as `mpiexec` is to start.
+        The number of engines for `mpiexec` to start.
     ip : str, optional
-        The address of this machine at which the engines reach it; else the one that leads to them.
+        The address at which the engines reach this machine; by default that of the default route.
     python : str, optional
-        Python on the hosts of `ssh`; else the path that it has here.
+        Python on the hosts of `ssh`; by default the path of this one.
 
     Returns
     -------
     GpuCluster
-        The ranks; it is also the one that ``%%ongpu @all`` runs on.
+        The cluster of ``%%ongpu @all``.
 
     Raises
     ------
     GpuError
-        One is running already, or it cannot be started.
+        A cluster runs already, or it cannot be started.
     """
     global _current
     if is_running():
@@ -354,12 +354,12 @@ def cluster(
 
 
 def current() -> GpuCluster:
-    """The cluster of this notebook; raises `GpuError` where there is none."""
+    """Return the cluster of this notebook; raise `GpuError` if none runs."""
     if _current is None or _current.stopped:
         raise GpuError("no cluster runs; type %gpucluster start")
     return _current
 
 
 def is_running() -> bool:
-    """Whether there is one."""
+    """Whether a cluster runs."""
     return _current is not None and not _current.stopped

@@ -15,13 +15,13 @@ from gpumagic.virtual.host_memory import part_of_the_host
 
 LOOPBACK = "127.0.0.1"
 _MODULE = ["-m", "gpumagic.cluster.start_engine"]
-# So long an engine waits for the controller, to write its file and to answer, on a busy machine.
+# Seconds an engine waits for the controller's file and answer, on a busy machine.
 _PATIENT = ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 
 
 @dataclass(frozen=True)
 class EngineSet:
-    """Engines that are started, signaled and stopped together."""
+    """Engines that are started, signalled and stopped together."""
 
     ranks: tuple[int, ...]
     environment: dict[str, str] = field(default_factory=dict)
@@ -30,13 +30,13 @@ class EngineSet:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which engines there are to be, and who starts them."""
+    """The engines to start, and their launcher."""
 
     launcher: str  # ipyparallel's name: "local", "ssh", "slurm", "mpi"
     sets: tuple[EngineSet, ...]
     address: str = LOOPBACK  # where the controller and the store listen
     said: str = ""  # "on 2 GPUs of this machine"
-    directory: str | None = None  # where its files are seen from all machines
+    directory: str | None = None  # a directory that all machines see
 
     @property
     def count(self) -> int:
@@ -52,7 +52,7 @@ def _command(python: str) -> dict[str, Any]:
 
 
 def local(where: str | None) -> Plan:
-    """An engine for each GPU that is named; without GPUs, as many as a number says, or two."""
+    """Plan an engine for each named GPU; without GPUs, the given number, or two."""
     gpus = [gpu for gpu in device.here(memory=False) if gpu.kind == "cuda" and not gpu.virtual]
     if gpus:
         count = _count(where, gpus)
@@ -61,7 +61,7 @@ def local(where: str | None) -> Plan:
     else:
         names = [""] * _virtual_count(where)
     command = _command(sys.executable)
-    # HIP's own variable knows no UUIDs.
+    # HIP's variable takes no UUIDs.
     shows = "ROCR_VISIBLE_DEVICES" if device.torch_build().hip else "CUDA_VISIBLE_DEVICES"
     sets = tuple(
         EngineSet((rank,), {shows: name, "RANK": str(rank)}, command)
@@ -72,7 +72,7 @@ def local(where: str | None) -> Plan:
 
 
 def _count(where: str | None, gpus: Sequence[device.Device]) -> int:
-    """A number alone says how many: `%gpucluster start 2`, as against `0,1`; else 0."""
+    """Return the number of engines in `%gpucluster start 2`; 0 for a list such as `0,1`."""
     if where is None or not where.isdecimal():
         return 0
     if not 0 < int(where) <= len(gpus):
@@ -93,7 +93,7 @@ def _virtual_count(where: str | None) -> int:
 
 
 def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
-    """An engine on each host, or as many as stand after its colon, a GPU each."""
+    """Plan an engine on each host, or the number after its colon, with a GPU each."""
     sets: list[EngineSet] = []
     for part in hosts.split(","):
         host, _, number = part.strip().partition(":")
@@ -110,7 +110,7 @@ def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
 
 
 def slurm(size: str, partition: str | None, ip: str | None) -> Plan:
-    """NODESxGPUS engines as one job of Slurm."""
+    """Plan NODESxGPUS engines as one job of Slurm."""
     nodes, _, each = size.partition("x")
     if not (nodes.isdecimal() and each.isdecimal() and int(nodes) * int(each)):
         raise GpuError(f"--slurm {size}: nodes x GPUs is needed; type --slurm 2x8")
@@ -124,7 +124,7 @@ def slurm(size: str, partition: str | None, ip: str | None) -> Plan:
 
 
 def mpi(number: str, ip: str | None) -> Plan:
-    """Engines that `mpiexec` starts."""
+    """Plan engines that `mpiexec` starts."""
     if not number.isdecimal() or not int(number):
         raise GpuError(f"--mpi {number}: a number is needed; type --mpi 4")
     one = EngineSet(tuple(range(int(number))), {ONE_GPU: "1"}, _command(sys.executable))
@@ -132,7 +132,7 @@ def mpi(number: str, ip: str | None) -> Plan:
 
 
 def stop_elsewhere(cluster: Any) -> None:
-    """Have the launchers end what they started, and leave no files of ours on other machines."""
+    """End the launchers' engines, and remove our files on other machines."""
     sets = cluster.engines.values()
     hosts = {each.location: each for one in sets for each in getattr(one, "launchers", {}).values()}
     cluster.stop_cluster_sync()
@@ -141,12 +141,12 @@ def stop_elsewhere(cluster: Any) -> None:
 
 
 def _address(hosts: Sequence[str]) -> str:
-    """The address under which other machines reach this one; loopback where there are none."""
+    """Return this machine's address for others; loopback if all ranks are here."""
     if all(host in ("localhost", LOOPBACK, "::1") for host in hosts):
         return LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Nothing is sent: it only asks which way leads there.
+            # Sends nothing: it only looks up the route.
             probe.connect((hosts[0] or socket.getfqdn(), 9))
             return str(probe.getsockname()[0])
         except OSError as error:
@@ -154,7 +154,7 @@ def _address(hosts: Sequence[str]) -> str:
 
 
 def connections(address: str) -> dict[str, str]:
-    """What keeps gloo and NCCL to the loopback, where all ranks are on this machine."""
+    """Return the variables that keep gloo and NCCL to the loopback, if all ranks are here."""
     if address != LOOPBACK:
         return {}
     loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -162,13 +162,13 @@ def connections(address: str) -> dict[str, str]:
 
 
 def threads(count: int) -> dict[str, str]:
-    """Each engine its share of the processors, as `torchrun` would give it one thread."""
+    """Return each engine's share of the processors; `torchrun` would give it one thread."""
     if "OMP_NUM_THREADS" in os.environ:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(count, 1)))}
 
 
 def virtual_memory(plan: Plan) -> int:
-    """Bytes of the GPU of an engine that has no other: that of this process, or its part."""
+    """Return the bytes of an engine's virtual GPU: this process's, or its share."""
     virtual = [gpu for gpu in device.here() if gpu.virtual]
     return (virtual and virtual[0].memory_total) or part_of_the_host(plan.count)

@@ -22,14 +22,14 @@ from gpumagic.display.table import short
 MOST = 2**18
 """Characters of a cell that a rank sends of each stream; what it writes over itself counts not."""
 MOST_LOGGED = 2**24
-"""Bytes of what code that is no Python prints, which no cell shows."""
+"""Bytes of output from C code and programs, which no cell shows."""
 OVER = "\x1e"
 """Stands for a carriage return on its way: ipyparallel would carry it out, and badly."""
 _OFTEN_S = 0.25
 
 
 class _Bounded:
-    """A stream that passes on so much, then counts lines."""
+    """A stream that passes on a limited output, then counts lines."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -48,7 +48,7 @@ class _Bounded:
         return len(text)
 
     def _write_over(self, text: str) -> None:
-        """A progress bar: so often as one can see it."""
+        """Pass on a progress bar, as often as it is visible."""
         now = time.monotonic()
         if now - self._last >= _OFTEN_S:
             self._last = now
@@ -59,7 +59,7 @@ class _Bounded:
 
 
 def bound_logs() -> None:
-    """Empty the files that C code and programs of this process print to, once they are large."""
+    """Truncate large output files of C code and child programs."""
     for number in (1, 2):
         with contextlib.suppress(OSError):
             file = os.fstat(number)
@@ -69,7 +69,7 @@ def bound_logs() -> None:
 
 @contextlib.contextmanager
 def bounded_output() -> Iterator[None]:
-    """Within, stdout and stderr are bounded; the end says how much was left out."""
+    """Within, limit stdout and stderr; the last line says how much was left out."""
     streams = sys.stdout, sys.stderr
     mine = [_Bounded(stream) for stream in streams]
     sys.stdout, sys.stderr = mine
@@ -85,7 +85,7 @@ def bounded_output() -> Iterator[None]:
 
 @contextmanager
 def whole_lines(labels: Mapping[int, str]) -> Iterator[None]:
-    """Within, what threads with these idents print comes in whole lines; others print as ever."""
+    """Within, threads with these idents print whole lines; others print as usual."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     streams = {name: _WholeLines(stream, labels) for name, stream in before.items()}
     for name, stream in streams.items():
@@ -95,7 +95,7 @@ def whole_lines(labels: Mapping[int, str]) -> Iterator[None]:
     finally:
         for name, stream in streams.items():
             stream.end()
-            # Another may have been put there since, which stays.
+            # Another stream may have replaced it since; keep that.
             if getattr(sys, name) is stream:
                 setattr(sys, name, before[name])
 
@@ -108,19 +108,19 @@ def _line(label: str, line: str) -> str:
 
 
 class _WholeLines:
-    """Stands for a stream."""
+    """A stream of whole lines."""
 
     def __init__(self, stream: Any, labels: Mapping[int, str]) -> None:
         self._stream, self._labels = stream, labels
         self._lock = threading.Lock()
-        self._begun: dict[str, str] = {}  # by label, what has no end yet
+        self._begun: dict[str, str] = {}  # unfinished lines by label
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         label = self._labels.get(threading.get_ident())
-        # A line that is written over itself, as a progress bar is, has no end to wait for.
+        # A line that is overwritten, as a progress bar, has no end to wait for.
         if label is None or _MOVES.search(text):
             self._stream.write(text)
         else:
@@ -136,7 +136,7 @@ class _WholeLines:
             self.write(line)
 
     def end(self) -> None:
-        """Write what has no end."""
+        """Write unfinished lines."""
         for label, rest in self._begun.items():
             if rest:
                 self._stream.write(f"[{label}] {rest}\n")
@@ -148,12 +148,12 @@ def _no_keyboard(*_: Any, **__: Any) -> NoReturn:
 
 
 def put_in_place() -> None:
-    """Have both say so, from now on."""
+    """Make `input` and `getpass` refuse from now on."""
     builtins.input = _no_keyboard
     getpass.getpass = _no_keyboard
 
 
-# So long a line waits for the same line of the other ranks.
+# Seconds that a line waits for the same line of other ranks.
 _PATIENCE_S = 0.3
 _BAR = 40  # characters
 
@@ -173,24 +173,24 @@ class MergedLines:
         self._over: set[int] = set()
 
     def add(self, rank: int, text: str) -> None:
-        """More of what a rank has printed."""
+        """Add output of a rank."""
         *lines, self._part[rank] = (self._part[rank] + text).split("\n")
         now = self._clock()
-        # Of a line that is written over itself (a progress bar) the last state counts.
+        # Text replaced by a carriage return (a progress bar) is not kept.
         self._waiting[rank].extend((line.rpartition(OVER)[2], now) for line in lines)
 
     def end(self, rank: int) -> None:
-        """A rank prints no more."""
+        """End the output of a rank."""
         if self._part[rank]:
             self.add(rank, "\n")
         self._over.add(rank)
 
     def unfinished(self, rank: int) -> str:
-        """The line that a rank has not ended yet, as it is now."""
+        """Return the unfinished line of a rank."""
         return short(self._part[rank].rstrip().rpartition(OVER)[2].strip(), _BAR)
 
     def flush(self) -> None:
-        """Write what needs to wait no longer."""
+        """Write lines that need not wait any longer."""
         while any(self._waiting.values()):
             heads = {rank: queue[0] for rank, queue in self._waiting.items() if queue}
             awaited = [r for r in self._waiting if r not in heads and r not in self._over]
@@ -208,18 +208,18 @@ class MergedLines:
 
 
 class Streamed:
-    """What the ranks of one cell print and draw, shown as it comes."""
+    """The output of a cell's ranks, shown as it arrives."""
 
     def __init__(self, ranks: list[int]) -> None:
         self._merged = {
             "stdout": MergedLines(ranks, lambda text: sys.stdout.write(text)),
             "stderr": MergedLines(ranks, lambda text: sys.stderr.write(text)),
         }
-        self._shown: dict[tuple[int, int, str], int] = {}  # of a rank's part, how much
+        self._shown: dict[tuple[int, int, str], int] = {}  # length already read, by rank's part
         self._many = len(ranks) > 1
 
     def take(self, rank: int, part: int, metadata: Mapping[str, Any]) -> None:
-        """Take what is new of a rank's part."""
+        """Read new output of a rank's part."""
         for name, merged in self._merged.items():
             merged.add(rank, self._new(rank, part, name, metadata[name]))
         for drawn in self._new(rank, part, "outputs", metadata["outputs"]):
@@ -231,11 +231,11 @@ class Streamed:
         return every[known:]
 
     def unfinished(self, rank: int) -> str:
-        """What a rank writes over itself just now: a progress bar."""
+        """Return a rank's unfinished line: a progress bar."""
         return self._merged["stderr"].unfinished(rank)
 
     def end(self, rank: int) -> None:
-        """A rank has no more to do."""
+        """End the output of a rank."""
         for merged in self._merged.values():
             merged.end(rank)
 
@@ -248,7 +248,7 @@ class Streamed:
         display(drawn["data"], metadata=drawn["metadata"] or {}, raw=True)
 
     def flush(self) -> None:
-        """Show what needs to wait no longer."""
+        """Show output that need not wait any longer."""
         for merged in self._merged.values():
             merged.flush()
         sys.stdout.flush()

@@ -17,12 +17,12 @@ import psutil
 MARK = "GPUMAGIC_CLUSTER"
 _LOOK_S = 0.3
 _GONE_S = 1.0
-# Whoever was being born while the first were ended.
+# For processes that started while others were killed.
 _AGAIN_S = 3.0
 
 
 def start(mark: str, directory: str) -> subprocess.Popen[bytes]:
-    """Watch this process from another one, which the cluster's end does not reach."""
+    """Watch this process from another one, outside the cluster."""
     command = [sys.executable, "-m", __name__, str(os.getpid()), mark, directory]
     environment = {name: value for name, value in os.environ.items() if name != MARK}
     return subprocess.Popen(
@@ -31,7 +31,7 @@ def start(mark: str, directory: str) -> subprocess.Popen[bytes]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The processes of the cluster on this machine, or of what in it has this mark."""
+    """Return the processes on this machine whose mark begins with `mark`."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -42,9 +42,9 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def end(mark: str) -> None:
-    """Kill what has the mark; nothing of it is worth waiting for."""
+    """Kill the processes that have the mark."""
     until = time.monotonic() + _GONE_S
-    # One that has ended has no environment, also where nobody collects it.
+    # A zombie has no environment.
     while (left := marked(mark)) and time.monotonic() < until:
         for process in left:
             with contextlib.suppress(psutil.Error):
@@ -59,7 +59,7 @@ def end_orphan() -> None:
 
 
 def main(pid: str, mark: str, directory: str) -> None:
-    """Wait for the end of the parent, then end the cluster."""
+    """Wait until the parent has ended, then end the cluster."""
     while os.getppid() == int(pid):
         time.sleep(_LOOK_S)
     until = time.monotonic() + _AGAIN_S

@@ -23,7 +23,7 @@ import ipyparallel
 from gpumagic.cluster import engine, sending
 from gpumagic.cluster.engine import CellOrder, Outcome
 from gpumagic.cluster.engines import Engines, RankEngine, RanksError, interrupt
-from gpumagic.cluster.scattered import SharedOut, Sharing, check
+from gpumagic.cluster.scattered import Sharing, SplitValues, check
 from gpumagic.cluster.sending import Has, Parcel, Receipt
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.dry_cell import dry_run_cell
@@ -37,17 +37,17 @@ _TRIES = 4
 
 
 class Delivery:
-    """The variables of one cell on their way to the ranks."""
+    """The delivery of a cell's variables to the ranks."""
 
     def __init__(self, values: Mapping[str, Any], prints: Mapping[str, bytes]) -> None:
         self._values, self._prints = values, prints
         self.sent: dict[str, bool] = {}  # whether ranks had another value of that name
         self.nbytes = 0
-        self.kept: dict[str, None] = {}  # names that were changed here and in ranks
-        self.sources: dict[str, str] = {}  # of the functions among them
+        self.kept: dict[str, None] = {}  # names that changed both here and in ranks
+        self.sources: dict[str, str] = {}  # names of functions
 
     def deliver(self, engines: Engines, ranks: Sequence[RankEngine]) -> None:
-        """Have all ranks take what they lack. Raises `GpuError`, and `RanksError` of one."""
+        """Send all ranks what they lack. Raises `GpuError`, and a rank's `RanksError`."""
         for _ in range(_TRIES):
             new: dict[int, Has] = {}
             parcels = self._parcels(ranks, new)
@@ -73,7 +73,7 @@ class Delivery:
         return found
 
     def _parcel(self, has: Has) -> tuple[Parcel, Has]:
-        """For ranks that have this, and what they have then."""
+        """Return the parcel for ranks with these values, and their values after it."""
         wanted, then = has.wanted(self._prints), has.copy()
         if not wanted:
             return Parcel(), has
@@ -87,7 +87,7 @@ class Delivery:
         return Parcel(packed, tuple(careful)), then
 
     def _again(self, rank: RankEngine, receipt: Receipt, new: Mapping[int, Has]) -> bool:
-        """Note what a rank has taken; whether it is to be sent something once more."""
+        """Record a rank's receipt; return whether something must be sent again."""
         if receipt.error is not None:
             raise RanksError(rank.number, receipt.error, "", ())
         took = not (receipt.lacking or receipt.own)
@@ -102,17 +102,17 @@ class Delivery:
 
 
 def taken_as_sent(ranks: Sequence[RankEngine], names: Iterable[str]) -> None:
-    """Leave variables of the ranks as they are until the notebook's of these names change."""
+    """Keep the ranks' values of these names until the notebook's change."""
     space, prints = user_namespace(), dict[str, bytes]()
     for name in space.keys() & set(names):
-        with suppress(GpuError):  # it cannot be sent at all
+        with suppress(GpuError):  # it cannot be sent
             prints[name] = sending.fingerprint(name, space[name])
     if prints:
         _changed(ranks, lambda has: has.mark(prints, space, prints))
 
 
 def to_be_sent(ranks: Sequence[RankEngine], names: Iterable[str]) -> None:
-    """Send the notebook's variables of these names with the next cell that reads them."""
+    """Send these variables of the notebook with the next cell that reads them."""
     names = list(names)
     _changed(ranks, lambda has: has.forget(names))
 
@@ -136,7 +136,7 @@ def _as_comment(begun: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Whole:
-    """Of a cell in which nothing is shared out: every rank runs the same."""
+    """A request without split variables: every rank runs the whole cell."""
 
     split: tuple[str, ...] = ()
     gather: tuple[str, ...] = ()
@@ -145,7 +145,7 @@ class Whole:
 
 
 class Orders:
-    """The orders of one cell; `deliver` comes before."""
+    """The orders of one cell; call `deliver` first."""
 
     def __init__(
         self, tree: ast.Module, file: str, ranks: Sequence[RankEngine], asked: Sharing
@@ -155,11 +155,11 @@ class Orders:
         space, ipython = user_namespace(), shell()
         check(asked, tree, space)
         self.asked, self.cell = asked, uuid4().hex
-        self.shared_out = SharedOut(asked, space, len(ranks)) if asked.split else None
+        self.split = SplitValues(asked, space, len(ranks)) if asked.split else None
         self.keep = (*asked.gather, *dict(asked.reduce))
         self._tree, self._file = tree, sending.file_in_rank(file)
         self._ranks = ranks
-        # Python, which an error's explanation reads; the magic's line as it was typed.
+        # Python for the explanation of errors; the magic's line as typed.
         source = _BEGUN.sub(_as_comment, "".join(linecache.getlines(file)), count=1)
         read = names_read(tree, ipython.transform_cell if ipython else str)
         names = [name for name in read if name not in asked.split]
@@ -170,35 +170,35 @@ class Orders:
         self.split_bytes = 0
         numbers = [rank.number for rank in ranks]
         own: list[deque[int]] = [deque([n]) for n in range(len(ranks))]
-        queues = self.shared_out.queues if self.shared_out else own
+        queues = self.split.queues if self.split else own
         self.queues = dict(zip(numbers, queues, strict=True))
-        self.parts = self.shared_out.total if self.shared_out else len(ranks)
+        self.parts = self.split.total if self.split else len(ranks)
 
     def deliver(self, engines: Engines) -> None:
-        """Have the ranks that have something to do take the variables that they lack."""
+        """Send the variables that ranks with work lack."""
         busy = [rank for rank in self._ranks if self.queues[rank.number]]
         self.delivery.deliver(engines, busy)
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """What was sent, as it is told."""
+        """Return the names that were sent, in words."""
         sent = self.delivery.sent.items()
-        return (*self.asked.split, *(f"{name} anew" if anew else name for name, anew in sent))
+        return (*self.asked.split, *(f"{name} again" if again else name for name, again in sent))
 
     @property
     def sent_bytes(self) -> int:
         return self.delivery.nbytes + self.split_bytes
 
     def order(self, part: int) -> CellOrder:
-        """What a rank is to run for a part."""
+        """Return the order of a rank for a part."""
         given = b""
-        if self.shared_out is not None:
-            given = sending.pack(self.shared_out.part(part))
+        if self.split is not None:
+            given = sending.pack(self.split.part(part))
             self.split_bytes += len(given)
         return CellOrder(self.cell, self._tree, self._file, self.delivery.sources, given, self.keep)
 
     def ended(self, outcomes: Iterable[Outcome]) -> None:
-        """What the cell has assigned is the ranks' own from then on."""
+        """Record that the cell's variables are the ranks' own from then on."""
         by_rank: dict[int, set[str]] = {}
         for outcome in outcomes:
             if outcome.deleted:
@@ -213,15 +213,15 @@ class Orders:
 
 
 def values_of(packed: Sequence[bytes]) -> list[Any]:
-    """Values that came back; None for none."""
+    """Unpack returned values; None if there are none."""
     return [sending.unpack(each) if each else None for each in packed]
 
 
 _LOOK_S, _PATIENCE_S, _END_S = 0.1, 2.0, 5.0
 
 
-def foretell(engines: Engines, tree: ast.Module, file: str, on: str | None) -> DryRun:
-    """What each rank would need for a cell: of cards, ``"8 x H100 80GB"``, else where it is.
+def predict(engines: Engines, tree: ast.Module, file: str, on: str | None) -> DryRun:
+    """Predict a cell's memory and traffic on each rank: on ``"8 x H100 80GB"``, or here.
 
     Raises `GpuError`, and KeyboardInterrupt.
     """
@@ -252,6 +252,6 @@ def _awaited(asked: Any) -> Any:
 
 
 def follow(order: CellOrder, on: str) -> DryRun:
-    """In an engine: the dry run of a cell."""
+    """Dry-run a cell, in an engine."""
     engine.bring(order)
     return dry_run_cell(shell(), order.tree, order.file, on)

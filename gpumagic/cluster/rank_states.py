@@ -21,7 +21,7 @@ ANSWER_S = 2.0
 
 
 def rows_of(engines: Engines) -> tuple[dict[str, Any], ...]:
-    """A row by rank; one that runs a cell or is gone cannot answer, and has a row too."""
+    """Return a row for each rank; also for one that is busy or dead and cannot answer."""
     engines.check()
     asked: dict[int, Any] = {}
     for rank in engines.ranks:
@@ -42,21 +42,21 @@ def rows_of(engines: Engines) -> tuple[dict[str, Any], ...]:
     return tuple(rows)
 
 
-# Who has not asked for so long looks no more.
+# After this many seconds without a request, nobody watches.
 _PATIENCE_S = 5.0
 
 
 class RankHosts:
-    """The other hosts on which a cluster has ranks."""
+    """Other hosts that have ranks of a cluster."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self._asked_at = float("-inf")
-        self._looked_at: set[int] = set()  # ranks that say what their hosts do
+        self._looked_at: set[int] = set()  # ranks that report their host
         self._said: dict[str, Any] = {}  # by host
 
     def now(self) -> list[Snapshot]:
-        """What their GPUs do, as a rank of each answers; one that runs a cell cannot."""
+        """Return a snapshot of each host, from a rank that is not busy."""
         asked = [self._engines.ask(rank, engine.host_now) for rank in self._elsewhere().values()]
         told = []
         for each in asked:
@@ -65,8 +65,8 @@ class RankHosts:
         return told
 
     def heard(self) -> list[dict[str, Any]] | None:
-        """What was said last of each host, and the ranks' processes there, at once; None where all
-        ranks are on this host."""
+        """Return the last snapshot of each host and the ranks' processes there, at once; None if
+        all ranks are on this host."""
         self._asked_at = time.monotonic()
         hosts, said = self._elsewhere(), self._said
         told = [
@@ -75,7 +75,7 @@ class RankHosts:
         return told if hosts else None
 
     def listen(self) -> None:
-        """Have a rank of each host say what it does while somebody looks; to be called often."""
+        """Make a rank of each host report while somebody watches; call this often."""
         looks = time.monotonic() - self._asked_at < _PATIENCE_S
         wanted = {r.number: host for host, r in self._elsewhere().items()} if looks else {}
         store = self._engines.store
@@ -90,7 +90,7 @@ class RankHosts:
             self._said = {host: json.loads(said) for host, said in found.items() if said}
 
     def _elsewhere(self) -> dict[str, RankEngine]:
-        """A rank of each host but this one."""
+        """Return a rank of each other host."""
         there = [rank for rank in self._engines.ranks if not rank.lost]
         first = {rank.about["host"]: rank for rank in reversed(there)}
         first.pop(host_name(), None)

@@ -11,14 +11,14 @@ from gpumagic.display.units import NOT_KNOWN, duration, share, size, some
 
 @dataclass(frozen=True)
 class RankTime:
-    """How one rank fared: seconds, the bytes of its peak (None if not known), parts that it ran."""
+    """One rank: seconds, peak bytes (None if unknown), number of parts."""
 
     rank: int
     seconds: float
     peak: int | None = None
     parts: int = 1
     virtual: bool = False
-    device: str = ""  # in whose name a thread of this process ran
+    device: str = ""  # the device of a thread of this process
 
     @property
     def name(self) -> str:
@@ -33,30 +33,30 @@ class RanksReport(Shown):
     Attributes
     ----------
     ranks : tuple of RankTime
-        By rank; only those that ended by themselves.
+        By rank; only those that were not interrupted.
     seconds : float
-        Of all, from the order to the last answer.
-    shared_out : str
-        How many items each had: ``"17 prompts: 9 + 8"``; empty where nothing was split.
+        From sending the orders to the last answer.
+    split : str
+        The items of each rank: ``"17 prompts: 9 + 8"``; empty if nothing was split.
     sent : tuple of str
-        The names that were sent to ranks, because they lacked them or had them otherwise.
+        Names of variables that were sent, because ranks lacked them or had other values.
     sent_bytes, sent_seconds : int, float
-        To all ranks together, until the last one had it.
+        To all ranks, until the last one had them.
     returned_bytes : int
-        Of the values that came back.
+        Bytes of returned values.
     moved_bytes : int
-        Brought from the ranks' CPUs to their GPUs, all together.
+        Bytes moved from the ranks' CPUs to their GPUs, in total.
     made : tuple of str
-        What was set in the notebook.
+        Variables that were set in the notebook.
     notes : tuple of str
-        What else there is to know: a rank that was replaced, a group that was made anew.
+        Notes: a replaced rank, a recreated process group.
     wrong : tuple of str
-        What was not put together, and why: these variables are lists of their parts.
+        Variables that could not be gathered, and why: they are lists of their parts.
     """
 
     ranks: tuple[RankTime, ...]
     seconds: float
-    shared_out: str = ""
+    split: str = ""
     sent: tuple[str, ...] = ()
     sent_bytes: int = 0
     sent_seconds: float = 0.0
@@ -69,19 +69,19 @@ class RanksReport(Shown):
 
 @dataclass(frozen=True, repr=False)
 class RanksTable(Shown):
-    """The ranks of a cluster: for each what it said of itself, and why it is gone if it is."""
+    """The ranks of a cluster: a row for each, with the cause of its end."""
 
     said: str
     rows: tuple[dict[str, Any], ...] = field(default=())
 
 
 _SHOWN = 4
-# Bytes of values that are worth a word.
+# Report transfers above this many bytes.
 _MUCH = 2**16
 
 
 def text(record: RanksReport | RanksTable) -> str:
-    """A line, `2 ranks · 3.20 s (rank 1 the slowest, rank 0 2.90 s) · sent X: 12 MiB · peak …`."""
+    """A line: `2 ranks · 3.20 s (rank 1 the slowest, rank 0 2.90 s) · sent X: 12 MiB · peak …`."""
     if isinstance(record, RanksTable):
         return "\n".join([record.said, *table.lines(_columns(record), "  ")])
     below = (f"  → {line}" for line in (*record.notes, *record.wrong))
@@ -89,7 +89,7 @@ def text(record: RanksReport | RanksTable) -> str:
 
 
 def html(record: RanksReport | RanksTable) -> str:
-    """The same in HTML; the ranks one by one are behind the line."""
+    """Return the line as HTML; a click shows each rank."""
     if isinstance(record, RanksTable):
         return block(f"<div>{escape(record.said)}</div>{table.html(_columns(record))}")
     head, *rest = _parts(record)
@@ -113,8 +113,8 @@ def _parts(report: RanksReport) -> list[str]:
     here = len(names) == 1 or any(each.device for each in report.ranks)
     head = some(names) if here else f"{len(names)} ranks"
     parts = [head + virtual, _times(report)]
-    if report.shared_out:
-        parts.append(report.shared_out)
+    if report.split:
+        parts.append(report.split)
     if report.sent:
         sent = f"{size(report.sent_bytes)} in {duration(report.sent_seconds)}"
         parts.append(f"sent {some(report.sent)}: {sent}")
@@ -140,7 +140,7 @@ def _times(report: RanksReport) -> str:
 
 
 def _by_rank(values: list[tuple[str, int]], spell: Any) -> str:
-    """One value where all have the same, each with its rank, or the largest of many."""
+    """Return one value if all are equal, each with its rank, or the largest of many."""
     if len({spell(value) for _, value in values}) == 1:
         return f"{spell(values[0][1])}" + (" each" if len(values) > 1 else "")
     if len(values) <= _SHOWN:

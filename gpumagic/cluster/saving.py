@@ -32,7 +32,7 @@ _DATA = (int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype,
 
 
 class State(NamedTuple):
-    """What a variable holds: its own tensors, and copies of the rest; `put` changes it."""
+    """The state of a variable: its tensors, and copies of the rest; `put` changes it."""
 
     kind: str
     values: dict[str, Any]
@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 
 def states(names: list[str], space: dict[str, Any], begun: list[str]) -> dict[str, State]:
-    """The states of variables by name, of optimizers in `begun` as if they had made a step."""
+    """Return states by name; optimizers in `begun` as if they had made a step."""
     if missing := [name for name in names if name not in space]:
         raise GpuError(f"there is no {some(missing)}; make it in a cell of %%ongpu @all")
     values = {name: space[name] for name in names}
@@ -67,11 +67,11 @@ def _state(
             f"{name} is a {type(value).__name__}, which cannot be saved; what has a state_dict(), "
             "tensors, numbers, texts, and lists and dicts of them can"
         )
-    return anew("data", name, space, _own(value))
+    return new_state("data", name, space, _own(value))
 
 
-def anew(kind: str, name: str, space: dict[str, Any], value: Any) -> State:
-    """Of a variable that is set, whether it is there or not."""
+def new_state(kind: str, name: str, space: dict[str, Any], value: Any) -> State:
+    """Return the state of a variable that may not exist yet."""
     return State(kind, {"": value}, lambda given: space.update({name: given[""]}))
 
 
@@ -95,7 +95,7 @@ def _optimizer(name: str, optimizer: Optimizer, modules: list[nn.Module], begun:
             steps.setdefault(parameter, {})[what] = values[key]
         optimizer.state.clear()
         given: Any = {"state": steps, "param_groups": values["groups"]}
-        # A parameter that has had no gradient has no state.
+        # A parameter without gradients has no state.
         options = state_dict.StateDictOptions(strict=False)
         with _as_it_is(optimizer, bool(steps)):
             state_dict.set_optimizer_state_dict(its[0], optimizer, given, options=options)
@@ -105,7 +105,7 @@ def _optimizer(name: str, optimizer: Optimizer, modules: list[nn.Module], begun:
 
 @contextmanager
 def _as_it_is(optimizer: Optimizer, begun: bool) -> Iterator[None]:
-    """Have torch make a state of zeros, by a step without gradients, just where it is `begun`."""
+    """Let torch create a zero state, by a step without gradients, if it is `begun`."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     gradients = [p.grad for p in parameters]
     if not optimizer.state:
@@ -127,8 +127,8 @@ dcp: Any = torch.distributed.checkpoint
 _BEHIND_S = 30.0  # a rank may be behind rank 0
 _FAILURES = (Exception, CheckpointException)  # torch's is none of Exception's
 
-_save: "Future[str] | None" = None  # the end of the last one: why it failed, if it did
-_group: tuple[Any, Any] = (None, None)  # the ranks' group, and ours beside it
+_save: "Future[str] | None" = None  # the error of the last save, if it failed
+_group: tuple[Any, Any] = (None, None)  # the ranks' group, and our own
 
 
 def _why(error: BaseException) -> str:
@@ -139,7 +139,7 @@ def _why(error: BaseException) -> str:
 
 
 def _our_group() -> Any:
-    """A group in which nothing is sent but here, by one thread at a time; None without ranks."""
+    """Return a process group of our own, for one thread at a time; None without ranks."""
     global _group
     if not dist.is_initialized():
         return None
@@ -151,7 +151,7 @@ def _our_group() -> Any:
 
 
 def _on_all(step: Callable[[], Any]) -> list[Any]:
-    """What a step gives on each rank; if it fails on one it raises `GpuError` on all."""
+    """Run a step on each rank and return all results; if one fails, raise `GpuError` on all."""
     try:
         mine = step(), ""
     except _FAILURES as error:  # raised below, on all ranks
@@ -171,7 +171,7 @@ def _by_path(found: dict[str, State]) -> dict[str, Any]:
 
 
 def start(names: list[str], directory: str) -> Checkpoint | str:
-    """Copy variables to the CPU, and write them while cells run; without a directory only look."""
+    """Copy variables to the CPU and write them while cells run; without a directory, check only."""
     global _save
     space = shell().user_ns
     found: dict[str, State] = {}
@@ -186,7 +186,7 @@ def start(names: list[str], directory: str) -> Checkpoint | str:
             raise GpuError(f"{some(odd)}: the shapes are not the same on all ranks")
         if not directory:
             return ""
-        # Rank 0 makes the directory; the others may be on hosts that do not see it.
+        # Rank 0 creates the directory; other hosts may not see it.
         path = _on_all(lambda: begin(directory) if dist.get_rank() == 0 else None)[0]
         if not all(_on_all(path.is_dir)):
             raise GpuError(f"not all hosts see {directory}; give a directory that they share")
@@ -211,23 +211,23 @@ def _end(done: "Future[Any]", over: "Future[str]", path: Any, checkpoint: Checkp
         if dist.get_rank() == 0:
             complete(path, checkpoint)
         over.set_result("")
-    except _FAILURES as error:  # told under the next cell
+    except _FAILURES as error:  # reported under the next cell
         over.set_result(_why(error))
 
 
 def state(seconds: float) -> tuple[bool, str]:
-    """Of the last save: whether it is over in so many seconds, and why it failed."""
+    """Wait for the last save; return whether it is over, and why it failed."""
     if _save is None or wait([_save], seconds).done:
-        return True, _save.result() if _save else "the rank was started anew"
+        return True, _save.result() if _save else "the rank was restarted"
     return False, ""
 
 
 def restore(directory: str) -> Checkpoint | str:
-    """Load a checkpoint, once all of it is read, into the variables here; or say why not."""
+    """Read a whole checkpoint, then load it into the variables here; or return why not."""
     space = shell().user_ns
     found: dict[str, State] = {}
     read: dict[str, Any] = {}
-    fresh: list[Any] = []  # optimizers that had no state
+    fresh: list[Any] = []  # optimizers without a state
 
     def look() -> Checkpoint:
         checkpoint = find(directory)
@@ -240,7 +240,7 @@ def restore(directory: str) -> Checkpoint | str:
             read[path] = value.detach().to("cpu", copy=True) if is_tensor else value
         planner = dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # each rank reads for itself, and torch says so
+            warnings.simplefilter("ignore")  # torch warns that each rank reads alone
             dcp.load(read, checkpoint_id=checkpoint.path, planner=planner, no_dist=True)
 
     try:
@@ -260,7 +260,7 @@ def restore(directory: str) -> Checkpoint | str:
 
 
 def _fitting(checkpoint: Checkpoint, space: dict[str, Any], fresh: list[Any]) -> dict[str, State]:
-    """The states of the variables here; raises `GpuError` where they do not fit."""
+    """Return the states of the variables here; raise `GpuError` if they do not fit."""
     kinds, anew_too = checkpoint.variables, ("tensor", "data")
     saved: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     metadata = dcp.FileSystemReader(checkpoint.path).read_metadata()
@@ -275,11 +275,11 @@ def _fitting(checkpoint: Checkpoint, space: dict[str, Any], fresh: list[Any]) ->
         if kind in anew_too and (name not in found or found[name].kind != kind):
             at = saved[name][""]
             empty = torch.empty(at.size, dtype=at.properties.dtype) if kind == "tensor" else 0
-            found[name] = anew(kind, name, space, empty)
-        if kind == "optimizer":  # what has come here since is forgotten
+            found[name] = new_state(kind, name, space, empty)
+        if kind == "optimizer":  # entries added since are removed
             mine = {key: v for key, v in found[name].values.items() if key in saved[name]}
             found[name] = found[name]._replace(values=mine)
-        # Shapes, and what was not saved, torch compares.
+        # torch compares shapes and missing entries.
         if lacking := sorted(saved[name].keys() - found[name].values.keys()):
             raise GpuError(f"{name}: there is no {lacking[0]} here, which the checkpoint has")
     return found

@@ -39,7 +39,7 @@ Bounds = tuple[int, int]
 
 
 def kind_of(value: Any) -> str:
-    """Which kind of value it is, of those that have items to share out; else an empty text."""
+    """Return the kind of a value that can be split; else an empty string."""
     kind = type(value)
     if issubclass(kind, Tensor):
         return "tensor" if value.dim() else ""
@@ -56,7 +56,7 @@ def kind_of(value: Any) -> str:
 
 
 def _of_library(value: Any, kind: type) -> str:
-    """Of a library that this does not import: who has such a value has imported it."""
+    """Return a class of a library, None if it is not imported."""
     if issubclass(kind, _classes("numpy", "ndarray")):
         return "array" if value.ndim else ""
     if issubclass(kind, _classes("pandas", "DataFrame", "Series", "Index")):
@@ -70,7 +70,7 @@ def _classes(library: str, *names: str) -> tuple[type, ...]:
 
 
 def length(value: Any) -> int:
-    """How many items it has; `GpuError` for what cannot be split."""
+    """Return the number of items; raise `GpuError` for a value that cannot be split."""
     kind = kind_of(value)
     if kind in ("columns", "fields"):
         return _of_all(value.items() if kind == "columns" else value._asdict().items())
@@ -83,7 +83,7 @@ def length(value: Any) -> int:
 
 
 def _of_all(columns: Iterable[tuple[Any, Any]]) -> int:
-    """The length that all columns have."""
+    """Return the common length of all columns."""
     lengths: dict[int, Any] = {}
     for name, column in columns:
         try:
@@ -105,10 +105,10 @@ def _described(value: Any) -> str:
 
 
 def take(value: Any, start: int, stop: int) -> Any:
-    """The items from `start` up to `stop`, as a value of the same kind."""
+    """Return the items from `start` up to `stop`, as a value of the same kind."""
     kind = kind_of(value)
     if kind == "tensor":
-        # A view would be sent with all of the memory that it looks into.
+        # A view would be sent with its whole storage.
         part = value.detach().narrow_copy(0, start, stop - start)
         return part.requires_grad_(value.requires_grad)
     if kind == "columns":
@@ -123,29 +123,29 @@ def take(value: Any, start: int, stop: int) -> Any:
 
 
 def _of_columns(value: Any, start: int, stop: int) -> Any:
-    made = copy.copy(value)  # which keeps the class, be its constructor what it may
+    made = copy.copy(value)  # keeps the class without calling its constructor
     for name, column in value.items():
         made[name] = take(column, start, stop)
-    # What a tokenizer of HuggingFace has found beside its numbers, by text.
+    # Other results of HuggingFace's tokenizers, by text.
     if encodings := getattr(value, "_encodings", None):
         made._encodings = encodings[start:stop]
     return made
 
 
 def shares(count: int, ranks: int) -> list[Bounds]:
-    """From which item to which each rank has: ``[(0, 9), (9, 17)]`` of 17 for 2."""
+    """Return the item range of each rank: ``[(0, 9), (9, 17)]`` for 17 items and 2 ranks."""
     each, more = divmod(count, ranks)
     ends = accumulate((each + (rank < more) for rank in range(ranks)), initial=0)
     return list(pairwise(ends))
 
 
 def pieces(count: int, size: int) -> list[Bounds]:
-    """From which item to which each piece of `size` goes; the last may be smaller."""
+    """Return the item range of each piece of `size`; the last may be smaller."""
     return [(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def told(name: str, bounds: list[Bounds]) -> str:
-    """How many items are where: ``"17 prompts: 9 + 8"``."""
+    """Return the numbers of items: ``"17 prompts: 9 + 8"``."""
     sizes = [stop - start for start, stop in bounds]
     if len(sizes) > 4 and len({*sizes[:-1]}) == 1:
         parts = f"{len(sizes)} × {sizes[0]:,}"
@@ -157,7 +157,7 @@ def told(name: str, bounds: list[Bounds]) -> str:
 
 
 def gather(parts: Sequence[Any]) -> Any:
-    """All items of the parts, in order, as a value of their kind; `GpuError` where it has none."""
+    """Return all items of the parts, in order, as a value of their kind."""
     kinds = {kind_of(part): part for part in parts}
     kind = next(iter(kinds))
     if len(kinds) > 1:
@@ -171,12 +171,12 @@ def gather(parts: Sequence[Any]) -> Any:
         raise GpuError(f"a {given} cannot be gathered; gather what is computed from its items")
     try:
         return _GATHER[kind](parts)
-    except (RuntimeError, ValueError, TypeError) as error:  # shapes that do not fit
+    except (RuntimeError, ValueError, TypeError) as error:  # shapes do not fit
         raise GpuError(f"the parts do not fit together: {first_line(error)}") from None
 
 
 def _tensors(parts: Sequence[Tensor]) -> Tensor:
-    # Always: else a part more or less would decide where the whole is.
+    # Always on the CPU, so that the device does not depend on the parts.
     return torch.cat([part.detach().cpu() for part in parts])
 
 
@@ -186,7 +186,7 @@ def _sequences(parts: Sequence[Any]) -> Any:
 
 
 def _ranges(parts: Sequence[range]) -> Any:
-    """One range, where each goes on from the one before; else a list."""
+    """Return one range if each part continues the last; else a list."""
     filled = [part for part in parts if part] or parts[:1]
     if all(a.step == b.step and a[-1] + a.step == b[0] for a, b in pairwise(filled)):
         return range(filled[0].start, filled[-1].stop, filled[0].step)
@@ -200,7 +200,7 @@ def _arrays(parts: Sequence[Any]) -> Any:
 
 
 def _frames(parts: Sequence[Any]) -> Any:
-    # pandas warns that an empty one will have a say in the dtypes.
+    # pandas warns that empty parts will affect the dtypes.
     filled = [part for part in parts if len(part)] or [parts[0]]
     if not hasattr(filled[0], "iloc"):
         return filled[0].append(filled[1:])
@@ -261,16 +261,16 @@ HOW = (*_PLAIN, "last")
 
 
 def check_how(how: str) -> None:
-    """Raise `GpuError` for what is no way to reduce."""
+    """Raise `GpuError` for an unknown reduction."""
     if how not in HOW:
         raise GpuError(f"{how} is no way to reduce; {meant(how, HOW)}type {', '.join(HOW)}")
 
 
 def reduce(parts: Sequence[Any], how: str) -> Any:
-    """One number of those that the parts are, or one tensor: their mean, sum, min or max.
+    """Reduce numbers or tensors of the parts to one: mean, sum, min or max.
 
-    Each part counts the same, whatever it is of: a mean of means over 9 and 8 items is no mean over
-    17. ``"last"`` is the last part, whatever that is.
+    Each part counts the same: a mean of means over 9 and 8 items is not the mean over 17.
+    ``"last"`` returns the last part, of any type.
     """
     check_how(how)
     if how == "last":
@@ -284,7 +284,7 @@ def reduce(parts: Sequence[Any], how: str) -> Any:
     try:
         if all(isinstance(part, Number) for part in parts):
             return _PLAIN[how](parts)
-    except TypeError:  # which of two complex numbers is the smaller?
+    except TypeError:  # complex numbers have no order
         pass
     kind = next((type(p).__name__ for p in parts if not isinstance(p, Number)), "complex number")
     raise GpuError(f"a {kind} has no {how}; reduce numbers or tensors, or type --gather")
@@ -303,7 +303,7 @@ def _reduced(parts: Sequence[Any], how: str) -> Tensor:
 
 
 class Sharing(Protocol):
-    """What a line asks for: names to split, to gather and to reduce, and items at a time."""
+    """The options of a line: names to split, to gather and to reduce, and the chunk size."""
 
     @property
     def split(self) -> tuple[str, ...]: ...
@@ -315,8 +315,8 @@ class Sharing(Protocol):
     def chunk(self) -> int | None: ...
 
 
-class SharedOut:
-    """The variables of `--split`: a part for each rank, or with `--chunk` as many as there are."""
+class SplitValues:
+    """The variables of `--split`: one part per rank, or with `--chunk` parts of that size."""
 
     def __init__(self, asked: Sharing, namespace: Mapping[str, Any], ranks: int) -> None:
         self._values = {name: _value(name, namespace) for name in asked.split}
@@ -327,10 +327,10 @@ class SharedOut:
         count = next(iter(counts.values()), 0)
         self.bounds = pieces(count, asked.chunk) if asked.chunk else shares(count, ranks)
         self.bounds = self.bounds or [(0, 0)]
-        # Of nothing one part is run, so that what comes of it is of the right kind.
+        # Without items one part is run, so that the result has the right type.
         filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start] or [0]
         self.total = len(filled)
-        # The numbers of the parts that each rank runs: its own one, or of all who is free.
+        # The parts of each rank: its own, or a common queue.
         common = deque(filled)
         self.queues = [
             common if asked.chunk else deque([rank] if rank in filled else [])
@@ -338,7 +338,7 @@ class SharedOut:
         ]
 
     def part(self, number: int) -> dict[str, Any]:
-        """The variables of one part, by name."""
+        """Return the variables of one part, by name."""
         return {name: take(value, *self.bounds[number]) for name, value in self._values.items()}
 
     def __str__(self) -> str:
@@ -361,8 +361,8 @@ def _length(name: str, value: Any) -> int:
 
 
 def check(asked: Sharing, tree: ast.AST, namespace: Mapping[str, Any]) -> None:
-    """Raise `GpuError` for a name to split that the cell does not read, for one to gather that it
-    does not assign, and for what is no way to reduce."""
+    """Raise `GpuError` for a split name that the cell does not read, a gathered name that it does
+    not assign, or an unknown reduction."""
     read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []
     for name in asked.split:
         if name in namespace and name not in read:
@@ -386,7 +386,7 @@ def check(asked: Sharing, tree: ast.AST, namespace: Mapping[str, Any]) -> None:
 def put_together(
     asked: Sharing, parts: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What is to be set in the notebook, by name; and of lists of parts why they are that."""
+    """Return the variables to set in the notebook, and why some are lists of parts."""
     made: dict[str, Any] = {}
     wrong: list[str] = []
     hows = {**dict.fromkeys(asked.gather, ""), **dict(asked.reduce)}
@@ -406,7 +406,7 @@ def put_together(
 
 
 def said(asked: Sharing, made: Mapping[str, Any], parts: int) -> tuple[str, ...]:
-    """What was put together of so many parts, in words."""
+    """Return what was gathered and reduced, in words."""
     reduced, words = dict(asked.reduce), []
     if asked.gather and made:
         on_cpu = any(isinstance(made[name], Tensor) for name in asked.gather)

@@ -35,7 +35,7 @@ _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 
 
 class Lacking(Exception):
-    """A rank has lost a tensor that the notebook thinks it has: all is to be sent again."""
+    """A rank has lost a tensor that the notebook expects there: everything must be sent again."""
 
 
 def _here() -> Mapping[str, Any]:
@@ -49,7 +49,7 @@ def _keep(number: int, make: Any, args: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _known_tensor(number: int, requires_grad: bool | None) -> torch.Tensor:
-    """The tensor that the rank has; frozen or not where the notebook has changed that."""
+    """Return the rank's tensor, with the notebook's `requires_grad`."""
     try:
         tensor = _known[number]
     except KeyError:
@@ -60,14 +60,14 @@ def _known_tensor(number: int, requires_grad: bool | None) -> torch.Tensor:
 
 
 class _Variables:
-    """Stands for the notebook's variables, which in a rank are the rank's."""
+    """A placeholder for the notebook's variables, which becomes the rank's."""
 
     def __reduce__(self) -> Any:
         return _here, ()
 
 
 def file_in_rank(file: str) -> str:
-    """The name that a cell has in a rank, which does not know the notebook's own files."""
+    """Return the name of a cell in a rank, which has none of the notebook's files."""
     number = re.search(r"\d+", label(file))
     return _FILE.format(number[0] if number else 0)
 
@@ -83,10 +83,10 @@ def _code_in_rank(code: types.CodeType, sources: dict[str, str]) -> types.CodeTy
 
 
 class _Follower(LRScheduler):
-    """Has its optimizer note its steps, as any scheduler's does: no pickle keeps that."""
+    """A scheduler that makes its optimizer count steps, which no pickle keeps."""
 
     def _initial_step(self) -> None:
-        """Change nothing."""
+        """Do nothing."""
 
 
 def _set_scheduler(scheduler: LRScheduler, told: tuple[dict[str, Any], bool]) -> None:
@@ -103,7 +103,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(stream, protocol=protocol)
         self.notebook = user_namespace()
         self.sources: dict[str, str] = {}
-        self.met: dict[str, None] = {}  # the variables that its functions read
+        self.met: dict[str, None] = {}  # variables that its functions read
 
     def reducer_override(self, value: Any) -> Any:
         if issubclass(type(value), torch.Tensor):
@@ -121,36 +121,36 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def tensor(self, tensor: torch.Tensor) -> Any:
-        """How a pickle makes a tensor anew."""
+        """Return how pickle recreates a tensor."""
         return NotImplemented
 
 
 class _Fingerprint(NotebookPickler):
-    """Of a tensor it writes which one it is, how often it was written to, and if it is frozen."""
+    """Writes a tensor as its number, version and `requires_grad`."""
 
     def tensor(self, tensor: torch.Tensor) -> Any:
         return tuple, ((number_of(tensor), _version(tensor), tensor.requires_grad),)
 
 
 def number_of(tensor: torch.Tensor) -> int:
-    """The same for the same tensor, as long as it lives."""
+    """Return a number that is unique to a living tensor."""
     if tensor not in _number_of:
         _number_of[tensor] = next(_numbers)
     return int(_number_of[tensor])
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """Another one once the tensor was written to; of inference mode's, nobody knows when."""
+    """Return the tensor's version, which each write changes; always new in inference mode."""
     return next(_numbers) if tensor.is_inference() else tensor._version
 
 
 def fingerprint(name: str, value: Any) -> bytes:
-    """What is another one when the value is; raises `GpuError` for what cannot be sent."""
+    """Return a hash of the value; raise `GpuError` if it cannot be sent."""
     return _read(name, value)[0]
 
 
 def _read(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
-    """Its fingerprint, and the variables that functions in it read."""
+    """Return its fingerprint, and the variables that its functions read."""
     stream = io.BytesIO()
     pickler = _Fingerprint(stream)
     try:
@@ -162,7 +162,7 @@ def _read(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
 
 
 def pack(values: Any, has: dict[int, tuple[int, bool]] | None = None, sources: Any = None) -> bytes:
-    """Values as bytes; tensors in `has`, by number and version, are named, and others added."""
+    """Return values as bytes; tensors in `has` are sent by number, and others added to it."""
     versions: dict[int, tuple[int, bool]] = {} if has is None else has
 
     class Pickler(NotebookPickler):
@@ -186,7 +186,7 @@ def pack(values: Any, has: dict[int, tuple[int, bool]] | None = None, sources: A
 
 
 class Unsent:
-    """Stands for a value of a rank that cannot leave it, and says why."""
+    """A placeholder for a rank's value that cannot be pickled, with the reason."""
 
     def __init__(self, text: str, why: str) -> None:
         self._text, self.why = text, why
@@ -196,7 +196,7 @@ class Unsent:
 
 
 def pack_any(value: Any) -> bytes:
-    """The same, or the bytes of an `Unsent`."""
+    """Return the bytes of a value, or of an `Unsent`."""
     try:
         return pack(value)
     except Exception as error:  # noqa: BLE001  the user's value has no pickle
@@ -204,33 +204,33 @@ def pack_any(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """The values again, tensors on the CPU; raises `Lacking`."""
+    """Return the values, tensors on the CPU; raise `Lacking`."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """What a rank is to have before it runs a cell."""
+    """The variables that a rank needs before it runs a cell."""
 
-    variables: bytes = b""  # those that it lacks, or has otherwise
-    careful: tuple[str, ...] = ()  # of these, objects that it has, and that were changed here
+    variables: bytes = b""  # those that it lacks or that differ
+    careful: tuple[str, ...] = ()  # of these, objects that it has and the notebook changed
 
 
 @dataclass
 class Receipt:
-    """What a rank says of a parcel; with `own`, `lacking` or an error it has taken nothing."""
+    """A rank's answer to a parcel; with `own`, `lacking` or an error it took nothing."""
 
-    own: tuple[str, ...] = ()  # it has changed these, too
-    lacking: bool = False  # a tensor that it was to have
+    own: tuple[str, ...] = ()  # variables that the rank changed, too
+    lacking: bool = False  # a tensor is missing
     error: Any = None
 
 
 @dataclass
 class Has:
-    """What a rank has of the notebook's: fingerprints and ids of names, and of tensors the version
-    and whether they require gradients.
+    """The notebook's values in a rank: fingerprints and ids by name, and each tensor's version and
+    `requires_grad`.
 
-    Ranks that were always sent the same share one, which is never changed.
+    Ranks with the same history share one, which is never changed.
     """
 
     names: dict[str, bytes] = field(default_factory=dict)
@@ -243,7 +243,7 @@ class Has:
     def mark(
         self, names: Iterable[str], values: Mapping[str, Any], prints: Mapping[str, bytes]
     ) -> None:
-        """Take values for sent."""
+        """Record values as sent."""
         self.names |= {name: prints[name] for name in names}
         self.objects |= {name: id(values[name]) for name in names}
 
@@ -252,16 +252,16 @@ class Has:
             self.names.pop(name, None)
 
     def wanted(self, prints: Mapping[str, bytes]) -> list[str]:
-        """The names whose value is not what the rank was sent."""
+        """Return the names whose value differs from the sent one."""
         return [name for name, printed in prints.items() if self.names.get(name) != printed]
 
 
 def prints_of(
     variables: Iterable[tuple[str, Any]], space: Mapping[str, Any], hidden: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The variables that a cell reads, also through what they hold, and their fingerprints.
+    """Return the variables that a cell reads, also indirectly, with their fingerprints.
 
-    Not those of `hidden`, which IPython has put there.
+    Without those in `hidden`, which IPython has put there.
     """
     values: dict[str, Any] = {}
     prints: dict[str, bytes] = {}

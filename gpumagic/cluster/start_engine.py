@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import MutableMapping
 
-# How those who start many processes at once number them: all of them, and on one machine.
+# The launchers' variables for the rank, and for the rank on a machine.
 _RANK = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 LOCAL = "GPUMAGIC_LOCAL_RANK"
 """The number of the engine on its machine, where nobody else numbers them."""
@@ -21,10 +21,10 @@ def _first(names: tuple[str, ...], environment: MutableMapping[str, str], defaul
 
 
 def take_place(environment: MutableMapping[str, str]) -> None:
-    """Write the rank as `torch.distributed` reads it, and leave one GPU visible."""
+    """Set the rank for `torch.distributed`, and leave one GPU visible."""
     environment.setdefault("RANK", _first(_RANK, environment, "0"))
     local = int(_first(_LOCAL, environment, "0"))
-    # The only GPU that it sees is its first.
+    # It sees one GPU, the first.
     environment["LOCAL_RANK"] = "0"
     if environment.pop(ONE_GPU, ""):
         visible = environment.get("CUDA_VISIBLE_DEVICES", "")
@@ -33,12 +33,12 @@ def take_place(environment: MutableMapping[str, str]) -> None:
 
 
 def main() -> None:
-    """Be an engine until the controller says otherwise."""
+    """Run as an engine until the controller ends it."""
     take_place(os.environ)
-    # ipyparallel would have its engines use mpi4py, for the rank that is known by now.
+    # ipyparallel would use mpi4py, only for the rank, which is already known.
     sys.argv[:] = [each for each in sys.argv if each != "--mpi"]
-    # Now, while the controller answers: the first cell is not to wait for it. Before IPython is
-    # there, tqdm chooses lines of text: a rank has no notebook for its widgets.
+    # Import while the controller answers, so that the first cell need not wait. Before IPython is
+    # loaded, tqdm chooses text: a rank has no notebook for widgets.
     import torch  # noqa: F401
     import tqdm.auto  # noqa: F401
     from ipyparallel.engine import app
@@ -46,7 +46,7 @@ def main() -> None:
 
     import gpumagic.cluster.engine  # noqa: F401
 
-    # An interrupt is for a cell, which sees to it: it is not to cut off an order or an answer.
+    # Only cells handle interrupts: none must cut off an order or an answer.
     Kernel.pre_handler_hook = Kernel.post_handler_hook = lambda self: None
     app.main()
 

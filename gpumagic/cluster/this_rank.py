@@ -37,7 +37,7 @@ _make_group = distributed_c10d._new_process_group_helper
 
 
 def _sockets() -> set[int]:
-    """The numbers of this process's open sockets."""
+    """Return the numbers of this process's open sockets."""
     found = set()
     for each in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
         with contextlib.suppress(OSError, ValueError):
@@ -55,7 +55,7 @@ def _make_and_note(*args: Any, **kwargs: Any) -> Any:
 
 
 def _init_once(*args: Any, **kwargs: Any) -> None:
-    """In place of `init_process_group`: a script's call finds the group that it asks for."""
+    """Replace `init_process_group`: a script's call gets the existing group."""
     if not dist.is_initialized():
         _init(*args, **kwargs)
 
@@ -64,7 +64,7 @@ _init = dist.init_process_group
 
 
 def new_store(listener: socket.socket) -> Any:
-    """A store in this process, which listens where the socket does and nowhere else."""
+    """Return a store in this process that listens on the socket only."""
     host, port, *_ = listener.getsockname()
     number = listener.detach()
     return _dist.TCPStore(
@@ -73,14 +73,14 @@ def new_store(listener: socket.socket) -> Any:
 
 
 def store_at(host: str, port: int) -> Any:
-    """The store that the notebook's process has."""
+    """Return the store of the notebook's process."""
     return _dist.TCPStore(host, port, is_master=False)
 
 
 def join(generation: int, backend: str) -> None:
     """Leave the group, if there is one, and join the next with all other ranks.
 
-    The notebook's process has the store, in which each generation has keys of its own.
+    The store is in the notebook's process; each generation has its own keys.
     """
     leave()
     distributed_c10d._new_process_group_helper = _make_and_note
@@ -106,20 +106,20 @@ def leave() -> None:
 
 
 def cut() -> bool:
-    """End the group's connections: who waits in it has an error. Whether there were any."""
+    """Close the group's connections, so waiting threads fail. Return whether any were open."""
     if not dist.is_initialized():
         return False
     if "nccl" in dist.get_backend_config():
         distributed_c10d._abort_process_group()
     for number in _connections:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-            connection.getpeername()  # raises for one that listens: gloo could not bear its end
+            connection.getpeername()  # raises for a listening one, which gloo needs
             connection.shutdown(socket.SHUT_RDWR)
     return bool(_connections)
 
 
 def sequence() -> int:
-    """How many collectives this rank has begun in the group, -1 where that is not known."""
+    """Return the number of collectives that this rank has begun; -1 if unknown."""
     if not dist.is_initialized():
         return -1
     try:
@@ -136,7 +136,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def place_of(thread: int) -> tuple[str, int, str]:
-    """Where a thread is: the user's file and line, and what of `torch.distributed` it is in."""
+    """Return a thread's position: the user's file and line, and its `torch.distributed` call."""
     call = ""
     for frame in _frames(sys._current_frames().get(thread)):
         code = frame.f_code
@@ -150,32 +150,32 @@ def place_of(thread: int) -> tuple[str, int, str]:
 
 
 _PULSE_S = 0.5
-# An interrupt that Python has not seen by then waits behind a collective.
+# After this many seconds an unseen interrupt is waiting behind a collective.
 _FREE_S = 1.0
 
 
 def ending(cell: str) -> str:
-    """The key in the store that is there once a cell is to end."""
+    """Return the store's key that is set when a cell must end."""
     return f"end/{cell}"
 
 
 def pulse_of(rank: int) -> str:
-    """The key of what a rank said last of where it is; not there before it did."""
+    """Return the store's key of a rank's last position."""
     return f"pulse/{rank}"
 
 
 def looked_at(rank: int) -> str:
-    """The key that is there while a rank is to say what the GPUs of its host do."""
+    """Return the store's key that is set while a rank must report its host."""
     return f"look/{rank}"
 
 
 def told_by(rank: int) -> str:
-    """The key of what it said last of them."""
+    """Return the store's key of that report."""
     return f"host/{rank}"
 
 
 class ThisRank:
-    """This process, once it is a rank."""
+    """This process as a rank."""
 
     def __init__(self, rank: int, device: Device, store: tuple[str, int]) -> None:
         self.rank, self.device = rank, device
@@ -191,7 +191,7 @@ class ThisRank:
 
     @contextmanager
     def runs(self, cell: str) -> Iterator[None]:
-        """Within, the notebook hears where the cell is, and an interrupt ends a collective."""
+        """Within, report the cell's position, and let an interrupt end a collective."""
         before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         handler = signal.signal(signal.SIGINT, self._interrupt)
         self.cut, self.running = False, cell
@@ -213,13 +213,13 @@ class ThisRank:
         return bool(cell) and self._is_there(ending(cell))
 
     def _interrupt(self, *_: object) -> None:
-        """Interrupt the user's code, and nothing that has to be done after it."""
+        """Interrupt the user's code, but not the work after it."""
         if self.in_code and self._is_to_end(self.running):
             self.in_code = False
             raise KeyboardInterrupt
 
     def _pulse(self) -> None:
-        """Say every half second where the cell is, and since when it is there and does nothing."""
+        """Report the cell's position, and how long it is idle there, every half second."""
         last, since, used = None, 0.0, 0.0
         while True:
             time.sleep(_PULSE_S)
@@ -254,7 +254,7 @@ class ThisRank:
             parent_watch.end_orphan()
 
     def _free(self) -> None:
-        """The C level of an interrupt writes here, also while Python waits in a collective."""
+        """Abort a collective when the C handler of an interrupt writes to the socket."""
         while number := self._woken.recv(1):
             cell = self.running
             if number[0] == signal.SIGINT and self._is_to_end(cell):

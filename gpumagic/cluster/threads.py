@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from gpumagic.cluster.output import whole_lines
 from gpumagic.cluster.ranks_report import RanksReport, RankTime
-from gpumagic.cluster.scattered import SharedOut, Sharing, check, put_together, said
+from gpumagic.cluster.scattered import Sharing, SplitValues, check, put_together, said
 from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.copies.trial import place
 from gpumagic.device import Device
@@ -43,14 +43,14 @@ from gpumagic.usercode.program import awaits, compile_cell, own_code
 from gpumagic.usercode.variables import names_assigned, variables_read
 
 Codes = tuple[CodeType, CodeType | None]
-# One thread at a time: of an object with a lock two copies cannot be made at once.
+# One thread at a time: an object with a lock cannot be copied twice at once.
 _copying = threading.Lock()
 
 
-class Staying:
-    """Which of the variables that a cell reads are shared, and the names of those with tensors.
+class SharedVariables:
+    """Decides which variables of a cell are shared, and which names hold tensors.
 
-    A function is copied where it leads to a tensor, or to a name that is the thread's own.
+    A function is copied if it reaches a tensor, or a name of the thread's own.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Staying:
         self._kept: dict[int, Any] = {}
         self.with_tensors: list[str] = []
         for name, value in variables_read(names, space, module):
-            if name not in namespace:  # what a function's closure holds is of that function
+            if name not in namespace:  # values of a closure belong to its function
                 continue
             reached = list(variables_read([name], space, module))
             finder = TensorFinder(module)
@@ -73,7 +73,7 @@ class Staying:
                 self._kept[id(value)] = value
 
     def keep(self, value: Any) -> None:
-        """Share one value more."""
+        """Add a shared value."""
         self._kept[id(value)] = value
 
     def __call__(self, value: Any) -> bool:
@@ -81,12 +81,12 @@ class Staying:
 
 
 def _is_plain(value: Any) -> bool:
-    # The notebook's own class is the one of all parts, and of what comes of them.
+    # Classes of the notebook are shared by all parts, not copied.
     return issubclass(type(value), (type, Dataset))
 
 
 class DeviceThread:
-    """A device, its thread, and the variables that this one has."""
+    """A device, its thread, and the thread's variables."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class DeviceThread:
         codes: Codes,
         namespace: dict[str, Any],
         names: Iterable[str],
-        stays: Staying,
+        stays: SharedVariables,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._target, self._clock = device, as_torch(device), clock
@@ -102,32 +102,32 @@ class DeviceThread:
         self._codes = [None if code is None else own_code(code) for code in codes]
         self._context, self._stack = copy_context(), ExitStack()
         self._worker = Worker(str(device))
-        self.seconds, self.parts = 0.0, 0  # of the cell's own code
-        self.number = 0  # of the part that it runs, or ran last
+        self.seconds, self.parts = 0.0, 0  # the seconds of the cell's code
+        self.number = 0  # the number of its current or last part
         self._copies = CopiedVariables(
             namespace, names, self._target, stays=stays, otherwise="", clock=clock
         )
         self.copied_bytes, self.copy_seconds = self._copies.nbytes, self._copies.seconds
         self.notes = self._copies.notes
-        self.sent: dict[str, None] = {}  # the names of parts that were copied
+        self.sent: dict[str, None] = {}  # names of copied parts
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        """Have the thread do it, after what it was given before."""
-        # The notebook knows by its context which cell it is that prints.
+        """Queue a job for the thread."""
+        # The notebook finds the printing cell by the context.
         return self._worker.submit(partial(self._context.run, job))
 
     def interrupt(self) -> None:
-        """As Ctrl-C does."""
+        """Interrupt the thread, as Ctrl-C does."""
         self._worker.interrupt()
 
     def set_up(self, modes: Callable[[ExitStack], None], labels: dict[int, str]) -> None:
-        """On the thread: be placed, with the modes of who asked for it."""
+        """On the thread: enter the placement, with the caller's modes."""
         labels[threading.get_ident()] = str(self.device)
         modes(self._stack)
         place(self._stack, self._target, self._copies.globals)
 
     def run(self, part: dict[str, Any]) -> Any:
-        """On the thread: run the cell on a part; its value."""
+        """On the thread: run the cell on a part; return its value."""
         space = self._copies.globals
         space.update(self._brought(part))
         began, value = self._clock(), None
@@ -139,7 +139,7 @@ class DeviceThread:
         return value
 
     def _brought(self, part: dict[str, Any]) -> dict[str, Any]:
-        """A copy of a part on the device; what holds no tensors is as it is."""
+        """Return a copy of a part on the device; a part without tensors itself."""
         finder = TensorFinder(self._namespace.get("__name__", "__main__"))
         finder.variables(part.items())
         if not finder.tensors:
@@ -155,21 +155,21 @@ class DeviceThread:
         return {name: copies.globals[name] for name in part}
 
     def has(self, names: Iterable[str]) -> dict[str, Any]:
-        """Its variables of these names."""
+        """Return its variables of these names."""
         return {n: self._copies.globals[n] for n in names if n in self._copies.globals}
 
     def time(self, rank: int, peaks: Mapping[str, int]) -> RankTime:
-        """How it fared, with the peaks of memory by device."""
+        """Return its time, with the peak memory by device."""
         peak, virtual = peaks.get(str(self.device)), self.device.virtual
         return RankTime(rank, self.seconds, peak, self.parts, virtual, str(self.device))
 
     def leave(self) -> None:
-        """On the thread: be placed no longer."""
+        """On the thread: leave the placement."""
         self._stack.close()
 
     def close(self, *, failed: bool) -> None:
-        """End the thread. What was gathered and is defined in its variables goes on having them;
-        an error has them no longer, or its frames would keep copies on every device."""
+        """End the thread. Gathered functions keep its variables. An error loses them, or its frames
+        would keep copies on every device."""
         self._worker.close()
         self._copies.close(emptied=failed)
 
@@ -179,7 +179,7 @@ _MAGICS = ("run_line_magic", "run_cell_magic")
 
 @dataclass(frozen=True)
 class PartsDone:
-    """How many parts are done."""
+    """The number of finished parts."""
 
     done: int
     total: int
@@ -187,7 +187,7 @@ class PartsDone:
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """The finished part, from 0 to 1."""
         return self.done / self.total
 
     def __str__(self) -> str:
@@ -195,7 +195,7 @@ class PartsDone:
 
 
 class CellOnDevices:
-    """One cell that several devices share; after `run`, `report` says how it went."""
+    """One cell on several devices; `report` is set after `run`."""
 
     report: RanksReport
 
@@ -206,7 +206,7 @@ class CellOnDevices:
         devices: Sequence[Device],
         asked: Sharing,
         namespace: dict[str, Any],
-        names: Iterable[str],  # that the cell reads
+        names: Iterable[str],  # names that the cell reads
         *,
         flags: int = 0,
         clock: Callable[[], float] = time.perf_counter,
@@ -216,16 +216,16 @@ class CellOnDevices:
         self._asked, self._namespace, self._clock = asked, namespace, clock
         self._devices = devices
         self._codes = compile_cell(tree, file, flags)
-        self._shared_out = SharedOut(asked, namespace, len(devices))
+        self._split = SplitValues(asked, namespace, len(devices))
         self._names = [name for name in names if name not in asked.split]
         self._own = {*names_assigned(tree), *asked.split}
         self._gathered = (*asked.gather, *dict(asked.reduce))
-        self._came: dict[int, tuple[Any, dict[str, Any]]] = {}  # of each part: value, and variables
+        self._came: dict[int, tuple[Any, dict[str, Any]]] = {}  # by part: value and variables
         self._threads: list[DeviceThread] = []
-        self._failed = True  # until all have ended well
+        self._failed = True  # until all have succeeded
 
     def run(self, told: Callable[[PartsDone | str], object] = lambda progress: None) -> Any:
-        """The values of the cell's last expression by part, None if all are; sets the variables."""
+        """Run the cell; return its last expression by part, None if all are; set the variables."""
         labels: dict[int, str] = {}
         meter = MemoryMeter()
         with ExitStack() as stack:
@@ -252,7 +252,7 @@ class CellOnDevices:
         return None if all(value is None for value in values) else values
 
     def _copy(self, told: Callable[[str], object]) -> None:
-        stays = Staying(self._names, self._namespace, self._own)
+        stays = SharedVariables(self._names, self._namespace, self._own)
         for name in self._asked.split:
             stays.keep(self._namespace[name])
         self._sent = stays.with_tensors
@@ -265,7 +265,7 @@ class CellOnDevices:
     def _run_all(self, told: Callable[[PartsDone], object]) -> None:
         futures: dict[Future[Any], DeviceThread] = {}
         try:
-            for thread, queue in zip(self._threads, self._shared_out.queues, strict=True):
+            for thread, queue in zip(self._threads, self._split.queues, strict=True):
                 futures[thread.submit(partial(self._work, thread, queue, told))] = thread
             wait_for_all(futures, "FIRST_EXCEPTION")
             failed = [(f, error) for f in futures if f.done() and (error := f.exception())]
@@ -279,7 +279,7 @@ class CellOnDevices:
             raise _interrupted(futures) from None
 
     def _end(self, futures: dict[Future[Any], DeviceThread]) -> None:
-        for queue in self._shared_out.queues:
+        for queue in self._split.queues:
             queue.clear()
         for future, thread in futures.items():
             if not future.done():
@@ -289,24 +289,24 @@ class CellOnDevices:
     def _work(
         self, thread: DeviceThread, queue: "deque[int]", told: Callable[[PartsDone], object]
     ) -> None:
-        """On a thread: run parts as long as there are any."""
+        """On a thread: run parts until none is left."""
         where = some(str(device) for device in self._devices)
         while True:
-            told(PartsDone(len(self._came), self._shared_out.total, where))
+            told(PartsDone(len(self._came), self._split.total, where))
             try:
                 number = queue.popleft()
             except IndexError:
                 return
             thread.number = number
-            value = thread.run(self._shared_out.part(number))
+            value = thread.run(self._split.part(number))
             self._came[number] = value, thread.has(self._gathered)
 
     def _place(self, error: BaseException, thread: DeviceThread) -> str:
-        """Where an error was: the device, the line, and in pieces of which items."""
+        """Return an error's place: the device, the line, and the items of the part."""
         line = innermost_of(error.__traceback__)
         where = [f"on {thread.device}", line.place if line else ""]
         if self._asked.chunk:
-            start, stop = self._shared_out.bounds[thread.number]
+            start, stop = self._split.bounds[thread.number]
             where += [f"{name}[{start}:{stop}]" for name in self._asked.split]
         return ", ".join(filter(None, where))
 
@@ -320,7 +320,7 @@ class CellOnDevices:
         self.report = RanksReport(
             tuple(each.time(rank, peaks) for rank, each in enumerate(threads)),
             seconds,
-            str(self._shared_out),
+            str(self._split),
             tuple(sent),
             sum(each.copied_bytes for each in threads),
             sum(each.copy_seconds for each in threads),
@@ -339,7 +339,7 @@ class CellOnDevices:
 
 
 def _interrupted(futures: dict[Future[Any], DeviceThread]) -> KeyboardInterrupt:
-    """An interrupt that says where the threads were."""
+    """Return an interrupt that says where the threads were."""
     places = []
     for future, thread in futures.items():
         error = future.exception()

@@ -25,18 +25,18 @@ ALIGNMENT = 64
 
 @dataclass
 class Stretch:
-    """One array or tensor, the addresses that it uses, and those that are copied for it."""
+    """One array or tensor, its addresses, and the copied range."""
 
     index: int
     source: Any
     first: int
     start: int
     stop: int
-    home: Any = None  # of a tensor, a torch.device
+    home: Any = None  # a torch.device for a tensor
 
 
 class Arrays:
-    """Arrays to copy, each once, known by the number that `add` gives."""
+    """Arrays to copy, each once, by the number that `add` returns."""
 
     def __init__(self, beside: Beside | None = None) -> None:
         self.nbytes = 0
@@ -46,28 +46,28 @@ class Arrays:
         self._made: dict[int, Any] = {}
 
     def has(self, value: Any, kind: type) -> bool:
-        """Whether it is an array that is copied here."""
+        """Whether a value is an array that is copied here."""
         if memo.is_array(value, kind):
             return True
         return self._beside is not None and self._beside.of(value) is not None
 
     def know(self, kind: type) -> bool:
-        """Whether a framework knows a class by its identity, so that a copy would be another."""
+        """Whether a framework knows a class by its identity, so that it must not be copied."""
         return self._beside is not None and self._beside.know(kind)
 
     def reduce(self, source: Any) -> Any:
-        """How a pickle makes the copy of it."""
+        """Return how pickle recreates an array."""
         return self.copied, (self.add(source),)
 
     def add(self, source: Any) -> int:
-        """Note an array."""
+        """Add an array and return its number."""
         if id(source) not in self._numbers:
             self._numbers[id(source)] = len(self._sources)
             self._sources.append(source)
         return self._numbers[id(source)]
 
     def copy(self, homes: Mapping[int, Any]) -> None:
-        """Make all copies; `homes` has the devices of tensors, by id."""
+        """Make all copies; `homes` maps ids of tensors to devices."""
         pieces = []
         for index, source in enumerate(self._sources):
             if not self._copied_beside(index, source):
@@ -76,21 +76,21 @@ class Arrays:
             self._copy_arrays(family)
 
     def copied(self, number: int) -> Any:
-        """The copy of what has this number."""
+        """Return the copy with this number."""
         return self._made[number]
 
     def made(self) -> list[weakref.ref[Any]]:
-        """Weak references to all copies."""
+        """Return weak references to all copies."""
         return [weakref.ref(item) for item in self._made.values()]
 
     def clear(self) -> None:
-        """Hold nothing any more."""
+        """Drop all references."""
         self._made.clear()
         self._numbers.clear()
         self._sources.clear()
 
     def _copied_beside(self, index: int, source: Any) -> bool:
-        """Copy the array of a framework beside torch, if it is one."""
+        """Copy an array of another framework, if it is one."""
         framework = self._beside.of(source) if self._beside is not None else None
         if self._beside is None or framework is None:
             return False
@@ -102,7 +102,7 @@ class Arrays:
         start, stop = min(p.start for p in family), max(p.stop for p in family)
         self.nbytes += stop - start
         if start == stop or (len(family) == 1 and owns_it_all(family[0].source)):
-            # It must own its memory, or `resize` would be refused.
+            # It must own its memory, or `resize` would fail.
             self._made[family[0].index] = family[0].source.copy(order="K")
             return
         import numpy
@@ -116,14 +116,14 @@ class Arrays:
 
 
 def stretch_of(index: int, source: Any, home: Any = None) -> Stretch:
-    """A NumPy array's."""
+    """Return the stretch of a NumPy array."""
     first = int(source.__array_interface__["data"][0])
     low, high = reach(source.shape, source.itemsize, source.strides)
     return Stretch(index, source, first, first + low, first + high, home)
 
 
 def reach(shape: tuple[int, ...], size: int, steps: tuple[int, ...]) -> tuple[int, int]:
-    """The first byte that is used and the one after the last, from the first element's address."""
+    """Return the first used byte and the one after the last."""
     if not math.prod(shape):
         return 0, 0
     ends = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
@@ -131,7 +131,7 @@ def reach(shape: tuple[int, ...], size: int, steps: tuple[int, ...]) -> tuple[in
 
 
 def families(pieces: list[Stretch]) -> list[list[Stretch]]:
-    """Those together that overlap in memory."""
+    """Group the stretches that overlap in memory."""
     found: list[list[Stretch]] = []
     end = -1
     for one in sorted(pieces, key=lambda p: (p.start, p.stop)):
@@ -143,12 +143,12 @@ def families(pieces: list[Stretch]) -> list[list[Stretch]]:
 
 
 def memory(start: int, stop: int) -> Any:
-    """The bytes between two addresses, as they are."""
+    """Return the bytes between two addresses, as a view."""
     return (ctypes.c_ubyte * (stop - start)).from_address(start)
 
 
 def laid_out(source: Any, buffer: Any, offset: int) -> Any:
-    """An array like `source`, in a NumPy buffer."""
+    """Return an array with the layout of `source`, in a NumPy buffer."""
     plain: Any = next(base for base in type(source).__mro__ if base.__name__ == "ndarray")
     made = plain(source.shape, source.dtype, buffer, offset=offset, strides=source.strides)
     made = made.view(type(source))
@@ -157,21 +157,21 @@ def laid_out(source: Any, buffer: Any, offset: int) -> Any:
 
 
 def owns_it_all(source: Any) -> bool:
-    """Whether an array's memory is its own, and all of it is used."""
+    """Whether an array owns its memory and uses all of it."""
     return bool(source.flags.owndata and source.flags.forc)
 
 
 class ArraysInPlace:
-    """Arrays of variables on another device, until they are taken back."""
+    """Arrays of variables, moved to another device until `take_back`."""
 
     def __init__(self, namespace: dict[str, Any], beside: Beside) -> None:
         self._namespace, self._beside = namespace, beside
-        self.left: list[str] = []  # what stays where it is, and why, a line each
-        # Of each framework the variables that were brought, by where they were.
+        self.left: list[str] = []  # arrays that stay, and why, a line each
+        # By framework: the moved variables, with their former devices.
         self._origins: list[tuple[Framework, str, list[str]]] = []
 
     def bring(self, variables: Iterable[tuple[str, Any]]) -> int:
-        """Bring them, binding names anew; the bytes."""
+        """Move them, rebinding names; return the bytes."""
         nbytes, variables = 0, list(variables)
         for framework in self._beside.frameworks:
             moves = bring_all(framework, variables, self._beside.device, self._namespace)
@@ -184,7 +184,7 @@ class ArraysInPlace:
         return nbytes
 
     def take_back(self) -> None:
-        """Bring what the variables hold now where it was; to call it twice does no harm."""
+        """Move the variables' present values back; calling it twice is safe."""
         origins, self._origins = self._origins, []
         for framework, source, names in origins:
             devices = {str(device): device for device in (CPU, *framework.devices())}

@@ -26,9 +26,9 @@ WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 MADE_IN_PYTHON = 1 << 9
 """Py_TPFLAGS_HEAPTYPE, among a class's flags."""
 
-# What is looked at no further: saved as it is, at C speed.
+# Types that pickle saves as they are, at C speed.
 INLINE = frozenset({int, float, bool, complex, type(None), tuple, list, dict, set, frozenset})
-# Texts from this length on are not written out and read back.
+# Strings from this length on are shared, not pickled.
 LONG = 4096
 
 _SHARED_KINDS = frozenset(
@@ -39,7 +39,7 @@ _SHARED_KINDS = frozenset(
         contextvars.ContextVar,
     )
 )
-# Instances of these and of their classes: what cannot change, and what belongs to the process.
+# Shared types: immutable ones, and those that belong to the process.
 _SHARED_ROOMS = (
     *("datetime", "decimal", "fractions", "uuid", "pathlib", "re"),
     *("builtins.range", "builtins.slice"),
@@ -49,18 +49,18 @@ _SHARED_ROOMS = (
     *("torch.device", "torch.dtype", "torch.layout", "torch.memory_format", "torch.Size"),
     *("torch.jit.ScriptFunction", "jaxlib._jax.Device", "jaxlib._jax.Sharding"),
 )
-# Shared too, and worth a line: the code may change them.
+# Shared, with a note to the user, since the code may change them.
 _SHARED_ALOUD = ("ipywidgets", "traitlets", "tqdm", "threading.Thread", "multiprocessing.pool")
 _WHOLE = (
     *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
     *("torch.amp.GradScaler", "jax.custom_jvp", "jax.custom_vjp"),
-    "equinox.Module",  # it holds what its __new__ made for ever, unless its metaclass asked
+    "equinox.Module",  # a singleton that its `__new__` keeps
 )
 SCRIPT_MODULE = "torch.jit.ScriptModule"
 
 
 class Uncopied(Exception):
-    """An object that has no copy, and in words what it is."""
+    """An object that cannot be copied, in words."""
 
     def __init__(self, kind: str, value: object) -> None:
         super().__init__(kind)
@@ -68,23 +68,23 @@ class Uncopied(Exception):
 
 
 def is_shared_kind(kind: type) -> bool:
-    """Whether every object of a class stands for itself in the copies."""
+    """Whether all objects of a class are shared."""
     if kind in _SHARED_KINDS or issubclass(kind, types.ModuleType):
         return True
-    # Also a module that torch.compile made, and a generator of a virtual GPU.
+    # Also modules of torch.compile, and generators of virtual GPUs.
     if comes_from(kind, "torch.nn.Module") or is_generator(kind):
         return False
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(kind, numpy.generic):
-        return not issubclass(kind, numpy.void)  # a number cannot change
-    return within(kind, _SHARED_ROOMS) or is_aloud(kind)
+        return not issubclass(kind, numpy.void)  # numbers are immutable
+    return within(kind, _SHARED_ROOMS) or is_reported(kind)
 
 
 def is_shared(value: Any, kind: type, of_modules: Container[int]) -> bool:
-    """Whether this object, no function and no class, is shared whatever others of its class are."""
+    """Whether this object is shared; it is no function and no class."""
     if kind is types.BuiltinFunctionType:
         owner = value.__self__
-        # As older versions of pybind11 bind the functions of torch.
+        # Older versions of pybind11 bind torch's functions like this.
         return (
             owner is None
             or issubclass(type(owner), (types.ModuleType, type))
@@ -98,38 +98,38 @@ def is_shared(value: Any, kind: type, of_modules: Container[int]) -> bool:
 
 
 def of_its_module(kind: type) -> frozenset[int]:
-    """The ids of the objects of a class that its library keeps by name, as sentinels."""
+    """Return the ids of a class's objects that its library keeps by name, as sentinels."""
     name = kind.__module__
     if name in ("__main__", "builtins") or name not in sys.modules:
         return frozenset()
     return frozenset(id(item) for item in list(vars(sys.modules[name]).values()))
 
 
-def is_aloud(kind: type) -> bool:
-    """Whether the user should hear that such an object is shared."""
+def is_reported(kind: type) -> bool:
+    """Whether to tell the user that the object is shared."""
     return any(within(base, _SHARED_ALOUD) for base in kind.__mro__)
 
 
 def within(kind: type, rooms: tuple[str, ...]) -> bool:
-    """Whether a class is of one of these packages, or is one of them."""
+    """Whether a class is in one of these packages, or is one of these classes."""
     name = f"{kind.__module__}.{kind.__qualname__}."
     return any(name.startswith(f"{room}.") for room in rooms)
 
 
 def is_generator(kind: type) -> bool:
-    """Whether it is torch's class of generators, or one of virtual GPUs, which replaces that."""
+    """Whether it is torch's class of generators, or the virtual GPUs' replacement."""
     return any(b.__name__ == "Generator" and b.__module__ == "torch._C" for b in kind.__mro__)
 
 
 def is_default_generator(generator: Any) -> bool:
-    """Whether torch's own functions draw from it."""
+    """Whether it is a default generator of torch."""
     torch = torch_here()
     defaults: list[Any] = [torch.default_generator, *torch.cuda.default_generators]
     return any(generator._cdata == default._cdata for default in defaults)
 
 
 def refuse(value: Any, kind: type) -> None:
-    """Raise `Uncopied` for what a pickle would copy, but into something else."""
+    """Raise `Uncopied` for an object that pickle would turn into something else."""
     if issubclass(kind, io.IOBase) and kind not in (io.StringIO, io.BytesIO):
         raise Uncopied("an open file", value)
     if within(kind, ("subprocess.Popen", "multiprocessing.process.BaseProcess")):
@@ -161,7 +161,7 @@ def is_importable(value: Any) -> bool:
 
 
 def by_attributes(kind: Any, ours: bool) -> bool:
-    """Whether a copy has copies of the attributes, whatever the class does when it is pickled."""
+    """Whether to copy an object by its attributes, ignoring its class's own pickling."""
     if comes_from(kind, SCRIPT_MODULE):
         return False
     if comes_from(kind, *_WHOLE):
@@ -170,17 +170,17 @@ def by_attributes(kind: Any, ours: bool) -> bool:
         return False
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
         return False
-    # Whoever wrote both says how a copy is made.
+    # A class that defines both says how it is copied.
     return not (defines(kind, "__getstate__") and defines(kind, "__setstate__"))
 
 
 def defines(kind: type, name: str) -> bool:
-    """Whether a class, or one that it comes from except object, has a method of this name."""
+    """Whether a class or a base other than object defines this method."""
     return any(name in vars(base) for base in kind.__mro__ if base is not object)
 
 
 def solid_base(kind: type) -> type:
-    """The class in C that an object's memory begins with (found as `copyreg._reduce_ex` does)."""
+    """Return the C base class of an object, found as in `copyreg._reduce_ex`."""
     for base in kind.__mro__:
         made_in_python = base.__flags__ & MADE_IN_PYTHON
         new = vars(base).get("__new__")
@@ -190,7 +190,7 @@ def solid_base(kind: type) -> type:
 
 
 def slots_of(value: Any) -> dict[tuple[type, str], Any]:
-    """What the slots of an object hold, by class and name."""
+    """Return the values of an object's slots, by class and name."""
     held = {}
     for base in type(value).__mro__:
         if "__slots__" not in vars(base):
@@ -209,8 +209,8 @@ def with_article(name: str) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-class Originals:
-    """The originals of one copying, by number.
+class Memo:
+    """The memo of one copy: the originals by number.
 
     `fresh` becomes the globals of the copies of the notebook's functions.
     """
@@ -222,14 +222,14 @@ class Originals:
         stays: Callable[[type], bool] = lambda kind: False,
     ) -> None:
         self.namespace = namespace
-        self._stays = stays  # whether a class of the notebook stands for itself
-        # The variables that were met, by name: those asked for, and those that functions read.
+        self._stays = stays  # whether a class of the notebook is shared
+        # The visited variables by name: the requested ones, and those that functions read.
         self.met: dict[str, Any] = {}
-        self.notes: dict[str, None] = {}  # lines for the user, in order
-        self.later: list[Callable[[], Any]] = []  # done when all copies are there
-        self.alive: list[Any] = []  # what nothing but a weak reference holds
-        self.marked: list[type] = []  # classes that pickling leaves a mark in
-        self.finalized = False  # whether an object with a `__del__` of the notebook was met
+        self.notes: dict[str, None] = {}  # notes for the user, in order
+        self.later: list[Callable[[], Any]] = []  # to run when all copies exist
+        self.alive: list[Any] = []  # objects held by weak references alone
+        self.marked: list[type] = []  # classes that pickling marks
+        self.finalized = False  # whether an object has a `__del__` of the notebook
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
         self._spaces = {id(namespace): (namespace, fresh)}
         self._table: list[Any] = []
@@ -242,43 +242,43 @@ class Originals:
         return self._table[number]
 
     def clear(self) -> None:
-        """Hold nothing any more."""
+        """Drop all references."""
         for name, held in vars(self).items():
             if name != "namespace" and isinstance(held, (dict, list)):
                 held.clear()
 
     def number(self, value: Any) -> int:
-        """The number by which ``originals[number]`` gives the value back."""
+        """Return the number of a value: ``originals[number]`` is the value."""
         number = self._numbers.setdefault(id(value), len(self._table))
         if number == len(self._table):
             self._table.append(value)
         return number
 
-    def anew(self, original: Any, make: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
-        """What a pickle calls for a copy: ``make(original, *args)``."""
+    def recreate(self, original: Any, make: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
+        """Return what pickle calls to make a copy: ``make(original, *args)``."""
         return _once, (self, self.number(original), make, *args)
 
-    # -- what is the notebook's
+    # -- the notebook's objects
     def space(self, original: dict[str, Any]) -> dict[str, Any]:
-        """The globals of the copies of functions whose globals are `original`."""
+        """Return the globals for copies of functions whose globals are `original`."""
         if not self.is_space(original):
             return original
         return self._spaces.setdefault(id(original), (original, dict(original)))[1]
 
     def is_known(self, space: dict[str, Any]) -> bool:
-        """Whether functions with these globals were met."""
+        """Whether functions with these globals were visited."""
         return id(space) in self._spaces
 
     def is_space(self, space: dict[str, Any]) -> bool:
-        """Whether globals are the notebook's, or a script's that %run ran: those keep their own."""
+        """Whether globals are the notebook's; those of a script of `%run` stay separate."""
         return self.is_known(space) or space.get("__name__") == "__main__"
 
     def is_notebooks(self, function: Any) -> bool:
-        """Whether it is a function that was defined in the notebook."""
+        """Whether a function is defined in the notebook."""
         return type(function) is types.FunctionType and self.is_space(function.__globals__)
 
     def is_ours(self, kind: type) -> bool:
-        """Whether a class, or one that it comes from, was defined in the notebook."""
+        """Whether a class or one of its bases is defined in the notebook."""
         if kind not in self._ours:
             ours = any(self._is_from_here(base) for base in kind.__mro__)
             self._ours[kind] = ours and not self._stays(kind)
@@ -293,15 +293,15 @@ class Originals:
         held = list(vars(kind).values())
         if any(self.is_notebooks(item) for item in held):
             return True
-        # As the backward class that torch makes for an autograd.Function of the notebook.
+        # For example torch's backward class of an autograd.Function of the notebook.
         refers = any(
             issubclass(type(item), type) and item.__module__ in self._modules for item in held
         )
         return refers and not is_importable(kind)
 
-    # -- what is shared
+    # -- shared objects
     def shares(self, value: Any) -> bool:
-        """Whether an object stands for itself in the copies; Uncopied for the notebook itself."""
+        """Whether an object is shared; raise Uncopied for the notebook itself."""
         kind = type(value)
         if kind is str or kind is bytes:
             return len(value) >= LONG
@@ -320,7 +320,7 @@ class Originals:
 
     def _is_library_function(self, function: types.FunctionType) -> bool:
         held = function.__closure__ or function.__defaults__ or function.__kwdefaults__
-        # What a library's decorator made of a notebook's function is found there by its name.
+        # A library's decorated function of the notebook is found there by its name.
         of_library = function.__module__ not in self._modules
         return not (held or vars(function)) or (of_library and is_importable(function))
 
@@ -332,14 +332,14 @@ class Originals:
         copied, shared, of_modules = self._kinds[kind]
         if copied or not (shared or is_shared(value, kind, of_modules)):
             return False
-        if is_aloud(kind):
+        if is_reported(kind):
             name = with_article(kind.__name__)
             self.notes[f"{name} is shared with the notebook, not copied"] = None
         return True
 
 
-def _once(originals: Originals, number: int, make: Callable[..., Any], *args: Any) -> Any:
-    """What `make` gave the first time: a cycle makes a pickle build an object twice."""
+def _once(originals: Memo, number: int, make: Callable[..., Any], *args: Any) -> Any:
+    """Return the first result of `make`: in a cycle, pickle builds an object twice."""
     if number not in originals.copies:
         originals.copies[number] = make(originals[number], *args)
     return originals.copies[number]

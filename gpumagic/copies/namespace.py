@@ -25,7 +25,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from gpumagic.copies import memo
 from gpumagic.copies.arrays import Arrays
-from gpumagic.copies.memo import Originals
+from gpumagic.copies.memo import Memo
 from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance, reduce_jitted
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line, in_words
@@ -47,17 +47,17 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         blocks: Arrays,
         stays: Callable[[Any], bool] | None = None,
     ) -> None:
-        self._stays = stays  # whether an object is shared that would be copied else
+        self._stays = stays  # whether to share an object that would be copied
         self._stream = io.BytesIO()
         super().__init__(self._stream, protocol=5)
         self.blocks = blocks
-        self.originals = Originals(namespace, fresh, blocks.know)
+        self.originals = Memo(namespace, fresh, blocks.know)
 
     def write(self, values: Any) -> None:
-        """Read the originals; raises `Uncopied`, and what pickling raises, for what has no copy."""
+        """Read the originals; raise `Uncopied` or pickle's error if one cannot be copied."""
         try:
             with warnings.catch_warnings():
-                # Python 3.12 warns that from 3.14 on it will not copy iterators of itertools.
+                # Python 3.12 warns that 3.14 will not copy iterators of itertools.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self.dump(values)
         finally:
@@ -66,7 +66,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
                     type.__delattr__(kind, "__slotnames__")
 
     def read(self) -> Any:
-        """Make the copies; `Blocks.copy` comes before."""
+        """Make the copies; call `StorageCopier.copy` first."""
         self._stream.seek(0)
         made = _Reader(self._stream, self.originals).load()
         for finish in self.originals.later:
@@ -74,13 +74,13 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return made
 
     def clear(self) -> None:
-        """Hold nothing any more."""
+        """Drop all references."""
         self.clear_memo()
         self._stream.close()
         self.originals.clear()
 
     def persistent_id(self, value: Any) -> int | None:
-        """The number of what is shared; None for what is copied. pickle asks for every object."""
+        """Return the number of a shared object, None for others. pickle asks for every object."""
         originals = self.originals
         if self._stays is not None and self._stays(value):
             return originals.number(value)
@@ -91,7 +91,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return originals.number(value) if originals.shares(value) else None
 
     def reducer_override(self, value: Any) -> Any:
-        """How an object is made anew, as `object.__reduce__` says it."""
+        """Return how an object is recreated, as `object.__reduce__` does."""
         kind = type(value)
         if is_tensor(value):
             return self.blocks.reduce(value)
@@ -107,7 +107,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Reader(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, originals: Originals) -> None:
+    def __init__(self, stream: io.BytesIO, originals: Memo) -> None:
         super().__init__(stream)
         self._originals = originals
 
@@ -115,7 +115,7 @@ class _Reader(pickle.Unpickler):
         return self._originals[number]
 
 
-# IPython's own lists of what was typed and given: they stay the notebook's.
+# IPython's lists of inputs and outputs stay the notebook's.
 _HISTORY = ("_ih", "_oh", "_dh")
 _FUNCTION = "(function)"
 
@@ -123,11 +123,11 @@ _FUNCTION = "(function)"
 class CopiedVariables:
     """Copies, on one device, of the variables that a piece of code reads.
 
-    `names` are those that the code says; the notebook's functions are followed from there. Tensors
-    are copied to `device`, arrays of the frameworks `beside` torch to theirs. With
-    `in_place` there are no copies: the variables are brought to the device, until `close`. What
-    `stays` says is shared with the notebook. Raises GpuError for a variable that has no copy, with
-    what else to type, and torch.OutOfMemoryError, leaving nothing behind.
+    `names` are those in the code; functions of the notebook are followed. Tensors are copied to
+    `device`, arrays of other frameworks (`beside`) to theirs. With `in_place` nothing is copied:
+    the variables are moved to the device, until `close`. `stays` decides what else is shared.
+    Raises GpuError for a variable that cannot be copied, with what to type instead, and
+    torch.OutOfMemoryError; then nothing is left behind.
     """
 
     def __init__(
@@ -143,10 +143,10 @@ class CopiedVariables:
         otherwise: str = ", or type --in-place",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.seconds, self.nbytes = 0.0, 0  # of copying, the device waited for
+        self.seconds, self.nbytes = 0.0, 0  # of copying, with the device synchronized
         self.notes: tuple[str, ...] = ()
         self.function = function
-        # Where to execute the code; names that it does not read are there too, not copied.
+        # The globals of the code; names that it does not read are there too, not copied.
         self.globals = namespace
         self._namespace, self._stays, self._otherwise = namespace, stays, otherwise
         history = [namespace[name] for name in _HISTORY if name in namespace]
@@ -154,7 +154,7 @@ class CopiedVariables:
         self._names = [n for n in known if not any(namespace[n] is h for h in history)]
         self._beside = beside
         self._blocks: Arrays | None = None
-        self._in_place = ExitStack()  # takes back what is elsewhere
+        self._in_place = ExitStack()  # moves variables back
         self._module: types.ModuleType | None = None
         self._finalized = False
         start = clock()
@@ -171,13 +171,13 @@ class CopiedVariables:
                 beside.wait()
             self.seconds = clock() - start
         except BaseException:
-            self.close()  # in place, the variables go back, whenever an interrupt came
+            self.close()  # moves variables back, whenever an interrupt came
             raise
 
     def close(self, *, emptied: bool = True) -> None:
-        """Let go of everything, so that the memory is free at once; in place, move back.
+        """Free the memory at once; in place, move the variables back.
 
-        Without `emptied`, functions that were made with these variables go on having them.
+        Without `emptied`, functions made with these variables keep them.
         """
         self._in_place.close()
         blocks, self._blocks = self._blocks, None
@@ -192,12 +192,12 @@ class CopiedVariables:
             and not self._finalized
             and not any(_has_del(item) for item in list(space.values()))
         ):
-            # A `__del__` of the notebook's must find its globals; torch.compile clears its own.
+            # A `__del__` of the notebook needs its globals; torch.compile clears its own.
             for name in [n for n in space if not n.startswith("__")]:
                 del space[name]
         del space
         if any(reference() is not None for reference in made):
-            # Functions, classes and hooks are cycles, which only the collector ends.
+            # Functions, classes and hooks form cycles, which only the collector frees.
             gc.collect()
 
     # -- copies
@@ -218,9 +218,9 @@ class CopiedVariables:
     def _new_blocks(self) -> Arrays:
         if torch_here() is None:
             return Arrays(self._beside)
-        from gpumagic.copies.storages import Blocks
+        from gpumagic.copies.storages import StorageCopier
 
-        return Blocks(self._beside)
+        return StorageCopier(self._beside)
 
     def _make(self, copier: Copier, device: torch.device | None) -> None:
         values = {name: self._namespace[name] for name in self._names}
@@ -255,7 +255,7 @@ class CopiedVariables:
         self.nbytes = self._blocks.nbytes
 
     def _refusal(self, values: dict[str, Any], error: Exception) -> GpuError:
-        """The line that names the variable that has no copy."""
+        """Return an error that names the variable that cannot be copied."""
         for name, value in values.items():
             copier = Copier(self._namespace, {}, self._new_blocks(), self._stays)
             try:

@@ -19,22 +19,22 @@ from typing import Any
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
 from gpumagic.copies import memo
-from gpumagic.copies.memo import Originals
+from gpumagic.copies.memo import Memo
 from gpumagic.usercode.program import own_code
 from gpumagic.usercode.values import comes_from, globals_of, own, torch_here
 
-# With one of these a function can reach any variable by its name in a text.
+# With one of these a function can reach any variable by its name in a string.
 _BY_NAME = {"eval", "exec", "globals", "vars", "locals", "get_ipython"}
 
 
 # -- functions
-def _reduce_function(originals: Originals, function: types.FunctionType) -> Any:
+def _reduce_function(originals: Memo, function: types.FunctionType) -> Any:
     read = _read_by(function) if originals.is_notebooks(function) else {}
     if function.__globals__ is originals.namespace:
         originals.met.update(read)
-    anew = originals.anew(function, _new_function, originals, function.__closure__)
+    made = originals.recreate(function, _new_function, originals, function.__closure__)
     state = (function.__defaults__, function.__kwdefaults__, vars(function), read)
-    return *anew, state, None, None, _set_function
+    return *made, state, None, None, _set_function
 
 
 def _read_by(function: types.FunctionType) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _read_by(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _words(code: types.CodeType) -> Iterator[str]:
-    """The names in the texts of a function."""
+    """Return the names in the strings of a function."""
     for constant in code.co_consts:
         if isinstance(constant, str):
             yield from re.findall(r"\w+", constant)
@@ -54,7 +54,7 @@ def _words(code: types.CodeType) -> Iterator[str]:
             yield from _words(constant)
 
 
-def _new_function(old: types.FunctionType, originals: Originals, cells: Any) -> Any:
+def _new_function(old: types.FunctionType, originals: Memo, cells: Any) -> Any:
     space = originals.space(old.__globals__)
     code = old.__code__ if space is old.__globals__ else own_code(old.__code__)
     new = types.FunctionType(code, space, old.__name__, None, cells)
@@ -75,35 +75,35 @@ def _set_function(function: types.FunctionType, state: Any) -> None:
         function.__globals__.update(read)
 
 
-def _reduce_cell(originals: Originals, cell: types.CellType) -> Any:
-    anew = originals.anew(cell, lambda old: types.CellType())
+def _reduce_cell(originals: Memo, cell: types.CellType) -> Any:
+    made = originals.recreate(cell, lambda old: types.CellType())
     try:
         contents = cell.cell_contents
     except ValueError:  # not bound yet
-        return anew
+        return made
     originals.met[f"(closure {len(originals.met)})"] = contents
-    return *anew, (contents,), None, None, _set_cell
+    return *made, (contents,), None, None, _set_cell
 
 
 def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
     (cell.cell_contents,) = state
 
 
-def _reduce_cached(originals: Originals, cached: Any) -> Any:
+def _reduce_cached(originals: Memo, cached: Any) -> Any:
     held = dict(vars(cached))
     originals.notes[f"{cached.__name__}: copied with an empty cache"] = None
-    anew = originals.anew(cached, _new_cached, held.pop("__wrapped__"))
-    return *anew, held
+    made = originals.recreate(cached, _new_cached, held.pop("__wrapped__"))
+    return *made, held
 
 
 def _new_cached(old: Any, function: Any) -> Any:
     return functools.lru_cache(**old.cache_parameters())(function)
 
 
-def reduce_jitted(originals: Originals, function: Any) -> Any:
-    """How a pickle makes a compiled function of JAX's anew: it is compiled again."""
-    anew = originals.anew(function, _new_jitted)
-    return *anew, (function.__getstate__(), vars(function)), None, None, _set_jitted
+def reduce_jitted(originals: Memo, function: Any) -> Any:
+    """Return how pickle recreates a compiled function of JAX: it is compiled again."""
+    made = originals.recreate(function, _new_jitted)
+    return *made, (function.__getstate__(), vars(function)), None, None, _set_jitted
 
 
 def _new_jitted(old: Any) -> Any:
@@ -118,35 +118,35 @@ def _set_jitted(function: Any, state: Any) -> None:
 
 
 # -- classes
-def reduce_class(originals: Originals, kind: type) -> Any:
-    """How a pickle makes a class anew."""
+def reduce_class(originals: Memo, kind: type) -> Any:
+    """Return how pickle recreates a class."""
     if issubclass(kind, enum.Enum):
         make, args, *rest = cloudpickle._dynamic_class_reduce(kind)
-        # cloudpickle hands back the original class to who passes its identity.
+        # cloudpickle returns the original class for its tracker id.
         identity = cloudpickle._get_or_create_tracker_id(kind)
         args = tuple(None if a == identity else a for a in args)
-        return *originals.anew(kind, _new_enum, make, *args), *rest
+        return *originals.recreate(kind, _new_enum, make, *args), *rest
     held = {
         name: item
         for name, item in vars(kind).items()
         if name not in ("__module__", "__qualname__", "__slots__", "_abc_impl")
-        and getattr(item, "__objclass__", None) is not kind  # what type.__new__ makes by itself
+        and getattr(item, "__objclass__", None) is not kind  # created by type.__new__
     }
     registered = []
     if "_abc_impl" in vars(kind):
         references = abc._get_dump(kind)[0]  # type: ignore[attr-defined]
         registered = [r() for r in references if r() is not None]
-    anew = originals.anew(kind, _new_class, originals, type(kind), kind.__bases__)
-    return *anew, (originals, held, registered), None, None, _set_class
+    made = originals.recreate(kind, _new_class, originals, type(kind), kind.__bases__)
+    return *made, (originals, held, registered), None, None, _set_class
 
 
 def _new_enum(old: type, make: Callable[..., type], *args: Any) -> type:
     return make(*args)
 
 
-def _new_class(old: type, originals: Originals, meta: Any, bases: tuple[type, ...]) -> Any:
+def _new_class(old: type, originals: Memo, meta: Any, bases: tuple[type, ...]) -> Any:
     space = {"__module__": old.__module__, "__qualname__": old.__qualname__}
-    for name in ("__slots__", "__orig_bases__"):  # what type.__new__ and Generic ask for
+    for name in ("__slots__", "__orig_bases__"):  # required by type.__new__ and Generic
         if name in vars(old):
             space[name] = vars(old)[name]
     maker: Any = next(m for m in meta.__mro__ if not originals.is_ours(m) and "__new__" in vars(m))
@@ -165,7 +165,7 @@ def _set_class(kind: type, state: Any) -> None:
 
 
 # -- other objects
-# Read by the base's own methods: those of the notebook are not called.
+# Read by the base's methods: the notebook's are not called.
 _ITEMS: dict[type, Callable[[Any], Any]] = {
     object: lambda value: None,
     list: lambda value: list(list.__iter__(value)),
@@ -176,10 +176,10 @@ _ITEMS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
-    """How a pickle makes an object anew; NotImplemented for its class's own way."""
+def reduce_instance(originals: Memo, value: Any, kind: type) -> Any:
+    """Return how pickle recreates an object; NotImplemented for the class's own way."""
     if memo.is_generator(kind):
-        return originals.anew(value, _new_generator)
+        return originals.recreate(value, _new_generator)
     if comes_from(kind, memo.SCRIPT_MODULE):
         return _reduce_script(originals, value)
     base, held = memo.solid_base(kind), own(value)
@@ -187,7 +187,7 @@ def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
     slots: dict[tuple[type, str], Any] = {}
     items, ours = None, originals.is_ours(kind)
     if comes_from(kind, "torch.utils.data.DataLoader"):
-        # Its running workers are the notebook's; a copy starts its own.
+        # Running workers stay the notebook's; a copy starts its own.
         base, held = object, {**held, "_iterator": None}
     elif issubclass(kind, BaseException):
         given = value.args
@@ -199,8 +199,8 @@ def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
         if ours and "__slotnames__" not in vars(kind):
             originals.marked.append(kind)  # object.__reduce_ex__ keeps these names in the class
         return NotImplemented
-    anew = originals.anew(value, _new_instance, kind, base, *given)
-    return *anew, (originals, held, slots, items), None, None, _set_instance
+    made = originals.recreate(value, _new_instance, kind, base, *given)
+    return *made, (originals, held, slots, items), None, None, _set_instance
 
 
 def _new_instance(old: Any, kind: type, base: Any, *args: Any) -> Any:
@@ -217,7 +217,7 @@ def _set_instance(value: Any, state: Any) -> None:
     for (owner, name), item in slots.items():
         vars(owner)[name].__set__(value, item)
     if comes_from(type(value), "torch.nn.RNNBase"):
-        # cuDNN wants a recurrent layer's weights in one piece, as Module.to leaves them.
+        # cuDNN needs a recurrent layer's weights contiguous, as after Module.to.
         originals.later.append(value.flatten_parameters)
 
 
@@ -227,16 +227,16 @@ def _new_generator(old: Any) -> Any:
     return made
 
 
-def _reduce_script(originals: Originals, module: Any) -> Any:
+def _reduce_script(originals: Memo, module: Any) -> Any:
     held = [
         (path, [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
         for path, part in module.named_modules()
     ]
-    return originals.anew(module, _new_script, held)
+    return originals.recreate(module, _new_script, held)
 
 
 def _new_script(old: Any, held: Any) -> Any:
-    made = copy.deepcopy(old)  # compiled code has no other copy
+    made = copy.deepcopy(old)  # compiled code cannot be copied otherwise
     parts = dict(made.named_modules())
     for path, tensors in held:
         for name, tensor in tensors:
@@ -244,17 +244,17 @@ def _new_script(old: Any, held: Any) -> Any:
     return made
 
 
-def _reduce_reference(originals: Originals, reference: Any) -> Any:
+def _reduce_reference(originals: Memo, reference: Any) -> Any:
     target, callback = reference(), reference.__callback__
-    return originals.anew(reference, _new_reference, originals, target, callback)
+    return originals.recreate(reference, _new_reference, originals, target, callback)
 
 
-def _new_reference(old: Any, originals: Originals, target: Any, callback: Any) -> Any:
+def _new_reference(old: Any, originals: Memo, target: Any, callback: Any) -> Any:
     originals.alive.append(target)
     return old if target is None else weakref.ref(target, callback)
 
 
-def _reduce_weak(originals: Originals, value: Any) -> Any:
+def _reduce_weak(originals: Memo, value: Any) -> Any:
     items = list(value if isinstance(value, weakref.WeakSet) else value.items())
     return type(value), (), (originals, items), None, None, _set_weak
 
@@ -265,14 +265,14 @@ def _set_weak(made: Any, state: Any) -> None:
     made.update(items)
 
 
-def _reduce_lock(originals: Originals, lock: Any) -> Any:
+def _reduce_lock(originals: Memo, lock: Any) -> Any:
     if getattr(lock, "_is_owned", bool)() or not lock.acquire(blocking=False):
         raise memo.Uncopied("a lock that is held", lock)
     lock.release()
     return (threading.Lock if type(lock) is memo.LOCKS[0] else threading.RLock), ()
 
 
-REDUCERS: dict[type, Callable[[Originals, Any], Any]] = {
+REDUCERS: dict[type, Callable[[Memo, Any], Any]] = {
     types.FunctionType: _reduce_function,
     types.CellType: _reduce_cell,
     memo.CACHED: _reduce_cached,

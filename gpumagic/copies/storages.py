@@ -32,22 +32,22 @@ from gpumagic.moving.move import move_all
 from gpumagic.moving.plan import bytes_of
 from gpumagic.usercode.values import own
 
-# A storage is copied whole, so that `as_strided` and `storage_offset` are as they were, unless the
-# tensors in it use so little that this would be a waste.
+# A whole storage is copied, so that `as_strided` and `storage_offset` stay valid, unless its
+# tensors use only a small part.
 _SMALL = 2**20
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 
-class Blocks(Arrays):
-    """Tensors and arrays to copy, each once, known by the number that `add` gives."""
+class StorageCopier(Arrays):
+    """Tensors and arrays to copy, each once, by the number that `add` returns."""
 
     def __init__(self, beside: Beside | None = None) -> None:
         super().__init__(beside)
         self._finished: dict[int, Any] = {}
-        self._token: Tensor | None = None  # what tensors that autograd tracks come from
+        self._token: Tensor | None = None  # the root of tensors that autograd tracks
 
     def reduce(self, source: Any) -> Any:
-        """How a pickle makes the copy of it, of a tensor with its gradient and its hooks."""
+        """Return how pickle recreates it; a tensor with its gradient and hooks."""
         if not issubclass(type(source), Tensor):
             return super().reduce(source)
         number, kind = self.add(source), type(source)
@@ -66,7 +66,7 @@ class Blocks(Arrays):
         return self.copied, args, state, None, None, _set_tensor
 
     def copy(self, homes: Mapping[int, torch.device]) -> None:
-        """Make all copies, each on its device in `homes`, by id, or on its own."""
+        """Make all copies, on the devices in `homes` (by id), or on their own."""
         self._token = torch.zeros((), device="cpu", requires_grad=True)
         places: dict[torch.device, list[Stretch]] = {}
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
@@ -88,7 +88,7 @@ class Blocks(Arrays):
     def _copy_family(self, family: list[Stretch], device: torch.device) -> None:
         start, stop = min(p.start for p in family), max(p.stop for p in family)
         if len(family) == 1 and _owns_it_all(family[0].source):
-            # It must own its memory, or `resize` would be refused.
+            # It must own its memory, or `resize` would fail.
             self._made[family[0].index] = family[0].source.copy(order="K")
             self.nbytes += stop - start
             return
@@ -109,7 +109,7 @@ class Blocks(Arrays):
             )
 
     def copied(self, number: int, kind: type | None = None) -> Any:
-        """The copy of what has this number; of a tensor it is one of class `kind`."""
+        """Return the copy with this number; a tensor as one of class `kind`."""
         source, data = self._sources[number], self._made[number]
         if number in self._finished:
             return self._finished[number]
@@ -129,17 +129,17 @@ class Blocks(Arrays):
         return made
 
     def made(self) -> list[weakref.ref[Any]]:
-        """Weak references to all copies."""
+        """Return weak references to all copies."""
         return [weakref.ref(item) for item in (*self._finished.values(), *self._made.values())]
 
     def clear(self) -> None:
-        """Hold nothing any more."""
+        """Drop all references."""
         super().clear()
         self._finished.clear()
 
 
 class _Rooted(torch.autograd.Function):
-    """Makes of a plain tensor one that is no leaf, without memory of its own."""
+    """Turns a plain tensor into one that is no leaf, without more memory."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, held: list[Tensor]) -> Tensor:
@@ -203,7 +203,7 @@ def _bytes_between(start: int, stop: int, family: list[Stretch], device: torch.d
         if base <= start and stop <= base + storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8, device=device)
             return flat.set_(storage, start - base, (stop - start,), (1,))
-    # Several storages over the same memory: arrays and what `from_numpy` made of them.
+    # Several storages of the same memory: arrays and their tensors by `from_numpy`.
     return torch.frombuffer(memory(start, stop), dtype=torch.uint8)
 
 
@@ -240,7 +240,7 @@ def _is_pinned(source: Any) -> bool:
 def homes(
     namespace: Mapping[str, Any], values: Mapping[str, Any], device: torch.device
 ) -> tuple[dict[int, torch.device], list[str]]:
-    """Where the copy of each tensor goes, by its id; and a line of each that autograd tracks."""
+    """Return the device of each tensor's copy, by id; and a note on each that autograd tracks."""
     finder = TensorFinder(namespace.get("__name__") or "__main__")
     finder.variables(values.items())
     tracked = (found.path for found in finder.tensors if found.tensor.grad_fn is not None)
@@ -249,14 +249,14 @@ def homes(
 
 
 class TensorsInPlace:
-    """Tensors of variables on another device, until they are taken back."""
+    """Tensors of variables, moved to another device until `take_back`."""
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         self._namespace = namespace
         self._origins: list[tuple[torch.device, list[Any]]] = []
 
     def bring(self, variables: Iterable[tuple[str, Any]], device: torch.device) -> int:
-        """Bring them; the bytes. Raises torch.OutOfMemoryError, and nothing is elsewhere."""
+        """Move them and return the bytes. After torch.OutOfMemoryError nothing has moved."""
         variables = list(variables)
         finder = TensorFinder()
         finder.variables(variables)
@@ -277,7 +277,7 @@ class TensorsInPlace:
             raise
 
     def take_back(self) -> None:
-        """Bring each where it was; to call it twice does no harm."""
+        """Move each back; calling it twice is safe."""
         origins, self._origins = self._origins, []
         for device, tensors in origins:
             move_all([("", tensors)], device, followers=self._optimizers())

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None:
-    """Have this thread make new tensors on a device, until a stack is closed."""
+    """Place this thread's new tensors on a device, until a stack is closed."""
     from gpumagic.placement.scope import suspended
     from gpumagic.placement.swap import enter, leave
 
-    # On the CPU that is so without any doing of ours.
+    # The CPU needs nothing.
     if device.type == "cpu" and torch_here().get_default_device().type == "cpu":
         stack.enter_context(suspended())
     else:
@@ -31,15 +31,15 @@ def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None
 
 
 class Trial:
-    """The program on one device, which finds the sweep's variables set to `values`."""
+    """The program on one device, with the sweep's variable set by `values`."""
 
-    # After `set_up`: runs the code once for each item of what it is given.
+    # Set by `set_up`: runs the code once for each item of an iterable.
     loop: Callable[[Iterable[None]], object]
 
     def __init__(
         self,
         program: Program,
-        device: torch.device | None,  # where tensors are; None without torch
+        device: torch.device | None,  # the device of tensors; None without torch
         namespace: dict[str, Any],
         values: Mapping[str, Any],
         *,
@@ -51,10 +51,10 @@ class Trial:
         self.where = str(device if beside is None else beside.device)
         self._beside = beside
         self._program, self._values = program, values
-        ours = (*values, FUNCTION)  # which one within another's code finds there
+        ours = (*values, FUNCTION)  # found by a nested comparison
         self._before = {n: namespace[n] for n in ours if n in namespace} if in_place else None
-        self.stack = ExitStack()  # what is to be undone on the thread that was set up
-        # Last: an interrupt after it would not be followed by `close`.
+        self.stack = ExitStack()  # to undo on the thread that was set up
+        # Last: after an interrupt `close` would not be called.
         self.copies = CopiedVariables(
             namespace,
             [name for name in program.reads if name not in values],
@@ -66,7 +66,7 @@ class Trial:
         )
 
     def set_up(self) -> None:
-        """Place this thread, set the sweep's variables, and run the set-up."""
+        """Place this thread, set the sweep's variable, and run the set-up."""
         space = self.copies.globals
         if self.device is not None:
             place(self.stack, self.device, space)
@@ -79,11 +79,11 @@ class Trial:
         self.loop = self._program.looped(space)
 
     def first(self) -> Any:
-        """Run once; its value."""
+        """Run once and return the value."""
         return self._program.once(self.copies.globals)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Free everything."""
         space = self.copies.globals
         vars(self).pop("loop", None)
         try:

@@ -17,7 +17,7 @@ BLOCK = 512
 
 
 def in_blocks(nbytes: int) -> int:
-    """What so many bytes take."""
+    """Return bytes rounded up to whole blocks."""
     return -(-nbytes // BLOCK) * BLOCK
 
 
@@ -107,11 +107,11 @@ class Card:
     ----------
     name : str
     total : int
-        Bytes, of which `context` and `workspace` are not a process's own.
+        Bytes, including `context` and `workspace`.
     capability : tuple of int
         CUDA's, such as ``(9, 0)``.
     reported : bool
-        Whether `total` is what torch reports of it; else what its maker says, or the user.
+        Whether `total` is torch's figure; else the maker's, or the user's.
     """
 
     name: str
@@ -121,17 +121,17 @@ class Card:
 
     @property
     def context(self) -> int:
-        """What CUDA takes, an estimate."""
+        """Estimated bytes of the CUDA context."""
         return CONTEXT
 
     @property
     def workspace(self) -> int:
-        """What torch reserves for cuBLAS, an estimate: for one thread that multiplies matrices."""
+        """Estimated bytes of cuBLAS's workspace, for one thread."""
         return cublas_workspace(self.capability)
 
     @property
     def usable(self) -> int:
-        """Bytes for tensors."""
+        """Bytes available for tensors."""
         return self.total - self.context - self.workspace
 
 
@@ -153,16 +153,18 @@ CARDS = (
 
 
 def card(given: str) -> Card:
-    """The card of a name in any spelling, or one of a size such as ``24GiB``; else GpuError.
+    """Return the card of a name in any spelling, or of a size such as ``24GiB``; else GpuError.
 
     ``"H100 80GB"``, ``"NVIDIA A100-SXM4-80GB"``, ``"rtx4090"``, ``"4070 ti super"`` are names; the
-    size may be left out where there is but one.
+    size may be left out if it is unique.
     """
     given = given.strip()
     size = bytes_in(given)
     if size is not None:
         if size <= CONTEXT + cublas_workspace(_HOPPER):
-            raise GpuError(f"a card of {given} has no room beside CUDA's own; type a size as 24GiB")
+            raise GpuError(
+                f"a card of {given} has no room besides CUDA's own; type a size as 24GiB"
+            )
         return Card(given, size)
     wanted = _plain(given)
     found = [c for c in CARDS if wanted in (_plain(c.name), _plain(_without_size(c.name)))]
@@ -175,7 +177,7 @@ def card(given: str) -> Card:
 
 
 def cards(given: str) -> tuple[Card, ...]:
-    """Those of several names with commas, each once."""
+    """Return the cards of names separated by commas, each once."""
     return tuple(dict.fromkeys(card(part) for part in given.split(",")))
 
 
@@ -183,7 +185,7 @@ _MANY = re.compile(r"\s*(\d[\d_]*)\s*[xX×*]\s*(.+)")
 
 
 def how_many(given: str) -> tuple[int | None, str]:
-    """``"8 x H100 80GB"`` is 8 and the names of cards; None where no number is said."""
+    """Return the number and the cards of ``"8 x H100 80GB"``; None without a number."""
     found = _MANY.fullmatch(given)
     if found is None:
         return None, given
@@ -199,20 +201,20 @@ _UNITS = {"BYTES": 1, **{unit: 1000**n for n, unit in enumerate(("B", "KB", "MB"
 
 
 def bytes_in(text: str) -> int | None:
-    """A size as people type it and errors say it, ``"16GiB"``, ``"2.5 GB"`` or ``"512 bytes"``, in
-    bytes; None for any other text."""
+    """Parse a size, ``"16GiB"``, ``"2.5 GB"`` or ``"512 bytes"``, to bytes; None for any other
+    text."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B|BYTES)\s*", text.upper())
     return round(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
 
 
-# What a name says besides, in the drivers' spelling and in shops'.
+# Other words in the names of drivers and shops.
 _BESIDES = re.compile(r"nvidia|geforce|tesla|quadro|generation|rtx|gtx|sxm\d?|pcie?|hbm\d\w?|gpu")
 
 
 def _plain(name: str) -> str:
-    """A name as it is compared: ``"NVIDIA A100-SXM4-80GB"`` is ``"a10080"``."""
+    """Normalize a name for comparison: ``"NVIDIA A100-SXM4-80GB"`` is ``"a10080"``."""
     words = re.sub(r"\b(\d+)\s*g(i?b)?\b", r"\1", _BESIDES.sub(" ", name.lower()))
-    # "6000 Ada" and "PRO 6000" are two, and "A6000" a third.
+    # "6000 Ada", "PRO 6000" and "A6000" are three cards.
     return re.sub(r"[^a-z0-9]", "", words)
 
 
@@ -221,7 +223,7 @@ def _without_size(name: str) -> str:
 
 
 def _near(wanted: str) -> str:
-    """The names that are nearly that one, as a question."""
+    """Return similar names, as a question."""
     plain = {_plain(c.name): c.name for c in CARDS}
     plain |= {_plain(_without_size(c.name)): c.name for c in CARDS}
     near = dict.fromkeys(plain[match] for match in get_close_matches(wanted, plain, 3, 0.7))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class TorchBuild(NamedTuple):
-    """Versions of what torch was built for; None where it was not, or is not installed."""
+    """The platforms torch was built for, with versions; None for others, or without torch."""
 
     cuda: str | None = None
     hip: str | None = None
@@ -39,7 +39,7 @@ class TorchBuild(NamedTuple):
 
 @cache
 def torch_build() -> TorchBuild:
-    """As of the torch that this process would import."""
+    """Return the build of the torch that this process would import."""
     try:
         spec = util.find_spec("torch")
         folders = list((spec and spec.submodule_search_locations) or ())
@@ -50,7 +50,7 @@ def torch_build() -> TorchBuild:
 
 
 def read_build(text: str) -> TorchBuild:
-    """The same of the text of a ``version.py``: ``hip: Optional[str] = '6.4.43482'``."""
+    """Parse the text of a ``version.py``: ``hip: Optional[str] = '6.4.43482'``."""
     found = dict(re.findall(r"^(cuda|hip|xpu)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
     return TorchBuild(**found)
 
@@ -59,14 +59,14 @@ T = TypeVar("T")
 
 
 def hip_order(gpus: Sequence[tuple[str, T]], env: Mapping[str, str]) -> list[T]:
-    """Those that HIP shows, of all in ROCm's order, each with its UUID."""
+    """Return the GPUs that HIP shows, of all in ROCm's order, each with its UUID."""
     by_hip = env.get("HIP_VISIBLE_DEVICES", env.get("CUDA_VISIBLE_DEVICES"))
     left = _listed(_listed(gpus, env.get("ROCR_VISIBLE_DEVICES")), by_hip)
     return [gpu for _, gpu in left]
 
 
 def xpu_order(gpus: Sequence[tuple[str, T]], env: Mapping[str, str]) -> list[T]:
-    """Those that Level Zero shows: ``ZE_AFFINITY_MASK`` is a list of numbers, ``1.0`` a tile."""
+    """Return the GPUs that Level Zero shows; ``ZE_AFFINITY_MASK`` has numbers, ``1.0`` a tile."""
     mask = env.get("ZE_AFFINITY_MASK")
     tiles = None if mask is None else ",".join(n.partition(".")[0] for n in mask.split(","))
     return [gpu for _, gpu in _listed(gpus, tiles)]
@@ -94,17 +94,16 @@ Kind = Literal["cpu", "cuda", "xpu", "mps"]
 class Device:
     """A device that tensors can be on.
 
-    Two are equal when they are the same device: what changes with time (free memory) or
-    with the asking (the note) is not compared.
+    Two are equal if they are the same device: free memory and the note are not compared.
 
     Parameters
     ----------
     kind : {"cpu", "cuda", "xpu", "mps"}
-        As torch says: an AMD GPU is ``"cuda"`` too.
+        As in torch: an AMD GPU is ``"cuda"`` too.
     ordinal : int, optional
         CUDA's number in this process, the ``1`` of ``cuda:1``.
     uuid : str, optional
-        With its prefix, ``"GPU-…"`` or ``"MIG-…"``; ``"PCI-…"`` of one that has none.
+        With its prefix, ``"GPU-…"`` or ``"MIG-…"``; ``"PCI-…"`` if it has none.
     index : int, optional
         The driver's number on this machine, that of nvidia-smi; for a MIG device its parent's.
     name : str, optional
@@ -113,9 +112,9 @@ class Device:
     virtual : bool
         A virtual GPU of this process.
     note : str, optional
-        To be said to the user: why this is the CPU and not what was asked for.
+        For the user: why this is the CPU instead of the requested device.
     ordinal_certain : bool
-        False where CUDA's order cannot be known without CUDA itself: GPUs of several models, and
+        False if CUDA's order is unknown before CUDA starts: GPUs of several models, and
         ``CUDA_DEVICE_ORDER`` is not ``PCI_BUS_ID``.
     """
 
@@ -135,7 +134,7 @@ class Device:
 
     @property
     def label(self) -> str:
-        """What to show: ``"cuda:1"``, or ``"cuda:1 (virtual)"``."""
+        """The name to show: ``"cuda:1"``, or ``"cuda:1 (virtual)"``."""
         return f"{self} (virtual)" if self.virtual else str(self)
 
 
@@ -150,9 +149,9 @@ devices_changed: list[Callable[[], None]] = []
 
 
 def set_virtual(devices: Callable[[], Sequence[Device]] | None) -> None:
-    """Register what lists this process's virtual GPUs, anew at each use; None undoes it."""
+    """Register a function that lists this process's virtual GPUs; None removes it."""
     global _virtual, _cuda_order
-    _cuda_order = None  # of the devices that these replace, or that go now
+    _cuda_order = None  # facts of the replaced or removed devices
     _virtual = devices
     for forget in devices_changed:
         forget()
@@ -166,17 +165,17 @@ def has_virtual() -> bool:
 def set_cuda_order(
     devices: Sequence[Device] | None, free: Callable[[int], int | None] | None = None
 ) -> None:
-    """Tell what CUDA itself reports: its devices by ordinal, and what reads the bytes free on one.
+    """Set the devices that CUDA reports, by ordinal, and what reads the free bytes of one.
 
-    None forgets it.
+    None removes them.
     """
-    # Once CUDA has started, it does not read the environment again and its own order is the truth.
+    # A started CUDA no longer reads the environment, and its own order counts.
     global _cuda_order, _cuda_free
     _cuda_order, _cuda_free = None if devices is None else tuple(devices), free
 
 
 def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
-    """All GPUs of this machine, in NVML's order, each followed by its MIG devices; may ask it."""
+    """Return all GPUs in NVML's order, each followed by its MIG devices; may call the driver."""
     return [
         Device("cuda", None, gpu.uuid, gpu.index, gpu.name, gpu.memory_total)
         for gpu in (door or nvml.door()).gpus()
@@ -184,8 +183,8 @@ def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
 
 
 def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
-    """The GPUs that ROCm's torch calls ``cuda``, by ordinal, with how much of each is free."""
-    from gpumagic import drm  # not where nobody asks
+    """Return the GPUs that ROCm's torch calls ``cuda``, by ordinal, with free memory."""
+    from gpumagic import drm  # unless it is not needed
 
     cards = {card.address: (n, card) for n, card in enumerate(drm.graphics_cards(root, "amd"))}
     nodes = [cards[node.address] for node in drm.kfd_nodes(root) if node.address in cards]
@@ -194,13 +193,13 @@ def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
 
 
 def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
-    """The GPUs that torch calls ``xpu``, by ordinal: those of cards, or else the processor's."""
+    """Return the GPUs that torch calls ``xpu``, by ordinal: cards, or else the integrated one."""
     from gpumagic import drm
 
     known = list(enumerate(drm.graphics_cards(root, "intel")))
     cards = [(n, card) for n, card in known if not card.integrated] or known
     shown = xpu_order([(card.uuid, (n, card)) for n, card in cards], env)
-    # Level Zero does not say in which order it has those of several models.
+    # Level Zero's order of several models is not documented.
     certain = len({card.name for _, card in cards}) <= 1
     return [
         replace(_of_card("xpu", ordinal, *one), ordinal_certain=certain)
@@ -209,7 +208,7 @@ def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
 
 
 def cards(root: Path = Path("/")) -> list[str]:
-    """The models of AMD's and Intel's cards that are here, whatever torch was built for."""
+    """Return the models of AMD's and Intel's cards here, for any build of torch."""
     from gpumagic import drm
 
     found = [card for vendor in ("amd", "intel") for card in drm.graphics_cards(root, vendor)]
@@ -223,10 +222,10 @@ def _of_card(kind: Kind, ordinal: int, index: int, card: GraphicsCard) -> Device
 
 
 def here(*, memory: bool = True) -> list[Device]:
-    """The GPUs that torch has in this process, by ordinal: never an exception, empty without any.
+    """Return torch's GPUs in this process, by ordinal; empty without any. Never raises.
 
-    With `memory`, how much is free too, which is a driver call per GPU. Which they are depends on
-    what torch was built for: AMD's for ROCm, Intel's for XPU, else those that CUDA would show.
+    With `memory` they have free memory, one driver call per GPU. The build of torch decides: AMD's
+    for ROCm, Intel's for XPU, else those that CUDA would show.
     """
     if _virtual is not None:
         return list(_virtual())
@@ -236,7 +235,7 @@ def here(*, memory: bool = True) -> list[Device]:
     if build.hip is not None:
         found = amd_gpus(os.environ)
         known = {_bare(gpu.uuid) for gpu in found}
-        # Of a GPU without an id of its own HIP tells none that could be compared.
+        # HIP has no comparable id for a GPU without its own.
         told = _cuda_order is not None and known.issuperset(_bare(d.uuid) for d in _cuda_order)
         return _in_cuda_order(found, _cuda_order or ()) if told else found
     if _cuda_order is not None:
@@ -260,17 +259,17 @@ def _in_cuda_order(physical: Iterable[Device], order: Sequence[Device]) -> list[
 
 
 def _bare(uuid: str | None) -> str:
-    # Torch gives a UUID without its prefix, and HIP's as the bytes of the text that it is.
+    # torch's UUID has no prefix, and HIP's is the bytes of its text.
     bare = (uuid or "").removeprefix("GPU-").removeprefix("MIG-").lower()
     spelled = bytes.fromhex(bare.replace("-", "")) if _SPELLED.fullmatch(bare) else b""
     return spelled.decode() if spelled else bare
 
 
 def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:
-    """CUDA's devices by ordinal, with ``ordinal`` and ``ordinal_certain`` set.
+    """Return CUDA's devices by ordinal, with ``ordinal`` and ``ordinal_certain`` set.
 
-    `env` has ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``. A process sees one MIG device at
-    most, and no other GPU beside it.
+    `env` has ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``. A process sees at most one
+    MIG device, and then no other GPU.
     """
     gpus = [device for device in physical if not _is_mig(device)]
     text = env.get("CUDA_VISIBLE_DEVICES")
@@ -281,7 +280,7 @@ def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:
         chosen = _by_uuid(text, [d for d in physical if _is_mig(d) == text.startswith("MIG-")])
     else:
         chosen = _by_number(text, gpus)
-    # FASTEST_FIRST, the default, is NVML's order for certain only where all are equally fast.
+    # FASTEST_FIRST, the default, is surely NVML's order only if all are equally fast.
     in_order = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     certain = by_uuid or in_order or len({device.name for device in gpus}) <= 1
     return [
@@ -295,7 +294,7 @@ def _is_mig(device: Device) -> bool:
 
 
 def _one_mig(chosen: Sequence[Device], physical: Sequence[Device]) -> Sequence[Device]:
-    """CUDA enumerates one compute instance only, and then no whole GPU."""
+    """Return the one MIG device that CUDA shows, without whole GPUs."""
     for device in chosen:
         if _is_mig(device):
             return [device]

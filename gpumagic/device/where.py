@@ -25,12 +25,12 @@ NO_GPU = "this machine has no GPU that this process can see"
 def resolve(
     where: object, devices: Sequence[Device] | None = None, *, current: int = 0
 ) -> list[Device]:
-    """The devices that a WHERE names, in the order in which it names them; at least one.
+    """Return the devices that a WHERE names, in its order; at least one.
 
     ``1``, ``gpu:1``, ``gpu``, ``cuda:1``, ``cuda``, ``/gpu:1``, ``/device:GPU:1``, ``cpu``,
     ``/cpu:0``, ``xpu:1``, ``mps``, ``GPU-<start of a UUID>``, ``MIG-<UUID>``, ``free`` (the GPU
     with the most free memory), ``all``, or several with commas; an integer, a Device, or a
-    ``torch.device``. ``?`` after one: or else the CPU, which then has a ``note``. A bare ``cuda``,
+    ``torch.device``. With ``?`` a missing device becomes the CPU, with a ``note``. A bare ``cuda``,
     ``xpu`` or ``gpu`` means `current`. An AMD GPU is ``cuda:1``, as ROCm's torch says, and an Intel
     one ``xpu:1``; ``1`` and ``gpu:1`` are whichever torch has.
 
@@ -45,7 +45,7 @@ def _resolve(
     found: list[Device] = []
     try:
         text = _spell(where)
-        # Naming the CPU must not wake a driver: its first call can take seconds.
+        # Naming the CPU must not call the driver, whose first call can take seconds.
         if devices is None:
             devices = [] if _CPU.fullmatch(text.strip()) else here()
         for part in text.split(","):
@@ -59,7 +59,7 @@ def _resolve(
 
 
 def is_where(text: str) -> bool:
-    """Whether it is a WHERE in some spelling, be that device here or not."""
+    """Whether it is a WHERE in some spelling, whether the device exists or not."""
     parts = [part.strip().removesuffix("?").rstrip() for part in text.split(",")]
     kinds = (_GPU, _CPU, _MPS, _UUID)
     return all(p.lower() in ("all", "free") or any(k.fullmatch(p) for k in kinds) for p in parts)
@@ -68,7 +68,7 @@ def is_where(text: str) -> bool:
 def resolve_one(
     where: object, devices: Sequence[Device] | None = None, *, current: int = 0
 ) -> Device:
-    """As :func:`resolve`, for a WHERE that must name exactly one device, or GpuError."""
+    """Return the device of a WHERE that must name exactly one; see :func:`resolve`."""
     found = _resolve(where, devices, current, SPELLINGS_OF_ONE)
     if len(found) > 1:
         raise GpuError(f"one device is needed, {_quote(where)} names {_list(found)}; type one")
@@ -76,17 +76,17 @@ def resolve_one(
 
 
 def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
-    """What a WHERE, or its last part, can become that starts like this; the likeliest first."""
+    """Return completions of a WHERE, or its last part, the likeliest first."""
     if devices is None:
         devices = here(memory=False)
-    # What stands before a comma is not offered again.
+    # Parts before a comma are not offered again.
     head, comma, start = prefix.rpartition(",")
     taken = {part.strip() for part in head.split(",")}
     ordinals = [device.ordinal for device in devices]
     offers = [f"{n}" for n in ordinals] + [str(device) for device in devices] + ["cpu"]
     if devices:
         offers += ["free"] if comma else ["free", "all"]
-    # These only for somebody who has begun to write so.
+    # Only if somebody has begun to type them.
     for spelling in ("gpu:", "/gpu:", "/GPU:", "/device:GPU:") if start else ():
         offers += [f"{spelling}{n}" for n in ordinals]
     if start.startswith(("G", "M", "P")):
@@ -95,7 +95,7 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
 
 
 def _spell(where: object) -> str:
-    """Write a Device, an integer or a ``torch.device`` as people do."""
+    """Return the spelling of a Device, an integer or a ``torch.device``."""
     if isinstance(where, str):
         return where
     if isinstance(where, Device):
@@ -105,7 +105,7 @@ def _spell(where: object) -> str:
         ordinal = getattr(where, "index", None)
         return kind if ordinal is None else f"{kind}:{ordinal}"
     try:
-        # True is an int to Python, and to nobody who names a GPU.
+        # True is an int in Python, but no GPU's number.
         if isinstance(where, bool):
             raise TypeError
         return str(as_integer(where))  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ class _NotADevice(Exception):
 
 
 class _NotHere(Exception):
-    """Well written, but there is no such device; a ``?`` makes it the CPU."""
+    """A valid WHERE without a device; a ``?`` makes it the CPU."""
 
     def __init__(self, asked: str, there_is: str, cure: str) -> None:
         self.asked = asked
@@ -161,7 +161,7 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
 
 
 def _gpu(kind: str, ordinal: int, asked: str, devices: Sequence[Device]) -> Device:
-    """`kind` is torch's name, or "gpu" for whichever there is."""
+    """Return the GPU with this number; `kind` is torch's name, or "gpu" for any."""
     for device in devices:
         if device.ordinal == ordinal and kind in ("gpu", device.kind):
             return device
@@ -194,7 +194,7 @@ def _add(device: Device, found: list[Device], whole: str) -> None:
         found.append(device)
         return
     at = found.index(device)
-    # Two that are not here both become the CPU: that is one device, with two things to say.
+    # Two missing devices become one CPU, with two notes.
     if device.note and found[at].note:
         if device.note != found[at].note:
             found[at] = replace(device, note=f"{found[at].note}; {device.note}")
@@ -221,7 +221,7 @@ def _there_is(devices: Sequence[Device]) -> str:
 
 
 def _no_gpu() -> str:
-    """Why there is none: a card of a vendor for whom torch was not built is there all the same."""
+    """Return why there is no GPU; there may be a card that torch was not built for."""
     names = dict.fromkeys(cards())
     return f"torch here cannot use the {' and the '.join(names)}" if names else NO_GPU
 
@@ -240,6 +240,6 @@ def _cure(asked: str, devices: Sequence[Device]) -> str:
 
 
 def _quote(given: object) -> str:
-    """What was given, on one line and not too long."""
+    """Return the given text, shortened, on one line."""
     text = repr(given)
     return text if len(text) <= 60 else f"{text[:57]}…"

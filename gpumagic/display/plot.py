@@ -12,8 +12,8 @@ from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
-# Contrast of 3 : 1 and more against both white and #111 (WCAG 2.1, 1.4.11); orange and red are for
-# trouble. js/src/monitor/plots.ts has the same.
+# Contrast of at least 3 : 1 against white and #111 (WCAG 2.1, 1.4.11); orange and red are for
+# problems. js/src/monitor/plots.ts has the same.
 COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
 _CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
@@ -23,7 +23,7 @@ LETTER = 6.3
 
 
 class Look(NamedTuple):
-    """What a device looks like, in a plot and as a bar."""
+    """The color, mark and dashes of a device."""
 
     color: str
     dash: str
@@ -31,7 +31,7 @@ class Look(NamedTuple):
 
 
 def looks(devices: Sequence[str]) -> dict[str, Look]:
-    """Of each device: the CPU gray, a GPU's by its number, so that it has one in every picture."""
+    """Return each device's look: gray for the CPU, by number for GPUs, the same in all plots."""
     found: dict[str, Look] = {}
     named = {where: int(where[5:]) for where in devices if re.fullmatch(r"cuda:\d+", where)}
     free = max(named.values(), default=-1) + 1
@@ -44,7 +44,7 @@ def looks(devices: Sequence[str]) -> dict[str, Look]:
 
 
 def mark(look: Look, x: float, y: float, size: float, tip: str = "") -> str:
-    """A device's mark around a point, with what is said when one points at it."""
+    """Return a device's mark at a point, with its tooltip."""
     shapes = {
         "circle": f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:g}"',
         "square": f'<path d="M{x - 0.9 * size:.1f} {y - 0.9 * size:.1f}'
@@ -60,7 +60,7 @@ def mark(look: Look, x: float, y: float, size: float, tip: str = "") -> str:
 
 
 def cross(x: float, y: float, color: str, tip: str) -> str:
-    """A ✕ where a curve ended for want of something."""
+    """Return a ✕ where a curve ended with an error."""
     return (
         f'<path d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8" stroke="{color}" stroke-width="2.2"'
         f' fill="none"><title>{escape(tip)}</title></path>'
@@ -68,24 +68,24 @@ def cross(x: float, y: float, color: str, tip: str) -> str:
 
 
 def text(x: float, y: float, words: str, anchor: str = "start", css: str = "") -> str:
-    """Words, escaped; `anchor` as of SVG."""
+    """Return escaped text; `anchor` as in SVG."""
     kind = f' class="{css}"' if css else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(words)}</text>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
-    """A straight line."""
+    """Return a straight line."""
     return f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
 def path(points: Sequence[tuple[float, float]]) -> str:
-    """Points as SVG has them."""
+    """Return points in SVG's format."""
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From values, `low` to `high`, to pixels, `start` to `end`: by logarithm, or linear."""
+    """A map from values `low` to `high` to pixels `start` to `end`, logarithmic or linear."""
 
     low: float
     high: float
@@ -94,7 +94,7 @@ class Scale:
     log: bool = True
 
     def __call__(self, value: float) -> float:
-        """The pixel of a value."""
+        """Return the pixel of a value."""
         low, high = self._at(self.low), self._at(self.high)
         part = 0.5 if high == low else (self._at(value) - low) / (high - low)
         return self.start + part * (self.end - self.start)
@@ -104,9 +104,9 @@ class Scale:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round values between two positive ones on a logarithmic axis, from coarse to fine.
+    """Return round values between two positive ones, for a logarithmic axis.
 
-    Powers of ten where three of them lie between, else 1 and 3, else 1, 2, 5, else round steps.
+    Powers of ten if at least three fit, else 1 and 3, else 1, 2, 5, else even steps.
     """
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
@@ -118,7 +118,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def even_ticks(low: float, high: float) -> list[float]:
-    """About six round values between two, a round step apart."""
+    """Return about six round values between two, with a round step."""
     if high <= low:
         return [low]
     rough = (high - low) / 5
@@ -135,9 +135,9 @@ def apart(
     width: Callable[[float], float],
     gap: float = 12.0,
 ) -> list[float]:
-    """Every so many of ascending values, as many as have room for labels of their width."""
+    """Pick evenly spaced ticks, as many as the labels' width allows."""
     for stride in range(1, max(len(values), 1)):
-        # From the end: the largest is what one looks for.
+        # From the end, so that the largest is labelled.
         kept = list(values[::-1][::stride][::-1])
         pairs = pairwise(kept)
         if all(scale(b) - scale(a) >= (width(a) + width(b)) / 2 + gap for a, b in pairs):
@@ -146,9 +146,9 @@ def apart(
 
 
 def parted(pixels: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Labels' pixels moved as little as need be, so that each two are `gap` apart.
+    """Move labels' pixels as little as possible, so that they are `gap` apart.
 
-    They stay between `low` and `high` as far as there is room, in the order given.
+    They keep their order, and stay between `low` and `high` if there is room.
     """
     order = sorted(range(len(pixels)), key=lambda n: pixels[n])
     found = [0.0] * len(pixels)
@@ -161,12 +161,12 @@ def parted(pixels: Sequence[float], gap: float, low: float, high: float) -> list
     return found
 
 
-# More points than these would be a row of beads.
+# More points than these get no marks.
 _FEW = 24
 _LINE_HEIGHT = 15.0
-# Margins; on the right the names come on top.
+# Margins; names need more on the right.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 26.0, 26.0, 42.0
-# A plot shrinks to this part of its size where there is little room; then one scrolls.
+# A plot shrinks to this part of its size; below that it scrolls.
 _LEAST = 0.6
 
 
@@ -178,17 +178,17 @@ class Frame(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Of a curve; the band around it is from `low` to `high`."""
+    """A point of a curve; the band is from `low` to `high`."""
 
     x: float
     y: float
     low: float
     high: float
-    tip: str  # is said when one points at it
+    tip: str  # tooltip
 
 
 class Ending(NamedTuple):
-    """Where a curve has no value, for a reason; `last` is the point to its left that has one."""
+    """A missing value with its reason; `last` is the nearest point to its left."""
 
     x: float
     words: str
@@ -197,7 +197,7 @@ class Ending(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """Where two curves cross."""
+    """The crossing of two curves."""
 
     x: float
     y: float
@@ -206,7 +206,7 @@ class Crossing(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """From left to right."""
+    """A curve, from left to right."""
 
     name: str
     look: Look
@@ -215,11 +215,11 @@ class Curve(NamedTuple):
 
 
 class Plot:
-    """Curves in a frame; words give way to those that stand there already.
+    """Curves in a frame; a label is left out where another one already stands.
 
-    `words` spell each value of x, in ascending order. If these are no numbers they lie one beside
-    the other, and no line leads from one to the next: then it is `ordinal`. Both axes are by
-    logarithm, or `linear`, heights then from zero on.
+    `words` are the labels of the values of x, in ascending order. If x has no numbers the plot is
+    `ordinal`: values are evenly spaced and not connected. Axes are logarithmic, or `linear` with
+    heights from zero.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class Plot:
         self._foot = frame.height - _BOTTOM
         self._end = frame.width - _RIGHT - LETTER * max(len(c.name) for c in curves)
         low, high = min(heights := list(heights)), max(heights)
-        # Air above and below, and around a flat curve.
+        # Space above and below, and around a flat curve.
         air = max((high / low) ** 0.06, 1.08)
         foot, top = (0.0, 1.05 * high) if linear else (low / air, high * air)
         self._y = Scale(foot, top, self._foot, _TOP, not linear)
@@ -247,7 +247,7 @@ class Plot:
         half = (end - start) / len(xs) / 2 if ordinal else 0.0
         log = xs[0] > 0 and not ordinal and not linear
         self._x = Scale(xs[0], xs[-1], start + half, end - half, log)
-        # The words that stand in the plot: (x from, x to, y).
+        # The placed labels: (x from, x to, y).
         self._taken: list[tuple[float, float, float]] = []
 
     def svg(
@@ -257,9 +257,9 @@ class Plot:
         crossings: Iterable[Crossing],
         label: str,
     ) -> str:
-        """The element: `name` is the variable's, `label` is for those who do not see it."""
+        """Return the SVG element: `name` is the variable's, `label` is for screen readers."""
         f = self._frame
-        # The names come before the words that give way to them.
+        # Names come first, since other labels give way to them.
         parts = [*self._grid(tick), *self._below(name), *self._names()]
         parts += [part for crossing in crossings for part in self._crossing(crossing)]
         parts += [part for curve in self._curves for part in self._curve(curve)]
@@ -279,7 +279,7 @@ class Plot:
             yield text(_LEFT - 8, y + 4, tick(value), "end")
 
     def _below(self, name: str) -> Iterator[str]:
-        """The axis of the variable."""
+        """Return the axis of the variable."""
         f, words = self._frame, self._words
         yield line(_LEFT, self._foot, self._end, self._foot, "gm-axis")
         for x in apart(list(words), self._x, lambda x: LETTER * len(words[x])):
@@ -289,7 +289,7 @@ class Plot:
         yield text((_LEFT + self._end) / 2, f.height - 6, name, "middle", "gm-code")
 
     def _names(self) -> Iterator[str]:
-        """Each curve's name, beside its end."""
+        """Return each curve's name, at its end."""
         ending = [curve for curve in self._curves if curve.points]
         ends = [self._y(curve.points[-1].y) for curve in ending]
         heights = parted(ends, _LINE_HEIGHT, _TOP + 4, self._foot)
@@ -299,21 +299,21 @@ class Plot:
             self._free(self._end + 5, self._frame.width, y + 4)
 
     def _crossing(self, crossing: Crossing) -> Iterator[str]:
-        """A ring, and a line down from its value above, where there is room."""
+        """Return a ring, and a line to its value above if there is room."""
         x, y, words = self._x(crossing.x), self._y(crossing.y), crossing.words
         yield (
             f'<circle class="gm-ring" cx="{x:.1f}" cy="{y:.1f}" r="6.5">'
             f"<title>{escape(crossing.tip)}</title></circle>"
         )
         half = LETTER * len(words) / 2
-        # Beside the word above the axis.
+        # Next to the word above the axis.
         middle = max(x, _LEFT + half)
         if self._free(middle - half, middle + half, 0.0):
             yield line(x, _TOP - 6, x, self._foot, "gm-crossing")
             yield text(middle, _TOP - 11, words, "middle", "gm-this")
 
     def _free(self, start: float, end: float, y: float) -> bool:
-        """Whether nothing is written there, and it is taken from now on."""
+        """Whether a place is free; if so, reserve it."""
         for other_start, other_end, other_y in self._taken:
             if start < other_end + 6 and other_start < end + 6 and abs(y - other_y) < _LINE_HEIGHT:
                 return False
@@ -337,7 +337,7 @@ class Plot:
             yield from self._ending(ending, look.color)
 
     def _ending(self, ending: Ending, color: str) -> Iterator[str]:
-        """A ✕ beside the curve's last value, since there is none to put it at."""
+        """Return a ✕ next to the curve's last value."""
         x, y, start = self._x(ending.x), _TOP + 8, _LEFT
         if ending.last:
             last, y = self._x(ending.last.x), self._y(ending.last.y)
@@ -348,7 +348,7 @@ class Plot:
             )
         yield cross(x, y, color, ending.tip)
         length = LETTER * len(ending.words)
-        # Below: time grows with the size, as a rule, and the curve rises from the left.
+        # Below, since the curve mostly rises from the left.
         start = max(x - length / 2, start)
         if start + length < self._frame.width and self._free(start, start + length, y + 17):
             yield text(start, y + 17, ending.words)

@@ -20,7 +20,7 @@ PATIENCE_S = 2.0
 
 
 def _bar(now: object) -> str:
-    """HTML's own bar, in our color, and the words."""
+    """Return HTML's progress bar, in our color, with text."""
     share: float | None = getattr(now, "share", None)
     value = "" if share is None else f' value="{share:.3f}"'
     style = "accent-color: var(--gm-mine); margin-right: 8px; vertical-align: middle; width: 16em"
@@ -28,7 +28,7 @@ def _bar(now: object) -> str:
 
 
 class ProgressLine:
-    """The line under a cell, or in a terminal; a timer writes it once too, for a step may last."""
+    """The progress line; a timer also writes it once, since the first step may take long."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ProgressLine:
         self._latest: object = None
         self._lock = threading.Lock()
         self._over = silent
-        # The notebook knows by its context which cell it is that writes.
+        # The notebook finds the cell by the context.
         context = copy_context()
         self._timer = timer(PATIENCE_S, lambda: context.run(self._write))
         self._timer.daemon = True
@@ -62,7 +62,7 @@ class ProgressLine:
         self.close()
 
     def update(self, now: object) -> None:
-        """Write ``str(now)``, if it is time; a bar is as long as its `share`, from 0 to 1."""
+        """Write ``str(now)``, if it is due; the bar's length is its `share`, from 0 to 1."""
         self._latest = now
         if self._clock() - self._began >= PATIENCE_S:
             self._write()
@@ -86,7 +86,7 @@ class ProgressLine:
             self._output.update(shown, raw=True)
 
     def _draw(self, words: str) -> None:
-        # A line that wraps would not be erased whole.
+        # A line that wraps would not be erased completely.
         words = words[: get_terminal_size().columns - 1]
         if self._bar is not None:
             self._bar.set_description_str(words)
@@ -96,13 +96,13 @@ class ProgressLine:
         class Line(tqdm):  # type: ignore[misc]
             monitor_interval = 0  # no thread that would live on
 
-        # By None it is off where there is no terminal.
+        # None turns it off without a terminal.
         self._bar = Line(
             desc=words, bar_format="{desc}", leave=False, disable=None, file=self._terminal
         )
 
     def close(self, result: Any = None) -> None:
-        """Take it away; in its place `result` is shown, unless it is None."""
+        """Remove the line; show `result` in its place, unless it is None."""
         from IPython.display import display
 
         self._timer.cancel()
@@ -114,7 +114,7 @@ class ProgressLine:
             if result is not None:
                 display(result)
         elif result is None:
-            # A front end draws the HTML, and of an empty one nothing.
+            # A front end shows the HTML; empty HTML shows nothing.
             self._output.update({"text/plain": "", "text/html": ""}, raw=True)
         else:
             # One output of the cell, not an empty one above the result.

@@ -34,7 +34,7 @@ def view(record: object) -> Any:
 
 
 class Shown:
-    """A record that IPython shows as HTML, and everything else as text."""
+    """A record shown as HTML by IPython, and as text elsewhere."""
 
     def __repr__(self) -> str:
         return str(view(self).text(self))
@@ -45,19 +45,19 @@ class Shown:
 
 @lru_cache
 def sheet(name: str) -> str:
-    """One of the style sheets beside this file, without its comments."""
+    """Return a style sheet of this folder, without comments."""
     css = files(__package__).joinpath(f"{name}.css").read_text(encoding="utf-8")
     return css.partition("*/\n")[2]
 
 
 def block(content: str, *sheets: str, css: str = "gpumagic") -> str:
-    """HTML in the palette's colors and with the sheets named, those of tables if none is."""
+    """Return HTML with the palette and these style sheets, by default the tables'."""
     rules = "".join(sheet(name) for name in ("palette", *(sheets or ("table",))))
     return f'<div class="{css}"><style>{rules}</style>{content}</div>'
 
 
 def tag(name: str, text: object, css: str = "", title: str = "") -> str:
-    """One element around text, which is escaped."""
+    """Return an element around text, which is escaped."""
     attributes = f' class="{css}"' if css else ""
     if title:
         attributes += f' title="{escape(title)}"'
@@ -65,22 +65,22 @@ def tag(name: str, text: object, css: str = "", title: str = "") -> str:
 
 
 def coded(text: str) -> str:
-    """Text, escaped, in which what stands between back-ticks is code."""
+    """Return escaped text, with code between back-ticks."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def folded(summary: str, content: str, *, unfolded: bool = False) -> str:
-    """HTML that is shown when one clicks its summary, which is text."""
+    """Return HTML folded under a summary, which is text."""
     return f"<details{' open' * unfolded}>{tag('summary', summary)}{content}</details>"
 
 
 def bar(parts: list[tuple[str, float]], label: str, *, short: bool = False) -> str:
-    """A bar of colored parts, each a CSS class and its share from 0 to 1, with a label for those
-    who do not see it."""
+    """Return a bar of colored parts, each a CSS class and its share from 0 to 1, with a label for
+    screen readers."""
     left = 1.0
     pieces = []
     for css, part in parts:
-        # Together never more than the bar, whatever the driver says.
+        # Never longer than the bar, whatever the driver says.
         width = min(max(part, 0.0), left)
         left -= width
         if width > 0:
@@ -95,30 +95,30 @@ WIDTH = 100
 GLUE = "\N{NO-BREAK SPACE}"
 """Keeps words on one line, and is shown as a space."""
 _GAP = "  "
-# A column that gives way keeps as many characters.
+# A shortened column keeps at least this many characters.
 _LEAST = 20
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its head, and a cell for each row."""
+    """A column of a table: its head and cells."""
 
     head: str
     cells: Sequence[str]
-    number: bool = False  # it stands to the right
-    # Where a table is too wide for text, cells are "cut", or "wrap" below themselves.
+    number: bool = False  # right-aligned
+    # If a table is too wide for text, cells are "cut", or "wrap".
     fit: str = ""
     # A line below each row, from this column to the end; "" for none.
     notes: Sequence[str] = ()
-    # Classes in HTML: of all cells, or of each.
+    # CSS classes: of all cells, or of each.
     css: str | Sequence[str] = ""
-    # The cells in HTML with their notes, where these are more than text.
+    # The cells as HTML, if they are more than text.
     html: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Fold:
-    """How many rows are shown at the beginning and at the end, and what is said of the others."""
+    """The number of rows at the beginning and at the end, and the note on the others."""
 
     first: int
     last: int = 0
@@ -126,7 +126,7 @@ class Fold:
 
 
 def width(text: str) -> int:
-    """How many columns of a terminal a text takes."""
+    """Return the width of a text in a terminal."""
     if text.isascii():
         return len(text)
     return sum(
@@ -136,10 +136,10 @@ def width(text: str) -> int:
 
 
 def short(text: str, most: int) -> str:
-    """A text, cut to a width if it is longer."""
+    """Return a text, cut to a width."""
     if width(text) <= most:
         return text
-    # At once, for it may be very long; then what is wide.
+    # Cut by length first, since it may be very long; then by width.
     text = text[: max(most - 1, 0)]
     while width(text) > most - 1 > 0:
         text = text[:-1]
@@ -147,7 +147,7 @@ def short(text: str, most: int) -> str:
 
 
 def wrapped(text: str, margin: str = "", more: str | None = None) -> list[str]:
-    """A text as lines; all but the first are two characters further in, or after `more`."""
+    """Wrap a text; later lines are indented by two, or begin with `more`."""
     return wrap(
         text,
         WIDTH,
@@ -158,7 +158,7 @@ def wrapped(text: str, margin: str = "", more: str | None = None) -> list[str]:
 
 
 def lines(columns: Sequence[Column], margin: str = "", fold: Fold | None = None) -> list[str]:
-    """A table as lines of text; what is too wide goes into a table of its own, below."""
+    """Return a table as lines of text; columns that do not fit follow in a second table."""
     if not columns or not (columns[0].cells or columns[0].head):
         return []
     room = WIDTH - len(margin)
@@ -179,7 +179,7 @@ def lines(columns: Sequence[Column], margin: str = "", fold: Fold | None = None)
 
 
 def _kept(count: int, fold: Fold | None) -> tuple[list[int], int]:
-    """Which rows are shown, and how many are not."""
+    """Return the rows to show, and the number of the others."""
     left = max(count - fold.first - fold.last, 0) if fold else 0
     if not fold or not left:
         return list(range(count)), 0
@@ -187,7 +187,7 @@ def _kept(count: int, fold: Fold | None) -> tuple[list[int], int]:
 
 
 def _fitting(columns: Sequence[Column], room: int) -> int:
-    """How many columns have room side by side: two at least, for the first names the rows."""
+    """Return the number of columns that fit, at least two, since the first names the rows."""
     used = 0
     for n, column in enumerate(columns):
         natural = max(map(width, (column.head, *column.cells)))
@@ -208,7 +208,7 @@ def _widths(columns: Sequence[Column], room: int) -> list[int]:
 
 
 def _row(columns: Sequence[Column], widths: Sequence[int], n: int, room: int) -> list[str]:
-    """A row's lines, with the notes below."""
+    """Return a row's lines, with notes below."""
     cells = []
     for column, most in zip(columns, widths, strict=True):
         cell = column.cells[n]
@@ -235,7 +235,7 @@ def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
 def html(
     columns: Sequence[Column], *, title: str = "", css: str = "", fold: Fold | None = None
 ) -> str:
-    """A table as HTML; a title is one head over all columns, in place of theirs."""
+    """Return a table as HTML; a title replaces the columns' heads."""
     heads = ""
     if title:
         heads = f'<th scope="colgroup" colspan="{len(columns)}">{escape(title)}</th>'

@@ -9,14 +9,14 @@ _NAMES_SHOWN = 4
 
 
 def some(names: Iterable[str]) -> str:
-    """The first of them: ``"X, y, net, loss and 3 more"``."""
+    """Return the first names: ``"X, y, net, loss and 3 more"``."""
     every = list(names)
     more = len(every) - _NAMES_SHOWN
     return ", ".join(every[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def size(count: float | None) -> str:
-    """Bytes with three digits or fewer: ``"1.2 GiB"``, ``"512 MiB"``, ``"80 B"``, ``"N/A"``."""
+    """Format bytes, at most three digits: ``"1.2 GiB"``, ``"512 MiB"``, ``"80 B"``, ``"N/A"``."""
     if count is None:
         return NOT_KNOWN
     value = float(count)
@@ -30,7 +30,7 @@ def size(count: float | None) -> str:
 
 
 def share(used: float | None, total: float | None) -> str:
-    """Bytes out of bytes in one unit: ``"34.2 / 80.0 GiB"``; each side may be N/A."""
+    """Format bytes of bytes in one unit: ``"34.2 / 80.0 GiB"``; each may be N/A."""
     if total is None:
         return size(used)
     divisor, unit = (_GIB, "GiB") if total >= _GIB else (2**20, "MiB")
@@ -40,7 +40,7 @@ def share(used: float | None, total: float | None) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """How long something has lived: ``"4 s"``, ``"8 min"``, ``"2 h 5 min"``, ``"4 d 15 h"``."""
+    """Format an age: ``"4 s"``, ``"8 min"``, ``"2 h 5 min"``, ``"4 d 15 h"``."""
     if seconds is None:
         return NOT_KNOWN
     whole = max(int(seconds), 0)
@@ -53,7 +53,7 @@ def age(seconds: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds with two digits or three: ``"1.24 s"``, ``"45 µs"``, ``"2 min 5 s"``."""
+    """Format seconds, two or three digits: ``"1.24 s"``, ``"45 µs"``, ``"2 min 5 s"``."""
     if seconds is None:
         return NOT_KNOWN
     if seconds < 0:
@@ -68,30 +68,30 @@ def duration(seconds: float | None) -> str:
 
 
 def fine(seconds: float | None) -> str:
-    """Seconds with three digits, for what is compared: ``"3.10 ms"``, ``"448 µs"``."""
+    """Format seconds, three digits, to compare: ``"3.10 ms"``, ``"448 µs"``."""
     if seconds is None or abs(seconds) >= 59.95:
         return duration(seconds)
     return f"{_digits(seconds, _SECONDS)}s"
 
 
 def tick(seconds: float) -> str:
-    """Seconds beside an axis: ``"10 µs"``, ``"2.5 ms"``, ``"100 s"``."""
+    """Format seconds at an axis: ``"10 µs"``, ``"2.5 ms"``, ``"100 s"``."""
     scaled, prefix = _scaled(seconds, _SECONDS)
     return f"{scaled:.{3 if prefix == 'n' else 4}g} {prefix}s"
 
 
 def energy(joules: float | None) -> str:
-    """Joules with three digits: ``"12.4 mJ"``, ``"1.24 kJ"``, ``"N/A"``."""
+    """Format joules, three digits: ``"12.4 mJ"``, ``"1.24 kJ"``, ``"N/A"``."""
     return NOT_KNOWN if joules is None else f"{_digits(joules, _ANY)}J"
 
 
 def rate(each_second: float | None) -> str:
-    """How many a second, with three digits: ``"448 /s"``, ``"80.6 k/s"``, ``"N/A"``."""
+    """Format a rate per second, three digits: ``"448 /s"``, ``"80.6 k/s"``, ``"N/A"``."""
     return NOT_KNOWN if each_second is None else f"{_digits(each_second, _MANY)}/s"
 
 
 def times(ratio: float | None) -> str:
-    """A ratio with three digits, more where it is nearly one: ``"1.32 ×"``, ``"1.004 ×"``."""
+    """Format a ratio, three digits, more near one: ``"1.32 ×"``, ``"1.004 ×"``."""
     if ratio is None:
         return NOT_KNOWN
     if ratio >= 99.95:
@@ -116,5 +116,5 @@ def _digits(value: float, scales: tuple[tuple[float, str], ...]) -> str:
         return "0 "
     scaled, prefix = _scaled(value, scales)
     digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
-    # Less than a nanosecond says nothing of what a clock measured.
+    # Clocks do not resolve less than a nanosecond.
     return f"{scaled:.{0 if prefix == 'n' else digits}f} {prefix}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-# No file that is asked for here is as long.
+# No file that is read here is this long.
 _LONGEST = 65536
 
 
@@ -27,7 +27,7 @@ class Folder:
         return Folder(os.path.join(self.path, name))
 
     def text(self, name: str) -> str | None:
-        """A file's text, without the white space around it."""
+        """Return a file's text, stripped."""
         try:
             with open(os.path.join(self.path, name), "rb") as file:
                 return file.read(_LONGEST).decode(errors="replace").strip()
@@ -35,42 +35,42 @@ class Folder:
             return None
 
     def number(self, name: str) -> int | None:
-        """The whole number, not negative, that a file consists of."""
+        """Return a file's whole number, not negative."""
         return whole(self.text(name))
 
     def scaled(self, name: str, divisor: float) -> float | None:
-        """A number in another unit: of microwatts, watts by 1e6."""
+        """Return a number divided by a unit: microwatts to watts by 1e6."""
         value = self.number(name)
         return None if value is None else value / divisor
 
     def percent(self, name: str) -> float | None:
-        """A number from 0 to 100; drivers are known to answer nonsense too."""
+        """Return a number from 0 to 100; None for other values, which drivers may give."""
         value = self.number(name)
         return None if value is None or value > 100 else float(value)
 
     def link(self, name: str) -> str | None:
-        """The last part of what a link leads to, be that there or not."""
+        """Return the last part of a link's target, which need not exist."""
         try:
             return os.path.basename(os.readlink(os.path.join(self.path, name)))
         except OSError:
             return None
 
     def names(self, name: str = "") -> list[str]:
-        """What lies in it, or in a folder in it, in the order of the numbers in their names."""
+        """Return the names in a folder, ordered by the numbers in them."""
         try:
             return sorted(os.listdir(os.path.join(self.path, name)), key=_in_order)
         except OSError:
             return []
 
     def is_closed(self, name: str) -> bool:
-        """Whether it is there and this user may not read it."""
+        """Whether a file exists but this user may not read it."""
         path = os.path.join(self.path, name)
         effective = os.access in os.supports_effective_ids
         return os.path.exists(path) and not os.access(path, os.R_OK, effective_ids=effective)
 
 
 def whole(text: str | None) -> int | None:
-    """The whole number, not negative, that a text is; None for any other, and for one too long."""
+    """Parse a whole number, not negative; None for any other or too long text."""
     plain = text is not None and len(text) <= 20 and text.isascii() and text.isdigit()
     return int(text) if plain and text else None
 
@@ -85,9 +85,9 @@ _LISTS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids", "usr/share/pci.i
 
 @lru_cache(64)
 def pci_name(root: Path, vendor: str, device: str) -> str | None:
-    """``"Radeon RX 7900 XTX"`` of ``"1002"`` and ``"744c"``; None where there is no list.
+    """Return ``"Radeon RX 7900 XTX"`` for ``"1002"`` and ``"744c"``; None without a list.
 
-    What stands in brackets is what shops call it: "Navi 31 [Radeon RX 7900 XT/7900 XTX]".
+    The name is in brackets: "Navi 31 [Radeon RX 7900 XT/7900 XTX]".
     """
     for name in _LISTS:
         try:
@@ -106,7 +106,7 @@ def pci_name(root: Path, vendor: str, device: str) -> str | None:
 
 @lru_cache(64)
 def amd_name(root: Path, device: str, revision: str) -> str | None:
-    """``"AMD Radeon RX 7900 XTX"`` of ``"744c"`` and ``"c8"``, which of several that are alike."""
+    """Return ``"AMD Radeon RX 7900 XTX"`` for device ``"744c"``, revision ``"c8"``."""
     try:
         with (root / _AMDS).open(errors="replace") as lines:
             for line in lines:
@@ -120,7 +120,7 @@ def amd_name(root: Path, device: str, revision: str) -> str | None:
 
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 _CALLED = {"amd": "AMD", "intel": "Intel"}
-# Of PCI devices, those that show pictures or compute.
+# PCI classes of displays and accelerators.
 _SHOWS_OR_COMPUTES = ("0x0300", "0x0302", "0x0380", "0x1200")
 _CARD = re.compile(r"card[0-9]{1,4}")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -128,7 +128,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 @dataclass(frozen=True)
 class GraphicsCard:
-    """A card that a DRM driver has; what does not change about it."""
+    """The constants of a card with a DRM driver."""
 
     vendor: str
     address: str  # on the PCI bus, "0000:03:00.0"
@@ -139,45 +139,45 @@ class GraphicsCard:
 
     @property
     def device(self) -> Folder:
-        """Its files as a PCI device."""
+        """The folder of its PCI device."""
         return Folder(self.path / "device")
 
     @cached_property
     def pools(self) -> tuple[str, ...]:
-        """Which memory of amdgpu's is this card's: an APU's own is a few hundred megabytes, and
-        ROCm uses the host's through the GTT. Only APUs have a northbridge, and its voltage."""
+        """The memory pools of an amdgpu card. An APU has a few hundred megabytes, and ROCm uses the
+        host's through the GTT. Only APUs have a northbridge voltage."""
         sensors = self.sensors
         apu = sensors is not None and sensors.number("in1_input") is not None
         return ("vram", "gtt") if apu else ("vram",)
 
     @property
     def sensors(self) -> Folder | None:
-        """The files of its hwmon: of i915's several that of the whole device."""
+        """The folder of its hwmon; of several of i915, that of the whole device."""
         folders = [self.device / "hwmon" / name for name in self.device.names("hwmon")]
         whole = (folder for folder in folders if "_gt" not in (folder.text("name") or ""))
         return next(whole, None)
 
     def memory(self, what: str) -> int | None:
-        """Bytes by amdgpu; `what` is "total" or "used"."""
+        """Return bytes from amdgpu; `what` is "total" or "used"."""
         found = [self.device.number(f"mem_info_{pool}_{what}") for pool in self.pools]
         return None if None in found else sum(count or 0 for count in found)
 
     @property
     def integrated(self) -> bool:
-        """Whether it is a part of Intel's processor, and uses the host's memory."""
+        """Whether it is Intel's integrated GPU, which uses the host's memory."""
         return is_integrated(self.vendor, self.address)
 
 
 def is_integrated(vendor: str | None, address: str) -> bool:
-    """Whether a GPU is the one in Intel's processors, which has always had this address."""
+    """Whether a GPU is Intel's integrated one, which always has this address."""
     return vendor == "intel" and address.endswith(":00:02.0")
 
 
 def graphics_cards(
     root: Path, vendor: str, known: dict[tuple[str, str], GraphicsCard] | None = None
 ) -> list[GraphicsCard]:
-    """The cards of a vendor, in the order of the PCI bus; one that is in `known` under its name and
-    address is not looked at again."""
+    """Return the cards of a vendor in the order of the PCI bus; cards in `known` with the same name
+    and address are not read again."""
     known = {} if known is None else known
     drm = Folder(root / "sys/class/drm")
     found = []
@@ -229,7 +229,7 @@ def _name(root: Path, files: Folder, vendor: str) -> str | None:
 
 
 def pci_gpus(root: Path) -> list[tuple[str, str, str | None]]:
-    """Vendor, PCI address and driver of each GPU on the bus, with or without a driver."""
+    """Return the vendor, PCI address and driver (if any) of each GPU on the bus."""
     bus = Folder(root / "sys/bus/pci/devices")
     found = []
     for address in sorted(bus.names()):

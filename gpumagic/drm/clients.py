@@ -21,25 +21,25 @@ from pathlib import Path
 from gpumagic.drm.card_list import Folder, whole
 
 _UNITS = {"": 1, "KiB": 2**10, "kB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# The same thing by its newer names first; "memory" is what amdgpu said before Linux 6.14.
+# Newer names first; amdgpu used "memory" before Linux 6.14.
 _HELD = ("drm-resident-", "drm-memory-", "drm-total-")
 
 
 @dataclass(frozen=True)
 class Client:
-    """One opening of a GPU by a process."""
+    """One open handle of a process to a GPU."""
 
     pid: int
     id: int
     address: str  # of the GPU on the PCI bus
     memory: Mapping[str, int]  # bytes by region: "vram", "gtt", "system0"
-    # By engine, of which there may be several alike: units of work done, of those that could have
-    # been done (None: nanoseconds, to be compared with a clock), and how many engines.
+    # By type of engine: work done, possible work (None: work is in nanoseconds), and the number of
+    # engines.
     engines: Mapping[str, tuple[int, int | None, int]]
 
 
 def read_clients(root: Path) -> list[Client]:
-    """Every client of every process that can be read, once."""
+    """Return each client of all readable processes, once."""
     found: dict[tuple[str, int], Client] = {}
     processes = Folder(root / "proc")
     for name in processes.names():
@@ -55,7 +55,7 @@ def _texts(process: Folder) -> Iterator[str]:
     try:
         files = list(os.scandir(os.path.join(process.path, "fd")))
     except OSError:
-        return  # another user's, or gone
+        return  # another user's, or ended
     for file in files:
         try:
             on_gpu = os.readlink(file.path).startswith("/dev/dri/")
@@ -119,12 +119,12 @@ class KfdNode:
 
 
 def kfd_nodes(root: Path) -> list[KfdNode]:
-    """ROCm's GPUs in ROCm's order; none where the driver has no KFD."""
+    """Return ROCm's GPUs in ROCm's order; empty if the driver has no KFD."""
     nodes = Folder(root / "sys/class/kfd/kfd/topology/nodes")
     found = []
     for name in nodes.names():
         gpu_id = (nodes / name).number("gpu_id")
-        # A processor is a node too, with the id 0.
+        # A CPU is a node too, with the id 0.
         if gpu_id:
             lines = ((nodes / name).text("properties") or "").splitlines()
             told = dict(pair for line in lines if len(pair := line.split()) == 2)
@@ -136,7 +136,7 @@ def kfd_nodes(root: Path) -> list[KfdNode]:
 
 
 def kfd_memory(root: Path) -> dict[tuple[int, int], int]:
-    """Bytes that processes hold, by pid and KFD's number of the GPU."""
+    """Return bytes by pid and KFD's number of the GPU."""
     namespace = Folder(root / "proc/self/ns").link("pid")
     if namespace not in (None, _FIRST_NAMESPACE):
         return {}

@@ -8,10 +8,10 @@ from gpumagic.display.table import GLUE, Column, bar, short, tag
 from gpumagic.display.units import NOT_KNOWN, age, share, size
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
-# A driver's own rounding, and what it holds without a process, is not somebody's memory.
+# The driver's rounding and its own memory belong to nobody.
 _NOBODYS = 32 * 2**20
 UNSEEN = "unaccounted"
-# Whose memory it can be, in the order of bars, as js/src/monitor/bar.ts calls them.
+# The owners of memory, in the order of bars, named as in js/src/monitor/bar.ts.
 OWNERS = {
     "mine": "this notebook",
     "books": "my other notebooks",
@@ -24,7 +24,7 @@ OWNERS = {
 
 @dataclass(frozen=True)
 class Split:
-    """One GPU's memory in bytes, by whose it is (`OWNERS`), and free."""
+    """One GPU's memory in bytes by owner (`OWNERS`), and free."""
 
     mine: int = 0
     books: int = 0
@@ -37,7 +37,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Holder:
-    """A notebook, a program, or whoever cannot be seen; bytes by GPU (None: not known)."""
+    """A notebook, a program, or an unseen holder; bytes by GPU (None if unknown)."""
 
     name: str
     user: str | None
@@ -46,11 +46,11 @@ class Holder:
     mine: bool = False
     kind: str | None = None
     started: float | None = None
-    utilization: float | None = None  # percent, of the GPU that it keeps busiest
+    utilization: float | None = None  # percent, of the GPU that it uses most
 
 
 def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> Split | None:
-    """How one GPU's memory is shared out; None where it does not tell how much is used."""
+    """Return one GPU's memory by owner; None if its use is unknown."""
     if gpu.memory_total is None or gpu.memory_used is None:
         return None
     parts = dict.fromkeys(OWNERS, 0)
@@ -70,8 +70,8 @@ def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> Split | None:
 def holders(
     gpus: Sequence[GpuSample], processes: Iterable[ProcessSample], *, each: bool
 ) -> list[Holder]:
-    """This kernel first, then by memory, last who cannot be seen: `each` process by itself, or
-    those of a notebook, or of a program and user where there is none, together."""
+    """Return the holders: this kernel first, then by memory, unseen ones last. One row for `each`
+    process, or one per notebook, or per program and user without a notebook."""
     shown = {gpu.uuid for gpu in gpus}
     groups: dict[tuple[object, ...], list[ProcessSample]] = {}
     for process in processes:
@@ -122,8 +122,8 @@ def _holder_name(process: ProcessSample) -> str:
 
 
 def _unseen(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict[str, int | None]:
-    """What is used beyond what those seen hold; a pid of another container is not seen."""
-    # A parent's memory is that of its MIG devices, told once.
+    """Return the memory not held by seen processes; other containers' are not seen."""
+    # A parent's memory is that of its MIG devices; count it once.
     cut = {gpu.mig for gpu in gpus}
     unseen: dict[str, int | None] = {}
     for gpu in gpus:
@@ -141,17 +141,17 @@ INKS = {"mine": "█", "books": "▓", "others": "▒", "left": "×", "unseen": 
 FREE = "·"
 _VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
 _NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
-# A holder of more GPUs is told as a sum.
+# A holder of more GPUs is shown as a sum.
 _LISTED = 4
 
 
 def gpu_columns(
     gpus: Sequence[GpuSample], splits: Sequence[Split | None], *, html: bool = False
 ) -> list[Column]:
-    """A row for each GPU; a column that says nothing of any of them is left out."""
+    """Return a row for each GPU, without empty columns."""
     cut = {gpu.mig for gpu in gpus}
     devices = ["MIG mode" if gpu.uuid in cut else device(gpu) for gpu in gpus]
-    # NVML's index, where it says what the device does not.
+    # NVML's index, if it differs from the device's number.
     differs = [g.index not in (None, g.ordinal) and g.mig is None for g in gpus]
     nvml = [str(gpu.index) if other else "" for gpu, other in zip(gpus, differs, strict=True)]
     names = [_name(gpu) for gpu in gpus]
@@ -203,13 +203,13 @@ def gpu_columns(
         _readings("power", [_power(gpu) for gpu in gpus]),
     ]
     if all(gpu.virtual for gpu in gpus):
-        # A virtual GPU has neither warmth nor current: two columns of N/A say nothing.
+        # A virtual GPU has no temperature and power: leave out two columns of N/A.
         del columns[-2:]
     return [c for c in columns if c.head != "GPU" or any(c.cells)]
 
 
 def _readings(head: str, cells: Sequence[str], bad: Sequence[bool] = ()) -> Column:
-    """Numbers, of which those that are too high stand out, and N/A stands back."""
+    """Return readings: too high ones are highlighted, N/A is dimmed."""
     marks = bad or [False] * len(cells)
     html = [_words(cell, "gm-bad" * high) for cell, high in zip(cells, marks, strict=True)]
     return Column(head, cells, number=True, html=html)
@@ -229,7 +229,7 @@ def _power(gpu: GpuSample) -> str:
 
 
 def text_bar(parts: Split | None, total: int | None) -> str:
-    """A bar of characters; empty where it is not known how much is used."""
+    """Return a bar of characters; empty if the use is unknown."""
     if parts is None or not total:
         return " " * _BAR
     drawn = ""
@@ -237,7 +237,7 @@ def text_bar(parts: Split | None, total: int | None) -> str:
     for name, ink in INKS.items():
         count = getattr(parts, name)
         seen = min(seen + count, total)
-        # Whatever there is shows, if only as one character.
+        # Each part has at least one character.
         width = max(round(seen / total * _BAR) - len(drawn), 1 if count > total / 100 else 0)
         drawn += ink * width
     return drawn[:_BAR].ljust(_BAR, FREE)
@@ -275,7 +275,7 @@ def _hot(gpu: GpuSample) -> bool:
 
 
 def device(gpu: GpuSample) -> str:
-    """Where a tensor would have to be: ``"cuda:1"``, ``"xpu:0"``, or why it cannot be."""
+    """Return torch's name: ``"cuda:1"``, ``"xpu:0"``, or why there is none."""
     if gpu.lost:
         return "lost"
     if gpu.ordinal is not None:
@@ -286,13 +286,13 @@ def device(gpu: GpuSample) -> str:
 def _name(gpu: GpuSample) -> str:
     name = (gpu.name or "GPU of unknown model").removeprefix("NVIDIA ")
     if gpu.mig is not None:
-        # "H100 80GB HBM3 MIG 1g.10gb": its parent's line, just above, says the rest.
+        # "H100 80GB HBM3 MIG 1g.10gb": its parent's line above has the rest.
         return f"└ MIG {name.rpartition('MIG ')[2]}"
     return name
 
 
 def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
-    """``["cuda:0 10.2 GiB", "cuda:1 3.1 GiB"]``, of many ``["21 GPUs 854 GiB"]``."""
+    """Return ``["cuda:0 10.2 GiB", "cuda:1 3.1 GiB"]``, or ``["21 GPUs 854 GiB"]``."""
     its = [gpu for gpu in gpus if gpu.uuid in holder.memory]
     away = all(gpu.virtual and gpu.ordinal is None for gpu in its)
     if away or len(its) > _LISTED:
@@ -307,12 +307,12 @@ def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
 
 
 def label(gpu: GpuSample) -> str:
-    """What a GPU is called in a sentence."""
+    """Return a GPU's name in a sentence."""
     if gpu.ordinal is not None:
         return gpu.called(gpu.ordinal) + (" (virtual)" if gpu.virtual else "")
     if gpu.virtual:
         return "virtual GPU"
-    # Each driver counts its own.
+    # Each driver numbers its own GPUs.
     whose = _VENDORS.get(gpu.vendor or "", "")
     return f"{whose}GPU {gpu.index}" if gpu.mig is None else _name(gpu).removeprefix("└ ")
 
@@ -320,7 +320,7 @@ def label(gpu: GpuSample) -> str:
 def holder_columns(
     holders: Sequence[Holder], gpus: Sequence[GpuSample], now: float, processes: bool, *, html: bool
 ) -> list[Column]:
-    """A row for each holder: its memory, and of a process what it is."""
+    """Return a row for each holder: its memory, and the process's details."""
     parts = [_held(holder, gpus) for holder in holders]
     pids = [" ".join(map(str, holder.pids)) for holder in holders]
     started = [h.started for h in holders]

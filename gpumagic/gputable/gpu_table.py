@@ -28,8 +28,8 @@ _CERTAIN_CURE = "set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts to be
 class GpuTable:
     """The GPUs of a snapshot as text of at most 100 columns, and as HTML.
 
-    Of all GPUs, or of those whose UUID is in `only`; with each process, or sums by notebook. Those
-    of `others`, which are snapshots of other hosts, stand below, each host's under its name.
+    Shows all GPUs, or those with a UUID in `only`; each process, or sums by notebook. Snapshots of
+    other hosts (`others`) follow below, under the host's name.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class GpuTable:
             other.headed = True
         self.processes = processes
         named = [g for g in snapshot.gpus if only is None or g.uuid in only or g.mig in only]
-        # Another kernel's virtual GPUs can be used by nobody here: its line says how many it has.
+        # Another kernel's virtual GPUs cannot be used here: its line has their number.
         self.gpus = [gpu for gpu in named if not gpu.virtual or gpu.ordinal is not None]
         self.splits = [split(gpu, snapshot.processes) for gpu in self.gpus]
         self._held = named
@@ -126,14 +126,14 @@ class GpuTable:
 
 
 def _legend(owners: Sequence[str]) -> list[str]:
-    """In one line, or where it does not fit in two."""
+    """Return the legend in one line, or two if it is too long."""
     marks = [*(f"{INKS[name]} {OWNERS[name]}" for name in owners), f"{FREE} free"]
     glued = "  ".join(mark.replace(" ", table.GLUE) for mark in marks)
     return [line.replace(table.GLUE, " ") for line in wrap(glued, table.WIDTH)]
 
 
 def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:
-    """The machine in one line."""
+    """Return the machine in one line."""
     host = snapshot.host
     whole = [gpu for gpu in gpus if gpu.mig is None]
     virtual = sum(gpu.virtual for gpu in whole)
@@ -156,10 +156,10 @@ def _count(count: int, word: str) -> str:
 
 
 def _notes(gpus: Sequence[GpuSample]) -> list[str]:
-    """What a reader of these GPUs' rows should be told, a sentence each."""
+    """Return notes on these GPUs' rows, a sentence each."""
     found = []
     for gpu in gpus:
-        # At full load the power cap is where a GPU should be; that needs no note.
+        # A GPU at full load is at its power cap; that needs no note.
         slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
         if slow:
             found.append(f"{label(gpu)} runs slower than it could: {', '.join(slow)}.")
@@ -174,7 +174,7 @@ def _notes(gpus: Sequence[GpuSample]) -> list[str]:
 
 
 def _sentence(text: str) -> str:
-    """With a capital, if it does not begin with something to type, and a full stop."""
+    """Return a sentence with a capital, unless it begins with code, and a full stop."""
     return f"{text[:1].upper()}{text[1:]}."
 
 

@@ -19,21 +19,21 @@ from typing import Any, NamedTuple
 
 
 class Setting(NamedTuple):
-    """One line of the list of what is put back."""
+    """One setting to restore."""
 
     name: str
-    # Its value now; a copy, where the value is changed in place.
+    # Returns its value; a copy if the value is changed in place.
     read: Callable[[], Any]
     write: Callable[[Any], object]
-    # A program that runs ten thousand times may add to it ten thousand times.
+    # Repeated runs of a program may append to it.
     grows: bool = False
-    # From the value before, the value now and the names of the libraries that were imported
-    # meanwhile, what to keep: what those have set for themselves is their own.
+    # Gets the value before, the value now and the libraries imported meanwhile. Returns the value
+    # to restore, with what those libraries have set for themselves.
     adopt: Callable[[Any, Any, set[str]], Any] | None = None
 
 
 def pairs(owner: Any, *names: tuple[str, str]) -> list[Setting]:
-    """A function that reads and one that writes; those that this version of `owner` has."""
+    """Settings by functions to read and write; those that this version of `owner` has."""
     return [
         Setting(f"{owner.__name__}.{write}", getattr(owner, read), getattr(owner, write))
         for read, write in names
@@ -42,12 +42,12 @@ def pairs(owner: Any, *names: tuple[str, str]) -> list[Setting]:
 
 
 def accessors(owner: Any, *names: str) -> list[Setting]:
-    """The same for functions that are called ``get…`` and ``set…``."""
+    """Settings by functions ``get…`` and ``set…``."""
     return pairs(owner, *((f"get{name}", f"set{name}") for name in names))
 
 
 def attributes(owner: Any, *names: str) -> list[Setting]:
-    """Attributes of a module."""
+    """Settings that are attributes of a module."""
     called = getattr(owner, "__name__", type(owner).__name__)
     return [
         Setting(f"{called}.{name}", partial(getattr, owner, name), partial(setattr, owner, name))
@@ -56,7 +56,7 @@ def attributes(owner: Any, *names: str) -> list[Setting]:
 
 
 def sequence(owner: Any, name: str) -> Setting:
-    """A list that code adds to, put back in place."""
+    """A setting that is a list, restored in place."""
 
     def write(before: tuple[list[Any], list[Any]]) -> None:
         kept, items = before
@@ -71,7 +71,7 @@ def sequence(owner: Any, name: str) -> Setting:
 
 
 def mapping(name: str, held: Any, *, grows: bool = False) -> Setting:
-    """A mapping, put back in place; what did not change is not written again."""
+    """A setting that is a mapping, restored in place; only changed items are written."""
 
     def write(before: dict[Any, Any]) -> None:
         for key in held.keys() - before.keys():
@@ -83,21 +83,21 @@ def mapping(name: str, held: Any, *, grows: bool = False) -> Setting:
     return Setting(name, held.copy, write, grows)
 
 
-# Of a logger: its level, handlers and filters, whether it is disabled, and whether it propagates.
+# A logger's level, handlers, filters, and whether it is disabled and propagates.
 _Logger = tuple[int, list[Any], list[Any], bool, bool]
 _NEW: _Logger = (logging.NOTSET, [], [], False, True)
 
 
 def of_signals() -> list[Setting]:
-    """What comes first: Ctrl-C is itself again before anything else is put back."""
+    """Signals come first: Ctrl-C works again before anything else is restored."""
     if threading.current_thread() is not threading.main_thread():
-        return []  # only there they can be set
+        return []  # they can be set only there
     handlers = Setting("signal handlers", _signal_handlers, _set_signal_handlers)
     if not hasattr(signal, "setitimer"):
         return [handlers]
     return [
         handlers,
-        # One that was there before goes on; one that is left over would end the process.
+        # A timer from before goes on; a left-over one would end the process.
         Setting(
             "signal.alarm",
             lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
@@ -113,7 +113,7 @@ def of_signals() -> list[Setting]:
 
 @cache
 def of_python() -> list[Setting]:
-    """All of Python's own."""
+    """Return all settings of Python."""
     hooks = "displayhook excepthook unraisablehook breakpointhook"
     return [
         Setting(
@@ -147,7 +147,7 @@ def of_python() -> list[Setting]:
 
 
 def of_libraries() -> list[Setting]:
-    """Of numpy, matplotlib and JAX, where they are imported."""
+    """Return the settings of numpy, matplotlib and JAX, if imported."""
     plots: Any = sys.modules.get("matplotlib._pylab_helpers")
     if plots is None:
         return [*of_numpy(), *_of_jax()]
@@ -160,7 +160,7 @@ def of_libraries() -> list[Setting]:
 
 
 def of_numpy() -> list[Setting]:
-    """How numpy treats and prints numbers, in this thread."""
+    """Return numpy's settings for errors and printing, in this thread."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return []
@@ -209,7 +209,7 @@ def _of_the_system() -> list[Setting]:
 
 
 def _adopt_filters(before: Any, now: Any, libraries: set[str]) -> Any:
-    # About a library's own warnings, or those that are raised in it.
+    # Filters for a library's own warnings, or those raised in it.
     about = {one: f"{one[2].__module__}." + str(getattr(one[3], "pattern", "")) for one in now}
     own = [one for one in now if any(name in about[one] for name in libraries)]
     return [*own, *(one for one in before if one not in own)]
@@ -228,7 +228,7 @@ def _adopt_loggers(before: Any, now: Any, libraries: set[str]) -> Any:
 
 def _signal_handlers() -> dict[signal.Signals, Any]:
     found = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    # None was set by no Python, and cannot be.
+    # None means set by C code, and cannot be restored.
     return {number: handler for number, handler in found.items() if handler is not None}
 
 
@@ -248,11 +248,11 @@ def _set_decimal(before: tuple[decimal.Context, decimal.Context]) -> None:
 def _set_filters(before: list[Any]) -> None:
     warnings.filters[:] = before  # type: ignore[index]
     with warnings.catch_warnings():
-        pass  # which has them looked at anew
+        pass  # so that they are read again
 
 
 def _loggers() -> dict[logging.Logger, _Logger]:
-    """Those that are not as a new one is."""
+    """Return the loggers that differ from a new one."""
     every = [logging.root, *logging.root.manager.loggerDict.values()]
     found = {
         one: (one.level, one.handlers[:], one.filters[:], one.disabled, one.propagate)
@@ -277,7 +277,7 @@ def _set_config(config: Any, before: dict[str, Any]) -> None:
 
 
 def _umask() -> int:
-    # Python can only read it by setting it, which a thread that makes a file meanwhile would get.
+    # Python reads it by setting it, which would affect a thread that creates a file meanwhile.
     with open("/proc/self/status") as status:
         return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
 

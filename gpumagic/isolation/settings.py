@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Randomness:
-    """The random state of now of torch on every started device, of `random` and of numpy."""
+    """The present random state of torch on every initialized device, of `random` and of numpy."""
 
     def __init__(self) -> None:
         self._devices = _states()
@@ -43,13 +43,13 @@ class Randomness:
         self._start = self._devices
 
     def seed_tensorflow(self) -> None:
-        """Until `restore`, give it a seed where it has none: each device draws the same."""
+        """Give TensorFlow a seed until `restore`, if it has none, so that devices draw the same."""
         if self._tensorflow is not None:
             seed, _ = self._tensorflow
             _tensorflow()._set_global_seed(1 if seed is None else seed)
 
     def restore(self) -> None:
-        """Put all of it back. A CUDA device that has started since gets the CPU's seed."""
+        """Restore everything. A CUDA device initialized since gets the CPU's seed."""
         random.setstate(self._python)
         numpy: Any = sys.modules.get("numpy")
         if numpy is not None and self._numpy is not None:
@@ -63,23 +63,23 @@ class Randomness:
             _set(name, state)
         for name, generator in _generators().items():
             if name not in self._devices:
-                # As `torch.manual_seed` seeds a device that starts later.
+                # As `torch.manual_seed` does for a device initialized later.
                 generator.manual_seed(torch_here().initial_seed())
         self._start = self._devices
 
     def same_start(self, devices: Iterable[torch.device]) -> None:
-        """Put all of it back, and let each of these CUDA devices draw what the first one would."""
+        """Restore everything, and let each of these CUDA devices draw the first one's numbers."""
         self.restore()
         here = [str(d) for d in devices if d.type == "cuda"]
         if here:
-            torch_here().cuda.init()  # it is about to be used, and has no generator before
+            torch_here().cuda.init()  # it will be used, and has no generator yet
         now = _states()
         for name in here:
             _set(name, now[here[0]])
         self._start = {**now, **dict.fromkeys(here, now[here[0]])}
 
     def drawn(self) -> set[str]:
-        """The devices that torch has drawn random numbers on, or seeded, since the start."""
+        """Return the devices on which torch drew random numbers, or was seeded, since the start."""
         return {
             name
             for name, state in _states().items()
@@ -88,14 +88,14 @@ class Randomness:
 
 
 def _tensorflow() -> Any:
-    """TensorFlow's own keeper of its seed, where it is imported and has one."""
+    """Return TensorFlow's context, which keeps the seed; None if it is not imported."""
     module: Any = sys.modules.get("tensorflow.python.eager.context")
     found = module.context() if hasattr(module, "context") else None
     return found if hasattr(found, "_set_global_seed") and hasattr(found, "_seed") else None
 
 
 def _tensorflow_state() -> tuple[int | None, Any] | None:
-    """Its seed, and what it has drawn of that for its operations."""
+    """Return its seed, and the state of its operations' seeds."""
     found = _tensorflow()
     if found is None:
         return None
@@ -103,7 +103,7 @@ def _tensorflow_state() -> tuple[int | None, Any] | None:
 
 
 def _generators() -> dict[str, Any]:
-    """Those that torch's own functions draw from, by device; to ask must not start CUDA."""
+    """Return torch's default generators by device, without initializing CUDA."""
     torch = torch_here()
     if torch is None:
         return {}
@@ -130,13 +130,13 @@ def _set(name: str, state: Tensor) -> None:
 
 # A setting, and its value.
 _Known = tuple[Setting, Any]
-# These are imported bit by bit, and set nothing then.
+# These are imported in parts, and set nothing on import.
 _NEVER = {"torch", "gpumagic", *sys.stdlib_module_names}
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Put back what is set within, whatever happens there."""
+    """Restore settings that are changed within."""
     signals = _now(of_signals())
     torchs = _of_torch("of_a_thread", "of_the_process", "of_cuda")
     others = _now(chain(torchs, of_python(), of_libraries()))
@@ -154,7 +154,7 @@ def kept() -> Iterator[None]:
 
 
 class Growth:
-    """What a program that runs ten thousand times may add to as often, as it is now."""
+    """Snapshot of the process-wide lists that repeated runs may append to."""
 
     def __init__(self) -> None:
         every = (*_of_torch("of_the_process"), *of_python())
@@ -162,7 +162,7 @@ class Growth:
         self._modules = set(sys.modules)
 
     def put_back(self) -> None:
-        """Between two blocks of runs: soon over where nothing has grown."""
+        """Restore the lists between two blocks of runs; fast if nothing has grown."""
         self._settings = _adopted(self._settings, self._modules)
         self._modules = set(sys.modules)
         for setting, value in self._settings:
@@ -170,7 +170,7 @@ class Growth:
 
 
 def _adopted(settings: list[_Known], modules: set[str]) -> list[_Known]:
-    """Taken over is what a library has set for itself when it was imported."""
+    """Keep what libraries have set for themselves on import."""
     if len(sys.modules) == len(modules):
         return settings
     libraries = {name.partition(".")[0] for name in sys.modules.keys() - modules} - _NEVER
@@ -184,12 +184,12 @@ def _adopted(settings: list[_Known], modules: set[str]) -> list[_Known]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """An interrupt within is raised at the end; a second one at once, in case it never ends."""
+    """Within, defer an interrupt to the end; a second one is raised at once."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals come to the main thread only
+        yield  # only the main thread gets signals
         return
     before: Any = signal.getsignal(signal.SIGINT)
-    if not callable(before):  # ignored, or not set by Python
+    if not callable(before):  # ignored, or set by C code
         yield
         return
     came: list[tuple[int, FrameType | None]] = []
@@ -209,7 +209,7 @@ def deferred() -> Iterator[None]:
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
-    """What gives another thread, until a stack is closed, the modes of torch and numpy here."""
+    """Return a function that gives another thread this thread's modes of torch and numpy."""
     torch = torch_here()
     inference = torch is not None and torch.is_inference_mode_enabled()
     here = _now(chain(_of_torch("of_a_thread"), of_numpy()))
@@ -224,7 +224,7 @@ def thread_modes() -> Callable[[ExitStack], None]:
 
 
 def _of_torch(*lists: str) -> list[Setting]:
-    """Those lists of torch_settings.py; nothing where torch is not imported."""
+    """Return settings of torch_settings.py; empty if torch is not imported."""
     if torch_here() is None:
         return []
     from gpumagic.isolation import torch_settings
@@ -235,7 +235,7 @@ def _of_torch(*lists: str) -> list[Setting]:
 def _now(settings: Iterable[Setting]) -> list[_Known]:
     found = []
     for setting in settings:
-        # torch does not tell what was set in its new way and in its old; a folder may be gone; an
+        # torch refuses to read a value that was set in both ways; a folder may be gone; an
         # older version does not have all.
         with suppress(Exception):
             found.append((setting, setting.read()))

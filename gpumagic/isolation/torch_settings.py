@@ -14,7 +14,7 @@ from gpumagic.isolation.python_settings import Setting, accessors, attributes, m
 
 @cache
 def of_a_thread() -> list[Setting]:
-    """What each thread decides for itself."""
+    """Return the settings of a thread."""
     autocast: dict[str, tuple[Any, Any]] = {
         "enabled": (torch.is_autocast_enabled, torch.set_autocast_enabled),
         "dtype": (torch.get_autocast_dtype, torch.set_autocast_dtype),
@@ -35,7 +35,7 @@ def of_a_thread() -> list[Setting]:
 
 @cache
 def of_the_process() -> list[Setting]:
-    """All else, but what a GPU that has started has."""
+    """Return the settings of the process, without the GPU's."""
     return [
         Setting("inference mode", torch.is_inference_mode_enabled, _set_inference_mode),
         Setting("the default device, and modes of functions", _modes, _set_modes),
@@ -71,7 +71,7 @@ def of_the_process() -> list[Setting]:
 
 
 def of_cuda() -> list[Setting]:
-    """Of the current GPU, where CUDA has started."""
+    """Return the settings of the current GPU, if CUDA is initialized."""
     if not torch.cuda.is_initialized():
         return []
     return [
@@ -99,7 +99,7 @@ def _of_backends() -> list[Setting]:
     ]
 
 
-# A guard that goes away ends its mode.
+# A guard ends its mode when it is freed.
 _held: list[Any] = []
 
 
@@ -109,7 +109,7 @@ def _set_inference_mode(on: bool) -> None:
 
 
 def _modes() -> tuple[list[Any], Any, Any]:
-    # The default device is such a mode, and kept besides where torch would end it.
+    # The default device is such a mode, and kept separately where torch would end it.
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return _get_current_function_mode_stack(), default, torch.utils._device.CURRENT_DEVICE
 

@@ -18,10 +18,10 @@ THREADS = "gputime"
 
 
 class Quiet:
-    """Within, what timed code prints and displays is dropped; other threads do so as ever."""
+    """Within, drop what timed code prints and displays; other threads are not affected."""
 
     def __init__(self) -> None:
-        self.dropped = False  # whether there was anything
+        self.dropped = False  # whether anything was dropped
         self._lifted = False
         self._thread = threading.get_ident()
         self._before: list[tuple[Any, str, Any, Any]] = []
@@ -41,13 +41,13 @@ class Quiet:
     def __exit__(self, *error: object) -> None:
         while self._before:
             owner, name, before, sink = self._before.pop()
-            # Another may have been put there since, which stays.
+            # Another stream may have replaced it since; keep that.
             if getattr(owner, name) is sink:
                 setattr(owner, name, before)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """For what is ours, such as showing how far it is: nothing is dropped."""
+        """Within, drop nothing: for output of our own, such as progress."""
         self._lifted = True
         try:
             yield
@@ -55,7 +55,7 @@ class Quiet:
             self._lifted = False
 
     def drops(self) -> bool:
-        """Whether what this thread prints now is dropped."""
+        """Whether this thread's output is dropped."""
         here = threading.current_thread()
         timed = here.ident == self._thread or here.name.startswith(THREADS)
         self.dropped |= timed and not self._lifted
@@ -63,7 +63,7 @@ class Quiet:
 
 
 class _Dropping:
-    """Stands for a stream, or for what publishes the notebook's displays, to all who write."""
+    """A replacement for a stream, or for the publisher of the notebook's displays."""
 
     def __init__(self, target: Any, quiet: Quiet) -> None:
         self._target, self._quiet = target, quiet
@@ -82,35 +82,35 @@ class _Dropping:
 
 
 _Job = Callable[[], Any]
-# How often Ctrl-C is looked for.
+# Seconds between checks for Ctrl-C.
 _LOOK_S = 0.5
 
 
 class Worker:
-    """A thread whose job can be interrupted as the main thread's can."""
+    """A thread whose job can be interrupted, as the main thread's can."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"{THREADS} {name}")
         self._lock = threading.Lock()
-        # Of the thread, while it does a job that was not interrupted yet.
+        # The thread's ident while a job runs that was not interrupted yet.
         self._ident: int | None = None
         self._interrupted = False
         self._last: Future[Any] | None = None
 
     def submit(self, job: _Job) -> Future[Any]:
-        """Have it done after what it was given before."""
+        """Queue a job."""
         self._last = self._pool.submit(self._do, job)
         return self._last
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the job that it does now, once, at its next step of Python."""
+        """Raise KeyboardInterrupt in the running job, once, at its next step of Python."""
         with self._lock:
             if self._ident is not None and not self._interrupted:
                 self._interrupted = True
                 _raise_in(self._ident, KeyboardInterrupt)
 
     def close(self) -> None:
-        """End it; only code that cannot be interrupted is not waited for."""
+        """End the thread; wait for it unless its code cannot be interrupted."""
         self._pool.shutdown(wait=self._last is None or self._last.done())
 
     def _do(self, job: _Job) -> Any:
@@ -121,11 +121,11 @@ class Worker:
             finally:
                 self._settle()
         except KeyboardInterrupt:
-            self._settle()  # it may have come between two steps of ours
+            self._settle()  # it may come between two of our steps
             raise
 
     def _settle(self) -> None:
-        """No interrupt comes from here on, nor one that was sent too late."""
+        """Ensure that no interrupt comes from here on, nor a late one."""
         with self._lock:
             if self._interrupted:
                 _take_back()
@@ -133,14 +133,14 @@ class Worker:
 
 
 class _TakenBack(BaseException):
-    """Comes in the place of an interrupt that was sent too late."""
+    """Replaces an interrupt that was sent too late."""
 
 
 def _take_back() -> None:
-    """Let no interrupt of this thread come any more.
+    """Cancel a pending interrupt of this thread.
 
-    Were it replaced by nothing, Python 3.11 would look for it at every step ever after, and
-    hang in the first function that a profiler or debugger follows.
+    If it were replaced by nothing, Python 3.11 would check for it at every later step, and hang in
+    the first function under a profiler or debugger.
     """
     try:
         _raise_in(threading.get_ident(), _TakenBack)
@@ -155,8 +155,8 @@ def _raise_in(ident: int, kind: type[BaseException]) -> None:
 
 
 def wait_for_all(futures: Collection[Future[Any]], until: str = "ALL_COMPLETED") -> None:
-    """Wait for jobs, or until the first has failed; an interrupt is raised within half a second."""
-    # Python sees a signal that comes just before it waits for a lock only when that is over.
+    """Wait for jobs, or until one has failed; an interrupt is raised within half a second."""
+    # Python sees a signal that comes just before it waits for a lock only after the wait.
     left: Collection[Future[Any]] = futures
     while left:
         done, left = wait(futures, _LOOK_S, until)

@@ -18,7 +18,7 @@ from gpumagic.nvml.library import Call, Field, FieldId, Gpm, Gpu, Library, Xids,
 
 @dataclass(frozen=True)
 class DriverFault:
-    """Something that is wrong: a stable code for programs, a sentence each for cause and cure."""
+    """A fault: a stable code for programs, with cause and cure as sentences."""
 
     code: str
     cause: str
@@ -62,7 +62,7 @@ _UNREACHABLE = {
 
 
 def unreachable(error: Exception, pynvml: Any) -> DriverFault:
-    """Why NVML cannot be started by this module, or asked for its GPUs."""
+    """Return the fault of an NVML that cannot be started or asked for its GPUs."""
     if isinstance(error, ImportError) and pynvml is None:
         return DriverFault(
             "pynvml-missing",
@@ -82,7 +82,7 @@ def unreachable(error: Exception, pynvml: Any) -> DriverFault:
 
 
 def gpu_lost(name: str | None, index: int, error: str | None = None) -> DriverFault:
-    """A GPU that no longer answers; ``error`` is NVML's text where it is not just lost."""
+    """Return the fault of a GPU that no longer answers; ``error`` is NVML's text, if any."""
     who = f"{name or 'a GPU'} (NVML {index})"
     if error:
         return DriverFault("gpu-unreachable", f"{who} cannot be opened: {error}", "see dmesg")
@@ -94,7 +94,7 @@ def gpu_lost(name: str | None, index: int, error: str | None = None) -> DriverFa
 
 
 def gpu_silent(name: str | None, index: int, error: str) -> DriverFault:
-    """A GPU that is there and answers no question."""
+    """Return the fault of a GPU that is there but does not answer."""
     return DriverFault(
         "gpu-silent",
         f"{name or 'a GPU'} (NVML {index}) answers no question: {error}",
@@ -104,12 +104,12 @@ def gpu_silent(name: str | None, index: int, error: str) -> DriverFault:
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0
-# GPUs come and go rarely (hot plug, MIG instances made and destroyed).
+# GPUs rarely change (hot plug, MIG instances).
 _KEEP_GPUS_S = 10.0
 
 
 class Nvml:
-    """NVML, asked carefully; ``library`` stands for ``pynvml``, ``clock`` is monotonic seconds."""
+    """Careful access to NVML; ``library`` replaces ``pynvml``, ``clock`` is monotonic seconds."""
 
     def __init__(self, library: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._library = Library(library)
@@ -118,10 +118,10 @@ class Nvml:
         self._clock = clock
         self._lock = threading.RLock()
         self._started = False
-        # Why the driver cannot be asked, as of the last question.
+        # The fault of the last question.
         self.fault: DriverFault | None = None
-        # GPUs that have fallen off the bus, by UUID, or by "index N" where that is not known; and
-        # those that answered nothing when last asked. Any thread may read: replaced, not changed.
+        # GPUs that have fallen off the bus, by UUID, or by "index N" if that is unknown; and those
+        # that did not answer last. Replaced, never changed, so that any thread may read.
         self.lost: dict[str, DriverFault] = {}
         self.silent: dict[str, DriverFault] = {}
         self._gpus: tuple[Gpu, ...] = ()
@@ -129,16 +129,16 @@ class Nvml:
         self._gpus_until = 0.0
         self._pause = _FIRST_PAUSE_S
         self._retry_at: float | None = None
-        # By UUID: the questions, and the fields, that this GPU does not support.
+        # By UUID: unsupported questions and fields.
         self._unsupported: dict[str, set[Call | FieldId]] = {}
 
     @property
     def gone(self) -> tuple[Gpu, ...]:
-        """The lost ones as they last were; their handles are dead."""
+        """The lost GPUs in their last state; their handles are invalid."""
         return tuple(gpu for gpu in self._seen.values() if gpu.uuid in self.lost)
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """All GPUs in NVML's order, each followed by its MIG devices; empty under a fault."""
+        """Return all GPUs in NVML's order, each before its MIG devices; empty after a fault."""
         with self._lock:
             now = self._clock()
             if self._retry_at is not None and now < self._retry_at:
@@ -148,7 +148,7 @@ class Nvml:
             return self._gpus
 
     def retry(self) -> None:
-        """Ask the driver anew at the next question, however long the pause was meant to be."""
+        """Ask the driver again at the next question, without the rest of the pause."""
         with self._lock:
             self._gpus_until = 0.0
             if self._retry_at is not None:
@@ -162,10 +162,10 @@ class Nvml:
     def ask(
         self, gpu: Gpu, questions: Mapping[str, Call], *, alive: bool = False
     ) -> dict[str, Any]:
-        """Ask a GPU several things at once; the answers have the same names, None for no answer.
+        """Ask a GPU several questions; return the answers by name, None for no answer.
 
-        What a GPU does not support is not asked of it again, unless it answered nothing at all, for
-        then the GPU or the driver is in trouble. ``alive``: it has just answered something else.
+        An unsupported question is not asked again, unless the GPU answered nothing at all: then the
+        GPU or the driver has a problem. ``alive``: it has just answered another question.
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.get(gpu.uuid, ())
@@ -192,12 +192,12 @@ class Nvml:
         elif failure is not None:
             fault = gpu_silent(gpu.name, gpu.index, str(failure))
             self.silent = {**self.silent, gpu.uuid: fault}
-            # A handle outlives neither a reset of the driver nor its MIG instance.
+            # A reset of the driver, or the end of a MIG instance, invalidates handles.
             self._gpus_until = 0.0
         return answers
 
     def fields(self, gpu: Gpu, ids: Sequence[FieldId]) -> dict[FieldId, Field]:
-        """Counters of a GPU that answers other questions, in one call; those that it has."""
+        """Return a GPU's available counters, in one call."""
         known = self._unsupported.setdefault(gpu.uuid, set())
         asked = tuple(name for name in ids if name not in known)
         if not asked:
@@ -211,43 +211,43 @@ class Nvml:
         return found
 
     def gpm(self, gpu: Gpu, numbers: Sequence[int]) -> dict[int, float]:
-        """GPM metrics by number since the question before; empty where there are none."""
+        """Return GPM metrics by number since the last call; empty if there are none."""
         return {} if gpu.parent else self._gpm.metrics(gpu.uuid, gpu.handle, numbers)
 
     def busy(self, gpu: Gpu, seconds: float) -> dict[int, float | None] | None:
-        """Percent of a GPU's time by pid, of the processes that worked on it in the last seconds;
-        None where it cannot tell, as in MIG."""
+        """Return percent of a GPU's time by pid, for the last seconds; None if unknown, as in
+        MIG."""
         since = int((time.time() - seconds) * 1e6)
         try:
             samples = self._library.make("nvmlDeviceGetProcessUtilization", gpu.handle, since)
         except self._library.errors as error:
             return {} if self._library.is_nothing_found(error) else None
-        # Oldest first. Drivers are known to answer old samples too, and nonsense over 100.
+        # Oldest first. Drivers may also return old samples, and values over 100.
         samples = sorted(samples, key=lambda sample: int(sample.timeStamp))
         recent = {int(s.pid): float(s.smUtil) for s in samples if s.timeStamp >= since}
         return {pid: used if used <= 100 else None for pid, used in recent.items()}
 
     def xids(self) -> list[tuple[str, int]]:
-        """UUID and number of each critical Xid error since the question before."""
+        """Return the UUID and number of each critical Xid error since the last call."""
         return self._xids.poll({gpu.uuid: gpu.handle for gpu in self._gpus if not gpu.parent})
 
     @property
     def memory_call(self) -> Call:
-        """The question for NVML's newer memory structure, to be asked among others."""
+        """Return the question for NVML's newer memory structure."""
         return ("nvmlDeviceGetMemoryInfo", getattr(self._library.module, "nvmlMemory_v2", None))
 
     def memory(self, gpu: Gpu, *, alive: bool = False) -> Any:
-        """NVML's memory structure, bytes: ``total``, ``free``, ``used`` and, if the driver is not
-        too old, ``reserved``; None where the GPU has no memory of its own."""
+        """Return NVML's memory structure in bytes: ``total``, ``free``, ``used`` and, with a newer
+        driver, ``reserved``; None if the GPU has no memory of its own."""
         newer, older = self.memory_call, ("nvmlDeviceGetMemoryInfo",)
         memory = self.ask(gpu, {"newer": newer}, alive=alive)["newer"]
         if memory is None:
-            # Both in one go, so that an old driver is known by the one that it does answer.
+            # Both at once: an old driver answers only one.
             memory = self.ask(gpu, {"newer": newer, "older": older}, alive=alive)["older"]
         return memory if memory is not None and memory.total else None
 
     def memory_free(self, uuids: Iterable[str]) -> dict[str, int]:
-        """Free bytes by UUID, of those that are known."""
+        """Return known free bytes by UUID."""
         wanted = set(uuids)
         free = {}
         for gpu in self.gpus():
@@ -256,7 +256,7 @@ class Nvml:
         return free
 
     def _enumerate(self, now: float) -> None:
-        """Start if need be, and make all handles anew."""
+        """Start NVML if necessary, and get all handles again."""
         try:
             if not self._started:
                 self._library.load()
@@ -281,7 +281,7 @@ class Nvml:
             self._retry_at, self._pause = None, _FIRST_PAUSE_S
 
     def _forget(self, before: Iterable[Gpu], lost: set[str]) -> None:
-        """Forget what was learnt of GPUs that are gone, were lost, or were cut or not since."""
+        """Forget facts of GPUs that are gone, were lost, or changed their MIG mode."""
         cut = {gpu.parent for gpu in before} ^ {gpu.parent for gpu in self._gpus}
         present = {gpu.uuid for gpu in self._gpus}
         for uuid in [*self._unsupported]:
@@ -295,7 +295,7 @@ class Nvml:
         if self._started:
             self._gpm.keep(set())
             self._xids.close()
-            # So that the next attempt loads the driver's present state, not the one that failed.
+            # So that the next attempt loads the driver's present state.
             self._library.call("nvmlShutdown")
         self._started = False
         self._gpus = ()
@@ -312,7 +312,7 @@ class Nvml:
             handle = library.make("nvmlDeviceGetHandleByIndex", index)
             gpu = self._facts(index, handle, None)
         except library.errors as error:
-            # Its name and UUID are those of when it still answered.
+            # The name and UUID from its last answer.
             before = self._seen.get(index)
             lost = library.is_lost(error)
             name, uuid = (before.name, before.uuid) if before else (None, f"index {index}")
@@ -332,12 +332,12 @@ class Nvml:
             try:
                 gpus.append(self._facts(index, child, gpu.uuid))
             except library.errors:
-                # It was destroyed since the line before.
+                # It was destroyed since the last line.
                 continue
         return gpus
 
     def _facts(self, index: int, handle: Any, parent: str | None) -> Gpu:
-        """Raises what NVML raises: without a UUID there is nothing to call this GPU by."""
+        """Return a GPU's facts; raise NVML's error, since a GPU needs its UUID."""
         uuid = str(self._library.make("nvmlDeviceGetUUID", handle))
         name = self._library.call("nvmlDeviceGetName", handle)
         gpu = Gpu(index, uuid, name, None, parent, handle)
@@ -350,7 +350,7 @@ _door = Nvml()
 
 
 def door() -> Nvml:
-    """This process's door to NVML; the child of a fork has its own, for handles and locks."""
+    """Return this process's access to NVML; a forked child has its own handles and locks."""
     return _door
 
 

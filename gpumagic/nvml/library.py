@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-# What gpumagic needs and only the maintained nvidia-ml-py has.
+# A name that only the maintained nvidia-ml-py has.
 _NEEDED = ("nvmlInitWithFlags", "nvmlMemory_v2", "nvmlDeviceGetMigMode", "NVMLError")
 
 _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
@@ -22,7 +22,7 @@ _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
 _TYPES = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 _NARROW = (1, 5, 6)
 _SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND = 0, 2, 3, 13
-# An older driver does not know a newer number.
+# An older driver does not know newer numbers.
 _UNSUPPORTED = (_INVALID_ARGUMENT, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 
 Call = tuple[Any, ...]
@@ -36,12 +36,12 @@ ALL_LINKS = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Gpu:
-    """What does not change about a GPU or a MIG device while its handle lives."""
+    """The constants of a GPU or a MIG device while its handle is valid."""
 
-    index: int  # NVML's; a MIG device has its parent's
+    index: int  # NVML's index; a MIG device has its parent's
     uuid: str
     name: str | None
-    memory_total: int | None  # bytes; None where it shares the host's
+    memory_total: int | None  # bytes; None if it shares the host's
     parent: str | None  # the parent's UUID, of a MIG device
     handle: Any
 
@@ -51,25 +51,25 @@ class Field:
     """The value of a counter."""
 
     value: float
-    at_us: int | None  # microseconds of the driver's clock, None where it does not say
+    at_us: int | None  # microseconds of the driver's clock, None if unknown
     narrow: bool  # it has 32 bits or fewer and may have wrapped unseen
 
 
 class Library:
-    """NVML's functions, by pynvml or what stands for it."""
+    """NVML's functions, from pynvml or a replacement."""
 
     def __init__(self, module: Any = None) -> None:
         self.module = module
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
-        """What a call may raise: NVML's own error; and, of a pynvml that is older or newer than the
-        call, a missing name, a wrong argument, or an answer that cannot be read."""
+        """The errors of a call: NVML's own; and with an older or newer pynvml, a missing name, a
+        wrong argument, or an unreadable answer."""
         own = getattr(self.module, "NVMLError", None)
         return _ERRORS if own is None else (*_ERRORS, own)
 
     def load(self) -> None:
-        """Raises ImportError, also for a module of that name which is not nvidia-ml-py's."""
+        """Import pynvml; raise ImportError also for another module of that name."""
         if self.module is None:
             self.module = import_module("pynvml")
         if not all(hasattr(self.module, name) for name in _NEEDED):
@@ -80,19 +80,19 @@ class Library:
         return getattr(self.module, function)(*arguments)
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function; None where it fails."""
+        """Call a function; return None if it fails."""
         try:
             return self.make(function, *arguments)
         except self.errors:
             return None
 
     def is_unsupported(self, error: Exception) -> bool:
-        """Whether the same question will always fail so: by the GPU, the driver, or this pynvml."""
+        """Whether the question will always fail: with this GPU, driver, or pynvml."""
         codes = (self.module.NVML_ERROR_NOT_SUPPORTED, self.module.NVML_ERROR_FUNCTION_NOT_FOUND)
         return getattr(error, "value", None) in codes or isinstance(error, AttributeError)
 
     def is_nothing_found(self, error: Exception) -> bool:
-        """Whether the question was understood, and there is nothing to tell."""
+        """Whether the answer is empty."""
         return bool(getattr(error, "value", None) == self.module.NVML_ERROR_NOT_FOUND)
 
     def is_lost(self, error: Exception) -> bool:
@@ -104,7 +104,7 @@ class Library:
 def parse_fields(
     ids: Iterable[FieldId], answers: Iterable[Any]
 ) -> tuple[dict[FieldId, Field], set[FieldId]]:
-    """What was answered, and what this GPU or driver does not have."""
+    """Return the answers, and the unsupported fields."""
     found: dict[FieldId, Field] = {}
     missing: set[FieldId] = set()
     for name, answer in zip(ids, answers, strict=True):
@@ -118,18 +118,18 @@ def parse_fields(
     return found, missing
 
 
-# Two samples closer than this tell little; further apart, they tell of a time long past.
+# Closer samples are imprecise; more distant ones describe the past.
 _LEAST_S, _LONGEST_S = 0.1, 30.0
 _XID_CRITICAL_ERROR = 0x8
 _TIMEOUT = 10
-# More than these in one go are the same fault again and again.
+# More errors than this at once are repetitions.
 _MOST = 64
 _TRIES = 3
 
 
 @dataclass
 class _Pair:
-    """Two of NVML's samples of one GPU: the one before, and the one to be overwritten next."""
+    """Two of NVML's samples of one GPU: the last one, and the one to overwrite next."""
 
     before: Any
     spare: Any
@@ -144,11 +144,11 @@ class Gpm:
         self._library = library
         self._clock = clock
         self._pairs: dict[str, _Pair | None] = {}
-        # No sample may be let go, or overwritten, while another thread compares it.
+        # A sample must not be freed or overwritten while another thread reads it.
         self._lock = threading.RLock()
 
     def metrics(self, uuid: str, handle: Any, numbers: Sequence[int]) -> dict[int, float]:
-        """What is known since the question before; empty at the first, or where unsupported."""
+        """Return the metrics since the last call; empty at the first, or if unsupported."""
         with self._lock:
             if uuid not in self._pairs:
                 self._pairs[uuid] = self._pair(handle)
@@ -168,7 +168,7 @@ class Gpm:
         return pair.metrics
 
     def keep(self, uuids: set[str]) -> None:
-        """Let go of what belongs to other GPUs than these: of all before NVML is shut down."""
+        """Free the samples of all other GPUs; of all GPUs before NVML is shut down."""
         with self._lock:
             for uuid in [uuid for uuid in self._pairs if uuid not in uuids]:
                 pair = self._pairs.pop(uuid)
@@ -208,7 +208,7 @@ class Gpm:
 
 
 class Xids:
-    """The errors of those GPUs that can tell; the set is made anew when the GPUs change."""
+    """The Xid errors of GPUs that support events; the set is recreated when GPUs change."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -218,7 +218,7 @@ class Xids:
         self._lock = threading.RLock()
 
     def poll(self, handles: Mapping[str, Any]) -> list[tuple[str, int]]:
-        """UUID and Xid of each error since the question before, oldest first; of whole GPUs."""
+        """Return UUID and Xid of each error since the last call, oldest first; of whole GPUs."""
         found: list[tuple[str, int]] = []
         with self._lock:
             if set(self._watched.values()) != handles.keys():
@@ -232,18 +232,18 @@ class Xids:
                     event = self._library.make("nvmlEventSetWait_v2", self._set, 0)
                 except self._library.errors as error:
                     if getattr(error, "value", None) != _TIMEOUT:
-                        # One of its GPUs is lost; the next set will be made without it.
+                        # A GPU is lost; the next set is created without it.
                         self._failures += 1
                         self._free()
                     break
-                # By its handle: a GPU that is lost does not tell its UUID.
+                # By its handle, since a lost GPU has no UUID.
                 uuid = self._watched.get(_address(event.device))
                 if uuid is not None and event.eventType == _XID_CRITICAL_ERROR:
                     found.append((uuid, int(event.eventData)))
         return found
 
     def close(self) -> None:
-        """Let go of the set; to be called before NVML is shut down."""
+        """Free the set; call this before NVML is shut down."""
         with self._lock:
             self._free()
             self._watched = {}

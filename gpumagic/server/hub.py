@@ -29,16 +29,16 @@ LONGEST_MESSAGE = 4096
 
 @dataclass(frozen=True)
 class Want:
-    """What one client wants."""
+    """The subscription of one client."""
 
     period_s: float = 1.0
     processes: bool = False
     past: bool = False  # the history is to be sent once
-    since: float | None = None  # only what came after this moment (Unix time), all if None
+    since: float | None = None  # only entries after this Unix time, all if None
 
 
 def parse_want(text: str | bytes, before: Want) -> Want | None:
-    """What a message asks for, None if malformed; what it does not mention stays as before."""
+    """Return the request of a message, None if malformed; missing fields stay unchanged."""
     if isinstance(text, bytes):
         return None
     try:
@@ -58,7 +58,7 @@ def parse_want(text: str | bytes, before: Want) -> Want | None:
 
 
 def _number(value: object) -> float | None:
-    """A finite number; None for anything else, and true and false are no numbers."""
+    """Return a finite number; None for anything else, also true and false."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -69,8 +69,8 @@ def _number(value: object) -> float | None:
 
 
 class Outbox:
-    """Sends to one client, on the event loop; the future of ``write`` is done when a message has
-    left this process."""
+    """Sends to one client, on the event loop; ``write`` returns a future that is done when the
+    message has left this process."""
 
     def __init__(self, write: Callable[[bytes], asyncio.Future[None]], cells: KernelCells) -> None:
         self._write = write
@@ -83,29 +83,29 @@ class Outbox:
         self.want = Want()
 
     def ask(self, want: Want) -> None:
-        """The client asked for something else."""
-        # Who becomes impatient does not wait until the longer period is over.
+        """Change the client's request."""
+        # A shorter period takes effect at once.
         self._due = min(self._due, time.monotonic() + want.period_s)
         self.want = want
 
     def snapshot(self, message: bytes) -> None:
-        """There is a new snapshot, which this client may not want yet."""
+        """Offer a new snapshot, which may not be due for this client."""
         now = time.monotonic()
         period = self.want.period_s
         if now < self._due - TOLERANCE * period:
             return
-        # In step with the ticks, and never a burst after a pause.
+        # In step with the ticks, without a burst after a pause.
         self._due = max(self._due + period, now + period / 2)
         self._waits["snapshot"] = message
         self.flush()
 
     def history(self, message: bytes) -> None:
-        """The past, as it was asked for."""
+        """Send the requested history."""
         self._waits["history"] = message
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits, if nothing is under way."""
+        """Send a waiting message, if none is in flight."""
         if self._under_way or self._closed:
             return
         message = self._next()
@@ -114,7 +114,7 @@ class Outbox:
             self._write(message).add_done_callback(self._written)
 
     def close(self) -> None:
-        """The client is gone: send nothing more and keep nothing."""
+        """Stop sending and drop everything, since the client is gone."""
         self._closed = True
         self._waits = {}
 
@@ -129,13 +129,13 @@ class Outbox:
 
     def _written(self, future: asyncio.Future[None]) -> None:
         self._under_way = False
-        # Asked for even if it is not looked at: an unread error is logged, with a traceback.
+        # Read the result even if unused: an unread error is logged with its traceback.
         if future.cancelled() or future.exception() is not None:
             self.close()
         self.flush()
 
 
-# So many clients are told without a pause; each costs some 50 µs.
+# Send to this many clients without a pause; each takes some 50 µs.
 _GROUP = 4
 _YOUNG_S = 2.0
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -144,8 +144,8 @@ T = TypeVar("T")
 
 
 def aside(function: Callable[[], T]) -> asyncio.Future[T]:
-    """Run what may block on a thread of its own; cancelling the future only forgets the result."""
-    # A daemon, unlike an executor's: a driver that never answers does not keep the server alive.
+    """Run a blocking function on its own thread; cancelling the future only drops the result."""
+    # A daemon, unlike an executor's: a stalled driver must not keep the server alive.
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -160,11 +160,11 @@ def aside(function: Callable[[], T]) -> asyncio.Future[T]:
 
 
 class Hub:
-    """Serves the clients. All but what is said otherwise on the event loop."""
+    """Serves the clients, on the event loop unless a method says otherwise."""
 
-    answer_s = 5.0  # for how long a request waits for the driver
-    refresh_s = 1.0  # how often the kernels are looked at
-    linger_s = 60.0  # for how long after the last client has gone, and may be reloading
+    answer_s = 5.0  # seconds that a request waits for the driver
+    refresh_s = 1.0  # seconds between two looks at the kernels
+    linger_s = 60.0  # seconds after the last client has gone, which may be reloading
 
     def __init__(self, sampler: Sampler, kernels: KernelTable, cells: KernelCells) -> None:
         self.sampler = sampler
@@ -186,11 +186,11 @@ class Hub:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What runs now; nothing some time after the last client has gone."""
+        """The running tasks; none some time after the last client has gone."""
         return [task for task in (self._pump, self._watch, *self._asides) if task]
 
     def join(self, write: Callable[[bytes], asyncio.Future[None]]) -> Outbox:
-        """Add a client: it gets a snapshot at once, or as soon as there is one."""
+        """Add a client and send it a snapshot as soon as possible."""
         outbox = Outbox(write, self.cells)
         if self._closed:
             outbox.close()
@@ -205,13 +205,13 @@ class Hub:
         if self._newest is not None:
             outbox.snapshot(self._newest[1])
         else:
-            # The page was reloaded, perhaps: what was read a moment ago need not be awaited.
+            # Perhaps the page was reloaded: a recent snapshot is good enough.
             young = self.sampler.fresh(processes=False, max_age_s=_YOUNG_S)
             young.add_done_callback(lambda future: self._receive(future.result()))
         return outbox
 
     def ask(self, outbox: Outbox, want: Want) -> None:
-        """A client wants something."""
+        """Handle a client's request."""
         outbox.ask(want)
         self._follow()
         if want.past:
@@ -220,13 +220,13 @@ class Hub:
             task.add_done_callback(self._asides.discard)
 
     def leave(self, outbox: Outbox) -> None:
-        """A client has gone."""
+        """Remove a client."""
         outbox.close()
         if self.clients.pop(outbox, self) is None:
             self._follow()
 
     async def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Snapshot:
-        """A snapshot for one request: where the driver stalls, the last one and why it is old."""
+        """Return a snapshot for a request; if the driver stalls, the last one with a Problem."""
         await self.kernels.refresh()
         future = asyncio.wrap_future(self.sampler.fresh(processes=processes, max_age_s=max_age_s))
         done, _ = await asyncio.wait((future,), timeout=self.answer_s)
@@ -235,19 +235,19 @@ class Hub:
         return self.sampler.latest() or Snapshot(time.time(), problems=(self._silent(),))
 
     async def owner(self, pid: int) -> Owner:
-        """Whose a process is at this moment; the snapshots have it some seconds late."""
+        """Return the present owner of a process; snapshots have it some seconds late."""
         await self.kernels.refresh()
-        # Without the GPUs' numbers in it, for which a driver that stalls would be asked.
+        # Without its GPUs' ordinals, which a stalled driver would delay.
         owners = Owners(self.kernels.kernels, gpus=tuple)
         return (await aside(lambda: owners.look_up({pid})))[pid]
 
     async def past(self, since: float | None) -> bytes:
-        """History and cells after a moment, as the message that has them."""
+        """Return the message with the history and cells after a moment."""
         cells = [run.to_dict() for run in self.cells.runs(since)]
 
         def encoded() -> bytes:
             past = self.sampler.history.since(since)
-            # GPU by GPU: a single long `dumps` would keep the event loop from running meanwhile.
+            # GPU by GPU: one long `dumps` would block the event loop.
             gpus = ",".join(f"{_json(uuid)}:{_json(held)}" for uuid, held in past["gpus"].items())
             history = f'{{"time":{_json(past["time"])},"gpus":{{{gpus}}}}}'
             return f'{{"type":"history","history":{history},"cells":{_json(cells)}}}'.encode()
@@ -255,7 +255,7 @@ class Hub:
         return await aside(encoded)
 
     async def checks(self) -> list[dict[str, Any]]:
-        """What the doctor finds; all who ask at once get the same answer."""
+        """Return the doctor's checks; concurrent requests get the same answer."""
         if self._checks is None or self._checks.done():
             self._checks = aside(self.doctor)
         done, _ = await asyncio.wait((self._checks,), timeout=self.answer_s)
@@ -267,7 +267,7 @@ class Hub:
         return [asdict(check) for check in [*found, *own]]
 
     async def close(self) -> None:
-        """The server stops."""
+        """Stop with the server."""
         self._closed = True
         for outbox in list(self.clients):
             self.leave(outbox)
@@ -277,7 +277,7 @@ class Hub:
                 future.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.cells.stop()
-        # It waits for its thread, which is in the driver perhaps.
+        # It waits for its thread, which may be in the driver.
         await aside(self.sampler.close)
 
     def _silent(self) -> Problem:
@@ -285,7 +285,7 @@ class Hub:
         return Problem("stalled", cause, "look at dmesg; if it stays so, restart the machine")
 
     def _follow(self) -> None:
-        """Ask the sampler for what the clients want together."""
+        """Subscribe to the sampler for all clients."""
         if not self.clients:
             self._left_at = time.monotonic()
             self._newest = None
@@ -306,7 +306,7 @@ class Hub:
                 before.close()
 
     def _receive(self, snapshot: Snapshot) -> None:
-        """On the sampler's thread."""
+        """Take a snapshot over, on the sampler's thread."""
         message = b'{"type":"snapshot","snapshot":' + snapshot.to_json().encode() + b"}"
         try:
             self._loop.call_soon_threadsafe(self._take, (snapshot, message))
@@ -320,7 +320,7 @@ class Hub:
             self._woken.set()
 
     async def _run(self) -> None:
-        """Tell the clients what is new, until there is none."""
+        """Send news to the clients, until there are no clients."""
         while self.clients:
             await self._woken.wait()
             self._woken.clear()
@@ -336,9 +336,9 @@ class Hub:
         self._pump = None
 
     async def _look_after(self) -> None:
-        """Follow the kernels and their cells, while there are clients and a while longer."""
+        """Follow the kernels and their cells while there are clients, and a while longer."""
         while self.clients or time.monotonic() - self._left_at < self.linger_s:
-            # A kernel manager may be anybody's.
+            # A kernel manager may be somebody else's class.
             with faults.kept("looking at this server's kernels"):
                 await self.kernels.refresh()
                 self.cells.follow(self.kernels.managers())

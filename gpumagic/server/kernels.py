@@ -31,13 +31,13 @@ from gpumagic.telemetry.snapshot import Snapshot
 WAIT_S = 3.0
 """How long a process has to end, in seconds."""
 
-# The clock may be set while a process lives, which moves the start time that the system reports.
+# Setting the clock moves the start times that the system reports.
 _SAME_START_S = 1.0
 _PAUSE_S = 0.05
 
 
 class NotEnded(Exception):
-    """Why nothing was done; ``status`` is that of the HTTP answer."""
+    """The reason why nothing was done; ``status`` is the HTTP answer's."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -46,7 +46,7 @@ class NotEnded(Exception):
 
 @dataclass(frozen=True)
 class Order:
-    """Which process; ``force``: do not ask it, kill it."""
+    """The process to end; ``force``: kill it at once."""
 
     pid: int
     started: float
@@ -54,14 +54,14 @@ class Order:
 
 
 def parse_order(body: bytes) -> Order:
-    """The order in a request; raises NotEnded where it is malformed."""
+    """Parse the order in a request; raise NotEnded if it is malformed."""
     try:
         order = json.loads(body)
     except (ValueError, RecursionError):
         order = None
     given = order if isinstance(order, dict) else {}
     pid, started, force = given.get("pid"), given.get("started"), given.get("force", False)
-    # True is an integer too, to Python.
+    # True is an int in Python.
     if type(pid) is int and type(started) in (int, float) and type(force) is bool:
         made = Order(pid, started or 0.0, force)
         if 0 < made.pid < 2**31 and 0 < made.started < 2**53:
@@ -70,13 +70,13 @@ def parse_order(body: bytes) -> Order:
 
 
 async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[bool, str]:
-    """End an orphan: whether it has ended, and what to say. NotEnded where it is no orphan of this
-    user that holds GPU memory, or another process."""
+    """End an orphan; return whether it has ended, and a message. Raise NotEnded for another process
+    or if it is no orphan of this user with GPU memory."""
     _check(order, snapshot, owner)
     named = f"process {order.pid} ({owner.name or 'unknown'})"
     try:
         process = psutil.Process(order.pid)
-        # Another may have its pid since its owner was looked up; from here on psutil takes care.
+        # Another process may have its pid since the look-up; from here on psutil checks that.
         if abs(process.create_time() - order.started) > _SAME_START_S:
             raise psutil.NoSuchProcess(order.pid)
         process.kill() if order.force else process.terminate()
@@ -107,7 +107,7 @@ def _check(order: Order, snapshot: Snapshot, owner: Owner) -> None:
             409,
             f"process {order.pid} began at another time: it is another one by now; look again",
         )
-    # By both: the snapshots saw it while its kernel lived; the owner is of this moment.
+    # By both: snapshots saw it while its kernel lived; the owner is current.
     told = any(process.orphan for process in snapshot.processes if process.pid == order.pid)
     if not owner.orphan or not told:
         raise NotEnded(
@@ -118,7 +118,7 @@ def _check(order: Order, snapshot: Snapshot, owner: Owner) -> None:
 
 
 async def _ends(pid: int) -> bool:
-    """Within ``WAIT_S``; also where nobody takes note of its end, as in containers without init."""
+    """Whether it ends within ``WAIT_S``; a zombie has ended, as in containers without init."""
     left = WAIT_S
     while is_alive(pid) and left > 0:
         await asyncio.sleep(_PAUSE_S)
@@ -130,15 +130,15 @@ KEPT_S = 600.0
 """For how long a run is kept, in seconds after its end."""
 
 MOST_RUNS = 2000
-# For so long after a run a list of processes may be the first one since its end.
+# This many seconds after a run, a list of processes may be the first since its end.
 _SETTLED_S = 4.0
-# By beginning only can ZeroMQ choose, and ipykernel calls them "kernel.<some id>.status". What
-# makes many messages, output and widgets, begins otherwise.
+# ZeroMQ selects by prefix, and ipykernel's topics are "kernel.<id>.status". Output and widgets,
+# with many messages, have other prefixes.
 _TOPICS = (b"kernel", b"status", b"execute_input")
 
 
 class KernelTable:
-    """Whose notebook each kernel runs: the event loop refreshes it, and any thread may read."""
+    """The notebook of each kernel; refreshed on the event loop, readable from any thread."""
 
     def __init__(self, kernel_manager: Any, session_manager: Any) -> None:
         self._kernel_manager = kernel_manager
@@ -147,15 +147,15 @@ class KernelTable:
         self._notebooks: dict[str, str] = {}
 
     def kernels(self) -> Sequence[Kernel]:
-        """The kernels as of the last refresh, from any thread."""
+        """Return the kernels at the last refresh; any thread."""
         return self._kernels
 
     def notebook(self, kernel: str) -> str | None:
-        """The path of a kernel's notebook, from any thread."""
+        """Return the path of a kernel's notebook; any thread."""
         return self._notebooks.get(kernel)
 
     def managers(self) -> dict[str, Any]:
-        """The manager of each kernel on this machine, by the kernel's id. On the event loop."""
+        """Return the managers of kernels on this machine by id, on the event loop."""
         found = {}
         for kernel in self._kernel_manager.list_kernel_ids():
             try:
@@ -167,7 +167,7 @@ class KernelTable:
         return found
 
     async def refresh(self) -> None:
-        """Look at the managers again: cheap, and nothing that waits for a kernel."""
+        """Read the managers again; cheap, and without waiting for a kernel."""
         self._notebooks = await self._sessions()
         self._kernels = tuple(
             Kernel(pid, kernel, self._notebooks.get(kernel), _idle_since(manager))
@@ -179,10 +179,10 @@ class KernelTable:
         try:
             sessions = await ensure_async(self._session_manager.list_sessions())
         except (HTTPError, sqlite3.Error, OSError):
-            # A gateway that cannot be reached, or a server that stops: who was there, still is.
+            # An unreachable gateway, or a stopping server: keep the known kernels.
             return self._notebooks
         found: dict[str, str] = {}
-        # A console may share a notebook's kernel; it is the notebook that people look for.
+        # A console may share a notebook's kernel; show the notebook.
         for session in sorted(sessions, key=lambda session: session.get("type") == "notebook"):
             kernel = (session.get("kernel") or {}).get("id")
             name = session.get("path") or session.get("name")
@@ -194,7 +194,7 @@ class KernelTable:
 
 
 def _pid(manager: Any) -> int | None:
-    """None for a kernel that is elsewhere, or whose provisioner does not say."""
+    """Return a kernel's pid; None if it is remote, or its provisioner does not know."""
     pid = getattr(getattr(manager, "provisioner", None), "pid", None)
     return pid if isinstance(pid, int) else None
 
@@ -207,23 +207,23 @@ def _idle_since(manager: Any) -> float | None:
 
 
 class KernelCells(CellRuns):
-    """The runs of the last minutes in this server's kernels. All on the event loop."""
+    """The recent runs in this server's kernels, on the event loop."""
 
     def __init__(
         self, notebook: Callable[[str], str | None], clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__(MOST_RUNS)
-        # The last news, which many clients get: between which revisions, and the message.
+        # The last message for clients, with its first and last revision.
         self._news = (-1, -1, b"")
         self._notebook = notebook
         self._clock = clock
         self._open: dict[tuple[str, str], str] = {}
-        # The kernels whose cells are recorded, and how.
+        # The channels of recorded kernels.
         self.followed: dict[str, Iopub] = {}
         self._pids: dict[str, int] = {}
 
     def follow(self, managers: Mapping[str, Any]) -> None:
-        """Record the cells of these kernels, and of no others any more."""
+        """Record the cells of these kernels only."""
         for kernel, channel in list(self.followed.items()):
             manager = managers.get(kernel)
             if manager is None or not channel.is_of(manager):
@@ -235,16 +235,16 @@ class KernelCells(CellRuns):
                 self.followed[kernel] = Iopub(manager, partial(self.receive, kernel))
             pid = manager.provisioner.pid
             if self._pids.get(kernel, pid) != pid:
-                # It was started anew: nobody will report as ended what ran before.
+                # It was restarted: nothing will report the end of earlier cells.
                 self._abandon(kernel, started(pid) or self._clock())
         self._pids = {kernel: manager.provisioner.pid for kernel, manager in managers.items()}
 
     def stop(self) -> None:
-        """Record no kernel any more."""
+        """Stop recording."""
         self.follow({})
 
     def receive(self, kernel: str, message: Mapping[str, Any]) -> None:
-        """A message of a kernel."""
+        """Handle a kernel's message."""
         try:
             parent = message["parent_header"]
             kind = message["header"]["msg_type"]
@@ -255,7 +255,7 @@ class KernelCells(CellRuns):
                 return
             asked = str(parent["msg_id"])
             if kind == "execute_input":
-                # The kernel's own id of this message: those of a client may come twice.
+                # The id of the kernel's message; a client's may occur twice.
                 run = str(message["header"]["msg_id"])
                 self._open[kernel, asked] = run
                 self._begin(run, kernel, content.get("execution_count"), when)
@@ -265,7 +265,7 @@ class KernelCells(CellRuns):
             return
 
     def see(self, snapshot: Snapshot) -> None:
-        """Who holds memory on which GPU, for the runs of now and of just before."""
+        """Record which GPUs the present and recent runs use."""
         held: dict[str | None, set[str]] = defaultdict(set)
         for process in snapshot.processes:
             held[process.kernel].add(process.uuid)
@@ -274,12 +274,12 @@ class KernelCells(CellRuns):
                 self.hold(run.id, held[run.kernel])
 
     def runs(self, since: float | None = None) -> list[CellRun]:
-        """The runs that had not ended at a moment; all that are kept if None."""
+        """Return the runs that had not ended at a moment; all if None."""
         self._forget()
         return [run for run in self.since() if since is None or run.end is None or run.end > since]
 
     def news(self, revision: int) -> bytes:
-        """The message with the runs that began, ended or changed after a revision."""
+        """Return the message with the runs that changed after a revision."""
         if self._news[:2] != (revision, self.revision):
             runs = [run.to_dict() for run in self.since(revision)]
             message = json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False)
@@ -292,7 +292,7 @@ class KernelCells(CellRuns):
         self._forget()
 
     def _abandon(self, kernel: str, when: float) -> None:
-        """The kernel is gone, or another one since this moment."""
+        """End the runs of a kernel that ended or restarted at this moment."""
         for asked, run in list(self._open.items()):
             known = self.get(run)
             if asked[0] == kernel and (known is None or known.start <= when):
@@ -305,12 +305,12 @@ class KernelCells(CellRuns):
 
 
 class Iopub:
-    """Hands each message that is signed rightly to a listener, until closed. On the event loop."""
+    """Passes each correctly signed message to a listener, until closed, on the event loop."""
 
     def __init__(self, manager: Any, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener
         self._address = _address(manager)
-        # Its own: a session refuses a message that it has seen before.
+        # A session of its own, since a session refuses repeated messages.
         self._session = Session(config=manager.session.config, key=manager.session.key)
         self._stream = manager.connect_iopub()
         self._stream.setsockopt(zmq.LINGER, 0)
@@ -320,11 +320,11 @@ class Iopub:
         self._stream.on_recv(self._receive)
 
     def is_of(self, manager: Any) -> bool:
-        """Whether this is the channel of that manager's kernel, be it one that started anew."""
+        """Whether this is the channel of a manager's present kernel."""
         return self._address == _address(manager)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if not self._stream.closed():
             self._stream.on_recv(None)
             self._stream.close(linger=0)
@@ -334,7 +334,7 @@ class Iopub:
             _, parts = self._session.feed_identities(frames)
             message = self._session.deserialize(parts)
         except (ValueError, TypeError, KeyError, IndexError):
-            # Unsigned, or no message at all, such as the channel's own welcome.
+            # Unsigned, or no message, such as the channel's welcome.
             return
         self._listener(message)
 

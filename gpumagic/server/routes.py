@@ -73,13 +73,13 @@ _COUNTERS = (
 
 
 def prometheus_text(snapshot: Snapshot) -> bytes:
-    """The snapshot in the text format, of type ``CONTENT_TYPE``."""
+    """Return the snapshot in Prometheus's text format, of type ``CONTENT_TYPE``."""
     registry: Any = SimpleNamespace(collect=lambda: _families(snapshot))
     return generate_latest(registry)
 
 
 def _families(snapshot: Snapshot) -> Iterator[Metric]:
-    """A family for each reading that some GPU has."""
+    """Yield a metric family for each reading that some GPU has."""
     for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, about, field, factor in table:
             family = make(f"gpumagic_gpu_{name}", about, labels=_LABELS)
@@ -131,14 +131,14 @@ _COLUMNS = (
     "power (W)",
 )
 _RENDERER = Path(__file__).parents[1] / "static" / "widget.js"
-# What the system keeps for a client that does not read is a queue too: keep it short, in bytes.
+# The socket's buffer is a queue too: keep it short for slow clients.
 _SEND_BUFFER = 32768
 _UNSENT = 16384
 _PING_S = 30.0
 
 
 def routes() -> list[tuple[Any, ...]]:
-    """Each path, who answers it, and how."""
+    """Return each path with its handler and argument."""
     answers = {
         "snapshot": _snapshot,
         "history": _history,
@@ -155,11 +155,10 @@ def routes() -> list[tuple[Any, ...]]:
 
 
 class Guard(JupyterHandler):
-    """Goes before Jupyter's handlers. Nobody who has not logged in is told anything, whatever the
-    method; and a foreign page is refused also where it has the token, unless the server's
-    ``allow_origin`` names it."""
+    """A base class of handlers. Requests without a login are refused, with any method. A foreign
+    page is refused even with the token, unless the server's ``allow_origin`` names it."""
 
-    # What an authoriser is asked about.
+    # The resource for an authorizer.
     auth_resource = "gpumagic"
     # A monitor that is left open does not keep an idle server alive.
     _track_activity = False
@@ -171,23 +170,23 @@ class Guard(JupyterHandler):
         return hub
 
     async def prepare(self, **options: Any) -> None:
-        """Refuse before it is asked whether there is such a method."""
+        """Refuse before the method is checked."""
         await super().prepare(**options)
-        # A browser asks without credentials whether another page may ask.
+        # A browser's preflight request has no credentials.
         preflight = "Access-Control-Request-Method" in self.request.headers
         if self.current_user is None and not (self.request.method == "OPTIONS" and preflight):
             raise web.HTTPError(403)
 
     def skip_check_origin(self) -> bool:
-        """Jupyter's own answer is yes where there is a token."""
+        """Return False; Jupyter would return True with a token."""
         return False
 
 
 class GetRoute(Guard, APIHandler):
-    """Answers GET by a function."""
+    """Answers GET with a function."""
 
     def initialize(self, answer: Callable[[GetRoute], Awaitable[None]]) -> None:
-        """Tornado calls this with the last part of the route's entry."""
+        """Take the argument of the route's entry."""
         self._answer = answer
 
     @web.authenticated
@@ -196,7 +195,7 @@ class GetRoute(Guard, APIHandler):
         await self._answer(self)
 
     def since(self) -> float | None:
-        """The argument of that name, in seconds of Unix time."""
+        """Return the argument ``since``, in Unix time."""
         text = self.get_query_argument("since", "")
         if not text or text == "null":
             return None
@@ -210,28 +209,28 @@ class GetRoute(Guard, APIHandler):
 
 
 async def _snapshot(route: GetRoute) -> None:
-    """The machine now, or as it was at most a second ago."""
+    """Answer with a snapshot at most a second old."""
     route.finish((await route.hub.fresh()).to_json())
 
 
 async def _history(route: GetRoute) -> None:
-    """What was read and which cells ran: all that is kept, or what came after ``since``."""
+    """Answer with the history and cells: all, or those after ``since``."""
     route.finish(await route.hub.past(route.since()))
 
 
 async def _doctor(route: GetRoute) -> None:
-    """What stands between this server and a GPU: a list of checks."""
+    """Answer with the doctor's checks of this server."""
     route.finish(json.dumps(await route.hub.checks(), ensure_ascii=False))
 
 
 async def _metrics(route: GetRoute) -> None:
-    """The snapshot in Prometheus's text format."""
+    """Answer with a snapshot in Prometheus's text format."""
     text = prometheus_text(await route.hub.fresh())
     route.finish(text, set_content_type=CONTENT_TYPE)
 
 
 async def _export(route: GetRoute) -> None:
-    """The history as a file of comma-separated values, for spreadsheets."""
+    """Answer with the history as a CSV file."""
     since = route.since()
 
     def table() -> str:
@@ -244,7 +243,7 @@ async def _export(route: GetRoute) -> None:
 
 
 async def _renderer(route: GetRoute) -> None:
-    """The code that draws, which the notebook's widget has too; a browser's copy is checked."""
+    """Answer with the renderer's JavaScript, also the widget's; a browser's copy is validated."""
     try:
         code = _RENDERER.read_bytes()
     except OSError:
@@ -254,13 +253,13 @@ async def _renderer(route: GetRoute) -> None:
 
 
 class TerminateRoute(Guard, APIHandler):
-    """Ends an orphan, which is named by its pid and by when it began."""
+    """Ends an orphan, named by pid and start time."""
 
     @web.authenticated
     @authorized
     async def post(self) -> None:
         if len(self.request.body) > _LONGEST_BODY:
-            raise web.HTTPError(413, f"a body of at most {_LONGEST_BODY} bytes is expected")
+            raise web.HTTPError(413, f"request body too large: at most {_LONGEST_BODY} bytes")
         try:
             order = kernels.parse_order(self.request.body)
             snapshot = await self.hub.fresh(max_age_s=0.0)
@@ -273,17 +272,17 @@ class TerminateRoute(Guard, APIHandler):
 
 
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """Snapshots by websocket, at the pace that this client chose by one small message."""
+    """Sends snapshots by websocket, at the period that the client's message asks for."""
 
     _outbox: Outbox | None = None
 
     @property
     def max_message_size(self) -> int:
-        """Bytes; tornado closes the connection of who sends more."""
+        """In bytes; tornado closes a connection that sends more."""
         return LONGEST_MESSAGE
 
-    # Tornado pings by itself, and takes them for seconds. Jupyter's own are milliseconds, of which
-    # tornado warns for each connection.
+    # Tornado's own pings, in seconds. Jupyter's settings are in milliseconds, and tornado warns of
+    # them for each connection.
     @property
     def ping_interval(self) -> float:
         """Seconds."""
@@ -291,32 +290,32 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     @property
     def ping_timeout(self) -> float:
-        """Seconds; who does not answer for so long is gone."""
+        """In seconds; a client that does not answer is gone."""
         return self.ping_interval
 
     @ws_authenticated
     async def get(self, *args: Any, **kwargs: Any) -> None:
-        """Become a websocket, for whoever may."""
+        """Upgrade an authorised request to a websocket."""
         who, resource = self.current_user, self.auth_resource
         if not await ensure_async(self.authorizer.is_authorized(self, who, "execute", resource)):
             raise web.HTTPError(403)
         await super().get(*args, **kwargs)
 
     def open(self, *args: Any, **kwargs: Any) -> None:
-        """A client came."""
+        """Add a client."""
         self.set_nodelay(True)
         self._keep_buffers_short()
         self._outbox = self.hub.join(self._send)
 
     def on_message(self, message: str | bytes) -> None:
-        """A client wants something; what is malformed is ignored."""
+        """Handle a client's message; ignore a malformed one."""
         if self._outbox is not None:
             want = parse_want(message, self._outbox.want)
             if want is not None:
                 self.hub.ask(self._outbox, want)
 
     def on_close(self) -> None:
-        """A client has gone."""
+        """Remove a client."""
         if self._outbox is not None:
             self.hub.leave(self._outbox)
             self._outbox = None
@@ -340,21 +339,21 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
             try:
                 link.setsockopt(*option)
             except OSError:
-                continue  # a Unix socket, or a system without such an option
+                continue  # a Unix socket, or a system without the option
 
 
-# What pages ask kernels on the control channel. The status that a kernel sends around its answer is
-# not that of the cell which runs there: the server and its pages are to leave it aside.
+# Requests of pages on kernels' control channel. The status that a kernel sends around its answer is
+# not the running cell's, so the server and its pages must ignore it.
 _ASIDE = ("gpumagic_request", "gpumagic_reply")
 
 
 class Extension(ExtensionApp):
-    """gpumagic in a Jupyter server."""
+    """The server extension of gpumagic."""
 
     name = "gpumagic"
 
     def initialize_settings(self) -> None:
-        """Make the hub, which does nothing until somebody asks."""
+        """Create the hub, which is idle until a request."""
         server = self.serverapp
         assert server is not None
         manager = server.kernel_manager
@@ -367,10 +366,10 @@ class Extension(ExtensionApp):
         self.settings[HUB] = self.hub
 
     def initialize_handlers(self) -> None:
-        """Add the routes; the server puts its base_url before them."""
+        """Add the routes; the server prefixes its base_url."""
         self.handlers.extend(routes())
 
     async def stop_extension(self) -> None:
-        """End all that runs: the server stops."""
+        """Stop everything with the server."""
         if hasattr(self, "hub"):
             await self.hub.close()

@@ -31,25 +31,25 @@ from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample,
 
 
 class Source(Protocol):
-    """What the collector asks of each. `max_age` is how many times its interval a reading may be
-    old: 0 asks for a new one."""
+    """What the collector asks of a source. `max_age` is the age of a cached reading in intervals;
+    0 asks for a new one."""
 
     name: str
 
     def gpus(self, host: Host, max_age: float) -> list[GpuSample]:
-        """Its GPUs now, also lost ones."""
+        """Return its GPUs now, lost ones too."""
 
     def processes(self, max_age: float) -> list[ProcessSample]:
-        """Who holds memory on them."""
+        """Return the processes that hold memory on them."""
 
     def problems(self) -> list[Problem]:
-        """What was wrong with what it was asked last."""
+        """Return the problems of the last questions."""
 
     def software(self) -> Mapping[str, str]:
-        """What its GPUs run on: versions by name."""
+        """Return the versions of its drivers by name."""
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read ahead what is expensive and due, for at most so long."""
+        """Read expensive values that are due, for at most `seconds`."""
 
 
 _KNOWN: dict[str, Callable[[Path], Any]] = {
@@ -67,7 +67,7 @@ _THERE_ARE = (
 def chosen(
     env: Mapping[str, str], platform: str = sys.platform
 ) -> tuple[list[Source], list[Problem]]:
-    """The sources, and a problem for each name that is none."""
+    """Return the sources, and a problem for each unknown name."""
     asked = env.get("GPUMAGIC_SOURCES", "")
     names = [part.strip() for part in asked.split(",") if part.strip()]
     if not names:
@@ -85,7 +85,7 @@ def chosen(
 
 
 class _Unknown(Exception):
-    """No source in any spelling."""
+    """The name is no source."""
 
 
 def _made(name: str) -> Any:
@@ -97,7 +97,7 @@ def _made(name: str) -> Any:
     return getattr(import_module(first), rest)()
 
 
-# On a machine without GPUs there is nothing wrong in these; they only say why there is none.
+# On a machine without GPUs these are no problems; they only say why there is none.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
 _NO_NVML = Problem(
     "nvml-missing",
@@ -109,8 +109,8 @@ _SHOW = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", 
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """The problems as somebody who has these GPUs, or none, should read them; ``named`` where
-    those that can be used have ordinals."""
+    """Return the problems that matter with these GPUs, or none; ``named`` if usable GPUs have
+    ordinals."""
     gpus = [gpu for gpu in gpus if not gpu.lost]
     usable = any(gpu.ordinal is not None or not named for gpu in gpus)
     if gpus and all(gpu.virtual or gpu.vendor != "nvidia" for gpu in gpus):
@@ -125,7 +125,7 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
         return [Problem("no-gpu", "no driver finds a GPU on this machine", why)]
     if any(gpu.virtual for gpu in gpus):
         return list(problems)
-    # Most often nothing is wrong: the machine has no GPU. The doctor has the cures.
+    # Mostly nothing is wrong: the machine has no GPU. The doctor has the cures.
     return [
         replace(problem, cure=why)
         if problem.code in _JUST_NO_GPU
@@ -154,14 +154,14 @@ def _none_visible(vendors: set[str | None]) -> Problem:
 
 
 T = TypeVar("T")
-# How often owners are looked up anew.
+# Seconds between two look-ups of owners.
 _OWNERS_S = 2.9
 
 
 class Collector:
-    """Takes snapshots from its sources, by default those of this machine; ``here`` lists the GPUs
-    that torch has in this process, and ``usable`` is False in a server, which uses no GPU itself
-    but whose kernels number them as it would. A source that fails costs the others nothing."""
+    """Takes snapshots from its sources, by default those of this machine. ``here`` lists the GPUs
+    of torch in this process. ``usable`` is False in a server, which uses no GPU itself, but numbers
+    them as its kernels do. A source that fails does not affect the others."""
 
     def __init__(
         self,
@@ -190,13 +190,13 @@ class Collector:
         self._known_at = float("-inf")
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
-        """The machine now; ``max_age``: how many times its interval a reading may be old."""
+        """Return the machine now; a reading is at most ``max_age`` of its intervals old."""
         with self._lock:
             host = self._host()
             self._failed = []
             real, told = self._gpus(host, max_age)
             real = real or [_of_cuda(d) for d in self._here() if d.index is None and not d.virtual]
-            # This process's own first: they are the ones that a WHERE can name.
+            # This process's own first: a WHERE can name them.
             states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
             gpus = self._with_ordinals([*real, *map(_virtual_sample, states)])
             holders: list[ProcessSample] = []
@@ -231,7 +231,7 @@ class Collector:
             )
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """After a snapshot, read ahead what is expensive and due, for at most so long."""
+        """After a snapshot, read expensive values that are due, for at most `seconds`."""
         with self._lock:
             end = self._monotonic() + seconds
             for source in self._sources:
@@ -242,18 +242,18 @@ class Collector:
                 self._look_up(set(self._known))
 
     def _gpus(self, host: Host, max_age: float) -> tuple[list[GpuSample], list[Source]]:
-        """The GPUs, and which sources told of some."""
+        """Return the GPUs, and the sources that have some."""
         found: dict[str, GpuSample] = {}
         told = []
         for source in self._sources:
             its = self._ask(source, lambda one: one.gpus(host, max_age)) or ()
-            # Two may tell of one GPU: the first is believed.
+            # If two sources have the same GPU, the first counts.
             found |= {gpu.uuid: gpu for gpu in its if gpu.uuid not in found}
             told += [source] if its else []
         return list(found.values()), told
 
     def _ask(self, source: Source, question: Callable[[Source], T]) -> T | None:
-        """The answer of one source, or None and a problem."""
+        """Return the answer of a source, or None and add a problem."""
         try:
             return question(source)
         except Exception as error:  # noqa: BLE001  a source may be anybody's; kept and told
@@ -293,18 +293,18 @@ def _boot() -> str | None:
     try:
         return _BOOT.read_text().strip()
     except OSError:
-        return None  # no Linux
+        return None  # not Linux
 
 
 def host_name() -> str:
-    """What the host is called: by ``GPUMAGIC_HOST``, or its own name."""
+    """Return ``GPUMAGIC_HOST``, or the host's name."""
     return os.environ.get("GPUMAGIC_HOST") or socket.gethostname()
 
 
 def read_host() -> Host:
-    """The host now; ``cpu_utilization`` is since this thread's previous call, None at first."""
+    """Return the host now; ``cpu_utilization`` is since this thread's last call, None at first."""
     utilization: float | None = psutil.cpu_percent()
-    # psutil has nothing to compare with yet, and says 0.
+    # The first value of psutil is meaningless.
     if not getattr(_asked, "before", False):
         utilization = None
     _asked.before = True
@@ -320,18 +320,18 @@ def read_host() -> Host:
 
 
 def snapshot(*, processes: bool = True) -> Snapshot:
-    """Take a snapshot of this machine: its GPUs, who holds them, and what is wrong.
+    """Take a snapshot of this machine: its GPUs, the processes on them, and the problems.
 
     Parameters
     ----------
     processes : bool
-        Ask who holds memory too, the most expensive thing: several milliseconds per GPU.
+        Also ask for the processes, which takes several milliseconds per GPU.
 
     Returns
     -------
     Snapshot
-        Never raises for a driver's fault: that is one of its ``problems``, with cause and cure.
-        A call may take seconds where a driver stalls; do not make it on an event loop.
+        A driver's fault does not raise: it is one of the ``problems``, with cause and cure.
+        The call may take seconds if a driver stalls; do not call it on an event loop.
     """
     return _collector().take(processes=processes)
 

@@ -23,7 +23,7 @@ from gpumagic.telemetry.snapshot import Host
 from gpumagic.telemetry.virtual_state import state_folder
 
 _Found = tuple[bool | None, str, str]
-# From the hardware up: where one is wrong, those after it can be no better.
+# From the hardware up: if one fails, the following cannot pass.
 _CHAIN = (
     "NVIDIA card",
     "driver in the kernel",
@@ -32,12 +32,12 @@ _CHAIN = (
     "module pynvml",
     "NVML",
 )
-# What NVML says of these, it has not from the driver, which may not even be there.
+# NVML answers these without the driver.
 _NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-missing", "pynvml-clash")
 
 
 class Doctor:
-    """Looks at the machine under ``root``, the driver, the packages and the environment."""
+    """Checks the machine under ``root``, the driver, the packages and the environment."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Doctor:
         self._apple = apple or AppleSource()
 
     def checks(self) -> list[Check]:
-        """From the hardware up to the notebook: the first cause is wrong, and has the cure."""
+        """Return the checks from hardware to notebook; the first failed one has the cure."""
         self._door.retry()
         linux = LinuxChecks(self._root, self._env, self._build(), self._container())
         apples = [gpu.name or "unknown model" for gpu in self._apple.gpus(Host())]
@@ -76,7 +76,7 @@ class Doctor:
             "runs in": self._surroundings,
             "state files": self._state_files,
         }
-        # Who has another vendor's GPU and none of NVIDIA's lacks nothing of NVIDIA's.
+        # With only another vendor's GPU, NVIDIA's checks do not apply.
         asked = "nvml" in (self._env.get("GPUMAGIC_SOURCES") or "nvml")
         nothing = asked and not others
         has_nvidias = nothing or "nvidia" in linux.vendors or bool(self._door.gpus())
@@ -87,9 +87,9 @@ class Doctor:
         return [*found, Check("Python", None, version)]
 
     def _first_cause(self, checks: list[Check]) -> list[Check]:
-        """The same, where of the chain only the first cause is still wrong."""
+        """Return the checks; of the chain, only the first failed one counts as failed."""
         fault = self._door.fault
-        # A driver that answers is there, whatever of it cannot be seen from here.
+        # A driver that answers is there, even if its files cannot be seen.
         answers = fault is None or fault.code not in _NOT_ASKED
         wrong = [check for check in checks if check.ok is False and check.name in _CHAIN]
         causes = [check for check in wrong if not answers or check.name not in _CHAIN[:3]]

@@ -13,22 +13,22 @@ from typing import Any, ClassVar, TypeVar
 from gpumagic import drm
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
-# A mean over longer than this says nothing of now.
+# A mean over a longer time does not describe the present.
 _LONGEST_S = 30.0
 
 
 class EngineShares:
-    """Remembers each client's counters; the clock is for those that count nanoseconds."""
+    """The utilization by process, from each client's counters, which may count nanoseconds."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._looked = float("-inf")
-        # Of each client and engine what was done, and what could have been.
+        # By client and engine: the work done, and the work that was possible.
         self._before: dict[tuple[str, int, str], tuple[int, int | None]] = {}
 
     def look(self, clients: Iterable[drm.Client]) -> dict[tuple[int, str], float]:
-        """Percent by pid and PCI address: of the engine that a process kept busiest since the last
-        look; none of who was not there then, or where that is long ago."""
+        """Return percent by pid and PCI address, of the engine that a process used most since the
+        last call. New clients have none, nor has anyone if that call was long ago."""
         now, before, self._before = self._monotonic(), self._before, {}
         passed_s, self._looked = now - self._looked, now
         shares: dict[tuple[int, str, str], float] = {}
@@ -36,7 +36,7 @@ class EngineShares:
             for engine, (done, of, capacity) in client.engines.items():
                 key = (client.address, client.id, engine)
                 was, was_of = before.get(key, (done, None))
-                # A value may fall for a while; until it has caught up, the larger one holds.
+                # A counter may decrease for a while; the larger value counts.
                 self._before[key] = max(done, was), of
                 possible = passed_s * 1e9 if of is None else of - (was_of or of)
                 if key in before and 0 < passed_s <= _LONGEST_S and possible > 0:
@@ -52,15 +52,15 @@ class EngineShares:
 T = TypeVar("T")
 
 
-class KeptReadings:
-    """By key: when it was read, how often it is to be, and how."""
+class CachedReadings:
+    """Readings by key, with their time, interval and function."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._kept: dict[Hashable, tuple[float, float, Callable[[], Any], Any]] = {}
 
     def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
-        """What is kept, unless it is `max_age` times as old as it is to become."""
+        """Return the cached reading, unless it is older than `max_age` intervals."""
         now = self._monotonic()
         kept = self._kept.get(key)
         if kept is None or now - kept[0] >= every_s * max_age:
@@ -69,7 +69,7 @@ class KeptReadings:
         return value
 
     def read_ahead(self, seconds: float, wanted: Callable[[Hashable], bool]) -> None:
-        """Read what is due of the wanted, the longest overdue first, for at most so long."""
+        """Read wanted keys that are due, the most overdue first, for at most `seconds`."""
         end = self._monotonic() + seconds
         for key, (at, every_s, read, _) in sorted(
             self._kept.items(), key=lambda item: item[1][0] + item[1][1]
@@ -91,7 +91,7 @@ _COMPUTES, _DRAWS = ("compute", "ccs"), ("gfx", "render", "rcs")
 
 
 class DrmSource:
-    """What AMD's and Intel's have in common; ``root`` is where the file system begins."""
+    """The common part of AMD's and Intel's sources; ``root`` is the root of the file system."""
 
     name: ClassVar[str]
     vendor: ClassVar[str]
@@ -100,43 +100,42 @@ class DrmSource:
         self, root: Path = Path("/"), monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self.root = root
-        self._kept = KeptReadings(monotonic)
+        self._kept = CachedReadings(monotonic)
         self._shares = EngineShares(monotonic)
         self._known: dict[tuple[str, str], drm.GraphicsCard] = {}
         self._cards: list[drm.GraphicsCard] = []
         self._seen: dict[str, GpuSample] = {}
         self._closed: list[drm.GraphicsCard] = []
 
-    # What a vendor's own tell.
+    # Methods of a vendor.
 
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
-        """Utilization and memory."""
+        """Return utilization and memory."""
         raise NotImplementedError
 
     def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
-        """Readings that are asked for less often, and what does not change."""
+        """Return readings that change slowly or never."""
         raise NotImplementedError
 
     def _is_held(self, card: drm.GraphicsCard, region: str) -> bool:
-        """Whether a region of memory is the GPU's own, of which it has so much."""
+        """Whether a region of memory counts as the GPU's."""
         raise NotImplementedError
 
     def _slept(self, card: drm.GraphicsCard) -> None:
-        """It sleeps: its counters stand still, and say nothing of the time until it wakes."""
+        """Reset the counters of a sleeping GPU, which stand still."""
 
     def _held_elsewhere(self) -> dict[tuple[int, str], int]:
-        """Bytes by pid and PCI address that are told by other means than fdinfo."""
+        """Return bytes by pid and PCI address from other sources than fdinfo."""
         return {}
 
     def software(self) -> dict[str, str]:
-        """What its GPUs run on, by name: versions."""
+        """Return the versions of its drivers by name."""
         raise NotImplementedError
 
-    # What the collector asks.
+    # The interface of a source.
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """All GPUs, also lost ones; `max_age`: how many times its interval a reading may be
-        old."""
+        """Return all GPUs, lost ones too; a reading is at most `max_age` of its intervals old."""
         self._cards = self._kept.get("cards", _SLOW_S, max_age, self._listed)
         if not self._cards and not self._seen:
             return []
@@ -149,13 +148,13 @@ class DrmSource:
         return samples + gone
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
-        """Who holds memory where; `max_age` as in :meth:`gpus`."""
+        """Return the processes that hold memory; `max_age` as in :meth:`gpus`."""
         if not self._cards:
             return []
         return self._kept.get("processes", _PROCESSES_S, max_age, self._read_processes)
 
     def problems(self) -> list[Problem]:
-        """The GPUs whose files this user may not read."""
+        """Return a problem for each GPU whose files this user may not read."""
         return [
             Problem(
                 "not-permitted",
@@ -167,7 +166,7 @@ class DrmSource:
         ]
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read ahead what is due, for at most so long."""
+        """Read values that are due, for at most `seconds`."""
         self._kept.read_ahead(seconds, lambda key: processes or key != "processes")
 
     def _listed(self) -> list[drm.GraphicsCard]:
@@ -217,7 +216,7 @@ class DrmSource:
                 utilization=busy.get(where),
             )
             for where, size in sorted(memory.items())
-            # An engine that has run for it shows that it is at work there, without memory too.
+            # A process without memory counts if an engine has run for it.
             if size or ran.get(where)
         ]
 
@@ -233,24 +232,24 @@ def _kind(ran: set[str], *, computes: bool) -> str | None:
 
 
 def pcie_link(files: drm.Folder) -> dict[str, int | None]:
-    """The link of a PCI device as it is, and the most that it can be: ``"16.0 GT/s PCIe"``."""
+    """Return the present and the best link of a PCI device: ``"16.0 GT/s PCIe"``."""
     found: dict[str, int | None] = {}
     for field, prefix in (("", "current"), ("_limit", "max")):
         speed = (files.text(f"{prefix}_link_speed") or "").partition(" ")[0]
         width = files.number(f"{prefix}_link_width")
         found[f"pcie_generation{field}"] = _GENERATIONS.get(speed)
-        # 0 and 255 are what the kernel says where it does not know.
+        # The kernel writes 0 and 255 for unknown.
         found[f"pcie_width{field}"] = width if width and width <= 32 else None
     return found
 
 
 def first_known(values: Iterable[T | None]) -> T | None:
-    """The first that is not None."""
+    """Return the first value that is not None."""
     return next((value for value in values if value is not None), None)
 
 
 def temperatures(sensors: drm.Folder, channels: Iterable[int]) -> Mapping[str, float | None]:
-    """The first of these channels that there is, and where the GPU slows down, in °C."""
+    """Return the temperature of the first existing channel and its throttling limit, in °C."""
     for channel in channels:
         value = sensors.scaled(f"temp{channel}_input", 1000)
         if value is not None:

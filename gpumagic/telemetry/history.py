@@ -20,7 +20,7 @@ KEPT = 50
 
 @dataclass(frozen=True)
 class Measured:
-    """A finished measurement, as what is to be shown of it."""
+    """A finished measurement, ready to be shown."""
 
     title: str
     text: str
@@ -30,30 +30,30 @@ class Measured:
 
 
 class Board:
-    """What is measured now, what was, and who wants to know."""
+    """The running and the finished measurements, and their subscribers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: dict[object, Callable[[], object]] = {}
         self._numbers = itertools.count()
-        # How far the running measurement is, as JSON; and those that have ended, the newest first.
+        # The progress of the running measurement as JSON; finished ones, the newest first.
         self.now: dict[str, Any] | None = None
         self.entries: tuple[Measured, ...] = ()
 
     def post(self, progress: dict[str, Any] | None) -> None:
-        """Say how far a measurement is, as JSON; None when it has ended."""
+        """Post the progress of a measurement as JSON; None when it has ended."""
         self.now = progress
         self._tell()
 
     def keep(self, title: str, text: str, html: str | None, time: float) -> None:
-        """Add what a measurement gave; `time` is Unix time."""
+        """Add the result of a measurement; `time` is Unix time."""
         with self._lock:
             made = Measured(title, text, html, time, str(next(self._numbers)))
             self.entries = (made, *self.entries)[:KEPT]
         self._tell()
 
     def subscribe(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Have `call` called whenever something is new; the value, called, ends that."""
+        """Call `call` at every change; return a function that unsubscribes it."""
         key = object()
         self._listeners[key] = call
         return lambda: self._listeners.pop(key, None)
@@ -70,12 +70,12 @@ board = Board()
 
 ENTRIES = 600
 INTERVAL_S = 1.0
-# A tick may come a little early.
+# A tick may be slightly early.
 _TOLERANCE = 0.9
 
 
 class Reading(NamedTuple):
-    """One GPU at one moment: seconds of Unix time, percent, bytes, °C, watts; None: not known."""
+    """One GPU at one moment: Unix time, percent, bytes, °C, watts; None if unknown."""
 
     time: float
     uuid: str
@@ -86,12 +86,12 @@ class Reading(NamedTuple):
 
 
 _CHARTED = ("utilization", "memory_used", "power")
-# Bytes by UUID and by holder; None where nobody asked who holds memory.
+# Bytes by UUID and holder; None if processes were not asked for.
 _Held = dict[str, dict[str, int]] | None
 
 
 class History:
-    """A ring of readings; a snapshot that follows the one before too soon is left out."""
+    """A ring of readings; a snapshot too soon after the last one is left out."""
 
     def __init__(self, entries: int = ENTRIES, interval_s: float = INTERVAL_S) -> None:
         self._interval_s = interval_s
@@ -102,7 +102,7 @@ class History:
         return len(self._moments)
 
     def add(self, snapshot: Snapshot) -> bool:
-        """Keep a snapshot's readings; False where it came too soon after the one before."""
+        """Keep a snapshot's readings; return False if it came too soon after the last one."""
         time = snapshot.time
         readings = {
             gpu.uuid: Reading(
@@ -111,7 +111,7 @@ class History:
             for gpu in snapshot.gpus
         }
         with self._lock:
-            # The clock was set back: what was later than now is not history.
+            # The clock was set back: drop readings later than now.
             while self._moments and self._moments[-1][0] > time:
                 self._moments.pop()
             if self._moments and time - self._moments[-1][0] < self._interval_s * _TOLERANCE:
@@ -120,7 +120,7 @@ class History:
             return True
 
     def since(self, time: float | None = None) -> dict[str, Any]:
-        """What was read after a moment (everything that is kept if None), ready for JSON:
+        """Return the readings after a moment (all if None), ready for JSON:
         ``{"time": […], "gpus": {uuid: {"utilization": […], "memory_used": […], "power": […],
         "held": {holder: […]}}}}``."""
         with self._lock:
@@ -142,7 +142,7 @@ class History:
         }
 
     def readings(self, time: float | None = None) -> list[Reading]:
-        """What was read after a moment, oldest first: one per moment and GPU that was there."""
+        """Return the readings after a moment, oldest first: one per moment and present GPU."""
         with self._lock:
             kept = list(self._moments)
         return [
@@ -155,7 +155,7 @@ class History:
 
 
 def _held(snapshot: Snapshot) -> _Held:
-    """As ``heldBy`` in js/src/monitor/split.ts: a GPU has what its MIG devices have too."""
+    """Return bytes by holder, as ``heldBy`` in js/src/monitor/split.ts; with MIG devices."""
     if not snapshot.processes:
         return None
     parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}
@@ -179,18 +179,18 @@ def _columns(uuid: str, moments: Sequence[_Held]) -> dict[str, list[int | None]]
 
 @dataclass(frozen=True)
 class CellRun:
-    """A cell that ran, or runs; mirrored in ``js/src/snapshot.ts``."""
+    """A running or finished cell; mirrored in ``js/src/snapshot.ts``."""
 
-    id: str  # what is told again of a run has the same
+    id: str  # the same in each update of a run
     kernel: str | None
     notebook: str | None
     count: int | None  # the number in brackets before the cell
     start: float  # Unix time
     end: float | None = None
-    gpus: tuple[str, ...] = ()  # UUIDs of those on which its kernel was seen to hold memory
+    gpus: tuple[str, ...] = ()  # UUIDs of the GPUs on which its kernel held memory
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the run as JSON objects."""
         return {**vars(self), "gpus": list(self.gpus)}
 
 
@@ -206,7 +206,7 @@ class CellRuns:
         self.on_change: Callable[[], None] = lambda: None
 
     def keep(self, run: CellRun) -> None:
-        """Add a run, or what is new of one."""
+        """Add or update a run."""
         with self._lock:
             self.revision += 1
             self._runs[run.id] = (self.revision, run)
@@ -215,17 +215,17 @@ class CellRuns:
         self.on_change()
 
     def get(self, name: str) -> CellRun | None:
-        """The run of this id, if it is kept."""
+        """Return the run of this id, or None."""
         return self._runs.get(name, (0, None))[1]
 
     def end(self, name: str, when: float) -> None:
-        """A run has ended."""
+        """Record the end of a run."""
         run = self.get(name)
         if run is not None and run.end is None:
             self.keep(replace(run, end=when))
 
     def hold(self, name: str, uuids: Iterable[str]) -> None:
-        """A run was seen to hold memory on these GPUs."""
+        """Record the GPUs on which a run holds memory."""
         run = self.get(name)
         if run is not None and not set(uuids) <= set(run.gpus):
             self.keep(replace(run, gpus=tuple(sorted({*run.gpus, *uuids}))))
@@ -236,6 +236,6 @@ class CellRuns:
             self._runs = {name: kept for name, kept in self._runs.items() if not unwanted(kept[1])}
 
     def since(self, revision: int = 0) -> list[CellRun]:
-        """The runs that are otherwise than they were at a revision."""
+        """Return the runs that changed after a revision."""
         with self._lock:
             return [run for changed, run in self._runs.values() if changed > revision]

@@ -17,16 +17,16 @@ from gpumagic.telemetry.snapshot import GpuSample, Problem, ProcessSample
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """One check."""
 
     name: str
-    ok: bool | None  # None where it is neither right nor wrong, or follows from what is wrong
+    ok: bool | None  # None for information, or a consequence of a failed check
     found: str
-    cure: str = ""  # where ok is False
+    cure: str = ""  # if ok is False
 
 
 def first_cause(checks: Iterable[Check]) -> list[Check]:
-    """The same, from the hardware up: what is wrong after the first only follows from it."""
+    """Return the checks, from the hardware up; failures after the first become consequences."""
     found: list[Check] = []
     for check in checks:
         follows = check.ok is False and any(one.ok is False for one in found)
@@ -34,9 +34,9 @@ def first_cause(checks: Iterable[Check]) -> list[Check]:
     return found
 
 
-# It takes 75 % of a GPU, unless it is told another share.
+# JAX takes 75 % of a GPU by default.
 _MOST = 0.65
-# The library of JAX's that is loaded when it starts on a GPU, not when it is imported.
+# JAX loads this library when it starts on a GPU, not on import.
 _PLUGIN = b"/jax_plugins/"
 _TAKES, _SHARE = "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _OFF = ("false", "0")
@@ -46,7 +46,7 @@ CURE = f"set {_TAKES}=false, or {_SHARE}=.5, in its environment before JAX start
 def preallocated(
     gpus: Sequence[GpuSample], processes: Iterable[ProcessSample], proc: Path = Path("/proc")
 ) -> list[Problem]:
-    """The GPUs that JAX took for itself, where another process, or torch in this one, is too."""
+    """Return problems for GPUs that JAX preallocated and another process or torch uses."""
     found = []
     held = list(processes)
     for gpu in gpus:
@@ -64,19 +64,19 @@ def _is_wanted(here: Sequence[ProcessSample], holder: ProcessSample) -> bool:
 
 
 def _took_all(holder: ProcessSample, proc: Path) -> bool:
-    """Whether JAX has started in a process, and was not told to take what it needs."""
+    """Whether JAX has started in a process with preallocation."""
     try:
         if _PLUGIN not in (proc / str(holder.pid) / "maps").read_bytes():
             return False
         if holder.mine:
-            return not _told(os.environ)
+            return not _preallocation_changed(os.environ)
         words = (proc / str(holder.pid) / "environ").read_bytes().split(b"\0")
-    except OSError:  # another user's, or gone
+    except OSError:  # another user's, or ended
         return False
-    return not _told(dict(os.fsdecode(word).partition("=")[::2] for word in words))
+    return not _preallocation_changed(dict(os.fsdecode(word).partition("=")[::2] for word in words))
 
 
-def _told(env: Mapping[str, str]) -> bool:
+def _preallocation_changed(env: Mapping[str, str]) -> bool:
     return env.get(_TAKES, "").lower() in _OFF or bool(env.get(_SHARE))
 
 
@@ -91,10 +91,10 @@ def _cause(gpu: GpuSample, holder: ProcessSample) -> str:
 
 
 def check_jax(env: Mapping[str, str]) -> list[Check]:
-    """What the doctor says of it where JAX is imported."""
+    """Return the doctor's check of preallocation if JAX is imported."""
     if "jax" not in sys.modules:
         return []
-    if _told(env):
+    if _preallocation_changed(env):
         said = [f"{name}={env[name]}" for name in (_TAKES, _SHARE) if env.get(name)]
         return [Check("JAX", True, " ".join(said))]
     cure = f"{_TAKES}=false or {_SHARE}=.5 before it starts changes that"
@@ -105,7 +105,7 @@ _LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib
 
 
 class LinuxChecks:
-    """Looks at the machine under ``root``; ``container`` tells whether this runs in one."""
+    """Checks the machine under ``root``; ``container``: whether this runs in one."""
 
     def __init__(
         self, root: Path, env: Mapping[str, str], build: TorchBuild, container: bool
@@ -117,7 +117,7 @@ class LinuxChecks:
         gpus = drm.pci_gpus(root)
         self.vendors = {vendor for vendor, _, _ in gpus}
         self._amd = [gpu for gpu in gpus if gpu[0] == "amd"]
-        # The GPU in a processor is of interest only to a torch that can use it.
+        # An integrated GPU matters only to a torch that can use it.
         self._intel = [
             gpu
             for gpu in gpus
@@ -125,7 +125,7 @@ class LinuxChecks:
         ]
 
     def checks(self) -> list[Check]:
-        """Of AMD's and of Intel's GPUs, where there are some."""
+        """Return the checks of AMD's and Intel's GPUs, if there are some."""
         rocm: list[Check] = []
         if self._amd:
             rocm = [
@@ -149,7 +149,7 @@ class LinuxChecks:
 
     @property
     def wanted_build(self) -> str | None:
-        """The build of torch that these GPUs need and it is not; None where there is no such."""
+        """Return the build of torch that these GPUs need; None if torch is that build."""
         if self._amd and self._build.hip is None:
             return "ROCm"
         return "XPU" if self._intel and self._build.xpu is None else None
@@ -183,7 +183,7 @@ class LinuxChecks:
         return [f"dev/dri/{name}" for name in names if name.startswith("renderD")]
 
     def _open(self, name: str, nodes: Sequence[str]) -> Check:
-        """That there are device files, and that this user may open them."""
+        """Check that the device files exist and that this user may open them."""
         there = [node for node in nodes if (self._root / node).exists()]
         share = "start the container with --device /dev/kfd --device /dev/dri --group-add render"
         if not there:
@@ -193,7 +193,7 @@ class LinuxChecks:
         closed = [n for n in there if not os.access(self._root / n, os.R_OK | os.W_OK)]
         if closed:
             group = _group(self._root / closed[0])
-            cure = f"sudo usermod -aG {group},video $USER, then log in anew"
+            cure = f"sudo usermod -aG {group},video $USER, then log in again"
             cure = f"start the container with --group-add {group}" if self._container else cure
             found = f"this user may not open /{closed[0]}, which is the group {group}'s"
             return Check(name, False, found, cure)
@@ -222,7 +222,7 @@ class LinuxChecks:
     def _visible(
         self, names: Sequence[str], gpus: Callable[[Mapping[str, str], Path], list[Device]]
     ) -> list[Check]:
-        """What each variable leaves of the GPUs; those that are not set are not told."""
+        """Check each environment variable that is set and selects GPUs."""
         every, found = len(gpus({}, self._root)), []
         for name in (name for name in names if name in self._env):
             left = len(gpus({name: self._env[name]}, self._root))
@@ -236,7 +236,7 @@ class LinuxChecks:
 def _group(node: Path) -> str:
     try:
         return node.group()
-    except KeyError:  # a number of the host's, which has no name in this container
+    except KeyError:  # a number of the host, without a name in this container
         return str(node.stat().st_gid)
     except (OSError, NotImplementedError):
         return "render"

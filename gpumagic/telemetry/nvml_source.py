@@ -27,7 +27,7 @@ _GPM_PERCENT = {"sm_activity": 2, "sm_occupancy": 3, "tensor_activity": 5, "dram
 _GPM_RATES = {"pcie_sent": 20, "pcie_received": 21, "nvlink_received": 60, "nvlink_sent": 61}
 _GPM = (*_GPM_PERCENT.values(), *_GPM_RATES.values())
 
-# Those that slow a GPU down: being idle, and a clock that was asked for, are no such reasons.
+# Throttling reasons; being idle and a requested clock are none.
 _THROTTLE = {
     0x004: "power cap",
     0x008: "hardware slowdown",
@@ -36,16 +36,16 @@ _THROTTLE = {
     0x040: "hardware thermal slowdown",
     0x080: "power brake",
 }
-# Bytes a second that no link of today does.
+# Bytes per second above any existing link.
 _MOST_PCIE, _MOST_NVLINK = 250e9, 5e12
 _MOST_FAN = 200
-# A mean over longer than this says nothing of now.
+# A mean over a longer time does not describe the present.
 _LONGEST_S = 30.0
 
 
 @dataclass(frozen=True)
 class Tier:
-    """Questions that are asked together, how often, and how often where the answer was empty."""
+    """Questions asked together, with their interval, and the interval after an empty answer."""
 
     name: str
     every_s: float
@@ -70,9 +70,9 @@ SLOW = Tier(
         "ecc_uncorrected": ("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
     },
 )
-# Seen to take the driver 3 ms.
+# Can take the driver 3 ms.
 RARE = Tier("rare", 10.0, {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)})
-# What does not change; a single look reads it anew.
+# Constant values; a single snapshot reads them again.
 STILL = Tier(
     "still",
     1e9,
@@ -86,8 +86,8 @@ STILL = Tier(
     },
 )
 TIERS = (STILL, SLOW, RARE)
-# The most expensive: the driver goes through all its clients. Where nobody was in a list of
-# graphics or MPS, there will hardly be anybody soon.
+# The most expensive: the driver walks all its clients. An empty list of graphics or MPS clients
+# mostly stays empty.
 LISTS = (
     Tier("compute", 3.0, {"list": ("nvmlDeviceGetComputeRunningProcesses",)}),
     Tier("graphics", 3.0, {"list": ("nvmlDeviceGetGraphicsRunningProcesses",)}, empty_s=15.0),
@@ -99,17 +99,17 @@ _BEFORE_535: dict[str, nvml.Call] = {"throttle": ("nvmlDeviceGetCurrentClocksThr
 
 
 class Rates:
-    """What each counter was before; the clock is for those that do not say when they were read."""
+    """The last value of each counter; the clock is for counters without a timestamp."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Its value, when that was read, and how fast it grew then.
+        # The value, its time, and its rate.
         self._before: dict[Hashable, tuple[float, float, float | None]] = {}
 
     def per_second(self, key: Hashable, field: nvml.Field | None, most: float) -> float | None:
-        """How fast a counter grows, where ``most`` is the greatest rate that can be.
+        """Return the rate of a counter; ``most`` is the greatest possible rate.
 
-        None at first, where it wrapped or was reset, and where it may have wrapped unseen.
+        None at first, and if the counter wrapped, was reset, or may have wrapped unseen.
         """
         if field is None:
             self._before.pop(key, None)
@@ -119,7 +119,7 @@ class Rates:
         passed, grown = at_s - before_s, field.value - value
         if passed == 0:
             return rate
-        # 32 bits of bytes are full in a tenth of a second on a fast link.
+        # A fast link fills 32 bits in a tenth of a second.
         wraps = field.narrow and most * passed >= 2**32
         plausible = 0 < passed <= _LONGEST_S and 0 <= grown <= most * passed
         rate = grown / passed if plausible and not wraps else None
@@ -128,7 +128,7 @@ class Rates:
 
 
 def fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
-    """Utilization and memory, and whether the GPU answered at all."""
+    """Return utilization and memory, and whether the GPU answered."""
     answers = door.ask(gpu, {**FAST, "memory": door.memory_call})
     memory = answers["memory"]
     rates = answers["utilization"]
@@ -146,7 +146,7 @@ def fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
 
 
 def read(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, rates: Rates) -> dict[str, Any]:
-    """A tier's readings of a GPU that has just answered something else."""
+    """Return a tier's readings of a GPU that has just answered."""
     answers = door.ask(gpu, tier.questions, alive=True)
     if tier is STILL:
         return {**answers, "power_limit": _thousandth(answers["power_limit"])}
@@ -167,10 +167,10 @@ def read(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, rates: Rates) -> dict[str, 
 
 
 def read_list(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> tuple[Any, ...]:
-    """NVML's entries of one list."""
+    """Return the entries of one of NVML's lists."""
     found = door.ask(gpu, tier.questions, alive=True)["list"]
     if found is None:
-        # The older question where the driver is older than 510, or says no to the newer one.
+        # The older question, if the driver is older than 510 or refuses the newer one.
         (function,) = tier.questions["list"]
         found = door.ask(gpu, {"list": (f"{function}_v2",)}, alive=True)["list"]
     return tuple(found or ())
@@ -179,7 +179,7 @@ def read_list(door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> tuple[Any, ...]:
 def merge(
     gpu: nvml.Gpu, lists: Mapping[str, tuple[Any, ...]], busy: Mapping[int, float | None] | None
 ) -> list[ProcessSample]:
-    """A GPU's processes; one that is in two lists holds its memory once, one not `busy` is idle."""
+    """Return a GPU's processes; memory in two lists counts once, those not `busy` are idle."""
     memory: dict[int, int | None] = {}
     kinds: dict[int, list[str]] = {}
     for kind, entries in lists.items():
@@ -196,7 +196,7 @@ def merge(
 
 
 def _activity(door: nvml.Nvml, gpu: nvml.Gpu, rates: Rates) -> dict[str, float | None]:
-    """From GPM where there is one, for its counters are wide; else from counters by field."""
+    """Return the activity from GPM, whose counters are wide, or else from fields."""
     metrics = door.gpm(gpu, _GPM)
     found: dict[str, float | None] = {
         name: _percent(metrics.get(number)) for name, number in _GPM_PERCENT.items()
@@ -224,7 +224,7 @@ def _integer(structure: Any, name: str) -> int | None:
 
 
 def _percent(value: float | None) -> float | None:
-    # Drivers are known to answer nonsense such as 4294967295.
+    # Drivers may answer 4294967295.
     return None if value is None or not 0 <= value <= 100.5 else min(float(value), 100.0)
 
 
@@ -232,9 +232,9 @@ def _thousandth(value: int | None) -> float | None:
     return None if value is None else value / 1000
 
 
-# A tick may come a little early.
+# A tick may be slightly early.
 _EARLY_S = 0.05
-# How long an Xid error stays among the problems.
+# Seconds for which an Xid error is a problem.
 _XID_TOLD_S = 600.0
 
 # Meanings and cures after NVIDIA's "XID Errors", https://docs.nvidia.com/deploy/xid-errors/.
@@ -265,7 +265,7 @@ _UNKNOWN = ("a critical error of the driver", "look the number up in NVIDIA's li
 
 
 class NvmlSource:
-    """Samples of NVIDIA's GPUs; ``door`` is asked anew each time, for a fork closes it."""
+    """Samples of NVIDIA's GPUs; ``door`` is called each time, since a fork closes it."""
 
     name = "nvml"
 
@@ -282,13 +282,13 @@ class NvmlSource:
         self._xids = XidLog()
         self._driver: str | None = None
         self._cuda: str | None = None
-        # By UUID and tier: when it was read, and what.
+        # By UUID and tier: the time and the readings.
         self._kept: dict[tuple[str, str], tuple[float, Any]] = {}
         self._present: tuple[nvml.Gpu, ...] = ()
         self._samples: list[GpuSample] = []
 
     def software(self) -> dict[str, str]:
-        """The driver's version, and the newest CUDA that it can run: ``"13.0"``."""
+        """Return the driver's version, and the newest CUDA that it can run: ``"13.0"``."""
         if self._driver is None:
             version = self._door().system("nvmlSystemGetDriverVersion")
             self._driver = None if version is None else str(version)
@@ -299,8 +299,8 @@ class NvmlSource:
         return {name: version for name, version in told.items() if version}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """All GPUs, also lost ones; ``max_age``: how many times its interval a reading may be old,
-        and unless 0, Xid errors are watched."""
+        """Return all GPUs, lost ones too; a reading is at most ``max_age`` of its intervals old.
+        Unless it is 0, Xid errors are watched."""
         door = self._door()
         gpus = door.gpus()
         if not gpus:
@@ -317,7 +317,7 @@ class NvmlSource:
         return self._samples
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
-        """Who holds memory where; `max_age` as in :meth:`gpus`. Takes some ms per GPU."""
+        """Return the processes that hold memory, in some ms per GPU; `max_age` as above."""
         door = self._door()
         found: list[ProcessSample] = []
         for gpu in _uncut(door.gpus()):
@@ -327,7 +327,7 @@ class NvmlSource:
         return found
 
     def problems(self) -> list[Problem]:
-        """The driver that cannot be asked; the GPUs that are lost or silent; late Xid errors."""
+        """Return problems: an unreachable driver, lost or silent GPUs, recent Xid errors."""
         door = self._door()
         found = [] if door.fault is None else [_problem(door.fault)]
         found += [_problem(fault, uuid) for uuid, fault in door.lost.items()]
@@ -336,7 +336,7 @@ class NvmlSource:
         return found + self._xids.problems(self._samples, self._clock())
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read ahead what is due, the longest overdue first, for at most so long."""
+        """Read values that are due, the most overdue first, for at most `seconds`."""
         door = self._door()
         end = self._monotonic() + seconds
         jobs = [(gpu, tier) for gpu in self._present for tier in TIERS]
@@ -378,7 +378,7 @@ class NvmlSource:
         return GpuSample(gpu.uuid, gpu.name, gpu.index, lost=True)
 
     def _reading(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, max_age: float) -> Any:
-        """What a tier told of a GPU, read anew if that is too old."""
+        """Return a tier's readings of a GPU, read again if they are too old."""
         if self._due(gpu, tier, max_age) <= self._monotonic():
             self._read(door, gpu, tier)
         return self._kept[gpu.uuid, tier.name][1]
@@ -403,25 +403,25 @@ class NvmlSource:
 
 
 class XidLog:
-    """Errors with the seconds of Unix time at which they were seen."""
+    """Xid errors with the Unix time at which they were seen."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, float]] = {}
         self._seen: dict[tuple[str, int], float] = {}
 
     def add(self, found: Iterable[tuple[str, int]], time: float) -> None:
-        """UUID and number of each error that came since the last time."""
+        """Add the UUID and number of each new error."""
         for uuid, number in found:
             self._last[uuid] = (number, time)
             self._seen[uuid, number] = time
 
     def last(self, uuid: str) -> tuple[int | None, float | None]:
-        """The last error of a GPU since watching began, and when."""
+        """Return the last error of a GPU and its time."""
         return self._last.get(uuid, (None, None))
 
     def problems(self, gpus: Iterable[GpuSample], time: float) -> list[Problem]:
-        """One for each number that a GPU reported in the last ten minutes."""
-        # A clock that was set back must not keep them for ever.
+        """Return a problem for each error of the last ten minutes."""
+        # If the clock was set back, they must still expire.
         self._seen = {key: at for key, at in self._seen.items() if 0 <= time - at <= _XID_TOLD_S}
         known = {gpu.uuid: gpu for gpu in gpus}
         return [_xid_problem(known[uuid], number) for uuid, number in self._seen if uuid in known]
@@ -435,12 +435,12 @@ def _xid_problem(gpu: GpuSample, number: int) -> Problem:
 
 
 def _uncut(gpus: tuple[nvml.Gpu, ...]) -> list[nvml.Gpu]:
-    """A GPU that is cut into MIG devices lists theirs once more."""
+    """Leave out processes that a GPU lists again for its MIG devices."""
     cut = {gpu.parent for gpu in gpus}
     return [gpu for gpu in gpus if gpu.uuid not in cut]
 
 
 def _problem(fault: nvml.DriverFault, uuid: str | None = None) -> Problem:
-    # A lost GPU whose UUID was never seen is known by its index only.
+    # A lost GPU that was never seen has only an index.
     known = uuid if uuid and not uuid.startswith("index ") else None
     return Problem(fault.code, fault.cause, fault.cure, known)

@@ -29,8 +29,8 @@ from gpumagic.device import torch_build
 from gpumagic.drm.card_list import whole
 from gpumagic.nvml import Field
 from gpumagic.telemetry.drm_source import (
+    CachedReadings,
     DrmSource,
-    KeptReadings,
     first_known,
     pcie_link,
     temperatures,
@@ -40,13 +40,13 @@ from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
 
 class AmdSource(DrmSource):
-    """Samples of the GPUs that ``amdgpu`` has."""
+    """Samples of the GPUs of ``amdgpu``."""
 
     name: ClassVar[str] = "amd"
     vendor: ClassVar[str] = "amd"
 
     def software(self) -> dict[str, str]:
-        """ROCm's version, where it is installed, and the driver's, where it has one of its own."""
+        """Return the version of ROCm, if installed, and of a driver outside the kernel."""
         installed = (drm.Folder(self.root).text("opt/rocm/.info/version") or "").partition("-")[0]
         driver = drm.Folder(self.root).text("sys/module/amdgpu/version")
         rocm = {"ROCm": installed} if installed else {}
@@ -85,7 +85,7 @@ class AmdSource(DrmSource):
 
 
 def _sensors(sensors: drm.Folder) -> dict[str, Any]:
-    """Channel 1 is the die's edge, 2 its hottest spot; accelerators have only the latter."""
+    """Return the sensors. Channel 1 is the die's edge, 2 its hottest spot, always there."""
     power = (sensors.scaled(f"power1_{kind}", 1e6) for kind in ("average", "input"))
     speed, most = sensors.number("fan1_input"), sensors.number("fan1_max")
     return {
@@ -103,24 +103,24 @@ def _mhz(hertz: int | None) -> int | None:
 
 
 def _highest(levels: str | None) -> int | None:
-    """2100 of ``"0: 500Mhz\\n1: 2100Mhz *"``: the speed that the clock can have at most."""
+    """2100 of ``"0: 500Mhz\\n1: 2100Mhz *"``: the highest clock."""
     words = [line.partition(":")[2].strip() for line in (levels or "").splitlines()]
     speeds = [whole(word.lower().partition("mhz")[0]) for word in words]
     return max((speed for speed in speeds if speed is not None), default=None)
 
 
 def _ecc(counts: str) -> tuple[int | None, int | None]:
-    """Corrected and uncorrected of ``"ue: 0\\nce: 3"``."""
+    """Return corrected and uncorrected errors of ``"ue: 0\\nce: 3"``."""
     told = {key.strip(): value for key, _, value in (n.partition(":") for n in counts.splitlines())}
     return whole(told.get("ce", "").strip()), whole(told.get("ue", "").strip())
 
 
-# Where the two drivers have the same thing.
+# Files of the two drivers for the same value.
 _IDLE = ("device/tile0/gt0/gtidle/idle_residency_ms", "gt/gt0/rc6_residency_ms")
 _CLOCK = ("device/tile0/gt0/freq0/act_freq", "gt/gt0/rps_act_freq_mhz")
 _CLOCK_LIMIT = ("device/tile0/gt0/freq0/max_freq", "gt/gt0/rps_max_freq_mhz")
 _REASON = ("device/tile0/gt0/freq0/throttle/reason_", "gt/gt0/throttle_reason_")
-# The greatest that a counter can grow in a second: milliseconds, and joules.
+# The greatest increase of a counter in a second: milliseconds, and joules.
 _MOST = {"idle": 1200.0, "energy": 2000.0}
 _REASONS = {
     "pl1": "power cap",
@@ -135,7 +135,7 @@ _REASONS = {
 
 
 class IntelSource(DrmSource):
-    """Samples of the GPUs that ``xe`` or ``i915`` has; ``integrated``: also those in processors."""
+    """Samples of the GPUs of ``xe`` and ``i915``; ``integrated``: also those in processors."""
 
     name: ClassVar[str] = "intel"
     vendor: ClassVar[str] = "intel"
@@ -151,7 +151,7 @@ class IntelSource(DrmSource):
         self._rates = Rates(monotonic)
 
     def software(self) -> dict[str, str]:
-        """The drivers' names; they have the kernel's version."""
+        """Return the drivers' names; they have the kernel's version."""
         return {card.driver: "" for card in self._cards if card.driver}
 
     def _listed(self) -> list[drm.GraphicsCard]:
@@ -163,7 +163,7 @@ class IntelSource(DrmSource):
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
         idle = self._per_second(card, "idle", _either(card, _IDLE))
         return {
-            # Of each second so many milliseconds; a counter may run ahead of the clock a little.
+            # Milliseconds per second; a counter may be slightly ahead of the clock.
             "utilization": None if idle is None else min(max(100.0 - idle / 10, 0.0), 100.0),
             "memory_total": _tiles(card),
             "memory_used": None,
@@ -188,7 +188,7 @@ class IntelSource(DrmSource):
             **temperatures(sensors, (2, 1)),
             "energy": joules,
             "power": self._per_second(card, "energy", joules),
-            "power_limit": limit or None,  # 0 is what it says where there is no limit
+            "power_limit": limit or None,  # 0 means no limit
         }
 
     def _slept(self, card: drm.GraphicsCard) -> None:
@@ -212,7 +212,7 @@ def _either(card: drm.GraphicsCard, names: tuple[str, str]) -> int | None:
 
 
 def _tiles(card: drm.GraphicsCard) -> int | None:
-    """What older versions of xe told of each tile's memory, and of i915."""
+    """Return the memory of all tiles, from older versions of xe and from i915."""
     found = [
         card.device.number(f"{name}/physical_vram_size_bytes")
         for name in card.device.names()
@@ -233,13 +233,13 @@ def _throttle(card: drm.GraphicsCard) -> tuple[str, ...] | None:
 
 # It takes some 20 ms.
 _EVERY_S = 2.0
-# What plistlib raises of what is broken.
+# Errors of plistlib for broken data.
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, ExpatError)
 _COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
 
 
 def ioreg() -> bytes:
-    """What the command prints; empty where there is no such command."""
+    """Return the output of the command; empty if it does not exist."""
     try:
         return subprocess.run(_COMMAND, capture_output=True, timeout=5, check=False).stdout
     except (OSError, subprocess.SubprocessError):
@@ -247,7 +247,7 @@ def ioreg() -> bytes:
 
 
 class AppleSource:
-    """Samples of the GPU of a Mac with Apple silicon; elsewhere there is none."""
+    """Samples of the GPU of a Mac with Apple silicon; elsewhere empty."""
 
     name = "apple"
 
@@ -259,34 +259,34 @@ class AppleSource:
     ) -> None:
         self._read = read
         self._here = platform == "darwin"
-        self._kept = KeptReadings(monotonic)
+        self._kept = CachedReadings(monotonic)
 
     def software(self) -> dict[str, str]:
-        """The system's version."""
+        """Return the system's version."""
         return {"macOS": mac_ver()[0]}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """The one GPU; `max_age`: how many times its interval a reading may be old."""
+        """Return the GPU; a reading is at most `max_age` of its intervals old."""
         if not self._here:
             return []
         found = self._kept.get("ioreg", _EVERY_S, max_age, lambda: _entries(self._read()))
         return [_sample(n, entry, host) for n, entry in enumerate(found)]
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
-        """None: what a process has of the host's memory is not told by what uses it."""
+        """Return nothing: shared memory is not attributed to the GPU."""
         return []
 
     def problems(self) -> list[Problem]:
-        """None: without the command there is no GPU."""
+        """Return nothing: without the command there is no GPU."""
         return []
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read ahead what is due, for at most so long."""
+        """Read values that are due, for at most `seconds`."""
         self._kept.read_ahead(seconds, lambda key: True)
 
 
 def _entries(plist: bytes) -> list[dict[str, Any]]:
-    """The accelerators that a property list has; none where it is not one."""
+    """Return the accelerators of a property list; empty if it cannot be parsed."""
     try:
         found = plistlib.loads(plist)
     except _MALFORMED:
@@ -302,7 +302,7 @@ def _sample(index: int, entry: dict[str, Any], host: Host) -> GpuSample:
     busy = _count(statistics.get("Device Utilization %"))
     return GpuSample(
         uuid=f"MPS-{host.name or 'here'}" + (f"-{index}" if index else ""),
-        # Some have it as bytes that end with a zero.
+        # Some models have bytes that end with a zero.
         name=model.rstrip(b"\0").decode(errors="replace")
         if isinstance(model, bytes)
         else model

@@ -23,41 +23,41 @@ import psutil
 from gpumagic.device import Device, amd_gpus, physical_gpus, visible
 
 _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
-# What its GPUs have their numbers from.
+# The variables that number its GPUs.
 _CUDA = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "HIP_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
 )
-# The kernel and its child may have begun within one tick of the system's clock.
+# A kernel and its child may have started in the same tick of the clock.
 _TICK_S = 0.02
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What does not change while a process lives; nothing after ``ours`` is known unless it is."""
+    """The constants of a process; fields after ``ours`` are known only if it is true."""
 
     pid: int
     started: float
     user: str | None = None
     ours: bool = False
     name: str | None = None
-    notebook: str | None = None  # what the Jupyter server told its kernel that it runs
-    server_pid: int | None = None  # of the process that launched that kernel
-    connection: Path | None = None  # in its command line: a kernel, or forked from one
-    cuda: Mapping[str, str] = field(default_factory=dict)  # of its environment, when it began
+    notebook: str | None = None  # the notebook's name that the Jupyter server gave its kernel
+    server_pid: int | None = None  # pid of the process that launched that kernel
+    connection: Path | None = None  # from its command line: a kernel, or forked from one
+    cuda: Mapping[str, str] = field(default_factory=dict)  # of its environment at its start
 
     @property
     def kernel(self) -> str | None:
-        """The id of the kernel that it is, or was forked from."""
+        """The id of its kernel: itself, or the one that it was forked from."""
         match = _CONNECTION.search(self.connection.name) if self.connection else None
         return match["id"] if match else None
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process at one moment; ``session`` is the pid of its session's leader."""
+    """A process at one moment; ``session`` is the pid of the session's leader."""
 
     facts: Facts
     parent: int
@@ -65,41 +65,41 @@ class Process:
 
     @property
     def leads(self) -> bool:
-        """It leads its session, as every kernel does that jupyter_client launched."""
+        """Whether it leads its session, as every kernel of jupyter_client does."""
         return self.session == self.facts.pid
 
 
 class Processes:
-    """Looks at processes; the facts of those that are looked at again are kept."""
+    """Looks up processes; constants of known ones are cached."""
 
     def __init__(self) -> None:
         self._facts = lru_cache(65536)(_facts)
 
     def look(self, pid: int) -> Process | None:
-        """A process; None where there is none of that pid, or it cannot be seen from here."""
+        """Return a process; None if the pid does not exist or cannot be seen from here."""
         try:
             process = psutil.Process(pid)
             with process.oneshot():
-                # By its start too: a clock that is set moves the starts of all.
+                # Also by its start; setting the clock moves all start times.
                 facts = self._facts(process, process.create_time())
                 return Process(facts, process.ppid(), _session(pid))
         except (psutil.Error, ValueError, OverflowError):
             return None
 
     def line(self, pid: int) -> list[Process]:
-        """A process, its parent, its parent's parent and so on."""
+        """Yield a process and its ancestors."""
         found: list[Process] = []
         process = self.look(pid)
         while process is not None and process not in found:
             found.append(process)
             parent = self.look(process.parent) if process.parent else None
-            # A parent that is younger has only the pid of the one that is gone.
+            # A younger parent is another process with the old pid.
             older = parent and parent.facts.started <= process.facts.started + _TICK_S
             process = parent if older else None
         return found
 
     def kernels(self) -> Iterator[Process]:
-        """All living kernels of this user, by their command lines. Looks at every process."""
+        """Return all living kernels of this user, by their command lines. Walks all processes."""
         for pid in psutil.pids():
             process = self.look(pid)
             if process and process.facts.connection and is_kernel(process) and is_alive(pid):
@@ -108,15 +108,15 @@ class Processes:
 
 def is_kernel(process: Process) -> bool:
     """Whether a process with a connection file in its command line is the kernel itself."""
-    # A child that was forked has its parent's command line, but does not lead a session.
+    # A forked child has its parent's command line, but does not lead a session.
     return process.leads or process.session is None or process.facts.server_pid is None
 
 
 def started(pid: int) -> float | None:
-    """When a living process began, in seconds of Unix time; None where it has ended."""
+    """Return the start of a living process in Unix time; None if it has ended."""
     try:
         process = psutil.Process(pid)
-        # One that only waits to be reaped is no more than an entry in a table.
+        # A zombie has ended.
         ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
         return None if ended else process.create_time()
     except (psutil.Error, ValueError, OverflowError):
@@ -124,7 +124,7 @@ def started(pid: int) -> float | None:
 
 
 def resident(pid: int) -> int | None:
-    """Bytes of the host's memory that a process has; None where that is not to be known."""
+    """Return a process's resident bytes; None if unknown."""
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except (psutil.Error, ValueError, OverflowError):
@@ -132,12 +132,12 @@ def resident(pid: int) -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process."""
+    """Whether the process exists."""
     return started(pid) is not None
 
 
 def ignores_hangup(pid: int) -> bool:
-    """Whether it was told to stay when its terminal goes, as ``nohup`` does; Linux says so."""
+    """Whether it ignores the end of its terminal, as under ``nohup``; known on Linux."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
@@ -186,12 +186,12 @@ def _facts(process: psutil.Process, began: float) -> Facts:
 
 
 def _connection(words: list[str], launched: bool) -> Path | None:
-    """The connection file in a command line; ``launched``: by jupyter_client, for certain."""
+    """Return the connection file in a command line; ``launched``: surely by jupyter_client."""
     for n, word in enumerate(words[1:], 1):
         path = word.partition("=")[2] if word.startswith("-") else word
         if not _CONNECTION.search(path):
             continue
-        # An editor may have such a file open too.
+        # An editor may also have opened such a file.
         if launched or word.startswith("-") or words[n - 1] in ("-f", "--f"):
             return Path(path)
     return None
@@ -209,13 +209,13 @@ class Kernel:
     pid: int
     id: str
     notebook: str | None = None
-    idle_since: float | None = None  # Unix time; None while it is busy or where it is not known
-    server: str | None = None  # the address of its Jupyter server, where that is another one
+    idle_since: float | None = None  # Unix time; None while it is busy or if unknown
+    server: str | None = None  # the address of its Jupyter server, if another
 
 
 @dataclass(frozen=True)
 class Owner:
-    """What a ``ProcessSample`` tells of a process; None: not known, or not ours to tell."""
+    """The owner's fields of a ``ProcessSample``; None if unknown or another user's."""
 
     user: str | None = None
     name: str | None = None
@@ -226,13 +226,13 @@ class Owner:
     server: str | None = None
     idle_since: float | None = None
     orphan: bool = False
-    host_memory: int | None = field(default=None, compare=False)  # it changes all the time
-    ordinals: Mapping[str, int] = field(default_factory=dict)  # CUDA's in that process, by UUID
+    host_memory: int | None = field(default=None, compare=False)  # it changes constantly
+    ordinals: Mapping[str, int] = field(default_factory=dict)  # in that process, by UUID
 
 
 class Owners:
-    """Looks processes up. ``kernels`` are known for certain, as a Jupyter server's own are, others
-    are found by their command lines; notebooks are named from ``root``."""
+    """Looks up the owners of processes. ``kernels`` are known for sure, as a Jupyter server's own;
+    others are found by their command lines. Notebooks are named relative to ``root``."""
 
     def __init__(
         self,
@@ -246,12 +246,12 @@ class Owners:
         self._amd_gpus = amd_gpus
         self._root = root
         self._processes = Processes()
-        # Those that had left their kernel's session while it still lived.
+        # Processes that left their kernel's session while it lived.
         self._detached: set[tuple[int, float]] = set()
         self._living: list[Process] | None = None
 
     def look_up(self, pids: set[int]) -> dict[int, Owner]:
-        """By pid; a process that is gone, or that cannot be seen from here, has an empty Owner."""
+        """Return owners by pid; empty for a process that has ended or cannot be seen."""
         self._living = None
         kernels = {kernel.pid: kernel for kernel in self._kernels()}
         self._detached = {(pid, began) for pid, began in self._detached if started(pid) == began}
@@ -283,34 +283,34 @@ class Owners:
         facts = process.facts
         if facts.server_pid is None and facts.notebook is None:
             return False
-        # Who leads a session of its own was made to outlive its kernel: a daemon, a tmux.
+        # A session's leader is meant to outlive its kernel: a daemon, a tmux.
         if process.session is None or process.leads or facts.pid == os.getpid():
             return False
         if is_alive(process.session):
             return False
         if any(_may_have_started(kernel, process) for kernel in self._living_kernels(kernels)):
             self._detached.add((facts.pid, facts.started))
-        # Where this process ignores it too, as a server under nohup does, that shows nothing.
+        # Not if this process ignores it too, as a server under nohup.
         told = ignores_hangup(facts.pid) and not ignores_hangup(os.getpid())
         return not told and (facts.pid, facts.started) not in self._detached
 
     def _from_root(self, notebook: str | None) -> str | None:
-        """The name that the server has for a notebook which its environment named in full."""
+        """Return a notebook's name relative to the server's root."""
         if notebook is None or self._root is None:
             return notebook
         path = Path(notebook)
         return path.relative_to(self._root).as_posix() if self._root in path.parents else notebook
 
     def _living_kernels(self, kernels: Mapping[int, Kernel]) -> list[Process]:
-        """Looks at every process, so at most once for each look-up."""
+        """Return the living kernels. Walks all processes, so at most once per look-up."""
         if self._living is None:
             certain = (self._processes.look(pid) for pid in kernels if is_alive(pid))
             self._living = [*filter(None, certain), *self._processes.kernels()]
         return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
-        # A notebook may set a variable later, which nobody sees from outside; that is rare only
-        # where somebody has set one before.
+        # A notebook may set a variable later, which cannot be seen from outside. That is rare only
+        # if one was set before.
         if not any(name.endswith("_VISIBLE_DEVICES") for name in cuda):
             return {}
         return {
@@ -321,7 +321,7 @@ class Owners:
 
 
 def _kernel_of(line: Sequence[Process], kernels: Mapping[int, Kernel]) -> Kernel | None:
-    """The kernel that the first of this line is or descends from."""
+    """Return the kernel that the first process is or descends from."""
     for process in line:
         if process.facts.pid in kernels:
             kernel = kernels[process.facts.pid]
@@ -343,7 +343,7 @@ def _may_have_started(kernel: Process, process: Process) -> bool:
 
 
 def _server_of(kernel: Process) -> str | None:
-    """The address of a kernel's server, where it is not this process's own."""
+    """Return the address of a kernel's server, if it is not this process's own."""
     facts = kernel.facts
     pid = facts.server_pid or kernel.parent
     if facts.connection is None or pid in (os.getpid(), os.getppid()):
@@ -352,7 +352,7 @@ def _server_of(kernel: Process) -> str | None:
 
 
 def _address(info: Path, pid: int) -> str | None:
-    """What a running server wrote about itself, which has the token apart from the address."""
+    """Return a running server's address from its own file, without the token."""
     try:
         with info.open("rb") as file:
             told = json.loads(file.read(_LONGEST_INFO))

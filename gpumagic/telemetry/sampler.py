@@ -27,14 +27,14 @@ from gpumagic.telemetry.snapshot import Problem, Snapshot
 PERIODS_S = (0.25, 60.0)
 """The least and the greatest period that can be asked for, in seconds."""
 
-# A tick that comes so much of a period early is one's own.
+# A tick counts even if it is early by this part of a period.
 TOLERANCE = 0.1
 
 Listener = Callable[[Snapshot], None]
 
 
 class Subscription:
-    """What :meth:`Sampler.subscribe` returns; closed at the end of a ``with`` block."""
+    """A subscription to a :class:`Sampler`; a context manager that closes it."""
 
     def __init__(
         self,
@@ -51,20 +51,20 @@ class Subscription:
         self._delivered_at = -math.inf
 
     def close(self) -> None:
-        """Watch no more. Any thread may, as often as it likes, also from within the listener."""
+        """Unsubscribe. Any thread may call it, repeatedly, also the listener."""
         if not self.closed:
             self.closed = True
             self._follow()
 
     def has_turn(self, at: float, always: bool) -> bool:
-        """Whether its period is over at this moment, which then begins anew."""
+        """Whether its period is over at this moment; if so, the next one begins."""
         turn = always or at - self._delivered_at >= self.period_s * (1 - TOLERANCE)
         if turn:
             self._delivered_at = at
         return turn
 
     def deliver(self, snapshot: Snapshot) -> None:
-        """Call the listener; one that fails must not cost the others theirs."""
+        """Call the listener; its error must not affect the others."""
         if self._listener is None or self.closed:
             return
         with faults.kept("calling a listener of the GPU monitor"):
@@ -78,7 +78,7 @@ class Subscription:
 
 
 def checked(period_s: Any) -> float:
-    """The period in seconds, or GpuError where it is out of bounds."""
+    """Return the period in seconds; raise GpuError if it is out of bounds."""
     least, greatest = PERIODS_S
     number = isinstance(period_s, int | float) and period_s == period_s
     if number and least <= period_s <= greatest:
@@ -91,7 +91,7 @@ def checked(period_s: Any) -> float:
 
 
 class Waiting(NamedTuple):
-    """One who waits for a single snapshot, read at this moment or later."""
+    """A request for one snapshot, read at this moment or later."""
 
     future: Future[Snapshot]
     processes: bool
@@ -99,21 +99,21 @@ class Waiting(NamedTuple):
 
 
 class Pace:
-    """When ticks are due: on a grid of the period, without drift and without bursts."""
+    """The times of ticks: on a grid of the period, without drift and without bursts."""
 
     def __init__(self) -> None:
         self.period_s = math.inf
-        # When the last tick was due, on the grid, and the next is: by one monotonic clock.
+        # The last and the next tick on the grid, in monotonic time.
         self.ticked = self._due = -math.inf
 
     def set_period(self, period_s: float, now: float) -> None:
-        """Go on at another period, counted from the last tick."""
+        """Change the period, counted from the last tick."""
         if period_s != self.period_s:
             self.period_s = period_s
             self._due = max(self.ticked + period_s, now)
 
     def tick(self, now: float) -> bool:
-        """Whether a tick is due; it then counts as made, on the grid however late it comes."""
+        """Whether a tick is due; if so, it counts as done, on the grid even if it is late."""
         if now < self._due or math.isinf(self.period_s):
             return False
         self.ticked = self._due + (now - self._due) // self.period_s * self.period_s
@@ -121,22 +121,22 @@ class Pace:
         return True
 
     def pause(self, now: float) -> float | None:
-        """Seconds until the next tick; None where none ever is."""
+        """Return seconds until the next tick; None if there is none."""
         return None if math.isinf(self.period_s) else max(self._due - now, 0.0)
 
 
-# A driver that has not answered for so long is said to stall.
+# A driver that has not answered for this long stalls.
 _STALLED_S = 2.0
 _JOIN_S, _KEEPER = 2.0, "gpumagic-sampler"
-# At a slower pace than this, what is expensive is read in the tick itself and not after it.
+# With a longer period, expensive values are read in the tick itself, not after it.
 _CHORES_UP_TO_S = 2.0
-# How many times its interval a reading may be old in a tick that has chores after it, or none.
+# The greatest age of a reading in intervals, with and without reading ahead after the tick.
 _PATIENCE, _NO_PATIENCE = 2.0, 0.9
 
 
 class Sampler:
-    """Takes snapshots for its subscribers, who are told where the driver has not answered for
-    ``stalled_s`` seconds; without ``threads`` it does only what its ``drive`` is called for."""
+    """Takes snapshots for its subscribers, with a Problem if the driver has not answered for
+    ``stalled_s`` seconds. Without ``threads`` it works only in calls of ``drive``."""
 
     def __init__(
         self,
@@ -164,17 +164,17 @@ class Sampler:
         self._keeping = self._asking = False  # whether there are the two threads
         self._watching: list[Subscription] = []
         self._waiting: list[Waiting] = []
-        self._call: Callable[[], None] | None = None  # what the driver is asked, since this moment
+        self._call: Callable[[], None] | None = None  # the driver's current call and its begin
         self._called_at = 0.0
-        self._at = 0.0  # the moment that the last snapshot stands for
+        self._at = 0.0  # the time of the last snapshot
         self._new = self._stalled = False
         self._pace = Pace()
 
     def subscribe(
         self, listener: Listener | None = None, *, period_s: float = 1.0, processes: bool = False
     ) -> Subscription:
-        """Watch, until the subscription is closed; GpuError for a period out of ``PERIODS_S``. The
-        listener is called at most once per period, on a thread that it must not hold up."""
+        """Subscribe until the subscription is closed; GpuError for a period out of ``PERIODS_S``.
+        The listener is called at most once per period, on a thread that it must not block."""
         made = Subscription(self._follow, listener, period_s, processes)
         with self._changed:
             made.closed = self.closed
@@ -183,13 +183,13 @@ class Sampler:
         return made
 
     def latest(self) -> Snapshot | None:
-        """The last snapshot, at once; where the driver stalls, with its age and a Problem."""
+        """Return the last snapshot at once; if the driver stalls, with its age and a Problem."""
         with self._changed:
             return self._known(self._monotonic())[0]
 
     def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Future[Snapshot]:
-        """A snapshot that is at most so many seconds old: the last one, or one that is taken now.
-        The future does not fail: where the driver stalls, it has what :meth:`latest` has."""
+        """Return a future of a snapshot that is at most ``max_age_s`` seconds old, taken now if
+        necessary. The future does not fail: if the driver stalls, it has :meth:`latest`."""
         future: Future[Snapshot] = Future()
         future.set_running_or_notify_cancel()
         with self._changed:
@@ -202,7 +202,7 @@ class Sampler:
         return future
 
     def close(self) -> None:
-        """End the threads; nobody is told anything more, and who waits gets what there is."""
+        """End the threads; waiting requests get the last snapshot."""
         with self._changed:
             self.closed = True
             for subscription in self._watching:
@@ -211,7 +211,7 @@ class Sampler:
             self._wake()
         for one in waiting:
             one.future.set_result(self._snapshot or Snapshot(self._clock()))
-        # A driver that stalls is not waited for; nor does a listener that closes wait for itself.
+        # Do not wait for a stalled driver, nor for this thread if a listener closes the sampler.
         if threading.current_thread().name != _KEEPER:
             with self._changed:
                 self._changed.wait_for(
@@ -219,7 +219,7 @@ class Sampler:
                 )
 
     def drive(self) -> None:
-        """Do all that is due, here: for a sampler without threads."""
+        """Do everything that is due, for a sampler without threads."""
         while True:
             self._deliver()
             with self._changed:
@@ -228,10 +228,10 @@ class Sampler:
                 return
             self._call()
 
-    # Below, what needs the lock to be held says so. Listeners and the source never run under it.
+    # Methods below that need the lock say so. Listeners and the source never run under it.
 
     def _follow(self) -> None:
-        """Somebody came or went."""
+        """Adjust to the subscribers."""
         with self._changed:
             self._watching = [one for one in self._watching if not one.closed]
             period_s = min((one.period_s for one in self._watching), default=math.inf)
@@ -248,7 +248,7 @@ class Sampler:
         return not self.closed and bool(self._watching or self._waiting)
 
     def _keep(self) -> None:
-        """The thread that keeps the time."""
+        """Run the thread that keeps the time."""
         while True:
             self._deliver()
             with self._changed:
@@ -261,7 +261,7 @@ class Sampler:
                     self._changed.wait(self._pause())
 
     def _ask(self) -> None:
-        """The thread that asks the driver."""
+        """Run the thread that asks the driver."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._call or not self._keeping)
@@ -273,7 +273,7 @@ class Sampler:
             call()
 
     def _take(self, processes: bool, max_age: float, ahead_s: float) -> None:
-        """Take a snapshot, and then read ahead what is expensive and due, for at most so long."""
+        """Take a snapshot, then read expensive values ahead, for at most `ahead_s`."""
         try:
             snapshot = self._source.take(processes=processes, max_age=max_age)
         except Exception as error:  # noqa: BLE001  kept and told, and the next may succeed
@@ -297,12 +297,12 @@ class Sampler:
             self._changed.notify_all()
 
     def _deliver(self) -> None:
-        """Deliver what is new, or that the driver stalls."""
+        """Deliver a new snapshot, or a Problem if the driver stalls."""
         with self._changed:
             now = self._monotonic()
             new, self._new = self._new, False
             snapshot, stalls = self._known(now)
-            # Whoever was told of a stall is told of its end.
+            # After a stall, its end is delivered too.
             over, self._stalled = new and self._stalled and not stalls, stalls
             if snapshot is None or not (new or stalls):
                 return
@@ -318,7 +318,7 @@ class Sampler:
             subscription.deliver(snapshot)
 
     def _serves(self, one: Waiting) -> bool:
-        """Lock held; whether the last snapshot is what somebody waits for."""
+        """Lock held; whether the last snapshot serves a request."""
         return self._read_at >= one.not_before and (self._has_processes or not one.processes)
 
     def _known(self, now: float) -> tuple[Snapshot | None, bool]:
@@ -341,7 +341,7 @@ class Sampler:
         return replace(last, gpus=gpus, problems=(*last.problems, problem)), True
 
     def _hand_out(self) -> None:
-        """Lock held; begin what is due."""
+        """Lock held; begin the work that is due."""
         if self._call or not self._needed():
             return
         now = self._monotonic()
@@ -359,9 +359,9 @@ class Sampler:
             self._changed.notify_all()
 
     def _start(self, name: str, run: Callable[[], None]) -> bool:
-        """Whether something runs it now."""
+        """Start a thread; return whether it runs."""
         if self._threads:
-            # No executor's: a driver that never answers would keep the process from ending.
+            # Not an executor's: a driver that never answers would keep the process alive.
             threading.Thread(target=run, name=name, daemon=True).start()
         return self._threads
 
@@ -385,7 +385,7 @@ def shared_sampler() -> Sampler:
 
 def _after_fork() -> None:
     shared_sampler.cache_clear()
-    # The threads are the parent's, and its locks may be held for ever.
+    # The threads belong to the parent, and its locks may stay held.
     for inherited in list(_live):
         inherited._begin()
         inherited.closed = True

@@ -28,65 +28,65 @@ class Host:
     cpu_utilization: float | None = None
     memory_total: int | None = None
     memory_used: int | None = None
-    boot: str | None = None  # Linux's id of this boot, of which no other machine has the same
+    boot: str | None = None  # Linux's id of this boot, unique to the machine
 
 
 @dataclass(frozen=True)
 class GpuSample:
     """A GPU, a MIG device or a virtual GPU."""
 
-    uuid: str  # "GPU-…", "MIG-…" or "PCI-…": the one name that holds everywhere
+    uuid: str  # "GPU-…", "MIG-…" or "PCI-…": the same in all processes
     name: str | None = None
-    index: int | None = None  # its driver's, that of nvidia-smi; a MIG device has its parent's
+    index: int | None = None  # the driver's, as in nvidia-smi; a MIG device has its parent's
     ordinal: int | None = None  # torch's, in the process that took the snapshot
-    ordinal_certain: bool = True  # False where CUDA's own order could not be known
+    ordinal_certain: bool = True  # False if CUDA's order is unknown
     virtual: bool = False
-    mig: str | None = None  # the parent's UUID, where this is a MIG device
-    unified: bool = False  # it shares the host's memory, and memory_total is the host's
+    mig: str | None = None  # the parent's UUID of a MIG device
+    unified: bool = False  # it shares the host's memory, all of which is memory_total
     memory_total: int | None = None
     memory_used: int | None = None
-    memory_reserved: int | None = None  # what the driver keeps for itself; not in memory_used
-    utilization: float | None = None  # of the last second or less, the part in which a kernel ran
-    memory_utilization: float | None = None  # the part in which memory was used: bandwidth
+    memory_reserved: int | None = None  # by the driver; not part of memory_used
+    utilization: float | None = None  # percent of the last second or less in which a kernel ran
+    memory_utilization: float | None = None  # percent of the time in which memory was accessed
     temperature: float | None = None
-    temperature_limit: float | None = None  # where it slows down
+    temperature_limit: float | None = None  # where it throttles
     power: float | None = None
     power_limit: float | None = None
     sm_clock: int | None = None
     memory_clock: int | None = None
-    throttle: tuple[str, ...] | None = None  # what slows it down; () where nothing does
-    sm_clock_limit: int | None = None  # the most that it can do, as all limits below
+    throttle: tuple[str, ...] | None = None  # throttling reasons; () if none
+    sm_clock_limit: int | None = None  # the maximum, as all limits below
     memory_clock_limit: int | None = None
-    fan: float | None = None  # percent of its greatest speed
-    pcie_generation: int | None = None  # of the link as it is now
+    fan: float | None = None  # percent of its maximum
+    pcie_generation: int | None = None  # of the present link
     pcie_width: int | None = None  # lanes
     pcie_generation_limit: int | None = None
     pcie_width_limit: int | None = None
-    pcie_received: float | None = None  # bytes a second into the GPU, and out of it
+    pcie_received: float | None = None  # bytes per second into the GPU, and out of it
     pcie_sent: float | None = None
-    nvlink_received: float | None = None  # bytes a second over all its NVLinks
+    nvlink_received: float | None = None  # bytes per second over all NVLinks
     nvlink_sent: float | None = None
-    sm_activity: float | None = None  # Hopper and newer, as the next: multiprocessors at work
-    sm_occupancy: float | None = None  # warps resident of those possible
-    tensor_activity: float | None = None  # tensor cores at work
+    sm_activity: float | None = None  # percent; from here on Hopper and newer: busy multiprocessors
+    sm_occupancy: float | None = None  # resident warps of the possible ones
+    tensor_activity: float | None = None  # busy tensor cores
     dram_activity: float | None = None  # DRAM bandwidth in use
     ecc_corrected: int | None = None  # memory errors since the driver was loaded
     ecc_uncorrected: int | None = None
-    xid: int | None = None  # the last critical Xid error since watching began, and when
+    xid: int | None = None  # the last critical Xid error since sampling began, and its time
     xid_time: float | None = None
     energy: float | None = None  # joules since the driver was loaded
-    virtual_ordinal: int | None = None  # of a virtual GPU: CUDA's, in the process that has it
-    lost: bool = False  # it was there and answers no longer; only name, UUID and index are known
+    virtual_ordinal: int | None = None  # of a virtual GPU: CUDA's in its process
+    lost: bool = False  # it no longer answers; only name, UUID and index are known
     age: float = 0.0  # seconds since the values were read: 0 unless the driver stalls
     vendor: str | None = "nvidia"  # or "amd", "intel", "apple"
 
     @property
     def kind(self) -> str:
-        """What torch calls its like: "cuda", also AMD's, "xpu" or "mps"."""
+        """torch's type of device: "cuda" (AMD too), "xpu" or "mps"."""
         return _KINDS.get(self.vendor or "", "cuda")
 
     def called(self, ordinal: int) -> str:
-        """ "cuda:1", "xpu:1"; "mps" of the one that Macs have."""
+        """Return torch's name: "cuda:1", "xpu:1", or "mps"."""
         return self.kind if self.kind == "mps" else f"{self.kind}:{ordinal}"
 
 
@@ -101,19 +101,19 @@ class ProcessSample:
     pid: int
     memory: int | None = None
     kind: str | None = None  # "compute", "graphics", "mps", or several joined with "+"
-    name: str | None = None  # as all below, known only of the user who took the snapshot
-    user: str | None = None  # known of all
-    notebook: str | None = None  # whose kernel it is
+    name: str | None = None  # this and all below: only for the user who took the snapshot
+    user: str | None = None  # for all users
+    notebook: str | None = None  # of its kernel
     started: float | None = None
-    mine: bool = False  # it is the process that took the snapshot
-    kernel: str | None = None  # the id of the Jupyter kernel that it is, or whose child it is
-    child: bool = False  # it was started by the kernel, such as a DataLoader's worker
+    mine: bool = False  # the process that took the snapshot
+    kernel: str | None = None  # the id of its Jupyter kernel, or of its parent's
+    child: bool = False  # started by the kernel, as a DataLoader's worker
     server: str | None = None  # the address of the Jupyter server that has the kernel, if another
-    idle_since: float | None = None  # since when the kernel has had nothing to do
-    orphan: bool = False  # its kernel is gone and it still runs
-    ordinal: int | None = None  # CUDA's number of this GPU in that process
-    host_memory: int | None = None  # bytes of RAM that it has resident
-    utilization: float | None = None  # of the last seconds, the part in which its kernels ran
+    idle_since: float | None = None  # Unix time since when the kernel is idle
+    orphan: bool = False  # it still runs, but its kernel has ended
+    ordinal: int | None = None  # CUDA's ordinal of this GPU in that process
+    host_memory: int | None = None  # resident bytes of RAM
+    utilization: float | None = None  # percent of the last seconds in which its kernels ran
 
     @property
     def owner(self) -> str:
@@ -128,7 +128,7 @@ class ProcessSample:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong and how to fix it; ``uuid`` where it is one GPU's."""
+    """A problem with its cause and cure; ``uuid`` if it concerns one GPU."""
 
     code: str
     cause: str
@@ -138,21 +138,21 @@ class Problem:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A machine's GPUs and who holds them at one moment."""
+    """A machine's GPUs and the processes on them at one moment."""
 
     time: float
     host: Host = Host()
     driver: str | None = None
-    source: str = "none"  # or who told of GPUs: "nvml", "amd+virtual"
+    source: str = "none"  # or the sources of GPUs: "nvml", "amd+virtual"
     gpus: tuple[GpuSample, ...] = ()
     processes: tuple[ProcessSample, ...] = ()
     problems: tuple[Problem, ...] = ()
     cuda: str | None = None  # the newest that the driver can run, "13.0"
-    software: tuple[str, ...] = ()  # what others' GPUs run on: "ROCm 6.2.4", "amdgpu"
+    software: tuple[str, ...] = ()  # of other vendors' GPUs: "ROCm 6.2.4", "amdgpu"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists and tuples, numbers, strings and None."""
-        # Not ``asdict``, which copies each value: ten times slower.
+        """Return plain dicts, lists, tuples, numbers, strings and None."""
+        # ``asdict`` copies each value and is ten times slower.
         return {
             **vars(self),
             "host": {**vars(self.host)},
@@ -162,12 +162,12 @@ class Snapshot:
         }
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return one line of JSON."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Snapshot:
-        """What ``to_dict`` made, of any version; ValueError where what is needed is missing."""
+        """Read what ``to_dict`` made, of any version; ValueError if a required field is missing."""
         try:
             return cls(
                 **{
@@ -183,12 +183,12 @@ class Snapshot:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Snapshot:
-        """What ``to_json`` wrote, of any version; ValueError where it is no JSON or no snapshot."""
+        """Read what ``to_json`` wrote, of any version; ValueError if it is no snapshot."""
         return cls.from_dict(json.loads(text))
 
 
 def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that this version has, with tuples for JSON's lists."""
+    """Return the fields that this version knows, with tuples for JSON's lists."""
     known = {field.name: data[field.name] for field in fields(kind) if field.name in data}
     return {n: tuple(value) if isinstance(value, list) else value for n, value in known.items()}
 
@@ -198,26 +198,26 @@ def _many(kind: type[T], data: Any) -> tuple[T, ...]:
 
 
 def same_host(a: Host, b: Host) -> bool:
-    """Whether these are one machine, or one container of it."""
+    """Whether two hosts are the same machine or container."""
     return (a.name, a.boot) == (b.name, b.boot)
 
 
 def other_hosts(own: Snapshot, told: Iterable[Snapshot]) -> list[Snapshot]:
-    """The snapshots of hosts that are not ``own``'s, in the order in which they are told.
+    """Return the snapshots of other hosts than ``own``'s, in the given order.
 
     Parameters
     ----------
     own : Snapshot
-        As taken here.
+        Taken here.
     told : iterable of Snapshot
-        As taken by other processes, of any host.
+        Taken by other processes, on any host.
 
     Returns
     -------
     list of Snapshot
-        With the GPUs that nobody told of before, and their processes; none of these is ``mine``.
+        With GPUs not in earlier snapshots, and their processes; ``mine`` is False for all.
     """
-    # A container may have other names for itself and the same GPUs.
+    # A container may have another host name and the same GPUs.
     seen = {gpu.uuid for gpu in own.gpus}
     others = []
     for snapshot in told:

@@ -33,22 +33,22 @@ would count them; nanoseconds of work in the window that ended last; when that w
 WINDOW_NS = 1_000_000_000
 """How long a window is: ``BUSY_NS / WINDOW_NS`` is the utilization."""
 
-# A window that ended longer ago says that nothing has run since.
+# If a window ended longer ago, nothing has run since.
 _STALE_NS = 1_500_000_000
-# More than there can be; a reader reads no more of a file.
+# More than any file has; a reader stops there.
 _MAX_GPUS = 64
-# First who and what, as JSON with spaces behind it; then the rows.
+# The header, JSON padded with spaces; then the rows.
 _HEADER = 16384
 _ROW = COUNTERS * 8
-# What reading anything but a state file may raise.
+# Errors of reading a file that is no state file.
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
-# The clock may be set while a process lives, which moves the start time that the system reports.
+# Setting the clock moves the start times that the system reports.
 _SAME_START_S = 2.0
 
 
 @dataclass(frozen=True)
 class VirtualFacts:
-    """What does not change about a virtual GPU; ``memory_total`` in bytes."""
+    """The constants of a virtual GPU; ``memory_total`` in bytes."""
 
     uuid: str
     name: str
@@ -68,7 +68,7 @@ class VirtualState:
 
 
 class Publisher:
-    """The counters of this process's virtual GPUs, readable by every process of this user."""
+    """The counters of this process's virtual GPUs, which all processes of this user can read."""
 
     # Rows of int64, one per GPU, to be indexed with ``ALLOCATED`` and its like, and to be written;
     # after a fork the child finds private ones here.
@@ -78,7 +78,7 @@ class Publisher:
         self._pid = os.getpid()
         self._facts = tuple(gpus)
         self.refresh: Callable[[], None] = lambda: None  # called before they are read here
-        # None where no file could be written: this process still sees its own GPUs.
+        # None if no file could be written; this process still sees its GPUs.
         self.path: Path | None = None
         self._shared = mmap.mmap(-1, _HEADER + _ROW * len(gpus))
         facts = [asdict(gpu) for gpu in gpus]
@@ -98,7 +98,7 @@ class Publisher:
         with os.fdopen(descriptor, "wb") as file:
             file.write(self._shared[:])
         self.path = folder / f"{self._pid}.state"
-        # Under its final name only when whole: a reader sees all of it or nothing.
+        # Renamed when complete: a reader sees all of it or nothing.
         os.replace(name, self.path)
         with self.path.open("r+b") as file:
             self._shared = mmap.mmap(file.fileno(), 0)
@@ -108,12 +108,12 @@ class Publisher:
         self.counters = [rows[n * COUNTERS : (n + 1) * COUNTERS] for n in range(len(self._facts))]
 
     def states(self) -> list[VirtualState]:
-        """These GPUs now, straight from memory."""
+        """Return these GPUs now, from memory."""
         self.refresh()
         return _states(self._pid, self._facts, [list(row) for row in self.counters])
 
     def close(self) -> None:
-        """Remove the file. The rows stay writable for whoever still holds them."""
+        """Remove the file. The rows stay writable."""
         _live.discard(self)
         atexit.unregister(self.close)
         if self.path is not None and os.getpid() == self._pid:
@@ -121,7 +121,7 @@ class Publisher:
         self.path = None
 
     def _leave_to_parent(self) -> None:
-        """In the child of a fork: the file and the GPUs are the parent's."""
+        """After a fork, in the child: the file and the GPUs are the parent's."""
         self.path = None
         self._cut_rows(bytearray(self._shared[:]))
         _live.discard(self)
@@ -153,20 +153,20 @@ if hasattr(os, "register_at_fork"):
 
 
 def state_folder() -> Path:
-    """Where this user's state files lie; ``GPUMAGIC_RUNTIME_DIR`` moves it."""
+    """Return the folder of this user's state files; ``GPUMAGIC_RUNTIME_DIR`` overrides it."""
     chosen = os.environ.get("GPUMAGIC_RUNTIME_DIR")
     if chosen:
         return Path(chosen) / "virtual"
     from platformdirs import user_runtime_path
 
     with warnings.catch_warnings():
-        # Without XDG_RUNTIME_DIR it warns and takes the temporary folder, which is what we want.
+        # Without XDG_RUNTIME_DIR it warns and takes the temporary folder, as intended.
         warnings.simplefilter("ignore")
         return user_runtime_path("gpumagic") / "virtual"
 
 
 def read(folder: Path | None = None) -> list[VirtualState]:
-    """All virtual GPUs of this user's living processes, by process and ordinal."""
+    """Return all virtual GPUs of this user's living processes, by process and ordinal."""
     found = [state for publisher in list(_live) for state in publisher.states()]
     own = {state.pid for state in found}
     folder = state_folder() if folder is None else folder
@@ -181,8 +181,8 @@ def read(folder: Path | None = None) -> list[VirtualState]:
 
 
 def read_file(path: Path) -> list[VirtualState]:
-    """The virtual GPUs in one state file; nothing where it cannot be trusted. It is removed where
-    its process is gone."""
+    """Return the virtual GPUs in one state file; empty if it is invalid. The file is removed if
+    its process has ended."""
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(_HEADER))

@@ -21,7 +21,7 @@ from gpumagic.frameworks.beside import Beside
 from gpumagic.timing.timing import Agreement
 from gpumagic.usercode.values import comes_from, is_tensor, torch_here
 
-# Relative and absolute, as torch.testing has them; of 8 bits it has none of its own.
+# Relative and absolute, from torch.testing, which has none for 8-bit floats.
 _TOLERANCES = {
     "float16": (1e-3, 1e-5),
     "bfloat16": (1.6e-2, 1e-5),
@@ -32,12 +32,12 @@ _TOLERANCES = {
     "complex128": (1e-7, 1e-7),
 }
 FLOAT32 = _TOLERANCES["float32"]
-# Numbers that are compared at a time: wide copies of all could be eight times its memory.
+# Numbers compared at a time: wider copies of a whole array could take eight times its memory.
 _PART = 2**22
 
 
 def alike(one: Any, other: Any) -> tuple[Any, Any]:
-    """Two results as arrays of one library: tensors where one of them is, else NumPy's."""
+    """Return two results as arrays of one library: tensors if one of them is, else NumPy's."""
     library = torch_here() if is_tensor(one) or is_tensor(other) else sys.modules["numpy"]
     return library.asarray(one), library.asarray(other)
 
@@ -48,11 +48,11 @@ def dtype_of(array: Any) -> str:
 
 
 def tolerance(array: Any) -> tuple[float, float] | None:
-    """How far floats of an array's dtype may be apart, relative and absolute; None for others."""
+    """Return the relative and absolute tolerance of a dtype; None if it is no float."""
     name = dtype_of(array)
     if not name.startswith(("float", "bfloat", "complex")):
         return None
-    # NumPy knows nothing of the dtypes that JAX and TensorFlow bring along.
+    # NumPy does not know the dtypes that JAX and TensorFlow add.
     about = torch_here() if is_tensor(array) else sys.modules.get("ml_dtypes", sys.modules["numpy"])
     info = about.finfo(array.dtype)
     relative, absolute = _TOLERANCES.get(name, (0.0, 0.0))
@@ -67,7 +67,7 @@ def equal_arrays(one: Any, other: Any) -> bool:
 
 
 def array_differences(one: Any, other: Any) -> tuple[float, float]:
-    """The largest difference of finite numbers, NaN if others differ, and the largest of `one`."""
+    """Return the largest difference of finite numbers (NaN if others differ) and largest number."""
     library: Any = torch_here() if is_tensor(one) else sys.modules["numpy"]
     kind = library.complex128 if "complex" in dtype_of(one) else library.float64
     flat = one.reshape(-1), other.reshape(-1)
@@ -77,7 +77,7 @@ def array_differences(one: Any, other: Any) -> tuple[float, float]:
         usual = library.isfinite(x) & library.isfinite(y)
         if not library.allclose(x[~usual], y[~usual], equal_nan=True):
             return math.nan, most
-        # Zeros make no difference to either.
+        # Zeros affect neither.
         x, y = library.where(usual, x, 0.0), library.where(usual, y, 0.0)
         largest = max(largest, float(abs(x - y).max()))
         most = max(most, float(abs(x).max()))
@@ -85,7 +85,7 @@ def array_differences(one: Any, other: Any) -> tuple[float, float]:
 
 
 def numbers_apart(one: complex, other: complex) -> tuple[float, float]:
-    """The same of two numbers of Python's."""
+    """Return the same for two Python numbers."""
     if cmath.isfinite(one) and cmath.isfinite(other):
         return abs(one - other), abs(one)
     both = one == other or (cmath.isnan(one) and cmath.isnan(other))
@@ -94,16 +94,16 @@ def numbers_apart(one: complex, other: complex) -> tuple[float, float]:
 
 # TF32 keeps 10 bits of a float32's 23 (NVIDIA, "TensorFloat-32 in the A100 GPU").
 _TF32 = 2.0**-10
-# Bytes of results beyond which they are not kept for the comparison.
+# Results above this many bytes are not kept for the comparison.
 _KEPT = 2**30
 _DEEPEST = 20
 _NUMBERS = (bool, int, float, complex)
 _RANDOM = "the cell draws random numbers, which differ by device"
-_IN_PLACE = "each device goes on from what the one before has left, in place"
+_IN_PLACE = "in place, each device continues from the values that the last one left"
 
 
 class Agreeing:
-    """Keeps what the first device gave at one value, and the worst agreement of each other one."""
+    """The first device's results at one value, and the worst agreement of each other one."""
 
     def __init__(self, in_place: bool) -> None:
         self._in_place = in_place
@@ -128,7 +128,7 @@ class Agreeing:
         self.worst[where] = max(self.worst.get(where, found), found, key=_badness)
 
     def forget(self) -> None:
-        """Let go of the numbers."""
+        """Free the results."""
         self._first = None
 
 
@@ -139,7 +139,7 @@ def _badness(found: Agreement) -> tuple[int, float]:
 def agree(
     reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
 ) -> Agreement:
-    """Whether two devices gave the same `outcome`; numbers `drawn` at random need not be."""
+    """Whether two devices gave the same `outcome`; random numbers (`drawn`) may differ."""
     loose = _uses_tf32(reference) or _uses_tf32(where)
     differences: list[_Difference] = []
     skipped = []
@@ -165,7 +165,7 @@ def agree(
 
 @dataclass(frozen=True)
 class _Difference:
-    """How far apart one result is: `excess` in units of what is allowed."""
+    """The difference of one result; `excess` is in units of the tolerance."""
 
     name: str
     excess: float
@@ -174,7 +174,7 @@ class _Difference:
 
 
 def _judge(fine: Agreement, differences: list[_Difference], drawn: bool) -> Agreement:
-    """The worst of the differences, or the largest of those that are allowed."""
+    """Return the worst difference, or the largest allowed one."""
     if not differences:
         return replace(fine, same=None, reason=fine.reason or "the code gives no numbers")
     worst = max(differences, key=lambda d: d.excess)
@@ -212,7 +212,7 @@ def _compare(
 def _within(
     name: str, found: tuple[float, float], allowed: tuple[float, float], loose: bool
 ) -> _Difference:
-    """How far floats are apart, by what is `allowed`; TF32's precision where that is `loose`."""
+    """Return the difference of floats against the tolerance `allowed`, or TF32's if `loose`."""
     (apart, most), (rtol, atol) = found, allowed
     if loose:
         rtol = max(rtol, _TF32)
@@ -225,14 +225,14 @@ def _uses_tf32(where: str) -> bool:
     if "cuda" not in where:
         return False
     torch = torch_here()
-    if torch is None:  # JAX and TensorFlow do unless they are told otherwise
+    if torch is None:  # JAX and TensorFlow use TF32 by default
         return not any(device.virtual for device in here(memory=False))
     if not torch.cuda.is_initialized():
         return False
     try:
         tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
         return bool(tf32) and torch.cuda.get_device_capability() >= (8, 0)
-    except RuntimeError:  # torch's new and old way to set it were mixed
+    except RuntimeError:  # both of torch's ways to set it were used
         return True
 
 
@@ -250,9 +250,9 @@ def outcome(
     most: int = _KEPT,
     beside: Beside | None = None,
 ) -> dict[str, Any]:
-    """Numbers and tensors on the CPU, `most` bytes in all, by the names that a person writes.
+    """Return numbers and tensors on the CPU, at most `most` bytes in all, by their names in code.
 
-    Arrays of the frameworks `beside` torch are NumPy's there.
+    Arrays of other frameworks (`beside`) become NumPy's.
     """
     found: dict[str, Any] = {}
     room = most
@@ -267,7 +267,7 @@ def outcome(
                 nbytes = _nbytes(item, beside)
                 found[name] = _on_host(item, beside) if nbytes <= room else Skipped(nbytes)
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
-                continue  # it has no numbers to show, as a tensor on the meta device
+                continue  # it has no data, as a tensor on the meta device
             room -= 0 if nbytes > room else nbytes
     return found
 
@@ -314,7 +314,7 @@ def _parts(value: Any, kind: type, beside: Beside | None) -> Iterable[tuple[str,
 
 def _nbytes(item: Any, beside: Beside | None) -> int:
     if is_tensor(item):
-        # Of a sparse one what it takes when it is no longer sparse.
+        # A sparse tensor counts as dense.
         return int(item.numel() * item.element_size())
     framework = None if beside is None else beside.of(item)
     return int(item.nbytes) if framework is None else framework.nbytes(item)
@@ -324,7 +324,7 @@ def _on_host(item: Any, beside: Beside | None) -> Any:
     if not is_tensor(item):
         numpy: Any = sys.modules["numpy"]
         framework = None if beside is None else beside.of(item)
-        # A copy's memory, which a computation may not be given any more.
+        # A copy, since a computation may donate the original's memory.
         return numpy.array(item if framework is None else framework.copy(item, CPU))
     torch = torch_here()
     tensor = item

@@ -60,8 +60,8 @@ def compare(
     On each device, and at each value of a sweep: its inputs are copied there, `setup` runs, the
     code runs once (its results are compared between the devices, and its copies counted), then
     again until it is steady, then in repeats until the 95 % interval of the median is narrower
-    than 1 % of it, or `max_time` is over. A run that takes longer than a fifth of `max_time` needs
-    no warm-up but the first run; it is repeated once at least, however long it takes.
+    than 1 % of it, or `max_time` is reached. A run that takes longer than a fifth of `max_time`
+    has no warm-up but the first run; it is repeated at least once, however long it takes.
 
     Parameters
     ----------
@@ -71,42 +71,42 @@ def compare(
         ``"cpu"``, ``"cuda:1"``, ``0``, ``"0+1"`` for two at the same time; the CPU and every GPU
         if None.
     setup : str
-        Python that runs before, on each device and at each value, untimed.
+        Python code to run before, on each device and at each value, untimed.
     sweep : mapping, optional
         The values that a variable takes: ``{"n": [64, 256]}``.
     items : float or str, optional
-        What one run works through, for the throughput; or an expression for it, such as
-        ``"len(sentences)"`` or ``"n * n"``, in which a sweep's variables have their values.
+        Items in one run, for the throughput; or an expression for it, such as
+        ``"len(sentences)"`` or ``"n * n"``, in which the sweep's variable has its value.
     max_time : float
-        Seconds for each device and value, copying and the first run apart.
+        Seconds for each device and value, without copying and the first run.
     in_place : bool
-        Run on the variables themselves, which are brought to each device in turn.
+        Run on the variables themselves, which are moved to each device in turn.
     namespace : dict, optional
-        Where the code finds its names; if None, those of a function, or the caller's.
+        The variables of the code; if None, those of the function, or the caller's.
     against : Comparison or "last", optional
-        An earlier one, to say what changed; the last one only if it was of the same code and
+        An earlier comparison, to say what changed; "last" counts only with the same code and
         devices.
     progress : callable, optional
         Called with a `Progress`, ten times a second at most, never while something is timed.
     filename : str, optional
         Where `code` is from, for tracebacks.
     text : str, optional
-        How `code` is shown, where it was made of other text.
+        How `code` is shown, if it was generated from other text.
     stopwatch : Stopwatch, optional
         Another clock, or other devices, to measure with.
 
     Returns
     -------
     Comparison
-        After Ctrl-C with what is finished, and ``interrupted``.
+        After Ctrl-C it has the finished timings, and ``interrupted`` is True.
 
     Raises
     ------
     GpuError
-        No such device, the same one twice, no code, a sweep that is none.
+        No such device, the same device twice, no code, or a wrong sweep.
     Exception
-        What the code raises, with a note that says on which device and at which line. At later
-        values of a sweep it is noted in the timing instead; so is a device that is out of memory.
+        The code's own error, with a note of the device and the line. At later values of a sweep the
+        error is noted in the timing instead, and so is a device that is out of memory.
     """
     if namespace is None:
         own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
@@ -146,7 +146,7 @@ def compare(
     )
     comparing = Comparing(task, points)
     try:
-        contextvars.copy_context().run(comparing.run)  # what it sets of that ends with it
+        contextvars.copy_context().run(comparing.run)  # its settings end with it
     finally:
         board.post(None)
     result = Comparison(
@@ -169,7 +169,7 @@ def compare(
     if isinstance(earlier, Comparison):
         result = result.against(earlier, alike=against == "last")
     _last[:] = [result]
-    # What took minutes is not lost because a view of it fails.
+    # A view that fails must not lose minutes of measuring.
     with faults.kept("drawing a comparison for the monitor"):
         board.keep(result.title, repr(result), result._repr_html_(), result.time)
     return result
@@ -184,7 +184,7 @@ _last: list[Comparison] = []
 
 
 def last_comparison() -> Comparison | None:
-    """What `%%gputime` or `compare` gave last in this process; None before the first."""
+    """Return the last comparison of this process; None before the first."""
     return _last[0] if _last else None
 
 
@@ -211,7 +211,7 @@ class Comparing:
         self._ended: dict[str, list[Mapping[str, Any]]] = {}
 
     def run(self) -> None:
-        """Measure; Ctrl-C ends it, with what there is by then."""
+        """Measure; Ctrl-C ends it, and finished timings are kept."""
         try:
             try:
                 for values in self._points:
@@ -226,11 +226,11 @@ class Comparing:
         except KeyboardInterrupt:
             self.interrupted = True
             self._leave_out()
-        if self.interrupted:  # only now: the exception's traceback kept what it met
+        if self.interrupted:  # only now: until here the exception's traceback kept its objects
             _give_back()
 
     def _leave_out(self) -> None:
-        """Say of the devices whose turn did not come that there is nothing of them."""
+        """Add timings without a time for the devices that were not measured."""
         known = {timing.where for timing in self.timings}
         at = self.timings[-1].values if self.timings else self._points[0]
         for target in self._task.targets:
@@ -258,7 +258,7 @@ class Comparing:
             else:
                 say_where(error, task.program.filename, one.failed, values)
                 raise
-        # Out here: the exception's traceback would keep what was allocated.
+        # Outside the handler: the exception's traceback would keep the memory.
         if failure is not None:
             self._add(one, failure)
             _give_back()
@@ -273,7 +273,7 @@ class Comparing:
         self._task.reporter.end(timing.median, error or "done")
 
     def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
-        """Whether the device had no memory for a value that is no larger."""
+        """Whether the device was out of memory at this or a smaller value."""
         for ended in self._ended.get(where, []):
             with suppress(TypeError):
                 if all(values[name] >= value for name, value in ended.items()):
@@ -282,12 +282,12 @@ class Comparing:
 
 
 def _give_back() -> None:
-    """Free what torch keeps for tensors to come, which there were only here."""
+    """Empty torch's cache, which the copies have filled."""
     gc.collect()
     torch = torch_here()
     if torch is None:
         return
-    # A GPU that has failed says so here too, and the cell's own error tells more.
+    # A failed GPU raises here too; the cell's own error says more.
     with suppress(RuntimeError, AssertionError):
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()

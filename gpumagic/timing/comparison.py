@@ -37,11 +37,11 @@ _hints = lru_cache(get_type_hints)
 
 
 class _WrongError(Exception):
-    """What is wrong with it, and where."""
+    """What is wrong in the JSON, and where."""
 
 
 def dumps(comparison: Any) -> str:
-    """As JSON of one line; see `Comparison.to_json`."""
+    """Return JSON of one line; see `Comparison.to_json`."""
     document = {"format": FORMAT, "version": VERSION, **_plain(comparison)}
     return json.dumps(document, ensure_ascii=False, allow_nan=False)
 
@@ -64,7 +64,7 @@ def _plain(value: Any) -> Any:
 
 
 def load(source: str | Path, kind: Any) -> Any:
-    """From JSON or from a file; see `Comparison.from_json`."""
+    """Read JSON or a file; see `Comparison.from_json`."""
     # JSON of an object begins with a brace, and a path may.
     if isinstance(source, str) and source.lstrip().startswith("{"):
         text, name = source, "the JSON"
@@ -95,13 +95,13 @@ def load(source: str | Path, kind: Any) -> Any:
 
 
 def _number(given: dict[str, Any]) -> Any:
-    """The numbers that JSON has not, as `_plain` writes them."""
+    """Read infinity and NaN, which JSON lacks, as `_plain` writes them."""
     odd = len(given) == 1 and given.get("float") in ("nan", "inf", "-inf")
     return float(given["float"]) if odd else given
 
 
 def _read(kind: Any, given: Any, where: str) -> Any:
-    """A value of a type, of what JSON gave; `where` it is, for the message."""
+    """Convert a value of JSON to a type; `where` it is, for the message."""
     if is_dataclass(kind):
         return _record(kind, given, where)
     arguments = get_args(kind)
@@ -118,7 +118,7 @@ def _read(kind: Any, given: Any, where: str) -> Any:
         return given
     if kind is Any:
         return tuple(_read(Any, each, where) for each in given) if type(given) is list else given
-    # JSON may have 1 for 1.0.
+    # JSON may write 1 for 1.0.
     given = float(given) if kind is float and type(given) is int else given
     _require(type(given) is kind, f"{where} is no {_NAMES[kind]}")
     return given
@@ -143,7 +143,7 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 def _check(made: Any) -> None:
-    """What its types do not say."""
+    """Check what types cannot express."""
     _require(0 <= made.time < _YEAR_10_000, "time is no time that a clock has shown")
     swept = len(made.sweep) <= 1 and all(made.sweep.values())
     _require(swept, "sweep has more than one variable, or no values")
@@ -158,7 +158,7 @@ def _check(made: Any) -> None:
 
 
 def to_pandas(timings: Iterable[Timing], items: float | None) -> DataFrame:
-    """A row for each timing; see `Comparison.to_pandas`."""
+    """Return a row for each timing; see `Comparison.to_pandas`."""
     with library_needed("pandas", "to_pandas()", "pandas"):
         import pandas
     return pandas.DataFrame([_row(timing, items) for timing in timings])
@@ -198,11 +198,11 @@ _TITLE = 60
 
 
 class Speedup(float):
-    """A ratio of two times; of a virtual GPU, whose time is the CPU's, it says so."""
+    """A ratio of two times; its repr says if a device is virtual, with the CPU's time."""
 
     virtual: str  # the device, or nothing
 
-    # By a default, so that copy and pickle can make it: they put the name back.
+    # With a default, since copy and pickle call it without the name and restore that later.
     def __new__(cls, ratio: float, virtual: str = "") -> Speedup:
         """Remember which device was virtual."""
         made = super().__new__(cls, ratio)
@@ -231,16 +231,16 @@ class Comparison(Lookup, table.Shown):
     sweep : dict
         The values asked for, measured or not: ``{"n": (64, 256)}``.
     items : float or None
-        What one run works through, for the throughput.
+        Items in one run, for the throughput.
     setup : str
     notes : tuple of str
-        What the user should know of how it was measured, a line each.
+        Notes on how it was measured, a line each.
     interrupted : bool
-        Whether Ctrl-C ended it: what was finished by then is here.
+        Whether Ctrl-C ended it; the finished timings are here.
     change : tuple of Change
-        Against an earlier comparison, of each timing; empty if none was asked for.
+        Each timing against an earlier comparison; empty without one.
     differences : tuple of str
-        What is another machine, version or device in that earlier one, a line each.
+        Other differences from the earlier one: machine, version, device; a line each.
     """
 
     code: str
@@ -267,9 +267,9 @@ class Comparison(Lookup, table.Shown):
         return first if [first] == told else f"{first} …"
 
     def speedup(self, where: object, reference: object, **values: Any) -> Speedup:
-        """How many times faster `where` is than `reference`; less than 1 if it is slower.
+        """Return how many times faster `where` is than `reference`; less than 1 if it is slower.
 
-        A float; that of a virtual GPU displays with what it is worth.
+        The repr of the float says if a device is virtual.
 
         Raises
         ------
@@ -282,10 +282,10 @@ class Comparison(Lookup, table.Shown):
 
     @property
     def best(self) -> str:
-        """The fastest device; of a sweep the one that is fastest at the most points.
+        """The fastest device; in a sweep, the one that is fastest at most values.
 
-        One that gave other numbers than the first is not it, nor is several at the same time, which
-        do more work.
+        Devices with other results than the first do not count, nor do several at the same time,
+        which do more work.
 
         Raises
         ------
@@ -299,13 +299,13 @@ class Comparison(Lookup, table.Shown):
         return wins.most_common(1)[0][0]
 
     def fastest(self, values: Mapping[str, Any]) -> Timing | None:
-        """The one with the least median at a point, among those that count for `best`."""
+        """Return the timing with the smallest median at a point, among the candidates of `best`."""
         timed = [self.at(where, values) for where in self.alone if not self.disagreement(where)]
         known = [t for t in timed if t is not None and t.median is not None]
         return min(known, key=lambda t: t.median or 0.0, default=None)
 
     def crossover(self, a: object, b: object) -> float | None:
-        """The value from which on the order of two devices stays as it is at the end.
+        """Return the value from which on the order of two devices no longer changes.
 
         Parameters
         ----------
@@ -315,8 +315,8 @@ class Comparison(Lookup, table.Shown):
         Returns
         -------
         float or None
-            Between two measured values, by a line in log-log; None where no order flips beyond the
-            spreads.
+            Interpolated on a log-log line between two measured values; None if the order does not
+            change by more than the spread.
 
         Raises
         ------
@@ -327,9 +327,10 @@ class Comparison(Lookup, table.Shown):
         return max((c.at for c in self.crossovers if {c.faster, c.slower} == pair), default=None)
 
     def against(self, earlier: Comparison, *, alike: bool = False) -> Comparison:
-        """This comparison with its `change` and `differences` against an earlier one.
+        """Return this comparison with its `change` and `differences` against an earlier one.
 
-        With `alike` one of other code or devices is not compared, and `differences` say why.
+        With `alike`, an earlier one with other code or devices is not compared, and
+        `differences` says why.
         """
         if alike and (why := changing.unlike(self, earlier)):
             return replace(self, change=(), differences=why)
@@ -340,7 +341,7 @@ class Comparison(Lookup, table.Shown):
         )
 
     def to_json(self) -> str:
-        """Everything, as JSON of one line; a sweep's value that is no number or word, as words."""
+        """Return everything as JSON of one line; objects among the sweep's values become text."""
         return dumps(self)
 
     def save(self, path: str | Path) -> None:
@@ -349,23 +350,23 @@ class Comparison(Lookup, table.Shown):
 
     @classmethod
     def from_json(cls, source: str | Path) -> Comparison:
-        """Read what `to_json` or `save` gave.
+        """Read a comparison that `to_json` or `save` wrote.
 
         Parameters
         ----------
         source : str or Path
-            The JSON, or the file that it is in.
+            The JSON, or the path of its file.
 
         Raises
         ------
         GpuError
-            There is no such file, or it is no comparison of a version that is known here.
+            There is no such file, or it is no comparison, or of another version.
         """
         made: Comparison = load(source, cls)
         return made
 
     def to_pandas(self) -> DataFrame:
-        """A row for each timing: its variables, seconds, bytes and joules.
+        """Return a row for each timing: its value, seconds, bytes and joules.
 
         Raises
         ------

@@ -76,17 +76,17 @@ def sweep_figure(comparison: Comparison) -> str:
     return made.svg(panel.name, tick, panel.crossings, label)
 
 
-# Of a sweep, rows at its beginning and at its end. A saved notebook carries all of HTML's.
+# Rows of a sweep at its beginning and its end. A saved notebook contains all rows of the HTML.
 _FOLD = Fold(24, 12, "… {} more; to_pandas() has all")
 _HTML_FOLD = Fold(200, 0, "{} more; to_pandas() has all")
-# As many rows are shown without a click.
+# Up to this many rows are shown unfolded.
 _UNFOLDED = 6
-# Python goes on this much sooner than the device: worth a column.
+# Show the host's time if it is below this part of the device's.
 _SOONER = 0.9
 
 
 def text(comparison: Comparison) -> str:
-    """For terminals, 100 columns."""
+    """Return a comparison for terminals, 100 columns wide."""
     problems = [f"! {line}" for line in verdict.problems(comparison)]
     doubts = [f"~ {line}" for line in verdict.uncertain(comparison)]
     if line := verdict.one_line(comparison):
@@ -98,7 +98,7 @@ def text(comparison: Comparison) -> str:
     then = verdict.differences(comparison)
     notes = [*then, *doubts, *legend(columns), *verdict.measured(comparison)]
     parts = [
-        # The code belongs to the answer.
+        # The code stands right below the answer.
         f"{answer}\n  {comparison.title}",
         _lines(problems, "  "),
         "\n".join(table.lines(columns, "  ", _FOLD)),
@@ -112,7 +112,7 @@ def _lines(lines: Iterable[str], margin: str) -> str:
 
 
 def html(comparison: Comparison) -> str:
-    """For notebooks: static, with all that it needs."""
+    """Return a comparison for notebooks: static HTML with its styles."""
     columns = columns_of(comparison)
     problems = [tag("div", line, "gm-problem") for line in verdict.problems(comparison)]
     doubts = [tag("div", line, "gm-note") for line in verdict.uncertain(comparison)]
@@ -140,7 +140,7 @@ def html(comparison: Comparison) -> str:
 
 
 def _bars(comparison: Comparison, columns: list[Column]) -> str:
-    """A row for each device, its bar as long as its time."""
+    """Return a row for each device, with a bar as long as its time."""
     timings = _rows(comparison)
     longest = max((max(t.quartiles or (0, 0)) for t in timings), default=0.0)
     looks = plot.looks([timing.where for timing in timings])
@@ -150,7 +150,7 @@ def _bars(comparison: Comparison, columns: list[Column]) -> str:
 
 
 def _race(timing: Timing, longest: float, color: str) -> str:
-    """The bar to the median, and over it a line from the first quartile to the third."""
+    """Return the bar of the median, with a line from the first quartile to the third."""
     if not timing.median or not timing.quartiles or not longest:
         return ""
     low, high = (100 * edge / longest for edge in timing.quartiles)
@@ -182,17 +182,17 @@ def _how(comparison: Comparison, columns: list[Column]) -> str:
 
 
 def columns_of(comparison: Comparison) -> list[Column]:
-    """Of a sweep a row for each point, else one for each device."""
+    """Return the columns: rows are the points of a sweep, else the devices."""
     return _of_sweep(comparison) if comparison.sweep else _of_devices(comparison)
 
 
 def legend(columns: Sequence[Column]) -> list[str]:
-    """What a table does not say of itself."""
+    """Explain the columns of a table."""
     heads = {column.head for column in columns}
     said = {
-        "host": "host: until Python went on, the device still at work",
-        "compiled": "compiled: in the first run, in none of the times",
-        "first run": "first run: with tracing and compiling, in none of the times",
+        "host": "host: time until Python continued, with the device still working",
+        "compiled": "compiled: in the first run, not timed",
+        "first run": "first run: with tracing and compiling, not timed",
         "peak": "peak: memory that the code added; its inputs were there before",
         "change": "change: against the earlier run; same is within the spread of both",
     }
@@ -200,7 +200,7 @@ def legend(columns: Sequence[Column]) -> list[str]:
 
 
 def _rows(comparison: Comparison) -> list[Timing]:
-    """The timings, and after several at the same time the same ones one after the other."""
+    """Return the timings; one of several devices is followed by the same devices in turn."""
     rows = []
     for timing in comparison.timings:
         rows.append(timing)
@@ -231,12 +231,12 @@ def _of_devices(comparison: Comparison) -> list[Column]:
         number("peak", _if_any(peaks, size)),
         Column("numbers", numbers, css=wrong),
     ]
-    # A speed-up is of two.
+    # A speed-up needs two devices.
     return [c for c in columns if sum(map(bool, c.cells)) >= (2 if c.head == "speed-up" else 1)]
 
 
 def _if_some(seconds: Sequence[float | None]) -> list[str]:
-    """Durations, unless each of them is not known, or nothing."""
+    """Return durations; nothing if all are unknown or 0."""
     return _if_any(seconds, duration) if any(seconds) else []
 
 
@@ -245,7 +245,7 @@ def _if_any(values: Sequence[Any], words: Callable[[Any], str]) -> list[str]:
 
 
 def _iqr(timing: Timing) -> str:
-    """From the first quartile to the third, out of the median; of a few repeats their number."""
+    """Return the interquartile range in percent of the median; for a few repeats, their number."""
     if timing.median is None:
         return ""
     if timing.iqr is None:
@@ -255,7 +255,7 @@ def _iqr(timing: Timing) -> str:
 
 
 def _speedup(comparison: Comparison, timing: Timing) -> str:
-    """Against the first device; nothing for virtual GPUs, and for several at the same time."""
+    """Return the speed-up over the first device; empty for virtual GPUs and several devices."""
     first = comparison.at(comparison.alone[0], timing.values)
     if "+" in timing.where or timing.where not in comparison.alone:
         return ""
@@ -267,12 +267,12 @@ def _speedup(comparison: Comparison, timing: Timing) -> str:
 
 
 def _change(comparison: Comparison, timing: Timing | None) -> str:
-    """Against the earlier run: ``"1.32 × faster"``, ``"same"``, ``"new"``; nothing without one."""
+    """Return the change from the earlier run: ``"1.32 × faster"``, ``"same"`` or ``"new"``."""
     return next((str(c) for c in comparison.change if timing and c.of(timing)), "")
 
 
 def _host(timing: Timing) -> str:
-    """Until Python went on, where that is much sooner."""
+    """Return the host's time if it is much shorter than the device's."""
     if timing.host_median is None or not timing.median:
         return ""
     return fine(timing.host_median) if timing.host_median < _SOONER * timing.median else ""
@@ -285,7 +285,7 @@ def _throughput(comparison: Comparison, timing: Timing | None) -> str:
 
 
 def _of_sweep(comparison: Comparison) -> list[Column]:
-    """Its variables, each device's median, and which is the fastest."""
+    """Return the sweep's values, each device's median, and the fastest device."""
     points = comparison.points
     won = [_winner(comparison, point) for point in points]
     columns = [
@@ -311,7 +311,7 @@ def _of_sweep(comparison: Comparison) -> list[Column]:
 
 
 def _cell(timing: Timing | None) -> str:
-    """A median, with a ``~`` where it is spread widely; or why there is none."""
+    """Return a median, with ``~`` if it is noisy; or why there is none."""
     if timing is None:
         return "–"
     if timing.error:
@@ -320,7 +320,7 @@ def _cell(timing: Timing | None) -> str:
 
 
 def _winner(comparison: Comparison, point: Mapping[str, Any]) -> tuple[str, str]:
-    """``("cuda:0", "11.3 ×")``, against the slowest of those alone; nothing of virtual GPUs."""
+    """Return ``("cuda:0", "11.3 ×")``, against the slowest device; empty for virtual GPUs."""
     timed = [comparison.at(where, point) for where in comparison.alone]
     known = [t for t in timed if t is not None and t.median and not t.virtual]
     fastest = comparison.fastest(point)

@@ -22,7 +22,7 @@ from gpumagic.usercode.sweep import key
 
 @dataclass(frozen=True)
 class Crossover:
-    """From here on another device is the faster one; `seconds` is what both take there."""
+    """The value `at` which another device becomes the faster one; both take `seconds` there."""
 
     faster: str
     slower: str
@@ -32,7 +32,7 @@ class Crossover:
 
 
 class Lookup:
-    """The part of a `Comparison` that its own judgements build on."""
+    """The lookups of a `Comparison`."""
 
     timings: tuple[Timing, ...]
     agreements: tuple[Agreement, ...]
@@ -41,17 +41,17 @@ class Lookup:
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """Every WHERE once, in their order."""
+        """Each WHERE once, in order."""
         return tuple(dict.fromkeys(t.where for t in self.timings))
 
     @cached_property
     def alone(self) -> tuple[str, ...]:
-        """The devices without those that ran together, unless there are no others."""
+        """The devices that ran alone; all devices if none did."""
         return tuple(where for where in self.devices if "+" not in where) or self.devices
 
     @cached_property
     def points(self) -> list[dict[str, Any]]:
-        """The points of which something is known, in the order of measuring."""
+        """The points that have timings, in the order of measuring."""
         return list({sweeping.key(t.values): dict(t.values) for t in self.timings}.values())
 
     @cached_property
@@ -59,11 +59,11 @@ class Lookup:
         return {(t.where, sweeping.key(t.values)): t for t in self.timings}
 
     def at(self, where: str, values: Mapping[str, Any]) -> Timing | None:
-        """The timing of one of `devices` at one point; None where it was not measured."""
+        """Return the timing of one of `devices` at one point; None if it was not measured."""
         return self._by_point.get((where, sweeping.key(values)))
 
     def among(self, where: object) -> str:
-        """The one of `devices` that `where` names; `GpuError` if it is none."""
+        """Return the one of `devices` that `where` names; raise `GpuError` if there is none."""
         if where in self.devices:
             return str(where)
         parts = {part for name in self.devices for part in name.split("+")}
@@ -78,14 +78,14 @@ class Lookup:
         raise GpuError(f"{sweeping.label(where)} is not in this comparison; it has {has}")
 
     def timing(self, where: object, **values: Any) -> Timing:
-        """One device's timing, at one point of the sweep.
+        """Return the timing of one device, at one value of the sweep.
 
         Parameters
         ----------
         where : object
             As anywhere: ``"cuda:0"``, ``0``, ``"cpu"``; ``"0+1"``.
         **values
-            The sweep's variables: ``n=256``.
+            The sweep's variable: ``n=256``.
 
         Raises
         ------
@@ -107,18 +107,18 @@ class Lookup:
         return found
 
     def median(self, where: object, **values: Any) -> float:
-        """Seconds of one run. Raises `GpuError` like `timing`, and where there is no time."""
+        """Return seconds of one run. Raises `GpuError` like `timing`, and if there is no time."""
         found = self.timing(where, **values)
         if found.median is None:
             raise GpuError(f"{found.where} has no time: {found.error or 'it was not measured'}")
         return found.median
 
     def of(self, where: str) -> list[Timing]:
-        """One device's timings, in the order of measuring."""
+        """Return one device's timings, in the order of measuring."""
         return [t for t in self.timings if t.where == where]
 
     def disagreement(self, where: str) -> Agreement | None:
-        """The worst one of a device that gave other numbers than the first."""
+        """Return the worst disagreement of a device with the first; None if its results agree."""
         found = [a for a in self.agreements if a.where == where and a.same is False]
         return max(found, key=lambda a: a.largest or 0.0, default=None)
 
@@ -129,7 +129,7 @@ class Lookup:
 
     @cached_property
     def crossovers(self) -> tuple[Crossover, ...]:
-        """Where the order of any two devices flips; empty where `axis` has no numbers."""
+        """Where the order of two devices changes; empty if the sweep's values are no numbers."""
         name = self.axis
         values = self.sweep[name] if name else ()
         known = [(x, value) for value in values if (x := sweeping.number(value)) is not None]
@@ -150,9 +150,9 @@ class Lookup:
 def flips(
     xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
 ) -> list[tuple[float, float, int]]:
-    """Where the order flips beyond both spreads: x, seconds, and who is faster then, 0 or 1.
+    """Return where the order changes by more than both spreads: x, seconds, and the faster one.
 
-    Between two x lies a line in log-log, or a straight one where some x is not positive.
+    Interpolates between two x on a log-log line, or a straight line if some x is not positive.
     """
     known = [
         (x, first, second)
@@ -173,17 +173,17 @@ def flips(
 
 
 def _ratio(a: Timing, b: Timing) -> float:
-    """How much slower `a` is, as a logarithm."""
+    """Return the logarithm of the ratio of the medians."""
     return math.log((a.median or 1.0) / (b.median or 1.0))
 
 
 def _cross(
     known: Sequence[tuple[float, Timing, Timing]], now: int, log: bool
 ) -> tuple[float, float]:
-    """The last meeting of two lines through points, of which the ends are ordered differently."""
+    """Return the last intersection of two lines whose ends have a different order."""
     for (x0, a0, b0), (x1, a1, b1) in reversed(list(pairwise(known))):
         was, is_ = _ratio(a0, b0), _ratio(a1, b1)
-        # Beyond it `a` is the faster for now == 0.
+        # If now == 0, `a` is faster beyond it.
         if (was >= 0 > is_) if now == 0 else (was <= 0 < is_):
             part = was / (was - is_)
             x = x0 * (x1 / x0) ** part if log else x0 + (x1 - x0) * part
@@ -207,18 +207,18 @@ Verdict = Literal["faster", "slower", "same", "unsure", "new", "failed"]
 
 @dataclass(frozen=True)
 class Change:
-    """One device at one value, now against then; of one run only it is "unsure"."""
+    """The change of one device at one value; "unsure" if there is only one run."""
 
     where: str
     verdict: Verdict
-    ratio: float | None = None  # the earlier median out of the present one: 2.0 is twice as fast
-    # What the ratio may be by the 95 % intervals of both medians.
+    ratio: float | None = None  # earlier median / present median: 2.0 is twice as fast
+    # The range of the ratio, from the 95 % intervals of both medians.
     low: float | None = None
     high: float | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, timing: Timing) -> bool:
-        """Whether it is about that one."""
+        """Whether it is the change of this timing."""
         return self.where == timing.where and key(self.values) == key(timing.values)
 
     def __str__(self) -> str:
@@ -227,14 +227,14 @@ class Change:
             "new": "new",
             "failed": "no time",
             "same": "same",
-            "unsure": f"{times(ratio)} as fast?",  # of one run, whose spread is not known
+            "unsure": f"{times(ratio)} as fast?",  # one run, so no spread
             "faster": f"{times(ratio)} faster",
             "slower": f"{times(1 / ratio)} slower",
         }[self.verdict]
 
 
 def changes(now: Lookup, earlier: Lookup) -> tuple[Change, ...]:
-    """Each timing against that of the same device and values before, as `Timing.differs` has it."""
+    """Return each timing's change from the earlier one of the same device and value."""
     return tuple(_change(t, earlier.at(t.where, t.values)) for t in now.timings)
 
 
@@ -260,7 +260,7 @@ def _change(now: Timing, before: Timing | None) -> Change:
 
 
 def unlike(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
-    """Why two comparisons are not of the same code on the same devices; nothing if they are."""
+    """Return why two comparisons have different code or devices; empty if they do not."""
     found = _other_text(now, earlier)
     if now.devices != earlier.devices:
         found.append(f"{', '.join(earlier.devices)} then, {', '.join(now.devices)} now")
@@ -268,7 +268,7 @@ def unlike(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
 
 
 def differences(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
-    """What else is different, so that the code need not be the reason: a line each."""
+    """Return other differences that may explain a change, a line each."""
     found = []
     for attribute, name in _FACTS.items():
         was, is_ = getattr(earlier.machine, attribute), getattr(now.machine, attribute)

@@ -35,14 +35,14 @@ from gpumagic.usercode.values import comes_from, torch_here
 
 
 class PeakMemory:
-    """From `start` to `stop`, by torch's own counters and those of the frameworks beside it."""
+    """The peak memory from `start` to `stop`, by the counters of torch and the other frameworks."""
 
     def __init__(self, devices: Sequence[Device], needed: Needed) -> None:
         self._devices, self._others = devices, needed.others
         self._before: dict[str, list[tuple[int, int | None]]] = {}
 
     def start(self) -> None:
-        """Begin, on every device that has started."""
+        """Begin on every initialized device."""
         if torch_here() is not None:
             from gpumagic.ledger.memory_meter import MemoryMeter
 
@@ -51,14 +51,14 @@ class PeakMemory:
         self._before = {str(device): self._of_others(device) for device in self._devices}
 
     def stop(self) -> dict[str, int]:
-        """Bytes by device; what is not known has no entry."""
+        """Return bytes by device; unknown ones have no entry."""
         found: dict[str, int] = {}
         torch = torch_here()
         if torch is not None:
-            # What the kernel held before is none of the code's doing.
+            # Memory that was held before does not count.
             found = {m.device: m.peak - m.before for m in self._meter.stop().values()}
             for device in map(str, self._devices):
-                # Where others work too, nothing of torch's is not nothing at all.
+                # If other frameworks work too, 0 from torch is not the whole peak.
                 if device.startswith("cuda") and torch.cuda.is_initialized() and not self._others:
                     found.setdefault(device, 0)
         for one in self._devices:
@@ -70,7 +70,7 @@ class PeakMemory:
         return [framework.allocated(device) for framework in self._others]
 
     def _peak_of_others(self, device: Device) -> int | None:
-        """Theirs is of the whole process: it says something of the code only where it has grown."""
+        """Return the others' peaks, which cover the whole process: they count only if they grew."""
         known = [
             peak - held
             for (held, before), (_, peak) in zip(
@@ -85,11 +85,11 @@ _WATCHING = "watching the copies of a timed run"
 
 
 class Transfers:
-    """Counts within; a ledger that cannot be kept is no reason not to measure."""
+    """Count copies and waits; measuring goes on if the ledger fails."""
 
     def __init__(self, stopwatch: Stopwatch, told: Callable[[str], object]) -> None:
         self._stopwatch = stopwatch
-        self._told = told  # of what there was, once it is over
+        self._told = told  # the summary, when it is over
         self._tally = Tally()
         self._watch: Any = None
         self._counting = ExitStack()
@@ -124,34 +124,34 @@ class Transfers:
 
 _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
 _DONATED = (
-    "a run gives an operand away (donate_argnums), and the next one has none: assign what comes "
-    "back to it, as in x = f(x)"
+    "a run donates an operand (donate_argnums), so the next one has none: assign the "
+    "result to it, as in x = f(x)"
 )
 _SAYING = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
-# What each run compiles is part of its time, and is told where it is more than this part of it.
+# Report compiling in each run if it takes more than this part of the time.
 _AGAIN = 0.1
-_ANEW = "each run compiles anew, which is in its time: make what is compiled once, before"
+_COMPILES = "each run compiles again, which is part of its time: compile once, in the set-up"
 
 
 @dataclass(frozen=True)
 class Task:
-    """What all measurements of a comparison have in common."""
+    """The settings that all measurements of a comparison share."""
 
     program: Program
-    targets: tuple[TimedDevices, ...]  # all: each draws the same random numbers
-    needed: Needed  # the frameworks that the code is run with
+    targets: tuple[TimedDevices, ...]  # the same random numbers for each device
+    needed: Needed  # the frameworks that the code uses
     namespace: dict[str, Any]
     in_place: bool
-    max_time: float  # seconds of each measurement, its first run apart
+    max_time: float  # seconds of each measurement, without its first run
     stopwatch: Stopwatch
     randomness: Randomness  # as it was before
     reporter: Reporter
-    agreeing: Agreeing  # gets what each first run gave, before the timing
-    items: Mapping[Any, float | None]  # what one run works through, by `sweep.key` of the values
+    agreeing: Agreeing  # gets the result of each first run, before the timing
+    items: Mapping[Any, float | None]  # items in one run, by `sweep.key` of the values
 
 
 class Measuring:
-    """A measurement: `run` it, and whatever happens then, take its `timing`."""
+    """One measurement: call `run`; whatever it raises, `timing` has the result."""
 
     def __init__(self, task: Task, target: TimedDevices, values: Mapping[str, Any]) -> None:
         self._task, self._target, self._values = task, target, values
@@ -170,7 +170,7 @@ class Measuring:
         self.notes: tuple[str, ...] = ()
 
     def timing(self, error: str | None = None) -> Timing:
-        """What was measured; of what ended in an error, no times."""
+        """The result; without times after an error."""
         repeats = self._repeats
         if error is not None or repeats is None:
             return replace(self._timing, error=error, alone=(), energy=None)
@@ -189,12 +189,12 @@ class Measuring:
         self._timing = replace(self._timing, **found)
 
     def run(self) -> None:
-        """Copy, set up, run once, warm up, repeat. Everything is let go of at the end."""
+        """Copy, set up, run once, warm up, repeat. Everything is freed at the end."""
         task = self._task
         trials: list[Trial] = []
-        # The stack closes itself only if a second interrupt came in our way.
+        # Needed only if a second interrupt came before.
         with ExitStack() as stack, _closing(stack):
-            task.stopwatch.wait()  # what earlier cells have queued is no part of the copying
+            task.stopwatch.wait()  # work queued by earlier cells does not count as copying
             for device in self._target.parts:
                 trial = Trial(
                     task.program,
@@ -213,7 +213,7 @@ class Measuring:
                 copy_seconds=sum(each.seconds for each in copies),
             )
             self.notes = tuple(note for each in copies for note in each.notes)
-            with deferred():  # its threads are to be ended by somebody
+            with deferred():  # so that its threads are ended
                 runner = Runner(trials, task.stopwatch)
                 stack.callback(runner.close)
             peak = PeakMemory(self._target.parts, task.needed)
@@ -224,8 +224,8 @@ class Measuring:
                 for n in range(len(trials)):
                     self._randomly()
                     runner.set_up(n)
-                    after.append(Randomness())  # that the first run goes on from
-                # What each run would add to: the search path, the handlers of a logger …
+                    after.append(Randomness())  # the first run continues from there
+                # Lists that each run would append to: the search path, the handlers of a logger …
                 growth = Growth()
                 self._first(runner, after)
                 self._repeat(runner, growth)
@@ -252,7 +252,7 @@ class Measuring:
                 compiled, began = _compiled(task.needed), task.stopwatch.clock()
                 with nullcontext() if prints and not n else self.quiet:
                     value = runner.first(n)
-                # A GPU's model decides which numbers its generator gives.
+                # Random numbers depend on the GPU's model.
                 drawn = frozenset(
                     torch_here().cuda.get_device_name(name) if name.startswith("cuda") else name
                     for name in task.randomness.drawn()
@@ -266,7 +266,7 @@ class Measuring:
                     self._found(first=max(self._timing.first or 0.0, took))
                 gave.append((value, drawn))
         if len(self._task.targets) * len(runner.trials) == 1:
-            return  # there is nothing to compare it with
+            return  # nothing to compare with
         for trial, (value, drawn) in zip(runner.trials, gave, strict=True):
             beside = Beside(CPU, self._task.needed.others)
             space, assigned = trial.copies.globals, self._task.program.assigned
@@ -296,10 +296,10 @@ class Measuring:
         if compiled is not None:
             again = ((_compiled(task.needed) or 0.0) - compiled) / max(repeats.runs, 1)
             if again > _AGAIN * repeats.median():
-                self.notes += (_ANEW,)
+                self.notes += (_COMPILES,)
         long = before is not None and clock() - began >= LEAST_S
         after = joules(self._target.parts) if long else None
-        # A driver that was loaded anew counts from 0.
+        # A reloaded driver counts from 0.
         if before is not None and after is not None and after >= before:
             self._found(energy=(after - before) / repeats.runs)
         if several:
@@ -312,7 +312,7 @@ class Measuring:
 
 
 def _compiled(needed: Needed) -> float | None:
-    """How long the frameworks beside torch have compiled; None where none tells."""
+    """Return seconds that other frameworks have spent compiling; None if unknown."""
     known = [framework.compile_seconds() for framework in needed.others]
     told = [seconds for seconds in known if seconds is not None]
     return sum(told) if told else None
@@ -328,28 +328,28 @@ def _closing(stack: ExitStack) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was short: that of a GPU, by the framework's own class, or the host's."""
+    """Whether the GPU's or the host's memory ran out."""
     known = isinstance(error, MemoryError) or comes_from(type(error), *_OUT_OF_MEMORY)
     # The host's allocator, and JAX, raise a plain RuntimeError.
     return known or any(words in str(error) for words in _SAYING)
 
 
 def _line_of(error: BaseException, filename: str, before: str) -> str:
-    """The line of the user's own code that the error came through last, where that is known."""
+    """Return the last line of the user's code in the traceback; empty if unknown."""
     trace = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in trace if frame.f_code.co_filename == filename]
     return f"{before}line {lines[-1]}" if lines else ""
 
 
 def short(error: BaseException, filename: str) -> str:
-    """``"ValueError at line 3: shapes differ"``."""
+    """Return ``"ValueError at line 3: shapes differ"``."""
     name, text = type(error).__name__, first_line(error)
     at = _line_of(error, filename, " at ")
     return f"{name}{at}" if text == name else f"{name}{at}: {text}"
 
 
 def say_where(error: BaseException, filename: str, where: str, values: Mapping[str, Any]) -> None:
-    """Have the error's traceback say which device it was on, and at which line and value."""
+    """Add a note with the device, line and value to the error."""
     at = "".join(f", {name} = {value!r}" for name, value in values.items())
     note(error, f"timed on {where}{at}{_line_of(error, filename, ', ')}")
     if "deleted or donated" in str(error) or "Array has been deleted" in str(error):

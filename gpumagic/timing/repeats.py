@@ -22,19 +22,20 @@ _PERIOD_S = 0.1
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a comparison is."""
+    """The progress of a comparison."""
 
     title: str  # the first line of the code
-    where: str  # the device that is measured now
-    values: Mapping[str, Any] = field(default_factory=dict)  # of the sweep's variables there
+    where: str  # the device being measured
+    values: Mapping[str, Any] = field(default_factory=dict)  # of the sweep's variable
     stage: Stage = "copy"
     repeat: int = 0  # that were timed; 0 in the other stages
     done: int = 0  # measurements, each of one device at one value
     total: int = 1
     elapsed: float = 0.0  # seconds
-    remaining: float | None = None  # seconds, by those that are done; None while there are none
-    # Of each device: where, its median at this value so far, and `"waiting"`, a stage, `"done"`, or
-    # why there is none.
+    remaining: float | None = (
+        None  # seconds, estimated from finished measurements; None before the first
+    )
+    # For each device: where, its median so far, and `"waiting"`, a stage, `"done"`, or an error.
     bars: tuple[tuple[str, float | None, str], ...] = ()
 
     def __str__(self) -> str:
@@ -47,20 +48,20 @@ class Progress:
         if self.total > 1:
             kind = "" if self.values else " devices"
             parts.append(f"{min(self.done + 1, self.total)} of {self.total}{kind}")
-        # At 0 an estimate is over, and what it was of may not be.
+        # 0 means that the estimate was too short.
         if self.remaining:
             parts.append(f"about {age(max(self.remaining, 1))} left")
         return " · ".join(part for part in parts if part)
 
     @property
     def share(self) -> float | None:
-        """How much of its time is over; None while there is no estimate of the rest."""
+        """The finished part of the time; None while the rest is unknown."""
         if self.remaining is None:
             return None
         return self.elapsed / ((self.elapsed + self.remaining) or 1.0)
 
     def posted(self) -> dict[str, Any]:
-        """As JSON, for the monitor: its line, and a bar for each device, out of the slowest."""
+        """Return JSON for the monitor: a line, and each device's bar relative to the slowest."""
         spelled = {"copy": "copying"}
         slowest = max((seconds for _, seconds, _ in self.bars if seconds), default=0.0)
         bars = [
@@ -75,7 +76,7 @@ class Progress:
 
 
 class Reporter:
-    """Calls `call` at most ten times a second; what it raises does not end the comparison."""
+    """Call `call` at most ten times a second; its errors do not end the comparison."""
 
     def __init__(
         self,
@@ -93,11 +94,11 @@ class Reporter:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to tell again."""
+        """Whether the next report is due."""
         return self._clock() - self._told >= _PERIOD_S
 
     def begin(self, where: str, values: Mapping[str, Any]) -> None:
-        """The measurement of a device at a value begins."""
+        """Report that the measurement of a device at a value begins."""
         if values != self._now.values:
             self._bars = dict.fromkeys(self._bars, (None, "waiting"))
         self._now = replace(self._now, where=where, values=dict(values))
@@ -105,19 +106,19 @@ class Reporter:
         self.at("copy")
 
     def at(self, stage: Stage, repeat: int = 0, median: float | None = None) -> None:
-        """It is at a stage, with this median so far."""
+        """Report the stage and the median so far."""
         self._now = replace(self._now, stage=stage, repeat=repeat)
         self._bars[self._now.where] = median, stage
         self._tell()
 
     def end(self, median: float | None, state: str = "done") -> None:
-        """The measurement has ended."""
+        """Report that the measurement has ended."""
         self._now = replace(self._now, done=self._now.done + 1)
         self._bars[self._now.where] = median, state
         self._tell()
 
     def close(self) -> None:
-        """All is done."""
+        """Report that everything is done."""
         self._now = replace(self._now, stage="done")
         self._told = -math.inf
         self._tell()
@@ -139,31 +140,31 @@ class Reporter:
             return None
         each = (self._begun - self._began) / done
         rest = max(self._now.total - done - 1, 0) * each
-        # This one may take longer than those before, and says nothing of those that follow.
+        # A first run may take longer and says nothing about the following runs.
         return rest + max(each - (now - self._begun), 0.0)
 
 
 NARROW = 0.01
 """The median is known when its 95 % interval is narrower than this part of it."""
 
-# A block is so long that what a block costs without a run in it is a thousandth of it or so. No
-# longer: while other programs run, a short block is either left alone or not, and the median is
-# that of those left alone; each long one would be a mixture.
+# A block is long enough that its overhead is about a thousandth. Not longer: other programs
+# disturb some short blocks and not others, and the median is that of the undisturbed ones. Long
+# blocks would all be disturbed.
 _NEGLIGIBLE = 1e-3
 _LEAST_BLOCK_S = 1e-3
 # Steady: the last five blocks have a coefficient of variation under 2 % (A. Georges, D. Buytaert,
 # L. Eeckhout, Statistically rigorous Java performance evaluation, OOPSLA 2007, section 4.2), after
 # a tenth of a second, in which a GPU raises its clock.
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
-# A fifth of the time at most is for warm-up, on a machine that is never steady.
+# Warm up for at most a fifth of the time, since some machines are never steady.
 _WARM_SHARE = 0.2
-# As torch.utils.benchmark.Timer.blocked_autorange: what other programs do comes in bursts.
+# As torch.utils.benchmark.Timer.blocked_autorange: other programs work in bursts.
 _LEAST_TIMED_S = 0.2
 _LEAST, _MOST = 10, 10_000
 
 
 class Repeats:
-    """Repeats of code that `lap` times: one at least, and for `least` seconds within `max_time`."""
+    """Repeats of code, timed by `lap`: at least one, for `least` seconds within `max_time`."""
 
     def __init__(
         self,
@@ -175,22 +176,22 @@ class Repeats:
         between: Callable[[], object] = lambda: None,
         least: float = _LEAST_TIMED_S,
     ) -> None:
-        self.laps: list[Lap] = []  # filled while it runs, so that an interrupt leaves them
-        self.number, self.runs = 1, 0  # runs in each, and in all, warm-up included
-        self.steady = False  # whether the median's interval was narrow in the end
+        self.laps: list[Lap] = []  # filled while it runs, so that an interrupt keeps them
+        self.number, self.runs = 1, 0  # runs in each, and in total with warm-up
+        self.steady = False  # whether the median's interval is narrow enough
         self._timed, self._told, self._clock, self._between = lap, told, clock, between
         self._max_time, self._least = max_time, min(least, max_time / 2)
         self._ordered: list[float] = []
-        # Repeats at which the interval is computed next: not at each of thousands.
+        # The interval is next computed at this many repeats, not at each of thousands.
         self._look_at = _LEAST
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """Of one run, one for each repeat."""
+        """Seconds of one run, for each repeat."""
         return tuple(lap.total / self.number for lap in self.laps)
 
     def median(self) -> float:
-        """Of `seconds`, so far."""
+        """The median of `seconds` so far."""
         return statistics.median(self._ordered)
 
     def run(self) -> None:
@@ -200,13 +201,13 @@ class Repeats:
         self._told("warm up")
         lap = self._lap(1)
         if lap.total >= share:
-            # The first run was its warm-up, and there is no time to waste.
+            # The first run was the warm-up; a long run gets no other.
             self._keep(lap)
             if self._enough(self._clock() - began):
                 return
             lap = self._lap(1)
         if lap.total < share:
-            # Where one run before was not, it was no run like the others: something was compiled.
+            # If a run before was quick, this one was different: something was compiled.
             self.laps.clear()
             self._ordered.clear()
             began = self._clock() - lap.total
@@ -224,13 +225,13 @@ class Repeats:
         return lap
 
     def _warm_up(self, each: float, began: float, share: float) -> None:
-        """Run until it is steady, and find out how many runs make a block; `each` is of one."""
+        """Run until it is steady, and choose the runs in a block; `each` is the time of one."""
         empty = statistics.median(self._lap(0).total for _ in range(5))
         block = min(max(empty / _NEGLIGIBLE, _LEAST_BLOCK_S), self._max_time / 2 / _LEAST)
         window: deque[float] = deque(maxlen=_WINDOW)
         while True:
             number = min(math.ceil(block / max(each, 1e-9)), 10 * self.number)
-            # Not again and again for a few runs more: then it would never be steady.
+            # Not for every small increase, or it would never be steady.
             if number > 1.5 * self.number:
                 self.number = number
                 window.clear()
@@ -241,7 +242,7 @@ class Repeats:
                 return
             lap = self._lap(self.number)
             window.append(lap.total)
-            # The least: what other programs take meanwhile must not make the blocks too short.
+            # The minimum: time lost to other programs must not make the blocks too short.
             each = min(each, lap.total / self.number)
             self._told("warm up")
 

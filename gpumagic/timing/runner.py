@@ -43,7 +43,7 @@ class TorchDevices:
     """The GPUs of this process, as torch has them; virtual ones too."""
 
     def started(self) -> Sequence[torch.device]:
-        """The GPUs that have a context: to wait for another would make one, of 0.5 GiB."""
+        """Return the GPUs with a context; synchronizing another would create one of 0.5 GiB."""
         torch = torch_here()
         if torch is None:
             return []
@@ -55,12 +55,12 @@ class TorchDevices:
 
     def wait(self, device: torch.device) -> None:
         """Wait until the device has finished all its streams."""
-        from gpumagic.moving.move import wait_for  # it imports torch, which is not always here
+        from gpumagic.moving.move import wait_for  # it imports torch, which may not be installed
 
         wait_for(device)
 
     def record(self, device: torch.device) -> Any:
-        """An event after what its current stream was given so far; None where it has no events."""
+        """Record an event on the current stream; None if the device has no events."""
         torch = torch_here()
         if device.type == "cuda":
             event = cuda_state.take_event(device.index)
@@ -73,7 +73,7 @@ class TorchDevices:
         return None
 
     def elapsed(self, device: torch.device, start: Any, end: Any) -> float:
-        """Seconds between two events that have passed; torch gives milliseconds."""
+        """Return seconds between two completed events; torch gives milliseconds."""
         seconds = float(start.elapsed_time(end)) * 1e-3
         if device.type == "cuda":
             cuda_state.give_events(device.index, start, end)
@@ -82,47 +82,47 @@ class TorchDevices:
 
 @dataclass(frozen=True)
 class Lap:
-    """Seconds of a block of runs, all together."""
+    """Seconds of a block of runs, in total."""
 
     total: float  # until every device was done
-    host: float  # until Python went on
-    # Between the events of the device, of the slowest if there are several.
+    host: float  # until Python continued
+    # Between the device's events; the slowest of several devices.
     device: float | None = None
 
 
 class Stopwatch:
-    """Times blocks of runs, by a clock of seconds that only grow."""
+    """Time blocks of runs by a monotonic clock."""
 
     def __init__(
         self,
         devices: TorchDevices | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        others: Sequence[Framework] = (),  # that are waited for beside torch
+        others: Sequence[Framework] = (),  # frameworks to wait for besides torch
     ) -> None:
         self.devices = devices or TorchDevices()
         self.clock = clock
         self.others = others
 
     def wait(self) -> Sequence[torch.device]:
-        """Wait for every device that was started, and say which of torch's these are."""
+        """Synchronize every initialized device and return torch's."""
         started = self.devices.started()
         self.wait_for(started)
         return started
 
     def wait_for(self, devices: Iterable[torch.device]) -> None:
-        """Wait for these of torch's, and for the frameworks beside it."""
+        """Synchronize these devices of torch and the other frameworks."""
         for device in devices:
             self.devices.wait(device)
         for framework in self.others:
             framework.wait()
 
     def record(self, device: torch.device | None) -> Any:
-        """An event of a GPU's, which counts where torch alone gives it work."""
+        """Record an event of a GPU; None if other frameworks use it too."""
         return None if device is None or self.others else self.devices.record(device)
 
     @contextmanager
     def undisturbed(self) -> Iterator[Sequence[torch.device]]:
-        """Begin when no device is at work; no garbage is collected within, as `timeit` has it."""
+        """Synchronize first; collect no garbage within, as `timeit` does."""
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -137,7 +137,7 @@ class Stopwatch:
         number: int,
         on: Iterable[torch.device | None] = (),
     ) -> Lap:
-        """Have `run` run `number` times; of the GPUs `on` their own time is wanted too."""
+        """Time `number` runs; for the GPUs in `on`, also by their own events."""
         clock, devices = self.clock, self.devices
         timed = [device for device in on if device is not None and device.type != "cpu"]
         runs = repeat(None, number)
@@ -150,7 +150,7 @@ class Stopwatch:
             if started or self.others:
                 self.wait_for(started)
                 ended = clock()
-            # What the code itself started was not to be seen before.
+            # The code may have initialized more devices.
             late = [device for device in devices.started() if device not in started]
             if late:
                 for device in late:
@@ -165,7 +165,7 @@ class Stopwatch:
 
 
 def joules(devices: Sequence[Device], door: nvml.Nvml | None = None) -> float | None:
-    """What whole boards have used since the driver was loaded; None where one has no counter."""
+    """Return joules of whole boards since the driver was loaded; None if one has no counter."""
     if not all(d.kind == "cuda" and d.uuid and not d.virtual for d in devices):
         return None
     door = door or nvml.door()
@@ -175,22 +175,22 @@ def joules(devices: Sequence[Device], door: nvml.Nvml | None = None) -> float | 
     counters = [door.ask(gpu, question, alive=True)["energy"] for gpu in known]
     if None in counters or len(counters) < len(devices):
         return None
-    return float(sum(counters)) * 1e-3  # of millijoules
+    return float(sum(counters)) * 1e-3  # from millijoules
 
 
 _Job = Callable[[], Any]
-# When it began, when Python went on, when all was done, and seconds by the device's own events.
+# Begin, when Python continued, when all was done, and seconds by the device's events.
 _Times = tuple[float, float, float, float | None]
 
 
 class Runner:
-    """The same program on one device or on several, each on copies of its own."""
+    """One program on one or several devices, each with its own copies."""
 
     def __init__(self, trials: Sequence[Trial], stopwatch: Stopwatch) -> None:
         self.trials = trials
         self._stopwatch = stopwatch
         self.failed: str | None = None  # the device whose exception was raised
-        # One device needs no thread: in this one it can be interrupted at any step of Python.
+        # One device runs in this thread, where it can be interrupted anywhere.
         alone = len(trials) == 1
         self._workers = [] if alone else [Worker(trial.where) for trial in trials]
 
@@ -205,11 +205,11 @@ class Runner:
         self._all({n: job})
 
     def first(self, n: int) -> Any:
-        """The first run on the n-th device, alone; its value."""
+        """Return the value of the first run on the n-th device, alone."""
         return self._all({n: self.trials[n].first})[0]
 
     def lap(self, number: int) -> Lap:
-        """A block on all at the same time: from the first that began until the last was done."""
+        """Time a block on all devices at once: from the first begin to the last end."""
         if not self._workers:
             (trial,) = self.trials
             return self._stopwatch.lap(trial.loop, number, on=[trial.device])
@@ -222,7 +222,7 @@ class Runner:
         return Lap(max(done) - first, max(went_on) - first, max(known, default=None))
 
     def alone(self, number: int) -> Lap:
-        """The same blocks one device after the other, in the same threads."""
+        """Time the same blocks one device after the other, in the same threads."""
         total = 0.0
         for n, trial in enumerate(self.trials):
             total += self._all({n: partial(self._stopwatch.lap, trial.loop, number)})[0].total
@@ -246,7 +246,7 @@ class Runner:
         trial.loop(runs)
         went_on = clock()
         end = self._stopwatch.record(trial.device)
-        # Its own, and what the code used besides.
+        # Its own device, and others that the code used.
         self._stopwatch.wait_for(d for d in devices.started() if d not in elsewhere)
         done = clock()
         if trial.device is None or start is None or end is None:
@@ -254,7 +254,7 @@ class Runner:
         return began, went_on, done, devices.elapsed(trial.device, start, end)
 
     def _all(self, jobs: Mapping[int, _Job], barrier: threading.Barrier | None = None) -> list[Any]:
-        """Wait for each job on its thread; an interrupt here interrupts them, and waits again."""
+        """Wait for the jobs of all threads; an interrupt interrupts them, then waits again."""
         if not self._workers:
             return [job() for job in jobs.values()]
         given: dict[int, Future[Any]] = {}
@@ -263,7 +263,7 @@ class Runner:
                 given[n] = self._workers[n].submit(job)
             wait_for_all(given.values(), "FIRST_EXCEPTION")
             if barrier is not None:
-                barrier.abort()  # for those that wait for one that failed
+                barrier.abort()  # for threads that wait for a failed one
             wait_for_all(given.values())
         except BaseException:
             if barrier is not None:
@@ -274,7 +274,7 @@ class Runner:
             wait_for_all(given.values())
             raise
         failed = [(n, error) for n, future in given.items() if (error := future.exception())]
-        # What merely waited for another in vain comes last.
+        # Errors of threads that only waited come last.
         failed.sort(key=lambda item: isinstance(item[1], threading.BrokenBarrierError))
         for n, error in failed:
             self.failed = self.trials[n].where

@@ -26,7 +26,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it was measured: what it has, and how many threads torch uses."""
+    """The machine of a measurement, and the threads that torch uses."""
 
     host: str | None
     cpu: str | None
@@ -36,18 +36,18 @@ class Machine:
     torch: str | None = None
     cuda: str | None = None
     driver: str | None = None
-    # The versions of those beside torch: {"JAX": "0.10.2"}.
+    # Versions of other frameworks: {"JAX": "0.10.2"}.
     frameworks: Mapping[str, str] = field(default_factory=dict)
 
 
 def this_machine(cpuinfo: Path = _CPUINFO) -> Machine:
-    """What this machine is, without starting CUDA: the driver is known by NVML."""
+    """Describe this machine without initializing CUDA; NVML has the driver's version."""
     try:
         text = cpuinfo.read_text(errors="replace")
     except OSError:
         text = ""
     named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
-    # ARM's kernels give none there, and `platform` the architecture at most.
+    # On ARM the file has no name, and `platform` has only the architecture.
     cpu = named[1] if named else platform.processor() or platform.machine()
     torch, frameworks = torch_here(), known.versions()
     cuda = torch.version.cuda if torch else None
@@ -78,12 +78,12 @@ class TimedDevices:
 
     @property
     def note(self) -> str | None:
-        """Why it is not what was asked for."""
+        """Why it is another device than the one asked for."""
         return next((device.note for device in self.parts if device.note), None)
 
 
 def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[TimedDevices, ...]:
-    """The targets that are named, in that order; the CPU and every GPU if None; or GpuError."""
+    """Return the named targets in order; the CPU and every GPU if None."""
     if given is None:
         return tuple(TimedDevices((d,)) for d in [needed.find("cpu"), *needed.devices()])
     single = isinstance(given, (str, int, Device)) or comes_from(type(given), "torch.device")
@@ -107,7 +107,7 @@ def _named(one: object, needed: Needed) -> list[TimedDevices]:
     if not isinstance(one, str):
         return [TimedDevices((needed.find(one),))]
     made = []
-    # A blank beside a comma or a plus is none between two devices.
+    # A blank next to a comma or a plus separates nothing.
     for part in re.split(r"\s*,\s*|\s+", re.sub(r"\s*\+\s*", "+", one.strip(" ,"))):
         if part.lower() == "all" and (every := needed.devices()):
             made += [TimedDevices((device,)) for device in every]
@@ -122,7 +122,7 @@ def _named(one: object, needed: Needed) -> list[TimedDevices]:
 
 
 CONFIDENCE = 0.95
-# Fewer repeats than these have no such interval: 2 · 0.5⁵ is more than 5 %.
+# Fewer repeats have no 95 % interval: 2 · 0.5⁵ is more than 5 %.
 LEAST = 6
 
 
@@ -131,43 +131,42 @@ class Timing:
     """One device, at one value of the sweep; its times are seconds of one run."""
 
     where: str  # "cpu", "cuda:1", or "cuda:0+cuda:1" for two at the same time
-    # One for each repeat: from its first statement until every device was done.
+    # For each repeat: from its first statement until every device was done.
     seconds: tuple[float, ...] = ()
-    # The same, until Python went on; less than `seconds` where the device was still busy.
+    # The same, until Python continued; less than `seconds` if the device was still busy.
     host: tuple[float, ...] = ()
-    # The same by the devices' own events; None where there is no GPU.
+    # The same by the devices' events; None without a GPU.
     device: tuple[float, ...] | None = None
     number: int = 1  # runs in each repeat, whose mean is one of `seconds`
     values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variables: {"n": 256}
     name: str | None = None  # the device's
     uuid: str | None = None
     virtual: bool = False  # its times are the CPU's
-    copied: int = 0  # bytes of the inputs, copied there once before
-    copy_seconds: float = 0.0  # what that took; in none of `seconds`
-    # Seconds of compiling in the first run, in none of `seconds`; None where nothing tells of it.
+    copied: int = 0  # bytes of the inputs, copied once before
+    copy_seconds: float = 0.0  # not part of `seconds`
+    # Seconds of compiling in the first run, not part of `seconds`; None if unknown.
     compiled: float | None = None
-    # Seconds of the first run, tracing and compiling included, where nothing tells of these.
+    # Seconds of the first run with tracing and compiling, if these are not known separately.
     first: float | None = None
-    # The most bytes that the allocator held while it ran beyond those that it held when its
-    # inputs were there, by device; no entry is not known.
+    # Peak bytes of the allocator above those held before the run, by device; unknown if missing.
     peak: Mapping[str, int] = field(default_factory=dict)
-    # What one run copied between devices and waited for, as the ledger says it.
+    # Copies between devices and waits in one run, as the ledger says it.
     transfers: str = ""
     energy: float | None = None  # joules of one run, by NVML's counter
-    alone: tuple[float, ...] = ()  # of two together: the same runs one device after the other
+    alone: tuple[float, ...] = ()  # for two at the same time: the same runs one after the other
     # Why there are no `seconds`: "out of memory", "interrupted" or an exception's line.
     error: str | None = None
-    items: float | None = None  # what one run works through there
-    steady: bool = True  # False where the time limit came before the median was certain
+    items: float | None = None  # items in one run there
+    steady: bool = True  # False if the time limit came before the median settled
 
     @cached_property
     def median(self) -> float | None:
-        """Seconds of one run; None where nothing was measured."""
+        """Seconds of one run; None if nothing was measured."""
         return statistics.median(self.seconds) if self.seconds else None
 
     @cached_property
     def quartiles(self) -> tuple[float, float] | None:
-        """Seconds that a quarter, and that three quarters, of the repeats took at most."""
+        """The first and third quartile of the repeats, in seconds."""
         return quartiles(self.seconds) if self.seconds else None
 
     @cached_property
@@ -177,15 +176,15 @@ class Timing:
 
     @property
     def iqr(self) -> float | None:
-        """From the first quartile to the third, out of the median; None for under four repeats."""
+        """The interquartile range relative to the median; None for fewer than four repeats."""
         if self.quartiles is None or len(self.seconds) < 4 or not self.median:
             return None
         return (self.quartiles[1] - self.quartiles[0]) / self.median
 
     def differs(self, other: Timing) -> bool:
         """Whether two medians differ by more than both spreads."""
-        # Of thousands of repeats the 95 % interval is narrower than what one run of a program
-        # differs from the next: so neither median may lie between the other's quartiles either.
+        # With thousands of repeats the 95 % interval is narrower than the difference between two
+        # runs of a program. So neither median may lie between the other's quartiles either.
         low, high = sorted((self, other), key=lambda t: t.median or 0.0)
         if not (low.interval and high.interval and low.quartiles and high.quartiles):
             return False
@@ -194,52 +193,53 @@ class Timing:
 
     @property
     def unsteady(self) -> bool:
-        """Whether the repeats are spread widely, as torch.utils.benchmark's Measurement warns."""
+        """Whether the repeats are noisy, by the rule of torch.utils.benchmark's Measurement."""
         return self.iqr is not None and self.iqr >= 0.1
 
     @property
     def host_median(self) -> float | None:
-        """Seconds until Python went on; None where that is not known."""
+        """Seconds until Python continued; None if unknown."""
         return statistics.median(self.host) if self.host else None
 
     @property
     def device_median(self) -> float | None:
-        """Seconds by the devices' own events; None where there are none."""
+        """Seconds by the devices' events; None without them."""
         return statistics.median(self.device) if self.device else None
 
     @property
     def scaling(self) -> float | None:
-        """Of ``0+1``: how much sooner both are done than one after the other."""
+        """For ``0+1``: how much faster both together are than one after the other."""
         return statistics.median(self.alone) / self.median if self.alone and self.median else None
 
     def rate(self, items: float | None = None) -> float | None:
-        """Items a second, of `items` where it has none of its own; two devices do two at once."""
+        """Return items per second, of `items` if it has none; two devices process twice as many."""
         worked = (self.items or items or 0) * (self.where.count("+") + 1)
         return worked / self.median if worked and self.median else None
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Whether a device gave the numbers that the first one gave."""
+    """Whether a device's results agree with the first one's."""
 
     where: str
     reference: str
-    same: bool | None  # None where they were not compared
-    # The largest absolute difference, and the name of the result that it is in.
+    same: bool | None  # None if they were not compared
+    # The largest absolute difference, and the result's name.
     largest: float | None = None
     name: str | None = None
     # Why they were not compared, or how they differ.
     reason: str = ""
-    # The sweep's variables; empty without a sweep, or where all values agree alike.
+    # The sweep's variable; empty without a sweep, or if all values agree equally.
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 def interval(seconds: Sequence[float]) -> tuple[float, float]:
-    """The 95 % confidence interval of the median, whatever the distribution.
+    """Return the 95 % confidence interval of the median, for any distribution.
 
-    Between the j-th smallest and the j-th largest (J.-Y. Le Boudec, Performance Evaluation of
-    Computer and Communication Systems, 2010, theorem 2.1 and its table in appendix A). Of fewer
-    than `LEAST` it is the whole range: that covers the median at 94 % for five, 50 % for two.
+    It lies between the j-th smallest and the j-th largest (J.-Y. Le Boudec, Performance Evaluation
+    of Computer and Communication Systems, 2010, theorem 2.1 and its table in appendix A). For fewer
+    than `LEAST` values it is the whole range, which covers the median at 94 % for five, 50 % for
+    two.
     """
     ordered = sorted(seconds)
     rank = _rank(len(ordered))
@@ -260,7 +260,7 @@ def _rank(count: int) -> int:
 
 
 def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """The first and the third, interpolated as `torch.quantile` and Measurement do."""
+    """Return the first and third quartile, interpolated as by `torch.quantile` and Measurement."""
     if len(seconds) < 2:
         return seconds[0], seconds[0]
     first, _, third = statistics.quantiles(seconds, n=4, method="inclusive")

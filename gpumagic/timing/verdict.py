@@ -18,7 +18,7 @@ from gpumagic.usercode.sweep import label
 
 
 def wrong(comparison: Comparison) -> list[str]:
-    """Which device gave other numbers than the first: a fast wrong answer is no answer."""
+    """Return the devices whose results differ from the first: a fast wrong answer is no answer."""
     said = []
     for where in comparison.devices:
         worst = comparison.disagreement(where)
@@ -26,7 +26,7 @@ def wrong(comparison: Comparison) -> list[str]:
             continue
         by = "" if worst.largest is None else f": {worst.largest:.2g} apart"
         inside = f" in {worst.name}" if worst.name else ""
-        # The reason may say no more than that.
+        # The reason may repeat this.
         again = by and worst.reason.startswith(f"{worst.name} differs")
         why = f" ({worst.reason})" if worst.reason and not again else ""
         other = f"{where} gives other numbers than {worst.reference}"
@@ -35,7 +35,7 @@ def wrong(comparison: Comparison) -> list[str]:
 
 
 def answer(comparison: Comparison) -> list[str]:
-    """The answer in a sentence or a few, the most important first; see `wrong` too."""
+    """Return the answer in a few sentences, the most important first; see `wrong` too."""
     if not any(t.median for t in comparison.timings):
         return ["nothing was measured"]
     real, virtual = _real(comparison), _virtual(comparison)
@@ -50,13 +50,13 @@ def answer(comparison: Comparison) -> list[str]:
 
 
 def _real(comparison: Comparison) -> list[str]:
-    """The devices whose times may be compared: alone, no virtual GPU, the right numbers."""
+    """Return the devices that can be compared: single, not virtual, with the right results."""
     timed = {t.where for t in comparison.timings if t.median and not t.virtual}
     return [w for w in comparison.alone if w in timed and not comparison.disagreement(w)]
 
 
 def _virtual(comparison: Comparison) -> list[str]:
-    # The CPU may be one of several at the same time.
+    # The CPU may run together with a virtual GPU.
     found = (part for t in comparison.timings if t.virtual for part in t.where.split("+"))
     names = [name for name in dict.fromkeys(found) if name != "cpu"]
     if not names:
@@ -66,14 +66,14 @@ def _virtual(comparison: Comparison) -> list[str]:
 
 
 def _single(comparison: Comparison, where: str) -> str:
-    """The one device, which is compared with none."""
+    """Return the time of a device that is compared with no other."""
     medians = [t.median for t in comparison.of(where) if t.median is not None]
     count = f"was timed at {len(medians)} point{'s' * (len(medians) != 1)}"
     return f"{where} {count if comparison.sweep else f'takes {fine(medians[0])}'}"
 
 
 def one_line(comparison: Comparison) -> str:
-    """All that there is to say of one device, timed with nothing to compare it with, as a line."""
+    """Return the result of a single device, without a sweep, as one line; else empty."""
     asked = comparison.sweep or comparison.items or comparison.setup
     if len(comparison.timings) != 1 or asked or comparison.change or comparison.differences:
         return ""
@@ -90,7 +90,7 @@ def one_line(comparison: Comparison) -> str:
 
 
 def _order(comparison: Comparison, real: Sequence[str]) -> list[str]:
-    """The fastest, those that are as fast, and by how much they are faster than the others."""
+    """Return the fastest devices, and by how much they are faster than the others."""
     timed = [t for t in comparison.timings if t.where in real]
     best = min(timed, key=lambda t: t.median or 0.0)
     equal = [t.where for t in timed if not t.differs(best)]
@@ -105,12 +105,12 @@ def _order(comparison: Comparison, real: Sequence[str]) -> list[str]:
 
 
 def _pairs(comparison: Comparison, real: Sequence[str]) -> list[str]:
-    """Of a sweep: the first device with each other one."""
+    """Compare the first device of a sweep with each other one."""
     return [words for other in real[1:] if (words := _pair(comparison, real[0], other))]
 
 
 def _pair(comparison: Comparison, first: str, other: str) -> str:
-    """How two devices compare along the sweep."""
+    """Compare two devices along the sweep."""
     axis = comparison.axis or ""
     ratios, differ = [], []
     for value in comparison.sweep[axis]:
@@ -134,7 +134,7 @@ def _pair(comparison: Comparison, first: str, other: str) -> str:
 def _throughout(
     first: str, other: str, axis: str, ratios: Sequence[float], differ: Sequence[bool]
 ) -> str:
-    """How two devices compare whose order does not flip."""
+    """Compare two devices whose order does not change."""
     if not any(differ):
         return f"{first} and {other} do not differ by more than the spread at any {axis}"
     faster, slower = other, first
@@ -147,7 +147,7 @@ def _throughout(
 
 
 def crossovers(comparison: Comparison) -> list[Crossover]:
-    """The crossovers between devices that are not virtual."""
+    """Return the crossovers between devices that are not virtual."""
     real = set(_real(comparison))
     return [c for c in comparison.crossovers if {c.faster, c.slower} <= real]
 
@@ -158,7 +158,7 @@ def at(crossover: Crossover) -> str:
 
 
 def _together(comparison: Comparison) -> Iterable[str]:
-    """How several at the same time scale: at the one point, or over a sweep's."""
+    """Return the scaling of several devices at the same time."""
     for where in comparison.devices:
         found = [t for t in comparison.of(where) if t.scaling]
         if found:
@@ -173,13 +173,13 @@ def _together(comparison: Comparison) -> Iterable[str]:
 
 
 def estimate(value: float) -> str:
-    """A value of a sweep that is an estimate: ``"190"``, ``"2,000"``, ``"0.0013"``."""
+    """Format an estimated value of a sweep: ``"190"``, ``"2,000"``, ``"0.0013"``."""
     rounded = float(f"{value:.2g}")
     return f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:g}"
 
 
 def spelled(value: object) -> str:
-    """A value of a sweep: ``"16,384"``, ``"0.001"``, ``"float16"``."""
+    """Format a value of a sweep: ``"16,384"``, ``"0.001"``, ``"float16"``."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return label(value, 24)
@@ -202,13 +202,13 @@ def both(words: Iterable[str]) -> str:
 
 
 def span(ratios: Sequence[float]) -> str:
-    """The least and the largest of ratios: ``"3.75 to 30.0 ×"``, ``"2.00 ×"``."""
+    """Format the range of ratios: ``"3.75 to 30.0 ×"``, ``"2.00 ×"``."""
     low, high = times(min(ratios)), times(max(ratios))
     return low if low == high else f"{low.removesuffix(' ×')} to {high}"
 
 
 def percent(part: float) -> str:
-    """A share as people read it: ``"2.1 %"``, ``"34 %"``."""
+    """Format a share: ``"2.1 %"``, ``"34 %"``."""
     return f"{100 * part:.{1 if part < 0.0995 else 0}f} %"
 
 
@@ -221,14 +221,14 @@ def by_words(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-_TOLD_ELSEWHERE = ("", "reference", "not compared")
-# A median whose 95 % interval is wider than this part of it is said to be uncertain: two devices
-# are seldom compared for less.
+_SHOWN_ELSEWHERE = ("", "reference", "not compared")
+# A median is called uncertain if its 95 % interval is wider than this part of it: smaller
+# differences between two devices seldom matter.
 _LOOSE = 0.05
 
 
 def numbers(comparison: Comparison, where: str) -> str:
-    """Whether the numbers are those of the first: ``"same to 3e-07"``, ``"DIFFERS: 0.4 in y"``."""
+    """Return the agreement with the first device: ``"same to 3e-07"``, ``"DIFFERS: 0.4 in y"``."""
     found = [a for a in comparison.agreements if a.where == where]
     if not found:
         return "reference" if any(a.reference == where for a in comparison.agreements) else ""
@@ -243,7 +243,7 @@ def numbers(comparison: Comparison, where: str) -> str:
 
 
 def problems(comparison: Comparison) -> list[str]:
-    """What the user must not overlook: an interrupt, an error."""
+    """Return what the user must not overlook: an interrupt, an error."""
     said = []
     if comparison.interrupted:
         done = sum(t.median is not None for t in comparison.timings)
@@ -252,34 +252,33 @@ def problems(comparison: Comparison) -> list[str]:
     failed: dict[str, str] = {}
     for t in comparison.timings:
         if t.error and t.error != "interrupted":
-            # Of a sweep the first point is enough.
+            # The first point of a sweep is enough.
             failed.setdefault(f"{t.where}: {t.error}", at_point(t.values))
     return [*said, *(words + at for words, at in failed.items())]
 
 
 def uncertain(comparison: Comparison) -> Iterator[str]:
-    """Of `Measurement`'s warning, and of medians that are not certain when the time was over."""
+    """Yield the medians that are noisy, of one run, or unsettled at the time limit."""
     wide = [t for t in comparison.timings if t.unsteady]
     single = [t for t in comparison.timings if len(t.seconds) == 1]
     others = [t for t in comparison.timings if not t.steady and not t.unsteady]
-    loose = [t for t in others if _width(t) > _LOOSE]  # of one run it is 0
+    loose = [t for t in others if _width(t) > _LOOSE]  # 0 for one run
     if wide:
         worst = max(t.iqr or 0.0 for t in wide)
         yield (
-            f"{_measured_at(wide)}: the repeats are spread widely (IQR {percent(worst)} of the"
-            " median): the machine does other work, or changes its clock"
+            f"{_measured_at(wide)}: noisy (IQR {percent(worst)} of the median): other work on"
+            " the machine, or a changing clock"
         )
     if single:
-        yield f"{_measured_at(single)}: one run only, so that the spread is not known"
+        yield f"{_measured_at(single)}: only one run, so no spread"
     if loose:
         yield (
-            f"{_measured_at(loose)}: the time was over before the median was certain; give more"
-            " with --max-time"
+            f"{_measured_at(loose)}: time limit reached before the median settled; raise --max-time"
         )
 
 
 def _width(timing: Timing) -> float:
-    """Of the median's 95 % interval, out of the median."""
+    """Return the width of the 95 % interval, relative to the median."""
     low, high = timing.interval or (0.0, 0.0)
     return (high - low) / timing.median if timing.median else 0.0
 
@@ -291,19 +290,19 @@ def _measured_at(timings: Sequence[Timing]) -> str:
 
 
 def differences(comparison: Comparison) -> list[str]:
-    """What else was not the same in the earlier run, or why it was not compared with it."""
+    """Return other differences from the earlier run, or why it was not compared."""
     told = "; ".join(comparison.differences)
-    what = "not the same then" if comparison.change else "not compared with the last one"
+    what = "differs from the earlier run" if comparison.change else "not compared with the last one"
     return [f"{what}: {told}"] if told else []
 
 
 def measured(comparison: Comparison) -> list[str]:
-    """How it was measured, a line each: inputs, transfers inside, what the user should know."""
+    """Return how it was measured, a line each: repeats, inputs, transfers, notes."""
     said = [*_repeats(comparison), *_copies(comparison), *_compiled(comparison)]
     said += inside(comparison)
     if comparison.sweep:
         compared = [(where, numbers(comparison, where)) for where in comparison.devices]
-        told = [f"{where} {words}" for where, words in compared if words not in _TOLD_ELSEWHERE]
+        told = [f"{where} {words}" for where, words in compared if words not in _SHOWN_ELSEWHERE]
         said += [f"numbers: {', '.join(told)}"] if told else []
     reasons = {a.reason: None for a in comparison.agreements if a.same is None and a.reason}
     said += [f"numbers not compared: {reason}" for reason in reasons]
@@ -318,23 +317,23 @@ def _repeats(comparison: Comparison) -> Iterator[str]:
 
 
 def _copies(comparison: Comparison) -> Iterator[str]:
-    """Each device's inputs; the most of them, in a sweep."""
+    """Yield the bytes of each device's inputs; in a sweep, the largest."""
     found = []
     for where in comparison.devices:
         most = max(comparison.of(where), key=lambda t: t.copied)
         if most.copied:
             found.append(f"{size(most.copied)} to {where} in {duration(most.copy_seconds)}")
     if found:
-        each = "each value" if comparison.sweep else "it began"
+        each = " of each value" if comparison.sweep else ""
         up_to = "up to " if comparison.sweep else ""
-        yield f"inputs copied before {each}, in none of the times: {up_to}{', '.join(found)}"
+        yield f"not timed: copying the inputs{each} ({up_to}{', '.join(found)})"
 
 
 def _compiled(comparison: Comparison) -> Iterator[str]:
-    """How long each device's first runs of a sweep compiled; without one the table has it."""
+    """Yield the compile time of each device in a sweep; without one, the table has it."""
     for kind, said in (
-        ("compiled", "compiled at each value, in none of the times"),
-        ("first", "first run of each value, with tracing and compiling, in none of the times"),
+        ("compiled", "compiled at each value, not timed"),
+        ("first", "first run of each value, with tracing and compiling, not timed"),
     ):
         known = {w: [getattr(t, kind) or 0.0 for t in comparison.of(w)] for w in comparison.devices}
         found = [
@@ -345,8 +344,8 @@ def _compiled(comparison: Comparison) -> Iterator[str]:
 
 
 def inside(comparison: Comparison) -> Iterator[str]:
-    """The copies between devices and the waits within one run of each."""
-    # In a sweep they differ in bytes from value to value: the last says it.
+    """Return the copies between devices and the waits in one run of each device."""
+    # The bytes differ between the values of a sweep: show the last.
     said = {t.where: t.transfers for t in comparison.timings if t.transfers}
     last = " (at the last value)" if comparison.sweep else ""
     for words, wheres in by_words(said.items()).items():
@@ -358,7 +357,7 @@ def machine(comparison: Comparison) -> str:
     it = comparison.machine
     threads = f", torch on {it.threads}" if it.threads and it.threads != it.cpu_count else ""
     cpus = f", {it.cpu_count} CPU{'s' * (it.cpu_count > 1)}{threads}" if it.cpu_count else ""
-    # Devices of one name together; the CPU has its own.
+    # Group devices with the same name; the CPU has its own.
     alone = [t for t in comparison.timings if t.where in comparison.alone and t.where != "cpu"]
     named = by_words((t.where, t.name or "") for t in alone)
     parts = [

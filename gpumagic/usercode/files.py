@@ -21,13 +21,13 @@ from typing import Any, ParamSpec, TypeVar
 
 
 def shell() -> Any:
-    """The IPython that this process is, or None; it is not imported for that."""
+    """Return this process's IPython shell, or None; does not import IPython."""
     ipython: Any = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
 
 
 def user_namespace() -> dict[str, Any]:
-    """The variables of the notebook, or of the script."""
+    """Return the variables of the notebook, or of the script."""
     ipython = shell()
     return vars(sys.modules["__main__"]) if ipython is None else ipython.user_ns
 
@@ -42,7 +42,7 @@ _STAND_INS = (
 
 
 def _folder_of(package: str) -> str:
-    """Where a package is installed, which is not imported for that; of none no file's beginning."""
+    """Return a package's folder without importing it; the null device if it is not installed."""
     found = find_spec(package)
     place = found.origin if found else None
     return os.path.join(os.path.dirname(os.path.abspath(place)), "") if place else os.devnull
@@ -52,11 +52,11 @@ _TORCH = _folder_of("torch")
 _NAMED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _LIBRARIES = (
     _OURS,
-    _TORCH,  # also where it was built from its source
+    _TORCH,  # also a build from source
     *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")),
     os.path.join(os.path.dirname(os.__file__), ""),
 )
-# What people type has no file, and so has what is generated: these are the former.
+# Typed and generated code have no file; these names are of typed code.
 _TYPED = re.compile(
     r"<(ipython-input|python-input|input|stdin|doctest |timed |magic-timeit|command-|pyshell#)"
 )
@@ -65,23 +65,23 @@ _CYTHON = (".pyx", ".pxd", ".pxi")
 _INPUT = re.compile(r"<(?:ipython|python)-input-(\d+)")
 
 
-@lru_cache(maxsize=8192)  # each cell is a file of its own
+@lru_cache(maxsize=8192)  # each cell is a file
 def is_users(file: str | None) -> bool:
-    """Whether the code of a file is the user's: a cell, or a file that is no installed library."""
+    """Whether a file is the user's: a cell, or a file outside installed libraries."""
     if file is None or file in _NO_FILE:
         return False
     if file.startswith("<"):
         return _TYPED.match(file) is not None
     if _NAMED.search(file) or (file.endswith(_CYTHON) and not os.path.isabs(file)):
         return False
-    # Paths as Python has them first: to make one absolute takes longer than all the rest.
+    # First the path as Python has it: making it absolute is the slowest step.
     if file.startswith(_LIBRARIES) or os.path.abspath(file).startswith(_LIBRARIES):
         return False
     return not (os.path.isfile(file) and _is_generated(file))
 
 
 def _is_generated(file: str) -> bool:
-    """Whether a library wrote it: its module is one of a package that is installed elsewhere."""
+    """Whether a library generated the file: its module's package is installed elsewhere."""
     modules = [(name, vars(m)) for name, m in [*sys.modules.items()] if type(m) is ModuleType]
     name = next((name for name, held in modules if held.get("__file__") == file), "")
     package = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
@@ -94,7 +94,7 @@ def is_ours(file: str) -> bool:
 
 
 def stands_in(file: str) -> bool:
-    """Whether a file's functions are called where torch's or Python's own would be."""
+    """Whether a file's functions replace torch's or Python's own."""
     return file.startswith(_STAND_INS)
 
 
@@ -104,7 +104,7 @@ def is_torchs(file: str) -> bool:
 
 
 def module_of(file: str) -> str:
-    """The installed module that a file is, such as ``torch.optim.lbfgs``; of others nothing."""
+    """Return the installed module of a file, as ``torch.optim.lbfgs``; empty for others."""
     if is_torchs(file):
         inside = os.path.join("torch", file[len(_TORCH) :])
     elif found := list(_NAMED.finditer(file)):
@@ -115,7 +115,7 @@ def module_of(file: str) -> str:
 
 
 def label(file: str) -> str:
-    """A file as the user knows it: ``"In [3]"`` for a cell, ``"train.py"`` for others."""
+    """Return the user's name of a file: ``"In [3]"`` for a cell, ``"train.py"`` for others."""
     if match := _INPUT.match(file):
         return f"In [{match[1]}]"
     named = getattr(getattr(shell(), "compile", None), "format_code_name", lambda file: None)(file)
@@ -125,12 +125,12 @@ def label(file: str) -> str:
 
 
 def last_cell() -> str:
-    """The cell that runs or ran last: ``"In [3]"``; nothing outside of IPython."""
+    """Return the running or last cell: ``"In [3]"``; empty outside of IPython."""
     return f"In [{_typed() - 1}]"
 
 
 def next_cell() -> str:
-    """The cell that IPython is about to run, whose `execution_count` depends on its version."""
+    """Return the next cell of IPython, whose `execution_count` depends on the version."""
     return f"In [{_typed()}]"
 
 
@@ -143,9 +143,9 @@ R = TypeVar("R")
 
 
 def leave_out_ours(error: BaseException) -> None:
-    """Take the function that calls this out of an error's traceback, and those of ours below it.
+    """Remove the calling function and our frames below it from an error's traceback.
 
-    It is called in an `except` that ends with a bare `raise`. `python -X dev` keeps the frames.
+    Call it in an `except` that ends with a bare `raise`. `python -X dev` keeps the frames.
     """
     trace = error.__traceback__
     while trace is not None and stands_in(trace.tb_frame.f_code.co_filename):
@@ -155,7 +155,7 @@ def leave_out_ours(error: BaseException) -> None:
 
 
 def unseen(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, of which no traceback has a frame."""
+    """Return the function, without its frame in tracebacks."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -28,7 +28,7 @@ _TIMED = ("<timed exec>", "<timed eval>")
 
 
 def errors(error: BaseException) -> Iterator[BaseException]:
-    """An exception and those that it was raised from, each once, the original last."""
+    """Yield an exception and its causes, each once, the original last."""
     seen: list[BaseException] = []
     queue: list[BaseException | None] = [error]
     while queue and len(seen) < _ERRORS:
@@ -45,7 +45,7 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 
 def cut_ours(error: BaseException) -> None:
-    """Take frames that stand in for torch's or Python's own code out of an error's tracebacks."""
+    """Remove our frames that replace torch's or Python's code from an error's tracebacks."""
     for each in errors(error):
         trace = each.__traceback__
         while trace is not None:
@@ -59,8 +59,8 @@ def cut_ours(error: BaseException) -> None:
 
 @contextmanager
 def folded(error: BaseException) -> Iterator[int]:
-    """Within, tracebacks of a deep recursion have the first and the last frame at each line alone,
-    for what takes time for each; how many frames that leaves out."""
+    """Within, keep only the first and last frame of each line in a deep recursion's traceback, to
+    save time; yield the number of removed frames."""
     before = [(each, each.__traceback__) for each in errors(error)]
     left_out = 0
     try:
@@ -100,7 +100,7 @@ def _chained(traces: Iterable[TracebackType]) -> TracebackType | None:
 
 
 class FailedFrame:
-    """One frame of a traceback: what failed in it, and the names that it sees."""
+    """One frame of a traceback: the failed expression, and the names in scope."""
 
     def __init__(
         self, tb: TracebackType, *, library: FrameType | None, timed: str | None = None
@@ -110,14 +110,14 @@ class FailedFrame:
         self.code = frame.f_code
         self.filename = frame.f_code.co_filename
         self.line = tb.tb_lineno or frame.f_code.co_firstlineno
-        self.direct = library is None  # between this frame and the error lies torch's code alone
-        # What the deepest frame of another library's sees.
+        self.direct = library is None  # only torch's code is between this frame and the error
+        # The names in scope of the deepest frame of another library.
         self.library = _names(library) if library is not None else {}
-        # The code of a cell or file itself, not of a function.
+        # The code of a cell or file, not of a function.
         self.at_top = not frame.f_code.co_flags & inspect.CO_OPTIMIZED
         found = _executing(tb, timed)
         self.source: str = found.source.text
-        # Its nodes know their `parent`; None where there is no source.
+        # Its nodes have a `parent`; None without a source.
         self.tree: ast.Module | None = found.source.tree
         self._node = found.node
         self._asttext = found.source.asttext()
@@ -126,41 +126,41 @@ class FailedFrame:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of the function's arguments."""
+        """Return the names of the function's arguments."""
         code = self.code
         return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     @property
     def failed(self) -> ast.AST | None:
-        """The expression that failed, where it is certain."""
+        """Return the failed expression, if it is certain."""
         return self.candidates[0] if len(self.candidates) == 1 else None
 
     @cached_property
     def candidates(self) -> list[ast.AST]:
-        """The expression that failed; where only the line is known, all that it may be."""
+        """Return the failed expression, or all candidates if only the line is known."""
         if self._node is not None:
             return [self._node]
         every = [*ast.walk(self.tree)] if self.tree is not None else []
-        # Two statements may stand in a line of a cell.
+        # A line of a cell may have two statements.
         found: list[ast.AST] = [
             n for n in every if isinstance(n, ast.expr) and _place(n) == self._place
         ]
         return found[:1] or [n for n in every if getattr(n, "lineno", 0) == self.line]
 
     def text(self, node: ast.AST) -> str:
-        """An expression as the user wrote it, on one line."""
+        """Return the source of an expression, on one line."""
         found = self._asttext.get_text(node) if self.tree is not None else ""
         found = found or ast.unparse(node)
         return " ".join(line.strip() for line in found.splitlines())
 
 
 def _names(frame: FrameType) -> Mapping[str, Any]:
-    """A frame's own names."""
+    """Return a frame's local names."""
     local = frame.f_locals
     if local is frame.f_globals or type(local) is not dict:
         return local
-    # Before Python 3.13 a running function keeps this copy of its names until it returns, and
-    # in it the exception, whose frames hold every tensor that they saw.
+    # Before Python 3.13 a running function keeps this copy of its names until it returns, with
+    # the exception, whose frames keep every tensor alive.
     names = dict(local)
     for name, value in names.items():
         if issubclass(type(value), BaseException):
@@ -169,7 +169,7 @@ def _names(frame: FrameType) -> Mapping[str, Any]:
 
 
 def _executing(tb: TracebackType, timed: str | None) -> Any:
-    """The source and the node that a frame is at; `timed` is a source that nobody keeps."""
+    """Return the source and the node of a frame; `timed` is a source that is not cached."""
     name = tb.tb_frame.f_code.co_filename
     if timed is None:
         return Source.executing(tb)
@@ -177,18 +177,18 @@ def _executing(tb: TracebackType, timed: str | None) -> Any:
     try:
         return Source.executing(tb)
     finally:
-        del linecache.cache[name]  # another cell's text will have the same name
+        del linecache.cache[name]  # another cell will have the same name
 
 
 def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
-    """The user's frames, from the deepest outwards."""
+    """Return the user's frames, the deepest first."""
     chain: list[TracebackType] = []
     timed: str | None = None
     while traceback is not None and len(chain) < 10 * _FRAMES:
         chain.append(traceback)
         code = traceback.tb_frame.f_code
         if code.co_name == "time" and not is_users(code.co_filename):
-            timed = traceback.tb_frame.f_locals.get("expr")  # what %%time compiles
+            timed = traceback.tb_frame.f_locals.get("expr")  # compiled by %%time
         traceback = traceback.tb_next
     found: list[FailedFrame] = []
     library: FrameType | None = None

@@ -19,11 +19,11 @@ from executing import Source
 
 from gpumagic.usercode.files import is_users, label, last_cell, shell
 
-_LONG = 60  # characters of a line that are shown
+_LONG = 60  # shown characters of a line
 # The names of the code that `%%time` and `%%timeit` run.
 _TIMED = ("<timed ", "<magic-timeit")
 _TIMING = ("time", "timeit")
-# What IPython makes of `%timeit x.sum()`.
+# IPython's code for `%timeit x.sum()`.
 _MAGIC = re.compile(r"get_ipython\(\)\.run_line_magic\('(\w+)', '(.*)'\)")
 
 
@@ -31,24 +31,24 @@ _MAGIC = re.compile(r"get_ipython\(\)\.run_line_magic\('(\w+)', '(.*)'\)")
 class UserLine:
     """A line of the user's code."""
 
-    line: int  # in its own cell or file, from 1; 0 for what comes before the cell's first line
+    line: int  # in its cell or file, from 1; 0 for code before the cell's first line
     source: str = ""  # as the user typed it
-    function: str = ""  # that it is in; nothing at the top of a cell
-    file: str = ""  # of the code, as Python has it
+    function: str = ""  # the function's name; empty at the top of a cell
+    file: str = ""  # of the code, in Python
 
     @property
     def label(self) -> str:
-        """The file as the user knows it: ``"In [3]"``, ``"train.py"``."""
+        """The user's name of the file: ``"In [3]"``, ``"train.py"``."""
         return label(self.file)
 
     @property
     def place(self) -> str:
-        """``"line 4"`` of the cell that runs or ran last, ``"In [5], line 19"`` of other code."""
+        """``"line 4"`` for the running or last cell, ``"In [5], line 19"`` for other code."""
         line = f"line {self.line}"
         return line if self.label in ("", last_cell()) else f"{self.label}, {line}"
 
     def at(self, line: int) -> "UserLine":
-        """Another line of the same code."""
+        """Return another line of the same code."""
         return replace(self, line=line, source=source_of(self.file, line))
 
     def __str__(self) -> str:
@@ -63,20 +63,20 @@ BEFORE = UserLine(0, "before the cell")
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's at or above `frame`."""
+    """Return the user's innermost frame at or above `frame`."""
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
 def innermost(frame: FrameType | None = None) -> UserLine | None:
-    """The innermost line of the user's at or above `frame`, by default the caller's."""
+    """Return the user's innermost line at or above `frame`, by default the caller's."""
     found = user_frame(frame or sys._getframe(1))
     return None if found is None else line_at(*in_cell(found))
 
 
 def innermost_of(traceback: TracebackType | None) -> UserLine | None:
-    """The innermost line of the user's that an error passed."""
+    """Return the user's innermost line in an error's traceback."""
     found = None
     while traceback is not None:
         if is_users(traceback.tb_frame.f_code.co_filename):
@@ -86,7 +86,7 @@ def innermost_of(traceback: TracebackType | None) -> UserLine | None:
 
 
 def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
-    """The code of a frame and its instruction; of what `%%time` runs, as it stands in the cell."""
+    """Return a frame's code and instruction; under `%%time`, those of the cell."""
     code, at = frame.f_code, frame.f_lasti if at is None else at
     if not code.co_filename.startswith(_TIMED):
         return code, at
@@ -105,14 +105,14 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     name, before = outer.f_code.co_filename, _lines_before(body)
     known = linecache.getlines(name)
     if len(known) <= before:
-        # What IPython made of the cell is one line: behind it there is room for those typed.
+        # IPython compiles the magic to one line; the typed lines follow it.
         known += ["\n"] * (before - len(known)) + [f"{line}\n" for line in body.splitlines()]
     code = code.replace(co_filename=name, co_firstlineno=code.co_firstlineno + before)
     return code, at
 
 
 def _lines_before(body: str) -> int:
-    """How many lines of the running cell stand above the text of its magic, which is its end."""
+    """Return the number of lines above the magic's text in the running cell."""
     ipython = shell()
     typed = ipython.history_manager.input_hist_raw[-1] if ipython is not None else ""
     above: str = typed[: -len(body.strip())] if typed.strip().endswith(body.strip()) else "\n"
@@ -120,32 +120,32 @@ def _lines_before(body: str) -> int:
 
 
 def line_at(code: CodeType, at: int) -> UserLine:
-    """The line of the instruction at `at` of the user's code."""
+    """Return the line of the instruction at `at` of the user's code."""
     line, file = line_of(code, at), code.co_filename
     function = "" if code.co_name.startswith("<") else code.co_name
     return UserLine(line, source_of(file, line), function, file)
 
 
 def line_of(code: CodeType, at: int) -> int:
-    """The number of the line of the instruction at `at`."""
+    """Return the line number of the instruction at `at`."""
     lines = (line for start, end, line in code.co_lines() if start <= at < end and line)
     return next(lines, code.co_firstlineno)
 
 
 def source_of(file: str, line: int) -> str:
-    """A line of a file, as the user typed it."""
+    """Return a line of a file, as typed."""
     return _MAGIC.sub(r"%\1 \2", linecache.getline(file, line).strip())
 
 
 @lru_cache(maxsize=1024)
 def expression(code: CodeType, at: int) -> str:
-    """The expression that an instruction computes, in one line; else its whole line, or nothing."""
+    """Return the expression of an instruction, in one line; else its line, or empty."""
     line = line_of(code, at)
-    # A frame would keep all that the code sees alive; of a frame, these are what is looked at.
+    # Attributes of a frame that executing reads; a frame would keep its names alive.
     frame: Any = SimpleNamespace(f_code=code, f_lasti=at, f_lineno=line, f_globals={})
     found = Source.executing(frame)
     text = ast.get_source_segment(found.source.text, found.node) if found.node else None
-    # For a jump, such as that of an `if`, executing finds nothing.
+    # executing finds nothing for a jump, as of an `if`.
     if not (text := text or _columns(code, at)):
         return source_of(code.co_filename, line)
     text = " ".join(row.strip() for row in text.splitlines())
@@ -153,14 +153,14 @@ def expression(code: CodeType, at: int) -> str:
 
 
 def name_in(frame: FrameType, is_it: Callable[[Any], bool]) -> str:
-    """The variable in the expression that a frame computes whose value is the one, or nothing."""
+    """Return the variable in a frame's expression that has this value, or empty."""
     names: list[str] = re.findall(r"(?<![.\w])[^\W\d]\w*", expression(*in_cell(frame)))
     values = ((name, frame.f_locals.get(name, frame.f_globals.get(name))) for name in names)
     return next((name for name, value in values if is_it(value)), "")
 
 
 def called(code: CodeType, at: int) -> str:
-    """The name of the function or method that the instruction at `at` calls, or nothing."""
+    """Return the name of the function or method called at `at`, or empty."""
     text = expression(code, at) if is_users(code.co_filename) else _columns(code, at)
     try:
         tree = ast.parse(textwrap.dedent(text).strip(), mode="eval").body
@@ -175,7 +175,7 @@ def called(code: CodeType, at: int) -> str:
 
 
 def _columns(code: CodeType, at: int) -> str:
-    """What stands between the columns of an instruction; no file is parsed for it."""
+    """Return the text of an instruction by its columns, without parsing the file."""
     if not hasattr(code, "co_positions"):
         return ""
     first, last, start, end = next(islice(code.co_positions(), at // 2, None), (None,) * 4)

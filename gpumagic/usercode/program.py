@@ -23,7 +23,7 @@ from typing import Any
 from gpumagic.errors import GpuError
 from gpumagic.usercode.variables import NOT_VARIABLES, names_read, variables_read
 
-# No names that code can say, so that none of the user's is hidden.
+# Names that code cannot contain, so that none of the user's is hidden.
 _RUNS, _RUN = ".runs", ".run"
 _FUTURES = sum({getattr(future, name).compiler_flag for name in future.all_feature_names})
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
@@ -33,9 +33,9 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
 def compile_cell(
     tree: ast.Module, filename: str, flags: int = 0
 ) -> tuple[CodeType, CodeType | None]:
-    """The statements of a cell, and apart from them its last expression, None if it has none.
+    """Compile the statements of a cell, and its last expression, None if it has none.
 
-    `eval` of either gives a coroutine where the flag `inspect.CO_COROUTINE` is set: it awaits.
+    `eval` of either returns a coroutine if the flag `inspect.CO_COROUTINE` is set.
     """
     body, last = tree.body, None
     if body and isinstance(body[-1], ast.Expr):
@@ -54,7 +54,7 @@ def _compiled(
 
 
 def awaits(node: ast.AST) -> int | None:
-    """The line of the first `await` at the top of a cell, outside functions; None without one."""
+    """Return the line of the first `await` outside functions; None without one."""
     if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
         return node.lineno
     if isinstance(node, _LATER):
@@ -65,9 +65,9 @@ def awaits(node: ast.AST) -> int | None:
 
 
 def looped(tree: ast.Module, filename: str, names: list[str]) -> CodeType:
-    """A function that runs a cell's code inline, once for each item that it is given.
+    """Compile a function that runs a cell's code inline, once for each item of an iterable.
 
-    `names` are global variables in it, as they are at the top of a cell. The tree is changed.
+    `names` are global variables in it, as at the top of a cell. The tree is changed.
     """
     flags = _compiled(tree, filename, "exec").co_flags & _FUTURES
     body = [_Plain().visit(node) for node in tree.body]
@@ -75,12 +75,12 @@ def looped(tree: ast.Module, filename: str, names: list[str]) -> CodeType:
     module = ast.parse("def f(): pass")
     made = module.body[0]
     assert isinstance(made, ast.FunctionDef)
-    # Tracebacks show it as the cell that it is.
+    # Tracebacks show it as a cell.
     made.name, made.args.args = "<module>", [ast.arg(_RUNS)]
     made.body = [ast.Global(names), loop] if names else [loop]
     for node in [made, *made.body]:
         ast.copy_location(node, body[0])
-    # A module's code begins at its file's first line, from where IPython counts.
+    # A module's code begins at the first line, from which IPython counts.
     made.lineno = 1
     ast.fix_missing_locations(module)
     code = compile(module, filename, "exec", flags=flags, dont_inherit=True)
@@ -88,7 +88,7 @@ def looped(tree: ast.Module, filename: str, names: list[str]) -> CodeType:
 
 
 class _Plain(ast.NodeTransformer):
-    """Rewrites what the top of a cell may say of its variables, and a function may not."""
+    """Rewrites statements about variables that are allowed in a cell but not in a function."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -116,44 +116,44 @@ class _Plain(ast.NodeTransformer):
 
 
 def own_code(code: CodeType) -> CodeType:
-    """The same code as an object of its own, with that of the functions which it defines.
+    """Return a copy of the code object, with those of the functions which it defines.
 
-    torch.compile keeps what it makes with the code, and writes its names into the globals of the
-    function that it met first: any other with the same code would look for them in vain.
+    torch.compile caches by code object, and writes names into the globals of the first function
+    with that code; another function with the same code would not find them.
     """
     consts = (own_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.replace(co_consts=tuple(consts))
 
 
-# No name that code can say, so that none of the user's is hidden.
+# A name that code cannot contain, so that none of the user's is hidden.
 FUNCTION = ".function"
 
 
 @dataclass(frozen=True)
 class Program:
-    """Code that can be run many times, in variables where `FUNCTION` is the one it may call."""
+    """Code that can run many times; `FUNCTION` is the variable of a function that it calls."""
 
-    text: str  # as the user knows it
-    filename: str  # as tracebacks name it
-    reads: tuple[str, ...]  # the variables, those of its set-up included
+    text: str  # as shown to the user
+    filename: str  # as shown in tracebacks
+    reads: tuple[str, ...]  # variables, with those of the set-up
     assigned: tuple[str, ...]
-    function: Callable[[], Any] | None  # where one was given and no text
+    function: Callable[[], Any] | None  # if a function was given instead of text
     _setup: CodeType
     _once: tuple[CodeType, CodeType | None]
     _loop: CodeType
 
     def set_up(self, space: dict[str, Any]) -> None:
-        """Run what stands before the code."""
+        """Run the set-up."""
         _run(self._setup, space)
 
     def once(self, space: dict[str, Any]) -> Any:
-        """Run the code once; its value is that of its last expression, or None."""
+        """Run the code once; return the value of its last expression, or None."""
         body, last = self._once
         _run(body, space)
         return None if last is None else _run(last, space)
 
     def looped(self, space: dict[str, Any]) -> Callable[[Iterable[None]], object]:
-        """What runs the code once for each item that it is given, in the variables `space`."""
+        """Return a function that runs the code once for each item, with the variables `space`."""
         return FunctionType(own_code(self._loop), space)
 
 
@@ -166,8 +166,8 @@ def program(
     text: str | None = None,
     passed: Iterable[str] = (),
 ) -> Program:
-    """Compile Python, or a function that is called with what is `passed`, variables by their names;
-    GpuError for what cannot be run again and again."""
+    """Compile Python, or a function to call with the arguments `passed`, variables by their names;
+    GpuError for code that cannot be repeated."""
     named = _remember(setup)
     before = ast.parse(setup, named)
     if awaits(before):
@@ -192,14 +192,14 @@ def program(
         assigned=tuple(s.get_name() for s in assigned if s.is_assigned() or s.is_declared_global()),
         function=function,
         _setup=compile(before, named, "exec", dont_inherit=True),
-        # As a cell first: a function would take what a cell may not say.
+        # First as a cell, since a function allows statements that a cell does not.
         _once=compile_cell(tree, name),
         _loop=looped(tree, name, [s.get_name() for s in assigned]),
     )
 
 
 def _run(code: CodeType, space: dict[str, Any]) -> Any:
-    # Unlike `exec` it puts nothing into variables that may be the user's own.
+    # Unlike `exec` it adds nothing to variables that may be the user's.
     return FunctionType(own_code(code), space)()
 
 
@@ -219,7 +219,7 @@ def _refuse(tree: ast.Module) -> None:
 
 
 def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
-    """The variables that a function leads to."""
+    """Return the variables that a function reads."""
     if not callable(function):
         raise GpuError(
             f"compare times code or a function, not {type(function).__name__}; type "
@@ -235,7 +235,7 @@ def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
 
 
 def _remember(code: str) -> str:
-    """A file's name for text that came from none, by which tracebacks find its lines."""
+    """Register text without a file, so that tracebacks show its lines; return its name."""
     name = f"<timed {hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:8]}>"
     lines = [f"{line}\n" for line in code.splitlines()]
     linecache.cache[name] = (len(code), None, lines, name)

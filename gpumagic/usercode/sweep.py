@@ -28,7 +28,7 @@ def check(sweep: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
             raise GpuError(
                 f"sweep: {name} has no list of values, but {given!r}; give {{{name!r}: [1, 2]}}"
             )
-        # One more than allowed is enough to refuse an endless iterator.
+        # One more than allowed, to refuse an endless iterator.
         values = tuple(value for value, _ in zip(given, range(MOST_POINTS + 1), strict=False))
         if not values:
             raise GpuError(f"sweep: {name} has no values; {TYPE}")
@@ -51,8 +51,8 @@ def points(sweep: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def label(value: Any, most: int = 40) -> str:
-    """A value in a few characters: ``"4096"``, ``"0.001"``, ``"float16"``."""
-    # NumPy's numbers say their type too.
+    """Return a short text of a value: ``"4096"``, ``"0.001"``, ``"float16"``."""
+    # The repr of NumPy's numbers has their type.
     if number(value) is not None:
         value = int(value) if isinstance(value, Integral) else float(value)
     words = value if isinstance(value, str) else repr(value)
@@ -61,12 +61,12 @@ def label(value: Any, most: int = 40) -> str:
 
 
 def key(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """A point as what can be looked up, whatever its values are."""
+    """Return a hashable key of a point."""
     return tuple(sorted((name, label(value)) for name, value in values.items()))
 
 
 def number(value: Any) -> float | None:
-    """A value that can stand on an axis; None for any other."""
+    """Return a value as a finite number for an axis; None for any other."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
@@ -79,7 +79,7 @@ def number(value: Any) -> float | None:
 def unread(
     sweep: Mapping[str, Sequence[Any]], program: Program, namespace: dict[str, Any]
 ) -> list[str]:
-    """A line for each variable that makes no difference, for the code does not read it."""
+    """Return a note on each variable that the code does not read."""
     if not sweep or program.function is not None:
         return []
     known = {**namespace, **dict.fromkeys(sweep)}
@@ -98,7 +98,7 @@ def worked_through(
     namespace: Mapping[str, Any],
     points: Sequence[Mapping[str, Any]],
 ) -> list[float | None]:
-    """Items of one run, at each point of a sweep; or GpuError for what is no number above 0."""
+    """Return the items of one run, at each point of a sweep; GpuError unless above 0."""
     if not isinstance(items, str):
         return [None if items is None else _above_0(items, f"items={items}")] * len(points)
     try:

@@ -20,12 +20,12 @@ from pure_eval import CannotEval, Evaluator
 
 
 def torch_here() -> Any:
-    """The module `torch` if this process has imported it, else None."""
+    """Return the module `torch` if this process has imported it, else None."""
     return sys.modules.get("torch")
 
 
 def comes_from(kind: type, *names: str) -> bool:
-    """Whether a class is one of these, or comes from one: ``"torch.nn.Module"``."""
+    """Whether a class is or inherits from one of these: ``"torch.nn.Module"``."""
     for name in names:
         module, _, word = name.rpartition(".")
         known = getattr(sys.modules.get(module), word, None)
@@ -35,23 +35,23 @@ def comes_from(kind: type, *names: str) -> bool:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a tensor of torch's, by its type."""
+    """Whether it is a tensor of torch, by its type."""
     return comes_from(type(value), "torch.Tensor")
 
 
 def is_module(value: object) -> bool:
-    """Whether it is a module of torch's, by its type."""
+    """Whether it is a module of torch, by its type."""
     return comes_from(type(value), "torch.nn.Module")
 
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
-"""What a name stands for that cannot be read."""
-# References that cost nothing, of tensors whose class is torch's own.
+"""The value of a name that cannot be read."""
+# Cheap attributes of tensors whose class is torch's.
 _OF_TENSORS = {"data", "grad", "device"}
 _ITEMS = 2000
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 
-# Name, module, bases and members of a class, whatever its metaclass answers.
+# Name, module, bases and members of a class, bypassing its metaclass.
 class_name = vars(type)["__name__"].__get__
 defined_in = vars(type)["__module__"].__get__
 bases_of = vars(type)["__mro__"].__get__
@@ -59,7 +59,7 @@ members_of = vars(type)["__dict__"].__get__
 
 
 class Scope:
-    """The names that the code of one frame sees: its own, and the global ones."""
+    """The names in scope of a frame: local and global ones."""
 
     def __init__(self, local: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
         self.local = local
@@ -70,11 +70,11 @@ class Scope:
         return ChainMap(self.local, self.outer, vars(builtins))  # type: ignore[arg-type]
 
     def name(self, name: str) -> Any:
-        """What a name stands for, or `MISSING`."""
+        """Return the value of a name, or `MISSING`."""
         return self._names.get(name, MISSING)
 
     def value(self, node: ast.AST) -> Any:
-        """What an expression stands for, or `MISSING`."""
+        """Return the value of an expression, or `MISSING`."""
         try:
             return _TorchEvaluator(self._names)[node]  # type: ignore[index]
         except Exception:  # noqa: BLE001  not safe to read, or the user's own container or key
@@ -82,7 +82,7 @@ class Scope:
 
 
 class _TorchEvaluator(Evaluator):
-    """Reads torch's modules and tensors, and classes made from containers, too."""
+    """An evaluator that also reads torch's modules and tensors, and subclasses of containers."""
 
     def _handle(self, node: ast.expr) -> Any:
         try:
@@ -96,7 +96,7 @@ class _TorchEvaluator(Evaluator):
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """`owner.name` where torch or a named tuple stores it."""
+    """Return `owner.name`, if torch or a named tuple stores it."""
     kind = type(owner)
     torch = torch_here()
     if torch and kind in (torch.Tensor, torch.nn.Parameter) and name in _OF_TENSORS:
@@ -111,7 +111,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _item(owner: Any, key: Any) -> Any:
-    """`owner[key]` of a class made from a container, or of torch's containers of modules."""
+    """Return `owner[key]` of a container's subclass, or of torch's containers of modules."""
     kind = type(owner)
     if type(key) not in (int, str):
         raise CannotEval
@@ -132,7 +132,7 @@ def _item(owner: Any, key: Any) -> Any:
 
 
 def contents(value: Any) -> list[tuple[Any, Any]]:
-    """The first keys and items of a container, or of a class made from one, which is not asked."""
+    """Yield the first keys and items of a container, bypassing a subclass's methods."""
     if issubclass(type(value), UserDict):
         value = own(value).get("data")
     if issubclass(type(value), dict):
@@ -144,7 +144,7 @@ def contents(value: Any) -> list[tuple[Any, Any]]:
 
 
 def own(value: Any) -> Any:
-    """An object's `__dict__`, without asking its `__getattr__`; empty if there is none."""
+    """Return an object's `__dict__`, bypassing its `__getattr__`; empty if there is none."""
     try:
         held: Any = object.__getattribute__(value, "__dict__")
     except Exception:  # noqa: BLE001  a property of the user's may have that name
@@ -153,14 +153,14 @@ def own(value: Any) -> Any:
 
 
 def is_array(value: object) -> bool:
-    """Whether it is a tensor, or an array of any library that can lend its bytes to another."""
+    """Whether it is a tensor, or an array that other libraries can read."""
     return any("__dlpack_device__" in members_of(base) for base in bases_of(type(value)))
 
 
 def of_function(function: Any, name: str) -> Any:
-    """`__name__` or `__module__` of a function of C or Python; None of anything else.
+    """Return `__name__` or `__module__` of a function of C or Python; None for anything else.
 
-    Of torch's own functions also the module that C leaves empty.
+    Torch's C functions get the module that C leaves empty.
     """
     if type(function) is types.MethodType:
         function = function.__func__
@@ -176,14 +176,14 @@ _GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 
 
 def functions_in(value: Any, module: str) -> list[FunctionType]:
-    """Those of `module` that a value is or holds."""
+    """Yield the functions of `module` in a value."""
     try:
         return _functions(value, module)
     except Exception:  # noqa: BLE001  a module without its __init__, a function that wraps itself
         return []
 
 
-_FEW = 1000  # a container of more functions than this is no list of steps
+_FEW = 1000  # larger containers are not searched
 
 
 def _functions(value: Any, module: str, depth: int = 2) -> list[FunctionType]:
@@ -223,7 +223,7 @@ def _methods(kind: type, module: str) -> list[FunctionType]:
 
 
 def globals_of(code: CodeType) -> list[str]:
-    """The global names that a code object reads, and those within it."""
+    """Return the global names that a code object and its inner ones read."""
     names = {i.argval: None for i in dis.get_instructions(code) if i.opname in _GLOBAL_LOADS}
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -24,8 +24,8 @@ from gpumagic.usercode.values import functions_in, globals_of, is_array
 # Line and cell magics whose text is Python that runs in the user's namespace.
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun", "gputime"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
-# What is the same of a tensor wherever its bytes are. By `device` code makes others, unless it is
-# only shown.
+# Metadata of a tensor, the same on all devices. Code uses `device` to create other tensors, unless
+# it is only shown.
 _ABOUT = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
 _ASKS = {"id", "len", "type"}
 BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
@@ -34,7 +34,7 @@ NO_VALUES: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class _SomeArray:
-    """Stands for what a parameter is given, where that counts as an array."""
+    """A placeholder for an argument that counts as an array."""
 
     __dlpack_device__ = None
 
@@ -43,7 +43,7 @@ _SOME_ARRAY = _SomeArray()
 
 
 def _definition(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The `def` of the user's that this is the code of, if its file still says so."""
+    """Return the user's `def` of this code, if its file still has it."""
     if not is_users(code.co_filename):
         return None
     try:
@@ -58,10 +58,10 @@ def _definition(code: CodeType) -> ast.FunctionDef | ast.AsyncFunctionDef | None
 
 
 class NamesReader(ast.NodeVisitor):
-    """Walks statements in the order in which they run, keeping what is surely bound by then."""
+    """Walks statements in the order in which they run, tracking the names that are surely bound."""
 
-    # `transform` and `values` are those of `names_read`; `rebound` gives the names that may stand
-    # for another function by the time it is called; `asked` has what is known of functions.
+    # `transform` and `values` are those of `names_read`; `rebound` returns names that may be bound
+    # to another function when called; `asked` caches facts about functions.
     def __init__(
         self,
         transform: Callable[[str], str],
@@ -111,7 +111,7 @@ class NamesReader(ast.NodeVisitor):
                 self.visit(node)
 
     def _maybe(self, *branches: Iterable[ast.AST | None]) -> None:
-        # Any of the branches may run: only what all of them bind is bound afterwards.
+        # Any branch may run: a name is bound afterwards if all branches bind it.
         before = set(self.bound)
         ends = []
         for branch in branches:
@@ -219,7 +219,7 @@ class NamesReader(ast.NodeVisitor):
                     outer |= set(inner.names)
                 elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                     local.add(inner.id)
-        # The body runs later, when all that the cell binds at its top is bound: what matters
+        # The body runs later, when all top-level names of the cell are bound: what matters
         # is only which names are the function's own.
         saved, self.bound = self.bound, self.bound | (local - outer)
         self._all(body)
@@ -240,7 +240,7 @@ class NamesReader(ast.NodeVisitor):
 
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension
 
-    # -- magics below ours: their Python is a string in the tree
+    # -- nested magics: their Python is a string in the tree
     def visit_Call(self, node: ast.Call) -> None:
         function = node.func
         named = function.id if isinstance(function, ast.Name) else ""
@@ -266,9 +266,9 @@ class NamesReader(ast.NodeVisitor):
             except SyntaxError:
                 continue
 
-    # -- tensors that are given to the user's functions
+    # -- tensors as arguments of the user's functions
     def _asked_by(self, named: str, call: ast.Call) -> list[ast.AST]:
-        """The arguments that are tensors of which the called function asks what they are alone."""
+        """Return the tensor arguments of which the called function reads only metadata."""
         function = self.values.get(named)
         tensors = [x for x in call.args if self._is_tensor(x)]
         by_name = [k for k in call.keywords if self._is_tensor(k.value)]
@@ -288,10 +288,10 @@ class NamesReader(ast.NodeVisitor):
         ]
 
     def _only_asked(self, function: FunctionType) -> Collection[str]:
-        """The parameters of a function that it only asks what they are, were they tensors."""
+        """Return the parameters of which a function reads only metadata, if they are tensors."""
         code = function.__code__
         if code not in self.asked:
-            self.asked[code] = ()  # what calls itself meanwhile is not sure
+            self.asked[code] = ()  # unknown for a recursive call
             parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             own = dict.fromkeys((*code.co_varnames, *code.co_freevars))
             values = ChainMap(dict.fromkeys(parameters, _SOME_ARRAY), own, function.__globals__)
@@ -303,17 +303,17 @@ class NamesReader(ast.NodeVisitor):
         return self.asked[code]
 
 
-# IPython's own names for what it keeps: every output of the notebook is no variable of the cell.
+# IPython's names for its history, which are no variables of a cell.
 NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 
 
-# `transform` makes Python of the text of a nested magic, as `InteractiveShell.transform_cell` does.
+# `transform` converts the text of a nested magic to Python, as `InteractiveShell.transform_cell`.
 def names_read(
     tree: ast.AST, transform: Callable[[str], str] = str, values: Mapping[str, Any] = NO_VALUES
 ) -> list[str]:
-    """The global names that the code of `tree` reads, in the order of their first use.
+    """Return the global names that the code of `tree` reads, in the order of their first use.
 
-    Not those of tensors, by their `values`, of which is only asked what they are: `x.shape`.
+    Without names of tensors (in `values`) of which only metadata is read: `x.shape`.
     """
     assigned: list[list[str]] = []
 
@@ -332,7 +332,7 @@ def names_read(
 
 
 def names_assigned(tree: ast.AST) -> list[str]:
-    """The global names that the code of `tree` binds, also in its functions."""
+    """Return the global names that the code of `tree` binds, also in its functions."""
     symbols = symtable.symtable(ast.unparse(tree), "<cell>", "exec").get_symbols()
     bound = (s for s in symbols if s.is_assigned() or s.is_imported() or s.is_declared_global())
     return [symbol.get_name() for symbol in bound]
@@ -341,7 +341,7 @@ def names_assigned(tree: ast.AST) -> list[str]:
 def variables_read(
     names: Iterable[str], namespace: Mapping[str, Any], module: str = "__main__"
 ) -> Iterator[tuple[str, Any]]:
-    """Yield `(name, value)` for each name, and for those that functions of `module` read."""
+    """Yield `(name, value)` for each name, and for names that functions of `module` read."""
     queue = deque(names)
     seen: set[str] = set()
     followed: set[CodeType] = set()

@@ -17,10 +17,10 @@ __all__ = ["monitor"]
 
 
 def monitor(period: float = 1.0) -> MonitorWidget | None:
-    """The GPUs, live: who holds their memory, how busy they are, and what each cell did to them.
+    """Show the GPUs live: their memory's owners, utilization, and the memory of each cell.
 
-    It draws while a cell runs, rests while nobody looks at it, and ends with ``close()`` or the
-    kernel; its last state then stays in the notebook as a table.
+    It draws while a cell runs, pauses while it is not visible, and ends with ``close()`` or the
+    kernel. Its last state stays in the notebook as a table.
 
     Parameters
     ----------
@@ -30,8 +30,7 @@ def monitor(period: float = 1.0) -> MonitorWidget | None:
     Returns
     -------
     MonitorWidget or None
-        A widget, which the notebook shows. None in a plain terminal, where the table of GPUs is
-        printed.
+        A widget for the notebook. None in a plain terminal, where the table of GPUs is printed.
 
     Raises
     ------
@@ -40,7 +39,7 @@ def monitor(period: float = 1.0) -> MonitorWidget | None:
     """
     from IPython import get_ipython
 
-    # A kernel, and so perhaps a front end that shows widgets.
+    # A kernel may have a front end that shows widgets.
     if not hasattr(get_ipython(), "kernel"):
         from gpumagic.telemetry.collect import snapshot
 

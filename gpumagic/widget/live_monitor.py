@@ -28,15 +28,15 @@ from gpumagic.widget.notebook_watch import Audience, ShellCells, held_now
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
 RESULTS = 50
-# How long the first table may be waited for.
+# Seconds to wait for the first table.
 _FIRST_S = 3.0
 _TOLD = 20
-# JupyterLab's complaint, below our table, that there is no kernel for the view.
+# JupyterLab's message below our table that the view has no kernel.
 _NO_MODEL = (
     ".jp-OutputArea-child:has(.{}) + .jp-OutputArea-child:has(.jupyter-widgets)"
     ":not(:has(.gpumagic-monitor)) {{ display: none }}"
 )
-# Where a page was loaded anew, the view comes only when the kernel has time for it.
+# After a reload, the view appears only when the kernel is idle.
 _NOTE = (
     '<span class="gm-waits">The live view is waiting for the cell to end.</span>'
     '<span class="gm-again">Run the cell again for the live view.</span>'
@@ -45,14 +45,14 @@ _BUSY = '.jp-NotebookPanel:has(.jp-Notebook-ExecutionIndicator[data-status="busy
 
 
 def _waits(table: str) -> str:
-    """The style that has a table say what its view waits for."""
+    """Return a style by which a table says what its view waits for."""
     none, inline = "{ display: none }", "{ display: inline }"
     busy = f"{_BUSY} .{table}"
     return f".{table} .gm-waits {none} {busy} .gm-waits {inline} {busy} .gm-again {none}"
 
 
 def script(path: Path = SCRIPT) -> str:
-    """The built front end; GpuError where it has not been built."""
+    """Return the built front end; raise GpuError if it is not built."""
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:
@@ -63,22 +63,22 @@ def script(path: Path = SCRIPT) -> str:
 
 
 class MonitorWidget(anywidget.AnyWidget):
-    """The live monitor in a notebook; made by :func:`gpumagic.monitor`."""
+    """The live monitor in a notebook, created by :func:`gpumagic.monitor`."""
 
     period = Float(1.0).tag(sync=True)
     snapshot = Dict().tag(sync=True)
     history = Dict().tag(sync=True)
     cells: List[Any] = List().tag(sync=True)
     results: List[Any] = List().tag(sync=True)
-    # What this kernel measures now, and what it has measured.
+    # The running and finished measurements of this kernel.
     timing = Dict().tag(sync=True)
     timings: List[Any] = List().tag(sync=True)
-    # What of this notebook holds memory, as of when a view asked last.
+    # This notebook's variables on GPUs, at the last request of a view.
     holdings = Dict().tag(sync=True)
-    # The class of the table that the view stands for.
+    # The CSS class of the table that the view replaces.
     table = Unicode().tag(sync=True)
 
-    # ipywidgets closes also what was never made.
+    # ipywidgets also closes widgets that were never created.
     _closed = True
 
     def __init__(
@@ -93,7 +93,7 @@ class MonitorWidget(anywidget.AnyWidget):
         checked(period)
         self._sampler = sampler or shared_sampler()
         self._audience = audience or Audience()
-        # Of each time it was displayed: what its table and its view are called.
+        # The ids of table and view, for each time it was displayed.
         self._shown: list[tuple[str, str]] = []
         self._due = False
         self._guard = threading.RLock()
@@ -101,7 +101,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._subscription: Any = None
         self._board = board
         self._last: Snapshot = self._first()
-        # Not a Path: anywidget would watch the file, and hold this widget for that for ever.
+        # Not a Path: anywidget would watch the file and keep this widget alive.
         self._esm = script()
         super().__init__(
             period=period, snapshot=self._last.to_dict(), table=f"gpumagic-table-{uuid4().hex}"
@@ -112,18 +112,18 @@ class MonitorWidget(anywidget.AnyWidget):
         self._wake()
 
     def show(self, result: Any, title: str | None = None) -> None:
-        """Put an object that carries text, and perhaps HTML, below the GPUs."""
+        """Show an object with text, and perhaps HTML, below the GPUs."""
         html = getattr(result, "_repr_html_", None)
         name = title or getattr(result, "title", None) or type(result).__name__
         self.add_result(str(name), str(result), html() if callable(html) else None)
 
     def add_result(self, title: str, text: str, html: str | None = None) -> None:
-        """Put a result below the GPUs, the newest first; at most 50 are kept."""
+        """Show a result below the GPUs, the newest first; at most 50 are kept."""
         made = {"id": uuid4().hex, "title": title, "time": time.time(), "text": text, "html": html}
         self.results = [made, *self.results][:RESULTS]
 
     def close(self) -> None:
-        """End it. Its last state stays in the notebook as a table."""
+        """Close the monitor. Its last state stays in the notebook as a table."""
         if self._closed:
             return
         self._rest()
@@ -153,20 +153,20 @@ class MonitorWidget(anywidget.AnyWidget):
         return {"text/plain": f"{shown!r}\n\nAs of {at}.", "text/html": html}
 
     def _keep(self) -> None:
-        """Bring the table in the notebook up to date."""
+        """Update the table in the notebook."""
         self._due = False
         for table, _ in self._shown:
             update_display(self._table(), raw=True, display_id=table)
 
     def _exit(self) -> None:
-        """The kernel ends, and its comms with it: a front end would wonder at a message."""
+        """End with the kernel, without a message, which would confuse a front end."""
         self._closed = True
         self._subscription.close()
         self._keep()
 
     def _first(self) -> Snapshot:
         try:
-            # Not one from before what this cell did.
+            # Not a snapshot from before this cell.
             taken: Snapshot = self._sampler.fresh(processes=True, max_age_s=0).result(_FIRST_S)
         except NotYet:
             return self._sampler.latest() or Snapshot(time=time.time())
@@ -188,7 +188,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._measured()
 
     def _rest(self) -> None:
-        """Ask nothing any more and hold nothing, until a view looks again."""
+        """Stop sampling and free everything, until a view is visible again."""
         with self._guard:
             if not self._awake:
                 return
@@ -201,7 +201,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self.timing, self.timings = {}, []
 
     def _measured(self) -> None:
-        """On the thread that measures."""
+        """Post a measurement, on its thread."""
         if self._closed or not self._awake:
             return
         self.timing = self._board.now or {}
@@ -209,7 +209,7 @@ class MonitorWidget(anywidget.AnyWidget):
             self.timings = [{**vars(entry)} for entry in self._board.entries]
 
     def _tick(self, snapshot: Snapshot, ran: bool = False) -> None:
-        """On the sampler's thread; ``ran``: this is what a cell left behind."""
+        """Take a snapshot, on the sampler's thread; ``ran``: after a cell."""
         if self._closed or not self._awake:
             return
         if not ran and not self._audience.anyone():
@@ -223,22 +223,22 @@ class MonitorWidget(anywidget.AnyWidget):
             self._keep()
 
     def _ran(self) -> None:
-        """A cell began or ended, on the kernel's own thread."""
+        """Handle the begin or end of a cell, on the kernel's thread."""
         if self._closed:
             return
         self._log.holds({process.uuid for process in self._last.processes if process.mine})
         self._audience.receives(not self._log.busy)
-        # A notebook in which a cell ran is to be saved anyway.
+        # A notebook in which a cell ran has to be saved anyway.
         self._due = True
-        # The view has the others; a new one gets all.
+        # A view has the earlier ones; a new view gets all.
         self.cells = self._log.runs()[-_TOLD:]
         if not self._log.busy:
-            # What it left behind: the next cell may begin before the next tick.
+            # After the cell: the next one may begin before the next tick.
             future = self._sampler.fresh(processes=True, max_age_s=0)
             future.add_done_callback(lambda done: self._tick(done.result(), ran=True))
 
     def receive(self, _: Any, content: Any, buffers: Any) -> None:
-        """Take a view's message: that it looks, or that it is gone."""
+        """Handle a view's message: a heartbeat, or its end."""
         said = content if isinstance(content, dict) else {}
         view, kind = str(said.get("id"))[:64], said.get("type")
         if kind == "look":
@@ -249,7 +249,7 @@ class MonitorWidget(anywidget.AnyWidget):
                 self.history = self._sampler.history.since(None)
             if new:
                 self.cells = self._log.runs()
-        elif kind == "holdings":  # a view has that table open, and the kernel is idle
+        elif kind == "holdings":  # a view has that table open and the kernel is idle
             with faults.kept("telling the monitor who holds the memory"):
                 self.holdings = held_now()
         elif kind == "gone" and self._audience.leave(view):

@@ -23,7 +23,7 @@ from gpumagic.telemetry.history import CellRun, CellRuns
 
 @dataclass(frozen=True, repr=False)
 class PanelAnswer:
-    """JSON for the panel, which IPython hands over as it is."""
+    """JSON for the panel, which IPython passes unchanged."""
 
     held: dict[str, Any]
 
@@ -32,14 +32,14 @@ class PanelAnswer:
 
 
 def panel() -> PanelAnswer:
-    """For JupyterLab's panel."""
+    """Return the variables for JupyterLab's panel."""
     return PanelAnswer(held_now())
 
 
 def held_now() -> dict[str, Any]:
-    """The rows of `%gpumem` by the UUID of the GPU, as JSON; none where torch was not imported."""
+    """Return the rows of `%gpumem` by GPU UUID, as JSON; empty if torch is not imported."""
     shell = get_ipython()
-    # Between two cells it is the number of the next one.
+    # Between two cells it is the next one's number.
     told: dict[str, Any] = {"cell": shell.execution_count - 1, "seconds": 0.0, "gpus": {}}
     if "torch" not in sys.modules:
         return told
@@ -70,14 +70,14 @@ def held_now() -> dict[str, Any]:
     return told
 
 
-# More than the minute to which browsers slow the clocks of pages in the background.
+# More than a minute, to which browsers slow the timers of hidden pages.
 PATIENCE_S = 90.0
 KEPT = 200
 _numbers = itertools.count()
 
 
 class Audience:
-    """The views of one monitor, each of which may be silent for a while; for any thread."""
+    """The views of one monitor, which may be silent for a while; any thread may call it."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, patience_s: float = PATIENCE_S
@@ -86,23 +86,23 @@ class Audience:
         self._patience_s = patience_s
         self._lock = threading.Lock()
         self._looked: dict[str, float] = {}
-        # Since when the kernel can receive; None while it cannot.
+        # The time since when the kernel can receive; None while it cannot.
         self._receives_since: float | None = clock()
 
     def look(self, view: str) -> bool:
-        """A view is there; the value is whether it is a new one."""
+        """Record a view; return whether it is new."""
         with self._lock:
             new = view not in self._looked
             self._looked[view] = self._clock()
             return new
 
     def leave(self, view: str) -> bool:
-        """A view went; the value is whether it was the last."""
+        """Remove a view; return whether it was the last."""
         with self._lock:
             return self._looked.pop(view, None) is not None and not self._looked
 
     def receives(self, able: bool) -> None:
-        """The kernel has begun or ended what keeps it from receiving."""
+        """Record whether the kernel can receive messages."""
         with self._lock:
             if not able:
                 self._receives_since = None
@@ -110,7 +110,7 @@ class Audience:
                 self._receives_since = self._clock()
 
     def anyone(self) -> bool:
-        """Whether somebody looks, or may come to look, as far as can be known."""
+        """Whether a view is there, or may be."""
         with self._lock:
             since = self._receives_since
             if since is None:
@@ -125,7 +125,7 @@ class Audience:
 
 
 class ShellCells:
-    """What ran when in this shell and on which GPUs, by IPython's own events, while installed;
+    """The cells of this shell, their times and GPUs, from IPython's events, while installed;
     ``changed`` is called after a cell began or ended."""
 
     def __init__(
@@ -136,7 +136,7 @@ class ShellCells:
         self._changed = changed
         self._clock = clock
         self._runs = CellRuns(KEPT)
-        # The ids, by the identity of IPython's own record of the cell: its start and end share it.
+        # The ids, by the identity of IPython's record of the cell, shared by its start and end.
         self._running: dict[int, str] = {}
         self._notebook = os.environ.get("JPY_SESSION_NAME")
 
@@ -146,7 +146,7 @@ class ShellCells:
         return bool(self._running)
 
     def install(self) -> None:
-        """Begin to listen; a cell that runs already is taken to begin now."""
+        """Start listening; a running cell counts from now."""
         self._events.register("pre_run_cell", self._began)
         self._events.register("post_run_cell", self._ended)
         result = getattr(self._shell.displayhook, "exec_result", None)
@@ -154,7 +154,7 @@ class ShellCells:
             self._began(result.info)
 
     def uninstall(self) -> None:
-        """Listen no more; what still runs is forgotten."""
+        """Stop listening, and drop running cells."""
         self._events.unregister("pre_run_cell", self._began)
         self._events.unregister("post_run_cell", self._ended)
         running = set(self._running.values())
@@ -162,16 +162,16 @@ class ShellCells:
         self._running.clear()
 
     def holds(self, uuids: Iterable[str]) -> None:
-        """This kernel holds memory on these GPUs, and so do the cells that run."""
+        """Record the GPUs on which this kernel, and so a running cell, holds memory."""
         for name in list(self._running.values()):
             self._runs.hold(name, uuids)
 
     def runs(self) -> list[dict[str, Any]]:
-        """Oldest first, as JSON."""
+        """Return the runs as JSON, the oldest first."""
         return [run.to_dict() for run in self._runs.since()]
 
     def _began(self, info: Any) -> None:
-        # IPython may have raised its own number by now; what it keeps ends before this cell.
+        # IPython may have increased its number; its history ends before this cell.
         kept = self._shell.history_manager.input_hist_parsed
         count = len(kept) if info.store_history else None
         name = f"{os.getpid()}-{next(_numbers)}"

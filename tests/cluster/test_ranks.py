@@ -65,7 +65,7 @@ def test_what_a_cell_reads_is_sent_once_and_belongs_together_there(shell):
     shell.run("factor = 0")
     third = out(shell, "%%ongpu @all\nscale(x).item()")
     assert third.result == [0, 0]
-    assert "sent factor anew:" in third.text
+    assert "sent factor again:" in third.text
     shell.run("items = (i for i in range(3))")
     refused = failed(shell, "%%ongpu @all\nnext(items)")
     assert "items cannot be sent to the ranks (cannot pickle 'generator' object)" in refused
@@ -98,7 +98,7 @@ def test_a_cell_that_is_refused_changes_nothing_in_the_ranks(shell, cell):
     assert "sent" not in result.text
 
 
-def test_what_ranks_made_is_theirs_until_the_notebook_makes_it_anew(shell):
+def test_what_ranks_made_is_theirs_until_the_notebook_changes_it(shell):
     shell.run("loss, kept = 99.0, [1]")
     out(shell, "%%ongpu @all\nloss = 2.0\nkept.append(2)")
     assert out(shell, "%%ongpu @all\nloss, kept").result == [(2.0, [1, 2])] * 2
@@ -114,7 +114,7 @@ def test_what_ranks_made_is_theirs_until_the_notebook_makes_it_anew(shell):
     shell.run("loss = 7.0; kept = [0]")
     anew = out(shell, "%%ongpu @all\nloss, kept")
     assert anew.result == [(7.0, [0])] * 2
-    assert "sent loss anew, kept anew: " in anew.text
+    assert "sent loss again, kept again: " in anew.text
     out(shell, "%gpucluster pull loss")
     assert shell.ns["loss"] == [7.0, 7.0]
     assert out(shell, "%%ongpu @all\nloss").result == [7.0, 7.0]  # not the list
@@ -129,7 +129,7 @@ def test_what_the_notebook_freezes_is_frozen_in_the_ranks_and_what_they_freeze_s
     shell.run("net.bias.requires_grad_(False)")
     frozen = out(shell, cell)
     assert frozen.result == [[True, False]] * 2
-    assert "sent net anew: " in frozen.text
+    assert "sent net again: " in frozen.text
     out(shell, "%%ongpu @all\nnet.weight.requires_grad_(False)")
     shell.run("opt = torch.optim.SGD(net.parameters(), 1.0)")
     out(shell, "%%ongpu @all\nopt")
@@ -188,7 +188,7 @@ def test_magics_and_commands_run_in_the_ranks(shell):
 def test_a_rank_that_waits_for_one_that_does_not_run_the_cell_is_told(shell, monkeypatch):
     monkeypatch.setattr(cell_on_ranks, "HANGS_S", 1.0)
     text = failed(shell, "%%ongpu @0\ndist.barrier()")
-    assert "rank 0 waits in barrier (In [1], line 2); rank 1 does not run it" in text
+    assert "rank 0 waits in barrier (In [1], line 2); rank 1 does not run this cell" in text
 
 
 def test_items_are_split_between_ranks_and_gathered_in_order(shell):
@@ -228,7 +228,7 @@ def test_an_error_is_shown_once_with_its_line_and_frees_a_rank_in_a_collective(s
         "%%ongpu @all\nif dist.get_rank() == 0:\n    dist.all_reduce(kept)\nelse:\n    1 / 0",
     )
     assert text.count("ZeroDivisionError: division by zero") == 1
-    assert "in rank 1; rank 0 ended too:" in text
+    assert "error in rank 1 (rank 0 was stopped):" in text
     assert re.search(r"^In \[\d+\], line 5|:5, in|:5$|-> 5 ", text, re.MULTILINE)
     assert "gpumagic/" not in text
     result = out(shell, "%%ongpu @all\ndist.all_reduce(kept)\nkept.tolist()")
@@ -246,7 +246,7 @@ def test_a_recursion_without_end_is_drawn_with_each_line_once_or_twice(shell):
 def test_ranks_that_wait_for_one_another_are_told_who_waits_where(shell, monkeypatch):
     monkeypatch.setattr(cell_on_ranks, "HANGS_S", 1.0)
     text = failed(shell, "%%ongpu @all\nif dist.get_rank() == 0:\n    dist.barrier()")
-    assert "the ranks wait for one another: rank 0 waits in barrier (In [" in text
+    assert "deadlock: rank 0 waits in barrier (In [" in text
     assert "], line 3); rank 1 has ended the cell" in text
     assert out(shell, "%%ongpu @all\ndist.barrier()\n1").result == [1, 1]
 

@@ -182,7 +182,7 @@ def test_an_interrupt_leaves_nothing_behind(monkeypatch):
 
     for place in ("_copy_family", "copied"):
         with monkeypatch.context() as patch:
-            patch.setattr(storages.Blocks, place, interrupted)
+            patch.setattr(storages.StorageCopier, place, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 CopiedVariables(namespace, ["trainer", "net"], GPU1)
         gc.collect()

@@ -101,10 +101,8 @@ def test_the_table_of_one_point():
     assert lines[1] == (
         "cuda:0 + cuda:1 at the same time: 1.82 times as fast as one after the other (2.00 ms)"
     )
-    assert "host: until Python went on, the device still at work" in lines
-    assert (
-        "inputs copied before it began, in none of the times: 1.0 MiB to cuda:0 in 3.0 ms" in lines
-    )
+    assert "host: time until Python continued, with the device still working" in lines
+    assert "not timed: copying the inputs (1.0 MiB to cuda:0 in 3.0 ms)" in lines
     assert "inside each run, on cuda:0: 1 transfer" in lines
     assert "repeats × runs in each: cpu 21 × 1, cuda:0 21 × 1, cuda:0+cuda:1 21 × 1" in lines
 
@@ -163,13 +161,13 @@ def test_a_long_sweep_is_cut_in_the_middle():
 def test_what_is_not_certain_is_said():
     wide = comparison(timing("cpu", 1e-3, 0.5), timing("cuda:0", 1e-5, 0.09, steady=False))
     text = " ".join(repr(wide).split())
-    assert "~ cpu: the repeats are spread widely (IQR 50 % of the median)" in text
-    assert "~ cuda:0: the time was over before the median was certain" in text
+    assert "~ cpu: noisy (IQR 50 % of the median): other work on the machine" in text
+    assert "~ cuda:0: time limit reached before the median settled" in text
     assert text.index(" 1.00 ms ") < text.index("~ cpu")  # the table does not move
     near = repr(comparison(timing("cpu", 1e-3, 0.02, steady=False)))
     assert "!" not in near + repr(wide)
     once = " ".join(repr(comparison(Timing("cpu", (30.0,)), Timing("cuda:0", (2.0,)))).split())
-    assert "~ cpu and cuda:0: one run only, so that the spread is not known" in once
+    assert "~ cpu and cuda:0: only one run, so no spread" in once
     assert "1 run" in once
 
 
@@ -185,7 +183,7 @@ def test_the_change_against_an_earlier_run_is_a_column():
     assert "device median IQR speed-up change numbers" in lines
     assert "cpu 8.00 ms 1.0 % 1.00 × 2.00 × slower reference" in lines
     assert "cuda:0 1.00 ms 1.0 % 8.00 × new same to 3e-07" in lines
-    assert "not the same then: torch 2.8.0 then, 2.9.1 now" in lines
+    assert "differs from the earlier run: torch 2.8.0 then, 2.9.1 now" in lines
     assert "change: against the earlier run; same is within the spread of both" in lines
 
 
@@ -204,7 +202,7 @@ def test_the_change_of_a_sweep_is_a_column_of_each_device():
 def test_one_device_with_no_options_is_one_line():
     assert repr(comparison(timing("cpu", 1e-3))).count("\n") == 0
     noted = comparison(timing("cpu", 1e-3, 0.5), notes=("nothing to compare with",))
-    assert repr(noted).startswith("cpu takes 1.00 ms (IQR 50 %, 21 repeats of 1 run)\n~ cpu: the")
+    assert repr(noted).startswith("cpu takes 1.00 ms (IQR 50 %, 21 repeats of 1 run)\n~ cpu: noisy")
     assert repr(noted).endswith("\nnothing to compare with")
     assert "device" in repr(comparison(timing("cpu", 1e-3), items=8))
     assert "device" in repr(comparison(timing("cpu", 1e-3), setup="x = 1"))

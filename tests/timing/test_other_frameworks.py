@@ -142,18 +142,18 @@ def test_of_one_that_does_not_tell_it_is_the_first_run(slow):
 def test_it_is_a_column_where_devices_are_compared_and_a_line_of_a_sweep(slow, gpus):
     shown = repr(timed(slow, FIRST, ["cpu", "0"]))
     assert "compiled" in shown
-    assert "compiled: in the first run, in none of the times" in shown
+    assert "compiled: in the first run, not timed" in shown
     lates.seen[1:] = []
     shown = repr(timed(slow, FIRST, sweep={"n": [1]}))
-    assert "compiled at each value, in none of the times: up to cpu in 2.00 s" in shown
+    assert "compiled at each value, not timed: up to cpu in 2.00 s" in shown
 
 
 def test_what_compiles_in_each_run_is_said(slow):
     made = timed(slow, "slow.call(compiles=1.0)")
     assert made.timings[0].median == pytest.approx(1.261)
-    assert "each run compiles anew" in " ".join(made.notes)
+    assert "each run compiles again" in " ".join(made.notes)
     lates.seen[1:] = []
-    assert "anew" not in repr(timed(slow, FIRST))
+    assert "compiles again" not in repr(timed(slow, FIRST))
 
 
 def test_inputs_are_copies_on_the_device_and_the_users_stay(slow, gpus):

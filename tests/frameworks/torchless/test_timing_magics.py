@@ -30,7 +30,7 @@ def test_a_sweep_and_what_changed_since(notebook, tmp_path):
     notebook.names["made"].save(tmp_path / "a.json")
     shown = notebook.run(f"%%gputime cpu 0 {sweep} --against {tmp_path / 'a.json'}\nA + 1")
     assert "change" in shown
-    assert "not the same then" not in shown
+    assert "differs from the earlier run" not in shown
 
 
 def test_what_a_run_gives_away_the_next_one_is_to_have_again(notebook):
