@@ -18,7 +18,11 @@ SITE = Path(sysconfig.get_paths()["purelib"])
 TORCH = SITE / "torch"
 INCLUDES = [f"-I{HERE}", *(f"-isystem{p}" for p in SITE.glob("nvidia/cu*/include"))]
 C = ["gcc", "-O2", "-g", "-Wall", "-Wextra", "-fPIC", "-shared", *INCLUDES]
-REFUSED = {"libcudnn": 1001, "libcublas": 0, "libcublasLt": 0}  # the status of generated functions; else 1
+REFUSED = {
+    "libcudnn": 1001,
+    "libcublas": 0,
+    "libcublasLt": 0,
+}  # the status of generated functions; else 1
 VERSIONS = {}  # of the symbols that torch asks for, by SONAME; most are the SONAME itself
 
 
@@ -45,7 +49,9 @@ def needed():
         sonames |= set(re.findall(r"NEEDED +(lib\S+)", head))
         for soname, versions in re.findall(r"required from (\S+):\n((?: +0x.*\n)+)", head):
             VERSIONS[soname] = versions.split()[3]
-        names |= set(re.findall(r"^ +U (\w+)", printed("nm", "-D", "--undefined-only", library), re.M))
+        names |= set(
+            re.findall(r"^ +U (\w+)", printed("nm", "-D", "--undefined-only", library), re.M)
+        )
     for soname in sonames:
         prefix = prefixes.get(soname.partition(".so")[0])
         if prefix:
@@ -57,7 +63,15 @@ def library(folder, soname, *sources, more=()):
     """Compile a library with the name, and the version of its symbols, that torch asks for."""
     versions = folder / f"{soname}.map"
     versions.write_text(f"{VERSIONS.get(soname, soname)} {{ global: *; }};\n")
-    run(*C, "-o", folder / soname, *sources, f"-Wl,-soname,{soname}", f"-Wl,--version-script={versions}", *more)
+    run(
+        *C,
+        "-o",
+        folder / soname,
+        *sources,
+        f"-Wl,-soname,{soname}",
+        f"-Wl,--version-script={versions}",
+        *more,
+    )
     versions.unlink()
 
 
@@ -109,7 +123,9 @@ def install(folder):
     info = SITE / "standin_cuda-0.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: standin-cuda\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[torch.backends]\nstandin_cuda = standin_cuda_entry:install\n")
+    (info / "entry_points.txt").write_text(
+        "[torch.backends]\nstandin_cuda = standin_cuda_entry:install\n"
+    )
     (SITE / "standin_cuda_entry.py").write_text(
         "import sys\n\n\ndef install():\n"
         "    if 'standin_cuda' in sys.modules:\n        sys.modules['standin_cuda'].install()\n"

@@ -1,9 +1,9 @@
 """Load the stand-in libraries before torch, its kernels after; read the runtime's own log.
 
-    import standin_cuda, torch          # STANDIN_CUDA_DEVICES=2 in the environment, and what build.py installs
-    with standin_cuda.log() as log:
-        x.cuda().sum().item()
-    log.bytes("h2d"), log.count("stream_sync"), log.launches()
+import standin_cuda, torch          # STANDIN_CUDA_DEVICES=2 in the environment, and what build.py installs
+with standin_cuda.log() as log:
+    x.cuda().sum().item()
+log.bytes("h2d"), log.count("stream_sync"), log.launches()
 """
 
 import ctypes
@@ -65,7 +65,8 @@ class Log:
     def __str__(self):
         told = Counter((r[0], r[1]) for r in self.records)
         return ", ".join(
-            f"{kind}[{dev}] {n}" + (f" ({b:,} B)" if (b := sum(r[2] for r in self.of(kind) if r[1] == dev)) else "")
+            f"{kind}[{dev}] {n}"
+            + (f" ({b:,} B)" if (b := sum(r[2] for r in self.of(kind) if r[1] == dev)) else "")
             for (kind, dev), n in sorted(told.items())
         )
 
@@ -74,7 +75,10 @@ def _all():
     found = ctypes.POINTER(_Record)()
     runtime.standin_log.restype = ctypes.c_size_t
     n = runtime.standin_log(ctypes.byref(found))
-    return [(KINDS[r.kind], r.dev, r.bytes, (r.name or b"").decode(), bool(r.blocking)) for r in found[:n]]
+    return [
+        (KINDS[r.kind], r.dev, r.bytes, (r.name or b"").decode(), bool(r.blocking))
+        for r in found[:n]
+    ]
 
 
 @contextmanager
