@@ -1,6 +1,7 @@
 """Show a fit: the answer first, then the curve of what each value needs."""
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from gpumagic.display import plot, table
 from gpumagic.display.plot import Curve, Frame, Plot, Point
@@ -10,12 +11,11 @@ from gpumagic.fitting.fit_result import Fit, Largest, Steps, Tried
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _LIMIT = plot.Look("#7d8590", "7 3", "circle")
-_FOLD = table.Fold(24, 12)
 
 
 def text(fit: Fit) -> str:
     """For terminals."""
-    lines = [*answer(fit), "", *table.lines(_columns(fit), "  ", _FOLD)]
+    lines = [*answer(fit), "", *table.lines(_columns(fit), "  ")]
     return "\n".join([*lines, *(f"  {note}" for note in _notes(fit))])
 
 
@@ -71,7 +71,7 @@ def _steps(steps: Steps) -> str:
 
 
 def _columns(fit: Fit) -> list[table.Column]:
-    tried = fit.tried
+    tried = _telling(fit)
     known = [size(t.predicted) if t.predicted is not None else "" for t in tried]
     measured = ["out of memory" if t.ran is False else _measured(t) for t in tried]
     columns = [
@@ -83,6 +83,13 @@ def _columns(fit: Fit) -> list[table.Column]:
         head = "" if len(fit.largest) == 1 else found.where
         columns.append(table.Column(head, [_verdict(t, found) for t in tried], css="gm-dim"))
     return [column for column in columns if any(column.cells)]
+
+
+def _telling(fit: Fit) -> list[Tried]:
+    """The values that ran, and of others with the same verdicts in a row the first and last."""
+    groups = groupby(fit.tried, key=lambda t: [_verdict(t, found) for found in fit.largest])
+    rows = [[*group] for _, group in groups]
+    return [t for row in rows for t in row if t.ran is not None or t in (row[0], row[-1])]
 
 
 def _measured(tried: Tried) -> str:

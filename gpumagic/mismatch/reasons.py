@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpumagic.mismatch.read.expressions import loads_as_saved
 from gpumagic.mismatch.read.operand import Part
 from gpumagic.mismatch.read.syntax import parents
 from gpumagic.moving.move import origin_of
@@ -31,9 +30,7 @@ def reason(
                 _not_assigned(part, frame)
                 or _no_buffer(part.node, frame)
                 or _plain_list(part, frame)
-                or _assigned_so(part, frame)
                 or _made_here(part)
-                or _made_later(part)
             )
             if told:
                 return told
@@ -104,35 +101,12 @@ def _plain_list(part: Part, frame: FailedFrame) -> str | None:
     return None
 
 
-def _assigned_so(part: Part, frame: FailedFrame) -> str | None:
-    """The user's own line that loaded it."""
-    assigned = _last_assignment(part.key, frame) if part.kind == "tensor" else None
-    if assigned is None:
-        return None
-    made: ast.AST = assigned.value
-    if isinstance(made, (ast.DictComp, ast.ListComp)):
-        made = made.value if isinstance(made, ast.DictComp) else made.elt
-    calls = [n for n in ast.walk(made) if isinstance(n, ast.Call)]
-    if any(loads_as_saved(n, frame.scope.value(n.func)) for n in calls):
-        return (
-            f"line {assigned.lineno}: torch.load puts a tensor back on the device that it was "
-            "saved from, unless told otherwise with map_location"
-        )
-    return None
-
-
 def _made_here(part: Part) -> str | None:
     if part.factory and part.device == "cpu":
         return "it is made without device=, and so on the CPU"
     if part.kind == "module" and part.value is None:
         return "a module is made on the CPU; make it once in __init__, and it moves with the rest"
     return None
-
-
-def _made_later(part: Part) -> str | None:
-    if part.kind != "module" or len(part.devices) < 2:
-        return None
-    return f"a part of {part.text} was made or replaced after .to(), or is a plain attribute"
 
 
 def _forgotten_move(name: str, frame: FailedFrame) -> ast.Expr | None:
@@ -144,17 +118,6 @@ def _forgotten_move(name: str, frame: FailedFrame) -> ast.Expr | None:
         elif _binds(stmt, name):
             last = None
     return last
-
-
-def _last_assignment(name: str, frame: FailedFrame) -> ast.Assign | None:
-    """The statement that surely gave a name, or what holds it, its value at the failing line."""
-    last: ast.stmt | None = None
-    for stmt in _before(frame.failed):
-        last = stmt if _binds(stmt, name) else last
-    if last is None and name.endswith("]"):
-        return _last_assignment(name[: name.rindex("[")], frame)
-    plain = isinstance(last, ast.Assign) and name in [ast.unparse(t) for t in last.targets]
-    return last if plain and isinstance(last, ast.Assign) else None
 
 
 def _before(failed: ast.AST | None) -> list[ast.stmt]:

@@ -30,6 +30,10 @@ from gpumagic.virtual.wider import compute_wider, lacks_type, writes
 C: Any = torch._C
 _get_device = Tensor.get_device
 HOST = torch.device("cpu")
+_OVERLAP = (
+    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a "
+    "single memory location. Please clone() the tensor before performing the operation."
+)
 
 
 @functools.cache
@@ -237,9 +241,13 @@ def _call_again(
     if lacks_type(error):
         return compute_wider(plan.op, call, low, low_kwargs, error)
     if "not resizable" not in str(error):
-        raise error
+        # The one text of the CPU's that differs among those which are often met.
+        raise type(error)(str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"))
+    read = {id(old) for name, _, old in found if name not in plan.written}
     anew = {}
     for n, (name, tensor, old) in enumerate(found):
+        if name in plan.written and id(old) in read:
+            raise RuntimeError(_OVERLAP)  # to be read, it has too few bytes too
         if name in plan.written:
             # `old` has its new shape already, and too few bytes for it.
             new = torch.empty(0, dtype=old.dtype) if name in plan.outs else flip(tensor).clone()

@@ -27,6 +27,15 @@ _put = kernel_of(aten._index_put_impl_.default)
 _count = kernel_of(aten.histc.default)
 
 
+# Products that CUDA has of no whole numbers, by what its kernel is called in the error.
+_FLOATS_ONLY = {
+    "addmm_cuda": "mm addmm addmm_",
+    "baddbmm_cuda": "bmm baddbmm baddbmm_",
+    "addmv_impl_cuda": "mv addmv addmv_",
+    "dot": "dot vdot",
+}
+
+
 def overload(name: str, space: str = "aten") -> Any:
     """The operator ``space::name``, with its overload after a dot."""
     packet, _, variant = name.partition(".")
@@ -57,6 +66,8 @@ def own_kernels() -> dict[str, Kernel]:
         kernels[name] = on_metadata(overload(name), CPU)
     for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
         kernels[name] = kernels[f"{name}.Tensor"] = lambda *args, **kwargs: False
+    for said, names in _FLOATS_ONLY.items():
+        kernels |= {name: _floats_only(overload(name), said) for name in names.split()}
     for name in ("_softmax", "_log_softmax"):
         kernels[name] = _softmax(overload(name))
         backward = f"{name}_backward_data"
@@ -192,6 +203,18 @@ def _histc(self: Tensor, *options: Any) -> Any:
     # Of integers: CUDA has a kernel for it, the CPU has not.
     numbers = self if self.is_floating_point() else self.double()
     return _count(numbers, *options).to(self.dtype)
+
+
+def _floats_only(op: Any, said: str) -> Kernel:
+    multiply = kernel_of(op)
+
+    def kernel(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not (self.is_floating_point() or self.is_complex()):
+            number = self.type().rpartition(".")[2].removesuffix("Tensor")
+            raise NotImplementedError(f"\"{said}\" not implemented for '{number}'")
+        return multiply(self, *args, **kwargs)
+
+    return kernel
 
 
 def _softmax(op: Any) -> Kernel:

@@ -11,6 +11,7 @@ from torch import nn
 import gpumagic
 from gpumagic.dryrun.result import Unknown
 from gpumagic.fitting import fit_trials
+from gpumagic.fitting.fit_result import Tried
 
 MIB = 2**20
 
@@ -64,6 +65,11 @@ def test_the_margin_stays_free():
     assert (result.value, result.confirmed) == (18, True)
     assert result.largest[0].room == 18 * MIB
     assert "within the margin" in str(result)
+    tried = [Tried(value, value * MIB) for value in (*range(1, 24), 90, 99)]
+    shown = str(replace(result, tried=(*tried[:21], replace(tried[21], ran=True), *tried[22:])))
+    rows = [line.split() for line in shown.splitlines() if " MiB  " in line]
+    values = [int(row[0]) for row in rows]
+    assert values == [1, 17, 18, 19, 22, 23, 90, 99]
 
 
 @pytest.mark.usefixtures("small")

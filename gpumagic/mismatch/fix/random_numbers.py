@@ -5,21 +5,16 @@ numbers each time. So it is made where it was made, or once before the outermost
 """
 
 import ast
-from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from gpumagic.mismatch.explanation import Explanation, Fix
 from gpumagic.mismatch.fix.edit import Edit
-from gpumagic.mismatch.fix.site import can_precede
 from gpumagic.mismatch.read.expressions import Reader, arguments, is_torch
-from gpumagic.mismatch.read.named_devices import full
 from gpumagic.mismatch.read.operand import Part
 from gpumagic.mismatch.read.operand_rows import expression, named, row
-from gpumagic.mismatch.read.syntax import function_of, loops_around, root, statement, stored
+from gpumagic.mismatch.read.syntax import function_of, statement
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.values import own
 
 
 def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation | None:
@@ -31,7 +26,7 @@ def for_generator(frame: FailedFrame, outer: list[FailedFrame]) -> Explanation |
     parts = [p for a in found if (p := reader.part(a))]
     given = [p for p in parts if p.kind == "generator"]
     if len(given) != 1 or not isinstance(node, ast.Call):
-        return _shuffled(frame, outer, node)
+        return None
     (part,) = given
     target = _drawn_on(node, reader, part)
     if target is None or target == part.device:
@@ -91,22 +86,6 @@ def _made_there(part: Part, node: ast.Call, target: str, frames: list[FailedFram
     return None
 
 
-def _in_the_cell(part: Part, frames: list[FailedFrame]) -> tuple[FailedFrame, str, ast.stmt] | None:
-    """What a cell or script calls it, and the statement there before which a line runs once."""
-    top = next((frame for frame in frames if frame.at_top), None)
-    failed = top.failed if top is not None else None
-    inner = statement(failed) if failed is not None else None
-    if top is None or failed is None or inner is None:
-        return None
-    nodes = [part.node, *ast.walk(failed)]
-    texts = [ast.unparse(n) for n in nodes if top.scope.value(n) is part.value]
-    loops = loops_around(inner)
-    stmt = loops[-1] if loops else inner
-    if not texts or not (isinstance(stmt, ast.While) or can_precede(top, stmt)):
-        return None
-    return None if loops and root(texts[0]) in stored(stmt) else (top, texts[0], stmt)
-
-
 def _draws_elsewhere(
     text: str, tree: ast.AST, node: ast.Call, target: str, part: Part, frame: FailedFrame
 ) -> bool:
@@ -121,26 +100,3 @@ def _draws_elsewhere(
         if given and _drawn_on(call, reader, part) != target:
             return True
     return False
-
-
-def _shuffled(frame: FailedFrame, outer: list[FailedFrame], node: ast.AST) -> Explanation | None:
-    """A loader that shuffles, under a default device."""
-    names = [n for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute))]
-    loaders = [n for n in names if issubclass(type(frame.scope.value(n)), DataLoader)]
-    default = full(torch.get_default_device())
-    if len(loaders) != 1:
-        return None
-    loader = frame.scope.value(loaders[0])
-    generator: Any = own(loader).get("generator")
-    if default == "cpu" or (generator is not None and full(generator.device) == default):
-        return None
-    about = "DataLoader, shuffled by a generator"
-    text = frame.text(loaders[0])
-    part = Part(loaders[0], text, "generator", ("cpu",), about=about, value=loader)
-    fix = None
-    if found := _in_the_cell(part, [frame, *outer]):
-        top, text, stmt = found
-        line = f'{text}.generator = {text}.sampler.generator = torch.Generator("{default}")'
-        fix = Edit(top, stmt, [line]).fix(0)
-    why = f"the default device is {default}, so the loader draws its order there"
-    return Explanation(*expression(frame, node), (row(part, True),), fix, why)
