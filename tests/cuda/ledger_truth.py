@@ -1,6 +1,6 @@
 """Run the programs, and print as JSON what the ledger and the CUDA runtime's log say of each.
 
-On virtual GPUs, where there is no runtime with a log, what the ledger says alone.
+On virtual GPUs, where the runtime has no device, what the ledger says alone.
 """
 
 import gc
@@ -8,20 +8,19 @@ import json
 import sys
 from collections import Counter
 
-try:
-    import standin_cuda
-except ImportError:
-    standin_cuda = None
+import standin_cuda
 import torch
 from ledger_programs import PROGRAMS, SETUP
 
 import gpumagic
+from gpumagic import virtual
+from gpumagic.ledger import dispatch
 
 WAYS = {"h2d": "host_to_device", "d2h": "device_to_host", "peer": "device_to_device"}
 
 
 def of_log(log):
-    return [*map(log.bytes, WAYS), log.count(*standin_cuda.SYNCS)]
+    return [*map(log.bytes, WAYS), log.count("stream_sync", "device_sync", "event_sync")]
 
 
 def of_ledger(ledger):
@@ -39,7 +38,7 @@ def logged(run):
     return of_log(log)
 
 
-def measure(name, code):
+def measure(name, code, on_cuda):
     space = {"__name__": "__main__", "d": "cuda:0"}
     exec(SETUP, space)
     compiled = compile(code, f"{name}.py", "exec")
@@ -49,35 +48,32 @@ def measure(name, code):
 
     run(), run()  # what is made once and kept is there
     found = {}
-    if standin_cuda:
+    if on_cuda:
         dispatch.uninstall()  # what an earlier watch left in front of torch's kernels
         found["torch"] = logged(run)
-    watch = gpumagic.watch(warn=False)
-    with watch:
-        if standin_cuda:
+    with gpumagic.watch(warn=False) as watch:
+        if on_cuda:
             found["watched"] = logged(run)
         else:
             run()
-    if standin_cuda:
+    if on_cuda:
         found["after"] = logged(run)
     return found | {"ledger": of_ledger(watch.ledger)}
 
 
 def main(only):
-    found = {}
+    on_cuda, found = torch.cuda.is_available(), {}
+    if not on_cuda:
+        virtual.enable(2, "1GiB")
     for name, code in PROGRAMS.items():
         if not only or name in only:
             try:
-                found[name] = measure(name, code)
-            except Exception as error:
+                found[name] = measure(name, code, on_cuda)
+            except Exception as error:  # noqa: BLE001
                 found[name] = {"error": f"{type(error).__name__}: {error}"}
             gc.collect()
     json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":
-    if not standin_cuda:
-        gpumagic.virtual.enable(2, "1GiB")
-    from gpumagic.ledger import dispatch
-
     main(sys.argv[1:])
