@@ -175,7 +175,7 @@ def give_events(ordinal: int, *events: Any) -> None:
 
 
 def forget() -> None:
-    """For tests: CUDA works."""
+    """Ask CUDA anew from now on: the extension is about to go."""
     global _death
     _death = None
 

@@ -100,7 +100,7 @@ def _sorted(namespace: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     safe: dict[str, Any] = {}
     lost: dict[str, Any] = {}
     for name, value in KeptOutputs(namespace).variables().items():
-        if not name.startswith("_") and name not in hidden and not isinstance(value, _CODE):
+        if not name.startswith("_") and name not in hidden and not issubclass(type(value), _CODE):
             (safe if _is_on_host(value) else lost)[name] = value
     return safe, lost
 
