@@ -15,9 +15,15 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest
 HANGS = -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 # Two more than processors: the tests in a browser, and those with kernels and servers, often wait.
 PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)') --dist loadscope
+# torch's CUDA build for `make test-cuda`, and the headers of the CUDA that it was built with.
+TORCH_CUDA ?= 2.14.1
+CUDA_HEADERS_2.14.1 = nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88
+CUDA_HEADERS_2.15.0 = nvidia-cuda-runtime==13.2.75 nvidia-cuda-crt==13.2.78
+CUDA_ENV = .venv-cuda$(addprefix -,$(filter-out 2.14.1,$(TORCH_CUDA)))
+STAND_IN_CUDA = $(wildcard tests/stand_in/nvml.c tests/stand_in/cuda/*)
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
-.PHONY: demo test check suite slow hardware lab docs screenshots benchmark wheel test-wheel test-libraries test-frameworks cuda-build crash-hunt clean
+.PHONY: demo test check suite slow hardware lab docs screenshots benchmark wheel test-wheel test-libraries test-frameworks test-cuda cuda-build crash-hunt clean
 
 demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
 	$(BIN)/gpumagic demo
@@ -90,6 +96,10 @@ test-frameworks: .venv-frameworks/test  ## JAX and TensorFlow where there is no 
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/with_jax tests/frameworks/libraries
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/with_tensorflow
 
+test-cuda: $(CUDA_ENV)/libraries  ## torch's own CUDA code, on a CUDA runtime of ours that has its memory on the host
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 STANDIN_CUDA_DEVICES=2 $(CUDA_ENV)/bin/python -m pytest \
+		-p standin_gpus $(PARALLEL) $(HANGS)
+
 cuda-build: .venv/test  ## fail unless torch is built for CUDA and sees no GPU
 	$(BIN)/python -c "import torch; assert torch.version.cuda and not torch.cuda.is_available()"
 
@@ -97,7 +107,7 @@ crash-hunt: cuda-build  ## fail if an operator or public function reaches CUDA o
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/crash_hunt.py
 
 clean:
-	rm -rf .venv .venv-wheel .venv-frameworks .venv-libraries dist demo site node_modules js/lib gpumagic/static gpumagic/labextension
+	rm -rf .venv .venv-wheel .venv-frameworks .venv-libraries .venv-cuda* dist demo site node_modules js/lib gpumagic/static gpumagic/labextension
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
@@ -124,6 +134,19 @@ clean:
 .venv-libraries/test: pyproject.toml constraints-libraries.txt $(FRONT)
 	$(PYTHON) -m venv .venv-libraries
 	.venv-libraries/bin/$(PIP_INSTALL) --no-compile -e ".[libraries]"
+	@touch $@
+
+# Of NVIDIA's wheels only the headers; `===` is never a build for the CPU. The rest is .venv's.
+$(CUDA_ENV)/torch: .venv/test
+	$(BIN)/python -m venv $(CUDA_ENV)
+	$(CUDA_ENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+		torch===$(TORCH_CUDA) $(CUDA_HEADERS_$(TORCH_CUDA))
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(*site.getsitepackages())')')" > \
+		"$$($(CUDA_ENV)/bin/python -c 'import site; print(*site.getsitepackages())')/zz_venv.pth"
+	@touch $@
+
+$(CUDA_ENV)/libraries: $(CUDA_ENV)/torch $(STAND_IN_CUDA)
+	$(CUDA_ENV)/bin/python tests/stand_in/cuda/build.py $(CUDA_ENV)/standin
 	@touch $@
 
 .venv-frameworks/test: CONSTRAINTS = constraints-frameworks.txt

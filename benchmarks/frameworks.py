@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from gpumagic.frameworks.known import imported
 from gpumagic.timing import compare
-from gpumagic.timing.measure.stopwatch import Lap, Stopwatch
+from gpumagic.timing.runner import Lap, Stopwatch
 
 Clock = Callable[[], float]
 

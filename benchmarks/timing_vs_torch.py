@@ -20,7 +20,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from gpumagic.timing import compare
-from gpumagic.timing.measure.stopwatch import Stopwatch
+from gpumagic.timing.runner import Stopwatch
 
 LIMIT = 0.03
 ROUNDS = 11

@@ -44,6 +44,6 @@ def _jupyter_labextension_paths() -> list[dict[str, str]]:
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
     """What the Jupyter server loads; only a server asks."""
-    from gpumagic.server.extension import Extension
+    from gpumagic.server.routes import Extension
 
     return [{"module": "gpumagic.server", "app": Extension}]

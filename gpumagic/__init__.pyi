@@ -2,8 +2,8 @@ from . import virtual as virtual
 from .cell.report import Report as Report
 from .cell.report import last_report as last_report
 from .cluster.gpu_cluster import GpuCluster as GpuCluster
+from .cluster.gpu_cluster import cluster as cluster
 from .cluster.ranks_report import RanksReport as RanksReport
-from .cluster.start_cluster import cluster as cluster
 from .device import Device as Device
 from .dryrun import DryRun as DryRun
 from .dryrun import dry_run as dry_run

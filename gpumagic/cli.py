@@ -83,7 +83,7 @@ def _snapshot(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from gpumagic.gputable.doctor_table import DoctorTable
+    from gpumagic.gputable.gpu_table import DoctorTable
     from gpumagic.telemetry.doctor import Doctor
 
     checks = Doctor().checks()

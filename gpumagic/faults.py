@@ -55,13 +55,19 @@ def keep(doing: str, error: BaseException) -> None:
         untold.append(_faults[key])
 
 
-def in_words(error: BaseException) -> str:
-    """The error in one line; its own __str__ may fail, as a user's class may do anything."""
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type's name if it has no message."""
     try:
         message = str(error).strip().partition("\n")[0]
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001  the __str__ of a user's class may raise anything
         message = ""
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return message or type(error).__name__
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error's type and the first line of its message: ``"ValueError: no value"``."""
+    name, message = type(error).__name__, first_line(error)
+    return name if message == name else f"{name}: {message}"
 
 
 @contextmanager

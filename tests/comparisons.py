@@ -1,8 +1,7 @@
 """Comparisons for tests, made of times that are known: no clock, no device."""
 
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.result.machine import Machine
-from gpumagic.timing.result.timing import Agreement, Timing
+from gpumagic.timing.timing import Agreement, Machine, Timing
 
 MACHINE = Machine(
     "node07", "EPYC 9654", 192, 96, python="3.12.4", torch="2.9.1", cuda="12.8", driver="580.65"

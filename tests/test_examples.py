@@ -192,8 +192,6 @@ def test_a_cluster_that_loses_a_rank(tmp_path):
     assert after[0] == after[1]
     assert after[0][0] == "40"
     assert float(lost[1][1]) < 20 < float(before[0][1]) < float(after[0][1])
-    assert "torchrun --nproc-per-node 2 train.py" in shown
-    assert "kill" not in shown.partition("torch.set_default_device(_device)")[2]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)

@@ -202,7 +202,7 @@ def test_only_rooms_that_compute_import_torch():
 
 
 def test_modules_stay_short():
-    assert [path for path in FILES if len(path.read_text().splitlines()) > 300] == []
+    assert [path for path in FILES if len(path.read_text().splitlines()) > 450] == []
 
 
 def test_no_room_outgrows_the_others():

@@ -59,10 +59,10 @@ def _run_alone(page):
 
 
 def _stop_cluster():
-    from gpumagic.cluster import start_cluster
+    from gpumagic.cluster import gpu_cluster
 
-    if start_cluster.is_running():
-        start_cluster.current().stop()
+    if gpu_cluster.is_running():
+        gpu_cluster.current().stop()
 
 
 def test_a_page_that_shows_something_else_is_found(empty_shell, tmp_path):

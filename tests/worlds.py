@@ -10,7 +10,7 @@ import numpy
 import torch
 
 from gpumagic.copies.namespace import CopiedVariables
-from gpumagic.isolation.random_state import Randomness
+from gpumagic.isolation.settings import Randomness
 from gpumagic.placement import swap
 from gpumagic.usercode.variables import names_read
 

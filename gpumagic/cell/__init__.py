@@ -1,5 +1,5 @@
 """Run one `%%ongpu` cell: bring what it reads, place what it makes, measure, report."""
 
-from gpumagic.display import shown
+from gpumagic.display import table
 
-shown.register("gpumagic.cell.report.Report", "gpumagic.cell.report_view")
+table.register("gpumagic.cell.report.Report", "gpumagic.cell.report_view")

@@ -12,6 +12,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.cell.report import Report, keep_last
 from gpumagic.device import Device
+from gpumagic.faults import first_line
 from gpumagic.frameworks.bring_arrays import Home, Originals, bring_all, bring_home, remember
 from gpumagic.frameworks.framework import Framework
 from gpumagic.ledger.counts import Tally
@@ -102,7 +103,7 @@ class ArrayRun:
             if not interrupted:
                 self.framework.wait()
         except Exception as failed:  # noqa: BLE001  the framework's own, told in the report
-            fault = (str(failed).strip().splitlines() or [type(failed).__name__])[0]
+            fault = first_line(failed)
         finally:
             seconds = self._clock() - self._started - self.left_out
             stack.close()

@@ -13,8 +13,7 @@ from gpumagic.frameworks.bring_arrays import left_alone
 from gpumagic.frameworks.known import imported
 from gpumagic.frameworks.needed import Needed
 from gpumagic.moving.moved import Left, Moves, all_of
-from gpumagic.usercode.torch_classes import is_tensor, torch_here
-from gpumagic.usercode.values import defined_in
+from gpumagic.usercode.values import defined_in, is_tensor, torch_here
 
 
 class CellNeeds(Needed):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from gpumagic.cell.fixed import Fixed
 from gpumagic.device import Device
-from gpumagic.display.shown import Shown
+from gpumagic.display.table import Shown
 from gpumagic.ledger.entry import Ledger
 from gpumagic.ledger.memory_used import Memory
 from gpumagic.moving.moved import Left, Moved, Moves

@@ -6,7 +6,7 @@ from html import escape
 from gpumagic.cell.fixed import Fixed
 from gpumagic.cell.report import Report
 from gpumagic.display import table
-from gpumagic.display.shown import block, coded
+from gpumagic.display.table import block, coded
 from gpumagic.display.units import duration, size, some
 from gpumagic.ledger import ledger_view
 from gpumagic.moving.moved import Left, Moves

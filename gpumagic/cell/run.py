@@ -13,8 +13,9 @@ from gpumagic import faults
 from gpumagic.cell.autofix import AutoFix
 from gpumagic.cell.report import Batches, Report, keep_last
 from gpumagic.device import Device, cuda_state
-from gpumagic.display.shown import Shown
+from gpumagic.display.table import Shown
 from gpumagic.errors import GpuError
+from gpumagic.faults import first_line
 from gpumagic.ledger.entry import Ledger
 from gpumagic.ledger.memory_meter import MemoryMeter
 from gpumagic.ledger.memory_used import Memory
@@ -147,7 +148,7 @@ class Run:
                     wait_for(device)
         except (RuntimeError, AssertionError, AttributeError) as failed:
             # An error of the device itself surfaces at the wait; so does a device that is gone.
-            fault = str(failed).strip().splitlines()[0]
+            fault = first_line(failed)
         finally:
             seconds = self._clock() - self._started - self.left_out
             leave(placement)
@@ -191,7 +192,7 @@ class Run:
             return bring_home(self._namespace, origins)
         except (GpuError, RuntimeError) as error:  # no room; a device that failed
             names = ", ".join(dict.fromkeys(origin.name for _, origin in origins))
-            return Moves(left=(Left(names, str(error).splitlines()[0]),))
+            return Moves(left=(Left(names, first_line(error)),))
 
     def _elsewhere(self, place: Placement, memory: dict[int, Memory], ledger: Ledger) -> str:
         """Where most of the cell's work was, as far as can be seen, if not on its device."""

@@ -1,6 +1,6 @@
-"""Run cells on many GPUs: an engine of ipyparallel for each, here or elsewhere; or a thread."""
+"""Run cells on many GPUs: one engine of ipyparallel for each GPU, or one thread."""
 
-from gpumagic.display import shown
+from gpumagic.display import table
 
-shown.register("gpumagic.cluster.ranks_report.RanksReport", "gpumagic.cluster.ranks_view")
-shown.register("gpumagic.cluster.ranks_report.RanksTable", "gpumagic.cluster.ranks_view")
+table.register("gpumagic.cluster.ranks_report.RanksReport", "gpumagic.cluster.ranks_report")
+table.register("gpumagic.cluster.ranks_report.RanksTable", "gpumagic.cluster.ranks_report")

@@ -1,4 +1,4 @@
-"""Run a cell on ranks: send it, show what comes, and end all when one fails, hangs, or Ctrl-C."""
+"""Run a cell on ranks: send it, show its output, and end it on an error, a hang or Ctrl-C."""
 
 import json
 import signal
@@ -14,9 +14,9 @@ import ipyparallel
 from gpumagic.cluster import engine
 from gpumagic.cluster.engine import ErrorInRank, Outcome
 from gpumagic.cluster.engines import Engines, RankEngine
-from gpumagic.cluster.orders import Orders
+from gpumagic.cluster.output import Streamed
+from gpumagic.cluster.rank_messages import Orders
 from gpumagic.cluster.ranks_report import RankTime
-from gpumagic.cluster.streaming import Streamed
 from gpumagic.cluster.this_rank import pulse_of
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import duration

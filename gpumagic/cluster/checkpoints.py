@@ -1,7 +1,7 @@
-"""Save variables of the ranks after cells, when it is time, and load them again.
+"""Save variables of the ranks after cells, when it is due, and load them again.
 
-Each is a directory, written under a name that says that it is incomplete, and renamed when it is
-whole: whoever ends meanwhile leaves the one before as it was. The ranks do it, in `saving`.
+A checkpoint is a directory. It is written under a temporary name and renamed when it is complete,
+so an interrupted save leaves the previous checkpoint intact. The ranks write it, in `saving`.
 """
 
 import json
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from gpumagic import faults
-from gpumagic.cluster.ranks_error import RanksError, interrupt
+from gpumagic.cluster.engines import RanksError, interrupt
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import duration, size, some
 from gpumagic.errors import GpuError
-from gpumagic.usercode.notebook import shell
+from gpumagic.usercode.files import shell
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _STOP_S, _LOOK_S = 60.0, 0.5  # so long the end of a cluster waits for a save

@@ -1,6 +1,6 @@
-"""Be a rank: run cells for the notebook, and tell it meanwhile where they are.
+"""Run cells in a rank for the notebook, and report their line meanwhile.
 
-These functions are called by name from the notebook's process, and run in the engine's.
+The notebook's process calls these functions by name; they run in the engine's process.
 """
 
 import ast
@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
-from gpumagic.cluster import group, leash, no_keyboard, sending
-from gpumagic.cluster.bounded import bounded_output
+from gpumagic.cluster import output, parent_watch, sending, this_rank
+from gpumagic.cluster.output import bounded_output
 from gpumagic.cluster.sending import Parcel, Receipt
 from gpumagic.cluster.this_rank import ThisRank
 from gpumagic.errors import GpuError
@@ -27,10 +27,9 @@ from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 from gpumagic.mismatch.explainer import explain
 from gpumagic.placement.torch_devices import find
 from gpumagic.telemetry import collect
-from gpumagic.usercode.compile import compile_cell
-from gpumagic.usercode.files import is_users, label
+from gpumagic.usercode.files import is_users, label, shell
 from gpumagic.usercode.frames import cut_ours, errors, folded
-from gpumagic.usercode.notebook import shell
+from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_assigned, names_read
 
 
@@ -87,7 +86,7 @@ _this: ThisRank | None = None
 
 def started_as() -> tuple[str, int]:
     """The mark of the start that made this process, and its rank."""
-    return os.environ[leash.MARK], int(os.environ["RANK"])
+    return os.environ[parent_watch.MARK], int(os.environ["RANK"])
 
 
 def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, An
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
         virtual.enable(1, memory)
-    no_keyboard.put_in_place()
+    output.put_in_place()
     _this = ThisRank(int(os.environ["RANK"]), find("cuda:0"), store)
     return about()
 
@@ -126,7 +125,7 @@ def join(generation: int) -> None:
     """Join the group of this generation."""
     assert _this is not None
     real = not _this.device.virtual and dist.is_nccl_available()
-    group.join(generation, "cpu:gloo,cuda:nccl" if real else "gloo")
+    this_rank.join(generation, "cpu:gloo,cuda:nccl" if real else "gloo")
 
 
 def pull(names: list[str]) -> dict[str, bytes]:
@@ -201,7 +200,7 @@ def run(order: CellOrder) -> Outcome:
         outcome.assigned = tuple(changed if outcome.error else there)
         outcome.deleted = tuple(before.keys() - space.keys())
         space.update(whole)
-    outcome.cut, outcome.sequence = _this.cut, group.sequence()
+    outcome.cut, outcome.sequence = _this.cut, this_rank.sequence()
     return outcome
 
 

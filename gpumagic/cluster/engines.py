@@ -1,7 +1,7 @@
-"""Start the engines of a cluster, number them by rank, replace one, and end all.
+"""Start the engines of a cluster, number them by rank, replace them, and explain how they ended.
 
-ipyparallel starts and connects them. Its numbers are in order of registration, and a replacement
-has a new one: ranks are ours.
+ipyparallel starts and connects them. It numbers engines in order of registration and gives a
+replacement a new number, so the ranks are numbered here.
 """
 
 import contextlib
@@ -13,20 +13,50 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import ipyparallel
 
-from gpumagic.cluster import engine, group, leash
-from gpumagic.cluster.exit_causes import ExitCauses
+from gpumagic.cluster import engine, parent_watch, this_rank
+from gpumagic.cluster.engine import ErrorInRank
 from gpumagic.cluster.launching import EngineSet, Plan, connections, stop_elsewhere, threads
 from gpumagic.cluster.sending import Has
 from gpumagic.cluster.this_rank import ending
-from gpumagic.errors import GpuError
+from gpumagic.display.units import some
+from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import deferred
 from gpumagic.telemetry.collect import host_name
+
+
+class ExitCauses:
+    """How processes end that were started after this."""
+
+    def __init__(self) -> None:
+        self._killed = _killed_for_memory()
+
+    def in_words(self, code: int) -> str:
+        """What an exit code means that Python has of a child."""
+        if code >= 0:
+            return f"it exited with code {code}"
+        name = signal.Signals(-code).name
+        if -code == signal.SIGKILL and _killed_for_memory() > self._killed:
+            self._killed = _killed_for_memory()
+            return "the operating system killed it, for the host had no memory left"
+        return f"it was ended by {name} (signal {-code})"
+
+
+def _killed_for_memory() -> int:
+    """How many processes the operating system has killed for want of memory, here or at all."""
+    killed = 0
+    for path in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        with contextlib.suppress(OSError):
+            words = Path(path).read_text().split()
+            killed += sum(int(n) for name, n in pairwise(words) if name == "oom_kill")
+    return killed
+
 
 # The controller counts an engine as there at its next heartbeat.
 _BEAT_MS = 500
@@ -77,7 +107,7 @@ class Engines:
         try:
             with deferred():
                 self._make()
-                self._cluster.start_controller_sync(environment={leash.MARK: self.mark})
+                self._cluster.start_controller_sync(environment={parent_watch.MARK: self.mark})
             for each in self.plan.sets:
                 self._launch(each)
             with deferred():
@@ -95,13 +125,13 @@ class Engines:
         prefix = ".gpumagic-cluster-" if home else "gpumagic-cluster-"
         self._directory = tempfile.mkdtemp(prefix=prefix, dir=home)
         self._made.callback(shutil.rmtree, self._directory, ignore_errors=True)
-        watcher = leash.start(self.mark, self._directory)
+        watcher = parent_watch.start(self.mark, self._directory)
         self._made.callback(watcher.wait)
         self._made.callback(watcher.terminate)
-        self._made.callback(leash.end, self.mark)
+        self._made.callback(parent_watch.end, self.mark)
         self._causes = ExitCauses()
         listener = socket.create_server((self.plan.address, 0))
-        self.store = group.new_store(listener)
+        self.store = this_rank.new_store(listener)
         self._cluster = ipyparallel.Cluster(
             n=0,
             engines=self.plan.launcher,
@@ -128,7 +158,7 @@ class Engines:
             **connections(self.plan.address),
             **threads(self.plan.count),
             **each.environment,
-            leash.MARK: mark,
+            parent_watch.MARK: mark,
             "WORLD_SIZE": str(self.plan.count),
             "MASTER_ADDR": self.plan.address,
             "MASTER_PORT": str(self.store.port),
@@ -247,7 +277,7 @@ class Engines:
             cause = "" if rank.lost else self._ended(rank, 0.0 if connected else _CAUSE_S)
             if not rank.lost and (cause or not connected):
                 rank.lost = cause or "its connection is gone"
-                leash.end(rank.mark)  # the processes that it has started
+                parent_watch.end(rank.mark)  # the processes that it has started
                 found.append(rank)
         return [] if self.stopped else found
 
@@ -289,7 +319,7 @@ class Engines:
             for rank in ranks:
                 if rank.about.get("host") != host_name():
                     self.signal([rank], signal.SIGKILL)
-                leash.end(rank.mark)
+                parent_watch.end(rank.mark)
                 with contextlib.suppress(KeyError):
                     self._cluster.stop_engines_sync(rank.key)
 
@@ -298,3 +328,35 @@ class Engines:
         self.stopped = True
         with deferred():
             self._made.close()
+
+
+class RanksError(Exception):
+    """A cell failed in a rank; shown as that rank's own traceback, without frames of ours."""
+
+    def __init__(self, rank: int, error: ErrorInRank, others: str, notes: Sequence[str]) -> None:
+        place = f", {error.place}" if error.place else ""
+        super().__init__(f"rank {rank}{place}: {error}")
+        lines = [f"in rank {rank}{others}:", error.lines, *(f"  → {note}" for note in notes)]
+        self._shown = ["\n".join(lines)]
+
+    def _render_traceback_(self) -> list[str]:
+        return self._shown
+
+
+def interrupt(words: str, notes: Sequence[str]) -> KeyboardInterrupt:
+    """A KeyboardInterrupt that is shown in a line, and what there is to note."""
+    error = KeyboardInterrupt(words)
+    lines = "\n".join([f"KeyboardInterrupt: {words}", *(f"  → {note}" for note in notes)])
+    show_as(error, lambda: [lines])
+    return error
+
+
+def named(ranks: Sequence[RankEngine]) -> str:
+    """Some ranks, as a sentence has them."""
+    return f"{len(ranks)} ranks" if len(ranks) > 1 else f"rank {ranks[0].number}"
+
+
+def others(ranks: Sequence[RankEngine], failed: int) -> str:
+    """Which ones ended because one failed."""
+    found = [str(rank.number) for rank in ranks if rank.number != failed]
+    return f"; rank{'s' * (len(found) > 1)} {some(found)} ended too" if found else ""

@@ -1,4 +1,4 @@
-"""Plan how engines are started: here, by SSH, Slurm or MPI, through ipyparallel's own launchers."""
+"""Plan how ipyparallel's launchers start the engines: here, by SSH, Slurm or MPI."""
 
 import os
 import socket

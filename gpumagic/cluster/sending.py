@@ -1,7 +1,7 @@
-"""Send what a cell reads to the ranks: what they lack or have otherwise, with the notebook's code.
+"""Send the variables that a cell reads to the ranks, with the notebook's code.
 
-A tensor that a rank has already is named and not sent: an optimizer that comes later finds its
-parameters there. A function reads the variables of the rank that it is in.
+Only variables that a rank lacks or that differ are sent. A tensor that the rank has is sent by
+name, so an optimizer that follows finds its parameters. A function reads the variables of its rank.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumagic.errors import GpuError
-from gpumagic.usercode.files import label
-from gpumagic.usercode.functions import globals_of
-from gpumagic.usercode.notebook import user_namespace
+from gpumagic.faults import first_line
+from gpumagic.usercode.files import label, user_namespace
+from gpumagic.usercode.values import globals_of
 from gpumagic.usercode.variables import NOT_VARIABLES
 
 _FILE = "<ipython-input-{}-rank>"
@@ -156,7 +156,7 @@ def _read(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
     try:
         pickler.dump(value)
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises
-        why = str(error).partition("\n")[0]
+        why = first_line(error)
         raise GpuError(f"{name} cannot be sent to the ranks ({why}); make it in the cell") from None
     return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest(), pickler.met
 
@@ -200,7 +200,7 @@ def pack_any(value: Any) -> bytes:
     try:
         return pack(value)
     except Exception as error:  # noqa: BLE001  the user's value has no pickle
-        return pack(Unsent(repr(value), str(error).partition("\n")[0]))
+        return pack(Unsent(repr(value), first_line(error)))
 
 
 def unpack(data: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Start an engine: give it its rank and its GPU before anything asks for them, then serve.
+"""Start an engine: set its rank and its GPU before anything reads them, then serve.
 
 Run as ``python -m gpumagic.cluster.start_engine``, with ipyparallel's options of an engine.
 """

@@ -1,23 +1,153 @@
-"""Tell the notebook where the cell of this rank is, and end the cell when the notebook wants it.
+"""Join a rank to its process group, and tell the notebook where its cell is.
 
-An interrupt may come late: it ends no other cell than the one of which the store says that it is to
-end. Python does not see one while it waits in a collective; a thread does.
+Everything here runs in a rank. A collective waits in C++, where Python sees no interrupt. Aborting
+its connection ends it and keeps all variables. A thread does this, since the main thread waits.
+
+A late interrupt ends no other cell: the store names the cell that is to end.
 """
 
+import contextlib
 import json
+import os
 import signal
 import socket
+import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
-from gpumagic.cluster import group, leash
-from gpumagic.cluster.bounded import bound_logs
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from gpumagic import faults
+from gpumagic.cluster import parent_watch
+from gpumagic.cluster.output import bound_logs
 from gpumagic.device import Device
-from gpumagic.telemetry.sampler import shared_sampler
+from gpumagic.telemetry.sampler import Subscription, shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
-from gpumagic.telemetry.subscription import Subscription
+from gpumagic.usercode.files import is_users
+
+_connections: set[int] = set()
+_dist: Any = dist  # without the types that leave its stores out
+_make_group = distributed_c10d._new_process_group_helper
+
+
+def _sockets() -> set[int]:
+    """The numbers of this process's open sockets."""
+    found = set()
+    for each in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
+        with contextlib.suppress(OSError, ValueError):
+            if stat.S_ISSOCK(os.fstat(int(each)).st_mode):
+                found.add(int(each))
+    return found
+
+
+def _make_and_note(*args: Any, **kwargs: Any) -> Any:
+    before = _sockets()
+    try:
+        return _make_group(*args, **kwargs)
+    finally:
+        _connections.update(_sockets() - before)
+
+
+def _init_once(*args: Any, **kwargs: Any) -> None:
+    """In place of `init_process_group`: a script's call finds the group that it asks for."""
+    if not dist.is_initialized():
+        _init(*args, **kwargs)
+
+
+_init = dist.init_process_group
+
+
+def new_store(listener: socket.socket) -> Any:
+    """A store in this process, which listens where the socket does and nowhere else."""
+    host, port, *_ = listener.getsockname()
+    number = listener.detach()
+    return _dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=number
+    )
+
+
+def store_at(host: str, port: int) -> Any:
+    """The store that the notebook's process has."""
+    return _dist.TCPStore(host, port, is_master=False)
+
+
+def join(generation: int, backend: str) -> None:
+    """Leave the group, if there is one, and join the next with all other ranks.
+
+    The notebook's process has the store, in which each generation has keys of its own.
+    """
+    leave()
+    distributed_c10d._new_process_group_helper = _make_and_note
+    dist.init_process_group = distributed_c10d.init_process_group = _init_once
+    given = os.environ
+    store = store_at(given["MASTER_ADDR"], int(given["MASTER_PORT"]))
+    _init(
+        backend,
+        store=_dist.PrefixStore(f"generation-{generation}", store),
+        rank=int(given["RANK"]),
+        world_size=int(given["WORLD_SIZE"]),
+    )
+
+
+def leave() -> None:
+    """End the group."""
+    if dist.is_initialized():
+        try:
+            dist.destroy_process_group()
+        except Exception as error:  # noqa: BLE001  of a group that another rank has broken
+            faults.keep("leaving a process group", error)
+    _connections.clear()
+
+
+def cut() -> bool:
+    """End the group's connections: who waits in it has an error. Whether there were any."""
+    if not dist.is_initialized():
+        return False
+    if "nccl" in dist.get_backend_config():
+        distributed_c10d._abort_process_group()
+    for number in _connections:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+            connection.getpeername()  # raises for one that listens: gloo could not bear its end
+            connection.shutdown(socket.SHUT_RDWR)
+    return bool(_connections)
+
+
+def sequence() -> int:
+    """How many collectives this rank has begun in the group, -1 where that is not known."""
+    if not dist.is_initialized():
+        return -1
+    try:
+        group: Any = distributed_c10d._get_default_group()
+        return int(group._get_sequence_number_for_group())
+    except (RuntimeError, AttributeError):
+        return -1
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def place_of(thread: int) -> tuple[str, int, str]:
+    """Where a thread is: the user's file and line, and what of `torch.distributed` it is in."""
+    call = ""
+    for frame in _frames(sys._current_frames().get(thread)):
+        code = frame.f_code
+        if is_users(code.co_filename):
+            return code.co_filename, frame.f_lineno, call
+        if code.co_filename == distributed_c10d.__file__ and code.co_name != "wrapper":
+            call = code.co_name
+        elif code.co_name == "_engine_run_backward":
+            call = call or "backward"
+    return "", 0, call
+
 
 _PULSE_S = 0.5
 # An interrupt that Python has not seen by then waits behind a collective.
@@ -53,7 +183,7 @@ class ThisRank:
         self.running = ""  # the cell
         self.cut = self.in_code = False
         self._watching: Subscription | None = None
-        self._store = group.store_at(*store)
+        self._store = store_at(*store)
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         threading.Thread(target=self._pulse, daemon=True).start()
@@ -76,7 +206,7 @@ class ThisRank:
         try:
             return bool(self._store.check([key]))
         except RuntimeError:
-            leash.end_orphan()
+            parent_watch.end_orphan()
             return True
 
     def _is_to_end(self, cell: str) -> bool:
@@ -100,7 +230,7 @@ class ThisRank:
                 self._say(pulse_of(self.rank), "")
                 continue
             now, busy = time.monotonic(), time.process_time()
-            place = running, *group.place_of(self.main)
+            place = running, *place_of(self.main)
             if place != last or busy - used > _PULSE_S / 4:
                 last, since = place, now
             used = busy
@@ -121,7 +251,7 @@ class ThisRank:
         try:
             self._store.set(key, said)
         except RuntimeError:
-            leash.end_orphan()
+            parent_watch.end_orphan()
 
     def _free(self) -> None:
         """The C level of an interrupt writes here, also while Python waits in a collective."""
@@ -130,4 +260,4 @@ class ThisRank:
             if number[0] == signal.SIGINT and self._is_to_end(cell):
                 time.sleep(_FREE_S)
                 if self.running == cell:
-                    self.cut = group.cut()
+                    self.cut = cut()

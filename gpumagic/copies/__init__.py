@@ -1,1 +1,1 @@
-"""Copy whatever a notebook holds, with the relations between its objects."""
+"""Copy any of a notebook's objects, with the relations between them."""

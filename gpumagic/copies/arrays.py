@@ -1,18 +1,23 @@
-"""Copy NumPy's arrays, and those of frameworks beside torch, all at once.
+"""Copy the arrays of NumPy, JAX, TensorFlow and CuPy, or move them in place.
 
-Guarantees: NumPy's arrays that overlap in memory overlap in the copy, with their strides and
-offsets; each other array has a copy of its own on the device, which what takes it may give away.
+Guarantees: NumPy arrays that overlap in memory overlap in the copy, with their strides and offsets;
+every other array gets a copy on the device, which a function may donate.
 """
+
+from __future__ import annotations
 
 import ctypes
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpumagic.copies import shared_objects
+from gpumagic.copies import memo
+from gpumagic.device import CPU
 from gpumagic.frameworks.beside import Beside
+from gpumagic.frameworks.bring_arrays import bring_all
+from gpumagic.frameworks.framework import Framework
 
 ALIGNMENT = 64
 """Of memory, in bytes, as torch has it: offsets are whole in every element size."""
@@ -42,7 +47,7 @@ class Arrays:
 
     def has(self, value: Any, kind: type) -> bool:
         """Whether it is an array that is copied here."""
-        if shared_objects.is_array(value, kind):
+        if memo.is_array(value, kind):
             return True
         return self._beside is not None and self._beside.of(value) is not None
 
@@ -154,3 +159,35 @@ def laid_out(source: Any, buffer: Any, offset: int) -> Any:
 def owns_it_all(source: Any) -> bool:
     """Whether an array's memory is its own, and all of it is used."""
     return bool(source.flags.owndata and source.flags.forc)
+
+
+class ArraysInPlace:
+    """Arrays of variables on another device, until they are taken back."""
+
+    def __init__(self, namespace: dict[str, Any], beside: Beside) -> None:
+        self._namespace, self._beside = namespace, beside
+        self.left: list[str] = []  # what stays where it is, and why, a line each
+        # Of each framework the variables that were brought, by where they were.
+        self._origins: list[tuple[Framework, str, list[str]]] = []
+
+    def bring(self, variables: Iterable[tuple[str, Any]]) -> int:
+        """Bring them, binding names anew; the bytes."""
+        nbytes, variables = 0, list(variables)
+        for framework in self._beside.frameworks:
+            moves = bring_all(framework, variables, self._beside.device, self._namespace)
+            nbytes += moves.nbytes
+            self.left += [f"{left.name} stays where it is: {left.reason}" for left in moves.left]
+            by_source: dict[str, list[str]] = {}
+            for moved in moves.moved:
+                by_source.setdefault(moved.sources[0], []).append(moved.name)
+            self._origins += [(framework, source, names) for source, names in by_source.items()]
+        return nbytes
+
+    def take_back(self) -> None:
+        """Bring what the variables hold now where it was; to call it twice does no harm."""
+        origins, self._origins = self._origins, []
+        for framework, source, names in origins:
+            devices = {str(device): device for device in (CPU, *framework.devices())}
+            if source in devices:
+                held = [(n, self._namespace[n]) for n in names if n in self._namespace]
+                bring_all(framework, held, devices[source], self._namespace)

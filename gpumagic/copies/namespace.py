@@ -1,29 +1,119 @@
-"""Copy what a piece of code reads, so that timing it changes nothing of the user's.
+"""Copy the variables that a piece of code reads, so that running it changes none of the user's.
 
-Guarantees: the user's variables, every object in them, autograd's graphs and memory are the same
-before and after; functions and classes of the notebook see the copies; two worlds can be used at
-the same time, on two threads; what fails or is interrupted leaves nothing behind.
+One pickle is written and read back, so each object has one copy. Tensors and arrays are copied
+separately (`Arrays`). Functions and classes of the notebook are recreated with the copies as their
+globals. Libraries are shared.
+
+Guarantees: the user's variables, every object in them, autograd's graphs and memory are unchanged;
+functions and classes of the notebook see the copies; two sets of copies can be used at the same
+time, on two threads; an error or interrupt leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import gc
+import io
+import pickle
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from gpumagic.copies import shared_objects
+import cloudpickle  # type: ignore[import-untyped]
+
+from gpumagic.copies import memo
 from gpumagic.copies.arrays import Arrays
-from gpumagic.copies.copier import Copier
+from gpumagic.copies.memo import Originals
+from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance, reduce_jitted
 from gpumagic.errors import GpuError
+from gpumagic.faults import first_line, in_words
 from gpumagic.frameworks.beside import Beside
-from gpumagic.usercode.torch_classes import comes_from, torch_here
+from gpumagic.usercode.values import comes_from, is_tensor, torch_here
 from gpumagic.usercode.variables import variables_read
 
 if TYPE_CHECKING:
     import torch
+
+
+class Copier(cloudpickle.Pickler):  # type: ignore[misc]
+    """Copies values in two steps: `write` reads the originals, `read` makes the copies."""
+
+    def __init__(
+        self,
+        namespace: dict[str, Any],
+        fresh: dict[str, Any],
+        blocks: Arrays,
+        stays: Callable[[Any], bool] | None = None,
+    ) -> None:
+        self._stays = stays  # whether an object is shared that would be copied else
+        self._stream = io.BytesIO()
+        super().__init__(self._stream, protocol=5)
+        self.blocks = blocks
+        self.originals = Originals(namespace, fresh, blocks.know)
+
+    def write(self, values: Any) -> None:
+        """Read the originals; raises `Uncopied`, and what pickling raises, for what has no copy."""
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns that from 3.14 on it will not copy iterators of itertools.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.dump(values)
+        finally:
+            for kind in self.originals.marked:
+                if "__slotnames__" in vars(kind):
+                    type.__delattr__(kind, "__slotnames__")
+
+    def read(self) -> Any:
+        """Make the copies; `Blocks.copy` comes before."""
+        self._stream.seek(0)
+        made = _Reader(self._stream, self.originals).load()
+        for finish in self.originals.later:
+            finish()
+        return made
+
+    def clear(self) -> None:
+        """Hold nothing any more."""
+        self.clear_memo()
+        self._stream.close()
+        self.originals.clear()
+
+    def persistent_id(self, value: Any) -> int | None:
+        """The number of what is shared; None for what is copied. pickle asks for every object."""
+        originals = self.originals
+        if self._stays is not None and self._stays(value):
+            return originals.number(value)
+        if type(value) in memo.INLINE:
+            if type(value) is dict and originals.is_known(value):
+                return originals.number(originals.space(value))
+            return None
+        return originals.number(value) if originals.shares(value) else None
+
+    def reducer_override(self, value: Any) -> Any:
+        """How an object is made anew, as `object.__reduce__` says it."""
+        kind = type(value)
+        if is_tensor(value):
+            return self.blocks.reduce(value)
+        reduce = REDUCERS.get(kind, reduce_class if issubclass(kind, type) else None)
+        if reduce is not None:
+            return reduce(self.originals, value)
+        if memo.is_jitted(kind):
+            return reduce_jitted(self.originals, value)
+        memo.refuse(value, kind)
+        if self.blocks.has(value, kind):
+            return self.blocks.reduce(value)
+        return reduce_instance(self.originals, value, kind)
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, originals: Originals) -> None:
+        super().__init__(stream)
+        self._originals = originals
+
+    def persistent_load(self, number: int) -> Any:
+        return self._originals[number]
+
 
 # IPython's own lists of what was typed and given: they stay the notebook's.
 _HISTORY = ("_ih", "_oh", "_dh")
@@ -74,6 +164,8 @@ class CopiedVariables:
             else:
                 self._copy(device)
             if device is not None:
+                from gpumagic.moving.move import wait_for
+
                 wait_for(device)
             if beside is not None:
                 beside.wait()
@@ -142,19 +234,18 @@ class CopiedVariables:
         homes: dict[int, torch.device] = {}
         tracked: list[str] = []
         if device is not None:
-            from gpumagic.copies import tensors
+            from gpumagic.copies import storages
 
             known = {**values, **copier.originals.met}
-            homes, tracked = tensors.homes(self._namespace, known, device)
+            homes, tracked = storages.homes(self._namespace, known, device)
         self._blocks.copy(homes)
         try:
             made = copier.read()
         except Exception as error:
             if comes_from(type(error), "torch.OutOfMemoryError"):
                 raise
-            line = (str(error).strip().splitlines() or [""])[0]
             raise GpuError(
-                f"copying {', '.join(values)} raised {type(error).__name__}: {line}; make them in "
+                f"copying {', '.join(values)} raised {in_words(error)}; make them in "
                 f"the cell{self._otherwise}"
             ) from None
         self._finalized = copier.originals.finalized
@@ -190,13 +281,13 @@ class CopiedVariables:
             names.append(_FUNCTION)
         variables = list(variables_read(names, space))
         if device is not None:
-            from gpumagic.copies.tensors import TensorsInPlace
+            from gpumagic.copies.storages import TensorsInPlace
 
-            tensors = TensorsInPlace(self._namespace)
-            self._in_place.callback(tensors.take_back)
-            self.nbytes += tensors.bring(variables, device)
+            storages = TensorsInPlace(self._namespace)
+            self._in_place.callback(storages.take_back)
+            self.nbytes += storages.bring(variables, device)
         if self._beside is not None and self._beside.frameworks:
-            from gpumagic.copies.arrays_in_place import ArraysInPlace
+            from gpumagic.copies.arrays import ArraysInPlace
 
             arrays = ArraysInPlace(self._namespace, self._beside)
             self._in_place.callback(arrays.take_back)
@@ -204,30 +295,23 @@ class CopiedVariables:
             self.notes = tuple(arrays.left)
 
 
-def wait_for(device: torch.device) -> None:
-    """Return when torch has done there what it was given."""
-    from gpumagic.moving import move
-
-    move.wait_for(device)
-
-
 def _kind(error: Exception) -> str:
-    if isinstance(error, shared_objects.Uncopied):
+    if isinstance(error, memo.Uncopied):
         return str(error)
     if isinstance(error, RecursionError) or "recursion" in str(error):
         return "a structure nested too deeply"
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    text = first_line(error)
     quoted = text.split("'")
     if "pickle" in text and len(quoted) > 2:
-        return shared_objects.with_article(quoted[1].rsplit(".", 1)[-1])
+        return memo.with_article(quoted[1].rsplit(".", 1)[-1])
     return f"something that refuses: {text}"
 
 
 def _is_about(error: Exception, value: Any) -> bool:
-    if isinstance(error, shared_objects.Uncopied):
+    if isinstance(error, memo.Uncopied):
         return error.value is value
     return f"{type(value).__name__}'" in str(error)
 
 
 def _has_del(value: Any) -> bool:
-    return isinstance(value, type) and shared_objects.defines(value, "__del__")
+    return isinstance(value, type) and memo.defines(value, "__del__")

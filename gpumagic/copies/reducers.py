@@ -1,6 +1,6 @@
-"""Make the notebook's functions, classes and objects anew, without calling its own methods.
+"""Recreate the notebook's functions, classes and objects, without calling their methods.
 
-A copy of a function has the same code and copies as its globals, closure and defaults; a copy of a
+A copied function has the same code, with copies as its globals, closure and defaults. A copied
 class has copies of the methods. No `__init_subclass__` and no metaclass of the notebook runs again.
 """
 
@@ -18,12 +18,10 @@ from typing import Any
 
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
-from gpumagic.copies import shared_objects
-from gpumagic.copies.originals import Originals
-from gpumagic.usercode.compile import own_code
-from gpumagic.usercode.functions import globals_of
-from gpumagic.usercode.torch_classes import comes_from, torch_here
-from gpumagic.usercode.values import own
+from gpumagic.copies import memo
+from gpumagic.copies.memo import Originals
+from gpumagic.usercode.program import own_code
+from gpumagic.usercode.values import comes_from, globals_of, own, torch_here
 
 # With one of these a function can reach any variable by its name in a text.
 _BY_NAME = {"eval", "exec", "globals", "vars", "locals", "get_ipython"}
@@ -180,11 +178,11 @@ _ITEMS: dict[type, Callable[[Any], Any]] = {
 
 def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
     """How a pickle makes an object anew; NotImplemented for its class's own way."""
-    if shared_objects.is_generator(kind):
+    if memo.is_generator(kind):
         return originals.anew(value, _new_generator)
-    if comes_from(kind, shared_objects.SCRIPT_MODULE):
+    if comes_from(kind, memo.SCRIPT_MODULE):
         return _reduce_script(originals, value)
-    base, held = shared_objects.solid_base(kind), own(value)
+    base, held = memo.solid_base(kind), own(value)
     given: tuple[Any, ...] = ()
     slots: dict[tuple[type, str], Any] = {}
     items, ours = None, originals.is_ours(kind)
@@ -193,8 +191,8 @@ def reduce_instance(originals: Originals, value: Any, kind: type) -> Any:
         base, held = object, {**held, "_iterator": None}
     elif issubclass(kind, BaseException):
         given = value.args
-    elif base in _ITEMS and shared_objects.by_attributes(kind, ours):
-        slots, items = shared_objects.slots_of(value), _ITEMS[base](value)
+    elif base in _ITEMS and memo.by_attributes(kind, ours):
+        slots, items = memo.slots_of(value), _ITEMS[base](value)
         if base in (tuple, frozenset):
             given, items = (items,), None
     else:
@@ -212,7 +210,7 @@ def _new_instance(old: Any, kind: type, base: Any, *args: Any) -> Any:
 def _set_instance(value: Any, state: Any) -> None:
     originals, held, slots, items = state
     if items is not None:
-        base: Any = shared_objects.solid_base(type(value))
+        base: Any = memo.solid_base(type(value))
         (list.extend if base is list else base.update)(value, items)
     if held:
         object.__getattribute__(value, "__dict__").update(held)
@@ -269,16 +267,16 @@ def _set_weak(made: Any, state: Any) -> None:
 
 def _reduce_lock(originals: Originals, lock: Any) -> Any:
     if getattr(lock, "_is_owned", bool)() or not lock.acquire(blocking=False):
-        raise shared_objects.Uncopied("a lock that is held", lock)
+        raise memo.Uncopied("a lock that is held", lock)
     lock.release()
-    return (threading.Lock if type(lock) is shared_objects.LOCKS[0] else threading.RLock), ()
+    return (threading.Lock if type(lock) is memo.LOCKS[0] else threading.RLock), ()
 
 
 REDUCERS: dict[type, Callable[[Originals, Any], Any]] = {
     types.FunctionType: _reduce_function,
     types.CellType: _reduce_cell,
-    shared_objects.CACHED: _reduce_cached,
+    memo.CACHED: _reduce_cached,
     weakref.ref: _reduce_reference,
-    **dict.fromkeys(shared_objects.WEAK, _reduce_weak),
-    **dict.fromkeys(shared_objects.LOCKS, _reduce_lock),
+    **dict.fromkeys(memo.WEAK, _reduce_weak),
+    **dict.fromkeys(memo.LOCKS, _reduce_lock),
 }

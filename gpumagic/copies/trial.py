@@ -1,4 +1,4 @@
-"""Run a program on one device, on copies of what it reads, placed there.
+"""Run a program on one device, on copies of the variables that it reads.
 
 Guarantees: after `close` nothing of it is left, on the device or in the variables.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.frameworks.beside import Beside
 from gpumagic.usercode.program import FUNCTION, Program
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
     import torch

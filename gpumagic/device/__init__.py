@@ -1,15 +1,14 @@
-"""Resolve what people call a GPU to the GPU that it is.
+"""Resolve the names of GPUs to devices.
 
 A WHERE in any of the usual spellings becomes a list of :class:`Device`, or a GpuError of one line.
 The UUID is the key; a CUDA ordinal and an NVML index are labels. Never imports torch, and loads
-NVML only when somebody asks what there is.
+NVML only when a device must be looked up.
 """
 
 from gpumagic.device import cuda_state as cuda_state
-from gpumagic.device.build_of_torch import TorchBuild as TorchBuild
-from gpumagic.device.build_of_torch import torch_build as torch_build
 from gpumagic.device.discover import CPU as CPU
 from gpumagic.device.discover import Device as Device
+from gpumagic.device.discover import TorchBuild as TorchBuild
 from gpumagic.device.discover import amd_gpus as amd_gpus
 from gpumagic.device.discover import devices_changed as devices_changed
 from gpumagic.device.discover import has_virtual as has_virtual
@@ -18,6 +17,7 @@ from gpumagic.device.discover import intel_gpus as intel_gpus
 from gpumagic.device.discover import physical_gpus as physical_gpus
 from gpumagic.device.discover import set_cuda_order as set_cuda_order
 from gpumagic.device.discover import set_virtual as set_virtual
+from gpumagic.device.discover import torch_build as torch_build
 from gpumagic.device.discover import visible as visible
 from gpumagic.device.where import complete as complete
 from gpumagic.device.where import is_where as is_where

@@ -1,8 +1,8 @@
-"""Look up a card that is not here: by its name, the bytes that a process can have on it.
+"""Look up the memory of a card by its name, and count bytes in the allocator's blocks.
 
-Sizes are what torch printed of such a card (``torch.cuda.get_device_properties``, or the total
-capacity in an out-of-memory error), the smallest that was found in public texts of 2020 to 2026;
-where none was found, the size that its maker names.
+A size is what torch printed for such a card (``torch.cuda.get_device_properties``, or the total
+capacity in an out-of-memory error), the smallest found in public texts of 2020 to 2026; otherwise
+the maker's figure.
 """
 
 import os
@@ -11,6 +11,15 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from gpumagic.errors import GpuError
+
+BLOCK = 512
+"""Bytes: every request is rounded up to a multiple of this (c10/cuda/CUDACachingAllocator.cpp)."""
+
+
+def in_blocks(nbytes: int) -> int:
+    """What so many bytes take."""
+    return -(-nbytes // BLOCK) * BLOCK
+
 
 _MIB = 2**20
 CONTEXT = 512 * _MIB

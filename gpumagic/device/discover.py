@@ -1,9 +1,14 @@
-"""Describe devices, and list those of this process: virtual ones, or what CUDA would show it.
+"""List the devices of this process: virtual ones, or those that CUDA, HIP or Level Zero show.
 
 The UUID is the key, ordinal and index are labels. The rules for what CUDA shows are CUDA's as torch
 reads them (``torch.cuda._parse_visible_devices``), so that ``cuda:1`` here is torch's ``cuda:1``:
 numbers and UUIDs are not mixed, the list ends at its first invalid entry, and a device named twice
 leaves none.
+
+For HIP, ``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs. ``HIP_VISIBLE_DEVICES``, or else
+``CUDA_VISIBLE_DEVICES``, selects among those
+(https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html). Each is a list of numbers or
+UUIDs that ends at its first invalid entry.
 """
 
 from __future__ import annotations
@@ -12,16 +17,75 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import util
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from gpumagic import nvml
-from gpumagic.device.build_of_torch import torch_build
-from gpumagic.device.vendor_order import hip_order, xpu_order
 
 if TYPE_CHECKING:
     from gpumagic.drm import GraphicsCard
+
+
+class TorchBuild(NamedTuple):
+    """Versions of what torch was built for; None where it was not, or is not installed."""
+
+    cuda: str | None = None
+    hip: str | None = None
+    xpu: str | None = None
+
+
+@cache
+def torch_build() -> TorchBuild:
+    """As of the torch that this process would import."""
+    try:
+        spec = util.find_spec("torch")
+        folders = list((spec and spec.submodule_search_locations) or ())
+        text = (Path(folders[0]) / "version.py").read_text() if folders else ""
+    except (OSError, ValueError, ImportError):
+        return TorchBuild()
+    return read_build(text)
+
+
+def read_build(text: str) -> TorchBuild:
+    """The same of the text of a ``version.py``: ``hip: Optional[str] = '6.4.43482'``."""
+    found = dict(re.findall(r"^(cuda|hip|xpu)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
+    return TorchBuild(**found)
+
+
+T = TypeVar("T")
+
+
+def hip_order(gpus: Sequence[tuple[str, T]], env: Mapping[str, str]) -> list[T]:
+    """Those that HIP shows, of all in ROCm's order, each with its UUID."""
+    by_hip = env.get("HIP_VISIBLE_DEVICES", env.get("CUDA_VISIBLE_DEVICES"))
+    left = _listed(_listed(gpus, env.get("ROCR_VISIBLE_DEVICES")), by_hip)
+    return [gpu for _, gpu in left]
+
+
+def xpu_order(gpus: Sequence[tuple[str, T]], env: Mapping[str, str]) -> list[T]:
+    """Those that Level Zero shows: ``ZE_AFFINITY_MASK`` is a list of numbers, ``1.0`` a tile."""
+    mask = env.get("ZE_AFFINITY_MASK")
+    tiles = None if mask is None else ",".join(n.partition(".")[0] for n in mask.split(","))
+    return [gpu for _, gpu in _listed(gpus, tiles)]
+
+
+def _listed(gpus: Sequence[tuple[str, T]], listed: str | None) -> list[tuple[str, T]]:
+    if listed is None:
+        return list(gpus)
+    found: list[tuple[str, T]] = []
+    for entry in (part.strip() for part in listed.split(",")):
+        if entry.isascii() and entry.isdigit() and len(entry) < 9:
+            match = gpus[int(entry) : int(entry) + 1]
+        else:
+            match = [gpu for gpu in gpus if entry and gpu[0].startswith(entry)]
+        if len(match) != 1:
+            break
+        found += [gpu for gpu in match if gpu not in found]
+    return found
+
 
 Kind = Literal["cpu", "cuda", "xpu", "mps"]
 

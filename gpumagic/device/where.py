@@ -1,4 +1,4 @@
-"""Resolve a WHERE, in any of the usual spellings, to devices or to one line of error."""
+"""Resolve a WHERE, in any of the usual spellings, to devices or to a one-line error."""
 
 import re
 import sys

@@ -1,14 +1,165 @@
-"""Draw curves over a variable in SVG, without JavaScript: axes, bands, marks, names, crossings.
+"""Draw curves in SVG, without JavaScript: axes, bands, marks, names, crossings.
 
-Curves differ by color, by mark and, if there are many, by dashes; each bears its name. Text takes
-the page's color, and the curves' colors stand out from white and from black alike.
+Curves differ by color, by mark and, if there are many, by dashes; each is labelled with its name.
+Text has the page's color, and the curves' colors are visible on white and on black.
 """
 
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import NamedTuple
 
-from gpumagic.display import svg
+# Contrast of 3 : 1 and more against both white and #111 (WCAG 2.1, 1.4.11); orange and red are for
+# trouble. js/src/monitor/plots.ts has the same.
+COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
+_CPU = "#7d8590"
+_DASHES = ("", "7 3", "2 3", "9 3 2 3")
+_MARKS = ("square", "triangle", "diamond", "circle")
+LETTER = 6.3
+"""Pixels, about, of a letter of 11 px."""
+
+
+class Look(NamedTuple):
+    """What a device looks like, in a plot and as a bar."""
+
+    color: str
+    dash: str
+    mark: str
+
+
+def looks(devices: Sequence[str]) -> dict[str, Look]:
+    """Of each device: the CPU gray, a GPU's by its number, so that it has one in every picture."""
+    found: dict[str, Look] = {}
+    named = {where: int(where[5:]) for where in devices if re.fullmatch(r"cuda:\d+", where)}
+    free = max(named.values(), default=-1) + 1
+    others = (where for where in devices if where != "cpu" and where not in named)
+    for where, n in (named | {where: free + n for n, where in enumerate(others)}).items():
+        dash = _DASHES[n // len(COLORS) % len(_DASHES)]
+        found[where] = Look(COLORS[n % len(COLORS)], dash, _MARKS[n % len(_MARKS)])
+    found["cpu"] = Look(_CPU, "", "circle")
+    return {where: found[where] for where in devices}
+
+
+def mark(look: Look, x: float, y: float, size: float, tip: str = "") -> str:
+    """A device's mark around a point, with what is said when one points at it."""
+    shapes = {
+        "circle": f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size:g}"',
+        "square": f'<path d="M{x - 0.9 * size:.1f} {y - 0.9 * size:.1f}'
+        f'h{1.8 * size:.1f}v{1.8 * size:.1f}h{-1.8 * size:.1f}z"',
+        "triangle": f'<path d="M{x:.1f} {y - 1.25 * size:.1f}'
+        f'l{1.2 * size:.1f} {2.1 * size:.1f}h{-2.4 * size:.1f}z"',
+        "diamond": f'<path d="M{x:.1f} {y - 1.35 * size:.1f}l{1.35 * size:.1f} {1.35 * size:.1f}'
+        f'{-1.35 * size:.1f} {1.35 * size:.1f}{-1.35 * size:.1f} {-1.35 * size:.1f}z"',
+    }
+    title = f"<title>{escape(tip)}</title>" if tip else ""
+    end = "</circle>" if look.mark == "circle" else "</path>"
+    return f'{shapes[look.mark]} fill="{look.color}">{title}{end}'
+
+
+def cross(x: float, y: float, color: str, tip: str) -> str:
+    """A ✕ where a curve ended for want of something."""
+    return (
+        f'<path d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8" stroke="{color}" stroke-width="2.2"'
+        f' fill="none"><title>{escape(tip)}</title></path>'
+    )
+
+
+def text(x: float, y: float, words: str, anchor: str = "start", css: str = "") -> str:
+    """Words, escaped; `anchor` as of SVG."""
+    kind = f' class="{css}"' if css else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(words)}</text>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
+    """A straight line."""
+    return f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def path(points: Sequence[tuple[float, float]]) -> str:
+    """Points as SVG has them."""
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From values, `low` to `high`, to pixels, `start` to `end`: by logarithm, or linear."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = True
+
+    def __call__(self, value: float) -> float:
+        """The pixel of a value."""
+        low, high = self._at(self.low), self._at(self.high)
+        part = 0.5 if high == low else (self._at(value) - low) / (high - low)
+        return self.start + part * (self.end - self.start)
+
+    def _at(self, value: float) -> float:
+        return math.log10(value) if self.log else value
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round values between two positive ones on a logarithmic axis, from coarse to fine.
+
+    Powers of ten where three of them lie between, else 1 and 3, else 1, 2, 5, else round steps.
+    """
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 3), (1, 2, 5)):
+        found = [d * 10.0**k for k in decades for d in digits]
+        found = [value for value in found if low <= value <= high]
+        if len(found) >= 3:
+            return found[:: math.ceil(len(found) / 8)]
+    return even_ticks(low, high)
+
+
+def even_ticks(low: float, high: float) -> list[float]:
+    """About six round values between two, a round step apart."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * d for d in (1, 2, 2.5, 5, 10) if power * d >= rough * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [float(f"{n * step:.12g}") for n in range(first, last + 1)]
+
+
+def apart(
+    values: Sequence[float],
+    scale: Callable[[float], float],
+    width: Callable[[float], float],
+    gap: float = 12.0,
+) -> list[float]:
+    """Every so many of ascending values, as many as have room for labels of their width."""
+    for stride in range(1, max(len(values), 1)):
+        # From the end: the largest is what one looks for.
+        kept = list(values[::-1][::stride][::-1])
+        pairs = pairwise(kept)
+        if all(scale(b) - scale(a) >= (width(a) + width(b)) / 2 + gap for a, b in pairs):
+            return kept
+    return list(values[-1:])
+
+
+def parted(pixels: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Labels' pixels moved as little as need be, so that each two are `gap` apart.
+
+    They stay between `low` and `high` as far as there is room, in the order given.
+    """
+    order = sorted(range(len(pixels)), key=lambda n: pixels[n])
+    found = [0.0] * len(pixels)
+    last = low - gap
+    for n in order:
+        last = found[n] = max(pixels[n], last + gap)
+    last = high + gap
+    for n in reversed(order):
+        last = found[n] = min(found[n], last - gap)
+    return found
+
 
 # More points than these would be a row of beads.
 _FEW = 24
@@ -24,9 +175,6 @@ class Frame(NamedTuple):
 
     width: float = 680.0
     height: float = 320.0
-
-
-SMALL = Frame(300.0, 230.0)
 
 
 class Point(NamedTuple):
@@ -61,7 +209,7 @@ class Curve(NamedTuple):
     """From left to right."""
 
     name: str
-    look: svg.Look
+    look: Look
     points: Sequence[Point]
     endings: Sequence[Ending]
 
@@ -88,17 +236,17 @@ class Plot:
         self._frame, self._words, self._ordinal = frame, words, ordinal
         self._curves, self._quantity = curves, quantity
         self._foot = frame.height - _BOTTOM
-        self._end = frame.width - _RIGHT - svg.LETTER * max(len(c.name) for c in curves)
+        self._end = frame.width - _RIGHT - LETTER * max(len(c.name) for c in curves)
         low, high = min(heights := list(heights)), max(heights)
         # Air above and below, and around a flat curve.
         air = max((high / low) ** 0.06, 1.08)
         foot, top = (0.0, 1.05 * high) if linear else (low / air, high * air)
-        self._y = svg.Scale(foot, top, self._foot, _TOP, not linear)
-        self._ticks = svg.even_ticks if linear else svg.ticks
+        self._y = Scale(foot, top, self._foot, _TOP, not linear)
+        self._ticks = even_ticks if linear else ticks
         xs, start, end = list(words), _LEFT + 12, self._end - 12
         half = (end - start) / len(xs) / 2 if ordinal else 0.0
         log = xs[0] > 0 and not ordinal and not linear
-        self._x = svg.Scale(xs[0], xs[-1], start + half, end - half, log)
+        self._x = Scale(xs[0], xs[-1], start + half, end - half, log)
         # The words that stand in the plot: (x from, x to, y).
         self._taken: list[tuple[float, float, float]] = []
 
@@ -123,31 +271,31 @@ class Plot:
         )
 
     def _grid(self, tick: Callable[[float], str]) -> Iterator[str]:
-        yield svg.text(_LEFT - 8, _TOP - 11, self._quantity, "end", "gm-dim")
+        yield text(_LEFT - 8, _TOP - 11, self._quantity, "end", "gm-dim")
         self._free(0.0, _LEFT - 8, 0.0)
         for value in self._ticks(self._y.low, self._y.high):
             y = self._y(value)
-            yield svg.line(_LEFT, y, self._end, y, "gm-grid")
-            yield svg.text(_LEFT - 8, y + 4, tick(value), "end")
+            yield line(_LEFT, y, self._end, y, "gm-grid")
+            yield text(_LEFT - 8, y + 4, tick(value), "end")
 
     def _below(self, name: str) -> Iterator[str]:
         """The axis of the variable."""
         f, words = self._frame, self._words
-        yield svg.line(_LEFT, self._foot, self._end, self._foot, "gm-axis")
-        for x in svg.apart(list(words), self._x, lambda x: svg.LETTER * len(words[x])):
+        yield line(_LEFT, self._foot, self._end, self._foot, "gm-axis")
+        for x in apart(list(words), self._x, lambda x: LETTER * len(words[x])):
             at = self._x(x)
-            yield svg.line(at, self._foot, at, self._foot + 4, "gm-axis")
-            yield svg.text(at, self._foot + 17, words[x], "middle")
-        yield svg.text((_LEFT + self._end) / 2, f.height - 6, name, "middle", "gm-code")
+            yield line(at, self._foot, at, self._foot + 4, "gm-axis")
+            yield text(at, self._foot + 17, words[x], "middle")
+        yield text((_LEFT + self._end) / 2, f.height - 6, name, "middle", "gm-code")
 
     def _names(self) -> Iterator[str]:
         """Each curve's name, beside its end."""
         ending = [curve for curve in self._curves if curve.points]
         ends = [self._y(curve.points[-1].y) for curve in ending]
-        heights = svg.parted(ends, _LINE_HEIGHT, _TOP + 4, self._foot)
+        heights = parted(ends, _LINE_HEIGHT, _TOP + 4, self._foot)
         for curve, y in zip(ending, heights, strict=True):
-            yield svg.mark(curve.look, self._end + 10, y, 3.6)
-            yield svg.text(self._end + 19, y + 4, curve.name)
+            yield mark(curve.look, self._end + 10, y, 3.6)
+            yield text(self._end + 19, y + 4, curve.name)
             self._free(self._end + 5, self._frame.width, y + 4)
 
     def _crossing(self, crossing: Crossing) -> Iterator[str]:
@@ -157,12 +305,12 @@ class Plot:
             f'<circle class="gm-ring" cx="{x:.1f}" cy="{y:.1f}" r="6.5">'
             f"<title>{escape(crossing.tip)}</title></circle>"
         )
-        half = svg.LETTER * len(words) / 2
+        half = LETTER * len(words) / 2
         # Beside the word above the axis.
         middle = max(x, _LEFT + half)
         if self._free(middle - half, middle + half, 0.0):
-            yield svg.line(x, _TOP - 6, x, self._foot, "gm-crossing")
-            yield svg.text(middle, _TOP - 11, words, "middle", "gm-this")
+            yield line(x, _TOP - 6, x, self._foot, "gm-crossing")
+            yield text(middle, _TOP - 11, words, "middle", "gm-this")
 
     def _free(self, start: float, end: float, y: float) -> bool:
         """Whether nothing is written there, and it is taken from now on."""
@@ -178,13 +326,13 @@ class Plot:
         if len(middle) > 1 and not self._ordinal:
             upper = [(self._x(p.x), self._y(max(p.high, least))) for p in curve.points]
             lower = [(self._x(p.x), self._y(max(p.low, least))) for p in curve.points]
-            band = svg.path([*upper, *lower[::-1]])
+            band = path([*upper, *lower[::-1]])
             dash = f' stroke-dasharray="{look.dash}"' if look.dash else ""
             yield f'<polygon points="{band}" fill="{look.color}" opacity=".18"/>'
-            yield f'<polyline points="{svg.path(middle)}" stroke="{look.color}"{dash}/>'
+            yield f'<polyline points="{path(middle)}" stroke="{look.color}"{dash}/>'
         size = 3.6 if len(middle) <= _FEW else 1.8
         for (x, y), point in zip(middle, curve.points, strict=True):
-            yield svg.mark(look, x, y, size, point.tip)
+            yield mark(look, x, y, size, point.tip)
         for ending in curve.endings:
             yield from self._ending(ending, look.color)
 
@@ -198,9 +346,9 @@ class Plot:
                 f'<path d="M{last:.1f} {y:.1f}H{x - 6:.1f}" stroke="{color}"'
                 ' stroke-dasharray="1 4" stroke-linecap="round" fill="none"/>'
             )
-        yield svg.cross(x, y, color, ending.tip)
-        length = svg.LETTER * len(ending.words)
+        yield cross(x, y, color, ending.tip)
+        length = LETTER * len(ending.words)
         # Below: time grows with the size, as a rule, and the curve rises from the left.
         start = max(x - length / 2, start)
         if start + length < self._frame.width and self._free(start, start + length, y + 17):
-            yield svg.text(start, y + 17, ending.words)
+            yield text(start, y + 17, ending.words)

@@ -1,7 +1,7 @@
-"""Show how far long work is, in one line that is written over itself and gone at the end.
+"""Show the progress of long work in one line, which is overwritten and removed at the end.
 
-Work that is over in 2 s has no line. A pipe or a file gets nothing, a terminal tqdm's line, and a
-notebook a bar that is updated in place; it moves to and fro where nobody knows how much is left.
+Work that takes less than 2 s shows none. A pipe or a file gets nothing, a terminal tqdm's line, and
+a notebook a bar that is updated in place; the bar moves to and fro if the total is unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextvars import copy_context
 from shutil import get_terminal_size
 from typing import Any, TextIO
 
-from gpumagic.display.shown import block, tag
+from gpumagic.display.table import block, tag
 
 PATIENCE_S = 2.0
 

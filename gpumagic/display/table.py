@@ -1,17 +1,95 @@
-"""Set columns side by side, as lines of text and as an HTML table.
+"""Show records by their registered views, and lay out tables as text and HTML.
 
-Lines are at most 100 columns wide, numbers stand to the right, and a character that is drawn twice
-as wide counts as two.
+A room's `__init__.py` registers the view of each of its records. A view is imported when it is
+first needed, so that importing a record is cheap. Colors are those of palette.css, for light and
+dark pages; text is always escaped.
+
+Lines have at most 100 columns, numbers are right-aligned, and double-width characters count as two.
 """
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
+from importlib import import_module
+from importlib.resources import files
 from itertools import zip_longest
 from textwrap import wrap
+from typing import Any
 
-from gpumagic.display.shown import tag
+_views: dict[str, str] = {}
+
+
+def register(record: str, module: str) -> None:
+    """Name the module whose `text` and `html` show ``"gpumagic.room.file.Class"``."""
+    _views[record] = module
+
+
+def view(record: object) -> Any:
+    """Return the module that shows a record, or the nearest of its base classes that has one."""
+    names = (f"{base.__module__}.{base.__qualname__}" for base in type(record).__mro__)
+    return import_module(next(_views[name] for name in names if name in _views))
+
+
+class Shown:
+    """A record that IPython shows as HTML, and everything else as text."""
+
+    def __repr__(self) -> str:
+        return str(view(self).text(self))
+
+    def _repr_html_(self) -> str:
+        return str(view(self).html(self))
+
+
+@lru_cache
+def sheet(name: str) -> str:
+    """One of the style sheets beside this file, without its comments."""
+    css = files(__package__).joinpath(f"{name}.css").read_text(encoding="utf-8")
+    return css.partition("*/\n")[2]
+
+
+def block(content: str, *sheets: str, css: str = "gpumagic") -> str:
+    """HTML in the palette's colors and with the sheets named, those of tables if none is."""
+    rules = "".join(sheet(name) for name in ("palette", *(sheets or ("table",))))
+    return f'<div class="{css}"><style>{rules}</style>{content}</div>'
+
+
+def tag(name: str, text: object, css: str = "", title: str = "") -> str:
+    """One element around text, which is escaped."""
+    attributes = f' class="{css}"' if css else ""
+    if title:
+        attributes += f' title="{escape(title)}"'
+    return f"<{name}{attributes}>{escape(str(text))}</{name}>"
+
+
+def coded(text: str) -> str:
+    """Text, escaped, in which what stands between back-ticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def folded(summary: str, content: str, *, unfolded: bool = False) -> str:
+    """HTML that is shown when one clicks its summary, which is text."""
+    return f"<details{' open' * unfolded}>{tag('summary', summary)}{content}</details>"
+
+
+def bar(parts: list[tuple[str, float]], label: str, *, short: bool = False) -> str:
+    """A bar of colored parts, each a CSS class and its share from 0 to 1, with a label for those
+    who do not see it."""
+    left = 1.0
+    pieces = []
+    for css, part in parts:
+        # Together never more than the bar, whatever the driver says.
+        width = min(max(part, 0.0), left)
+        left -= width
+        if width > 0:
+            pieces.append(f'<i class="{css}" style="width:{100 * width:.2f}%"></i>')
+    css = "gm-bar gm-short" if short else "gm-bar"
+    text = escape(label)
+    attributes = f'class="{css}" role="img" aria-label="{text}" title="{text}"'
+    return f"<span {attributes}>{''.join(pieces)}</span>"
+
 
 WIDTH = 100
 GLUE = "\N{NO-BREAK SPACE}"

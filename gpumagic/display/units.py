@@ -1,4 +1,4 @@
-"""Spell bytes, seconds, joules, rates and lists as people read them; N/A for what is not known."""
+"""Format bytes, seconds, joules, rates and lists for people; N/A for an unknown value."""
 
 from collections.abc import Iterable
 

@@ -1,19 +1,122 @@
-"""List the graphics cards of a machine, as Linux's DRM drivers and its PCI bus have them.
+"""List the graphics cards that Linux's DRM drivers and PCI bus have.
 
-Where a card has an id of its own (``unique_id``, https://docs.kernel.org/gpu/amdgpu/driver-misc.html),
-its UUID is the one that ROCm has for it. Others are known by their PCI address, which is one of
-this machine: the start of its boot id makes it one that no other machine has.
+A card with an id of its own (``unique_id``,
+https://docs.kernel.org/gpu/amdgpu/driver-misc.html) has the UUID that ROCm gives it. Others are
+identified by their PCI address and the start of the machine's boot id, which makes it unique.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
-from gpumagic.drm.folder import Folder
-from gpumagic.drm.pci_names import amd_name, pci_name
+# No file that is asked for here is as long.
+_LONGEST = 65536
+
+
+class Folder:
+    """The files below a folder, by names relative to it."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = str(path)
+
+    def __truediv__(self, name: str) -> Folder:
+        return Folder(os.path.join(self.path, name))
+
+    def text(self, name: str) -> str | None:
+        """A file's text, without the white space around it."""
+        try:
+            with open(os.path.join(self.path, name), "rb") as file:
+                return file.read(_LONGEST).decode(errors="replace").strip()
+        except OSError:
+            return None
+
+    def number(self, name: str) -> int | None:
+        """The whole number, not negative, that a file consists of."""
+        return whole(self.text(name))
+
+    def scaled(self, name: str, divisor: float) -> float | None:
+        """A number in another unit: of microwatts, watts by 1e6."""
+        value = self.number(name)
+        return None if value is None else value / divisor
+
+    def percent(self, name: str) -> float | None:
+        """A number from 0 to 100; drivers are known to answer nonsense too."""
+        value = self.number(name)
+        return None if value is None or value > 100 else float(value)
+
+    def link(self, name: str) -> str | None:
+        """The last part of what a link leads to, be that there or not."""
+        try:
+            return os.path.basename(os.readlink(os.path.join(self.path, name)))
+        except OSError:
+            return None
+
+    def names(self, name: str = "") -> list[str]:
+        """What lies in it, or in a folder in it, in the order of the numbers in their names."""
+        try:
+            return sorted(os.listdir(os.path.join(self.path, name)), key=_in_order)
+        except OSError:
+            return []
+
+    def is_closed(self, name: str) -> bool:
+        """Whether it is there and this user may not read it."""
+        path = os.path.join(self.path, name)
+        effective = os.access in os.supports_effective_ids
+        return os.path.exists(path) and not os.access(path, os.R_OK, effective_ids=effective)
+
+
+def whole(text: str | None) -> int | None:
+    """The whole number, not negative, that a text is; None for any other, and for one too long."""
+    plain = text is not None and len(text) <= 20 and text.isascii() and text.isdigit()
+    return int(text) if plain and text else None
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    return [(int(part) if len(part) < 20 else 0, part) for part in re.findall(r"[0-9]+", name)]
+
+
+_AMDS = "usr/share/libdrm/amdgpu.ids"
+_LISTS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids", "usr/share/pci.ids")
+
+
+@lru_cache(64)
+def pci_name(root: Path, vendor: str, device: str) -> str | None:
+    """``"Radeon RX 7900 XTX"`` of ``"1002"`` and ``"744c"``; None where there is no list.
+
+    What stands in brackets is what shops call it: "Navi 31 [Radeon RX 7900 XT/7900 XTX]".
+    """
+    for name in _LISTS:
+        try:
+            with (root / name).open(errors="replace") as lines:
+                its = False
+                for line in lines:
+                    if line[:1] not in "\t#\n":
+                        its = line.startswith(f"{vendor} ")
+                    elif its and line.startswith(f"\t{device} "):
+                        model = line[6:].strip()
+                        return model.rpartition("[")[2].rstrip("]") or model
+        except OSError:
+            continue
+    return None
+
+
+@lru_cache(64)
+def amd_name(root: Path, device: str, revision: str) -> str | None:
+    """``"AMD Radeon RX 7900 XTX"`` of ``"744c"`` and ``"c8"``, which of several that are alike."""
+    try:
+        with (root / _AMDS).open(errors="replace") as lines:
+            for line in lines:
+                words = [word.strip() for word in line.split(",", 2)]
+                if len(words) == 3 and [w.lower() for w in words[:2]] == [device, revision]:
+                    return words[2] or None
+    except OSError:
+        pass
+    return None
+
 
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 _CALLED = {"amd": "AMD", "intel": "Intel"}

@@ -1,9 +1,14 @@
-"""Read who has a DRM device open, the memory that it holds there, and how long engines ran for it.
+"""Read which processes hold memory on AMD's and Intel's GPUs, from fdinfo and KFD.
 
-``/proc/PID/fdinfo/FD`` of each file that is open on ``/dev/dri``, after "DRM client usage stats"
-(https://docs.kernel.org/gpu/drm-usage-stats.html). Files that were duplicated, or are shared with a
-child, have one ``drm-client-id``, and are counted once, for the process of the lowest pid. Only of
-this user's processes can it be read, unless this user is root.
+fdinfo: ``/proc/PID/fdinfo/FD`` of each file that is open on ``/dev/dri``, as in "DRM client usage
+stats" (https://docs.kernel.org/gpu/drm-usage-stats.html). Duplicated or inherited files have the
+same ``drm-client-id`` and are counted once, for the lowest pid. Only this user's processes can be
+read, unless this user is root.
+
+KFD: ROCm's runtime lists GPUs by ``topology/nodes/N``. Everybody can read ``proc/PID/vram_GPU`` of
+every user's processes. Its pids are the host's, also in a container, which is recognized by the
+number of the first pid namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h). After
+drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpumagic.drm.folder import Folder, whole
+from gpumagic.drm.card_list import Folder, whole
 
 _UNITS = {"": 1, "KiB": 2**10, "kB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # The same thing by its newer names first; "memory" is what amdgpu said before Linux 6.14.
@@ -100,3 +105,48 @@ def _engines(told: Mapping[str, str]) -> dict[str, tuple[int, int | None, int]]:
             capacity = whole(told.get(f"drm-engine-capacity-{name}")) or 1
             engines[name] = done, of, capacity
     return engines
+
+
+_FIRST_NAMESPACE = "pid:[4026531836]"
+
+
+@dataclass(frozen=True)
+class KfdNode:
+    """A GPU that ROCm can use."""
+
+    gpu_id: int  # KFD's own number
+    address: str  # on the PCI bus, "0000:03:00.0"
+
+
+def kfd_nodes(root: Path) -> list[KfdNode]:
+    """ROCm's GPUs in ROCm's order; none where the driver has no KFD."""
+    nodes = Folder(root / "sys/class/kfd/kfd/topology/nodes")
+    found = []
+    for name in nodes.names():
+        gpu_id = (nodes / name).number("gpu_id")
+        # A processor is a node too, with the id 0.
+        if gpu_id:
+            lines = ((nodes / name).text("properties") or "").splitlines()
+            told = dict(pair for line in lines if len(pair := line.split()) == 2)
+            at, domain = whole(told.get("location_id")), whole(told.get("domain", "0"))
+            if at is not None and domain is not None:
+                address = f"{domain:04x}:{at >> 8:02x}:{at >> 3 & 31:02x}.{at & 7}"
+                found.append(KfdNode(gpu_id, address))
+    return found
+
+
+def kfd_memory(root: Path) -> dict[tuple[int, int], int]:
+    """Bytes that processes hold, by pid and KFD's number of the GPU."""
+    namespace = Folder(root / "proc/self/ns").link("pid")
+    if namespace not in (None, _FIRST_NAMESPACE):
+        return {}
+    processes = Folder(root / "sys/class/kfd/kfd/proc")
+    found = {}
+    for name in processes.names():
+        pid = whole(name)
+        for file in processes.names(name) if pid is not None else ():
+            gpu_id = whole(file.removeprefix("vram_"))
+            held = (processes / name).number(file) if file.startswith("vram_") else None
+            if pid is not None and gpu_id is not None and held:
+                found[pid, gpu_id] = held
+    return found

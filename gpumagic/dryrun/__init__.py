@@ -5,10 +5,10 @@ The code is followed in a forked copy of the process, where every tensor is one 
 What depends on data ends the dry run, with the result up to there.
 """
 
-from gpumagic.display import shown
+from gpumagic.display import table
 from gpumagic.dryrun.dry_function import dry_run
 from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown
 
 __all__ = ["Assigned", "DryRun", "Mismatch", "Peak", "Unknown", "dry_run"]
 
-shown.register("gpumagic.dryrun.result.DryRun", "gpumagic.dryrun.dry_run_view")
+table.register("gpumagic.dryrun.result.DryRun", "gpumagic.dryrun.dry_run_view")

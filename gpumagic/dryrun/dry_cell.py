@@ -22,7 +22,7 @@ from gpumagic.dryrun.ranks import dry_run_on
 from gpumagic.dryrun.result import LIMIT_S, DryRun
 from gpumagic.dryrun.unknown import NotKnown, Stopped
 from gpumagic.errors import show_as
-from gpumagic.usercode.compile import compile_cell
+from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_read, variables_read
 
 Note = Callable[[str], object]

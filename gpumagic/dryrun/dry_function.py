@@ -8,7 +8,7 @@ from typing import Any
 
 from gpumagic.dryrun.result import LIMIT_S, DryRun
 from gpumagic.errors import GpuError, torch_needed
-from gpumagic.usercode.torch_classes import is_module
+from gpumagic.usercode.values import is_module
 from gpumagic.usercode.variables import variables_read
 
 

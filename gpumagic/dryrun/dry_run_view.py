@@ -5,7 +5,7 @@ from dataclasses import replace
 from textwrap import indent
 
 from gpumagic.display import table
-from gpumagic.display.shown import block, folded, tag
+from gpumagic.display.table import block, folded, tag
 from gpumagic.display.units import duration, size
 from gpumagic.dryrun.result import CARD_STANDS_AS, DryRun, OnCard, Peak, Unknown
 from gpumagic.ledger import ledger_view

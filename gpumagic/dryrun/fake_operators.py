@@ -26,6 +26,7 @@ from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.dryrun.own_shapes import own_shapes
 from gpumagic.dryrun.unknown import Stopped, host_value
 from gpumagic.dryrun.wire import Wire, with_value
+from gpumagic.faults import first_line
 from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.counts import Count
 from gpumagic.ledger.entry import Ledger, merged
@@ -127,7 +128,7 @@ class Operators(TorchDispatchMode):
         except _NO_STAND_IN as error:
             odd = next((t for t in tree_leaves((args, kwargs)) if _is_sparse(t)), None)
             of = f" of a tensor of {odd.layout}" if odd is not None else ""
-            first = "" if of else f" ({''.join(str(error).strip().splitlines()[:1])})"
+            first = "" if of else f" ({first_line(error)})"
             raise Stopped(f"{readable(name)}{of} has no dry run{first}") from None
         except RuntimeError as error:
             if "found two different devices" in str(error):

@@ -19,6 +19,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gpumagic.dryrun.unknown import Stopped
+from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.placement.scope import placement
 
@@ -76,10 +77,9 @@ class Fakes(FakeTensorMode):
         try:
             fake = self._fake_of(tensor)
         except Exception as error:  # noqa: BLE001  the answer, where the code uses the tensor
-            text = str(error).strip().splitlines() or [type(error).__name__]
-            text = ["it is nested"] if tensor.is_nested else text
+            why = "it is nested" if tensor.is_nested else first_line(error)
             kind = f"{type(tensor).__name__} ({tensor.layout})"
-            self._without[id(tensor)] = f"a {kind} has no dry run: {text[0]}"
+            self._without[id(tensor)] = f"a {kind} has no dry run: {why}"
             self._kept.append(tensor)
             return
         new_gradient = fake.grad if fake.is_leaf else None

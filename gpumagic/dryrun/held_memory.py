@@ -16,7 +16,7 @@ import torch
 
 from gpumagic.device import cuda_state
 from gpumagic.device import here as devices_here
-from gpumagic.device.blocks import in_blocks
+from gpumagic.device.cards import in_blocks
 from gpumagic.dryrun.result import Peak
 from gpumagic.usercode.lines import UserLine, innermost
 

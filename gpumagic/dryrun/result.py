@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpumagic.device.cards import Card
-from gpumagic.display.shown import Shown
+from gpumagic.display.table import Shown
 from gpumagic.ledger.entry import Ledger
 from gpumagic.moving.moved import Moved
 from gpumagic.usercode.lines import UserLine

@@ -1,5 +1,5 @@
 """Find the largest value with which code fits into a GPU's memory, here or on another card."""
 
-from gpumagic.display import shown
+from gpumagic.display import table
 
-shown.register("gpumagic.fitting.fit_result.Fit", "gpumagic.fitting.fit_view")
+table.register("gpumagic.fitting.fit_result.Fit", "gpumagic.fitting.fit_view")

@@ -20,7 +20,7 @@ from gpumagic.errors import GpuError, as_typed
 from gpumagic.fitting.fit_result import Fit
 from gpumagic.fitting.fit_steps import Fitting
 from gpumagic.fitting.fit_trials import Asked
-from gpumagic.telemetry.measurements import board
+from gpumagic.telemetry.history import board
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import FUNCTION, Program, program
 from gpumagic.usercode.variables import variables_read

@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpumagic.display.shown import Shown
+from gpumagic.display.table import Shown
 
 
 @dataclass(frozen=True)

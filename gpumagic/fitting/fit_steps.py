@@ -12,7 +12,7 @@ from gpumagic.fitting.fit_result import Largest, Tried
 from gpumagic.fitting.fit_search import largest
 from gpumagic.fitting.fit_trials import Asked, Confirming, Predicting
 from gpumagic.placement.torch_devices import as_torch
-from gpumagic.telemetry.measurements import board
+from gpumagic.telemetry.history import board
 
 _MOST_RUNS = 8  # up and down, where what is measured leads back and forth
 

@@ -19,8 +19,8 @@ from gpumagic.dryrun.dry_cell import leave_out_magics
 from gpumagic.dryrun.follow_code import Subject, dry
 from gpumagic.dryrun.result import LIMIT_S, DryRun
 from gpumagic.errors import GpuError
-from gpumagic.isolation.output import Quiet
 from gpumagic.isolation.settings import kept
+from gpumagic.isolation.worker import Quiet
 from gpumagic.ledger.memory_meter import MemoryMeter
 from gpumagic.moving.find_tensors import nbytes_held
 from gpumagic.moving.move import wait_for

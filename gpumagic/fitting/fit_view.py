@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from gpumagic.display import svg, table
+from gpumagic.display import plot, table
 from gpumagic.display.plot import Curve, Frame, Plot, Point
-from gpumagic.display.shown import block, folded, tag
+from gpumagic.display.table import block, folded, tag
 from gpumagic.display.units import duration, size
 from gpumagic.fitting.fit_result import Fit, Largest, Steps, Tried
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
-_LIMIT = svg.Look("#7d8590", "7 3", "circle")
+_LIMIT = plot.Look("#7d8590", "7 3", "circle")
 _FOLD = table.Fold(24, 12)
 
 
@@ -142,7 +142,7 @@ def curve(fit: Fit) -> str:
 
 
 def _needed(fit: Fit, known: list[Tried], scale: int) -> Curve:
-    look = next(iter(svg.looks([fit.largest[0].where]).values()))
+    look = next(iter(plot.looks([fit.largest[0].where]).values()))
     points = []
     for tried in known:
         y = (tried.needed or 0) / scale

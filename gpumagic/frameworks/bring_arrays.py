@@ -17,12 +17,12 @@ from gpumagic import faults
 from gpumagic.device import CPU, Device
 from gpumagic.device import here as devices_here
 from gpumagic.display.units import size
+from gpumagic.faults import first_line
 from gpumagic.frameworks.exchange import device_of, library_of, nbytes_of
 from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.known import imported
 from gpumagic.moving.moved import Left, Moved, Moves
-from gpumagic.usercode.torch_classes import is_tensor
-from gpumagic.usercode.values import defined_in, own
+from gpumagic.usercode.values import defined_in, is_tensor, own
 
 _DICTS = (dict, defaultdict, OrderedDict)
 _CAPTURED = "a function has captured it: give it as an argument, or make it in this cell"
@@ -78,7 +78,7 @@ def bring_all(
         try:
             copies |= {key: (array, framework.bring(array, device)) for key, array in new.items()}
         except Exception as error:  # noqa: BLE001  it is to stay, or the framework has no room
-            left.append(Left(name, _in_a_line(error)))
+            left.append(Left(name, first_line(error)))
             continue
         kept.append((name, value))
         if origins is not None:
@@ -93,10 +93,6 @@ def bring_all(
     if copies:
         framework.wait()
     return Moves(tuple(moved), tuple(left), time.perf_counter() - start if moved else 0.0)
-
-
-def _in_a_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _bind(
@@ -229,7 +225,7 @@ def bring_home(
                     back = framework.bring(array, devices[home.device], committed=home.committed)
                 copies[key] = array, back
         except Exception as error:  # noqa: BLE001  as above; the others go home
-            left.append(Left(name, _in_a_line(error)))
+            left.append(Left(name, first_line(error)))
         if new:
             nbytes = sum(framework.nbytes(array) for array in new.values())
             moved.append(Moved(name, nbytes, tuple(found.sources)))

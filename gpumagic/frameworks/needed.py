@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpumagic.device import Device, here, resolve_one
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.known import imports_of, needed_by
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from gpumagic.frameworks.beside import Beside
 from gpumagic.frameworks.own_devices import needed_in, own
-from gpumagic.usercode.unseen import unseen
+from gpumagic.usercode.files import unseen
 
 P = ParamSpec("P")
 R = TypeVar("R")

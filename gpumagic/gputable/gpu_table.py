@@ -1,4 +1,4 @@
-"""Show what GPUs there are, how busy they are, and who holds them: the table of ``%gpus``."""
+"""Show the tables of ``%gpus`` and ``%gpus --doctor``."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -6,11 +6,20 @@ from html import escape
 from textwrap import wrap
 
 from gpumagic.display import table
-from gpumagic.display.shown import block, tag
+from gpumagic.display.table import block, tag
 from gpumagic.display.units import share
 from gpumagic.errors import as_typed
-from gpumagic.gputable.gpu_columns import FREE, INKS, gpu_columns, holder_columns, label
-from gpumagic.gputable.holders import OWNERS, holders, split
+from gpumagic.gputable.gpu_columns import (
+    FREE,
+    INKS,
+    OWNERS,
+    gpu_columns,
+    holder_columns,
+    holders,
+    label,
+    split,
+)
+from gpumagic.telemetry.doctor import Check
 from gpumagic.telemetry.snapshot import GpuSample, Problem, Snapshot
 
 _CERTAIN_CURE = "set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts to be sure"
@@ -177,3 +186,46 @@ def _typed(text: str) -> str:
         lambda match: tag("code", match[0]),
         escape(text),
     )
+
+
+_MARKS = {True: "✓", False: "✗", None: "·"}
+_CSS = {True: "gm-ok", False: "gm-bad", None: "gm-dim"}
+
+
+class DoctorTable:
+    """Checks as text of at most 100 columns, and as HTML, in the order given."""
+
+    def __init__(self, checks: Sequence[Check]) -> None:
+        self.checks = tuple(checks)
+
+    def __repr__(self) -> str:
+        return "\n".join(table.lines(self._columns()))
+
+    def _repr_html_(self) -> str:
+        return block(table.html(self._columns()))
+
+    def _columns(self) -> list[table.Column]:
+        cures = [f"→ {check.cure}" if check.cure else "" for check in self.checks]
+        found = [escape(check.found) for check in self.checks]
+        return [
+            table.Column(
+                "",
+                [f"{_MARKS[check.ok]} {check.name}" for check in self.checks],
+                html=[_marked(check) for check in self.checks],
+            ),
+            table.Column(
+                "",
+                [check.found for check in self.checks],
+                fit="wrap",
+                css=[f"gm-wrap{' gm-dim' * (check.ok is None)}" for check in self.checks],
+                notes=cures,
+                html=[
+                    f"{words}<br><b>{escape(cure)}</b>" if cure else words
+                    for words, cure in zip(found, cures, strict=True)
+                ],
+            ),
+        ]
+
+
+def _marked(check: Check) -> str:
+    return f'<span class="gm-mark {_CSS[check.ok]}">{_MARKS[check.ok]}</span>{escape(check.name)}'

@@ -1,1 +1,1 @@
-"""Put back what code may set for the whole process, and hold back what it prints."""
+"""Restore process-wide settings that code changes, and drop what it prints."""

@@ -1,4 +1,4 @@
-"""List what code may set in torch, for its thread and for the process."""
+"""List the settings of torch that code may change, for its thread and for the process."""
 
 import sys
 from functools import cache, partial
@@ -9,7 +9,7 @@ from torch.nn.modules import module
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _python_dispatch as dispatch
 
-from gpumagic.isolation.setting import Setting, accessors, attributes, mapping, pairs
+from gpumagic.isolation.python_settings import Setting, accessors, attributes, mapping, pairs
 
 
 @cache

@@ -8,6 +8,6 @@ watches, and goes after some thousand of them; `%unload_ext gpumagic` puts torch
 attributes back as they were.
 """
 
-from gpumagic.display import shown
+from gpumagic.display import table
 
-shown.register("gpumagic.ledger.entry.Ledger", "gpumagic.ledger.ledger_view")
+table.register("gpumagic.ledger.entry.Ledger", "gpumagic.ledger.ledger_view")

@@ -17,7 +17,7 @@ from gpumagic.ledger import attribute
 from gpumagic.ledger.attribute import HOST, add, counts, here
 from gpumagic.ledger.copy_timer import TIMER
 from gpumagic.ledger.counts import Count
-from gpumagic.usercode.unseen import leave_out_ours
+from gpumagic.usercode.files import leave_out_ours
 
 Kernel = Callable[..., Any]
 After = Callable[[float], None]

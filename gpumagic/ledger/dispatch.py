@@ -21,7 +21,7 @@ from gpumagic.device import devices_changed
 from gpumagic.ledger import attribute, copy_kernels
 from gpumagic.ledger.copy_kernels import Kernel
 from gpumagic.ledger.synchronize import patch_printing, patch_synchronizing, settled
-from gpumagic.usercode.unseen import unseen
+from gpumagic.usercode.files import unseen
 
 C: Any = torch._C
 aten: Any = torch.ops.aten

@@ -6,7 +6,7 @@ Plain data: what a watch has counted is told by it, and what a dry run has predi
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from gpumagic.display.shown import Shown
+from gpumagic.display.table import Shown
 from gpumagic.usercode.lines import UserLine
 
 

@@ -1,7 +1,7 @@
 """Show the ledger as one line, and as a table with advice below each line of the source."""
 
 from gpumagic.display import table
-from gpumagic.display.shown import block, coded, tag
+from gpumagic.display.table import block, coded, tag
 from gpumagic.display.units import duration, size
 from gpumagic.ledger.advice import SILENT, advise, is_crawl
 from gpumagic.ledger.entry import Entry, Ledger

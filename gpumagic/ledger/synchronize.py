@@ -12,8 +12,7 @@ import torch._tensor_str
 
 from gpumagic.ledger.attribute import HOST, add, counts, here
 from gpumagic.ledger.copy_kernels import After, Kernel, counted
-from gpumagic.usercode.files import is_ours
-from gpumagic.usercode.unseen import unseen
+from gpumagic.usercode.files import is_ours, unseen
 
 _serials = itertools.count(1)
 

@@ -15,7 +15,7 @@ from gpumagic.ledger import ledger_view as view
 from gpumagic.ledger.advice import Alarm
 from gpumagic.ledger.counts import Tally
 from gpumagic.ledger.entry import Entry, Ledger
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 _lock = threading.RLock()
 BESIDE: list[Callable[[Tally, bool], AbstractContextManager[object]]] = []

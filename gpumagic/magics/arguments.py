@@ -131,10 +131,8 @@ def parser_of(magic: str) -> LineParser:
         add("--mpi", help="4")
         add("--ip", help="10.0.0.1")
         add("--python", help="/opt/env/bin/python")
-        add("--hosts", type=_count, help="2")
         add("--to", help="runs/cats")
         add("--every", help="10min")
-        add("--force", action="store_true")
     elif name == "gpufree":
         add("names", nargs="*", type=_name)
     else:
@@ -170,12 +168,12 @@ def parser_of(magic: str) -> LineParser:
 
 CLUSTER_VERBS = (
     *("start", "status", "restart", "stop"),
-    *("pull", "push", "checkpoint", "restore", "script"),
+    *("pull", "push", "checkpoint", "restore"),
 )
 _USAGES = {
     "gpucluster": "start [N or 0,1] [--slurm 2x8 [--partition P]] [--ssh host1,host2:4"
     " [--python PATH]] [--mpi N] [--ip ADDRESS],"
-    " or %(prog)s status, restart 1, pull NAME, push NAME, script FILE, stop,"
+    " or %(prog)s status, restart 1, pull NAME, push NAME, stop,"
     " checkpoint NAMES --to DIR [--every 10min], restore DIR",
     "gpus": "[WHERE] [--processes] [--live] [--doctor] [--virtual N|off [--memory 16GiB]]",
     "gpumem": "[WHERE or NAME], or %(prog)s --since, or %(prog)s --record on|off",

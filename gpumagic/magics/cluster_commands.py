@@ -11,7 +11,6 @@ from gpumagic.display.units import some
 from gpumagic.errors import GpuError, cluster_needed, torch_needed
 from gpumagic.magics.arguments import answers_help, in_one_line, parse
 from gpumagic.magics.commands import GpuMagics
-from gpumagic.magics.hand_over import running_cluster
 from gpumagic.magics.memory_commands import MemoryMagics
 
 _NEW = (
@@ -58,9 +57,6 @@ class ClusterMagics(Magics):
                                               save them now, or after cells while others run
             %gpucluster checkpoint off        no more
             %gpucluster restore DIR           load the last one, also into another number of ranks
-            %gpucluster script train.py [--hosts 2] [--force]
-                                              what the cells of @all did, as a script for torchrun
-                                              and Slurm that needs no gpumagic
             %gpucluster stop
 
         Examples::
@@ -77,14 +73,12 @@ class ClusterMagics(Magics):
         """
         asked = parse("%gpucluster", line)
         with in_one_line("%gpucluster"), torch_needed("%gpucluster"), cluster_needed("%gpucluster"):
-            from gpumagic.cluster import start_cluster
+            from gpumagic.cluster import gpu_cluster
 
             if asked.verb == "start":
                 return display(_start(asked))
             _check(asked)
-            if asked.verb == "script":
-                return _write(asked, self._shell)
-            ranks = start_cluster.current()
+            ranks = gpu_cluster.current()
             if asked.verb == "status":
                 return display(ranks.status())
             if asked.verb == "restart":
@@ -111,7 +105,7 @@ _HOW = ("slurm", "partition", "ssh", "mpi", "ip", "python")
 
 
 def _start(asked: Namespace) -> Any:
-    from gpumagic.cluster import start_cluster
+    from gpumagic.cluster import gpu_cluster
 
     if len(asked.what) > 1:
         raise GpuError(f"start {' '.join(asked.what)}: type start 2, or start 0,1")
@@ -124,7 +118,7 @@ def _start(asked: Namespace) -> Any:
     if len(given) + bool(where) > 1:
         raise GpuError(f"start {' '.join(filter(None, [where, *given]))}: type one of them")
     how = {name: getattr(asked, name) for name in _HOW}
-    return start_cluster.cluster(where, **how).status()
+    return gpu_cluster.cluster(where, **how).status()
 
 
 def _checkpoint(asked: Namespace, ranks: Any) -> str:
@@ -134,27 +128,6 @@ def _checkpoint(asked: Namespace, ranks: Any) -> str:
     names = [name for word in asked.what for name in word.split(",") if name]
     made = ranks.checkpoint(*names, to=asked.to, every=asked.every)
     return str(made or f"after a cell of @all, every {asked.every}: {some(names)} to {asked.to}")
-
-
-def _write(asked: Namespace, shell: Any) -> None:
-    from gpumagic.cluster.script import write_script
-    from gpumagic.magics.placing import placing_request
-
-    cluster = running_cluster()
-    ranks = cluster.size if cluster else 2
-    path, hosts, history = asked.what[0], asked.hosts or 1, shell.history_manager
-    # Which cells have failed; an older IPython does not keep that.
-    failed = getattr(history, "exceptions", {})
-    cells = [
-        "" if number in failed and cell.lstrip().startswith("%%ongpu @") else cell
-        for number, cell in enumerate(history.input_hist_raw)
-    ]
-    notes = write_script(
-        cells[:-1], path, ranks=ranks, hosts=hosts, asked=placing_request, force=asked.force
-    )
-    print(f"{path} is written; torchrun --nproc-per-node {ranks // hosts} {path} runs it")
-    for note in notes:
-        print(f"  → {note}")
 
 
 def _check(asked: Namespace) -> None:
@@ -168,8 +141,6 @@ def _check(asked: Namespace) -> None:
         raise UsageError(f"%gpucluster {verb}: which variable? type %gpucluster {verb} net")
     if asked.verb == "restore" and len(asked.what) != 1:
         raise UsageError("%gpucluster restore: from where? type %gpucluster restore DIR")
-    if asked.verb == "script" and len(asked.what) != 1:
-        raise UsageError("%gpucluster script: which file? type %gpucluster script train.py")
 
 
 OFFERED: tuple[type[Magics], ...] = (GpuMagics, MemoryMagics, ClusterMagics)

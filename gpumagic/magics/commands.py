@@ -176,7 +176,7 @@ class GpuMagics(Magics):
         """Run the text as a cell, which those that begin with `%%ongpu` are already."""
         if not text.strip():
             raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
-        from gpumagic.usercode.compile import awaits, compile_cell
+        from gpumagic.usercode.program import awaits, compile_cell
 
         shell, cell = self.cells.shell, RunningCell()
         code = shell.transform_cell(f"%%ongpu {line}\n{text}")

@@ -18,8 +18,8 @@ from gpumagic import faults
 from gpumagic.magics.hand_over import running_cluster
 
 if TYPE_CHECKING:
+    from gpumagic.telemetry.sampler import Subscription
     from gpumagic.telemetry.snapshot import Snapshot
-    from gpumagic.telemetry.subscription import Subscription
 
 REQUEST, REPLY = "gpumagic_request", "gpumagic_reply"
 TARGET = "gpumagic"

@@ -40,7 +40,7 @@ class Memories:
             return gpus()
         from gpumagic.memory import ask
         from gpumagic.memory.memory_tree import first_name, tree
-        from gpumagic.usercode.notebook import user_namespace
+        from gpumagic.usercode.files import user_namespace
 
         variables = user_namespace()
         names = [word for word in asked if first_name(word) in variables]

@@ -10,9 +10,8 @@ from gpumagic.display.units import size
 from gpumagic.errors import GpuError
 from gpumagic.magics.hand_over import running_cluster
 from gpumagic.telemetry import collect
-from gpumagic.telemetry.hosts import other_hosts
-from gpumagic.telemetry.snapshot import Snapshot
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.telemetry.snapshot import Snapshot, other_hosts
+from gpumagic.usercode.values import torch_here
 
 
 def gpus(where: str | None = None) -> Snapshot:
@@ -52,7 +51,7 @@ def _tell_cuda_order() -> None:
 
 def doctor() -> None:
     """Show the doctor's checks, and the faults of gpumagic itself in this kernel."""
-    from gpumagic.gputable.doctor_table import DoctorTable
+    from gpumagic.gputable.gpu_table import DoctorTable
     from gpumagic.telemetry.doctor import Check, Doctor
 
     checks, failed = Doctor().checks(), faults.all_kept()

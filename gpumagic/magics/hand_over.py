@@ -67,7 +67,7 @@ def _others_used(shell: Any, tree: Any) -> list[str]:
 
 def running_cluster() -> Any:
     """The cluster of this notebook, or None; nothing is imported to find that there is none."""
-    starts = sys.modules.get("gpumagic.cluster.start_cluster")
+    starts = sys.modules.get("gpumagic.cluster.gpu_cluster")
     return starts.current() if starts is not None and starts.is_running() else None
 
 
@@ -107,7 +107,7 @@ def _of_arrays(shell: Any, tree: Any, file: str, on: str) -> Any:
 
 def _on_ranks(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, Any]:
     with torch_needed(f"%%ongpu {asked.where}"), cluster_needed("%%ongpu"):
-        from gpumagic.cluster.start_cluster import current
+        from gpumagic.cluster.gpu_cluster import current
 
     ranks = current()
     value, made = ranks.run(tree, asked.where, file=file, asked=asked, quiet=asked.quiet)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from gpumagic.device import has_virtual
-from gpumagic.device.blocks import in_blocks
-from gpumagic.device.cards import cublas_workspace
+from gpumagic.device.cards import cublas_workspace, in_blocks
 from gpumagic.frameworks.exchange import Place
 from gpumagic.memory.heap import no_collections
 

@@ -22,11 +22,10 @@ from gpumagic.memory.ask import memory
 from gpumagic.memory.memory_report import EXCEPTION, GARBAGE, OUTPUT, DeviceMemory
 from gpumagic.memory.out_of_memory import OutOfMemory, Remedy
 from gpumagic.mismatch.read.rest_of_code import RestOfCode
-from gpumagic.usercode.files import label
+from gpumagic.usercode.files import label, user_namespace
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 from gpumagic.usercode.lines import source_of
-from gpumagic.usercode.notebook import user_namespace
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 from gpumagic.usercode.variables import variables_read
 
 _OURS = re.compile(

@@ -23,8 +23,8 @@ from gpumagic.memory.memory_report import (
     is_of_other_library,
 )
 from gpumagic.memory.ways import Way
-from gpumagic.usercode.notebook import user_namespace
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.files import user_namespace
+from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
     from gpumagic.memory.allocator import Allocator

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from traceback import walk_stack
 from typing import Any
 
-from gpumagic.usercode.torch_classes import torch_here
-from gpumagic.usercode.values import bases_of, class_name, members_of
+from gpumagic.usercode.values import bases_of, class_name, members_of, torch_here
 
 Edge = tuple[Any, str]
 GRAPH = ".grad_fn"

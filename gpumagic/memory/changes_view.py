@@ -1,8 +1,7 @@
 """Show what changed between two reports on memory: a line for each GPU, and the names."""
 
 from gpumagic.display import table
-from gpumagic.display.shown import block, tag
-from gpumagic.display.table import Column, Fold
+from gpumagic.display.table import Column, Fold, block, tag
 from gpumagic.display.units import size
 from gpumagic.memory.memory_changes import MemoryChanges
 

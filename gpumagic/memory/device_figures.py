@@ -9,12 +9,12 @@ from typing import Any
 
 from gpumagic.device import Device
 from gpumagic.frameworks.known import imported, started
-from gpumagic.gputable.holders import UNSEEN, Holder, holders
+from gpumagic.gputable.gpu_columns import UNSEEN, Holder, holders
 from gpumagic.memory.find_holders import FoundStorage
 from gpumagic.memory.memory_report import DeviceMemory
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 
 def figures() -> list[DeviceMemory]:

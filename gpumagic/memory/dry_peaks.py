@@ -20,8 +20,8 @@ from gpumagic.fitting.fit_search import largest
 from gpumagic.memory.shortage import Situation
 from gpumagic.mismatch.read.rest_of_code import RestOfCode
 from gpumagic.mismatch.read.syntax import function_of, loops_around
-from gpumagic.usercode.compile import awaits, compile_cell
 from gpumagic.usercode.frames import FailedFrame
+from gpumagic.usercode.program import awaits, compile_cell
 
 # Of the processor's time, so that a busy machine gives the same advice: for one dry run, and for
 # all of one error together. By the clock it may be so many times as long, and no longer.

@@ -16,8 +16,7 @@ from typing import Any
 from gpumagic.memory import autograd_graph
 from gpumagic.memory.autograd_graph import Edge
 from gpumagic.usercode.files import is_users
-from gpumagic.usercode.torch_classes import comes_from, torch_here
-from gpumagic.usercode.values import bases_of, defined_in, members_of, own
+from gpumagic.usercode.values import bases_of, comes_from, defined_in, members_of, own, torch_here
 
 Refers = Callable[[Any], list[Any]]
 # Py_TPFLAGS_HAVE_GC: what has it not refers to nothing that the collector could see.

@@ -15,9 +15,9 @@ from gpumagic.memory.causes_by_operation import DOING
 from gpumagic.memory.out_of_memory import OutOfMemory
 from gpumagic.memory.out_of_memory_message import read
 from gpumagic.memory.shortage import Situation
+from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.frames import FailedFrame, failed_frames
 from gpumagic.usercode.lines import innermost_of
-from gpumagic.usercode.notebook import shell, user_namespace
 
 _REMEDIES = 5
 

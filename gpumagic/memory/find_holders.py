@@ -18,7 +18,7 @@ from gpumagic.memory.memory_report import KEPT, kind_of_array
 from gpumagic.memory.paths import FoundPath, Paths
 from gpumagic.memory.roots import Roots
 from gpumagic.memory.ways import Way, Ways
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
     from gpumagic.memory.allocator import Allocator, Spot

@@ -18,8 +18,8 @@ from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.freed import Freed, Released
 from gpumagic.memory.kept_by_ipython import KeptErrors, KeptOutputs
 from gpumagic.memory.memory_report import EXCEPTION, KEPT
-from gpumagic.usercode.notebook import user_namespace
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.files import user_namespace
+from gpumagic.usercode.values import torch_here
 
 
 def free_memory(*names: str, grads: bool = False) -> Freed:

@@ -1,6 +1,6 @@
 """Show what was given back: one line, that ends with what still holds the most."""
 
-from gpumagic.display.shown import block, tag
+from gpumagic.display.table import block, tag
 from gpumagic.display.units import size, some
 from gpumagic.memory.freed import Freed, Released
 from gpumagic.memory.memory_report import MemoryHolder

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
-from gpumagic.usercode.files import is_users, label
+from gpumagic.usercode.files import is_users, label, shell
 from gpumagic.usercode.frames import errors
-from gpumagic.usercode.notebook import shell
 
 _LAST = ("last_exc", "last_value", "last_traceback", "last_type")
 # What the debugger still looks at when it has ended; it sets all of it when it begins.

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from gpumagic.display.shown import Shown
+from gpumagic.display.table import Shown
 from gpumagic.errors import library_needed
 from gpumagic.frameworks.exchange import Pool
 

@@ -14,14 +14,14 @@ from itertools import groupby
 from typing import Any
 
 from gpumagic.device import cuda_state
-from gpumagic.display.shown import Shown
+from gpumagic.display.table import Shown
 from gpumagic.errors import GpuError
 from gpumagic.memory.ask import allocations
 from gpumagic.memory.autograd_graph import GRAPH
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.heap import Root
 from gpumagic.memory.memory_report import SAVED, STATE, Made
-from gpumagic.usercode.torch_classes import is_module, torch_here
+from gpumagic.usercode.values import is_module, torch_here
 
 _OWN = {"parameter", "buffer", "gradient", STATE, SAVED}
 """Kinds that are columns of what has them; others have a row of their own."""

@@ -7,8 +7,7 @@ from dataclasses import replace
 from html import escape
 
 from gpumagic.display import table
-from gpumagic.display.shown import bar, block, coded, folded, tag
-from gpumagic.display.table import Column
+from gpumagic.display.table import Column, bar, block, coded, folded, tag
 from gpumagic.display.units import NOT_KNOWN, size, some
 from gpumagic.errors import as_typed
 from gpumagic.frameworks.exchange import Pool

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpumagic.display.shown import Shown
+from gpumagic.display.table import Shown
 from gpumagic.memory.memory_report import DeviceMemory
 
 

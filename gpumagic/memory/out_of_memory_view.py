@@ -3,8 +3,7 @@
 from html import escape
 
 from gpumagic.display import table
-from gpumagic.display.shown import block, coded, tag
-from gpumagic.display.table import Column
+from gpumagic.display.table import Column, block, coded, tag
 from gpumagic.display.units import NOT_KNOWN, size
 from gpumagic.memory.memory_view import folded_rows, holder_columns, label
 from gpumagic.memory.out_of_memory import OutOfMemory, Remedy

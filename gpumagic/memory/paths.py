@@ -8,8 +8,7 @@ from gpumagic.memory.heap import Walk
 from gpumagic.memory.memory_report import SAVED, STATE
 from gpumagic.memory.step_names import StepNames
 from gpumagic.memory.ways import MOST, Ways
-from gpumagic.usercode.torch_classes import is_tensor
-from gpumagic.usercode.values import class_name
+from gpumagic.usercode.values import class_name, is_tensor
 
 _BESIDE = (STATE, SAVED)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gpumagic.device.blocks import in_blocks
-from gpumagic.display.shown import Shown
+from gpumagic.device.cards import in_blocks
+from gpumagic.display.table import Shown
 from gpumagic.memory.memory_report import EXCEPTION, OUTPUT, SAVED, STATE
 
 KINDS = (

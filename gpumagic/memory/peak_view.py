@@ -2,9 +2,8 @@
 
 from html import escape
 
-from gpumagic.display import svg, table
-from gpumagic.display.shown import block, coded, tag
-from gpumagic.display.table import Column
+from gpumagic.display import plot, table
+from gpumagic.display.table import Column, block, coded, tag
 from gpumagic.display.units import duration, size
 from gpumagic.memory.memory_view import MANY, share
 from gpumagic.memory.peak import BEFORE, KINDS, MemoryPeak
@@ -17,7 +16,7 @@ _WIDTH, _HEIGHT = 460.0, 170.0
 _LEFT, _RIGHT, _TOP, _FOOT = 64.0, 12.0, 20.0, 144.0
 # The GPU's own grays are for what nobody explains.
 _GRAY = "#7d8590"
-_COLORS = dict(zip(KINDS, (*svg.COLORS, _GRAY), strict=True))
+_COLORS = dict(zip(KINDS, (*plot.COLORS, _GRAY), strict=True))
 _MANY = MANY | {"tensor": "other tensors"}
 
 
@@ -108,26 +107,26 @@ def _notes(peak: MemoryPeak) -> list[str]:
 def _plot(peak: MemoryPeak) -> str:
     """The kinds one above the other over time, with a line at the peak."""
     end = peak.curve[-1].seconds or 1e-6
-    x = svg.Scale(0.0, end, _LEFT, _WIDTH - _RIGHT, log=False)
-    y = svg.Scale(0.0, float(peak.nbytes or 1), _FOOT, _TOP, log=False)
+    x = plot.Scale(0.0, end, _LEFT, _WIDTH - _RIGHT, log=False)
+    y = plot.Scale(0.0, float(peak.nbytes or 1), _FOOT, _TOP, log=False)
     parts = []
     for value in (0, peak.nbytes / 2, peak.nbytes):
-        parts.append(svg.line(_LEFT, y(value), _WIDTH - _RIGHT, y(value), "gm-grid"))
-        parts.append(svg.text(_LEFT - 8, y(value) + 4, size(value), "end"))
+        parts.append(plot.line(_LEFT, y(value), _WIDTH - _RIGHT, y(value), "gm-grid"))
+        parts.append(plot.text(_LEFT - 8, y(value) + 4, size(value), "end"))
     below = [0] * len(peak.curve)
     for k, kind in enumerate(peak.curve_kinds):
         above = [low + moment.nbytes[k] for low, moment in zip(below, peak.curve, strict=True)]
         edge = [*_steps(peak, above, x, y), *_steps(peak, below, x, y)[::-1]]
         parts.append(
-            f'<polygon points="{svg.path(edge)}" fill="{_COLORS[kind]}" opacity=".85">'
+            f'<polygon points="{plot.path(edge)}" fill="{_COLORS[kind]}" opacity=".85">'
             f"<title>{escape(_MANY.get(kind, kind))}</title></polygon>"
         )
         below = above
     at = x(min(peak.seconds, end))
-    parts.append(svg.line(at, _TOP - 4, at, _FOOT, "gm-crossing"))
-    parts.append(svg.text(min(max(at, _LEFT + 14), _WIDTH - 30), _TOP - 8, "peak", "middle"))
-    parts.append(svg.text(_LEFT, _FOOT + 17, "0", "middle"))
-    parts.append(svg.text(_WIDTH - _RIGHT, _FOOT + 17, duration(end), "end"))
+    parts.append(plot.line(at, _TOP - 4, at, _FOOT, "gm-crossing"))
+    parts.append(plot.text(min(max(at, _LEFT + 14), _WIDTH - 30), _TOP - 8, "peak", "middle"))
+    parts.append(plot.text(_LEFT, _FOOT + 17, "0", "middle"))
+    parts.append(plot.text(_WIDTH - _RIGHT, _FOOT + 17, duration(end), "end"))
     label = f"Memory over time on {peak.device}: at most {size(peak.nbytes)}"
     return (
         f'<svg class="gm-plot" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" width="{_WIDTH:g}" role="img"'
@@ -136,7 +135,7 @@ def _plot(peak: MemoryPeak) -> str:
 
 
 def _steps(
-    peak: MemoryPeak, heights: list[int], x: svg.Scale, y: svg.Scale
+    peak: MemoryPeak, heights: list[int], x: plot.Scale, y: plot.Scale
 ) -> list[tuple[float, float]]:
     """The corners of a curve that stays as it is until it changes."""
     found: list[tuple[float, float]] = []

@@ -18,10 +18,8 @@ from gpumagic.memory.heap import Root
 from gpumagic.memory.kept_by_ipython import KeptOutputs, kept_errors
 from gpumagic.memory.memory_report import EXCEPTION, OUTPUT
 from gpumagic.memory.step_names import local_variables
-from gpumagic.usercode.files import is_ours, is_users, label
-from gpumagic.usercode.notebook import shell
-from gpumagic.usercode.torch_classes import comes_from, is_module
-from gpumagic.usercode.values import defined_in, own
+from gpumagic.usercode.files import is_ours, is_users, label, shell
+from gpumagic.usercode.values import comes_from, defined_in, is_module, own
 
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 # Python's machinery, which leads to whatever imported a module.

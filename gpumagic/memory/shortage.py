@@ -40,7 +40,7 @@ from gpumagic.memory.out_of_memory_message import Shortage
 from gpumagic.mismatch.read.rest_of_code import RestOfCode
 from gpumagic.usercode.files import label, module_of
 from gpumagic.usercode.frames import FailedFrame, errors
-from gpumagic.usercode.functions import globals_of
+from gpumagic.usercode.values import globals_of
 from gpumagic.usercode.variables import variables_read
 
 _EARLIER = "an earlier exception"

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from gpumagic.display import table
-from gpumagic.display.shown import block, folded, tag
-from gpumagic.display.table import Column, Fold
+from gpumagic.display.table import Column, Fold, block, folded, tag
 from gpumagic.display.units import size, some
 from gpumagic.memory.memory_report import SAVED, STATE
 from gpumagic.memory.memory_tree import MemoryBranch, MemoryTree, split_steps

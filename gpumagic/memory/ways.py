@@ -13,8 +13,7 @@ from gpumagic.memory.autograd_graph import is_node
 from gpumagic.memory.edges import is_other_array
 from gpumagic.memory.heap import Walk
 from gpumagic.memory.memory_report import SAVED, STATE, kind_of_array
-from gpumagic.usercode.torch_classes import comes_from, is_tensor
-from gpumagic.usercode.values import own
+from gpumagic.usercode.values import comes_from, is_tensor, own
 
 _TENSOR, _MODULE = "tensor", "module"
 MOST = 8

@@ -1,5 +1,5 @@
 """Explain errors between devices in the user's own names; importing this imports no torch."""
 
-from gpumagic.display import shown
+from gpumagic.display import table
 
-shown.register("gpumagic.mismatch.explanation.Explanation", "gpumagic.mismatch.explanation_view")
+table.register("gpumagic.mismatch.explanation.Explanation", "gpumagic.mismatch.explanation_view")

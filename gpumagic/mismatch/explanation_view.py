@@ -4,7 +4,7 @@ from html import escape
 from textwrap import dedent, indent
 
 from gpumagic.display import table
-from gpumagic.display.shown import block, tag
+from gpumagic.display.table import block, tag
 from gpumagic.display.units import size
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand
 

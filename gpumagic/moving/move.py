@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError, as_typed
+from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import DEVICE_NAMES, TensorFinder
 from gpumagic.moving.moved import Left, Moved, Moves, all_of
 from gpumagic.moving.plan import FoundTensor, Held, MovePlan, Origin, bytes_of, written
@@ -92,8 +93,8 @@ def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str
     try:
         brought = held.value.to(device)
     except Exception as error:  # noqa: BLE001  a library's own, told in the report
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        plan.left.append(Left(written(held.steps), f".to({str(device)!r}) raised {line}"))
+        reason = f".to({str(device)!r}) raised {first_line(error)}"
+        plan.left.append(Left(written(held.steps), reason))
         return
     if brought is not held.value:
         if len(held.steps) > 1 or namespace.get(name) is not held.value:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic.display.units import size
+from gpumagic.faults import first_line
 from gpumagic.moving.moved import Left
 
 # A multiple of every element size: offsets stay whole when a copy begins in the middle.
@@ -195,7 +196,7 @@ class MovePlan:
         except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            self.left.append(Left(found.path, str(error).strip().splitlines()[0]))
+            self.left.append(Left(found.path, first_line(error)))
         else:
             if torch._has_compatible_shallow_copy_type(found.tensor, new):
                 self._add(found, new, bytes_of(found.tensor))

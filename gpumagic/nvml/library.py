@@ -1,6 +1,14 @@
-"""Load ``pynvml`` when it is first needed, know its errors, and read what it answers."""
+"""Load ``pynvml``, convert its values and errors, and remember what is counted between calls.
 
-from collections.abc import Iterable
+GPM has the counters of Hopper and newer: multiprocessor activity between two samples. The previous
+sample is kept, so that nothing sleeps. Xid errors come from NVML's event set, without waiting.
+Samples and event set are freed before NVML is shut down.
+"""
+
+import ctypes
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -108,3 +116,166 @@ def parse_fields(
         elif code in _UNSUPPORTED:
             missing.add(name)
     return found, missing
+
+
+# Two samples closer than this tell little; further apart, they tell of a time long past.
+_LEAST_S, _LONGEST_S = 0.1, 30.0
+_XID_CRITICAL_ERROR = 0x8
+_TIMEOUT = 10
+# More than these in one go are the same fault again and again.
+_MOST = 64
+_TRIES = 3
+
+
+@dataclass
+class _Pair:
+    """Two of NVML's samples of one GPU: the one before, and the one to be overwritten next."""
+
+    before: Any
+    spare: Any
+    at: float | None = None
+    metrics: dict[int, float] | None = None
+
+
+class Gpm:
+    """Metrics of GPUs by their number in ``nvmlGpmMetricId_t``."""
+
+    def __init__(self, library: Library, clock: Callable[[], float]) -> None:
+        self._library = library
+        self._clock = clock
+        self._pairs: dict[str, _Pair | None] = {}
+        # No sample may be let go, or overwritten, while another thread compares it.
+        self._lock = threading.RLock()
+
+    def metrics(self, uuid: str, handle: Any, numbers: Sequence[int]) -> dict[int, float]:
+        """What is known since the question before; empty at the first, or where unsupported."""
+        with self._lock:
+            if uuid not in self._pairs:
+                self._pairs[uuid] = self._pair(handle)
+            pair = self._pairs[uuid]
+            return {} if pair is None else self._advance(pair, handle, numbers)
+
+    def _advance(self, pair: _Pair, handle: Any, numbers: Sequence[int]) -> dict[int, float]:
+        now = self._clock()
+        if pair.at is not None and now - pair.at < _LEAST_S:
+            return pair.metrics or {}
+        if self._library.call("nvmlGpmSampleGet", handle, pair.spare) is None:
+            pair.at = pair.metrics = None
+            return {}
+        recent = pair.at is not None and now - pair.at <= _LONGEST_S
+        pair.metrics = self._compare(pair.before, pair.spare, numbers) if recent else {}
+        pair.before, pair.spare, pair.at = pair.spare, pair.before, now
+        return pair.metrics
+
+    def keep(self, uuids: set[str]) -> None:
+        """Let go of what belongs to other GPUs than these: of all before NVML is shut down."""
+        with self._lock:
+            for uuid in [uuid for uuid in self._pairs if uuid not in uuids]:
+                pair = self._pairs.pop(uuid)
+                for sample in (pair.before, pair.spare) if pair else ():
+                    self._library.call("nvmlGpmSampleFree", sample)
+
+    def _pair(self, handle: Any) -> _Pair | None:
+        support = self._library.call("nvmlGpmQueryDeviceSupport", handle)
+        if support is None or not support.isSupportedDevice:
+            return None
+        before = self._library.call("nvmlGpmSampleAlloc")
+        spare = self._library.call("nvmlGpmSampleAlloc")
+        if before is None or spare is None:
+            if before is not None:
+                self._library.call("nvmlGpmSampleFree", before)
+            return None
+        return _Pair(before, spare)
+
+    def _compare(self, before: Any, after: Any, numbers: Sequence[int]) -> dict[int, float]:
+        module = self._library.module
+        try:
+            asked = module.c_nvmlGpmMetricsGet_t()
+            asked.version = module.NVML_GPM_METRICS_GET_VERSION
+            asked.numMetrics = len(numbers)
+            asked.sample1, asked.sample2 = before, after
+            for n, number in enumerate(numbers):
+                asked.metrics[n].metricId = number
+            module.nvmlGpmMetricsGet(asked)
+        except self._library.errors:
+            return {}
+        answers = [asked.metrics[n] for n in range(len(numbers))]
+        return {
+            int(answer.metricId): float(answer.value)
+            for answer in answers
+            if answer.nvmlReturn == _SUCCESS and math.isfinite(answer.value)
+        }
+
+
+class Xids:
+    """The errors of those GPUs that can tell; the set is made anew when the GPUs change."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._set: Any = None
+        self._watched: dict[Any, str] = {}
+        self._failures = 0
+        self._lock = threading.RLock()
+
+    def poll(self, handles: Mapping[str, Any]) -> list[tuple[str, int]]:
+        """UUID and Xid of each error since the question before, oldest first; of whole GPUs."""
+        found: list[tuple[str, int]] = []
+        with self._lock:
+            if set(self._watched.values()) != handles.keys():
+                self.close()
+                self._watched = {_address(handle): uuid for uuid, handle in handles.items()}
+            if self._set is None and self._failures < _TRIES:
+                self._set = self._make(handles)
+                self._failures += self._set is None
+            while self._set is not None and len(found) < _MOST:
+                try:
+                    event = self._library.make("nvmlEventSetWait_v2", self._set, 0)
+                except self._library.errors as error:
+                    if getattr(error, "value", None) != _TIMEOUT:
+                        # One of its GPUs is lost; the next set will be made without it.
+                        self._failures += 1
+                        self._free()
+                    break
+                # By its handle: a GPU that is lost does not tell its UUID.
+                uuid = self._watched.get(_address(event.device))
+                if uuid is not None and event.eventType == _XID_CRITICAL_ERROR:
+                    found.append((uuid, int(event.eventData)))
+        return found
+
+    def close(self) -> None:
+        """Let go of the set; to be called before NVML is shut down."""
+        with self._lock:
+            self._free()
+            self._watched = {}
+            self._failures = 0
+
+    def _free(self) -> None:
+        if self._set is not None:
+            self._library.call("nvmlEventSetFree", self._set)
+        self._set = None
+
+    def _make(self, handles: Mapping[str, Any]) -> Any:
+        events = self._library.call("nvmlEventSetCreate") if handles else None
+        if events is None:
+            return None
+        registered = 0
+        for handle in handles.values():
+            able = self._library.call("nvmlDeviceGetSupportedEventTypes", handle) or 0
+            if not able & _XID_CRITICAL_ERROR:
+                continue
+            try:
+                self._library.make("nvmlDeviceRegisterEvents", handle, _XID_CRITICAL_ERROR, events)
+                registered += 1
+            except self._library.errors:
+                continue
+        if not registered:
+            self._library.call("nvmlEventSetFree", events)
+            return None
+        return events
+
+
+def _address(handle: Any) -> Any:
+    try:
+        return ctypes.cast(handle, ctypes.c_void_p).value
+    except (ctypes.ArgumentError, TypeError):
+        return handle

@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from gpumagic.placement.scope import placement, suspended
-from gpumagic.usercode.unseen import unseen
+from gpumagic.usercode.files import unseen
 
 
 def delivered(method: Callable[..., Any]) -> Callable[..., Any]:

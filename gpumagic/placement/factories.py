@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.placement import dataloader
 from gpumagic.placement.scope import in_force, placement, suspended
-from gpumagic.usercode.unseen import leave_out_ours, unseen
+from gpumagic.usercode.files import leave_out_ours, unseen
 
 Wrapper = Callable[..., Any]
 

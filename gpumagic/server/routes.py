@@ -1,6 +1,6 @@
-"""Answer the routes: REST, for scripts, Prometheus and proxies that cut websockets; and the stream.
+"""Answer the monitor's routes: REST, Prometheus and the stream; start and stop it with the server.
 
-Who may not ask is refused by the server's own rules, and by two that it leaves open.
+Requests are authorised by the server's own rules, and by two that it leaves open.
 """
 
 from __future__ import annotations
@@ -11,20 +11,112 @@ import io
 import json
 import math
 import socket
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from jupyter_core.utils import ensure_async
 from jupyter_server.auth.decorator import authorized, ws_authenticated
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
+from jupyter_server.extension.application import ExtensionApp
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from tornado import web
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-from gpumagic.server import metrics, terminate
-from gpumagic.server.client import LONGEST_MESSAGE, Outbox, parse_want
-from gpumagic.server.hub import Hub, aside
+from gpumagic.server import kernels
+from gpumagic.server.hub import LONGEST_MESSAGE, Hub, Outbox, aside, parse_want
+from gpumagic.server.kernels import KernelCells, KernelTable
+from gpumagic.telemetry.collect import Collector
+from gpumagic.telemetry.processes import Owners
+from gpumagic.telemetry.sampler import Sampler
+from gpumagic.telemetry.snapshot import GpuSample, Snapshot
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_LABELS = ("uuid", "name", "index")
+
+
+# Name, help, field of a GPU's sample, and the factor to base units.
+_GAUGES = (
+    ("memory_total_bytes", "Memory of the GPU.", "memory_total", 1),
+    ("memory_used_bytes", "Memory in use, without what is reserved.", "memory_used", 1),
+    ("memory_reserved_bytes", "Memory that the driver keeps.", "memory_reserved", 1),
+    ("utilization_ratio", "Part of the time in which a kernel ran.", "utilization", 0.01),
+    ("memory_utilization_ratio", "Part of the time of memory access.", "memory_utilization", 0.01),
+    ("temperature_celsius", "Temperature.", "temperature", 1),
+    ("power_watts", "Power drawn.", "power", 1),
+    ("power_limit_watts", "Power limit in force.", "power_limit", 1),
+    ("sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock", 1e6),
+    ("memory_clock_hertz", "Clock of the memory.", "memory_clock", 1e6),
+    ("fan_ratio", "Fan speed.", "fan", 0.01),
+    ("pcie_received_bytes_per_second", "Received over PCIe.", "pcie_received", 1),
+    ("pcie_sent_bytes_per_second", "Sent over PCIe.", "pcie_sent", 1),
+    ("nvlink_received_bytes_per_second", "Received over NVLink.", "nvlink_received", 1),
+    ("nvlink_sent_bytes_per_second", "Sent over NVLink.", "nvlink_sent", 1),
+    ("sm_activity_ratio", "Part of the multiprocessors at work.", "sm_activity", 0.01),
+    ("sm_occupancy_ratio", "Part of the warps in use.", "sm_occupancy", 0.01),
+    ("tensor_activity_ratio", "Part of the tensor cores at work.", "tensor_activity", 0.01),
+    ("dram_activity_ratio", "Part of the memory bandwidth in use.", "dram_activity", 0.01),
+    ("lost", "1 where the GPU has fallen off the bus.", "lost", 1),
+    ("age_seconds", "How old the readings are.", "age", 1),
+)
+_COUNTERS = (
+    ("energy_joules", "Energy used since the driver was loaded.", "energy", 1),
+    ("ecc_corrected_errors", "Memory errors that were corrected.", "ecc_corrected", 1),
+    ("ecc_uncorrected_errors", "Memory errors that were not.", "ecc_uncorrected", 1),
+)
+
+
+def prometheus_text(snapshot: Snapshot) -> bytes:
+    """The snapshot in the text format, of type ``CONTENT_TYPE``."""
+    registry: Any = SimpleNamespace(collect=lambda: _families(snapshot))
+    return generate_latest(registry)
+
+
+def _families(snapshot: Snapshot) -> Iterator[Metric]:
+    """A family for each reading that some GPU has."""
+    for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for name, about, field, factor in table:
+            family = make(f"gpumagic_gpu_{name}", about, labels=_LABELS)
+            for gpu in snapshot.gpus:
+                value = getattr(gpu, field)
+                if value is not None:
+                    # Rounded, so that 57 % is 0.57.
+                    family.add_metric(_labels(gpu), round(value * factor, 9))
+            yield family
+    yield _notebooks(snapshot)
+    problems = GaugeMetricFamily(
+        "gpumagic_problem", "1 for each thing that is wrong.", labels=("code", "uuid")
+    )
+    for code, uuid in sorted({(p.code, p.uuid or "") for p in snapshot.problems}):
+        problems.add_metric((code, uuid), 1)
+    yield problems
+
+
+def _notebooks(snapshot: Snapshot) -> Metric:
+    """By notebook and not by process: pids would make a new series each time."""
+    held: dict[tuple[str, str], int] = defaultdict(int)
+    for process in snapshot.processes:
+        if process.memory is not None:
+            held[process.uuid, process.notebook or ""] += process.memory
+    family = GaugeMetricFamily(
+        "gpumagic_notebook_memory_bytes",
+        "GPU memory held by the processes of a notebook; without a name: by all others.",
+        labels=("uuid", "notebook"),
+    )
+    for labels, memory in sorted(held.items()):
+        family.add_metric(labels, memory)
+    return family
+
+
+def _labels(gpu: GpuSample) -> tuple[str, str, str]:
+    return gpu.uuid, gpu.name or "", "" if gpu.index is None else str(gpu.index)
+
 
 HUB = "gpumagic_hub"
 """Where a web application's settings have the hub."""
@@ -134,8 +226,8 @@ async def _doctor(route: GetRoute) -> None:
 
 async def _metrics(route: GetRoute) -> None:
     """The snapshot in Prometheus's text format."""
-    text = metrics.text(await route.hub.fresh())
-    route.finish(text, set_content_type=metrics.CONTENT_TYPE)
+    text = prometheus_text(await route.hub.fresh())
+    route.finish(text, set_content_type=CONTENT_TYPE)
 
 
 async def _export(route: GetRoute) -> None:
@@ -170,11 +262,11 @@ class TerminateRoute(Guard, APIHandler):
         if len(self.request.body) > _LONGEST_BODY:
             raise web.HTTPError(413, f"a body of at most {_LONGEST_BODY} bytes is expected")
         try:
-            order = terminate.parse_order(self.request.body)
+            order = kernels.parse_order(self.request.body)
             snapshot = await self.hub.fresh(max_age_s=0.0)
             owner = await self.hub.owner(order.pid)
-            ended, message = await terminate.terminate(order, snapshot, owner)
-        except terminate.NotEnded as refusal:
+            ended, message = await kernels.terminate(order, snapshot, owner)
+        except kernels.NotEnded as refusal:
             raise web.HTTPError(refusal.status, str(refusal)) from None
         self.set_status(200 if ended else 202)
         self.finish(json.dumps({"ended": ended, "message": message}))
@@ -249,3 +341,36 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
                 link.setsockopt(*option)
             except OSError:
                 continue  # a Unix socket, or a system without such an option
+
+
+# What pages ask kernels on the control channel. The status that a kernel sends around its answer is
+# not that of the cell which runs there: the server and its pages are to leave it aside.
+_ASIDE = ("gpumagic_request", "gpumagic_reply")
+
+
+class Extension(ExtensionApp):
+    """gpumagic in a Jupyter server."""
+
+    name = "gpumagic"
+
+    def initialize_settings(self) -> None:
+        """Make the hub, which does nothing until somebody asks."""
+        server = self.serverapp
+        assert server is not None
+        manager = server.kernel_manager
+        if hasattr(manager, "untracked_message_types"):
+            manager.untracked_message_types = [*manager.untracked_message_types, *_ASIDE]
+        kernels = KernelTable(server.kernel_manager, server.session_manager)
+        owners = Owners(kernels.kernels, root=Path(server.root_dir))
+        sampler = Sampler(Collector(owners=owners, usable=False))
+        self.hub = Hub(sampler, kernels, KernelCells(kernels.notebook))
+        self.settings[HUB] = self.hub
+
+    def initialize_handlers(self) -> None:
+        """Add the routes; the server puts its base_url before them."""
+        self.handlers.extend(routes())
+
+    async def stop_extension(self) -> None:
+        """End all that runs: the server stops."""
+        if hasattr(self, "hub"):
+            await self.hub.close()

@@ -1,4 +1,4 @@
-"""Sample what the GPUs of this machine do, and for whom. Never imports torch."""
+"""Sample the GPUs of this machine and the processes on them. Never imports torch."""
 
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
 

@@ -1,24 +1,157 @@
-"""Collect one snapshot from all sources. Whatever is wrong is in the snapshot; nothing raises."""
+"""Collect one snapshot from all sources of this machine; nothing raises.
+
+``GPUMAGIC_SOURCES`` names the sources. ``nvml,amd`` are two; ``amd:/host`` reads the files of a
+machine whose ``/`` is mounted at ``/host``; ``package.module:make`` is a callable without arguments
+that returns somebody else's :class:`Source`.
+"""
 
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psutil
 
 from gpumagic import device, faults
+from gpumagic.device import torch_build
+from gpumagic.errors import as_typed
 from gpumagic.telemetry import dead_cuda, virtual_state
-from gpumagic.telemetry.owners import Owner, Owners
-from gpumagic.telemetry.preallocation import preallocated
+from gpumagic.telemetry.linux_checks import preallocated
+from gpumagic.telemetry.nvml_source import NvmlSource
+from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
+from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
-from gpumagic.telemetry.sources import Source, chosen
-from gpumagic.telemetry.why_none import explain
+
+
+class Source(Protocol):
+    """What the collector asks of each. `max_age` is how many times its interval a reading may be
+    old: 0 asks for a new one."""
+
+    name: str
+
+    def gpus(self, host: Host, max_age: float) -> list[GpuSample]:
+        """Its GPUs now, also lost ones."""
+
+    def processes(self, max_age: float) -> list[ProcessSample]:
+        """Who holds memory on them."""
+
+    def problems(self) -> list[Problem]:
+        """What was wrong with what it was asked last."""
+
+    def software(self) -> Mapping[str, str]:
+        """What its GPUs run on: versions by name."""
+
+    def read_ahead(self, *, processes: bool, seconds: float) -> None:
+        """Read ahead what is expensive and due, for at most so long."""
+
+
+_KNOWN: dict[str, Callable[[Path], Any]] = {
+    "nvml": lambda root: NvmlSource(),
+    "amd": AmdSource,
+    "intel": IntelSource,
+    "apple": lambda root: AppleSource(),
+}
+_THERE_ARE = (
+    f"there are {', '.join(_KNOWN)}, and"
+    " package.module:callable; set it right before the server or kernel starts"
+)
+
+
+def chosen(
+    env: Mapping[str, str], platform: str = sys.platform
+) -> tuple[list[Source], list[Problem]]:
+    """The sources, and a problem for each name that is none."""
+    asked = env.get("GPUMAGIC_SOURCES", "")
+    names = [part.strip() for part in asked.split(",") if part.strip()]
+    if not names:
+        names = ["nvml", "apple"] if platform == "darwin" else ["nvml", "amd", "intel"]
+    sources: list[Source] = []
+    problems = []
+    for name in names:
+        try:
+            sources.append(_made(name))
+        except Exception as error:  # noqa: BLE001  somebody else's code; told as a problem
+            why = "" if isinstance(error, _Unknown) else f" ({type(error).__name__}: {error})"
+            cause = f"GPUMAGIC_SOURCES names {name!r}, which is no source{why}"
+            problems.append(Problem("source-unknown", cause, _THERE_ARE))
+    return sources, problems
+
+
+class _Unknown(Exception):
+    """No source in any spelling."""
+
+
+def _made(name: str) -> Any:
+    first, colon, rest = name.partition(":")
+    if first in _KNOWN and (not colon or rest.startswith("/")):
+        return _KNOWN[first](Path(rest or "/"))
+    if not rest.isidentifier():
+        raise _Unknown
+    return getattr(import_module(first), rest)()
+
+
+# On a machine without GPUs there is nothing wrong in these; they only say why there is none.
+_JUST_NO_GPU = ("library-missing", "driver-not-loaded", "pynvml-missing")
+_NO_NVML = Problem(
+    "nvml-missing",
+    "NVML is missing: no more than the name and the memory of these GPUs is known",
+    "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; %gpus --doctor says more",
+)
+_BUILDS = {"amd": "ROCm", "intel": "XPU"}
+_SHOW = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
+    """The problems as somebody who has these GPUs, or none, should read them; ``named`` where
+    those that can be used have ordinals."""
+    gpus = [gpu for gpu in gpus if not gpu.lost]
+    usable = any(gpu.ordinal is not None or not named for gpu in gpus)
+    if gpus and all(gpu.virtual or gpu.vendor != "nvidia" for gpu in gpus):
+        problems = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
+    if usable:  # CUDA alone has told of them
+        return [_NO_NVML if problem.code in _JUST_NO_GPU else problem for problem in problems]
+    if gpus and not all(gpu.virtual for gpu in gpus):
+        return [*problems, _none_visible({gpu.vendor for gpu in gpus if not gpu.virtual})]
+    offer = f"{as_typed('%gpus --virtual 2')} makes virtual ones"
+    why = f"{offer} (why: %gpus --doctor)"
+    if not problems and not gpus:
+        return [Problem("no-gpu", "no driver finds a GPU on this machine", why)]
+    if any(gpu.virtual for gpu in gpus):
+        return list(problems)
+    # Most often nothing is wrong: the machine has no GPU. The doctor has the cures.
+    return [
+        replace(problem, cure=why)
+        if problem.code in _JUST_NO_GPU
+        else replace(problem, cure=f"{problem.cure}; or {offer}")
+        for problem in problems
+    ]
+
+
+def _none_visible(vendors: set[str | None]) -> Problem:
+    cause = "this process can use none of these GPUs"
+    build = torch_build()
+    wanted = [name for vendor, name in _BUILDS.items() if vendor in vendors]
+    if wanted and "nvidia" not in vendors and build.hip is None and build.xpu is None:
+        cause = f"{cause}: no torch here is built for {' or '.join(wanted)}"
+        cure = (
+            f"install a build for {' or '.join(wanted)} (https://pytorch.org/get-started/locally)"
+        )
+        return Problem("none-visible", cause, f"{cure}, or {as_typed('%gpus --virtual 2')}")
+    setting = next((name for name in _SHOW if name in os.environ), None)
+    if setting is None:
+        shows = "ROCm" if build.hip else "Level Zero" if build.xpu else "CUDA"
+        return Problem("none-visible", f"{cause}: {shows} shows it none", "run %gpus --doctor")
+    cause = f"{cause}: {setting} is {os.environ[setting]!r}"
+    cure = "set it right before the kernel starts, then restart the kernel"
+    return Problem("none-visible", cause, cure)
+
 
 T = TypeVar("T")
 # How often owners are looked up anew.
@@ -56,12 +189,12 @@ class Collector:
         self._known: dict[int, Owner] = {}
         self._known_at = float("-inf")
 
-    def take(self, *, processes: bool = True, patience: float = 0.0) -> Snapshot:
-        """The machine now; ``patience``: how many times its interval a reading may be old."""
+    def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
+        """The machine now; ``max_age``: how many times its interval a reading may be old."""
         with self._lock:
             host = self._host()
             self._failed = []
-            real, told = self._gpus(host, patience)
+            real, told = self._gpus(host, max_age)
             real = real or [_of_cuda(d) for d in self._here() if d.index is None and not d.virtual]
             # This process's own first: they are the ones that a WHERE can name.
             states = sorted(self._virtual_states(), key=lambda state: state.pid != os.getpid())
@@ -69,7 +202,7 @@ class Collector:
             holders: list[ProcessSample] = []
             software: dict[str, str] = {}
             for source in told:
-                held = self._ask(source, lambda one: one.processes(patience)) if processes else ()
+                held = self._ask(source, lambda one: one.processes(max_age)) if processes else ()
                 holders += held or ()
                 software |= self._ask(source, lambda one: one.software()) or {}
             holders += [
@@ -81,7 +214,7 @@ class Collector:
                 problems += self._ask(source, lambda one: one.problems()) or ()
             with faults.kept("looking for kernels whose CUDA is dead"):
                 problems += dead_cuda.problems()
-            owned = self._with_owners(holders, patience) if processes else []
+            owned = self._with_owners(holders, max_age) if processes else []
             with faults.kept("looking for GPUs that JAX took for itself"):
                 problems += preallocated(gpus, owned)
             names = [source.name for source in told] + ["virtual"] * bool(states)
@@ -97,23 +230,23 @@ class Collector:
                 problems=tuple(explain(gpus, [*problems, *self._failed], named=self._usable)),
             )
 
-    def chore(self, *, processes: bool, seconds: float) -> None:
+    def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """After a snapshot, read ahead what is expensive and due, for at most so long."""
         with self._lock:
             end = self._monotonic() + seconds
             for source in self._sources:
                 left = max(end - self._monotonic(), 0.0)
                 with faults.kept(f"reading ahead by the source {source.name}"):
-                    source.chore(processes=processes, seconds=left)
+                    source.read_ahead(processes=processes, seconds=left)
             if processes and self._known and self._monotonic() - self._known_at >= _OWNERS_S:
                 self._look_up(set(self._known))
 
-    def _gpus(self, host: Host, patience: float) -> tuple[list[GpuSample], list[Source]]:
+    def _gpus(self, host: Host, max_age: float) -> tuple[list[GpuSample], list[Source]]:
         """The GPUs, and which sources told of some."""
         found: dict[str, GpuSample] = {}
         told = []
         for source in self._sources:
-            its = self._ask(source, lambda one: one.gpus(host, patience)) or ()
+            its = self._ask(source, lambda one: one.gpus(host, max_age)) or ()
             # Two may tell of one GPU: the first is believed.
             found |= {gpu.uuid: gpu for gpu in its if gpu.uuid not in found}
             told += [source] if its else []
@@ -139,11 +272,9 @@ class Collector:
             for gpu in gpus
         ]
 
-    def _with_owners(
-        self, holders: Sequence[ProcessSample], patience: float
-    ) -> list[ProcessSample]:
+    def _with_owners(self, holders: Sequence[ProcessSample], max_age: float) -> list[ProcessSample]:
         pids = {holder.pid for holder in holders}
-        too_old = self._monotonic() - self._known_at >= patience * _OWNERS_S
+        too_old = self._monotonic() - self._known_at >= max_age * _OWNERS_S
         if too_old or not pids <= self._known.keys():
             self._look_up(pids)
         return [_owned(holder, self._known[holder.pid]) for holder in holders]

@@ -1,6 +1,6 @@
-"""Check what stands between this process and a GPU: what was found, and how to fix it.
+"""Check every step from the hardware to this process's GPUs, with a cure for what is wrong.
 
-Looks only: opens nothing on the GPU, imports neither torch nor anything that is not needed anyway.
+Only reads: opens nothing on the GPU, and imports neither torch nor anything else heavy.
 """
 
 import os
@@ -14,13 +14,12 @@ from pathlib import Path
 from gpumagic import drm, nvml
 from gpumagic.device import TorchBuild, physical_gpus, torch_build, visible
 from gpumagic.errors import as_typed
-from gpumagic.telemetry.apple_source import AppleSource
-from gpumagic.telemetry.check import Check as Check
+from gpumagic.telemetry.collect import chosen
 from gpumagic.telemetry.drm_source import DrmSource
-from gpumagic.telemetry.linux_checks import LinuxChecks
-from gpumagic.telemetry.preallocation import check_jax
+from gpumagic.telemetry.linux_checks import Check as Check
+from gpumagic.telemetry.linux_checks import LinuxChecks, check_jax
+from gpumagic.telemetry.other_vendors import AppleSource
 from gpumagic.telemetry.snapshot import Host
-from gpumagic.telemetry.sources import chosen
 from gpumagic.telemetry.virtual_state import state_folder
 
 _Found = tuple[bool | None, str, str]

@@ -1,21 +1,90 @@
-"""Sample the GPUs of one vendor that a Linux DRM driver has, and who holds their memory.
+"""Sample the GPUs of one vendor that a Linux DRM driver has, and the processes on them.
 
-All of it from files, none of it by a library; what a driver does not tell is None. A GPU that
-sleeps (``power/runtime_status``) is not asked what would wake it, and one that was there and is
-not, or that tells nothing any more, is lost.
+Reads files only, no library. A value is None if the driver does not give it. A GPU that sleeps
+(``power/runtime_status``) is not asked anything that would wake it. A GPU that has disappeared, or
+gives no values any more, is lost.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from gpumagic import drm
-from gpumagic.telemetry.engine_shares import EngineShares
-from gpumagic.telemetry.kept_readings import KeptReadings
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
+# A mean over longer than this says nothing of now.
+_LONGEST_S = 30.0
+
+
+class EngineShares:
+    """Remembers each client's counters; the clock is for those that count nanoseconds."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._looked = float("-inf")
+        # Of each client and engine what was done, and what could have been.
+        self._before: dict[tuple[str, int, str], tuple[int, int | None]] = {}
+
+    def look(self, clients: Iterable[drm.Client]) -> dict[tuple[int, str], float]:
+        """Percent by pid and PCI address: of the engine that a process kept busiest since the last
+        look; none of who was not there then, or where that is long ago."""
+        now, before, self._before = self._monotonic(), self._before, {}
+        passed_s, self._looked = now - self._looked, now
+        shares: dict[tuple[int, str, str], float] = {}
+        for client in clients:
+            for engine, (done, of, capacity) in client.engines.items():
+                key = (client.address, client.id, engine)
+                was, was_of = before.get(key, (done, None))
+                # A value may fall for a while; until it has caught up, the larger one holds.
+                self._before[key] = max(done, was), of
+                possible = passed_s * 1e9 if of is None else of - (was_of or of)
+                if key in before and 0 < passed_s <= _LONGEST_S and possible > 0:
+                    its = (client.pid, client.address, engine)
+                    share = 100.0 * (max(done, was) - was) / possible / capacity
+                    shares[its] = shares.get(its, 0.0) + share
+        busy: dict[tuple[int, str], float] = {}
+        for (pid, address, _), share in shares.items():
+            busy[pid, address] = max(busy.get((pid, address), 0.0), min(share, 100.0))
+        return busy
+
+
 T = TypeVar("T")
+
+
+class KeptReadings:
+    """By key: when it was read, how often it is to be, and how."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._kept: dict[Hashable, tuple[float, float, Callable[[], Any], Any]] = {}
+
+    def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
+        """What is kept, unless it is `max_age` times as old as it is to become."""
+        now = self._monotonic()
+        kept = self._kept.get(key)
+        if kept is None or now - kept[0] >= every_s * max_age:
+            self._kept[key] = kept = now, every_s, read, read()
+        value: T = kept[3]
+        return value
+
+    def read_ahead(self, seconds: float, wanted: Callable[[Hashable], bool]) -> None:
+        """Read what is due of the wanted, the longest overdue first, for at most so long."""
+        end = self._monotonic() + seconds
+        for key, (at, every_s, read, _) in sorted(
+            self._kept.items(), key=lambda item: item[1][0] + item[1][1]
+        ):
+            now = self._monotonic()
+            if now >= end:
+                return
+            if wanted(key) and now - at >= every_s:
+                self._kept[key] = now, every_s, read, read()
+
+    def keep_only(self, wanted: Callable[[Hashable], bool]) -> None:
+        """Forget the others."""
+        self._kept = {key: kept for key, kept in self._kept.items() if wanted(key)}
+
+
 _SLOW_S, _PROCESSES_S = 2.0, 3.0
 _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 _COMPUTES, _DRAWS = ("compute", "ccs"), ("gfx", "render", "rcs")
@@ -65,25 +134,25 @@ class DrmSource:
 
     # What the collector asks.
 
-    def gpus(self, host: Host, patience: float = 0.0) -> list[GpuSample]:
-        """All GPUs, also lost ones; `patience`: how many times its interval a reading may be
+    def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
+        """All GPUs, also lost ones; `max_age`: how many times its interval a reading may be
         old."""
-        self._cards = self._kept.get("cards", _SLOW_S, patience, self._listed)
+        self._cards = self._kept.get("cards", _SLOW_S, max_age, self._listed)
         if not self._cards and not self._seen:
             return []
         there = {card.uuid for card in self._cards}
         self._kept.keep_only(lambda key: key in (*there, "cards", "processes"))
         self._closed = []
-        samples = [self._sample(n, card, host, patience) for n, card in enumerate(self._cards)]
+        samples = [self._sample(n, card, host, max_age) for n, card in enumerate(self._cards)]
         gone = [_lost(gpu) for uuid, gpu in self._seen.items() if uuid not in there]
         self._seen |= {gpu.uuid: gpu for gpu in samples}
         return samples + gone
 
-    def processes(self, patience: float = 0.0) -> list[ProcessSample]:
-        """Who holds memory where; `patience` as in :meth:`gpus`."""
+    def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
+        """Who holds memory where; `max_age` as in :meth:`gpus`."""
         if not self._cards:
             return []
-        return self._kept.get("processes", _PROCESSES_S, patience, self._read_processes)
+        return self._kept.get("processes", _PROCESSES_S, max_age, self._read_processes)
 
     def problems(self) -> list[Problem]:
         """The GPUs whose files this user may not read."""
@@ -97,14 +166,14 @@ class DrmSource:
             for card in self._closed
         ]
 
-    def chore(self, *, processes: bool, seconds: float) -> None:
+    def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read ahead what is due, for at most so long."""
         self._kept.read_ahead(seconds, lambda key: processes or key != "processes")
 
     def _listed(self) -> list[drm.GraphicsCard]:
         return drm.graphics_cards(self.root, self.vendor, self._known)
 
-    def _sample(self, index: int, card: drm.GraphicsCard, host: Host, patience: float) -> GpuSample:
+    def _sample(self, index: int, card: drm.GraphicsCard, host: Host, max_age: float) -> GpuSample:
         asleep = card.device.text("power/runtime_status") == "suspended"
         readings = {} if asleep else self._fast(card)
         facts = GpuSample(card.uuid, card.name, index, vendor=self.vendor, unified=card.integrated)
@@ -112,7 +181,7 @@ class DrmSource:
         if asleep:
             self._slept(card)
         else:
-            slow = self._kept.get(card.uuid, _SLOW_S, patience, lambda: self._slow(card))
+            slow = self._kept.get(card.uuid, _SLOW_S, max_age, lambda: self._slow(card))
             readings |= slow
             known += [value for value in slow.values() if value is not None]
         if card.integrated:

@@ -1,16 +1,72 @@
-"""Keep the last minutes: readings of each GPU, also across pauses, and which cells ran on it.
+"""Keep the last minutes of readings, which cells ran, and what this kernel measured.
 
-Any thread may read. GPUs may come and go: where one was not there it has None, and one that has
-left the ring is forgotten.
+Any thread may post and read. A listener is called on the thread that posts; its errors and locks
+cannot disturb that thread. A GPU that was absent has None there, and is forgotten when its last
+reading leaves the ring. Nothing here depends on torch, IPython or a widget.
 """
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from gpumagic import faults
 from gpumagic.telemetry.snapshot import Snapshot
+
+KEPT = 50
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A finished measurement, as what is to be shown of it."""
+
+    title: str
+    text: str
+    html: str | None
+    time: float  # Unix time of its end
+    id: str
+
+
+class Board:
+    """What is measured now, what was, and who wants to know."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: dict[object, Callable[[], object]] = {}
+        self._numbers = itertools.count()
+        # How far the running measurement is, as JSON; and those that have ended, the newest first.
+        self.now: dict[str, Any] | None = None
+        self.entries: tuple[Measured, ...] = ()
+
+    def post(self, progress: dict[str, Any] | None) -> None:
+        """Say how far a measurement is, as JSON; None when it has ended."""
+        self.now = progress
+        self._tell()
+
+    def keep(self, title: str, text: str, html: str | None, time: float) -> None:
+        """Add what a measurement gave; `time` is Unix time."""
+        with self._lock:
+            made = Measured(title, text, html, time, str(next(self._numbers)))
+            self.entries = (made, *self.entries)[:KEPT]
+        self._tell()
+
+    def subscribe(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Have `call` called whenever something is new; the value, called, ends that."""
+        key = object()
+        self._listeners[key] = call
+        return lambda: self._listeners.pop(key, None)
+
+    def _tell(self) -> None:
+        for call in list(self._listeners.values()):
+            # A view that fails must not end the measurement.
+            with faults.kept("showing a measurement"):
+                call()
+
+
+board = Board()
+
 
 ENTRIES = 600
 INTERVAL_S = 1.0

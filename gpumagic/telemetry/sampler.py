@@ -1,9 +1,11 @@
-"""Take snapshots for all who watch, as often as the most impatient asks, and none for nobody.
+"""Take snapshots for all subscribers, at the rate of the fastest; none without subscribers.
 
-Two daemon threads, and only while somebody watches. One asks the driver, which may stall. The other
-keeps the time and calls the subscribers, and never waits for the first: where a call is overdue
-they get the last values with their age and a Problem, until it returns and all goes on.
+There are two daemon threads, and only while somebody subscribes. One asks the driver and may stall.
+The other keeps the time and calls the subscribers. It never waits for the first: if a call is
+overdue, subscribers get the last values with their age and a Problem.
 """
+
+from __future__ import annotations
 
 import math
 import os
@@ -14,12 +16,114 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any, NamedTuple
 
 from gpumagic import faults
+from gpumagic.errors import GpuError
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.history import History
 from gpumagic.telemetry.snapshot import Problem, Snapshot
-from gpumagic.telemetry.subscription import Listener, Pace, Subscription, Waiting
+
+PERIODS_S = (0.25, 60.0)
+"""The least and the greatest period that can be asked for, in seconds."""
+
+# A tick that comes so much of a period early is one's own.
+TOLERANCE = 0.1
+
+Listener = Callable[[Snapshot], None]
+
+
+class Subscription:
+    """What :meth:`Sampler.subscribe` returns; closed at the end of a ``with`` block."""
+
+    def __init__(
+        self,
+        follow: Callable[[], None],
+        listener: Listener | None,
+        period_s: float,
+        processes: bool,
+    ) -> None:
+        self._follow = follow
+        self._listener = listener
+        self.period_s = checked(period_s)
+        self.processes = processes
+        self.closed = False
+        self._delivered_at = -math.inf
+
+    def close(self) -> None:
+        """Watch no more. Any thread may, as often as it likes, also from within the listener."""
+        if not self.closed:
+            self.closed = True
+            self._follow()
+
+    def has_turn(self, at: float, always: bool) -> bool:
+        """Whether its period is over at this moment, which then begins anew."""
+        turn = always or at - self._delivered_at >= self.period_s * (1 - TOLERANCE)
+        if turn:
+            self._delivered_at = at
+        return turn
+
+    def deliver(self, snapshot: Snapshot) -> None:
+        """Call the listener; one that fails must not cost the others theirs."""
+        if self._listener is None or self.closed:
+            return
+        with faults.kept("calling a listener of the GPU monitor"):
+            self._listener(snapshot)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def checked(period_s: Any) -> float:
+    """The period in seconds, or GpuError where it is out of bounds."""
+    least, greatest = PERIODS_S
+    number = isinstance(period_s, int | float) and period_s == period_s
+    if number and least <= period_s <= greatest:
+        return float(period_s)
+    fitting = min(max(period_s, least), greatest) if number else 1
+    raise GpuError(
+        f"a period of {period_s!r}: it must be from {least} to {greatest:g} s;"
+        f" type gpumagic.monitor({fitting:g})"
+    )
+
+
+class Waiting(NamedTuple):
+    """One who waits for a single snapshot, read at this moment or later."""
+
+    future: Future[Snapshot]
+    processes: bool
+    not_before: float
+
+
+class Pace:
+    """When ticks are due: on a grid of the period, without drift and without bursts."""
+
+    def __init__(self) -> None:
+        self.period_s = math.inf
+        # When the last tick was due, on the grid, and the next is: by one monotonic clock.
+        self.ticked = self._due = -math.inf
+
+    def set_period(self, period_s: float, now: float) -> None:
+        """Go on at another period, counted from the last tick."""
+        if period_s != self.period_s:
+            self.period_s = period_s
+            self._due = max(self.ticked + period_s, now)
+
+    def tick(self, now: float) -> bool:
+        """Whether a tick is due; it then counts as made, on the grid however late it comes."""
+        if now < self._due or math.isinf(self.period_s):
+            return False
+        self.ticked = self._due + (now - self._due) // self.period_s * self.period_s
+        self._due = self.ticked + self.period_s
+        return True
+
+    def pause(self, now: float) -> float | None:
+        """Seconds until the next tick; None where none ever is."""
+        return None if math.isinf(self.period_s) else max(self._due - now, 0.0)
+
 
 # A driver that has not answered for so long is said to stall.
 _STALLED_S = 2.0
@@ -168,10 +272,10 @@ class Sampler:
                     return
             call()
 
-    def _take(self, processes: bool, patience: float, ahead_s: float) -> None:
+    def _take(self, processes: bool, max_age: float, ahead_s: float) -> None:
         """Take a snapshot, and then read ahead what is expensive and due, for at most so long."""
         try:
-            snapshot = self._source.take(processes=processes, patience=patience)
+            snapshot = self._source.take(processes=processes, max_age=max_age)
         except Exception as error:  # noqa: BLE001  kept and told, and the next may succeed
             faults.keep("taking a snapshot of the GPUs", error)
             problem = Problem(
@@ -187,7 +291,7 @@ class Sampler:
             self._changed.notify_all()
         if ahead_s:
             with faults.kept("reading the GPUs ahead"):
-                self._source.chore(processes=processes, seconds=ahead_s)
+                self._source.read_ahead(processes=processes, seconds=ahead_s)
         with self._changed:
             self._call = None
             self._changed.notify_all()
@@ -246,10 +350,10 @@ class Sampler:
             self._at = self._pace.ticked if ticks else now
             processes = any(one.processes for one in self._watching)
             processes = processes or any(one.processes for one in self._waiting)
-            patience, ahead_s = _NO_PATIENCE, 0.0
+            max_age, ahead_s = _NO_PATIENCE, 0.0
             if self._pace.period_s <= _CHORES_UP_TO_S:
-                patience, ahead_s = _PATIENCE, self._pace.period_s / 2
-            self._call = partial(self._take, processes, patience, ahead_s)
+                max_age, ahead_s = _PATIENCE, self._pace.period_s / 2
+            self._call = partial(self._take, processes, max_age, ahead_s)
             self._called_at = now
             self._asking = self._asking or self._start("gpumagic-asker", self._ask)
             self._changed.notify_all()

@@ -1,15 +1,19 @@
-"""Record what is known of a machine's GPUs at one moment: the wire format between all parts.
+"""Record the state of a machine's GPUs at one moment: the wire format of all parts.
 
-Bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None, in JSON null, is
-"not known" and never means zero. A reader takes the fields that it has and leaves the others, so
-that an older one reads a newer one's snapshots.
+Bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None, null in JSON, means
+"not known", never zero. A reader ignores fields that it does not know, so it can read the snapshots
+of a newer version.
+
+A host is identified by its name and its boot: containers of one machine share the boot, and
+different machines may share a name. GPUs that this process sees itself are not taken from other
+hosts' snapshots.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -191,3 +195,42 @@ def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _many(kind: type[T], data: Any) -> tuple[T, ...]:
     return tuple(kind(**_known(kind, item)) for item in data or ())
+
+
+def same_host(a: Host, b: Host) -> bool:
+    """Whether these are one machine, or one container of it."""
+    return (a.name, a.boot) == (b.name, b.boot)
+
+
+def other_hosts(own: Snapshot, told: Iterable[Snapshot]) -> list[Snapshot]:
+    """The snapshots of hosts that are not ``own``'s, in the order in which they are told.
+
+    Parameters
+    ----------
+    own : Snapshot
+        As taken here.
+    told : iterable of Snapshot
+        As taken by other processes, of any host.
+
+    Returns
+    -------
+    list of Snapshot
+        With the GPUs that nobody told of before, and their processes; none of these is ``mine``.
+    """
+    # A container may have other names for itself and the same GPUs.
+    seen = {gpu.uuid for gpu in own.gpus}
+    others = []
+    for snapshot in told:
+        if same_host(snapshot.host, own.host):
+            continue
+        gpus = tuple(gpu for gpu in snapshot.gpus if gpu.uuid not in seen)
+        if snapshot.gpus and not gpus:
+            continue
+        processes = tuple(
+            replace(process, mine=False)
+            for process in snapshot.processes
+            if process.uuid not in seen
+        )
+        seen |= {gpu.uuid for gpu in gpus}
+        others.append(replace(snapshot, gpus=gpus, processes=processes))
+    return others

@@ -1,9 +1,8 @@
 """Publish this process's virtual GPUs, and read those of all other processes of this user.
 
-One small file per process in the user's runtime directory: who it is, what GPUs it has, and a row
-of counters per GPU that it writes through shared memory: about 50 ns a write, no system call, no
-thread. A reader never trusts a file: one that is torn, foreign, or left by a process that is gone
-counts as not there.
+Each process has one small file in the user's runtime directory: who it is, its GPUs, and a row of
+counters per GPU, written through shared memory in about 50 ns, without a system call or a thread. A
+file that is incomplete, not the user's, or left by a process that has ended is ignored.
 """
 
 import atexit

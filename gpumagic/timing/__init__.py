@@ -1,19 +1,15 @@
-"""Time the same code on several devices, on copies of its variables, every device waited for.
+"""Time the same code on several devices, on copies of its variables, every device synchronized.
 
-Guarantees: what is timed runs inline, without a call of ours in between; nothing that was queued on
-a device is taken to be done; the user's variables, random state and settings are
-afterwards as they were before; Ctrl-C keeps what is finished.
+Guarantees: timed code runs inline, with none of our calls in between; queued work is never counted
+as done; the user's variables, random state and settings are restored; Ctrl-C keeps what is
+finished.
 """
 
-from gpumagic.display import shown
+from gpumagic.display import table
 from gpumagic.timing.compare import compare, last_comparison
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.progress import Progress
+from gpumagic.timing.repeats import Progress
 
 __all__ = ["Comparison", "Progress", "compare", "last_comparison"]
 
-shown.register(
-    "gpumagic.timing.comparison.Comparison",
-    text="gpumagic.timing.view.comparison_view",
-    figure="gpumagic.timing.view.figure",
-)
+table.register("gpumagic.timing.comparison.Comparison", "gpumagic.timing.comparison_view")

@@ -1,7 +1,7 @@
 """Time the same code on several devices, and at several values: `gpumagic.compare`.
 
-Guarantees: Ctrl-C keeps what is finished, and what code has set for the process is put back. What
-was given last is kept, and the monitor shows how far it is.
+Guarantees: Ctrl-C keeps what is finished, and process-wide settings are restored. The last
+comparison is kept, and the monitor shows the progress.
 """
 
 import contextvars
@@ -17,26 +17,23 @@ from gpumagic import faults
 from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.frameworks.needed import Needed
-from gpumagic.isolation.random_state import Randomness
-from gpumagic.isolation.settings import deferred, kept
-from gpumagic.telemetry.measurements import board
-from gpumagic.timing.ask.targets import TimedDevices, targets
+from gpumagic.isolation.settings import Randomness, deferred, kept
+from gpumagic.telemetry.history import board
+from gpumagic.timing.agreement import Agreeing
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.measure.measurement import (
+from gpumagic.timing.measurement import (
     Measuring,
     Task,
     is_out_of_memory,
     say_where,
     short,
 )
-from gpumagic.timing.measure.stopwatch import Stopwatch
-from gpumagic.timing.progress import Progress, Reporter
-from gpumagic.timing.result import machine
-from gpumagic.timing.result.agreement import Agreeing
-from gpumagic.timing.result.timing import Timing
+from gpumagic.timing.repeats import Progress, Reporter
+from gpumagic.timing.runner import Stopwatch
+from gpumagic.timing.timing import TimedDevices, Timing, targets, this_machine
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import program
-from gpumagic.usercode.torch_classes import torch_here
+from gpumagic.usercode.values import torch_here
 
 _OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
 _PRINTED = "what the code prints or displays is shown of its first run only"
@@ -76,7 +73,7 @@ def compare(
     setup : str
         Python that runs before, on each device and at each value, untimed.
     sweep : mapping, optional
-        Of one or two variables, the values that each takes: ``{"n": [64, 256]}``.
+        The values that a variable takes: ``{"n": [64, 256]}``.
     items : float or str, optional
         What one run works through, for the throughput; or an expression for it, such as
         ``"len(sentences)"`` or ``"n * n"``, in which a sweep's variables have their values.
@@ -156,7 +153,7 @@ def compare(
         code=made.text.strip("\n"),
         timings=tuple(comparing.timings),
         agreements=tuple(task.agreeing.worst.values()),
-        machine=machine.here(),
+        machine=this_machine(),
         time=time.time(),
         sweep=values,
         items=each[0] if len(set(each)) == 1 else None,
@@ -294,5 +291,7 @@ def _give_back() -> None:
     with suppress(RuntimeError, AssertionError):
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
+        elif torch.xpu.is_initialized():
+            torch.xpu.empty_cache()
         elif torch.backends.mps.is_available():
             torch.mps.empty_cache()

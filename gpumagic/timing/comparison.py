@@ -1,24 +1,198 @@
-"""Keep what `%%gputime` and `compare` measured: it shows itself, and can be kept in a file."""
+"""Keep what `%%gputime` and `compare` measured; write it as JSON and read it back.
+
+JSON is checked against the types of the records' fields; anything else is refused.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import lru_cache
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from gpumagic.display import shown
-from gpumagic.errors import GpuError
-from gpumagic.timing.result import change as changing
-from gpumagic.timing.result import stored
-from gpumagic.timing.result.lookup import Lookup
-from gpumagic.timing.result.machine import Machine
-from gpumagic.timing.result.timing import Agreement, Timing
+from gpumagic.display import table
+from gpumagic.errors import GpuError, library_needed
+from gpumagic.timing import lookup as changing
+from gpumagic.timing.lookup import Lookup
+from gpumagic.timing.timing import Agreement, Machine, Timing
 from gpumagic.usercode import sweep as sweeping
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+FORMAT = "gpumagic-comparison"
+VERSION = 1
+# In Unix time; beyond it the C library cannot write a date.
+_YEAR_10_000 = 253_402_300_800
+_NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+_LISTS = {tuple: (list, "list"), Mapping: (dict, "object")}
+_hints = lru_cache(get_type_hints)
+
+
+class _WrongError(Exception):
+    """What is wrong with it, and where."""
+
+
+def dumps(comparison: Any) -> str:
+    """As JSON of one line; see `Comparison.to_json`."""
+    document = {"format": FORMAT, "version": VERSION, **_plain(comparison)}
+    return json.dumps(document, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if not isinstance(value, Real):
+        return sweeping.label(value)
+    # JSON has no NaN and no infinity.
+    return float(value) if math.isfinite(value) else {"float": str(float(value))}
+
+
+def load(source: str | Path, kind: Any) -> Any:
+    """From JSON or from a file; see `Comparison.from_json`."""
+    # JSON of an object begins with a brace, and a path may.
+    if isinstance(source, str) and source.lstrip().startswith("{"):
+        text, name = source, "the JSON"
+    else:
+        name = sweeping.label(str(source), 200)
+        try:
+            text = Path(source).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise GpuError(f"{name}: {reason}; give the file that save() wrote") from None
+    try:
+        found = json.loads(text, object_hook=_number)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+        raise GpuError(f"{name} is no comparison; give what save() or to_json() wrote")
+    if (version := found.pop("version", None)) != VERSION:
+        raise GpuError(
+            f"{name} has version {str(version)[:20]!r}, and this gpumagic knows {VERSION}; "
+            "update gpumagic, or measure again"
+        )
+    try:
+        made = _read(kind, found, "")
+        _check(made)
+    except _WrongError as wrong:
+        raise GpuError(f"{name} is not as save() wrote it: {wrong}; measure again") from None
+    return made
+
+
+def _number(given: dict[str, Any]) -> Any:
+    """The numbers that JSON has not, as `_plain` writes them."""
+    odd = len(given) == 1 and given.get("float") in ("nan", "inf", "-inf")
+    return float(given["float"]) if odd else given
+
+
+def _read(kind: Any, given: Any, where: str) -> Any:
+    """A value of a type, of what JSON gave; `where` it is, for the message."""
+    if is_dataclass(kind):
+        return _record(kind, given, where)
+    arguments = get_args(kind)
+    if NoneType in arguments:
+        return None if given is None else _read(arguments[0], given, where)
+    if (origin := get_origin(kind)) in _LISTS:
+        wanted, name = _LISTS[origin]
+        _require(isinstance(given, wanted), f"{where} is no {name}")
+        if wanted is dict:
+            return {k: _read(arguments[1], each, f"{where}.{k}") for k, each in given.items()}
+        return tuple(_read(arguments[0], each, f"{where}[{n}]") for n, each in enumerate(given))
+    if origin is Literal:
+        _require(given in arguments, f"{where} is not one of {', '.join(arguments)}")
+        return given
+    if kind is Any:
+        return tuple(_read(Any, each, where) for each in given) if type(given) is list else given
+    # JSON may have 1 for 1.0.
+    given = float(given) if kind is float and type(given) is int else given
+    _require(type(given) is kind, f"{where} is no {_NAMES[kind]}")
+    return given
+
+
+def _record(kind: Any, given: Any, where: str) -> Any:
+    _require(isinstance(given, dict), f"{where or 'it'} is no object")
+    hints = _hints(kind)
+    for name in given:
+        _require(name in hints, f"{where or 'it'} has an unknown {name[:40]!r}")
+    made = {name: _read(hints[name], given[name], f"{where}.{name}".lstrip(".")) for name in given}
+    try:
+        return kind(**made)
+    except TypeError:
+        missing = next(f.name for f in fields(kind) if f.name not in given)
+        raise _WrongError(f"{where or 'it'} has no {missing!r}") from None
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise _WrongError(otherwise)
+
+
+def _check(made: Any) -> None:
+    """What its types do not say."""
+    _require(0 <= made.time < _YEAR_10_000, "time is no time that a clock has shown")
+    swept = len(made.sweep) <= 1 and all(made.sweep.values())
+    _require(swept, "sweep has more than one variable, or no values")
+    for n, timing in enumerate(made.timings):
+        where = f"timings[{n}]"
+        for name in ("seconds", "host", "device", "alone"):
+            possible = all(math.isfinite(s) and s >= 0 for s in getattr(timing, name) or ())
+            _require(possible, f"{where}.{name} has a time that cannot be")
+        _require(timing.number > 0 and timing.where != "", f"{where} has no runs, or no device")
+        swept = set(timing.values) == set(made.sweep)
+        _require(swept, f"{where}.values are not the sweep's variables")
+
+
+def to_pandas(timings: Iterable[Timing], items: float | None) -> DataFrame:
+    """A row for each timing; see `Comparison.to_pandas`."""
+    with library_needed("pandas", "to_pandas()", "pandas"):
+        import pandas
+    return pandas.DataFrame([_row(timing, items) for timing in timings])
+
+
+def _row(timing: Timing, items: float | None) -> dict[str, Any]:
+    first, third = timing.quartiles or (None, None)
+    low, high = timing.interval or (None, None)
+    return {
+        "where": timing.where,
+        **timing.values,
+        "name": timing.name,
+        "virtual": timing.virtual,
+        "median_s": timing.median,
+        "first_quartile_s": first,
+        "third_quartile_s": third,
+        "median_low_s": low,
+        "median_high_s": high,
+        "host_s": timing.host_median,
+        "device_s": timing.device_median,
+        "repeats": len(timing.seconds),
+        "runs_per_repeat": timing.number,
+        "items_per_s": timing.rate(items),
+        "energy_j": timing.energy,
+        "compile_s": timing.compiled,
+        "first_s": timing.first,
+        "peak_bytes": max(timing.peak.values(), default=None),
+        "copied_bytes": timing.copied,
+        "copy_s": timing.copy_seconds,
+        "scaling": timing.scaling,
+        "steady": timing.steady,
+        "error": timing.error,
+    }
+
 
 _TITLE = 60
 
@@ -41,7 +215,7 @@ class Speedup(float):
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Lookup, shown.Shown):
+class Comparison(Lookup, table.Shown):
     """The same code, timed on several devices.
 
     Attributes
@@ -55,7 +229,7 @@ class Comparison(Lookup, shown.Shown):
     time : float
         Unix time of the end.
     sweep : dict
-        Of each variable the values asked for, measured or not: ``{"n": (64, 256)}``.
+        The values asked for, measured or not: ``{"n": (64, 256)}``.
     items : float or None
         What one run works through, for the throughput.
     setup : str
@@ -130,15 +304,13 @@ class Comparison(Lookup, shown.Shown):
         known = [t for t in timed if t is not None and t.median is not None]
         return min(known, key=lambda t: t.median or 0.0, default=None)
 
-    def crossover(self, a: object, b: object, **values: Any) -> float | None:
+    def crossover(self, a: object, b: object) -> float | None:
         """The value from which on the order of two devices stays as it is at the end.
 
         Parameters
         ----------
         a, b : object
             Two devices, in either order.
-        **values
-            The other variable of a sweep over two.
 
         Returns
         -------
@@ -152,13 +324,7 @@ class Comparison(Lookup, shown.Shown):
             One of them is not in this comparison.
         """
         pair = {self.among(a), self.among(b)}
-        at = sweeping.key(values)
-        found = [
-            c.at
-            for c in self.crossovers
-            if {c.faster, c.slower} == pair and (not values or sweeping.key(c.values) == at)
-        ]
-        return max(found, default=None)
+        return max((c.at for c in self.crossovers if {c.faster, c.slower} == pair), default=None)
 
     def against(self, earlier: Comparison, *, alike: bool = False) -> Comparison:
         """This comparison with its `change` and `differences` against an earlier one.
@@ -175,7 +341,7 @@ class Comparison(Lookup, shown.Shown):
 
     def to_json(self) -> str:
         """Everything, as JSON of one line; a sweep's value that is no number or word, as words."""
-        return stored.dumps(self)
+        return dumps(self)
 
     def save(self, path: str | Path) -> None:
         """Write `to_json` into a file."""
@@ -195,7 +361,7 @@ class Comparison(Lookup, shown.Shown):
         GpuError
             There is no such file, or it is no comparison of a version that is known here.
         """
-        made: Comparison = stored.load(source, cls)
+        made: Comparison = load(source, cls)
         return made
 
     def to_pandas(self) -> DataFrame:
@@ -206,23 +372,4 @@ class Comparison(Lookup, shown.Shown):
         GpuError
             pandas is not installed.
         """
-        return stored.to_pandas(self.timings, self.items)
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draw it with matplotlib: bars, or curves of a sweep.
-
-        Parameters
-        ----------
-        ax : matplotlib.axes.Axes, optional
-            Where to; a new figure's if None.
-
-        Returns
-        -------
-        matplotlib.axes.Axes
-
-        Raises
-        ------
-        GpuError
-            matplotlib is not installed.
-        """
-        return shown.view(self, "figure").plot(self, ax)
+        return to_pandas(self.timings, self.items)

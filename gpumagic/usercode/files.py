@@ -1,26 +1,43 @@
-"""Tell whether a file is the user's, and name it as the user knows it.
+"""Find the user's notebook and files, name them, and keep our frames out of tracebacks.
 
-What lies in a directory ``site-packages`` or ``dist-packages``, Python's own library, torch and
-gpumagic are libraries, wherever they were installed, and what one of them writes and imports
-belongs to it; cells, what is typed at a prompt, scripts and editable installs are the user's.
+Files under ``site-packages`` or ``dist-packages``, Python's own library, torch and gpumagic are
+libraries, and so are files that a library writes and imports. Cells, input at a prompt, scripts and
+editable installs are the user's.
+
+When an error leaves a function, Python adds its frame to the traceback, except after a bare `raise`
+from Python 3.11 on. Before, one frame of ours stays, which a notebook leaves out.
 """
 
+import functools
 import os
 import re
 import sys
 import sysconfig
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
 
-from gpumagic.usercode.notebook import shell
+
+def shell() -> Any:
+    """The IPython that this process is, or None; it is not imported for that."""
+    ipython: Any = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
+
+
+def user_namespace() -> dict[str, Any]:
+    """The variables of the notebook, or of the script."""
+    ipython = shell()
+    return vars(sys.modules["__main__"]) if ipython is None else ipython.user_ns
+
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _ROOMS = ("frameworks", "ledger", "memory", "placement", "virtual")
 _STAND_INS = (
     *(os.path.join(_OURS, room, "") for room in _ROOMS),
-    os.path.join(_OURS, "cluster", "no_keyboard.py"),
-    os.path.join(_OURS, "usercode", "unseen.py"),
+    os.path.join(_OURS, "cluster", "output.py"),
+    os.path.join(_OURS, "usercode", "files.py"),
 )
 
 
@@ -119,3 +136,33 @@ def next_cell() -> str:
 
 def _typed() -> int:
     return len(getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""]))
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def leave_out_ours(error: BaseException) -> None:
+    """Take the function that calls this out of an error's traceback, and those of ours below it.
+
+    It is called in an `except` that ends with a bare `raise`. `python -X dev` keeps the frames.
+    """
+    trace = error.__traceback__
+    while trace is not None and stands_in(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    if not sys.flags.dev_mode:
+        error.__traceback__ = trace
+
+
+def unseen(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function, of which no traceback has a frame."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            leave_out_ours(error)
+            raise
+
+    return call

@@ -1,6 +1,6 @@
 """Read a traceback: the user's frames, their source, and the expression that failed in each.
 
-The exception loses frames of ours at most; nothing of the user's code is run.
+At most our frames are removed from the exception. None of the user's code is run.
 """
 
 import ast

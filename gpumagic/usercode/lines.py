@@ -1,6 +1,6 @@
 """Find the line of the user's code that is running, and the expression there.
 
-What is found is plain data, which keeps no frame, and so no tensor, alive.
+The result is plain data, which keeps no frame and so no tensor alive.
 """
 
 import ast
@@ -17,8 +17,7 @@ from typing import Any
 
 from executing import Source
 
-from gpumagic.usercode.files import is_users, label, last_cell
-from gpumagic.usercode.notebook import shell
+from gpumagic.usercode.files import is_users, label, last_cell, shell
 
 _LONG = 60  # characters of a line that are shown
 # The names of the code that `%%time` and `%%timeit` run.

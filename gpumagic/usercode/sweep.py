@@ -1,10 +1,9 @@
-"""Check a sweep: the values that variables take, the points that these make, the items at each."""
+"""Check a sweep: the values of its variable, its points, and the items at each point."""
 
 import keyword
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
 from numbers import Integral, Real
 from typing import Any
 
@@ -18,11 +17,9 @@ TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
 
 
 def check(sweep: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
-    """A sweep of one or two variables, each with a tuple of values; or GpuError."""
-    if len(sweep) > 2:
-        raise GpuError(
-            f"a sweep is over two variables at most, not {', '.join(sweep)}; leave out one"
-        )
+    """Return a sweep of one variable, with a tuple of values; raise GpuError for any other."""
+    if len(sweep) > 1:
+        raise GpuError(f"a sweep is over one variable, not {', '.join(sweep)}; leave out one")
     found: dict[str, tuple[Any, ...]] = {}
     for name, given in sweep.items():
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
@@ -40,7 +37,7 @@ def check(sweep: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
         if twice is not None:
             raise GpuError(f"sweep: {name} = {twice} is there twice; give each value once")
         found[name] = values
-    if math.prod(len(values) for values in found.values()) > MOST_POINTS:
+    if any(len(values) > MOST_POINTS for values in found.values()):
         raise GpuError(
             f"a sweep of more than {MOST_POINTS:,} points; give fewer values, or steps:"
             " n=100..1000:100, n=pow2:1..4096"
@@ -49,8 +46,8 @@ def check(sweep: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
 
 
 def points(sweep: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """The variables at each point, the first variable outermost; ``[{}]`` without a sweep."""
-    return [dict(zip(sweep, each, strict=True)) for each in product(*sweep.values())]
+    """Return the variable at each of its values: ``[{"n": 64}, …]``; ``[{}]`` without a sweep."""
+    return [{name: value} for name, values in sweep.items() for value in values] or [{}]
 
 
 def label(value: Any, most: int = 40) -> str:

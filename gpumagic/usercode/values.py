@@ -1,19 +1,48 @@
-"""Read what an expression stands for in a frame, without running any of the user's code.
+"""Read the user's values without running their code: torch's classes, attributes, functions.
 
-What pure_eval finds safe, and what torch and its users keep things in. No property, no call.
+Reads what pure_eval finds safe and the containers of torch and its users; no property, no call.
+Objects are recognized by their type, since a user's object may answer getattr with anything.
 """
 
 import ast
 import builtins
+import dis
+import functools
+import sys
 import types
 from collections import ChainMap, UserDict, deque
 from collections.abc import Mapping
 from itertools import islice
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from pure_eval import CannotEval, Evaluator
 
-from gpumagic.usercode.torch_classes import is_module, torch_here
+
+def torch_here() -> Any:
+    """The module `torch` if this process has imported it, else None."""
+    return sys.modules.get("torch")
+
+
+def comes_from(kind: type, *names: str) -> bool:
+    """Whether a class is one of these, or comes from one: ``"torch.nn.Module"``."""
+    for name in names:
+        module, _, word = name.rpartition(".")
+        known = getattr(sys.modules.get(module), word, None)
+        if known is not None and issubclass(kind, known):
+            return True
+    return False
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is a tensor of torch's, by its type."""
+    return comes_from(type(value), "torch.Tensor")
+
+
+def is_module(value: object) -> bool:
+    """Whether it is a module of torch's, by its type."""
+    return comes_from(type(value), "torch.nn.Module")
+
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 """What a name stands for that cannot be read."""
@@ -140,3 +169,63 @@ def of_function(function: Any, name: str) -> Any:
     found = getattr(function, name, None)
     owner = getattr(function, "__self__", None)
     return "torch" if found is None and "torch" in str(type(owner)) else found
+
+
+_CACHED = type(functools.lru_cache(str))
+_GLOBAL_LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
+
+
+def functions_in(value: Any, module: str) -> list[FunctionType]:
+    """Those of `module` that a value is or holds."""
+    try:
+        return _functions(value, module)
+    except Exception:  # noqa: BLE001  a module without its __init__, a function that wraps itself
+        return []
+
+
+_FEW = 1000  # a container of more functions than this is no list of steps
+
+
+def _functions(value: Any, module: str, depth: int = 2) -> list[FunctionType]:
+    kind = type(value)
+    if kind in (list, tuple, dict):
+        items = value.values() if kind is dict else value
+        few = depth and len(value) <= _FEW
+        return [f for item in items for f in _functions(item, module, depth - 1)] if few else []
+    if kind is functools.partial:
+        return _functions(value.func, module) + _functions([*value.args], module)
+    if kind is MethodType:
+        return _functions(value.__func__, module) + _functions(value.__self__, module)
+    if kind in (staticmethod, classmethod):
+        return _functions(value.__func__, module)
+    if kind is property:
+        return _functions([value.fget, value.fset], module)
+    if kind in (FunctionType, _CACHED):
+        found = [value] if kind is FunctionType and value.__module__ == module else []
+        wrapped = vars(value).get("__wrapped__")
+        return found + (_functions(wrapped, module) if wrapped is not None else [])
+    if is_module(value):
+        kinds = dict.fromkeys(type(part) for part in value.modules())
+    else:
+        kinds = {value if issubclass(kind, type) else kind: None}
+    return [f for one in kinds for f in _methods(one, module)]
+
+
+def _methods(kind: type, module: str) -> list[FunctionType]:
+    return [
+        function
+        for base in kind.__mro__
+        if defined_in(base) == module
+        for member in vars(base).values()
+        if type(member) in (FunctionType, staticmethod, classmethod, property, _CACHED)
+        for function in _functions(member, module)
+    ]
+
+
+def globals_of(code: CodeType) -> list[str]:
+    """The global names that a code object reads, and those within it."""
+    names = {i.argval: None for i in dis.get_instructions(code) if i.opname in _GLOBAL_LOADS}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= dict.fromkeys(globals_of(constant))
+    return list(names)

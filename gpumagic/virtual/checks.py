@@ -27,7 +27,7 @@ TAKEN_FROM_CPU = frozenset(
     ["cpu_nested_shape_example", "input_lengths", "lengths", "lr", "target_lengths"]
 )
 """Arguments that CUDA's kernels read on the host."""
-_SAME = "Expected all tensors to be on the same device, but"
+SAME = "Expected all tensors to be on the same device, but"
 
 
 def one_gpu(found: Found) -> VirtualGpu | None:
@@ -41,37 +41,37 @@ def one_gpu(found: Found) -> VirtualGpu | None:
     return GPUS[first]
 
 
-def mixed(op: Any, name: str, outs: frozenset[str], found: Found) -> VirtualGpu:
+def mixed(plan: Any, found: Found) -> VirtualGpu:
     """The GPU on which an operator with tensors on several devices runs, or CUDA's RuntimeError."""
     __tracebackhide__ = True
+    found = sorted(found, key=lambda each: each[0] not in plan.outs)
     gpu = GPUS[next(tensor for _, tensor, _ in found if tensor.is_cuda).get_device()]
-    home = found[0][1].device
-    if name in INDEXING:
-        _check_indices(name, home, found)
+    if plan.name in INDEXING:
+        _check_indices(plan.name, found)
         return gpu
-    if name in ("masked_fill", "masked_fill_") and found[1][1].device != home:
+    if plan.name == "masked_fill_" and found[1][1].device != found[0][1].device:
         raise RuntimeError(
             "expected self and mask to be on the same device, but got mask on "
-            f"{found[1][1].device} and self on {home}"
+            f"{found[1][1].device} and self on {found[0][1].device}"
         )
-    iterates, method = _rules().get(op.name().removeprefix("aten::"), (True, ""))
-    if iterates:
-        home = gpu.device
+    iterates, structured = _rules().get(plan.op.name().removeprefix("aten::"), (True, False))
+    home = gpu.device if iterates else found[0][1].device
     for argument, tensor, _ in found:
         if tensor.device == home or argument in TAKEN_FROM_CPU:
             continue
         if not iterates:
             raise RuntimeError(
-                f"{_SAME} got {argument} is on {tensor.device}, different from other tensors on "
-                f"{home} (when checking argument in method {method})"
+                f"{SAME} got {argument} is on {tensor.device}, different from other tensors on "
+                f"{home} (when checking argument in method {_wrapper(plan, structured, found)})"
             )
-        if argument in outs or tensor.is_cuda or tensor.dim():
-            raise RuntimeError(f"{_SAME} found at least two devices, {home} and {tensor.device}!")
+        if argument in plan.written or tensor.is_cuda or tensor.dim():
+            raise RuntimeError(f"{SAME} found at least two devices, {home} and {tensor.device}!")
     return gpu
 
 
-def _check_indices(name: str, home: torch.device, found: Found) -> None:
+def _check_indices(name: str, found: Found) -> None:
     __tracebackhide__ = True
+    home = found[0][1].device
     for argument, tensor, _ in found[1:]:
         if tensor.device == home:
             continue
@@ -84,19 +84,31 @@ def _check_indices(name: str, home: torch.device, found: Found) -> None:
             emit("index", name, tensor.device, home, tensor.nbytes)
 
 
+def _wrapper(plan: Any, structured: bool, found: Found) -> str:
+    """The name that torchgen gives to the function that checks an operator's devices."""
+    name, variant = plan.name, plan.op._schema.overload_name
+    x, given = found[0][1], {argument for argument, _, _ in found}
+    cudnn = x.is_cuda and x.dim() > 2 and x.dtype in (torch.float, torch.double)
+    if name == "native_batch_norm" and cudnn and {"weight", "bias"} <= given:
+        name = "cudnn_batch_norm"
+    name += "_out" * bool(plan.outs)
+    if structured:
+        return f"wrapper_CUDA_{name}{'_' * bool(variant)}{variant}"
+    return f"wrapper_CUDA_{variant}_{name}"
+
+
 @cache
-def _rules() -> dict[str, tuple[bool, str]]:
-    """Whether an operator leaves the check to TensorIterator, and its wrapper's name."""
+def _rules() -> dict[str, tuple[bool, bool]]:
+    """Whether an operator leaves the check to TensorIterator, and whether it is structured."""
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:
         return {}
-    rules = {}
-    for entry in text.split("\n- func: ")[1:]:
-        full = entry.split("(", 1)[0]
-        name, _, overload = full.partition(".")
-        structured = "structured: True" in entry or "structured_delegate" in entry
-        wrapper = full.replace(".", "_") if structured else f"{overload}_{name}"
-        rules[full] = ("device_check: NoCheck" in entry, f"wrapper_CUDA_{wrapper}")
-    return rules
+    return {
+        entry.split("(", 1)[0]: (
+            "device_check: NoCheck" in entry,
+            "structured: True" in entry or "structured_delegate" in entry,
+        )
+        for entry in text.split("\n- func: ")[1:]
+    }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from gpumagic.usercode.unseen import unseen
+from gpumagic.usercode.files import unseen
 from gpumagic.virtual.flip import flip
 
 C: Any = torch._C

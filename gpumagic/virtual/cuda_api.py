@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.usercode.unseen import unseen
+from gpumagic.usercode.files import unseen
 from gpumagic.virtual import collectives, events, memory_snapshot, profiling, virtual_storages
 from gpumagic.virtual.generators import Generator
 from gpumagic.virtual.memory_account import MemoryStat

@@ -2,7 +2,7 @@
 
 A wrong guess about torch's C++ side can crash an interpreter, so nothing is tried here first.
 Cheap static checks come before everything; a version of torch that this was not written against
-must then pass a trial in a child process, once per build: the verdict is kept.
+must then pass a trial in a child process, until one has passed.
 
 For whoever audits which private parts of torch are touched, each stands in one place:
 
@@ -117,22 +117,23 @@ def static_problem() -> str | None:
 def trial(cache: Path | None = None, command: list[str] | None = None) -> str | None:
     """What went wrong in a child process that turned them on and used them, or None.
 
-    Verdicts are kept in a file of the user's cache folder, by build. The command must print
-    ``verdict: works``.
+    Builds that passed are kept in a file of the user's cache folder; what made one fail may be gone
+    the next time. The command must print ``verdict: works``.
     """
     if cache is None:
         from platformdirs import user_cache_path
 
         cache = user_cache_path("gpumagic") / "virtual.json"
     command = command or _trial_command()
-    key, known = _build(command), _read(cache)
-    if key in known:
-        return known[key]
+    key, passed = _build(command), _read(cache)
+    if key in passed:
+        return None
     try:
         verdict = _run(command)
     except subprocess.TimeoutExpired:
-        return "it did not end in time"  # not kept: the machine may have been busy
-    _write(cache, known | {key: verdict})
+        return "it did not end in time"
+    if verdict is None:
+        _write(cache, [*passed, key])
     return verdict
 
 
@@ -171,18 +172,18 @@ def _build(command: list[str]) -> str:
     return repr((torch.__version__, sys.version, stamps, _real_gpus(), command))
 
 
-def _read(cache: Path) -> dict[str, str | None]:
+def _read(cache: Path) -> list[str]:
     try:
-        known = json.loads(cache.read_text(encoding="utf-8"))
+        passed = json.loads(cache.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
+        return []
+    return passed if isinstance(passed, list) else []
 
 
-def _write(cache: Path, known: dict[str, str | None]) -> None:
+def _write(cache: Path, passed: list[str]) -> None:
     with contextlib.suppress(OSError):  # a verdict that cannot be kept is found again
         cache.parent.mkdir(parents=True, exist_ok=True)
-        cache.write_text(json.dumps(known), encoding="utf-8")
+        cache.write_text(json.dumps(passed), encoding="utf-8")
 
 
 def _release() -> tuple[int, int]:

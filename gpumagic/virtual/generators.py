@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.usercode.unseen import unseen
+from gpumagic.usercode.files import unseen
 from gpumagic.virtual.virtual_gpus import gpu_of
 
 C: Any = torch._C

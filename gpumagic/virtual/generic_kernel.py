@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.usercode.unseen import leave_out_ours
+from gpumagic.usercode.files import leave_out_ours
 from gpumagic.virtual import events
 from gpumagic.virtual.checks import INDEXING, Found, mixed, one_gpu
 from gpumagic.virtual.flip import adopt, flip
@@ -137,7 +137,7 @@ def _run_any(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     if gpu is None:
         if plan.composite:  # each operator within says itself what it thinks of the devices
             return plan.cpu(*args, **kwargs)
-        gpu = mixed(plan.op, plan.name, plan.outs, found)
+        gpu = mixed(plan, found)
     call = plan.cpu
     if above or kwargs or plan.special:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gpumagic.device.blocks import BLOCK, in_blocks
+from gpumagic.device.cards import BLOCK, in_blocks
 from gpumagic.telemetry.virtual_state import (
     ALLOCATED,
     BUSY_NS,

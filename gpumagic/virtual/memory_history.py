@@ -18,7 +18,7 @@ from typing import Any
 
 from torch._C._profiler import gather_traceback
 
-from gpumagic.device.blocks import in_blocks
+from gpumagic.device.cards import in_blocks
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.lines import in_cell
 

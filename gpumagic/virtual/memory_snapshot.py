@@ -14,7 +14,7 @@ from typing import Any
 
 from torch._C._profiler import symbolize_tracebacks
 
-from gpumagic.device.blocks import BLOCK
+from gpumagic.device.cards import BLOCK
 from gpumagic.usercode.lines import line_of
 from gpumagic.virtual.memory_history import (
     Allocation,

@@ -9,7 +9,8 @@ from torch._decomp.decompositions import gru_cell_data, lstm_cell
 from torch.nn.functional import linear
 from torch.utils._pytree import tree_map
 
-from gpumagic.virtual.kernel_plan import CPU, on_metadata
+from gpumagic.virtual.checks import mixed
+from gpumagic.virtual.kernel_plan import CPU, KernelPlan, on_metadata
 
 aten: Any = torch.ops.aten
 _choose = on_metadata(aten._fused_sdp_choice.default, CPU)
@@ -25,7 +26,7 @@ def network_kernels(overload: Callable[[str], Any]) -> dict[str, Callable[..., A
         for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu")
         for variant in ("input", "data")
     }
-    kernels["_fused_rms_norm"] = overload("_fused_rms_norm").decompose
+    kernels["_fused_rms_norm"] = _rms_norm
     kernels["scaled_dot_product_attention"] = _attention
     kernels["lstm_cell"] = _lstm_cell
     kernels["gru_cell"] = _gru_cell
@@ -140,13 +141,40 @@ def _layers(op: Any, given: dict[str, Any]) -> Any:
     return given[first], *(torch.cat(final) for final in zip(*finals, strict=True))
 
 
+def _rms_norm(input: Tensor, shape: Any, weight: Tensor | None, eps: float | None) -> Any:
+    _check(aten._fused_rms_norm.default, input, shape, weight)
+    return aten._fused_rms_norm.default.decompose(input, shape, weight, eps)
+
+
+def _check(op: Any, *args: Any) -> None:
+    """Raise what CUDA says of an operator that is decomposed here, if its arguments are spread."""
+    found = [
+        (a.name, x, x)
+        for a, x in zip(op._schema.arguments, args, strict=False)
+        if isinstance(x, Tensor)
+    ]
+    if len({tensor.device for _, tensor, _ in found}) > 1:
+        mixed(KernelPlan(op, True), found)
+
+
+def _check_cell(op: Any, input: Tensor, hidden: Tensor, *rest: Any) -> None:
+    """As C++ does it for an input on a GPU: two products, and one fused operator on them."""
+    w_ih, w_hh, *biases = rest[-4:]
+    if input.is_cuda:
+        _check(aten.mm.default, input, w_ih)
+        _check(aten.mm.default, hidden, w_hh)
+        _check(op, input, hidden, *(rest[:-4] or [hidden]), *biases)
+
+
 def _lstm_cell(
     input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
+    _check_cell(aten._thnn_fused_lstm_cell.default, input, *hx, w_ih, w_hh, b_ih, b_hh)
     return lstm_cell(linear(input, w_ih, b_ih), hx[0], hx[1], w_hh, b_hh, None, 1)
 
 
 def _gru_cell(
     input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
+    _check_cell(aten._thnn_fused_gru_cell.default, input, hx, w_ih, w_hh, b_ih, b_hh)
     return gru_cell_data(input, hx, w_ih, b_ih, w_hh, b_hh)

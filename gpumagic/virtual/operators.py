@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpumagic.virtual import abi, events
+from gpumagic.virtual.checks import SAME
 from gpumagic.virtual.flip import adopt, flip
 from gpumagic.virtual.generic_kernel import HOST, kernel_of
 from gpumagic.virtual.kernel_plan import CPU, on_metadata
@@ -18,7 +19,10 @@ aten: Any = torch.ops.aten
 Kernel = Callable[..., Any]
 _copy_on_cpu = on_metadata(aten.copy_.default, CPU)
 _fill_by_tensor = kernel_of(aten.fill_.Tensor)
+_fill_mask_by_tensor = kernel_of(aten.masked_fill_.Tensor)
 _convolve = kernel_of(aten.convolution.default)
+_convolve_mixed = on_metadata(aten.convolution.default, CPU)
+_put = kernel_of(aten._index_put_impl_.default)
 _count = kernel_of(aten.histc.default)
 
 
@@ -39,6 +43,9 @@ def own_kernels() -> dict[str, Kernel]:
         "_local_scalar_dense": _item,
         "resize_": _resize_,
         "convolution": _convolution,
+        "_index_put_impl_": _index_put,
+        "masked_fill_.Tensor": _masked_fill,
+        "index_fill_.int_Tensor": _index_fill,
         "histc": _histc,
         "record_stream": lambda *args: None,
         # The CPU's has no bytes behind it, so it cannot be flipped.
@@ -101,6 +108,20 @@ def _fill_(self: Tensor, value: Tensor) -> Tensor:
     return filled
 
 
+def _masked_fill(self: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    if not self.is_cuda:
+        raise RuntimeError("masked_fill_: Expected inputs to be on same device")
+    return (
+        _fill_mask_by_tensor(self, mask, value)
+        if value.dim()
+        else self.masked_fill_(mask, value.item())
+    )
+
+
+def _index_fill(self: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+    return self.index_fill_(dim, index, value.item())
+
+
 def _item(self: Tensor) -> Any:
     events.emit("sync", "item", self.device, HOST, self.element_size())
     return aten._local_scalar_dense.default.redispatch(CPU, flip(self))
@@ -117,15 +138,52 @@ def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
     return self.set_(storage, offset, size, shape.stride())
 
 
-def _convolution(input: Tensor, weight: Tensor, *rest: Any) -> Any:
-    if input.is_cuda != weight.is_cuda:
-        of_input, of_weight = (
-            f"torch.{'cuda.' * t.is_cuda}{str(t.type()).rsplit('.', 1)[1]}" for t in (input, weight)
-        )
-        raise RuntimeError(
-            f"Input type ({of_input}) and weight type ({of_weight}) should be the same"
-        )
-    return _convolve(input, weight, *rest)
+def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Tensor:
+    """Bring indices and a single value to what is written to, and check the device of others."""
+    home, accumulate = self.device, options[:1] == (True,)
+    fills = values.numel() == 1 and not (values.is_cuda or accumulate)
+    fills = fills and [i.device for i in indices if i is not None and i.dtype is torch.bool] == [
+        home
+    ]
+    if values.dim() and values.device != home and not fills:
+        if accumulate and self.is_cuda:
+            raise RuntimeError(
+                f"expected device {home} but got device {values.device} for value tensor"
+            )
+        first, second = sorted((home, values.device), key=lambda device: device.type == "cpu")
+        raise RuntimeError(f"{SAME} found at least two devices, {first} and {second}!")
+    brought: list[Tensor | None] = []
+    for index in indices:
+        if index is None or index.device in (home, HOST):
+            brought.append(index)
+        else:
+            masks = index.dtype in (torch.bool, torch.uint8)
+            brought += [i.to(home) for i in (index.nonzero().unbind(1) if masks else [index])]
+    values = values if fills else values.to(home)
+    put = _put if self.is_cuda else aten._index_put_impl_
+    done: Tensor = put(self, brought, values, *options)
+    return done
+
+
+def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+    """As C++ checks it where cuDNN computes; without, it is C++ that chooses and checks."""
+    where = [t.device for t in (input, weight, bias) if t is not None]
+    if len({*where}) == 1:
+        return _convolve(input, weight, bias, *rest)
+    if not input.is_cuda:
+        return _convolve_mixed(input, weight, bias, *rest)
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is not None and not other.is_cuda:
+            raise RuntimeError(
+                f"Input type ({input.type()}) and {name} type ({other.type()}) should be the same"
+            )
+    if where[0] == where[1]:
+        raise RuntimeError(f"{SAME} found at least two devices, {where[0]} and {where[2]}!")
+    transposed = "_transpose" * rest[3]
+    raise RuntimeError(
+        f"{SAME} got weight is on {where[1]}, different from other tensors on {where[0]} "
+        f"(when checking argument in method wrapper_CUDA__cudnn_convolution{transposed})"
+    )
 
 
 def _histc(self: Tensor, *options: Any) -> Any:

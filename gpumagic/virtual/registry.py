@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch._decomp  # registers the decompositions of recurrent networks
 
-from gpumagic.usercode.unseen import unseen
+from gpumagic.usercode.files import unseen
 from gpumagic.virtual import parts
 from gpumagic.virtual.cuda_api import patch
 from gpumagic.virtual.generators import host_kernels
@@ -29,8 +29,8 @@ _LEFT_ALONE = {"aten", "c10d", "symm_mem", "_native"}
 
 _SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}
 """Composite operators whose results share an argument's bytes, which their schema does not tell."""
-_TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq"}
-"""Those, and those that copy or choose an algorithm by the device."""
+_TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
+"""Those, and those that copy, read a number, or choose an algorithm by the device."""
 
 kernels: dict[str, Kernel] = {}
 """By name, those of aten at the key CUDA while virtual GPUs are on."""

@@ -1,8 +1,7 @@
 """Show the monitor as an anywidget whose snapshots come from this kernel's sampler.
 
-In the notebook it is two outputs. The table, as text and HTML, is what a file keeps for who opens
-it without a kernel, and is brought up to date when a cell has run; the view hides it while it
-lives.
+It has two outputs in the notebook. The table, as text and HTML, is what a saved file shows without
+a kernel; it is updated after each cell, and the live view hides it.
 """
 
 import atexit
@@ -22,12 +21,10 @@ from traitlets import Dict, Float, List, Unicode
 from gpumagic import faults
 from gpumagic.errors import GpuError
 from gpumagic.gputable.gpu_table import GpuTable
-from gpumagic.telemetry.measurements import Board, board
-from gpumagic.telemetry.sampler import Sampler, shared_sampler
+from gpumagic.telemetry.history import Board, board
+from gpumagic.telemetry.sampler import Sampler, checked, shared_sampler
 from gpumagic.telemetry.snapshot import Snapshot
-from gpumagic.telemetry.subscription import checked
-from gpumagic.widget.held_now import held_now
-from gpumagic.widget.notebook_watch import Audience, ShellCells
+from gpumagic.widget.notebook_watch import Audience, ShellCells, held_now
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
 RESULTS = 50

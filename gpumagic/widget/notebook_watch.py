@@ -1,18 +1,74 @@
-"""Follow the notebook around a monitor: which of its views are open, and which cells run.
+"""Follow the notebook of a monitor: its open views, its cells, its variables on the GPUs.
 
-Each view says again and again that it is there. A kernel that runs a cell receives nothing, so that
-time does not count: only a view that is silent while the kernel could receive is gone.
+Variables are read only while somebody has that table open, between two cells: JupyterLab's panel
+evaluates `panel()` in the kernel, and the widget's view sends a message. Imports no torch itself.
+
+Each view sends heartbeats. A kernel that runs a cell receives nothing, so that time does not count:
+a view is gone only if it is silent while the kernel could receive.
 """
 
 import itertools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from IPython import get_ipython
+
 from gpumagic.telemetry.history import CellRun, CellRuns
+
+
+@dataclass(frozen=True, repr=False)
+class PanelAnswer:
+    """JSON for the panel, which IPython hands over as it is."""
+
+    held: dict[str, Any]
+
+    def _repr_json_(self) -> dict[str, Any]:
+        return self.held
+
+
+def panel() -> PanelAnswer:
+    """For JupyterLab's panel."""
+    return PanelAnswer(held_now())
+
+
+def held_now() -> dict[str, Any]:
+    """The rows of `%gpumem` by the UUID of the GPU, as JSON; none where torch was not imported."""
+    shell = get_ipython()
+    # Between two cells it is the number of the next one.
+    told: dict[str, Any] = {"cell": shell.execution_count - 1, "seconds": 0.0, "gpus": {}}
+    if "torch" not in sys.modules:
+        return told
+    from gpumagic.memory import memory_view
+    from gpumagic.memory.ask import memory
+
+    report = memory()
+    told["seconds"] = report.seconds
+    for device in report.devices:
+        shown = memory_view.folded_rows(device)
+        rows = [
+            {
+                "name": row.path,
+                "kind": memory_view.kind(row),
+                "nbytes": row.nbytes,
+                "made": str(row.made or ""),
+                "aliases": list(row.aliases[:8]),
+            }
+            for row in device.holders[:shown]
+        ]
+        rest = device.holders[shown:]
+        told["gpus"][device.uuid or device.device] = {
+            "allocated": device.allocated,
+            "rows": rows,
+            "more": len(rest),
+            "left": sum(row.nbytes for row in rest),
+        }
+    return told
+
 
 # More than the minute to which browsers slow the clocks of pages in the background.
 PATIENCE_S = 90.0

@@ -196,7 +196,7 @@ export interface GpuHoldings {
   left: number;
 }
 
-/** As of when somebody asked: mirrors gpumagic/widget/held_now.py. */
+/** As of when somebody asked: mirrors gpumagic/widget/notebook_watch.py. */
 export interface Holdings {
   /** The number of the cell that ran last. */
   cell: number;

@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 LIVE = ".jp-OutputArea .gpumagic-monitor .all"
 BOARD = """\
 import os, time
-from gpumagic.telemetry.measurements import board
+from gpumagic.telemetry.history import board
 def bars(*shares):
     names = ("cpu", "cuda:0", "cuda:1", "cuda:0+cuda:1")
     return [{"where": w, "share": s, "text": f"{4 * s:.1f} ms" if s else "waiting"}

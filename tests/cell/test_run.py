@@ -62,6 +62,19 @@ def test_an_error_of_the_device_surfaces_in_the_report_and_the_placement_is_undo
     assert placement() is None
 
 
+def test_an_error_without_a_message_is_told_by_its_type(monkeypatch):
+    def fail(*_):
+        raise RuntimeError
+
+    run = made({"X": torch.ones(10)}, ["X"], back=True)
+    run.start()
+    monkeypatch.setattr(running, "wait_for", fail)
+    monkeypatch.setattr(running, "bring_home", fail)
+    report = run.finish()
+    assert report.fault == "RuntimeError"
+    assert [(left.name, left.reason) for left in report.left] == [("X", "RuntimeError")]
+
+
 def test_every_touched_device_is_waited_for(monkeypatch):
     waits = []
     run = made()

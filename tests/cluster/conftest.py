@@ -7,9 +7,9 @@ import pytest
 def ranks(shell):
     """The cluster, for the cells of a new notebook; every rank is there and in the group."""
     import gpumagic
-    from gpumagic.cluster import start_cluster
+    from gpumagic.cluster import gpu_cluster
 
-    started = start_cluster.current() if start_cluster.is_running() else gpumagic.cluster(2)
+    started = gpu_cluster.current() if gpu_cluster.is_running() else gpumagic.cluster(2)
     lost = [row["rank"] for row in started.status().rows if row["state"] != "idle"]
     if lost:
         started.restart(*lost)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpumagic.cluster.gather import HOW, gather, reduce
+from gpumagic.cluster.scattered import HOW, gather, reduce
 from gpumagic.errors import GpuError
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import gpumagic
 from gpumagic import GpuError, device
-from gpumagic.cluster import launching, leash, start_cluster
+from gpumagic.cluster import gpu_cluster, launching, parent_watch
 from gpumagic.device import Device, TorchBuild
 
 STAND_IN = Path(__file__).parents[1] / "stand_in" / "slurm"
@@ -28,7 +28,7 @@ _WHO = (
 
 
 def mark():
-    return start_cluster.current()._engines.mark
+    return gpu_cluster.current()._engines.mark
 
 
 def whole(ranks):
@@ -74,7 +74,7 @@ def test_each_way_to_start_has_a_plan(monkeypatch):
 
 
 def test_nothing_listens_beyond_loopback(ranks):
-    processes = [psutil.Process(), *leash.marked(mark())]
+    processes = [psutil.Process(), *parent_watch.marked(mark())]
     addresses = set()
     for process in processes:
         for each in process.net_connections(kind="inet"):
@@ -86,11 +86,11 @@ def test_nothing_listens_beyond_loopback(ranks):
 
 
 def test_who_is_not_the_user_has_no_key_and_without_it_nothing_is_answered(ranks):
-    directory = Path(start_cluster.current()._engines._directory)
+    directory = Path(gpu_cluster.current()._engines._directory)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     [file] = directory.glob("security/*-client.json")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    for process in leash.marked(mark()):
+    for process in parent_watch.marked(mark()):
         assert "key" not in " ".join(process.cmdline())
     ipyparallel.Client(str(file), timeout=30).close()
     other = file.with_name("other.json")
@@ -113,13 +113,13 @@ def test_slurm(monkeypatch, tmp_path, shell):
     result = shell.run("%gpucluster start --slurm 1x2 --ip 127.0.0.1")
     assert result.error is None, result.text
     assert "2 engines of Slurm" in result.text
-    ranks, its = start_cluster.current(), mark()
+    ranks, its = gpu_cluster.current(), mark()
     assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
     assert not [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]
     refused = shell.run("%gpucluster restart 1").text
     assert "rank 1 was started together with others by slurm" in refused
     assert shell.run("%gpucluster stop").error is None
-    assert leash.marked(its) == []
+    assert parent_watch.marked(its) == []
     assert not [path.name for path in tmp_path.iterdir() if "gpumagic" in path.name]
 
 
@@ -129,7 +129,7 @@ def test_mpi():
     with gpumagic.cluster(mpi=2) as ranks:
         its = mark()
         assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
-    assert leash.marked(its) == []
+    assert parent_watch.marked(its) == []
 
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -181,10 +181,10 @@ def test_ssh(reached_by_ssh, tmp_path, shell):
     host = f"{getpass.getuser()}@127.0.0.1:2"
     result = shell.run(f"%gpucluster start --ssh {host} --python {python}")
     assert result.error is None, result.text
-    ranks, its = start_cluster.current(), mark()
+    ranks, its = gpu_cluster.current(), mark()
     assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
     result = shell.run("%gpucluster restart 1")
     assert result.error is None, result.text
     assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
     assert shell.run("%gpucluster stop").error is None
-    assert leash.marked(its) == []
+    assert parent_watch.marked(its) == []

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from gpumagic.cluster import cell_on_ranks, leash, start_cluster
-from gpumagic.cluster.bounded import MOST
+from gpumagic.cluster import cell_on_ranks, gpu_cluster, parent_watch
+from gpumagic.cluster.output import MOST
 
 pytestmark = pytest.mark.usefixtures("ranks")
 
@@ -156,7 +156,7 @@ def test_a_rank_that_asks_is_told_that_it_has_no_keyboard(shell):
     for asks in ("input('name?')", "import getpass; getpass.getpass()"):
         text = failed(shell, f"%%ongpu @0\n{asks}")
         assert "EOFError: a rank has no keyboard; ask in a cell of the notebook" in text
-        assert "no_keyboard.py" not in text
+        assert "output.py" not in text
 
 
 def test_what_a_cell_had_assigned_before_it_failed_is_the_ranks_own(shell):
@@ -336,23 +336,12 @@ def test_a_dry_run_is_followed_in_a_rank_with_what_that_has(shell):
     )
 
 
-def test_the_cells_of_all_ranks_are_written_as_a_script(shell, tmp_path):
-    shell.run("import torch\nnet = torch.nn.Linear(8, 8)")
-    failed(shell, "%%ongpu @all\nnet(torch.ones(4, 9))")
-    out(shell, "%%ongpu @all\ny = net(torch.ones(4, 8))")
-    path = tmp_path / "train.py"
-    assert "torchrun --nproc-per-node 2" in out(shell, f"%gpucluster script {path}").text
-    assert "net = torch.nn.Linear(8, 8)" in path.read_text()
-    assert "torch.ones(4, 9)" not in path.read_text()
-    assert "is there already" in shell.run(f"%gpucluster script {path}").text
-
-
 def test_a_rank_that_dies_is_told_with_its_cause_and_replaced_in_its_place(shell, ranks):
     out(shell, "%%ongpu @all\nkept = dist.get_rank()")
     starts = "import subprocess; subprocess.Popen(['sleep', '600'])"
     kills = f"if kept == 0:\n    {starts}\n    os.kill(os.getpid(), 9)"
     died = shell.run(f"%%ongpu @all\n{kills}\ntime.sleep(60)")
-    its = leash.marked(start_cluster.current()._engines.mark)
+    its = parent_watch.marked(gpu_cluster.current()._engines.mark)
     assert not any("sleep" in process.cmdline() for process in its)
     assert "rank 0 has died: it was ended by SIGKILL (signal 9)" in died.text
     assert str(died.error) == "rank 0: it has died: it was ended by SIGKILL (signal 9)"

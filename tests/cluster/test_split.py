@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from gpumagic.cluster.gather import gather
-from gpumagic.cluster.split import length, pieces, shares, take, told
+from gpumagic.cluster.scattered import gather, length, pieces, shares, take, told
 from gpumagic.errors import GpuError
 
 Pair = namedtuple("Pair", "x y")

@@ -8,7 +8,7 @@ import time
 import psutil
 import pytest
 
-from gpumagic.cluster import leash, start_cluster
+from gpumagic.cluster import gpu_cluster, parent_watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -51,13 +51,13 @@ class Broken:
 
     def start(self):
         assert self.shell.run("%gpucluster start 2").error is None
-        self.mark = start_cluster.current()._engines.mark
+        self.mark = gpu_cluster.current()._engines.mark
 
     def marked(self):
-        return leash.marked(self.mark)
+        return parent_watch.marked(self.mark)
 
     def pids(self):
-        return [row["pid"] for row in start_cluster.current().status().rows]
+        return [row["pid"] for row in gpu_cluster.current().status().rows]
 
     def press(self, seconds, cell):
         """Run a cell, and press Ctrl-C after so many seconds each."""
@@ -75,12 +75,12 @@ class Broken:
 
     def is_whole(self):
         """The ranks are there or can be had back, and they are in order; nothing else is there."""
-        if not start_cluster.is_running():
+        if not gpu_cluster.is_running():
             assert until(lambda: not self.marked()), self.left()
             self.start()
         lost = [
             str(row["rank"])
-            for row in start_cluster.current().status().rows
+            for row in gpu_cluster.current().status().rows
             if "gone" in row["state"]
         ]
         if lost:
@@ -123,8 +123,8 @@ def broken(shell):
 @pytest.fixture(scope="module", autouse=True)
 def _stop():
     yield
-    if start_cluster.is_running():
-        start_cluster.current().stop()
+    if gpu_cluster.is_running():
+        gpu_cluster.current().stop()
     if _kept:
         assert _kept.pop().marked() == []
 
@@ -155,8 +155,8 @@ def test_the_next_cell_runs_and_nothing_is_left(broken, seed):
         broken.shell.run("%gpucluster stop")
         assert broken.marked() == []
         broken.press([3 * s for s in times], "%gpucluster start 2")
-        if start_cluster.is_running():
-            broken.mark = start_cluster.current()._engines.mark
+        if gpu_cluster.is_running():
+            broken.mark = gpu_cluster.current()._engines.mark
     elif kind == "a short cell":
         broken.press([s / 30 for s in times], _IMPORTS + "dist.barrier()\nkept + 1")
     else:

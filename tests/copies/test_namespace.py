@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from worlds import CPU, GPU0, GPU1, Seen, allocated, notebook, run, runs_untouched
 
-from gpumagic.copies import namespace as module
 from gpumagic.copies import storages
 from gpumagic.copies.namespace import CopiedVariables
 
@@ -212,7 +211,7 @@ def test_an_interrupt_while_it_is_brought_takes_it_back(monkeypatch):
         raise KeyboardInterrupt
 
     space = {"x": torch.ones(2)}
-    monkeypatch.setattr(module, "wait_for", interrupt)
+    monkeypatch.setattr("gpumagic.moving.move.wait_for", interrupt)
     with pytest.raises(KeyboardInterrupt):
         CopiedVariables(space, ["x"], GPU0, in_place=True)
     assert space["x"].device == CPU

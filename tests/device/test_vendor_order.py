@@ -10,7 +10,7 @@ from machines import GIB, arc, kfd_node, mi300x, radeon_and_apu
 
 from gpumagic import device
 from gpumagic.device import TorchBuild, discover
-from gpumagic.device.build_of_torch import read_build
+from gpumagic.device.discover import read_build
 from gpumagic.errors import GpuError
 
 FIRST, LAST = "GPU-eb9f1a5c0c3d1e00", "GPU-eb9f1a5c0c3d1e07"

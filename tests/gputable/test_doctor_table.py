@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gpumagic.gputable.doctor_table import DoctorTable
+from gpumagic.gputable.gpu_table import DoctorTable
 from gpumagic.telemetry.doctor import Check
 
 CHECKS = [

@@ -8,9 +8,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpumagic.gputable.gpu_columns import text_bar
+from gpumagic.gputable.gpu_columns import Split, text_bar
 from gpumagic.gputable.gpu_table import GpuTable
-from gpumagic.gputable.holders import Split
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
 
 GIB = 2**30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpumagic.gputable.holders import Split, holders, split
+from gpumagic.gputable.gpu_columns import Split, holders, split
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
 GIB = 2**30

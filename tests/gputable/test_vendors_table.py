@@ -12,11 +12,9 @@ from machines import GIB, arc, kfd_process, mac, mi300x, radeon_and_apu
 from gpumagic.device import Device, amd_gpus, intel_gpus
 from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry import Host
-from gpumagic.telemetry.amd_source import AmdSource
-from gpumagic.telemetry.apple_source import AppleSource
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.intel_source import IntelSource
-from gpumagic.telemetry.owners import Owner
+from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
+from gpumagic.telemetry.processes import Owner
 
 
 def table(source: Any, *here: Device, processes: bool = False) -> GpuTable:

@@ -61,10 +61,21 @@ def pytest_runtest_setup(item):
         pytest.skip(f"{LAST_BEGIN_S // 60} minutes were over")
 
 
+def stand_in(config):
+    """The plugin of the stand-in CUDA runtime (tests/stand_in/cuda), or None."""
+    return config.pluginmanager.get_plugin("standin_gpus")
+
+
 @pytest.fixture(scope="session")
 def rehearsal(request):
-    """Whether this is a rehearsal, in which little is enough."""
+    """Whether this is a rehearsal, on a virtual GPU."""
     return rehearsing(request.config)
+
+
+@pytest.fixture(scope="session")
+def little(request):
+    """Whether the CPU computes what the GPU is to compute, so that small sizes are enough."""
+    return rehearsing(request.config) or stand_in(request.config) is not None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -129,11 +140,17 @@ def pytest_terminal_summary(terminalreporter, config):
     terminalreporter.write_line(
         f"{counts[True]} ok, {counts[False]} wrong, {counts[None]} skipped, in {seconds:.0f} s"
     )
-    if rehearsing(config) or config.option.keyword:
-        terminalreporter.write_line("not kept: it is a rehearsal, or a part of the checks")
+    if rehearsing(config) or stand_in(config) or config.option.keyword:
+        terminalreporter.write_line("not kept: no real GPU, or a part of the checks")
     else:
         path = keep(RESULTS, _table, seconds)
         terminalreporter.write_line(f"kept in {path.relative_to(ROOT)}")
+
+
+@pytest.fixture
+def traced(request, benchmark_file):
+    """Run a function; return its copies and waits as torch's profiler lists them."""
+    return (stand_in(request.config) or benchmark_file("ledger_vs_profiler")).traced
 
 
 @pytest.fixture

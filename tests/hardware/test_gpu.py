@@ -148,30 +148,30 @@ def test_out_of_memory(judge, shell):
     judge(on_device.out_of_memory_rows(shell, DEVICE))
 
 
-def test_fit(judge, rehearsal):
-    judge(on_device.fit_rows(DEVICE, 2**25 if rehearsal else 2**31))
+def test_fit(judge, little):
+    judge(on_device.fit_rows(DEVICE, 2**25 if little else 2**31))
 
 
-def test_two_streams(judge, rehearsal):
-    size = 64 if rehearsal else 4096
+def test_two_streams(judge, little):
+    size = 64 if little else 4096
     judge(on_device.stream_rows(DEVICE, size))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_ledger(judge, benchmark_file, real_gpu, name):
+def test_the_ledger(judge, benchmark_file, traced, real_gpu, name):
     profiler, run = benchmark_file("ledger_vs_profiler"), runner(name, DEVICE)
     run()  # what is loaded and allocated once is so now
     with gpumagic.watch(warn=False) as w:
         run()
-    events = profiler.traced(run)
-    own = profiler.waits_of(profiler.traced(lambda: None))
+    events = traced(run)
+    own = profiler.waits_of(traced(lambda: None))
     true = Traffic(profiler.bytes_of(events), profiler.waits_of(events) - own)
     judge(ledger_rows(name, w.ledger, true, blocking=True))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_peaks_of_dry_runs(judge, name, rehearsal):
-    batch = 8 if rehearsal else 2048
+def test_peaks_of_dry_runs(judge, name, little):
+    batch = 8 if little else 2048
     judge([on_device.dry_run_row(name, DEVICE, batch)])
 
 
@@ -242,8 +242,9 @@ def test_a_notebook_here_and_on_virtual_gpus(judge, child_environment):
     # cuBLAS's workspaces lie in torch's memory; a virtual GPU has none.
     none = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
     own = child_environment | none
+    virtual = {"CUDA_VISIBLE_DEVICES": "", "GPUMAGIC_VIRTUAL": "1", "STANDIN_CUDA_DEVICES": ""}
     shown = []
-    for more in ({}, {"CUDA_VISIBLE_DEVICES": "", "GPUMAGIC_VIRTUAL": "1"}):
+    for more in ({}, virtual):
         command = [sys.executable, str(Path(__file__).with_name("run_notebook.py"))]
         done = subprocess.run(
             command, env=own | more, capture_output=True, text=True, timeout=50, check=False
@@ -254,10 +255,10 @@ def test_a_notebook_here_and_on_virtual_gpus(judge, child_environment):
     judge(report_rows(*shown))
 
 
-def test_ctrl_c_in_a_queue_of_kernels(judge, child_environment, rehearsal):
+def test_ctrl_c_in_a_queue_of_kernels(judge, child_environment, little):
     kernel = Kernel(**child_environment)
     try:
-        size = 256 if rehearsal else 4096
+        size = 256 if little else 4096
         judge(on_device.interrupt_rows(kernel, DEVICE, size))
     finally:
         kernel.stop()

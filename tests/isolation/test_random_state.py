@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from worlds import GPU0, GPU1, random_state
 
-from gpumagic.isolation.random_state import Randomness
+from gpumagic.isolation.settings import Randomness
 
 pytestmark = pytest.mark.usefixtures("gpus")
 

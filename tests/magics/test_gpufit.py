@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gpumagic import Fit
-from gpumagic.telemetry.measurements import board
+from gpumagic.telemetry.history import board
 
 CELL = "X = torch.ones(n, 2**18)\nY = X * weights.sum()"  # 2 MiB each
 

@@ -41,6 +41,35 @@ def test_a_loss_that_is_made_where_it_is_called():
     assert run(fix.apply(code)) is None
 
 
+@pytest.mark.parametrize(
+    ("code", "fixed"),
+    [
+        ("a.cpu() + b", "a + b"),
+        ("(a + 1).cpu().exp() * b", "(a + 1).exp() * b"),
+        ("F.mse_loss(torch.relu(a).to('cpu'), b)", "F.mse_loss(torch.relu(a), b)"),
+        ("torch.stack([a.cuda(1), b])", "torch.stack([a, b])"),
+        ("torch.ones(2).cuda(1) * b", "torch.ones(2).to(b.device) * b"),
+        # It does more than to transfer.
+        ('a.to("cpu", torch.double) + b', 'a.to("cpu", torch.double).to(a.device) + b'),
+    ],
+)
+def test_a_transfer_to_the_wrong_device_is_removed_rather_than_undone(code, fixed):
+    code = f'a = torch.ones(2, device="cuda:0")\nb = a + 1\n{code}\n'
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == fixed
+    assert run(fix.apply(code)) is None
+
+
+def test_three_devices_of_which_one_is_known_from_the_text_alone():
+    code = (
+        "torch.where(torch.tensor([True, False]), torch.ones(2, device='cuda:0'), "
+        "torch.zeros(2, device='cuda:1'))\n"
+    )
+    explanation = gpumagic.explain(run(code))
+    assert [o.devices for o in explanation.operands] == [("cpu",), ("cuda:0",), ("cuda:1",)]
+    assert run(explanation.fix.apply(code)) is None
+
+
 def test_lengths_that_are_not_on_the_host_and_no_other_tensor():
     code = (
         "s, lens = torch.ones(2, 3, 4).cuda(), torch.tensor([3, 2]).cuda()\n"

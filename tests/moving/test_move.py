@@ -35,6 +35,19 @@ def test_a_tensor_keeps_its_identity_and_its_aliases():
     assert moves.seconds > 0
 
 
+class Unmovable(torch.Tensor):
+    """A tensor whose own `to` is not written."""
+
+    def to(self, *args, **options):
+        raise NotImplementedError
+
+
+def test_a_tensor_whose_to_is_not_written_is_left_and_said():
+    space = {"x": torch.ones(3).as_subclass(Unmovable)}
+    (left,) = moved(**space).left
+    assert (left.name, left.reason) == ("x", "NotImplementedError")
+
+
 def test_what_is_there_is_not_touched():
     x = torch.ones(3, device=GPU1)
     pointer = x.data_ptr()

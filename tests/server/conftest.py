@@ -13,7 +13,7 @@ from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 from waiting import ANSWER_S
 
-from gpumagic.server import extension
+from gpumagic.server import routes
 from gpumagic.server.routes import HUB
 from gpumagic.telemetry import GpuSample, Host, Snapshot
 from gpumagic.telemetry.sampler import Sampler
@@ -47,7 +47,7 @@ class Machine:
             problems=self.problems,
         )
 
-    def chore(self, **_):
+    def read_ahead(self, **_):
         """Nothing is expensive here."""
 
 
@@ -55,7 +55,7 @@ class Machine:
 def machine(monkeypatch):
     """The server's sampler asks this machine; without the fixture, the real one."""
     made = Machine()
-    monkeypatch.setattr(extension, "Sampler", lambda collector: Sampler(made))
+    monkeypatch.setattr(routes, "Sampler", lambda collector: Sampler(made))
     return made
 
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from waiting import ANSWER_S, becomes
 
-from gpumagic.server import terminate
+from gpumagic.server import kernels
 from gpumagic.telemetry import Snapshot
 from gpumagic.telemetry.processes import is_alive
 
@@ -191,11 +191,11 @@ async def test_an_orphan_is_ended_and_nothing_else(
         code, text = await order(pid=process.pid, started=wrong)
         assert (code, "another" in text) == (409, True)
     assert is_alive(process.pid)
-    monkeypatch.setattr(terminate, "WAIT_S", 0.2)
+    monkeypatch.setattr(kernels, "WAIT_S", 0.2)
     code, text = await order(**name)
     assert code == 202
     assert "force" in text
-    monkeypatch.setattr(terminate, "WAIT_S", ANSWER_S)
+    monkeypatch.setattr(kernels, "WAIT_S", ANSWER_S)
     code, text = await order(**name, force=True)
     assert (code, "has ended" in text) == (200, True)
     assert not is_alive(process.pid)

@@ -10,8 +10,7 @@ import pytest
 
 from gpumagic import nvml
 from gpumagic.telemetry import ProcessSample
-from gpumagic.telemetry.owners import Owner
-from gpumagic.telemetry.processes import is_alive
+from gpumagic.telemetry.processes import Owner, is_alive
 
 _CHILD = "import time; print('here', flush=True); time.sleep(300)"
 

@@ -5,9 +5,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.server.client import Want, parse_want
-from gpumagic.server.terminate import NotEnded, Order, parse_order
-from gpumagic.telemetry.subscription import PERIODS_S
+from gpumagic.server.hub import Want, parse_want
+from gpumagic.server.kernels import NotEnded, Order, parse_order
+from gpumagic.telemetry.sampler import PERIODS_S
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -348,8 +348,17 @@ static u64 total_of(const device *d) {
     return d->mig >= 0 ? 10 * GIB : number_of(d, "total", 80 * GIB);
 }
 
+/* Beside a stand-in CUDA runtime: the processes that use a GPU there (cuda/nvml_more.c). */
+__attribute__((weak)) u32 processes_of_cuda(int gpu, process_info *to, u32 room);
+#define MAX_PROCESSES 64
+
 static u64 used_of(const device *d) {
-    return d->mig >= 0 ? GIB : number_of(d, "used", 2 * GIB);
+    process_info found[MAX_PROCESSES];
+    u64 sum = 0;
+    if (d->mig >= 0) return GIB;
+    if (!processes_of_cuda || text_of(d, "used")) return number_of(d, "used", 2 * GIB);
+    for (u32 n = processes_of_cuda(d->index, found, MAX_PROCESSES); n--;) sum += found[n].used;
+    return sum;
 }
 
 /* As the real one: the older call counts what the driver reserves as used. */
@@ -468,6 +477,11 @@ static int processes(const char *function, device *d, const char *field, u32 *co
         ++*count;
         rest = strchr(end, ',');
         rest = rest ? rest + 1 : NULL;
+    }
+    if (processes_of_cuda && d->mig < 0 && !strcmp(field, "compute")) {
+        process_info found[MAX_PROCESSES];
+        for (u32 n = processes_of_cuda(d->index, found, MAX_PROCESSES); n--; ++*count)
+            if (to && *count < room) to[*count] = found[n];
     }
     return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
 }

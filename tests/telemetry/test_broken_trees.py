@@ -17,11 +17,9 @@ from machines import arc, kfd_process, mac, mi300x, opened, radeon_and_apu
 from gpumagic import faults
 from gpumagic.device import TorchBuild, amd_gpus, intel_gpus
 from gpumagic.telemetry import Host, Snapshot
-from gpumagic.telemetry.amd_source import AmdSource
-from gpumagic.telemetry.apple_source import AppleSource
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.intel_source import IntelSource
 from gpumagic.telemetry.linux_checks import LinuxChecks
+from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
 from gpumagic.telemetry.sampler import Sampler
 
 MACHINES: tuple[Callable[[Path], object], ...] = (

@@ -13,7 +13,7 @@ import pytest
 from gpumagic.device import Device
 from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect
 from gpumagic.telemetry.collect import Collector, read_host
-from gpumagic.telemetry.owners import Owner, Owners
+from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.virtual_state import VirtualFacts, VirtualState
 
 MISSING = Problem("library-missing", "no driver", "install it")
@@ -32,8 +32,8 @@ def collector(
 ) -> Collector:
     nvml: Any = SimpleNamespace(
         name="nvml",
-        gpus=lambda host, patience: list(gpus),
-        processes=lambda patience: list(processes),
+        gpus=lambda host, max_age: list(gpus),
+        processes=lambda max_age: list(processes),
         problems=lambda: list(problems),
         software=lambda: {"driver": "580", "cuda": "13.0"},
     )
@@ -198,22 +198,22 @@ def test_a_patient_look_at_the_owners_is_made_by_a_chore() -> None:
     held = [ProcessSample("GPU-r", 7)]
     nvml: Any = SimpleNamespace(
         name="nvml",
-        gpus=lambda host, patience: [REAL],
-        processes=lambda patience: list(held),
+        gpus=lambda host, max_age: [REAL],
+        processes=lambda max_age: list(held),
         problems=list,
         software=dict,
-        chore=lambda processes, seconds: None,
+        read_ahead=lambda processes, seconds: None,
     )
     owners: Any = SimpleNamespace(look_up=look_up)
     made = Collector([nvml], owners, tuple, list, monotonic=lambda: now[0])
 
     def tick() -> None:
-        (*_, last) = made.take(patience=2.0).processes
+        (*_, last) = made.take(max_age=2.0).processes
         assert last.user == "ada"
 
     for _ in range(7):
         tick()
-        made.chore(processes=True, seconds=0.5)
+        made.read_ahead(processes=True, seconds=0.5)
         now[0] += 1.0
     assert [at for at, _ in looked] == [0, 3, 6]
     held.append(ProcessSample("GPU-r", 8))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.telemetry.measurements import KEPT, Board
+from gpumagic.telemetry.history import KEPT, Board
 
 
 @pytest.fixture

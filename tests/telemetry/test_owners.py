@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from gpumagic.device import Device
-from gpumagic.telemetry.owners import Kernel, Owner, Owners
+from gpumagic.telemetry.processes import Kernel, Owner, Owners
 
 # Plays a kernel: has children, by fork and by exec, says who they are, and waits.
 _KERNEL = """

@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.telemetry.subscription import Pace
+from gpumagic.telemetry.sampler import Pace
 
 
 def test_nobody_asks() -> None:

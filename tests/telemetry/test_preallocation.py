@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from gpumagic.telemetry.preallocation import check_jax, preallocated
+from gpumagic.telemetry.linux_checks import check_jax, preallocated
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
 GIB = 2**30

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpumagic.nvml import Field
-from gpumagic.telemetry.nvml_readings import Rates
+from gpumagic.telemetry.nvml_source import Rates
 
 MOST = 1e9
 

@@ -146,9 +146,9 @@ def test_a_fast_tick_asks_nothing_expensive(stand_in: Any, gpus: int) -> None:
 slow = []
 for second in range(30):
     before = open(os.environ["STAND_IN_NVML_LOG"]).read().count("RunningProcesses")
-    collector.take(processes=True, patience=2.0)
+    collector.take(processes=True, max_age=2.0)
     slow.append(open(os.environ["STAND_IN_NVML_LOG"]).read().count("RunningProcesses") - before)
-    collector.chore(processes=True, seconds=0.5)
+    collector.read_ahead(processes=True, seconds=0.5)
     now[0] += 1
 print(json.dumps(slow))
 """

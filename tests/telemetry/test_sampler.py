@@ -9,8 +9,7 @@ import pytest
 from gpumagic import faults
 from gpumagic.errors import GpuError
 from gpumagic.telemetry import GpuSample, Snapshot
-from gpumagic.telemetry.sampler import Sampler
-from gpumagic.telemetry.subscription import PERIODS_S
+from gpumagic.telemetry.sampler import PERIODS_S, Sampler
 
 
 class Machine:
@@ -26,14 +25,14 @@ class Machine:
     def clock(self) -> float:
         return 1000.0 + self.now
 
-    def take(self, *, processes: bool, patience: float) -> Snapshot:
-        self.patience = patience
+    def take(self, *, processes: bool, max_age: float) -> Snapshot:
+        self.max_age = max_age
         self.asked.append((self.now, processes))
         if self.error:
             raise self.error
         return Snapshot(self.clock(), gpus=(GpuSample("GPU-1", memory_used=len(self.asked)),))
 
-    def chore(self, *, processes: bool, seconds: float) -> None:
+    def read_ahead(self, *, processes: bool, seconds: float) -> None:
         self.chores.append(self.now)
 
     def run(self, seconds: float, step: float = 0.125) -> None:
@@ -171,11 +170,11 @@ def test_chores_are_done_after_each_tick_at_a_fast_pace(machine: Machine) -> Non
     with machine.sampler.subscribe():
         machine.run(1.9)
     assert machine.chores == machine.times == [0, 1]
-    assert machine.patience > 1
+    assert machine.max_age > 1
     machine.sampler.subscribe(period_s=10)
     machine.run(30)
     assert machine.chores == [0, 1]
-    assert machine.patience < 1, "what is not read ahead is read in the tick"
+    assert machine.max_age < 1, "what is not read ahead is read in the tick"
 
 
 def test_fresh_with_nobody_watching_asks_once(machine: Machine) -> None:

@@ -24,13 +24,13 @@ class Driver:
         self.inside = threading.Event()
         self.threads: set[threading.Thread] = set()
 
-    def take(self, *, processes: bool, patience: float) -> Snapshot:
+    def take(self, *, processes: bool, max_age: float) -> Snapshot:
         self.threads.add(threading.current_thread())
         self.inside.set()
         assert self.gate.wait(PATIENCE_S)
         return Snapshot(1.0, gpus=(GpuSample("GPU-1", memory_used=5),))
 
-    def chore(self, **options: float) -> None:
+    def read_ahead(self, **options: float) -> None:
         """Nothing is expensive here."""
 
     def stall(self) -> None:

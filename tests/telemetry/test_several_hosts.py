@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpumagic.telemetry import GpuSample, Host, ProcessSample, Snapshot
-from gpumagic.telemetry.hosts import other_hosts
+from gpumagic.telemetry.snapshot import other_hosts
 
 OWN = Snapshot(10.0, Host("lab", boot="a"), gpus=(GpuSample("GPU-0"),))
 

@@ -25,11 +25,9 @@ from machines import (
 )
 
 from gpumagic.telemetry import GpuSample, Host, ProcessSample, Snapshot
-from gpumagic.telemetry.amd_source import AmdSource
-from gpumagic.telemetry.apple_source import AppleSource
 from gpumagic.telemetry.collect import Collector
-from gpumagic.telemetry.intel_source import IntelSource
-from gpumagic.telemetry.owners import Owner
+from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
+from gpumagic.telemetry.processes import Owner
 
 HOST = Host("box", memory_total=64 * GIB, memory_used=20 * GIB)
 REAL = GpuSample("GPU-r", "NVIDIA H100", 0, memory_total=80 * GIB, memory_used=GIB)
@@ -254,8 +252,8 @@ def test_two_vendors_in_one_snapshot(tmp_path: Path) -> None:
     radeon_and_apu(tmp_path)
     nvidia: Any = SimpleNamespace(
         name="nvml",
-        gpus=lambda host, patience: [REAL],
-        processes=lambda patience: [ProcessSample("GPU-r", 5, GIB)],
+        gpus=lambda host, max_age: [REAL],
+        processes=lambda max_age: [ProcessSample("GPU-r", 5, GIB)],
         problems=list,
         software=lambda: {"driver": "580.1", "cuda": "13.0"},
     )
@@ -272,8 +270,8 @@ def test_a_source_that_fails_costs_the_others_nothing(tmp_path: Path, question: 
     radeon_and_apu(tmp_path)
     broken: Any = SimpleNamespace(
         name="nvml",
-        gpus=lambda host, patience: [REAL],
-        processes=lambda patience: [],
+        gpus=lambda host, max_age: [REAL],
+        processes=lambda max_age: [],
         problems=list,
         software=dict,
     )

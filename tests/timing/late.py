@@ -2,7 +2,7 @@
 
 import torch
 
-from gpumagic.timing.measure.stopwatch import Stopwatch
+from gpumagic.timing.runner import Stopwatch
 
 GPU0, GPU1 = torch.device("cuda:0"), torch.device("cuda:1")
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing._comparison import default_tolerances
 
-from gpumagic.timing.result.agreement import Skipped, agree, outcome
-from gpumagic.timing.result.numbers import tolerance
+from gpumagic.timing.agreement import Skipped, agree, outcome, tolerance
 
 Pair = namedtuple("Pair", "left right")
 

@@ -12,10 +12,8 @@ from late import GPU0, GPU1
 from gpumagic.copies.trial import Trial
 from gpumagic.errors import GpuError
 from gpumagic.isolation.worker import Worker
-from gpumagic.timing import compare
-from gpumagic.timing.measure import runner
-from gpumagic.timing.measure.runner import Runner
-from gpumagic.timing.measure.stopwatch import Stopwatch
+from gpumagic.timing import compare, runner
+from gpumagic.timing.runner import Runner, Stopwatch
 from gpumagic.usercode.program import program
 
 MEET = threading.Barrier(2)

@@ -7,7 +7,7 @@ from comparisons import MACHINE, comparison, cubes, timing, two
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.timing.result.timing import Timing
+from gpumagic.timing.timing import Timing
 
 
 def verdicts(now, earlier):

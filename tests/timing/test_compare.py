@@ -11,7 +11,7 @@ from late import GPU0, GPU1
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.telemetry.measurements import board
+from gpumagic.telemetry.history import board
 from gpumagic.timing import Comparison, compare, last_comparison
 
 LATE = {"late": lates, "GPU0": GPU0, "GPU1": GPU1}
@@ -321,7 +321,7 @@ def test_what_it_prints_is_shown_once_and_others_print_as_ever(gpus, capsys):
         ("", ["cpu"], {}, "there is no code"),
         ("1", ["cpu"], {"max_time": 0}, "max_time=0 is not a number above 0"),
         ("1", ["cpu"], {"items": float("nan")}, "items=nan is not a number"),
-        ("1", ["cpu"], {"sweep": {"a": [1], "b": [1], "c": [1]}}, "two|2"),
+        ("1", ["cpu"], {"sweep": {"a": [1], "b": [1]}}, "over one variable"),
     ],
 )
 def test_nonsense_is_refused_with_a_line(gpus, code, devices, options, says):

@@ -10,7 +10,7 @@ from comparisons import SIZES, comparison, cubes, timing, two
 
 from gpumagic.errors import GpuError
 from gpumagic.timing.comparison import Speedup
-from gpumagic.timing.result.timing import Agreement, Timing
+from gpumagic.timing.timing import Agreement, Timing
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,6 @@ def test_the_fastest_at_a_point_leaves_out_what_failed():
     assert cubes().fastest({"n": 3}) is None
 
 
-def test_the_axis_is_the_variable_with_most_numbers():
-    assert two().axis is None
-    assert two().panels == [{}]
-    found = comparison(sweep={"how": ("mean", "sum", "none"), "n": (1, 2)})
-    assert found.axis == "n"
-    assert found.panels == [{"how": "mean"}, {"how": "sum"}, {"how": "none"}]
-    assert comparison(sweep={"how": ("mean", "sum")}).axis == "how"
-
-
 def test_a_row_for_each_timing_in_pandas():
     frame = cubes(fails=512, items=10).to_pandas()
     assert list(frame["where"].unique()) == ["cpu", "cuda:0"]
@@ -119,16 +110,12 @@ def test_a_row_for_each_timing_in_pandas():
     assert failed["median_s"].isna().all()
 
 
-@pytest.mark.parametrize(
-    ("library", "ask"),
-    [("pandas", lambda c: c.to_pandas()), ("matplotlib", lambda c: c.plot())],
-)
-def test_a_library_that_is_missing_is_named(monkeypatch, library, ask):
-    for name in [name for name in sys.modules if name.split(".")[0] == library]:
+def test_pandas_is_named_where_it_is_missing(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "pandas"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [Missing(library), *sys.meta_path])
-    with pytest.raises(GpuError, match=f"needs {library}.*pip install {library}"):
-        ask(two())
+    monkeypatch.setattr(sys, "meta_path", [Missing("pandas"), *sys.meta_path])
+    with pytest.raises(GpuError, match=r"needs pandas.*pip install pandas"):
+        two().to_pandas()
 
 
 class Missing:

@@ -1,11 +1,11 @@
 """Where curves cross: found where it is, and only where the order flips beyond the spreads."""
 
 import pytest
-from comparisons import SIZES, comparison, cubes, timing
+from comparisons import comparison, cubes, timing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.timing.result.lookup import flips
+from gpumagic.timing.lookup import flips
 
 XS = [1.0, 10.0, 100.0, 1000.0]
 
@@ -78,19 +78,6 @@ def test_values_below_zero_are_on_a_straight_axis():
 def test_a_curve_that_ends_early_has_the_crossing_before():
     assert len(cubes(fails=512).crossovers) == 1
     assert cubes(fails=128).crossovers == ()
-
-
-def test_one_for_each_value_of_the_other_variable():
-    timings = [
-        timing(where, seconds, values={"n": n, "batch": batch})
-        for n in SIZES
-        for batch in (1, 4)
-        for where, seconds in (("cpu", n * batch * 1e-6), ("cuda:0", 5e-4))
-    ]
-    found = comparison(*timings, sweep={"batch": (1, 4), "n": SIZES})
-    assert found.axis == "n"
-    assert [dict(c.values) for c in found.crossovers] == [{"batch": 1}, {"batch": 4}]
-    assert found.crossover("cpu", 0, batch=4) == pytest.approx(125, rel=1e-6)
 
 
 def test_words_have_no_crossing():

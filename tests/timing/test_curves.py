@@ -10,15 +10,14 @@ from comparisons import SIZES, comparison, cubes, timing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.display import svg
-from gpumagic.display.plot import SMALL
-from gpumagic.timing.view.figure import drawn as plot
+from gpumagic.display import plot
+from gpumagic.timing.comparison_view import sweep_figure
 
 NUMBERS = st.floats(1e-9, 1e9)
 
 
-def drawn(found, fixed=None):
-    return ElementTree.fromstring(plot(found, fixed or {}))
+def drawn(found):
+    return ElementTree.fromstring(sweep_figure(found))
 
 
 def texts(root):
@@ -93,24 +92,12 @@ def test_any_numbers_have_their_place(sizes):
 
 
 def test_nothing_measured_is_no_plot():
-    assert plot(comparison(sweep={"n": SIZES}), {}) == ""
-
-
-def test_panels_have_the_same_scale():
-    timings = [
-        timing("cpu", n * 10**k, values={"n": n, "k": k}) for n in (1, 10, 100) for k in (0, 4)
-    ]
-    found = comparison(*timings, sweep={"n": (1, 10, 100), "k": (0, 4)})
-    ticks = []
-    for fixed in found.panels:
-        root = ElementTree.fromstring(plot(found, fixed, SMALL))
-        ticks.append([t for t in texts(root) if re.fullmatch(r"[\d.]+ \w?s", t)])
-    assert ticks[0] == ticks[1] != []
+    assert sweep_figure(comparison(sweep={"n": SIZES})) == ""
 
 
 def test_what_is_shown_is_escaped():
     timings = [timing("<b>", 1.0, values={"n": n}) for n in (1, 2)]
-    assert "<b>" not in plot(comparison(*timings, sweep={"n": (1, 2)}), {})
+    assert "<b>" not in sweep_figure(comparison(*timings, sweep={"n": (1, 2)}))
 
 
 @given(
@@ -135,7 +122,7 @@ def test_whatever_was_measured_is_drawn_within_the_frame(sizes, medians):
 @given(NUMBERS, st.floats(1.0001, 1e12))
 def test_ticks_are_few_round_and_within(low, ratio):
     high = low * ratio
-    found = svg.ticks(low, high)
+    found = plot.ticks(low, high)
     assert len(found) <= 8
     assert found == sorted(set(found))
     assert all(low * (1 - 1e-9) <= t <= high * (1 + 1e-9) for t in found)
@@ -145,7 +132,7 @@ def test_ticks_are_few_round_and_within(low, ratio):
 
 @given(st.lists(st.floats(0, 300), max_size=12), st.floats(5, 20))
 def test_names_keep_their_order_and_their_distance(places, gap):
-    found = svg.parted(places, gap, 0, 300)
+    found = plot.parted(places, gap, 0, 300)
     order = sorted(range(len(places)), key=lambda n: places[n])
     between = [found[b] - found[a] for a, b in itertools.pairwise(order)]
     assert all(step >= gap - 1e-9 for step in between)
@@ -155,12 +142,12 @@ def test_names_keep_their_order_and_their_distance(places, gap):
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=60, unique=True))
 def test_labels_do_not_touch(values):
     values = sorted(values)
-    scale = svg.Scale(values[0], max(values[-1], values[0] + 1), 0, 500)
+    scale = plot.Scale(values[0], max(values[-1], values[0] + 1), 0, 500)
 
     def width(value):
-        return svg.LETTER * len(f"{value:,}")
+        return plot.LETTER * len(f"{value:,}")
 
-    kept = svg.apart(values, scale, width)
+    kept = plot.apart(values, scale, width)
     assert kept[-1] == values[-1]
     for a, b in itertools.pairwise(kept):
         assert scale(b) - width(b) / 2 > scale(a) + width(a) / 2
@@ -168,10 +155,10 @@ def test_labels_do_not_touch(values):
 
 def test_devices_look_different_from_each_other():
     devices = ["cpu", *(f"cuda:{n}" for n in range(16))]
-    looks = svg.looks(devices)
+    looks = plot.looks(devices)
     assert list(looks) == devices
     assert len(set(looks.values())) == len(devices)
-    assert looks["cuda:1"] == svg.looks(["cuda:1", "cpu"])["cuda:1"]
+    assert looks["cuda:1"] == plot.looks(["cuda:1", "cpu"])["cuda:1"]
 
 
 def contrast(a, b):
@@ -187,7 +174,7 @@ def luminance(color):
 
 
 def test_colors_stand_out_in_light_and_in_dark():
-    for look in svg.looks(["cpu", *(f"cuda:{n}" for n in range(8))]).values():
+    for look in plot.looks(["cpu", *(f"cuda:{n}" for n in range(8))]).values():
         assert contrast(look.color, "#ffffff") >= 3
         assert contrast(look.color, "#111111") >= 3
 
@@ -195,4 +182,4 @@ def test_colors_stand_out_in_light_and_in_dark():
 def test_a_gpu_has_the_color_that_it_has_in_the_monitor():
     plots = (Path(__file__).parents[2] / "js" / "src" / "monitor" / "plots.ts").read_text()
     hues = plots.partition("HUES = [")[2].partition("]")[0]
-    assert tuple(re.findall(r"#\w+", hues)) == svg.COLORS
+    assert tuple(re.findall(r"#\w+", hues)) == plot.COLORS

@@ -5,9 +5,8 @@ import pytest
 
 from gpumagic.device import CPU, Device
 from gpumagic.nvml import Gpu
-from gpumagic.timing import compare
-from gpumagic.timing.measure import measurement
-from gpumagic.timing.measure.stopwatch import joules
+from gpumagic.timing import compare, measurement
+from gpumagic.timing.runner import joules
 
 ONE, TWO = Device("cuda", 0, "GPU-1"), Device("cuda", 1, "GPU-2")
 

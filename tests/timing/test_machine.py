@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from gpumagic.timing.result import machine
+from gpumagic.timing import timing
 
 
 def test_this_machine_without_starting_cuda():
-    found = machine.here()
+    found = timing.this_machine()
     assert found.torch == torch.__version__
     assert found.threads == torch.get_num_threads()
     assert found.cpu_count >= 1
@@ -23,12 +23,12 @@ def test_this_machine_without_starting_cuda():
 )
 def test_linux_says_the_model(tmp_path, text, name):
     (tmp_path / "cpuinfo").write_text(text)
-    assert machine.here(tmp_path / "cpuinfo").cpu == name
+    assert timing.this_machine(tmp_path / "cpuinfo").cpu == name
 
 
 def test_elsewhere_it_is_what_python_knows(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine.platform, "processor", lambda: "")
-    monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
-    assert machine.here(tmp_path / "none").cpu == "aarch64"
-    monkeypatch.setattr(machine.platform, "machine", lambda: "")
-    assert machine.here(tmp_path / "none").cpu is None
+    monkeypatch.setattr(timing.platform, "processor", lambda: "")
+    monkeypatch.setattr(timing.platform, "machine", lambda: "aarch64")
+    assert timing.this_machine(tmp_path / "none").cpu == "aarch64"
+    monkeypatch.setattr(timing.platform, "machine", lambda: "")
+    assert timing.this_machine(tmp_path / "none").cpu is None

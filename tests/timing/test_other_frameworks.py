@@ -14,7 +14,7 @@ from late import Late
 from gpumagic.frameworks import needed
 from gpumagic.ledger.counts import Count
 from gpumagic.timing import compare
-from gpumagic.timing.measure.stopwatch import Stopwatch
+from gpumagic.timing.runner import Stopwatch
 
 
 @dataclass(eq=False)

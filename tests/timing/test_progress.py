@@ -3,7 +3,7 @@
 import pytest
 
 from gpumagic import faults
-from gpumagic.timing.progress import Reporter
+from gpumagic.timing.repeats import Reporter
 
 
 class Told:

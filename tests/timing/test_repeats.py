@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.timing.measure.repeats import Repeats
-from gpumagic.timing.measure.stopwatch import Lap
-from gpumagic.timing.result.timing import interval
+from gpumagic.timing.repeats import Repeats
+from gpumagic.timing.runner import Lap
+from gpumagic.timing.timing import interval
 
 
 class Bench:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.timing.result.timing import CONFIDENCE, interval, quartiles
+from gpumagic.timing.timing import CONFIDENCE, interval, quartiles
 
 TIMES = st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=200)
 

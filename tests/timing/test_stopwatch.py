@@ -6,7 +6,7 @@ import pytest
 import torch
 from late import GPU0, GPU1, Late
 
-from gpumagic.timing.measure.stopwatch import Stopwatch, TorchDevices
+from gpumagic.timing.runner import Stopwatch, TorchDevices
 
 
 def test_a_kernel_that_was_not_waited_for_is_not_done():
@@ -36,6 +36,16 @@ def test_a_device_that_the_code_starts_is_waited_for_too():
     late = Late(GPU0)
     lap = late.stopwatch.lap(lambda runs: late.work(0.0, GPU1, 2.0), 1, [GPU0])
     assert lap.total == pytest.approx(2.0)
+
+
+def test_intels_gpus_are_waited_for(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.xpu, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.xpu, "synchronize", waits.append)
+    both = [torch.device("xpu", 0), torch.device("xpu", 1)]
+    assert Stopwatch().wait() == both
+    assert waits == both
 
 
 def test_what_was_queued_before_is_not_counted():

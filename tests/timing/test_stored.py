@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpumagic.errors import GpuError
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.result.timing import Agreement, Timing
+from gpumagic.timing.timing import Agreement, Timing
 
 SECONDS = st.lists(st.floats(0, 1e6), max_size=8).map(tuple)
 WORDS = st.text(max_size=12)
@@ -108,7 +108,7 @@ def of_first_timing(**changes):
         (changed(timings={}), "timings is no list"),
         (changed(timings=[3]), r"timings\[0\] is no object"),
         (changed(sweep=[]), "sweep is no object"),
-        (changed(sweep={"n": []}), "without values"),
+        (changed(sweep={"n": []}), "no values"),
         (changed(sweep={"m": [1]}), "are not the sweep's variables"),
         (changed(surprise=1), "unknown 'surprise'"),
         (changed(machine={}), "machine has no 'host'"),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.benchmark import Measurement, TaskSpec
 
-from gpumagic.timing.result.timing import Timing
+from gpumagic.timing.timing import Timing
 
 TIMES = st.lists(st.floats(1e-6, 10), min_size=4, max_size=60).map(tuple)
 

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from gpumagic.usercode.compile import awaits, compile_cell
+from gpumagic.usercode.program import awaits, compile_cell
 
 GEN = "async def gen():\n    yield 1\n    yield 2\n"
 

@@ -48,10 +48,67 @@ CASES = {
         lambda: nn.Embedding(4, 2).cuda()(torch.tensor([1])),
         argument("index", "cpu", "cuda:0", "wrapper_CUDA__index_select"),
     ),
-    "convolution": (
-        lambda: nn.Conv2d(1, 1, 3).cuda()(torch.ones(1, 1, 5, 5)),
+    "large convolution of the CPU": (
+        lambda: nn.Conv2d(1, 1, 5).cuda()(torch.ones(1, 1, 5, 5)),
         "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the "
+        "same or input should be a MKLDNN tensor and weight is a dense tensor",
+    ),
+    "convolution that MKLDNN has not": (
+        lambda: nn.Conv2d(1, 1, 3).double().cuda()(torch.ones(1, 1, 5, 5, dtype=torch.double)),
+        argument("weight", "cuda:0", "cpu", "wrapper_CUDA___slow_conv2d_forward"),
+    ),
+    "convolution, CPU weight": (
+        lambda: nn.Conv2d(1, 1, 3)(on("cuda:0", 1, 1, 5, 5)),
+        "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the "
         "same",
+    ),
+    "convolution, CPU bias": (
+        lambda: F.conv1d(on("cuda:0", 1, 1, 5), on("cuda:0", 1, 1, 3), on("cpu", 1)),
+        "Input type (torch.cuda.FloatTensor) and bias type (torch.FloatTensor) should be the same",
+    ),
+    "transposed convolution of two GPUs": (
+        lambda: nn.ConvTranspose2d(1, 1, 3).cuda(1)(on("cuda:0", 1, 1, 5, 5)),
+        argument("weight", "cuda:1", "cuda:0", "wrapper_CUDA__cudnn_convolution_transpose"),
+    ),
+    "batch norm, left on the CPU": (
+        lambda: nn.BatchNorm2d(1)(on("cuda:0", 1, 1, 5, 5)),
+        argument("weight", "cpu", "cuda:0", "wrapper_CUDA__cudnn_batch_norm"),
+    ),
+    "batch norm, CPU input": (
+        lambda: nn.BatchNorm2d(1).cuda()(on("cpu", 1, 1, 5, 5)),
+        argument("weight", "cuda:0", "cpu", "wrapper_CUDA__native_batch_norm"),
+    ),
+    "RMS norm, CPU input": (
+        lambda: nn.RMSNorm(2).cuda()(torch.ones(3, 2)),
+        argument("weight", "cuda:0", "cpu", "wrapper_CUDA___fused_rms_norm"),
+    ),
+    "GRU cell, CPU state": (
+        lambda: nn.GRUCell(2, 2).cuda()(on("cuda:0", 1, 2), torch.ones(1, 2)),
+        argument("mat2", "cuda:0", "cpu", "wrapper_CUDA_mm"),
+    ),
+    "LSTM cell, CPU memory": (
+        lambda: nn.LSTMCell(2, 2).cuda()(on("cuda:0", 1, 2), (on("cuda:0", 1, 2), on("cpu", 1, 2))),
+        argument("cx", "cpu", "cuda:0", "wrapper_CUDA___thnn_fused_lstm_cell"),
+    ),
+    "out=": (
+        lambda: torch.mm(on("cuda:0", 2, 2), on("cuda:0", 2, 2), out=torch.empty(2, 2)),
+        argument("self", "cuda:0", "cpu", "wrapper_CUDA_mm_out_out"),
+    ),
+    "within an operator": (
+        lambda: torch.complex(on("cpu", 2), on("cuda:0", 2)),
+        argument("imag", "cuda:0", "cpu", "wrapper_CUDA_out_complex_out"),
+    ),
+    "into a number of the CPU": (
+        lambda: torch.tensor(1.0).mul_(torch.tensor(2.0, device="cuda")),
+        f"{SAME}found at least two devices, cuda:0 and cpu!",
+    ),
+    "rows assigned to another device": (
+        lambda: on("cpu", 3).index_put_((torch.tensor([0, 1]),), on("cuda:1", 2)),
+        f"{SAME}found at least two devices, cuda:1 and cpu!",
+    ),
+    "rows added on another device": (
+        lambda: on("cuda:0", 3).index_put_((torch.tensor([0]),), on("cpu", 1), accumulate=True),
+        "expected device cuda:0 but got device cpu for value tensor",
     ),
     "index on another GPU": (
         lambda: on("cuda:0", 2)[torch.tensor([0], device="cuda:1")],
@@ -116,6 +173,20 @@ def test_what_cuda_allows_is_allowed():
     assert torch.where(x > 0, x, torch.tensor(1.0)).device == x.device
     assert torch.zeros(2).fill_(x[0, 0]).tolist() == [1, 1]
     assert x.fill_(torch.tensor(3.0, device="cuda:1")).sum().item() == 18
+    three = torch.tensor(3.0, device="cuda:1")
+    assert x.masked_fill(x > 9, three).masked_fill(x < 9, three).sum().item() == 18
+    assert x.index_fill(0, torch.tensor([0], device="cuda:0"), three).sum().item() == 18
+
+
+def test_an_index_may_be_anywhere_where_something_is_assigned():
+    for home in ("cpu", "cuda:1"):
+        x = torch.zeros(2, 3, device=home)
+        x[:, torch.tensor([0, 2], device="cuda:0")] = 1
+        x[torch.tensor([False, True], device="cuda:0")] = on(home, 3)
+        x.index_put_((torch.tensor(0, device="cuda:0"),), torch.tensor(5.0, device="cuda:0"))
+        y = x.index_put((torch.tensor([1]), torch.tensor([1], device="cuda:0")), on(home, 1))
+        assert x.device == y.device == torch.device(home)
+        assert (x.tolist(), y.tolist()) == ([[5] * 3, [1, 1, 1]], [[5] * 3, [1, 1, 1]])
 
 
 def test_foreach_goes_tensor_by_tensor_over_devices():

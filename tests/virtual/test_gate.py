@@ -137,13 +137,12 @@ def test_an_untested_version_is_tried_in_a_child(monkeypatch, version):
 
 
 @pytest.mark.slow
-def test_the_trial_passes_and_is_remembered(tmp_path):
+def test_the_trial_passes_and_is_remembered(tmp_path, monkeypatch):
     cache = tmp_path / "deep" / "virtual.json"
     assert gate.trial(cache) is None
-    ((build, verdict),) = json.loads(cache.read_text()).items()
-    assert verdict is None
-    cache.write_text(json.dumps({build: "from the cache"}))
-    assert gate.trial(cache) == "from the cache"
+    assert len(json.loads(cache.read_text())) == 1
+    monkeypatch.setattr(gate, "TIMEOUT_S", 0)
+    assert gate.trial(cache) is None
 
 
 @pytest.mark.parametrize(
@@ -157,23 +156,35 @@ def test_the_trial_passes_and_is_remembered(tmp_path):
 def test_a_trial_that_fails(tmp_path, code, said):
     cache = tmp_path / "virtual.json"
     assert gate.trial(cache, [sys.executable, "-c", code]) == said
-    assert list(json.loads(cache.read_text()).values()) == [said]
+    assert not cache.exists()
 
 
-def test_a_trial_that_hangs_is_not_remembered(tmp_path, monkeypatch):
+def test_a_trial_that_failed_is_tried_again_as_its_cause_may_be_gone(tmp_path):
+    cache, cause = tmp_path / "virtual.json", tmp_path / "cause"
+    code = (
+        f"assert not __import__('os').path.exists({str(cause)!r}), 'full'; print('verdict: works')"
+    )
+    command = [sys.executable, "-c", code]
+    cause.touch()
+    assert gate.trial(cache, command) == "exit code 1: AssertionError: full"
+    cause.unlink()
+    assert gate.trial(cache, command) is None
+
+
+def test_a_trial_that_hangs(tmp_path, monkeypatch):
     monkeypatch.setattr(gate, "TIMEOUT_S", 0.2)
     command = [sys.executable, "-c", "input_ = __import__('threading').Event().wait()"]
     assert gate.trial(tmp_path / "virtual.json", command) == "it did not end in time"
-    assert not (tmp_path / "virtual.json").exists()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{broken"])
+# The last is how failures were remembered once.
+@pytest.mark.parametrize("content", ["", "[]", "{broken", '{"a build": "exit code 1"}'])
 def test_a_broken_cache_is_empty(tmp_path, content):
     cache = tmp_path / "virtual.json"
     cache.write_text(content)
     command = [sys.executable, "-c", "print('verdict: works')"]
     assert gate.trial(cache, command) is None
-    assert list(json.loads(cache.read_text()).values()) == [None]
+    assert len(json.loads(cache.read_text())) == 1
 
 
 def test_what_is_set_in_torch_is_set_through_patch_which_puts_it_back():

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.device.blocks import BLOCK
+from gpumagic.device.cards import BLOCK
 from gpumagic.telemetry import virtual_state as published
 from gpumagic.virtual import memory_account
 from gpumagic.virtual.memory_account import SEGMENT, MemoryAccount

@@ -9,7 +9,7 @@ from fake_sampler import Clock, Sampler
 
 from gpumagic import faults
 from gpumagic.device import here
-from gpumagic.widget import held_now
+from gpumagic.widget import notebook_watch
 from gpumagic.widget.notebook_watch import Audience
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 def test_it_has_the_rows_of_gpumem_by_gpu(ip):
     ip.run("x = zeros(10**6, device='cuda:1')\nsame = x[3:]\ny = zeros(3, device='cuda:0')")
-    told = held_now.held_now()
+    told = notebook_watch.held_now()
     assert json.loads(json.dumps(told)) == told
-    assert held_now.panel()._repr_json_()["gpus"] == told["gpus"]
+    assert notebook_watch.panel()._repr_json_()["gpus"] == told["gpus"]
     assert told["cell"] == ip.ip.execution_count - 1
     first, second = (told["gpus"][device.uuid] for device in here())
     assert [row["name"] for row in first["rows"]] == ["y"]
@@ -32,7 +32,7 @@ def test_it_has_the_rows_of_gpumem_by_gpu(ip):
 def test_what_is_small_is_a_sum(ip):
     ip.run("big = zeros(10**6, device='cuda')")
     ip.run("for n in range(20): globals()[f'x{n}'] = zeros(3, device='cuda')")
-    told = held_now.held_now()["gpus"][here()[0].uuid]
+    told = notebook_watch.held_now()["gpus"][here()[0].uuid]
     assert (len(told["rows"]), told["more"], told["left"]) == (3, 18, 18 * 512)
 
 
@@ -41,7 +41,7 @@ def test_without_torch_nothing_is_held_and_none_is_imported():
         "import sys\n"
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "InteractiveShell.instance()\n"
-        "from gpumagic.widget.held_now import panel\n"
+        "from gpumagic.widget.notebook_watch import panel\n"
         "print(panel()._repr_json_()['gpus'], 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from fake_sampler import Clock, Sampler
 
-from gpumagic.telemetry.measurements import Board
+from gpumagic.telemetry.history import Board
 from gpumagic.widget.notebook_watch import Audience
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -144,8 +144,8 @@ def _evidence(
         seen = [{_storage(t) for _, t in held_by(p.value)} - {None} for p in located]
         located = [part for part, storages in zip(located, seen, strict=True) if storages & within]
     known = frozenset(d for part in located for d in part.devices)
-    if len(known) > 1:
-        return tuple(located) if agree(message.devices, known) else ()
+    if len(known) > 1 and agree(message.devices, known):
+        return tuple(located)
     unknown = [part for part in leaves if not part.devices and part.value is None]
     unknown = [part for part in unknown if part.kind in ("unknown", "made", "module")]
     if any(part.factory for part in unknown):  # beside `nn.MSELoss()`, which has no tensors yet

@@ -12,7 +12,7 @@ import type { Deferred } from './deferred.js';
 type Told = Pick<Deferred, 'holdings'>;
 
 /** An expression, so that no name of the notebook's is touched. */
-const PANEL = "__import__('gpumagic.widget.held_now', fromlist=['panel']).panel()";
+const PANEL = "__import__('gpumagic.widget.notebook_watch', fromlist=['panel']).panel()";
 
 export class HoldingsOf {
   #isSeen: (monitor: Told) => boolean;

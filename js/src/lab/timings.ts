@@ -5,7 +5,7 @@ import type { KernelMessage } from '@jupyterlab/services';
 import type { Result } from '../snapshot.js';
 
 const SHOWN = ['display_data', 'execute_result'];
-/** What gpumagic/timing/view/comparison_view.py puts around the code of a comparison. */
+/** What gpumagic/timing/comparison_view.py puts around the code of a comparison. */
 const TITLE = '.gpumagic .gm-code.gm-title';
 const KEPT = 50;
 

@@ -30,7 +30,7 @@ export interface Many {
 
 type Pen = CanvasRenderingContext2D;
 
-/** The colors of gpumagic/display/svg.py: a GPU has its own wherever it is a line. */
+/** The colors of gpumagic/display/plot.py: a GPU has its own wherever it is a line. */
 export const HUES = [
   '#2f80ed',
   '#55a144',

@@ -1,4 +1,4 @@
-"""Load the stand-in libraries before torch, its kernels after; read the runtime's own log.
+"""Load the stand-in libraries before torch, its kernels after; read the runtime's log; plant faults.
 
     import standin_cuda, torch          # STANDIN_CUDA_DEVICES=2 in the environment, and what build.py installs
     with standin_cuda.log() as log:
@@ -6,49 +6,75 @@
     log.bytes("h2d"), log.count("stream_sync"), log.launches()
 """
 
+import atexit
 import ctypes
 import os
+import shutil
 import sys
+import tempfile
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
 _FOLDER = Path(os.environ.get("STANDIN_CUDA_LIBRARIES", "."))
-KINDS = (
-    "malloc malloc_failed free host_alloc host_free h2d d2h d2d peer h2h memset launch launch_unknown "
+KINDS = (  # as in standin.h
+    "malloc malloc_failed free host_alloc host_free h2d d2h d2d peer h2h memset launch refused "
     "stream_sync device_sync event_sync event_record stream_wait"
 ).split()
-SYNCS = {"stream_sync", "device_sync", "event_sync"}
+WAITS = {"stream_sync", "device_sync", "event_sync"}
 
 
 class _Record(ctypes.Structure):
-    _fields_ = [("ns", ctypes.c_uint64), ("kind", ctypes.c_int), ("dev", ctypes.c_int), ("bytes", ctypes.c_size_t),
-                ("stream", ctypes.c_void_p), ("name", ctypes.c_char_p), ("blocking", ctypes.c_int),
-                ("announced", ctypes.c_int)]  # fmt: skip
+    _fields_ = [("ns", ctypes.c_uint64), ("kind", ctypes.c_int), ("device", ctypes.c_int),
+                ("bytes", ctypes.c_size_t), ("stream", ctypes.c_void_p), ("name", ctypes.c_char_p),
+                ("blocking", ctypes.c_int)]  # fmt: skip
 
 
-def _load(name):
-    path = _FOLDER / name
-    return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL) if path.exists() else None
+def _load(path):
+    return ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
-runtime = kernels = None
-if os.environ.get("STANDIN_CUDA_DEVICES"):
-    if "torch" in sys.modules:
-        raise ImportError("standin_cuda must be imported before torch")
-    # A name that is loaded is not looked for again: torch's own folders of libraries do not matter.
-    runtime = _load(next(_FOLDER.glob("libcudart.so.*")).name)
-    _first = ("libcuda.so.1", "libnvidia-ml.so.1")
-    _others = [_load(n) for n in _first]
-    _others += [_load(p.name) for p in sorted(_FOLDER.glob("lib*.so.*")) if p.name not in _first]
-    runtime.standin_used.restype = ctypes.c_size_t
+def make_machine():
+    """A folder for this process and its children: what NVML tells, and who uses how much memory."""
+    folder = tempfile.mkdtemp(prefix="standin-cuda-")
+    owner = os.getpid()
+    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+    mib = int(os.environ.get("STANDIN_CUDA_MEMORY") or 16384)
+    nvml = Path(folder, "nvml.txt")
+    nvml.write_text(
+        f"gpus={os.environ['STANDIN_CUDA_DEVICES']}\ngpu.*.total={mib * 2**20}\n"
+        "gpu.*.reserved=0\ngpu.*.name=Stand-in H100\n"
+    )
+    os.environ.setdefault("STAND_IN_NVML", str(nvml))
+    os.environ["STANDIN_CUDA_USED"] = str(Path(folder, "used"))
+
+
+if "torch" in sys.modules:
+    raise ImportError("standin_cuda must be imported before torch")
+HAS_GPUS = int(os.environ.get("STANDIN_CUDA_DEVICES") or 0) > 0
+if HAS_GPUS and "STANDIN_CUDA_USED" not in os.environ:
+    make_machine()
+# A SONAME that is loaded is not searched for again: torch's own folders of libraries do not matter.
+runtime = _load(next(_FOLDER.glob("libcudart.so.*")))
+runtime.standin_used.restype = runtime.standin_log.restype = ctypes.c_size_t
+runtime.standin_slow.argtypes = [ctypes.c_double] * 3
+_driver = [_FOLDER / "libcuda.so.1", _FOLDER / "libnvidia-ml.so.1"]  # not there without a GPU
+_others = sorted({*_FOLDER.glob("lib*.so.*")} - {*_driver})
+_loaded = [_load(path) for path in (*(_driver if HAS_GPUS else ()), *_others)]
+_kernels = None
 
 
 class Log:
-    """What the runtime was asked for, in order: (kind, device, bytes, name, blocking)."""
+    """The calls that the runtime got since `begin`, in order: (kind, device, bytes, name, blocking)."""
 
     def __init__(self):
-        self.records = []
+        self.begin, self.end = _all_records()[0], None
+
+    @property
+    def records(self):
+        length, records = _all_records()
+        found = (records[i] for i in range(self.begin, length if self.end is None else self.end))
+        return [(KINDS[r.kind], r.device, r.bytes, (r.name or b"").decode(), bool(r.blocking)) for r in found]
 
     def of(self, *kinds):
         return [r for r in self.records if r[0] in kinds]
@@ -62,44 +88,72 @@ class Log:
     def launches(self):
         return Counter(r[3] for r in self.of("launch"))
 
+    def refused(self):
+        """Kernels and functions that nobody computes."""
+        return Counter(r[3] for r in self.of("refused"))
+
     def __str__(self):
-        told = Counter((r[0], r[1]) for r in self.records)
+        by_kind = Counter((r[0], r[1]) for r in self.records)
         return ", ".join(
             f"{kind}[{dev}] {n}" + (f" ({b:,} B)" if (b := sum(r[2] for r in self.of(kind) if r[1] == dev)) else "")
-            for (kind, dev), n in sorted(told.items())
+            for (kind, dev), n in sorted(by_kind.items())
         )
 
 
-def _all():
-    found = ctypes.POINTER(_Record)()
-    runtime.standin_log.restype = ctypes.c_size_t
-    n = runtime.standin_log(ctypes.byref(found))
-    return [(KINDS[r.kind], r.dev, r.bytes, (r.name or b"").decode(), bool(r.blocking)) for r in found[:n]]
+def _all_records():
+    records = ctypes.POINTER(_Record)()
+    return runtime.standin_log(ctypes.byref(records)), records
 
 
 @contextmanager
 def log():
-    """All that is asked of the runtime meanwhile."""
-    found, begun = Log(), len(_all())
+    """The calls that the runtime gets meanwhile."""
+    found = Log()
     try:
         yield found
     finally:
-        found.records = _all()[begun:]
+        found.end = _all_records()[0]
 
 
 def used(device=0, peak=False):
-    """Bytes of the device that are taken, with the context's; at most, ever, if `peak`."""
+    """Bytes of the device that this process has, its context included; the most so far if `peak`."""
     return runtime.standin_used(device, int(peak))
 
 
-def plant(error=710):
-    """From now on each call fails with this error, as after a device-side assert."""
-    runtime.standin_plant(error)
+def plant(error=710, after=0):
+    """Make CUDA fail with `error`, now or once `after` more kernels were launched.
+
+    An error that a real driver cannot recover from (214, 700, 702, 710, 716, 719) stays for the process; any other
+    (2: out of memory, 46: busy) is returned once.
+    """
+    runtime.standin_plant(error, after)
+
+
+def lose(device, error=46):
+    """Let each call on this device fail, and NVML lose the GPU that has this number there."""
+    runtime.standin_lose(device, error)
+    with open(os.environ["STAND_IN_NVML"], "a") as machine:
+        machine.write(f"gpu.{device}.lost={int(bool(error))}\n")
+
+
+def mend():
+    """Clear planted errors and lost devices, as only a new process can on a real GPU."""
+    runtime.standin_mend()
+
+
+def broken():
+    """The error that stays, or 0."""
+    return runtime.standin_sticky()
+
+
+def slow(kernel_us=0, copy_gbs=0, malloc_ms=0):
+    """Set how long a kernel, a copy to or from the host, and cudaMalloc take from now on; 0: no time."""
+    runtime.standin_slow(kernel_us, copy_gbs, malloc_ms)
 
 
 def install():
-    """torch calls this at the end of its import: an entry point of "torch.backends" names it."""
-    global kernels
-    if runtime is not None and kernels is None:
-        kernels = _load("libstandin_kernels.so")
-        kernels.standin_install()
+    """Register the kernels. torch calls this at the end of its import, by an entry point of "torch.backends"."""
+    global _kernels
+    if HAS_GPUS and _kernels is None:
+        _kernels = _load(_FOLDER / "libstandin_kernels.so")
+        _kernels.standin_install()

@@ -1,0 +1,418 @@
+"""Split values into parts by their items, and gather the results of the parts.
+
+Items are split as by `torch.tensor_split` and `numpy.array_split`. A part is copied where a slice
+would send the whole storage. Only the kinds of values named here are split.
+
+`gather` undoes `split`. Tensors are gathered on the CPU, without their autograd graph, which is not
+sent.
+
+The options of a cell are checked before anything runs. Results that do not fit together are given
+as a list of the parts, so no work is lost.
+"""
+
+import ast
+import copy
+import sys
+from collections import UserDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
+from numbers import Number
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from gpumagic.cluster.sending import Unsent
+from gpumagic.display.units import some
+from gpumagic.errors import GpuError, meant
+from gpumagic.faults import first_line
+from gpumagic.usercode.variables import names_assigned, names_read, variables_read
+
+WHAT = (
+    "a list, a tuple, a range, a tensor, an array, a data frame, a dataset, or a dict or named "
+    "tuple of these"
+)
+Bounds = tuple[int, int]
+
+
+def kind_of(value: Any) -> str:
+    """Which kind of value it is, of those that have items to share out; else an empty text."""
+    kind = type(value)
+    if issubclass(kind, Tensor):
+        return "tensor" if value.dim() else ""
+    if issubclass(kind, tuple):
+        fields = hasattr(kind, "_fields") and not issubclass(kind, PackedSequence)
+        return "fields" if fields else "sequence" if kind is tuple else ""
+    if issubclass(kind, (list, range)):
+        return "sequence" if issubclass(kind, list) else "range"
+    if issubclass(kind, (dict, UserDict)):
+        return "columns"
+    if issubclass(kind, Dataset):
+        return "" if issubclass(kind, IterableDataset) else "items"
+    return _of_library(value, kind)
+
+
+def _of_library(value: Any, kind: type) -> str:
+    """Of a library that this does not import: who has such a value has imported it."""
+    if issubclass(kind, _classes("numpy", "ndarray")):
+        return "array" if value.ndim else ""
+    if issubclass(kind, _classes("pandas", "DataFrame", "Series", "Index")):
+        return "frame"
+    return "rows" if issubclass(kind, _classes("datasets", "Dataset")) else ""
+
+
+def _classes(library: str, *names: str) -> tuple[type, ...]:
+    module = sys.modules.get(library, ModuleType(library))
+    return tuple(getattr(module, name) for name in names if hasattr(module, name))
+
+
+def length(value: Any) -> int:
+    """How many items it has; `GpuError` for what cannot be split."""
+    kind = kind_of(value)
+    if kind in ("columns", "fields"):
+        return _of_all(value.items() if kind == "columns" else value._asdict().items())
+    try:
+        if kind:
+            return len(value)
+    except TypeError:  # a dataset without a length
+        pass
+    raise GpuError(f"{_described(value)} cannot be split; give {WHAT}")
+
+
+def _of_all(columns: Iterable[tuple[Any, Any]]) -> int:
+    """The length that all columns have."""
+    lengths: dict[int, Any] = {}
+    for name, column in columns:
+        try:
+            lengths.setdefault(length(column), name)
+        except GpuError as error:
+            raise GpuError(f"{name!r}: {error}") from None
+    if len(lengths) > 1:
+        said = ", ".join(f"{name!r} has {count:,}" for count, name in lengths.items())
+        raise GpuError(f"its parts have different lengths: {said}; give all as many items")
+    return next(iter(lengths), 0)
+
+
+def _described(value: Any) -> str:
+    name = type(value).__name__
+    if isinstance(value, (str, bytes)):
+        return f"one {name}, of {len(value):,} characters,"
+    flat = " without dimensions" * (isinstance(value, Tensor) or hasattr(value, "ndim"))
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}{flat}"
+
+
+def take(value: Any, start: int, stop: int) -> Any:
+    """The items from `start` up to `stop`, as a value of the same kind."""
+    kind = kind_of(value)
+    if kind == "tensor":
+        # A view would be sent with all of the memory that it looks into.
+        part = value.detach().narrow_copy(0, start, stop - start)
+        return part.requires_grad_(value.requires_grad)
+    if kind == "columns":
+        return _of_columns(value, start, stop)
+    if kind == "fields":
+        return type(value)(*(take(item, start, stop) for item in value))
+    if kind == "frame":
+        return value[start:stop] if not hasattr(value, "iloc") else value.iloc[start:stop]
+    if kind == "rows":
+        return value.select(range(start, stop))
+    return Subset(value, range(start, stop)) if kind == "items" else value[start:stop]
+
+
+def _of_columns(value: Any, start: int, stop: int) -> Any:
+    made = copy.copy(value)  # which keeps the class, be its constructor what it may
+    for name, column in value.items():
+        made[name] = take(column, start, stop)
+    # What a tokenizer of HuggingFace has found beside its numbers, by text.
+    if encodings := getattr(value, "_encodings", None):
+        made._encodings = encodings[start:stop]
+    return made
+
+
+def shares(count: int, ranks: int) -> list[Bounds]:
+    """From which item to which each rank has: ``[(0, 9), (9, 17)]`` of 17 for 2."""
+    each, more = divmod(count, ranks)
+    ends = accumulate((each + (rank < more) for rank in range(ranks)), initial=0)
+    return list(pairwise(ends))
+
+
+def pieces(count: int, size: int) -> list[Bounds]:
+    """From which item to which each piece of `size` goes; the last may be smaller."""
+    return [(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def told(name: str, bounds: list[Bounds]) -> str:
+    """How many items are where: ``"17 prompts: 9 + 8"``."""
+    sizes = [stop - start for start, stop in bounds]
+    if len(sizes) > 4 and len({*sizes[:-1]}) == 1:
+        parts = f"{len(sizes)} × {sizes[0]:,}"
+        if sizes[-1] != sizes[0]:
+            parts = f"{len(sizes) - 1} × {sizes[0]:,} + {sizes[-1]:,}"
+    else:
+        parts = " + ".join(f"{each:,}" for each in sizes)
+    return f"{sum(sizes):,} {name}: {parts}"
+
+
+def gather(parts: Sequence[Any]) -> Any:
+    """All items of the parts, in order, as a value of their kind; `GpuError` where it has none."""
+    kinds = {kind_of(part): part for part in parts}
+    kind = next(iter(kinds))
+    if len(kinds) > 1:
+        names = " and ".join(dict.fromkeys(type(part).__name__ for part in kinds.values()))
+        raise GpuError(f"the parts are of different kinds: {names}; assign the same kind on each")
+    if not kind:
+        given = type(parts[0]).__name__
+        raise GpuError(f"{given} has no items to gather; type --reduce, or assign {WHAT}")
+    if kind == "items":
+        given = type(parts[0]).__name__
+        raise GpuError(f"a {given} cannot be gathered; gather what is computed from its items")
+    try:
+        return _GATHER[kind](parts)
+    except (RuntimeError, ValueError, TypeError) as error:  # shapes that do not fit
+        raise GpuError(f"the parts do not fit together: {first_line(error)}") from None
+
+
+def _tensors(parts: Sequence[Tensor]) -> Tensor:
+    # Always: else a part more or less would decide where the whole is.
+    return torch.cat([part.detach().cpu() for part in parts])
+
+
+def _sequences(parts: Sequence[Any]) -> Any:
+    every = chain.from_iterable(parts)
+    return tuple(every) if all(isinstance(part, tuple) for part in parts) else list(every)
+
+
+def _ranges(parts: Sequence[range]) -> Any:
+    """One range, where each goes on from the one before; else a list."""
+    filled = [part for part in parts if part] or parts[:1]
+    if all(a.step == b.step and a[-1] + a.step == b[0] for a, b in pairwise(filled)):
+        return range(filled[0].start, filled[-1].stop, filled[0].step)
+    return _sequences(parts)
+
+
+def _arrays(parts: Sequence[Any]) -> Any:
+    numpy: Any = sys.modules["numpy"]
+    masked = any(isinstance(part, numpy.ma.MaskedArray) for part in parts)
+    return (numpy.ma if masked else numpy).concatenate(parts)
+
+
+def _frames(parts: Sequence[Any]) -> Any:
+    # pandas warns that an empty one will have a say in the dtypes.
+    filled = [part for part in parts if len(part)] or [parts[0]]
+    if not hasattr(filled[0], "iloc"):
+        return filled[0].append(filled[1:])
+    return sys.modules["pandas"].concat(filled)
+
+
+def _rows(parts: Sequence[Any]) -> Any:
+    return sys.modules["datasets"].concatenate_datasets(list(parts))
+
+
+def _columns(parts: Sequence[Any]) -> Any:
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise GpuError("the parts have different keys; assign the same ones on each")
+    made = copy.copy(parts[0])
+    for name in parts[0]:
+        made[name] = _named(name, [part[name] for part in parts])
+    if getattr(made, "_encodings", None):
+        made._encodings = [*chain.from_iterable(part._encodings for part in parts)]
+    return made
+
+
+def _fields(parts: Sequence[Any]) -> Any:
+    kind = type(parts[0])
+    items = zip(kind._fields, zip(*parts, strict=True), strict=True)
+    return kind(*(_named(name, column) for name, column in items))
+
+
+def _named(name: Any, parts: Sequence[Any]) -> Any:
+    try:
+        return gather(parts)
+    except GpuError as error:
+        raise GpuError(f"{name!r}: {error}") from None
+
+
+_GATHER: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "tensor": _tensors,
+    "sequence": _sequences,
+    "range": _ranges,
+    "array": _arrays,
+    "frame": _frames,
+    "rows": _rows,
+    "columns": _columns,
+    "fields": _fields,
+}
+_PLAIN: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "mean": lambda parts: sum(parts) / len(parts),
+    "sum": sum,
+    "min": min,
+    "max": max,
+}
+_TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda parts: parts.sum(0) / len(parts),
+    "sum": lambda parts: parts.sum(0),
+    "min": lambda parts: parts.amin(0),
+    "max": lambda parts: parts.amax(0),
+}
+HOW = (*_PLAIN, "last")
+
+
+def check_how(how: str) -> None:
+    """Raise `GpuError` for what is no way to reduce."""
+    if how not in HOW:
+        raise GpuError(f"{how} is no way to reduce; {meant(how, HOW)}type {', '.join(HOW)}")
+
+
+def reduce(parts: Sequence[Any], how: str) -> Any:
+    """One number of those that the parts are, or one tensor: their mean, sum, min or max.
+
+    Each part counts the same, whatever it is of: a mean of means over 9 and 8 items is no mean over
+    17. ``"last"`` is the last part, whatever that is.
+    """
+    check_how(how)
+    if how == "last":
+        return parts[-1]
+    if any(isinstance(part, Tensor) for part in parts):
+        return _reduced(parts, how)
+    arrays = getattr(sys.modules.get("numpy"), "ndarray", ())
+    if any(isinstance(part, arrays) for part in parts):
+        numpy: Any = sys.modules["numpy"]
+        return getattr(numpy, how)(numpy.stack(list(parts)), axis=0)
+    try:
+        if all(isinstance(part, Number) for part in parts):
+            return _PLAIN[how](parts)
+    except TypeError:  # which of two complex numbers is the smaller?
+        pass
+    kind = next((type(p).__name__ for p in parts if not isinstance(p, Number)), "complex number")
+    raise GpuError(f"a {kind} has no {how}; reduce numbers or tensors, or type --gather")
+
+
+def _reduced(parts: Sequence[Any], how: str) -> Tensor:
+    wrong = next((part for part in parts if not isinstance(part, (Tensor, Number))), None)
+    if wrong is not None:
+        raise GpuError(f"a {type(wrong).__name__} among tensors has no {how}; assign the same kind")
+    tensors = [torch.as_tensor(part).detach().cpu() for part in parts]
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len(shapes) > 1:
+        said = " and ".join(map(str, sorted(shapes)))
+        raise GpuError(f"the parts have shapes {said}; reduce parts of one shape, or type --gather")
+    return _TENSORS[how](torch.stack(tensors))
+
+
+class Sharing(Protocol):
+    """What a line asks for: names to split, to gather and to reduce, and items at a time."""
+
+    @property
+    def split(self) -> tuple[str, ...]: ...
+    @property
+    def gather(self) -> tuple[str, ...]: ...
+    @property
+    def reduce(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def chunk(self) -> int | None: ...
+
+
+class SharedOut:
+    """The variables of `--split`: a part for each rank, or with `--chunk` as many as there are."""
+
+    def __init__(self, asked: Sharing, namespace: Mapping[str, Any], ranks: int) -> None:
+        self._values = {name: _value(name, namespace) for name in asked.split}
+        counts = {name: _length(name, value) for name, value in self._values.items()}
+        if len({*counts.values()}) > 1:
+            said = ", ".join(f"{name} has {count:,} items" for name, count in counts.items())
+            raise GpuError(f"--split: {said}; split together what has as many")
+        count = next(iter(counts.values()), 0)
+        self.bounds = pieces(count, asked.chunk) if asked.chunk else shares(count, ranks)
+        self.bounds = self.bounds or [(0, 0)]
+        # Of nothing one part is run, so that what comes of it is of the right kind.
+        filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start] or [0]
+        self.total = len(filled)
+        # The numbers of the parts that each rank runs: its own one, or of all who is free.
+        common = deque(filled)
+        self.queues = [
+            common if asked.chunk else deque([rank] if rank in filled else [])
+            for rank in range(ranks)
+        ]
+
+    def part(self, number: int) -> dict[str, Any]:
+        """The variables of one part, by name."""
+        return {name: take(value, *self.bounds[number]) for name, value in self._values.items()}
+
+    def __str__(self) -> str:
+        """``"17 prompts: 9 + 8"``."""
+        return told(" and ".join(self._values), self.bounds)
+
+
+def _value(name: str, namespace: Mapping[str, Any]) -> Any:
+    if name not in namespace:
+        question = meant(name, [known for known in namespace if not known.startswith("_")])
+        raise GpuError(f"--split {name}: no such variable; {question}make it in a cell before")
+    return namespace[name]
+
+
+def _length(name: str, value: Any) -> int:
+    try:
+        return length(value)
+    except GpuError as error:
+        raise GpuError(f"--split {name}: {error}") from None
+
+
+def check(asked: Sharing, tree: ast.AST, namespace: Mapping[str, Any]) -> None:
+    """Raise `GpuError` for a name to split that the cell does not read, for one to gather that it
+    does not assign, and for what is no way to reduce."""
+    read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []
+    for name in asked.split:
+        if name in namespace and name not in read:
+            raise GpuError(
+                f"--split {name}: the cell does not read {name}, so each would do all of it; "
+                f"{meant(name, read)}it reads {some(read) or 'no variable'}"
+            )
+    assigned = names_assigned(tree)
+    for option, names in (("gather", asked.gather), ("reduce", tuple(dict(asked.reduce)))):
+        for name in names:
+            if name not in (*assigned, *asked.split):
+                there = f"it assigns {some(assigned)}" if assigned else "it assigns nothing"
+                question = meant(name, assigned)
+                raise GpuError(
+                    f"--{option} {name}: the cell does not assign {name}; {question}{there}"
+                )
+    for _, how in asked.reduce:
+        check_how(how)
+
+
+def put_together(
+    asked: Sharing, parts: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], list[str]]:
+    """What is to be set in the notebook, by name; and of lists of parts why they are that."""
+    made: dict[str, Any] = {}
+    wrong: list[str] = []
+    hows = {**dict.fromkeys(asked.gather, ""), **dict(asked.reduce)}
+    for name, how in hows.items():
+        found = [part[name] for part in parts if name in part]
+        option = f"--reduce {name}={how}" if how else f"--gather {name}"
+        try:
+            if len(found) < len(parts):
+                raise GpuError(f"{len(parts) - len(found)} of {len(parts)} parts did not assign it")
+            if unsent := next((each for each in found if isinstance(each, Unsent)), None):
+                raise GpuError(f"it cannot leave its rank ({unsent.why})")
+            made[name] = reduce(found, how) if how else gather(found)
+        except GpuError as error:
+            made[name] = found
+            wrong.append(f"{option}: {error}; {name} is the list of its {len(found)} parts")
+    return made, wrong
+
+
+def said(asked: Sharing, made: Mapping[str, Any], parts: int) -> tuple[str, ...]:
+    """What was put together of so many parts, in words."""
+    reduced, words = dict(asked.reduce), []
+    if asked.gather and made:
+        on_cpu = any(isinstance(made[name], Tensor) for name in asked.gather)
+        words.append(f"gathered {some(asked.gather)}{' on the CPU' * on_cpu}")
+    if reduced and made:
+        equal = "" if {*reduced.values()} == {"last"} else ", each counted the same"
+        hows = ", ".join(f"{name} is the {how}" for name, how in reduced.items())
+        words.append(f"{hows} of {parts} parts{equal}")
+    return tuple(words)

@@ -1,0 +1,335 @@
+"""Compare the results of each device with those of the first.
+
+Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's
+tolerances of their dtype, relative to the largest number in the tensor: the rounding error of a sum
+is proportional to its terms (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1). A GPU
+that computes in TF32 is allowed TF32's precision. Python's floats mostly come from float32 and
+count as such.
+"""
+
+import cmath
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from gpumagic import faults
+from gpumagic.device import CPU, here
+from gpumagic.display.units import size
+from gpumagic.frameworks.beside import Beside
+from gpumagic.timing.timing import Agreement
+from gpumagic.usercode.values import comes_from, is_tensor, torch_here
+
+# Relative and absolute, as torch.testing has them; of 8 bits it has none of its own.
+_TOLERANCES = {
+    "float16": (1e-3, 1e-5),
+    "bfloat16": (1.6e-2, 1e-5),
+    "float32": (1.3e-6, 1e-5),
+    "float64": (1e-7, 1e-7),
+    "complex32": (1e-3, 1e-5),
+    "complex64": (1.3e-6, 1e-5),
+    "complex128": (1e-7, 1e-7),
+}
+FLOAT32 = _TOLERANCES["float32"]
+# Numbers that are compared at a time: wide copies of all could be eight times its memory.
+_PART = 2**22
+
+
+def alike(one: Any, other: Any) -> tuple[Any, Any]:
+    """Two results as arrays of one library: tensors where one of them is, else NumPy's."""
+    library = torch_here() if is_tensor(one) or is_tensor(other) else sys.modules["numpy"]
+    return library.asarray(one), library.asarray(other)
+
+
+def dtype_of(array: Any) -> str:
+    """``"float32"``, ``"bfloat16"``, ``"int4"``."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def tolerance(array: Any) -> tuple[float, float] | None:
+    """How far floats of an array's dtype may be apart, relative and absolute; None for others."""
+    name = dtype_of(array)
+    if not name.startswith(("float", "bfloat", "complex")):
+        return None
+    # NumPy knows nothing of the dtypes that JAX and TensorFlow bring along.
+    about = torch_here() if is_tensor(array) else sys.modules.get("ml_dtypes", sys.modules["numpy"])
+    info = about.finfo(array.dtype)
+    relative, absolute = _TOLERANCES.get(name, (0.0, 0.0))
+    return max(relative, float(info.eps)), max(absolute, float(info.tiny))
+
+
+def equal_arrays(one: Any, other: Any) -> bool:
+    """Whether all numbers are equal."""
+    if is_tensor(one):
+        return bool(one.equal(other))
+    return bool(sys.modules["numpy"].array_equal(one, other))
+
+
+def array_differences(one: Any, other: Any) -> tuple[float, float]:
+    """The largest difference of finite numbers, NaN if others differ, and the largest of `one`."""
+    library: Any = torch_here() if is_tensor(one) else sys.modules["numpy"]
+    kind = library.complex128 if "complex" in dtype_of(one) else library.float64
+    flat = one.reshape(-1), other.reshape(-1)
+    largest = most = 0.0
+    for start in range(0, math.prod(one.shape), _PART):
+        x, y = (library.asarray(each[start : start + _PART], dtype=kind) for each in flat)
+        usual = library.isfinite(x) & library.isfinite(y)
+        if not library.allclose(x[~usual], y[~usual], equal_nan=True):
+            return math.nan, most
+        # Zeros make no difference to either.
+        x, y = library.where(usual, x, 0.0), library.where(usual, y, 0.0)
+        largest = max(largest, float(abs(x - y).max()))
+        most = max(most, float(abs(x).max()))
+    return largest, most
+
+
+def numbers_apart(one: complex, other: complex) -> tuple[float, float]:
+    """The same of two numbers of Python's."""
+    if cmath.isfinite(one) and cmath.isfinite(other):
+        return abs(one - other), abs(one)
+    both = one == other or (cmath.isnan(one) and cmath.isnan(other))
+    return (0.0 if both else math.nan), 0.0
+
+
+# TF32 keeps 10 bits of a float32's 23 (NVIDIA, "TensorFloat-32 in the A100 GPU").
+_TF32 = 2.0**-10
+# Bytes of results beyond which they are not kept for the comparison.
+_KEPT = 2**30
+_DEEPEST = 20
+_NUMBERS = (bool, int, float, complex)
+_RANDOM = "the cell draws random numbers, which differ by device"
+_IN_PLACE = "each device goes on from what the one before has left, in place"
+
+
+class Agreeing:
+    """Keeps what the first device gave at one value, and the worst agreement of each other one."""
+
+    def __init__(self, in_place: bool) -> None:
+        self._in_place = in_place
+        self._at: dict[str, Any] | None = None
+        self._first: tuple[str, dict[str, Any], frozenset[str]] | None = None
+        self.worst: dict[str, Agreement] = {}  # of each device but the first
+
+    def add(
+        self, where: str, values: Mapping[str, Any], numbers: dict[str, Any], drawn: frozenset[str]
+    ) -> None:
+        """Compare an `outcome`; `drawn` are the kinds of devices whose generators were used."""
+        if self._first is None or self._at != dict(values):
+            self._at, self._first = dict(values), (where, numbers, drawn)
+            return
+        reference, expected, drew = self._first
+        if self._in_place:
+            found = Agreement(where, reference, None, reason=_IN_PLACE)
+        else:
+            found = agree(reference, expected, where, numbers, drew != drawn)
+        if found.same is not True:
+            found = replace(found, values=dict(values))
+        self.worst[where] = max(self.worst.get(where, found), found, key=_badness)
+
+    def forget(self) -> None:
+        """Let go of the numbers."""
+        self._first = None
+
+
+def _badness(found: Agreement) -> tuple[int, float]:
+    return {True: 0, None: 1, False: 2}[found.same], found.largest or 0.0
+
+
+def agree(
+    reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
+) -> Agreement:
+    """Whether two devices gave the same `outcome`; numbers `drawn` at random need not be."""
+    loose = _uses_tf32(reference) or _uses_tf32(where)
+    differences: list[_Difference] = []
+    skipped = []
+    try:
+        for name in dict.fromkeys((*expected, *found)):
+            if name not in found or name not in expected:
+                absent = where if name not in found else reference
+                differences.append(_Difference(name, math.inf, f"{name} is missing on {absent}"))
+                continue
+            one, other = expected[name], found[name]
+            if isinstance(one, Skipped) or isinstance(other, Skipped):
+                nbytes = one.nbytes if isinstance(one, Skipped) else other.nbytes
+                skipped.append(f"{name} ({size(nbytes)})")
+            else:
+                differences.append(_compare(name, one, other, loose, where, reference))
+    except Exception as error:  # noqa: BLE001  a comparison must never cost the measurement
+        faults.keep("comparing the numbers of two devices", error)
+        reason = f"comparing raised {type(error).__name__}"
+        return Agreement(where, reference, None, reason=reason)
+    reason = f"too large to keep: {', '.join(skipped)}" if skipped else ""
+    return _judge(Agreement(where, reference, True, reason=reason), differences, drawn)
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """How far apart one result is: `excess` in units of what is allowed."""
+
+    name: str
+    excess: float
+    reason: str = ""
+    largest: float | None = None
+
+
+def _judge(fine: Agreement, differences: list[_Difference], drawn: bool) -> Agreement:
+    """The worst of the differences, or the largest of those that are allowed."""
+    if not differences:
+        return replace(fine, same=None, reason=fine.reason or "the code gives no numbers")
+    worst = max(differences, key=lambda d: d.excess)
+    if worst.excess > 1:
+        same, reason = (None, _RANDOM) if drawn else (False, worst.reason)
+        return replace(fine, same=same, largest=worst.largest, name=worst.name, reason=reason)
+    largest = max(differences, key=lambda d: d.largest or 0.0)
+    return replace(fine, largest=largest.largest, name=largest.name)
+
+
+def _compare(
+    name: str, one: Any, other: Any, loose: bool, where: str, reference: str
+) -> _Difference:
+    if isinstance(one, _NUMBERS) and isinstance(other, _NUMBERS):
+        if not {type(one), type(other)} & {float, complex}:
+            apart = float(min(abs(one - other), 2**1000))
+            return _Difference(name, math.inf if apart else 0.0, f"{name} differs", apart)
+        return _within(name, numbers_apart(one, other), FLOAT32, loose)
+    a, b = alike(one, other)
+    for word, left, right in (
+        ("shape", tuple(a.shape), tuple(b.shape)),
+        ("dtype", dtype_of(a), dtype_of(b)),
+    ):
+        if left != right:
+            said = f"{name} has {word} {right} on {where}, {left} on {reference}"
+            return _Difference(name, math.inf, said)
+    if (allowed := tolerance(a)) is not None:
+        loose = loose and dtype_of(a) in ("float32", "complex64")
+        return _within(name, array_differences(a, b), allowed, loose)
+    same = equal_arrays(a, b)
+    apart = 0.0 if same else array_differences(a, b)[0]
+    return _Difference(name, 0.0 if same else math.inf, f"{name} differs", apart)
+
+
+def _within(
+    name: str, found: tuple[float, float], allowed: tuple[float, float], loose: bool
+) -> _Difference:
+    """How far floats are apart, by what is `allowed`; TF32's precision where that is `loose`."""
+    (apart, most), (rtol, atol) = found, allowed
+    if loose:
+        rtol = max(rtol, _TF32)
+    if math.isnan(apart):
+        return _Difference(name, math.inf, f"{name} is infinite or NaN in other places")
+    return _Difference(name, apart / (atol + rtol * most), f"{name} differs by {apart:.2g}", apart)
+
+
+def _uses_tf32(where: str) -> bool:
+    if "cuda" not in where:
+        return False
+    torch = torch_here()
+    if torch is None:  # JAX and TensorFlow do unless they are told otherwise
+        return not any(device.virtual for device in here(memory=False))
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+        return bool(tf32) and torch.cuda.get_device_capability() >= (8, 0)
+    except RuntimeError:  # torch's new and old way to set it were mixed
+        return True
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A result that was not kept, and its size in bytes."""
+
+    nbytes: int
+
+
+def outcome(
+    globals: dict[str, Any],
+    assigned: Iterable[str],
+    value: Any,
+    most: int = _KEPT,
+    beside: Beside | None = None,
+) -> dict[str, Any]:
+    """Numbers and tensors on the CPU, `most` bytes in all, by the names that a person writes.
+
+    Arrays of the frameworks `beside` torch are NumPy's there.
+    """
+    found: dict[str, Any] = {}
+    room = most
+    values = {name: globals[name] for name in assigned if name in globals}
+    seen: dict[int, Any] = {}
+    for first, each in [*values.items(), ("Out", value)]:
+        for name, item in _leaves(first, each, seen, beside):
+            if isinstance(item, _NUMBERS):
+                found[name] = item
+                continue
+            try:
+                nbytes = _nbytes(item, beside)
+                found[name] = _on_host(item, beside) if nbytes <= room else Skipped(nbytes)
+            except (RuntimeError, NotImplementedError, TypeError, ValueError):
+                continue  # it has no numbers to show, as a tensor on the meta device
+            room -= 0 if nbytes > room else nbytes
+    return found
+
+
+def _leaves(
+    name: str, value: Any, seen: dict[int, Any], beside: Beside | None, depth: int = 0
+) -> Iterator[tuple[str, Any]]:
+    kind = type(value)
+    if kind in _NUMBERS:
+        yield name, value
+        return
+    if id(value) in seen or depth > _DEEPEST:
+        return
+    seen[id(value)] = value
+    numpy: Any = sys.modules.get("numpy")
+    if is_tensor(value) or (beside is not None and beside.of(value) is not None):
+        yield name, value
+    elif numpy is not None and issubclass(kind, (numpy.generic, numpy.ndarray)):
+        if value.dtype.kind in "biufc":
+            one = issubclass(kind, numpy.generic)
+            yield name, value.item() if one else value
+    else:
+        try:
+            parts = [(f"{name}{step}", item) for step, item in _parts(value, kind, beside)]
+        except Exception:  # noqa: BLE001  the user's own class, which is not to be shown
+            return
+        for path, item in parts:
+            yield from _leaves(path, item, seen, beside, depth + 1)
+
+
+def _parts(value: Any, kind: type, beside: Beside | None) -> Iterable[tuple[str, Any]]:
+    if issubclass(kind, (list, tuple)):
+        names = getattr(kind, "_fields", None)
+        return [(f".{names[n]}" if names else f"[{n}]", v) for n, v in enumerate(value)]
+    if issubclass(kind, dict):
+        return [(f"[{key!r}]", item) for key, item in value.items()]
+    if comes_from(kind, "torch.nn.Module"):
+        return [(f".{key}", item) for key, item in value.state_dict(keep_vars=True).items()]
+    if is_dataclass(kind):
+        return [(f".{f.name}", getattr(value, f.name, None)) for f in fields(kind)]
+    split = None if beside is None else beside.parts(value)
+    return [] if split is None else [(f"[{n}]", item) for n, item in enumerate(split[0])]
+
+
+def _nbytes(item: Any, beside: Beside | None) -> int:
+    if is_tensor(item):
+        # Of a sparse one what it takes when it is no longer sparse.
+        return int(item.numel() * item.element_size())
+    framework = None if beside is None else beside.of(item)
+    return int(item.nbytes) if framework is None else framework.nbytes(item)
+
+
+def _on_host(item: Any, beside: Beside | None) -> Any:
+    if not is_tensor(item):
+        numpy: Any = sys.modules["numpy"]
+        framework = None if beside is None else beside.of(item)
+        # A copy's memory, which a computation may not be given any more.
+        return numpy.array(item if framework is None else framework.copy(item, CPU))
+    torch = torch_here()
+    tensor = item
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        plain = tensor.detach().to("cpu", copy=True)
+        if plain.layout is not torch.strided:
+            plain = plain.to_dense()
+        return plain.resolve_conj().resolve_neg()

@@ -1,1 +1,0 @@
-"""Read on which devices code is to be timed."""

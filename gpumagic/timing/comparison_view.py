@@ -1,0 +1,332 @@
+"""Show a comparison as text, HTML, or an SVG figure.
+
+One device at one point is a line, as of `%timeit`. A column without any value is left out; a value
+that is missing in a column is N/A.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from html import escape
+from typing import Any
+
+from gpumagic.display import plot, table
+from gpumagic.display.plot import Crossing, Curve, Ending, Frame, Plot, Point
+from gpumagic.display.table import Column, Fold, block, folded, tag
+from gpumagic.display.units import duration, energy, fine, rate, size, tick, times
+from gpumagic.timing import verdict
+from gpumagic.timing.comparison import Comparison
+from gpumagic.timing.timing import Timing
+from gpumagic.timing.verdict import percent, point, spelled
+
+
+class Panel:
+    """The curves of a sweep."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.name = comparison.axis or ""
+        values = comparison.sweep[self.name]
+        self.ordinal = not all(type(v) in (int, float) for v in values)
+        if self.ordinal:
+            self.values = [(float(n), value) for n, value in enumerate(values)]
+        else:
+            self.values = sorted(((float(v), v) for v in values), key=lambda pair: pair[0])
+        looks = plot.looks(comparison.devices)
+        self.curves = [self._curve(comparison, where, look) for where, look in looks.items()]
+        self.crossings = []
+        for c in verdict.crossovers(comparison):
+            words = verdict.at(c)
+            tip = f"{c.faster} is faster than {c.slower} from {words}"
+            self.crossings.append(Crossing(c.at, c.seconds, words, tip))
+
+    def _curve(self, comparison: Comparison, where: str, look: plot.Look) -> Curve:
+        points: list[Point] = []
+        endings: list[Ending] = []
+        for x, value in self.values:
+            timing = comparison.at(where, {self.name: value})
+            if timing is None:
+                continue
+            tip = f"{where} · {point(timing.values)}"
+            if timing.median:
+                low, high = timing.quartiles or (0.0, 0.0)
+                spread = f" · IQR {percent(timing.iqr)}" if timing.iqr is not None else ""
+                tip = f"{tip} · {fine(timing.median)}{spread}"
+                points.append(Point(x, timing.median, low, high, tip))
+            elif timing.error not in (None, "interrupted"):
+                words = spelled(timing.error)
+                last = points[-1] if points else None
+                endings.append(Ending(x, words, f"{tip} · {words}", last))
+        return Curve(where, look, points, endings)
+
+
+def sweep_figure(comparison: Comparison) -> str:
+    """Return an SVG element with the curves of a sweep; ``""`` if nothing was measured."""
+    panel = Panel(comparison)
+    ends = [
+        f"{curve.name} from {fine(curve.points[0].y)} to {fine(curve.points[-1].y)}"
+        for curve in panel.curves
+        if curve.points
+    ]
+    if not ends:
+        return ""
+    timings = comparison.timings
+    heights = [edge for t in timings for edge in (*(t.quartiles or ()), t.median) if edge]
+    words = {x: spelled(value) for x, value in panel.values}
+    label = f"median time over {panel.name}: {'; '.join(ends)}"
+    made = Plot(Frame(), words, heights, panel.curves, ordinal=panel.ordinal)
+    return made.svg(panel.name, tick, panel.crossings, label)
+
+
+# Of a sweep, rows at its beginning and at its end. A saved notebook carries all of HTML's.
+_FOLD = Fold(24, 12, "… {} more; to_pandas() has all")
+_HTML_FOLD = Fold(200, 0, "{} more; to_pandas() has all")
+# As many rows are shown without a click.
+_UNFOLDED = 6
+# Python goes on this much sooner than the device: worth a column.
+_SOONER = 0.9
+
+
+def text(comparison: Comparison) -> str:
+    """For terminals, 100 columns."""
+    problems = [f"! {line}" for line in verdict.problems(comparison)]
+    doubts = [f"~ {line}" for line in verdict.uncertain(comparison)]
+    if line := verdict.one_line(comparison):
+        notes = [*verdict.inside(comparison), *comparison.notes]
+        return _lines([line, *problems, *doubts, *notes], "")
+    columns = columns_of(comparison)
+    wrong = [f"! {line}" for line in verdict.wrong(comparison)]
+    answer = _lines([*wrong, *verdict.answer(comparison)], "")
+    then = verdict.differences(comparison)
+    notes = [*then, *doubts, *legend(columns), *verdict.measured(comparison)]
+    parts = [
+        # The code belongs to the answer.
+        f"{answer}\n  {comparison.title}",
+        _lines(problems, "  "),
+        "\n".join(table.lines(columns, "  ", _FOLD)),
+        _lines([*notes, verdict.machine(comparison)], "  "),
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def _lines(lines: Iterable[str], margin: str) -> str:
+    return "\n".join("\n".join(table.wrapped(line, margin)) for line in lines)
+
+
+def html(comparison: Comparison) -> str:
+    """For notebooks: static, with all that it needs."""
+    columns = columns_of(comparison)
+    problems = [tag("div", line, "gm-problem") for line in verdict.problems(comparison)]
+    doubts = [tag("div", line, "gm-note") for line in verdict.uncertain(comparison)]
+    where = tag("div", verdict.machine(comparison), "gm-caption gm-where")
+    if line := verdict.one_line(comparison):
+        shown = [tag("div", note, "gm-note") for note in comparison.notes]
+        details = "".join([*problems, *doubts, *shown])
+        one = folded(line, _how(comparison, columns) + where) + details
+        return block(one, "table", "comparison")
+    wrong = [tag("div", line, "gm-answer gm-bad") for line in verdict.wrong(comparison)]
+    answers = verdict.answer(comparison)
+    lines = [tag("div", line, "gm-answer" if not n else "") for n, line in enumerate(answers)]
+    parts = [
+        *wrong,
+        *lines,
+        tag("div", comparison.title, "gm-code gm-title"),
+        *problems,
+        _plot(comparison, columns) if comparison.sweep else _bars(comparison, columns),
+        *(tag("div", line, "gm-note") for line in verdict.differences(comparison)),
+        *doubts,
+        where,
+        folded("how it was measured", _how(comparison, columns)),
+    ]
+    return block("".join(parts), "table", "comparison")
+
+
+def _bars(comparison: Comparison, columns: list[Column]) -> str:
+    """A row for each device, its bar as long as its time."""
+    timings = _rows(comparison)
+    longest = max((max(t.quartiles or (0, 0)) for t in timings), default=0.0)
+    looks = plot.looks([timing.where for timing in timings])
+    bars = [_race(timing, longest, looks[timing.where].color) for timing in timings]
+    lane = Column("", [""] * len(bars), css="gm-lane", html=bars)
+    return table.html([*columns[:1], lane, *columns[1:]])
+
+
+def _race(timing: Timing, longest: float, color: str) -> str:
+    """The bar to the median, and over it a line from the first quartile to the third."""
+    if not timing.median or not timing.quartiles or not longest:
+        return ""
+    low, high = (100 * edge / longest for edge in timing.quartiles)
+    label = f"{timing.where}: median {fine(timing.median)}"
+    if timing.iqr is not None:
+        first, third = map(fine, timing.quartiles)
+        label += f", half of the repeats from {first} to {third}"
+    return (
+        f'<span class="gm-race" role="img" aria-label="{escape(label)}" title="{escape(label)}">'
+        f'<i style="width:{100 * timing.median / longest:.2f}%;background:{color}"></i>'
+        f'<u style="left:{low:.2f}%;width:{high - low:.2f}%"></u></span>'
+    )
+
+
+def _plot(comparison: Comparison, columns: list[Column]) -> str:
+    """The plot, then all numbers, folded if they are many."""
+    unfolded = len(comparison.points) <= _UNFOLDED
+    figure = sweep_figure(comparison)
+    return figure + folded("medians", table.html(columns, fold=_HTML_FOLD), unfolded=unfolded)
+
+
+def _how(comparison: Comparison, columns: list[Column]) -> str:
+    """How it was measured, and the code."""
+    lines = [*legend(columns), *verdict.measured(comparison)]
+    code = comparison.code.strip("\n")
+    setup = f"# set-up\n{comparison.setup.strip()}\n\n" if comparison.setup else ""
+    notes = "".join(tag("div", line, "gm-note") for line in lines)
+    return notes + tag("pre", setup + code, "gm-code")
+
+
+def columns_of(comparison: Comparison) -> list[Column]:
+    """Of a sweep a row for each point, else one for each device."""
+    return _of_sweep(comparison) if comparison.sweep else _of_devices(comparison)
+
+
+def legend(columns: Sequence[Column]) -> list[str]:
+    """What a table does not say of itself."""
+    heads = {column.head for column in columns}
+    said = {
+        "host": "host: until Python went on, the device still at work",
+        "compiled": "compiled: in the first run, in none of the times",
+        "first run": "first run: with tracing and compiling, in none of the times",
+        "peak": "peak: memory that the code added; its inputs were there before",
+        "change": "change: against the earlier run; same is within the spread of both",
+    }
+    return [words for head, words in said.items() if head in heads]
+
+
+def _rows(comparison: Comparison) -> list[Timing]:
+    """The timings, and after several at the same time the same ones one after the other."""
+    rows = []
+    for timing in comparison.timings:
+        rows.append(timing)
+        if timing.alone:
+            where, many = timing.where.replace("+", ", then "), timing.where.count("+") + 1
+            items = many * (timing.items or comparison.items or 0) or None
+            rows.append(Timing(where, timing.alone, virtual=timing.virtual, items=items))
+    return rows
+
+
+def _of_devices(comparison: Comparison) -> list[Column]:
+    timings = _rows(comparison)
+    peaks = [max(t.peak.values(), default=None) for t in timings]
+    numbers = [verdict.numbers(comparison, t.where) for t in timings]
+    wrong = ["gm-bad gm-this" * words.startswith("DIFFERS") for words in numbers]
+    number = partial(Column, number=True, css="gm-dim")
+    columns = [
+        Column("device", [f"{t.where}{' (virtual)' * t.virtual}" for t in timings], css="gm-code"),
+        number("median", [t.error or fine(t.median) for t in timings], css="gm-this", fit="cut"),
+        number("IQR", [_iqr(t) for t in timings]),
+        number("speed-up", [_speedup(comparison, t) for t in timings], css="gm-this"),
+        number("change", [_change(comparison, t) for t in timings], css="gm-this"),
+        number("host", [_host(t) for t in timings]),
+        number("throughput", [_throughput(comparison, t) for t in timings]),
+        number("compiled", _if_some([t.compiled for t in timings])),
+        number("first run", _if_some([t.first for t in timings])),
+        number("energy", _if_any([t.energy for t in timings], energy)),
+        number("peak", _if_any(peaks, size)),
+        Column("numbers", numbers, css=wrong),
+    ]
+    # A speed-up is of two.
+    return [c for c in columns if sum(map(bool, c.cells)) >= (2 if c.head == "speed-up" else 1)]
+
+
+def _if_some(seconds: Sequence[float | None]) -> list[str]:
+    """Durations, unless each of them is not known, or nothing."""
+    return _if_any(seconds, duration) if any(seconds) else []
+
+
+def _if_any(values: Sequence[Any], words: Callable[[Any], str]) -> list[str]:
+    return [words(value) for value in values] if any(v is not None for v in values) else []
+
+
+def _iqr(timing: Timing) -> str:
+    """From the first quartile to the third, out of the median; of a few repeats their number."""
+    if timing.median is None:
+        return ""
+    if timing.iqr is None:
+        count = len(timing.seconds)
+        return f"{count} run{'s' * (count > 1)}"
+    return percent(timing.iqr)
+
+
+def _speedup(comparison: Comparison, timing: Timing) -> str:
+    """Against the first device; nothing for virtual GPUs, and for several at the same time."""
+    first = comparison.at(comparison.alone[0], timing.values)
+    if "+" in timing.where or timing.where not in comparison.alone:
+        return ""
+    if timing.virtual or first is None or first.virtual:
+        return ""
+    if len(comparison.alone) < 2 or comparison.disagreement(timing.where):
+        return ""
+    return times(first.median / timing.median) if first.median and timing.median else ""
+
+
+def _change(comparison: Comparison, timing: Timing | None) -> str:
+    """Against the earlier run: ``"1.32 × faster"``, ``"same"``, ``"new"``; nothing without one."""
+    return next((str(c) for c in comparison.change if timing and c.of(timing)), "")
+
+
+def _host(timing: Timing) -> str:
+    """Until Python went on, where that is much sooner."""
+    if timing.host_median is None or not timing.median:
+        return ""
+    return fine(timing.host_median) if timing.host_median < _SOONER * timing.median else ""
+
+
+def _throughput(comparison: Comparison, timing: Timing | None) -> str:
+    """Items a second."""
+    found = None if timing is None else timing.rate(comparison.items)
+    return "" if found is None else rate(found)
+
+
+def _of_sweep(comparison: Comparison) -> list[Column]:
+    """Its variables, each device's median, and which is the fastest."""
+    points = comparison.points
+    won = [_winner(comparison, point) for point in points]
+    columns = [
+        Column(name, [spelled(values[name]) for values in points], number=True)
+        for name in comparison.sweep
+    ]
+    for where in comparison.devices:
+        timings = [comparison.at(where, point) for point in points]
+        virtual = any(t is not None and t.virtual for t in timings)
+        name = f"{where} (virtual)" if virtual else where
+        bold = ["gm-win" * (name == fastest) for fastest, _ in won]
+        columns.append(Column(name, [_cell(t) for t in timings], number=True, css=bold))
+        rates = [_throughput(comparison, t) for t in timings]
+        if any(rates):
+            columns.append(Column("", rates, number=True))
+        changes = [_change(comparison, t) for t in timings]
+        if any(changes):
+            columns.append(Column("change", changes, number=True))
+    if any(fastest for fastest, _ in won):
+        columns.append(Column("fastest", [fastest for fastest, _ in won]))
+        columns.append(Column("", [by for _, by in won], number=True))
+    return columns
+
+
+def _cell(timing: Timing | None) -> str:
+    """A median, with a ``~`` where it is spread widely; or why there is none."""
+    if timing is None:
+        return "–"
+    if timing.error:
+        return f"✕ {spelled(timing.error)}"
+    return f"{'~' * timing.unsteady}{fine(timing.median)}"
+
+
+def _winner(comparison: Comparison, point: Mapping[str, Any]) -> tuple[str, str]:
+    """``("cuda:0", "11.3 ×")``, against the slowest of those alone; nothing of virtual GPUs."""
+    timed = [comparison.at(where, point) for where in comparison.alone]
+    known = [t for t in timed if t is not None and t.median and not t.virtual]
+    fastest = comparison.fastest(point)
+    if fastest is None or fastest not in known or len(known) < 2:
+        return "", ""
+    slowest = max(known, key=lambda t: t.median or 0.0)
+    if not fastest.differs(slowest):
+        return "within the spread", ""
+    return fastest.where, times((slowest.median or 0.0) / (fastest.median or 1.0))

@@ -1,0 +1,298 @@
+"""Look up timings by device and value, find crossings, and compare with an earlier run.
+
+A device may have any of the usual spellings, and need not be on this machine.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations, pairwise
+from typing import Any, Literal
+
+from gpumagic import device as names
+from gpumagic.device import Device
+from gpumagic.display.units import times
+from gpumagic.errors import GpuError
+from gpumagic.timing.timing import Agreement, Machine, Timing
+from gpumagic.usercode import sweep as sweeping
+from gpumagic.usercode.sweep import key
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """From here on another device is the faster one; `seconds` is what both take there."""
+
+    faster: str
+    slower: str
+    variable: str
+    at: float
+    seconds: float
+
+
+class Lookup:
+    """The part of a `Comparison` that its own judgements build on."""
+
+    timings: tuple[Timing, ...]
+    agreements: tuple[Agreement, ...]
+    sweep: Mapping[str, tuple[Any, ...]]
+    machine: Machine
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Every WHERE once, in their order."""
+        return tuple(dict.fromkeys(t.where for t in self.timings))
+
+    @cached_property
+    def alone(self) -> tuple[str, ...]:
+        """The devices without those that ran together, unless there are no others."""
+        return tuple(where for where in self.devices if "+" not in where) or self.devices
+
+    @cached_property
+    def points(self) -> list[dict[str, Any]]:
+        """The points of which something is known, in the order of measuring."""
+        return list({sweeping.key(t.values): dict(t.values) for t in self.timings}.values())
+
+    @cached_property
+    def _by_point(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], Timing]:
+        return {(t.where, sweeping.key(t.values)): t for t in self.timings}
+
+    def at(self, where: str, values: Mapping[str, Any]) -> Timing | None:
+        """The timing of one of `devices` at one point; None where it was not measured."""
+        return self._by_point.get((where, sweeping.key(values)))
+
+    def among(self, where: object) -> str:
+        """The one of `devices` that `where` names; `GpuError` if it is none."""
+        if where in self.devices:
+            return str(where)
+        parts = {part for name in self.devices for part in name.split("+")}
+        ordinals = sorted(int(part[5:]) for part in parts if part.startswith("cuda:"))
+        known = [Device("cuda", ordinal=ordinal) for ordinal in ordinals]
+        with suppress(GpuError):
+            asked = [str(names.resolve_one(part.strip(), known)) for part in str(where).split("+")]
+            for name in self.devices:
+                if sorted(asked) == sorted(name.split("+")):
+                    return name
+        has = ", ".join(self.devices)
+        raise GpuError(f"{sweeping.label(where)} is not in this comparison; it has {has}")
+
+    def timing(self, where: object, **values: Any) -> Timing:
+        """One device's timing, at one point of the sweep.
+
+        Parameters
+        ----------
+        where : object
+            As anywhere: ``"cuda:0"``, ``0``, ``"cpu"``; ``"0+1"``.
+        **values
+            The sweep's variables: ``n=256``.
+
+        Raises
+        ------
+        GpuError
+            It is not in this comparison.
+        """
+        name = self.among(where)
+        if set(values) != set(self.sweep):
+            wanted = ", ".join(f"{v}={sweeping.label(x[0])}" for v, x in self.sweep.items())
+            raise GpuError(
+                f"the sweep is over {', '.join(self.sweep)}; say at which value: {wanted}"
+                if self.sweep
+                else f"there is no sweep over {', '.join(values)}; leave it out"
+            )
+        found = self.at(name, values)
+        if found is None:
+            asked = ", ".join(f"{v} = {sweeping.label(x)}" for v, x in values.items())
+            raise GpuError(f"{name} was not timed at {asked}; see .sweep for its values")
+        return found
+
+    def median(self, where: object, **values: Any) -> float:
+        """Seconds of one run. Raises `GpuError` like `timing`, and where there is no time."""
+        found = self.timing(where, **values)
+        if found.median is None:
+            raise GpuError(f"{found.where} has no time: {found.error or 'it was not measured'}")
+        return found.median
+
+    def of(self, where: str) -> list[Timing]:
+        """One device's timings, in the order of measuring."""
+        return [t for t in self.timings if t.where == where]
+
+    def disagreement(self, where: str) -> Agreement | None:
+        """The worst one of a device that gave other numbers than the first."""
+        found = [a for a in self.agreements if a.where == where and a.same is False]
+        return max(found, key=lambda a: a.largest or 0.0, default=None)
+
+    @cached_property
+    def axis(self) -> str | None:
+        """The variable of the sweep; None without a sweep."""
+        return next(iter(self.sweep), None)
+
+    @cached_property
+    def crossovers(self) -> tuple[Crossover, ...]:
+        """Where the order of any two devices flips; empty where `axis` has no numbers."""
+        name = self.axis
+        values = self.sweep[name] if name else ()
+        known = [(x, value) for value in values if (x := sweeping.number(value)) is not None]
+        if name is None or len(known) < len(values):
+            return ()
+        known.sort(key=lambda pair: pair[0])
+        found = []
+        for a, b in combinations(self.alone, 2):
+            first, second = (
+                [self.at(where, {name: value}) for _, value in known] for where in (a, b)
+            )
+            for x, seconds, now in flips([x for x, _ in known], first, second):
+                faster, slower = (a, b) if now == 0 else (b, a)
+                found.append(Crossover(faster, slower, name, x, seconds))
+        return tuple(found)
+
+
+def flips(
+    xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
+) -> list[tuple[float, float, int]]:
+    """Where the order flips beyond both spreads: x, seconds, and who is faster then, 0 or 1.
+
+    Between two x lies a line in log-log, or a straight one where some x is not positive.
+    """
+    known = [
+        (x, first, second)
+        for x, first, second in zip(xs, a, b, strict=True)
+        if first is not None and second is not None and first.median and second.median
+    ]
+    decided = [
+        (n, int(_ratio(first, second) > 0))
+        for n, (_, first, second) in enumerate(known)
+        if first.differs(second)
+    ]
+    log = all(x > 0 for x in xs)
+    return [
+        (*_cross(known[before : after + 1], now, log), now)
+        for (before, then), (after, now) in pairwise(decided)
+        if then != now
+    ]
+
+
+def _ratio(a: Timing, b: Timing) -> float:
+    """How much slower `a` is, as a logarithm."""
+    return math.log((a.median or 1.0) / (b.median or 1.0))
+
+
+def _cross(
+    known: Sequence[tuple[float, Timing, Timing]], now: int, log: bool
+) -> tuple[float, float]:
+    """The last meeting of two lines through points, of which the ends are ordered differently."""
+    for (x0, a0, b0), (x1, a1, b1) in reversed(list(pairwise(known))):
+        was, is_ = _ratio(a0, b0), _ratio(a1, b1)
+        # Beyond it `a` is the faster for now == 0.
+        if (was >= 0 > is_) if now == 0 else (was <= 0 < is_):
+            part = was / (was - is_)
+            x = x0 * (x1 / x0) ** part if log else x0 + (x1 - x0) * part
+            return x, (a0.median or 1.0) * math.exp(_ratio(a1, a0) * part)
+    x, a, b = known[-1]
+    return x, math.sqrt((a.median or 1.0) * (b.median or 1.0))
+
+
+_FACTS = {
+    "host": "machine",
+    "cpu": "CPU",
+    "cpu_count": "CPU count",
+    "threads": "threads of torch",
+    "python": "Python",
+    "torch": "torch",
+    "cuda": "CUDA",
+    "driver": "driver",
+}
+Verdict = Literal["faster", "slower", "same", "unsure", "new", "failed"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One device at one value, now against then; of one run only it is "unsure"."""
+
+    where: str
+    verdict: Verdict
+    ratio: float | None = None  # the earlier median out of the present one: 2.0 is twice as fast
+    # What the ratio may be by the 95 % intervals of both medians.
+    low: float | None = None
+    high: float | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, timing: Timing) -> bool:
+        """Whether it is about that one."""
+        return self.where == timing.where and key(self.values) == key(timing.values)
+
+    def __str__(self) -> str:
+        ratio = self.ratio or math.nan
+        return {
+            "new": "new",
+            "failed": "no time",
+            "same": "same",
+            "unsure": f"{times(ratio)} as fast?",  # of one run, whose spread is not known
+            "faster": f"{times(ratio)} faster",
+            "slower": f"{times(1 / ratio)} slower",
+        }[self.verdict]
+
+
+def changes(now: Lookup, earlier: Lookup) -> tuple[Change, ...]:
+    """Each timing against that of the same device and values before, as `Timing.differs` has it."""
+    return tuple(_change(t, earlier.at(t.where, t.values)) for t in now.timings)
+
+
+def _change(now: Timing, before: Timing | None) -> Change:
+    if not now.median or now.interval is None:
+        return Change(now.where, "failed", values=now.values)
+    if before is None or not before.median or before.interval is None:
+        return Change(now.where, "new", values=now.values)
+    verdict: Verdict = "same"
+    if min(len(now.seconds), len(before.seconds)) < 2:
+        verdict = "unsure"
+    elif now.differs(before):
+        verdict = "faster" if now.median < before.median else "slower"
+    (low, high), (then_low, then_high) = now.interval, before.interval
+    return Change(
+        now.where,
+        verdict,
+        ratio=before.median / now.median,
+        low=then_low / high if high else None,
+        high=then_high / low if low else None,
+        values=now.values,
+    )
+
+
+def unlike(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
+    """Why two comparisons are not of the same code on the same devices; nothing if they are."""
+    found = _other_text(now, earlier)
+    if now.devices != earlier.devices:
+        found.append(f"{', '.join(earlier.devices)} then, {', '.join(now.devices)} now")
+    return tuple(found)
+
+
+def differences(now: Lookup, earlier: Lookup) -> tuple[str, ...]:
+    """What else is different, so that the code need not be the reason: a line each."""
+    found = []
+    for attribute, name in _FACTS.items():
+        was, is_ = getattr(earlier.machine, attribute), getattr(now.machine, attribute)
+        if was != is_:
+            found.append(f"{name} {_or(was)} then, {_or(is_)} now")
+    versions = (earlier.machine.frameworks, now.machine.frameworks)
+    for name in dict.fromkeys((*versions[0], *versions[1])):
+        was, is_ = (each.get(name) for each in versions)
+        if was != is_:
+            found.append(f"{name} {_or(was)} then, {_or(is_)} now")
+    then = {t.where: t for t in earlier.timings}
+    for where, timing in {t.where: t for t in now.timings}.items():
+        before = then.get(where, timing)
+        if before.name != timing.name:
+            found.append(f"{where}: {_or(before.name)} then, {_or(timing.name)} now")
+        elif before.uuid != timing.uuid:
+            found.append(f"{where}: another {_or(timing.name)} of the same name")
+    return (*found, *_other_text(now, earlier))
+
+
+def _other_text(now: Lookup, earlier: Lookup) -> list[str]:
+    pairs = ((name, getattr(now, name), getattr(earlier, name)) for name in ("code", "setup"))
+    return [f"another {name}" for name, is_, was in pairs if is_.strip() != was.strip()]
+
+
+def _or(value: object) -> str:
+    return "not known" if value is None else str(value)

@@ -1,1 +1,0 @@
-"""Measure one target at one value."""

@@ -1,1 +1,0 @@
-"""Keep what was measured, and judge it."""

@@ -1,0 +1,375 @@
+"""Say in sentences which device is faster, from which value on, and how sure that is.
+
+All values, points, ratios and lists of a comparison are formatted here. A device with other
+results, or a virtual GPU, is never called fast.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from gpumagic.display.units import NOT_KNOWN, duration, fine, size, times
+from gpumagic.timing.comparison import Comparison
+from gpumagic.timing.lookup import Crossover
+from gpumagic.timing.timing import Timing
+from gpumagic.usercode.sweep import label
+
+
+def wrong(comparison: Comparison) -> list[str]:
+    """Which device gave other numbers than the first: a fast wrong answer is no answer."""
+    said = []
+    for where in comparison.devices:
+        worst = comparison.disagreement(where)
+        if worst is None:
+            continue
+        by = "" if worst.largest is None else f": {worst.largest:.2g} apart"
+        inside = f" in {worst.name}" if worst.name else ""
+        # The reason may say no more than that.
+        again = by and worst.reason.startswith(f"{worst.name} differs")
+        why = f" ({worst.reason})" if worst.reason and not again else ""
+        other = f"{where} gives other numbers than {worst.reference}"
+        said.append(f"{other}{by}{inside}{at_point(worst.values)}{why}")
+    return said
+
+
+def answer(comparison: Comparison) -> list[str]:
+    """The answer in a sentence or a few, the most important first; see `wrong` too."""
+    if not any(t.median for t in comparison.timings):
+        return ["nothing was measured"]
+    real, virtual = _real(comparison), _virtual(comparison)
+    if len(real) > 1:
+        compared = _pairs if comparison.sweep else _order
+        said = [*compared(comparison, real), *virtual]
+    elif comparison.sweep if virtual else wrong(comparison):
+        said = virtual
+    else:
+        said = [*virtual, *(_single(comparison, where) for where in real)]
+    return [*said, *_together(comparison)]
+
+
+def _real(comparison: Comparison) -> list[str]:
+    """The devices whose times may be compared: alone, no virtual GPU, the right numbers."""
+    timed = {t.where for t in comparison.timings if t.median and not t.virtual}
+    return [w for w in comparison.alone if w in timed and not comparison.disagreement(w)]
+
+
+def _virtual(comparison: Comparison) -> list[str]:
+    # The CPU may be one of several at the same time.
+    found = (part for t in comparison.timings if t.virtual for part in t.where.split("+"))
+    names = [name for name in dict.fromkeys(found) if name != "cpu"]
+    if not names:
+        return []
+    are, their = ("is", "its") if len(names) == 1 else ("are", "their")
+    return [f"{both(names)} {are} virtual: {their} times are the CPU's and say nothing about a GPU"]
+
+
+def _single(comparison: Comparison, where: str) -> str:
+    """The one device, which is compared with none."""
+    medians = [t.median for t in comparison.of(where) if t.median is not None]
+    count = f"was timed at {len(medians)} point{'s' * (len(medians) != 1)}"
+    return f"{where} {count if comparison.sweep else f'takes {fine(medians[0])}'}"
+
+
+def one_line(comparison: Comparison) -> str:
+    """All that there is to say of one device, timed with nothing to compare it with, as a line."""
+    asked = comparison.sweep or comparison.items or comparison.setup
+    if len(comparison.timings) != 1 or asked or comparison.change or comparison.differences:
+        return ""
+    (timing,) = comparison.timings
+    if timing.median is None or timing.alone:
+        return ""
+    name = f"{timing.where} (virtual, at CPU speed)" if timing.virtual else timing.where
+    spread = f"IQR {percent(timing.iqr)}, " if timing.iqr is not None else ""
+    count, number = len(timing.seconds), timing.number
+    repeats = f"{count:,} repeat{'s' * (count > 1)} of {number:,} run{'s' * (number > 1)}"
+    told = f", compiled in {duration(timing.compiled)}" if timing.compiled else ""
+    told += f", the first run in {duration(timing.first)}" if timing.first else ""
+    return f"{name} takes {fine(timing.median)} ({spread}{repeats}){told}"
+
+
+def _order(comparison: Comparison, real: Sequence[str]) -> list[str]:
+    """The fastest, those that are as fast, and by how much they are faster than the others."""
+    timed = [t for t in comparison.timings if t.where in real]
+    best = min(timed, key=lambda t: t.median or 0.0)
+    equal = [t.where for t in timed if not t.differs(best)]
+    by = [
+        f"{times((t.median or 0.0) / (best.median or 1.0))} faster than {t.where}"
+        for t in timed
+        if t.where not in equal
+    ]
+    if not by:
+        return [f"{both(real)} do not differ by more than the spread"]
+    return [f"{both(equal)} {'is' if len(equal) == 1 else 'are'} {both(by)}"]
+
+
+def _pairs(comparison: Comparison, real: Sequence[str]) -> list[str]:
+    """Of a sweep: the first device with each other one."""
+    return [words for other in real[1:] if (words := _pair(comparison, real[0], other))]
+
+
+def _pair(comparison: Comparison, first: str, other: str) -> str:
+    """How two devices compare along the sweep."""
+    axis = comparison.axis or ""
+    ratios, differ = [], []
+    for value in comparison.sweep[axis]:
+        a, b = (comparison.at(where, {axis: value}) for where in (first, other))
+        if a is not None and b is not None and a.median and b.median:
+            ratios.append(a.median / b.median)
+            differ.append(a.differs(b))
+    if not ratios:
+        return ""
+    flips = [c for c in crossovers(comparison) if {c.faster, c.slower} == {first, other}]
+    if len(flips) == 1:
+        faster, slower = flips[0].faster, flips[0].slower
+        most = max(ratios) if faster == other else 1 / min(ratios)
+        return f"{faster} is faster than {slower} from {at(flips[0])}, by up to {times(most)}"
+    if flips:
+        places = both(estimate(c.at) for c in flips)
+        return f"{first} and {other} change places at {axis} ≈ {places}"
+    return _throughout(first, other, axis, ratios, differ)
+
+
+def _throughout(
+    first: str, other: str, axis: str, ratios: Sequence[float], differ: Sequence[bool]
+) -> str:
+    """How two devices compare whose order does not flip."""
+    if not any(differ):
+        return f"{first} and {other} do not differ by more than the spread at any {axis}"
+    faster, slower = other, first
+    if not any(r > 1 for r, d in zip(ratios, differ, strict=True) if d):
+        faster, slower, ratios = first, other, [1 / r for r in ratios]
+    if all(differ):
+        return f"{faster} is faster than {slower} at every {axis}: {span(ratios)}"
+    most = times(max(ratios))
+    return f"{faster} is up to {most} faster than {slower}, at no {axis} slower beyond the spread"
+
+
+def crossovers(comparison: Comparison) -> list[Crossover]:
+    """The crossovers between devices that are not virtual."""
+    real = set(_real(comparison))
+    return [c for c in comparison.crossovers if {c.faster, c.slower} <= real]
+
+
+def at(crossover: Crossover) -> str:
+    """``"n ≈ 190"``."""
+    return f"{crossover.variable} ≈ {estimate(crossover.at)}"
+
+
+def _together(comparison: Comparison) -> Iterable[str]:
+    """How several at the same time scale: at the one point, or over a sweep's."""
+    for where in comparison.devices:
+        found = [t for t in comparison.of(where) if t.scaling]
+        if found:
+            by = span([t.scaling or 0.0 for t in found]).removesuffix(" ×")
+            virtual = " (virtual)" if any(t.virtual for t in found) else ""
+            names = where.replace("+", " + ")
+            after = fine(median(found[0].alone)) if len(found) == 1 else ""
+            yield (
+                f"{names}{virtual} at the same time: {by} times as fast as one after the other"
+                + (f" ({after})" if after else "")
+            )
+
+
+def estimate(value: float) -> str:
+    """A value of a sweep that is an estimate: ``"190"``, ``"2,000"``, ``"0.0013"``."""
+    rounded = float(f"{value:.2g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:g}"
+
+
+def spelled(value: object) -> str:
+    """A value of a sweep: ``"16,384"``, ``"0.001"``, ``"float16"``."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return label(value, 24)
+
+
+def point(values: Mapping[str, Any]) -> str:
+    """``"n = 256, batch = 4"``."""
+    return ", ".join(f"{name} = {spelled(value)}" for name, value in values.items())
+
+
+def at_point(values: Mapping[str, Any]) -> str:
+    """``" at n = 256"``, or nothing without a sweep."""
+    return f" at {point(values)}" if values else ""
+
+
+def both(words: Iterable[str]) -> str:
+    """``"a"``, ``"a and b"``, ``"a, b and c"``, each once."""
+    *first, last = dict.fromkeys(words) or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def span(ratios: Sequence[float]) -> str:
+    """The least and the largest of ratios: ``"3.75 to 30.0 ×"``, ``"2.00 ×"``."""
+    low, high = times(min(ratios)), times(max(ratios))
+    return low if low == high else f"{low.removesuffix(' ×')} to {high}"
+
+
+def percent(part: float) -> str:
+    """A share as people read it: ``"2.1 %"``, ``"34 %"``."""
+    return f"{100 * part:.{1 if part < 0.0995 else 0}f} %"
+
+
+def by_words(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Of pairs of a device and what is said of it: the devices by what is said."""
+    found: dict[str, list[str]] = {}
+    for where, words in said:
+        if words:
+            found.setdefault(words, []).append(where)
+    return found
+
+
+_TOLD_ELSEWHERE = ("", "reference", "not compared")
+# A median whose 95 % interval is wider than this part of it is said to be uncertain: two devices
+# are seldom compared for less.
+_LOOSE = 0.05
+
+
+def numbers(comparison: Comparison, where: str) -> str:
+    """Whether the numbers are those of the first: ``"same to 3e-07"``, ``"DIFFERS: 0.4 in y"``."""
+    found = [a for a in comparison.agreements if a.where == where]
+    if not found:
+        return "reference" if any(a.reference == where for a in comparison.agreements) else ""
+    if worst := comparison.disagreement(where):
+        by = "" if worst.largest is None else f" {worst.largest:.2g}"
+        inside = f" in {worst.name}" if worst.name else ""
+        return f"DIFFERS{':' if by or inside else ''}{by}{inside}"
+    if any(a.same is None for a in found):
+        return "not compared"
+    largest = max(a.largest or 0.0 for a in found)
+    return f"same to {largest:.0e}" if largest else "same"
+
+
+def problems(comparison: Comparison) -> list[str]:
+    """What the user must not overlook: an interrupt, an error."""
+    said = []
+    if comparison.interrupted:
+        done = sum(t.median is not None for t in comparison.timings)
+        planned = math.prod(map(len, comparison.sweep.values())) * len(comparison.devices)
+        said.append(f"interrupted: {done} of {planned} timings have a median")
+    failed: dict[str, str] = {}
+    for t in comparison.timings:
+        if t.error and t.error != "interrupted":
+            # Of a sweep the first point is enough.
+            failed.setdefault(f"{t.where}: {t.error}", at_point(t.values))
+    return [*said, *(words + at for words, at in failed.items())]
+
+
+def uncertain(comparison: Comparison) -> Iterator[str]:
+    """Of `Measurement`'s warning, and of medians that are not certain when the time was over."""
+    wide = [t for t in comparison.timings if t.unsteady]
+    single = [t for t in comparison.timings if len(t.seconds) == 1]
+    others = [t for t in comparison.timings if not t.steady and not t.unsteady]
+    loose = [t for t in others if _width(t) > _LOOSE]  # of one run it is 0
+    if wide:
+        worst = max(t.iqr or 0.0 for t in wide)
+        yield (
+            f"{_measured_at(wide)}: the repeats are spread widely (IQR {percent(worst)} of the"
+            " median): the machine does other work, or changes its clock"
+        )
+    if single:
+        yield f"{_measured_at(single)}: one run only, so that the spread is not known"
+    if loose:
+        yield (
+            f"{_measured_at(loose)}: the time was over before the median was certain; give more"
+            " with --max-time"
+        )
+
+
+def _width(timing: Timing) -> float:
+    """Of the median's 95 % interval, out of the median."""
+    low, high = timing.interval or (0.0, 0.0)
+    return (high - low) / timing.median if timing.median else 0.0
+
+
+def _measured_at(timings: Sequence[Timing]) -> str:
+    if len(timings) > 3 and timings[0].values:
+        return f"{both(t.where for t in timings)} at {len(timings)} points"
+    return both(f"{t.where}{at_point(t.values)}" for t in timings)
+
+
+def differences(comparison: Comparison) -> list[str]:
+    """What else was not the same in the earlier run, or why it was not compared with it."""
+    told = "; ".join(comparison.differences)
+    what = "not the same then" if comparison.change else "not compared with the last one"
+    return [f"{what}: {told}"] if told else []
+
+
+def measured(comparison: Comparison) -> list[str]:
+    """How it was measured, a line each: inputs, transfers inside, what the user should know."""
+    said = [*_repeats(comparison), *_copies(comparison), *_compiled(comparison)]
+    said += inside(comparison)
+    if comparison.sweep:
+        compared = [(where, numbers(comparison, where)) for where in comparison.devices]
+        told = [f"{where} {words}" for where, words in compared if words not in _TOLD_ELSEWHERE]
+        said += [f"numbers: {', '.join(told)}"] if told else []
+    reasons = {a.reason: None for a in comparison.agreements if a.same is None and a.reason}
+    said += [f"numbers not compared: {reason}" for reason in reasons]
+    return [*said, *comparison.notes]
+
+
+def _repeats(comparison: Comparison) -> Iterator[str]:
+    timed = [t for t in comparison.timings if t.seconds]
+    if timed and not comparison.sweep:
+        counts = ", ".join(f"{t.where} {len(t.seconds):,} × {t.number:,}" for t in timed)
+        yield f"repeats × runs in each: {counts}"
+
+
+def _copies(comparison: Comparison) -> Iterator[str]:
+    """Each device's inputs; the most of them, in a sweep."""
+    found = []
+    for where in comparison.devices:
+        most = max(comparison.of(where), key=lambda t: t.copied)
+        if most.copied:
+            found.append(f"{size(most.copied)} to {where} in {duration(most.copy_seconds)}")
+    if found:
+        each = "each value" if comparison.sweep else "it began"
+        up_to = "up to " if comparison.sweep else ""
+        yield f"inputs copied before {each}, in none of the times: {up_to}{', '.join(found)}"
+
+
+def _compiled(comparison: Comparison) -> Iterator[str]:
+    """How long each device's first runs of a sweep compiled; without one the table has it."""
+    for kind, said in (
+        ("compiled", "compiled at each value, in none of the times"),
+        ("first", "first run of each value, with tracing and compiling, in none of the times"),
+    ):
+        known = {w: [getattr(t, kind) or 0.0 for t in comparison.of(w)] for w in comparison.devices}
+        found = [
+            f"{where} in {duration(max(times))}" for where, times in known.items() if any(times)
+        ]
+        if found and comparison.sweep:
+            yield f"{said}: up to {', '.join(found)}"
+
+
+def inside(comparison: Comparison) -> Iterator[str]:
+    """The copies between devices and the waits within one run of each."""
+    # In a sweep they differ in bytes from value to value: the last says it.
+    said = {t.where: t.transfers for t in comparison.timings if t.transfers}
+    last = " (at the last value)" if comparison.sweep else ""
+    for words, wheres in by_words(said.items()).items():
+        yield f"inside each run, on {both(wheres)}: {words}{last}"
+
+
+def machine(comparison: Comparison) -> str:
+    """Where and when: ``"NVIDIA H200 · AMD EPYC, 16 CPUs, 8 threads · torch 2.13.0 · …"``."""
+    it = comparison.machine
+    threads = f", torch on {it.threads}" if it.threads and it.threads != it.cpu_count else ""
+    cpus = f", {it.cpu_count} CPU{'s' * (it.cpu_count > 1)}{threads}" if it.cpu_count else ""
+    # Devices of one name together; the CPU has its own.
+    alone = [t for t in comparison.timings if t.where in comparison.alone and t.where != "cpu"]
+    named = by_words((t.where, t.name or "") for t in alone)
+    parts = [
+        *(f"{both(wheres)}: {name}" for name, wheres in named.items()),
+        f"{it.cpu or NOT_KNOWN}{cpus}",
+        f"torch {it.torch}" if it.torch else "",
+        *(f"{name} {version}" for name, version in it.frameworks.items()),
+        f"CUDA {it.cuda}" if it.cuda else "",
+        f"driver {it.driver}" if it.driver else "",
+        f"Python {it.python}",
+        it.host or "",
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(comparison.time)),
+    ]
+    return " · ".join(filter(None, parts))

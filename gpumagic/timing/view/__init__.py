@@ -1,1 +1,0 @@
-"""Show a comparison as text, HTML, SVG or a figure."""
