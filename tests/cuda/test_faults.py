@@ -7,6 +7,7 @@ import re
 import time
 
 import pytest
+import torch
 from kernels import Kernel, text
 
 from gpumagic.telemetry import dead_cuda
@@ -47,8 +48,9 @@ STAYS = {
     702: "launch timed out",
 }
 DEAD = re.compile(
-    r"CUDA in this kernel is dead \((.+)\): (restart the .+)\. On the host and safe: X, history; "
-    r'`gpumagic\.save_host\("rescue\.pt"\)` writes copies\. Lost: net(.*), optimizer, z, event'
+    r"CUDA in this kernel is dead \((.+)\): (restart the .+)\. On the host and safe: "
+    r'X, history(?:, \w+)?; `gpumagic\.save_host\("rescue\.pt"\)` writes copies\. '
+    r"Lost: net, optimizer, z, event"
 )
 
 
@@ -96,6 +98,14 @@ def notebook(tmp_path, monkeypatch):
             one.stop()
 
 
+@pytest.fixture(scope="module")
+def alive(tmp_path_factory):
+    """A kernel for faults after which CUDA works."""
+    kernel = Notebook(tmp_path_factory.mktemp("alive"))
+    yield kernel
+    kernel.stop()
+
+
 def explained(shown, what):
     """The line that tells of the death, in what a cell has shown: once."""
     (line,) = [line for line in shown.splitlines() if line.startswith("→ ")]
@@ -120,13 +130,8 @@ def test_an_error_that_stays(notebook, error):
         assert line.startswith(f"UsageError: {magic}: "), line
         assert DEAD.fullmatch(line.removeprefix(f"UsageError: {magic}: ")), line
     explained(kernel.cell("z.sum().item()"), what)
-
-
-def test_what_needs_no_cuda_works_after_it_is_dead(notebook):
-    kernel = notebook()
-    kernel.cell("standin_cuda.plant(700)\nz + 1")
     assert kernel.cell("%%ongpu cpu\nfloat((X * 0).sum())").startswith("0.0\ncpu · ")
-    assert "CUDA in this kernel is dead (illegal memory access in" in kernel.cell("%gpus")
+    assert f"CUDA in this kernel is dead ({what} in" in kernel.cell("%gpus")
     doctor = kernel.cell("%gpus --doctor")
     assert re.search(r"✗ CUDA +CUDA in this kernel is dead", doctor)
     assert "nothing of its own has failed" in doctor
@@ -134,33 +139,30 @@ def test_what_needs_no_cuda_works_after_it_is_dead(notebook):
     assert kernel.cell("X.shape[0]") == "40\n"
     (problem,) = dead_cuda.problems()  # as a Jupyter server reads it
     assert f"process {kernel.pid}" in problem.cause
-    assert (problem.code, problem.cure) == ("cuda-dead", "restart the kernel")
+    assert problem.cure.startswith("restart the kernel")
 
 
 def test_what_is_on_the_host_can_be_saved(notebook):
+    """The error is between two lines, and no call of CUDA's follows: the cell's end notices it."""
     kernel, file = notebook(), "there.pt"
     kernel.cell(f"import os; os.chdir({str(kernel.folder)!r})\nlock = (n for n in X)")
     kernel.cell("class Kept:\n    def __init__(self): self.x = X\nkept, both = Kept(), [X, z]")
     kernel.cell("torch.save(net.state_dict(), 'net.pt')")
-    shown = kernel.cell("standin_cuda.plant(710)\nz + 1")
-    assert re.search(r"Lost: net \(last saved: net\.pt, \d\d:\d\d\), optimizer, z, event", shown)
-    assert "both" in shown or "more" in shown
-    said = kernel.cell(f"import gpumagic; gpumagic.save_host({file!r})")
-    assert re.match(r"X, history, kept: \S+ KiB written to there.pt; in the new kernel\n", said)
-    assert "left out, on a GPU: both, event, net, optimizer and 1 more" in said
-    assert "left out, not to be pickled: lock" in said
-    load = said.splitlines()[1].removeprefix("type ")
-    again = notebook()
-    again.cell(f"import os; os.chdir({str(kernel.folder)!r})\ndel X, history")
-    again.cell(load)
-    assert again.cell("X.shape, history, kept.x is X") == "(torch.Size([40, 30]), [0.5], True)\n"
-
-
-def test_an_error_between_two_lines(notebook):
-    """No call of CUDA's follows in the cell: it is noticed at the cell's end."""
-    shown = notebook().cell("standin_cuda.plant(710)\nb = 2")
-    (line,) = shown.splitlines()
-    assert line.startswith("→ CUDA in this kernel is dead (device-side assert in In [3] or before)")
+    line = kernel.line("standin_cuda.plant(710)\nmore = 2")
+    assert line.startswith("→ CUDA in this kernel is dead (device-side assert in In [6] or before)")
+    assert re.search(
+        r"Lost: net \(last saved: net\.pt, \d\d:\d\d\), optimizer, z, event and 1", line
+    )
+    said = kernel.cell(f"import gpumagic; gpumagic.save_host({file!r})").splitlines()
+    assert re.match(
+        r"X, history, kept, more: \S+ KiB written to there.pt; in the new kernel", said[0]
+    )
+    assert said[1] == f"type globals().update(torch.load({file!r}, weights_only=False))"
+    assert said[2] == "left out, on a GPU: both, event, net, optimizer and 1 more"
+    assert said[3] == "left out, not to be pickled: lock"
+    found = torch.load(kernel.folder / file, weights_only=False)
+    assert (found["X"].shape, found["history"], found["more"]) == ((40, 30), [0.5], 2)
+    assert found["kept"].x is found["X"]
 
 
 def test_an_error_between_two_lines_of_a_placed_cell(notebook):
@@ -198,20 +200,6 @@ def test_a_copy_that_ends_it(notebook):
     assert kernel.cell("gc.collect() >= 0") == "True\n"
 
 
-def test_an_error_that_passes(notebook):
-    kernel = notebook()
-    kernel.cell("standin_cuda.plant(46)")
-    shown = kernel.cell("z + 1")
-    assert shown.count("CUDA error: ") == 1
-    assert "→ the GPU is busy or unavailable: another process may have it for itself" in shown
-    kernel.cell("standin_cuda.mend()")
-    assert kernel.cell("%%ongpu 0\nfloat((z * 0).sum())").startswith("0.0\ncuda:0 · ")
-    assert "z  " in kernel.cell("%gpumem")
-    kernel.cell("standin_cuda.plant(46)")
-    line = kernel.line("%gputime 0 -- X + 1")
-    assert line.startswith("UsageError: %gputime: the GPU is busy or unavailable")
-
-
 def test_a_gpu_that_is_lost(notebook):
     kernel = notebook()
     shown = kernel.cell("%%ongpu 0\nstandin_cuda.lose(0)\nz + 1")
@@ -224,16 +212,6 @@ def test_a_gpu_that_is_lost(notebook):
     assert "CUDA in this kernel is dead (GPU lost" in shown
 
 
-def test_a_slow_allocation_is_waited_for(notebook):
-    kernel = notebook()
-    kernel.cell("standin_cuda.slow(malloc_ms=400)")
-    start = time.monotonic()
-    shown = kernel.cell("%%ongpu 0\nbig = torch.empty(2**26)")
-    assert time.monotonic() - start > 0.4
-    assert re.fullmatch(r"cuda:0 · 4\d\d ms · peak 256 MiB\n", shown)
-    assert "big" in kernel.cell("%gpumem")
-
-
 def test_less_memory_than_nvml_says(notebook):
     kernel = notebook(STANDIN_CUDA_MEMORY="1024")
     shown = kernel.cell("%%ongpu 0\nbig = torch.empty(2**29)")
@@ -243,8 +221,32 @@ def test_less_memory_than_nvml_says(notebook):
     assert kernel.cell("float((z * 0).sum())") == "0.0\n"
 
 
-def test_cublas_workspace_has_a_name_and_is_given_back(notebook):
-    kernel = notebook()
+def test_an_error_that_passes(alive):
+    kernel = alive
+    kernel.cell("standin_cuda.plant(46)")
+    shown = kernel.cell("z + 1")
+    assert shown.count("CUDA error: ") == 1
+    assert "→ the GPU is busy or unavailable: another process may have it for itself" in shown
+    kernel.cell("standin_cuda.mend()")
+    assert kernel.cell("%%ongpu 0\nfloat((z * 0).sum())").startswith("0.0\ncuda:0 · ")
+    assert "z  " in kernel.cell("%gpumem")
+    kernel.cell("standin_cuda.plant(46)")
+    line = kernel.line("%gputime 0 -- X + 1")
+    assert line.startswith("UsageError: %gputime: the GPU is busy or unavailable")
+
+
+def test_a_slow_allocation_is_waited_for(alive):
+    kernel = alive
+    kernel.cell("standin_cuda.slow(malloc_ms=400)")
+    start = time.monotonic()
+    shown = kernel.cell("%%ongpu 0\nbig = torch.empty(2**26)")
+    assert time.monotonic() - start > 0.4
+    assert re.fullmatch(r"cuda:0 · 4\d\d ms · peak 256 MiB\n", shown)
+    kernel.cell("standin_cuda.slow(); del big; torch.cuda.empty_cache()")
+
+
+def test_cublas_workspace_has_a_name_and_is_given_back(alive):
+    kernel = alive
     kernel.cell("del net, optimizer; z = z @ z.T")
     assert re.search(r"cuBLAS workspace +32\.0 MiB", kernel.cell("%gpumem"))
     assert "held by no Python object" not in kernel.cell("%gpumem")
@@ -254,8 +256,8 @@ def test_cublas_workspace_has_a_name_and_is_given_back(notebook):
     assert kernel.cell("(z @ z).shape[0]") == "40\n"
 
 
-def test_torchs_gpus_have_rows_where_nvml_is_missing(notebook):
-    kernel = notebook()
+def test_torchs_gpus_have_rows_where_nvml_is_missing(alive):
+    kernel = alive
     kernel.cell(
         "import pynvml\nfrom gpumagic import nvml\n"
         "def missing(*_): raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)\n"
