@@ -5,6 +5,7 @@ the GPUs again. CUDA itself is asked: the text of an error may be another proces
 """
 
 import ctypes
+import gc
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -145,14 +146,19 @@ def advice(error: BaseException) -> str:
     return _WHERE_BUSY if _said(error) == _BUSY else ""
 
 
+def collect() -> None:
+    """Collect garbage while CUDA works: to destroy an event of a dead CUDA ends the process."""
+    if look() is None:
+        gc.collect()
+
+
 _spare: dict[tuple[type, int], list[Any]] = {}
 
 
 def take_event(ordinal: int) -> Any:
     """An event of a GPU that can be timed; `give_events` takes it back for the next one.
 
-    It is never destroyed: to destroy an event of a dead CUDA ends the process, and what an error's
-    traceback holds is destroyed whenever Python likes.
+    It is never destroyed: what an error's traceback holds is destroyed whenever Python likes.
     """
     kind = sys.modules["torch"].cuda.Event
     spare = _spare.setdefault((kind, ordinal), [])

@@ -5,7 +5,6 @@ comparison is kept, and the monitor shows the progress.
 """
 
 import contextvars
-import gc
 import inspect
 import math
 import time
@@ -283,7 +282,7 @@ class Comparing:
 
 def _give_back() -> None:
     """Free what torch keeps for tensors to come, which there were only here."""
-    gc.collect()
+    cuda_state.collect()
     torch = torch_here()
     if torch is None:
         return
