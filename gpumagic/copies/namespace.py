@@ -11,7 +11,6 @@ time, on two threads; an error or interrupt leaves nothing behind.
 
 from __future__ import annotations
 
-import gc
 import io
 import pickle
 import time
@@ -27,6 +26,7 @@ from gpumagic.copies import memo
 from gpumagic.copies.arrays import Arrays
 from gpumagic.copies.memo import Memo
 from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance, reduce_jitted
+from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line, in_words
 from gpumagic.frameworks.beside import Beside
@@ -198,7 +198,7 @@ class CopiedVariables:
         del space
         if any(reference() is not None for reference in made):
             # Functions, classes and hooks form cycles, which only the collector frees.
-            gc.collect()
+            cuda_state.collect()
 
     # -- copies
     def _copy(self, device: torch.device | None) -> None:

@@ -1,10 +1,11 @@
 """Tell whether CUDA in this process still works, and what to do where it does not.
 
 Some of CUDA's errors stay: each later call fails with the same one, and only a new process can use
-the GPUs again. CUDA itself is asked, so that nobody is believed: no text of an error, and no rank.
+the GPUs again. CUDA itself is asked: the text of an error may be another process's.
 """
 
 import ctypes
+import gc
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -37,16 +38,10 @@ _CURES = {
     "launch timed out": "restart the kernel, and give each call less work",
     "GPU lost": "restart the machine (sudo dmesg tells of Xid 79)",
 }
-# Of errors that do not stay: what to do.
-_PASSES = {
-    _BUSY: "the GPU is busy or unavailable: another "
-    "process may have it for itself (compute mode Exclusive_Process); `%gpus` shows who holds it; "
-    "run the cell again, or on another GPU",
-    "initialization error": "CUDA cannot start in this process: it may be a fork of one that had "
-    "started CUDA; start it by spawn",
-    "system not yet initialized": "NVSwitch is not ready: sudo systemctl start "
-    "nvidia-fabricmanager, then restart the kernel",
-}
+_WHERE_BUSY = (
+    "the GPU is busy or unavailable: another process may have it for itself (compute mode "
+    "Exclusive_Process); `%gpus` shows who holds it; run the cell again, or on another GPU"
+)
 _SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
 
 
@@ -148,7 +143,13 @@ def is_death(error: BaseException) -> bool:
 
 def advice(error: BaseException) -> str:
     """What to do about an error of CUDA's that does not stay; nothing about any other."""
-    return _PASSES.get(_said(error), "")
+    return _WHERE_BUSY if _said(error) == _BUSY else ""
+
+
+def collect() -> None:
+    """Collect garbage while CUDA works: to destroy an event of a dead CUDA ends the process."""
+    if look() is None:
+        gc.collect()
 
 
 _spare: dict[tuple[type, int], list[Any]] = {}
@@ -157,8 +158,7 @@ _spare: dict[tuple[type, int], list[Any]] = {}
 def take_event(ordinal: int) -> Any:
     """An event of a GPU that can be timed; `give_events` takes it back for the next one.
 
-    It is never destroyed: to destroy an event of a dead CUDA ends the process, and what an error's
-    traceback holds is destroyed whenever Python likes.
+    It is never destroyed: what an error's traceback holds is destroyed whenever Python likes.
     """
     kind = sys.modules["torch"].cuda.Event
     spare = _spare.setdefault((kind, ordinal), [])
@@ -175,7 +175,7 @@ def give_events(ordinal: int, *events: Any) -> None:
 
 
 def forget() -> None:
-    """For tests: CUDA works."""
+    """Ask CUDA anew from now on: the extension is about to go."""
     global _death
     _death = None
 

@@ -1,7 +1,6 @@
 """Ask what code needs with one value of a variable: by a dry run, or by a run on copies."""
 
 import contextvars
-import gc
 import inspect
 import math
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from gpumagic.copies.trial import Trial
-from gpumagic.device import Device
+from gpumagic.device import Device, cuda_state
 from gpumagic.device.cards import Card
 from gpumagic.dryrun.dry_cell import leave_out_magics
 from gpumagic.dryrun.follow_code import Subject, dry
@@ -177,6 +176,6 @@ def _read(asked: Asked) -> list[tuple[str, Any]]:
 
 
 def _give_back() -> None:
-    gc.collect()
+    cuda_state.collect()
     with suppress(RuntimeError):  # of a device that has failed, the code's own error tells more
         torch.cuda.empty_cache()

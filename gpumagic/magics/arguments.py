@@ -6,6 +6,7 @@ import keyword
 import math
 import re
 import shlex
+import sys
 import traceback
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator
@@ -61,12 +62,20 @@ def said(magic: str, error: BaseException) -> str:
 
 
 def of_cuda(error: BaseException) -> str:
-    """What to say of an error that CUDA has raised, or that says that it is dead, in one line."""
-    if cuda_state.is_death(error) and (death := cuda_state.look(last_cell())) is not None:
+    """What to say of the error of CUDA's that one is, or was raised from; or nothing."""
+    if "torch" not in sys.modules:
+        return ""
+    from gpumagic.usercode.frames import errors
+    from gpumagic.usercode.lines import innermost_of
+
+    chain = [*errors(error)]
+    line = innermost_of(chain[-1].__traceback__)
+    cuda_state.look(f"{line.label}, line {line.line}" if line else last_cell(), chain[-1])
+    if (death := cuda_state.death()) is not None and any(map(cuda_state.is_death, chain)):
         from gpumagic.memory.rescue import told
 
         return told(death)
-    return cuda_state.advice(error)
+    return next(filter(None, map(cuda_state.advice, chain)), "")
 
 
 def answers_help(magic: Callable[..., Any]) -> Callable[..., Any]:

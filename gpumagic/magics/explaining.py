@@ -81,27 +81,14 @@ class Explaining:
         start = time.perf_counter()
         # The user's own has been shown; who has seen enough may interrupt.
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
-            if line := _of_cuda(error):
-                self._death_told = cuda_state.look() is not None
+            if line := of_cuda(error):
+                self._death_told = cuda_state.death() is not None
                 print(f"→ {line}")
             elif (found := _explained(error, earlier)) is not None:
                 display(found)
         cell = self._cell()
         if cell and cell.run:
             cell.run.left_out += time.perf_counter() - start
-
-
-def _of_cuda(error: BaseException) -> str:
-    """What to say of the error of CUDA's that one is, or was raised from; or nothing."""
-    if "torch" not in sys.modules:
-        return ""
-    from gpumagic.usercode.frames import errors
-    from gpumagic.usercode.lines import innermost_of
-
-    found = [each for each in errors(error) if isinstance(each, RuntimeError)]
-    if found and (line := innermost_of(found[-1].__traceback__)) is not None:
-        cuda_state.look(f"{line.label}, line {line.line}", found[-1])
-    return next(filter(None, map(of_cuda, found)), "")
 
 
 def _explained(error: BaseException, earlier: Sequence[BaseException]) -> Any:

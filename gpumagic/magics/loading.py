@@ -6,6 +6,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from gpumagic import faults
+from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.magics.cluster_commands import OFFERED, ClusterMagics
 from gpumagic.magics.commands import GpuMagics
@@ -60,6 +61,7 @@ def unload(shell: Any) -> None:
     if (moving := sys.modules.get("gpumagic.moving.move")) is not None:
         moving.forget_origins()
     faults.forget()
+    cuda_state.forget()
     shell.Completer.custom_matchers.remove(complete_where)
     manager = shell.magics_manager
     for offered in OFFERED:

@@ -9,7 +9,7 @@ import time
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
@@ -69,7 +69,7 @@ def save_host(path: str = _FILE) -> None:
     writable: dict[str, Any] = {}
     for name, value in safe.items():
         with suppress(Exception):  # a generator, a lock, an open file: named below
-            torch.save(value, cast(Any, _Nowhere()), pickle_module=cloudpickle)
+            torch.save(value, os.devnull, pickle_module=cloudpickle)
             writable[name] = value
     if not writable:
         raise GpuError("no variable on the host can be written; nothing was")
@@ -84,23 +84,13 @@ def save_host(path: str = _FILE) -> None:
             print(f"left out, {reason}: {some(sorted(names))}")
 
 
-class _Nowhere:
-    """A file that keeps nothing."""
-
-    def write(self, data: Any) -> int:
-        return memoryview(data).nbytes
-
-    def flush(self) -> None:
-        pass
-
-
 def _sorted(namespace: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The user's variables that are on the host, and those that have something on a GPU."""
     hidden = {*getattr(shell(), "user_ns_hidden", ()), *NOT_VARIABLES}
     safe: dict[str, Any] = {}
     lost: dict[str, Any] = {}
     for name, value in KeptOutputs(namespace).variables().items():
-        if not name.startswith("_") and name not in hidden and not isinstance(value, _CODE):
+        if not name.startswith("_") and name not in hidden and not issubclass(type(value), _CODE):
             (safe if _is_on_host(value) else lost)[name] = value
     return safe, lost
 

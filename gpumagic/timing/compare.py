@@ -5,7 +5,6 @@ comparison is kept, and the monitor shows the progress.
 """
 
 import contextvars
-import gc
 import inspect
 import math
 import time
@@ -283,7 +282,7 @@ class Comparing:
 
 def _give_back() -> None:
     """Empty torch's cache, which the copies have filled."""
-    gc.collect()
+    cuda_state.collect()
     torch = torch_here()
     if torch is None:
         return

@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import gpumagic
+from gpumagic.memory.ask import with_holders
+from gpumagic.memory.memory_report import DeviceMemory
 
 
 def test_rows_are_named_and_add_up(ip):
@@ -44,3 +47,12 @@ def test_what_a_name_holds_is_its_own_though_others_hold_it_too(ip):
     ip.run("x = zeros(300, device='cuda')\nsame = x[3:]\ny = zeros(3, device='cuda')")
     (row,) = gpumagic.memory("same").holders
     assert (row.path, row.nbytes, row.aliases) == ("same", 1536, ("x",))
+
+
+def test_the_workspace_of_cublas_is_told_from_what_nobody_holds():
+    device = DeviceMemory("cuda:0", "H100", False, 80, 40, 35, 40)
+    allocator = SimpleNamespace(workspaces=lambda device, met: 32)
+    rows = with_holders(device, [], None, {}, allocator).holders
+    said = [(row.path, row.nbytes) for row in rows]
+    assert said == [("cuBLAS workspace", 32), ("held by no Python object", 3)]
+    assert with_holders(device, [], None, {}, allocator, whole=False).holders == ()

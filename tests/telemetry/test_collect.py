@@ -233,3 +233,23 @@ def test_a_server_numbers_gpus_as_its_kernels_do_but_needs_none_itself() -> None
     nobody = collector(gpus=(REAL,))
     assert [problem.code for problem in nobody.take().problems] == ["none-visible"]
     assert collector(gpus=(REAL,), usable=False).take().problems == ()
+
+
+def test_where_nvml_is_missing_those_that_cuda_has_told_of_have_rows() -> None:
+    told = Device("cuda", 0, "GPU-c", None, "H100", 16, memory_free=5)
+    other = Device("cuda", 1, "GPU-d", None, "H100", 16)
+    snapshot = collector(problems=(MISSING,), states=(STATE,), here=(told, other)).take()
+    one, two = (gpu for gpu in snapshot.gpus if not gpu.virtual)
+    assert (one.uuid, one.name, one.ordinal) == ("GPU-c", "H100", 0)
+    assert (one.memory_total, one.memory_used, one.utilization) == (16, 11, None)
+    assert two.memory_used is None
+    (problem,) = snapshot.problems
+    assert "NVML is missing" in problem.cause
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in problem.cure
+    uncounted = collector(problems=(MISSING,), here=(Device("cuda", 0),)).take()
+    assert [(gpu.uuid, gpu.ordinal, gpu.name) for gpu in uncounted.gpus] == [("CUDA-0", 0, None)]
+
+
+def test_what_cuda_alone_tells_has_no_row_beside_a_drivers() -> None:
+    lost = Device("cuda", 1, "GPU-gone", None, "H100", 16)
+    assert [gpu.uuid for gpu in collector((REAL,), here=(lost,)).take().gpus] == ["GPU-r"]
