@@ -22,7 +22,7 @@ CUDA_HEADERS_2.15.0 = nvidia-cuda-runtime==13.2.75 nvidia-cuda-crt==13.2.78
 CUDA_ENV = .venv-cuda$(addprefix -,$(filter-out 2.14.1,$(TORCH_CUDA)))
 CUDA_PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 STANDIN_CUDA_DEVICES=2 \
 	$(CUDA_ENV)/bin/python -m pytest -p standin_gpus $(HANGS)
-CUDA_TESTS = $(addprefix tests/,stand_in cell copies dryrun ledger memory mismatch moving placement timing)
+CUDA_TESTS = $(addprefix tests/,cuda stand_in cell copies dryrun ledger memory mismatch moving placement timing)
 STAND_IN_CUDA = $(wildcard tests/stand_in/nvml.c tests/stand_in/cuda/*)
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
