@@ -19,8 +19,8 @@ from pathlib import Path
 _FOLDER = Path(os.environ.get("STANDIN_CUDA_LIBRARIES", "."))
 KINDS = [  # as in standin.h
     "malloc", "malloc_failed", "free", "host_alloc", "host_free", "h2d", "d2h", "d2d", "peer",
-    "h2h", "memset", "launch", "refused", "stream_sync", "device_sync", "event_sync", "event_record",
-    "stream_wait",
+    "h2h", "memset", "launch", "refused", "stream_sync", "device_sync", "event_sync",
+    "event_record", "stream_wait",
 ]  # fmt: skip
 WAITS = {"stream_sync", "device_sync", "event_sync"}
 
