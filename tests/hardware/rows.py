@@ -15,10 +15,12 @@ SEVERAL_READS = {"bincount", "equal", "unique", "_unique2", "unique_dim", "repea
 LARGEST_SIZE = 8  # bytes that the host reads where a result's size depends on data: 4 or 8
 _TIMES = re.compile(
     r"\d[\d.,]*\s?(?:ns|µs|ms|s|min|%)(?!\w)"  # a time, or a part of one
-    r"| \(virtual[^)]*\)|; saves [^\n]*|^Times on virtual GPUs.*$| Savings are in calls\."
+    r"| \(virtual[^)]*\)|; saves [^\n]*|^(?:Times on virtual GPUs|Savings are estimated)[^.]*\."
+    r"| Savings are in calls\."
     r"| of [\d.]+ [KMG]iB free",
     re.MULTILINE,
 )
+_GOES_ON = re.compile(r"\n {8,}(?=\S)")  # the indent of an advice's second line
 _PEAK = re.compile(r"\bpeak ([\d.]+) (B|KiB|MiB|GiB)")
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -142,7 +144,7 @@ def _peaks(text: str) -> list[float]:
 
 def without_times(text: str) -> list[str]:
     """Its lines without times, peaks, and what else tells a virtual GPU; spaces count once."""
-    text = _TIMES.sub("", _PEAK.sub("peak", text))
+    text = _TIMES.sub("", _PEAK.sub("peak", _GOES_ON.sub(" ", text)))
     lines = (" ".join(line.split()) for line in text.splitlines())
     return [line for line in lines if line]
 

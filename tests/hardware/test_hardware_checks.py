@@ -185,6 +185,26 @@ def test_reports_are_equal_but_for_times():
     ]
 
 
+def test_advice_and_the_sentence_on_savings_may_wrap():
+    real = (
+        "   5  loss.item()  waits for cuda:0 (item, implicit)  3  12 B  270 µs\n"
+        "      → keep loss on the device, and read it once after the loop; saves ≈ 180 µs (all\n"
+        "        but one of 3)\n"
+        "Savings are estimated from the measured times; what a wait costs beside its own time,\n"
+        "the GPU that stands idle, comes on top.\n"
+    )
+    virtual = (
+        "   5  loss.item()  waits for cuda:0 (item, implicit)  3  12 B  9 µs\n"
+        "      → keep loss on the device, and read it once after the loop; saves 2 of 3\n"
+        "        calls\nTimes on virtual GPUs are the CPU's and say nothing about a GPU: savings\n"
+        "are in calls.\n"
+    )
+    (row,) = report_rows({"train": real}, {"train": virtual})
+    assert row.ok
+    (row,) = report_rows({"train": real.replace("after the loop", "there")}, {"train": virtual})
+    assert not row.ok
+
+
 @pytest.mark.parametrize(("told", "ok"), [(96.0, True), (140.8, False), (None, False)])
 def test_a_crossover_lies_where_the_times_cross(told, ok):
     cpu, gpu = {64: 1.0, 128: 4.0, 256: 16.0}, {64: 2.0, 128: 2.0, 256: 2.0}

@@ -1,4 +1,4 @@
-"""Leave out the tests of the stand-in CUDA runtime where it is not loaded: `make test-cuda` runs them."""
+"""Leave out the tests of the stand-in CUDA runtime, unless `make test-cuda` runs them."""
 
 import os
 

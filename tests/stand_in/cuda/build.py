@@ -1,9 +1,10 @@
 """Build the stand-in CUDA libraries for the torch of this Python: `python build.py FOLDER`.
 
-Needs gcc, g++ and CUDA's headers (the wheels nvidia-cuda-runtime and nvidia-cuda-crt), no CUDA toolkit and none of
-NVIDIA's other wheels: of a library that torch links, the functions that no source here has are generated. They
-refuse, and the log names them. FOLDER gets the libraries; site-packages gets a standin_cuda.pth, which loads them
-in every process: there are GPUs where STANDIN_CUDA_DEVICES is set, else none.
+Needs gcc, g++ and CUDA's headers (the wheels nvidia-cuda-runtime and nvidia-cuda-crt), no CUDA
+toolkit and none of NVIDIA's other wheels: of a library that torch links, the functions that no
+source here has are generated. They refuse, and the log names them. FOLDER gets the libraries;
+site-packages gets a standin_cuda.pth, which loads them in every process: there are GPUs where
+STANDIN_CUDA_DEVICES is set, else none.
 """
 
 import re
@@ -20,14 +21,15 @@ TORCH = SITE / "torch"
 INCLUDES = [f"-I{HERE}", *(f"-isystem{p}" for p in SITE.glob("nvidia/cu*/include"))]
 C = ["gcc", "-O2", "-g", "-Wall", "-fPIC", "-shared", *INCLUDES]
 PREFIXES = {
-    "libcudart": "cuda|__cuda", "libcublas": "cublas(?!Lt)", "libcublasLt": "cublasLt", "libcudnn": "cudnn",
-    "libcufft": "cufft", "libcufile": "cuFile", "libcupti": "cupti", "libcurand": "curand",
+    "libcudart": "cuda|__cuda", "libcublas": "cublas(?!Lt)", "libcublasLt": "cublasLt",
+    "libcudnn": "cudnn", "libcufft": "cufft", "libcufile": "cuFile", "libcupti": "cupti",
+    "libcurand": "curand",
     "libcusolver": "cusolver", "libcusparse": "cusparse(?!Lt)", "libcusparseLt": "cusparseLt",
     "libnccl": "p?nccl", "libnvrtc": "nvrtc", "libnvshmem_host": "nvshmem", "libcuda": "cu[A-Z]",
 }  # fmt: skip
 SOURCES = {
-    "libcudart": ["cudart.c"], "libcuda": ["driver.c"], "libcublas": ["blas.c"], "libnccl": ["nccl.c"],
-    "libcublasLt": ["-DLT", "blas.c"],
+    "libcudart": ["cudart.c"], "libcuda": ["driver.c"], "libcublas": ["blas.c"],
+    "libcublasLt": ["-DLT", "blas.c"], "libnccl": ["nccl.c"],
 }  # fmt: skip
 REFUSAL = {"libcudart": 801, "libcuda": 801, "libcudnn": 3000}  # "not supported"; else 1
 
@@ -37,16 +39,21 @@ def printed(*command):
 
 
 def asked():
-    """The functions that torch calls, and the version of its symbols, of each NVIDIA library that it links."""
+    """Of each NVIDIA library that torch links: the functions it calls, its symbols' version."""
     sonames, names, versions = set(), set(), {}
     for library in TORCH.glob("lib/lib*.so"):
         head = printed("objdump", "-p", library)
         sonames |= set(re.findall(r"NEEDED +(lib\S+)", head))
         for soname, wanted in re.findall(r"required from (\S+):\n((?: +0x.*\n)+)", head):
             versions[soname] = wanted.split()[3]
-        names |= set(re.findall(r"^ +U (\w+)", printed("nm", "-D", "--undefined-only", library), re.M))
-    prefixes = {s: p for s in sonames if (p := PREFIXES.get(s.partition(".so")[0]))}
-    return {s: (sorted(n for n in names if re.match(p, n)), versions.get(s, s)) for s, p in prefixes.items()}
+        undefined = printed("nm", "-D", "--undefined-only", library)
+        names |= set(re.findall(r"^ +U (\w+)", undefined, re.M))
+    found = {}
+    for soname in sonames:
+        if prefix := PREFIXES.get(soname.partition(".so")[0]):
+            here = sorted(n for n in names if re.match(prefix, n))
+            found[soname] = here, versions.get(soname, soname)
+    return found
 
 
 def generated(base, name):
@@ -91,19 +98,18 @@ def build(folder):
     for soname, (names, version) in libraries.items():
         library(folder, soname, names, version, linked)
     nvml = folder / "libnvidia-ml.so.1"
-    subprocess.run(
-        [*C, "-o", nvml, NVML, HERE / "nvml_more.c", "-lpthread", "-Wl,-soname,libnvidia-ml.so.1"], check=True
-    )
-    subprocess.run(
-        ["g++", "-O1", "-std=c++20", "-fPIC", "-shared", "-Wall", "-Wno-sign-compare", "-o",
-         folder / "libstandin_kernels.so", HERE / "kernels.cpp", *INCLUDES, f"-isystem{TORCH}/include",
-         f"-isystem{TORCH}/include/torch/csrc/api/include", f"-L{TORCH}/lib", "-lc10", "-lc10_cuda", "-ltorch_cpu",
-         "-ltorch_cuda", *linked, f"-Wl,-rpath-link,{folder}"], check=True,
-    )  # fmt: skip
+    soname = f"-Wl,-soname,{nvml.name}"
+    subprocess.run([*C, "-o", nvml, NVML, HERE / "nvml_more.c", "-lpthread", soname], check=True)
+    kernels = ["-o", folder / "libstandin_kernels.so", HERE / "kernels.cpp"]
+    headers = [f"-isystem{TORCH}/include", f"-isystem{TORCH}/include/torch/csrc/api/include"]
+    torch = [f"-L{TORCH}/lib", "-lc10", "-lc10_cuda", "-ltorch_cpu", "-ltorch_cuda"]
+    flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-Wall", "-Wno-sign-compare"]
+    rest = [*INCLUDES, *headers, *torch, *linked, f"-Wl,-rpath-link,{folder}"]
+    subprocess.run(["g++", *flags, *kernels, *rest], check=True)
 
 
 def install(folder):
-    """Load the libraries at the start of each Python, and the kernels at the end of torch's import."""
+    """Load the libraries when a Python starts, and the kernels at the end of torch's import."""
     (SITE / "standin_cuda.pth").write_text(
         f"import os, sys; os.environ.setdefault('STANDIN_CUDA_LIBRARIES', {str(folder)!r}); "
         f"sys.path.insert(0, {str(HERE)!r}); import standin_cuda\n"
@@ -111,7 +117,8 @@ def install(folder):
     info = SITE / "standin_cuda-0.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: standin-cuda\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[torch.backends]\nstandin_cuda = standin_cuda:install\n")
+    entry = "[torch.backends]\nstandin_cuda = standin_cuda:install\n"
+    (info / "entry_points.txt").write_text(entry)
 
 
 if __name__ == "__main__":

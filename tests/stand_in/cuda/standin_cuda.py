@@ -1,9 +1,9 @@
-"""Load the stand-in libraries before torch, its kernels after; read the runtime's log; plant faults.
+"""Load the stand-in libraries before torch, its kernels after; read the log; plant faults.
 
-    import standin_cuda, torch          # STANDIN_CUDA_DEVICES=2 in the environment, and what build.py installs
-    with standin_cuda.log() as log:
-        x.cuda().sum().item()
-    log.bytes("h2d"), log.count("stream_sync"), log.launches()
+import standin_cuda, torch  # with STANDIN_CUDA_DEVICES=2 in the environment
+with standin_cuda.log() as log:
+    x.cuda().sum().item()
+log.bytes("h2d"), log.count("stream_sync"), log.launches()
 """
 
 import atexit
@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _FOLDER = Path(os.environ.get("STANDIN_CUDA_LIBRARIES", "."))
-KINDS = (  # as in standin.h
-    "malloc malloc_failed free host_alloc host_free h2d d2h d2d peer h2h memset launch refused "
-    "stream_sync device_sync event_sync event_record stream_wait"
-).split()
+KINDS = [  # as in standin.h
+    "malloc", "malloc_failed", "free", "host_alloc", "host_free", "h2d", "d2h", "d2d", "peer",
+    "h2h", "memset", "launch", "refused", "stream_sync", "device_sync", "event_sync",
+    "event_record", "stream_wait",
+]  # fmt: skip
 WAITS = {"stream_sync", "device_sync", "event_sync"}
 
 
@@ -67,7 +68,7 @@ _lost = set()
 
 
 class Log:
-    """The calls that the runtime got since `begin`, in order: (kind, device, bytes, name, blocking)."""
+    """The calls that the runtime got, in order: (kind, device, bytes, name, blocking)."""
 
     def __init__(self):
         self.begin, self.end = _all_records()[0], None
@@ -75,8 +76,11 @@ class Log:
     @property
     def records(self):
         length, records = _all_records()
-        found = (records[i] for i in range(self.begin, length if self.end is None else self.end))
-        return [(KINDS[r.kind], r.device, r.bytes, (r.name or b"").decode(), bool(r.blocking)) for r in found]
+        end = length if self.end is None else self.end
+        return [
+            (KINDS[r.kind], r.device, r.bytes, (r.name or b"").decode(), bool(r.blocking))
+            for r in records[self.begin : end]
+        ]
 
     def of(self, *kinds):
         return [r for r in self.records if r[0] in kinds]
@@ -95,11 +99,11 @@ class Log:
         return Counter(r[3] for r in self.of("refused"))
 
     def __str__(self):
-        by_kind = Counter((r[0], r[1]) for r in self.records)
-        return ", ".join(
-            f"{kind}[{dev}] {n}" + (f" ({b:,} B)" if (b := sum(r[2] for r in self.of(kind) if r[1] == dev)) else "")
-            for (kind, dev), n in sorted(by_kind.items())
-        )
+        times, nbytes = Counter(), Counter()
+        for kind, device, n, *_ in self.records:
+            times[kind, device] += 1
+            nbytes[kind, device] += n
+        return ", ".join(f"{k}[{d}] {n} ({nbytes[k, d]:,} B)" for (k, d), n in times.items())
 
 
 def _all_records():
@@ -118,15 +122,15 @@ def log():
 
 
 def used(device=0, peak=False):
-    """Bytes of the device that this process has, its context included; the most so far if `peak`."""
+    """Bytes of the device that this process has, with its context; the most so far if `peak`."""
     return runtime.standin_used(device, int(peak))
 
 
 def plant(error=710, after=0):
     """Make CUDA fail with `error`, now or once `after` more kernels were launched.
 
-    An error that a real driver cannot recover from (214, 700, 702, 710, 716, 719) stays for the process; any other
-    (2: out of memory, 46: busy) is returned once.
+    An error that a driver cannot recover from (214, 700, 702, 710, 716, 719) stays for the
+    process; any other (2: out of memory, 46: busy) is returned once.
     """
     runtime.standin_plant(error, after)
 
@@ -156,12 +160,12 @@ def broken():
 
 
 def slow(kernel_us=0, copy_gbs=0, malloc_ms=0):
-    """Set how long a kernel, a copy to or from the host, and cudaMalloc take from now on; 0: no time."""
+    """Set how long a kernel, a copy to or from the host, and cudaMalloc take; 0: no time."""
     runtime.standin_slow(kernel_us, copy_gbs, malloc_ms)
 
 
 def install():
-    """Register the kernels. torch calls this at the end of its import, by an entry point of "torch.backends"."""
+    """Register the kernels; torch calls this, an entry point, at the end of its import."""
     global _kernels
     if HAS_GPUS and _kernels is None:
         _kernels = _load(_FOLDER / "libstandin_kernels.so")
