@@ -48,7 +48,7 @@ def _parts(report: RanksReport) -> list[str]:
     parts = [head + virtual, _times(report)]
     if report.shared_out:
         parts.append(report.shared_out)
-    if report.sent:
+    if report.sent and report.sent_bytes:
         sent = f"{size(report.sent_bytes)} in {duration(report.sent_seconds)}"
         parts.append(f"sent {some(report.sent)}: {sent}")
     if report.moved_bytes:
