@@ -241,5 +241,8 @@ class Run:
         if others:
             return f"all work was on {', '.join(made)}"
         new = (t for _, t in tensors_in(self._namespace) if id(t) not in self._before)
-        on_cpu = any(tensor.device.type == "cpu" for tensor in new)
-        return "all work was on cpu" if on_cpu or self._moves.left or ledger.transfers else ""
+        on_cpu = [tensor.nbytes for tensor in new if tensor.device.type == "cpu"]
+        home = all(e.source == str(self._target) and e.destination == "cpu" for e in ledger.copies)
+        if home and sum(on_cpu) in (0, ledger.nbytes):  # the copies, if any, are all that it made
+            return "all work was on cpu" if self._moves.left else ""
+        return "all work was on cpu" if on_cpu or ledger.transfers else ""

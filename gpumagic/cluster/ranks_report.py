@@ -115,7 +115,7 @@ def _parts(report: RanksReport) -> list[str]:
     parts = [head + virtual, _times(report)]
     if report.split:
         parts.append(report.split)
-    if report.sent:
+    if report.sent and report.sent_bytes:
         sent = f"{size(report.sent_bytes)} in {duration(report.sent_seconds)}"
         parts.append(f"sent {some(report.sent)}: {sent}")
     if report.moved_bytes:

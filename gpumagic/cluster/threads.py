@@ -107,7 +107,7 @@ class DeviceThread:
         self._copies = CopiedVariables(
             namespace, names, self._target, stays=stays, otherwise="", clock=clock
         )
-        self.copied_bytes, self.copy_seconds = self._copies.nbytes, self._copies.seconds
+        self.copied_bytes, self.copy_seconds = self._copies.sent, self._copies.seconds
         self.notes = self._copies.notes
         self.sent: dict[str, None] = {}  # names of copied parts
 
@@ -150,7 +150,7 @@ class DeviceThread:
                 space, part, self._target, stays=_is_plain, otherwise="", clock=self._clock
             )
         self.sent |= dict.fromkeys(found.root for found in finder.tensors)
-        self.copied_bytes += copies.nbytes
+        self.copied_bytes += copies.sent
         self.copy_seconds += copies.seconds
         return {name: copies.globals[name] for name in part}
 

@@ -39,7 +39,7 @@ class Arrays:
     """Arrays to copy, each once, by the number that `add` returns."""
 
     def __init__(self, beside: Beside | None = None) -> None:
-        self.nbytes = 0
+        self.nbytes = self.sent = 0  # sent: to another device
         self._beside = beside
         self._sources: list[Any] = []
         self._numbers: dict[int, int] = {}
@@ -96,6 +96,7 @@ class Arrays:
             return False
         self._made[index] = framework.copy(source, self._beside.device)
         self.nbytes += framework.nbytes(source)
+        self.sent += framework.nbytes(source)
         return True
 
     def _copy_arrays(self, family: list[Stretch]) -> None:

@@ -144,6 +144,7 @@ class CopiedVariables:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.seconds, self.nbytes = 0.0, 0  # of copying, with the device synchronized
+        self.sent = 0  # bytes of these that came from another device
         self.notes: tuple[str, ...] = ()
         self.function = function
         # The globals of the code; names that it does not read are there too, not copied.
@@ -252,7 +253,7 @@ class CopiedVariables:
         self.function = made.pop(_FUNCTION, None)
         self.globals.update(made)
         self.notes = tuple(dict.fromkeys((*tracked, *copier.originals.notes)))
-        self.nbytes = self._blocks.nbytes
+        self.nbytes, self.sent = self._blocks.nbytes, self._blocks.sent
 
     def _refusal(self, values: dict[str, Any], error: Exception) -> GpuError:
         """Return an error that names the variable that cannot be copied."""

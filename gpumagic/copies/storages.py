@@ -79,6 +79,7 @@ class StorageCopier(Arrays):
                 if is_tensor and not _lies_plainly(source):
                     self._made[index] = _copied_alone(source, home)
                     self.nbytes += bytes_of(source)
+                    self.sent += bytes_of(source) * (home != device)
                 else:
                     places.setdefault(device, []).append(_piece(index, source, home))
             for device, pieces in places.items():
@@ -104,6 +105,7 @@ class StorageCopier(Arrays):
                 new[lead:].copy_(_bytes_between(start, stop, family, device))
                 buffers[home] = new
                 self.nbytes += stop - start
+                self.sent += (stop - start) * (home != device)
             self._made[piece.index] = _laid_out(
                 piece, buffers.get(home), piece.first - start + lead
             )

@@ -20,7 +20,7 @@ class Entry:
     operator: str  # torch's own name: "copy_", "item", "nonzero", "index" …; JAX: see `frameworks`
     source: str  # a device, such as "cuda:1" or "cpu"
     destination: str
-    count: int  # calls
+    count: int  # copies, or waits: a call may wait more than once
     nbytes: int  # in all of them; a wait reads few: an element, or the size of a result
     # Of copies: on a real GPU, device time between two events of the stream, else the time of the
     # call. Of waits: the time for which the host stood still. None where it is only predicted.

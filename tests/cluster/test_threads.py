@@ -71,6 +71,12 @@ def test_two_gpus_share_the_items_and_the_notebook_gets_what_is_gathered(noteboo
     assert "· peak " in line
 
 
+def test_sent_is_what_came_from_another_device(notebook):
+    notebook.run("x = x.to('cuda:0')")
+    line = notebook.run("%%ongpu 0,1 --split x\ny = x * 2").text.splitlines()[-1]
+    assert "· sent x: 128 B in" in line  # 8 rows, to cuda:1
+
+
 def test_a_function_reads_what_its_thread_has(notebook):
     done = notebook.run(
         "%%ongpu 0,1 --split x --gather y -q\nscale = 2.0\ny = forward() * later()\n"

@@ -3,7 +3,6 @@
 On virtual GPUs, where the runtime has no device, what the ledger says alone.
 """
 
-import gc
 import json
 import sys
 from collections import Counter
@@ -71,7 +70,6 @@ def main(only):
                 found[name] = measure(name, code, on_cuda)
             except Exception as error:  # noqa: BLE001
                 found[name] = {"error": f"{type(error).__name__}: {error}"}
-            gc.collect()
     json.dump(found, sys.stdout)
 
 

@@ -13,6 +13,11 @@ pytestmark = pytest.mark.usefixtures("gpus")
 COPIES = [
     (lambda x: x.cpu(), ("device_to_host", 48, False)),
     (lambda x: x.to("cpu", torch.float64), ("device_to_host", 48, False)),
+    (lambda x: x[:, ::2].cpu(), ("device_to_host", 24, False)),
+    (lambda x: x.T.to("cpu", torch.float64), ("device_to_host", 48, False)),
+    (lambda x: torch.ones(4, 3).T.cuda(), ("host_to_device", 48, False)),
+    (lambda x: torch.ones(3).to("cuda:1", torch.float64), ("host_to_device", 24, False)),
+    (lambda x: x.to("cuda:0", torch.float16), ("device_to_device", 24, False)),
     (lambda x: x.to("cuda:0"), ("device_to_device", 48, False)),
     (lambda x: torch.ones(3).cuda(), ("host_to_device", 12, False)),
     (lambda x: torch.ones(4).to(x.device, non_blocking=True), ("host_to_device", 16, False)),
@@ -40,6 +45,7 @@ def test_copies(do, expected):
     )
     assert ledger.waits == 0
     assert {e.code for e in ledger} != {""}
+    assert not any("_ops" in e.within for e in ledger)
 
 
 def test_a_copy_of_nothing_is_none():

@@ -349,6 +349,8 @@ def test_other_devices_that_the_cell_touches_are_in_the_report(ip):
             "% of it ran on cuda:0",
         ),
         ("for (x,) in loader: total = x.cpu() * 2", "all work was on cpu"),
+        ("y = X.cpu()", ""),
+        ("y = X.cpu().numpy(); z = X.tolist()", ""),
         ("y = X @ X", ""),
         ("X.add_(1)", ""),
         ("print(X.shape)", ""),
