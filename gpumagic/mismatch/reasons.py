@@ -1,19 +1,15 @@
 """Say why it is where it is, where the cause is a typical one; nothing where it is not certain."""
 
 import ast
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
 from gpumagic.mismatch.read.operand import Part
-from gpumagic.mismatch.read.syntax import parents
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import MISSING, own
-
-_MOVING = ("to", "cuda", "cpu")
 
 
 def reason(
@@ -26,12 +22,7 @@ def reason(
         return told
     for frame, odd in frames:
         for part in odd:
-            told = (
-                _not_assigned(part, frame)
-                or _no_buffer(part.node, frame)
-                or _plain_list(part, frame)
-                or _made_here(part)
-            )
+            told = _no_buffer(part.node, frame) or _plain_list(part, frame) or _made_here(part)
             if told:
                 return told
     meets_module = any(part.kind == "module" for part in leaves)
@@ -54,16 +45,6 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
                 "%ongpu home undoes that, and --back in that cell avoids it"
             )
     return None
-
-
-def _not_assigned(part: Part, frame: FailedFrame) -> str | None:
-    if part.kind != "tensor" or not (node := _forgotten_move(part.key, frame)):
-        return None
-    text = frame.text(node)
-    return (
-        f"line {node.lineno}: {text} returns a new tensor and leaves {part.text} where it is; "
-        f"write {part.text} = {text}"
-    )
 
 
 def _no_buffer(expression: ast.AST, frame: FailedFrame) -> str | None:
@@ -107,44 +88,3 @@ def _made_here(part: Part) -> str | None:
     if part.kind == "module" and part.value is None:
         return "a module is made on the CPU; make it once in __init__, and it moves with the rest"
     return None
-
-
-def _forgotten_move(name: str, frame: FailedFrame) -> ast.Expr | None:
-    """The statement `x.to(…)` whose result nobody keeps, on the way to the failing line."""
-    last: ast.Expr | None = None
-    for stmt in _before(frame.failed):
-        if isinstance(stmt, ast.Expr) and _moves(stmt.value, name):
-            last = stmt
-        elif _binds(stmt, name):
-            last = None
-    return last
-
-
-def _before(failed: ast.AST | None) -> list[ast.stmt]:
-    """The statements that surely ran before a node: those above it in its own blocks."""
-    found: list[ast.stmt] = []
-    for inner, outer in pairwise([failed, *parents(failed)] if failed is not None else []):
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(outer, name, None)
-            if isinstance(block, list) and inner in block:
-                found = block[: block.index(inner)] + found
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
-            break
-        if isinstance(outer, (ast.For, ast.AsyncFor)):
-            found = [ast.Assign([outer.target], outer.iter, lineno=outer.lineno), *found]
-    return found
-
-
-def _binds(stmt: ast.stmt, name: str) -> bool:
-    return any(
-        isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
-        and isinstance(node.ctx, ast.Store)
-        and ast.unparse(node) == name
-        for node in ast.walk(stmt)
-    )
-
-
-def _moves(node: ast.expr, name: str) -> bool:
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return False
-    return node.func.attr in _MOVING and ast.unparse(node.func.value) == name

@@ -242,7 +242,8 @@ def _call_again(
         return compute_wider(plan.op, call, low, low_kwargs, error)
     if "not resizable" not in str(error):
         # The one text of the CPU's that differs among those which are often met.
-        raise type(error)(str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"))
+        error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
+        raise error
     read = {id(old) for name, _, old in found if name not in plan.written}
     anew = {}
     for n, (name, tensor, old) in enumerate(found):
