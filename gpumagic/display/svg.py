@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 # Contrast of 3 : 1 and more against both white and #111 (WCAG 2.1, 1.4.11); orange and red are for
-# trouble. js/src/monitor/plots.ts has the same.
+# trouble. js/src/monitor/overview.ts has the same.
 COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
 _CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")

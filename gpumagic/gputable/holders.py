@@ -9,7 +9,7 @@ from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 # A driver's own rounding, and what it holds without a process, is not somebody's memory.
 _NOBODYS = 32 * 2**20
 UNSEEN = "unaccounted"
-# Whose memory it can be, in the order of bars, as js/src/monitor/bar.ts calls them.
+# Whose memory it can be, in the order of bars, as js/src/monitor/bars.ts calls them.
 OWNERS = {
     "mine": "this notebook",
     "books": "my other notebooks",

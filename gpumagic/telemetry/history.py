@@ -99,7 +99,7 @@ class History:
 
 
 def _held(snapshot: Snapshot) -> _Held:
-    """As ``heldBy`` in js/src/monitor/split.ts: a GPU has what its MIG devices have too."""
+    """As ``heldBy`` in js/src/monitor/owners.ts: a GPU has what its MIG devices have too."""
     if not snapshot.processes:
         return None
     parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}

@@ -1,9 +1,8 @@
 import { beforeEach, expect, it } from 'vitest';
-import { Alerts } from '../src/lab/alerts.js';
-import { Doctor } from '../src/lab/checks.js';
+import { Alerts, Watch } from '../src/lab/alerts.js';
+import { Doctor } from '../src/lab/no-gpu.js';
 import { read } from '../src/lab/settings.js';
 import { Stream } from '../src/lab/stream.js';
-import { Watch } from '../src/lab/watch.js';
 import { english } from '../src/monitor/shared.js';
 import type { Check, GpuSample } from '../src/snapshot.js';
 import { FakeWorld, settled, snapshot } from './world.js';

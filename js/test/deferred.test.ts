@@ -1,6 +1,6 @@
 // @vitest-environment jsdom
 import { expect, test, vi } from 'vitest';
-import { Deferred, type Renderer } from '../src/lab/deferred.js';
+import { Deferred, type Renderer } from '../src/lab/feeds.js';
 import type { Monitor } from '../src/monitor/monitor.js';
 import { english } from '../src/monitor/shared.js';
 import type { CellRun, Snapshot } from '../src/snapshot.js';

@@ -1,5 +1,5 @@
 import { describe, expect, test, vi } from 'vitest';
-import { groups, heldBy, split, views } from '../src/monitor/split.js';
+import { groups, heldBy, split, views } from '../src/monitor/owners.js';
 import type { GpuSample, ProcessSample } from '../src/snapshot.js';
 import { all, at, BUSY, crowd, fixture, GIB, mount, one, text } from './stage.js';
 

@@ -1,6 +1,6 @@
 import type { ISessionContext } from '@jupyterlab/apputils';
 import { beforeEach, describe, expect, test, vi } from 'vitest';
-import { HoldingsOf } from '../src/lab/holdings.js';
+import { HoldingsOf } from '../src/lab/variables.js';
 import type { Monitor } from '../src/monitor/monitor.js';
 import { english } from '../src/monitor/shared.js';
 import type { Holding, Holdings } from '../src/snapshot.js';

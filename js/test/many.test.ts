@@ -1,5 +1,5 @@
 import { describe, expect, test, vi } from 'vitest';
-import { toSnapshot } from '../src/lab/messages.js';
+import { toSnapshot } from '../src/lab/audience.js';
 import type { GpuSample, ProcessSample, Snapshot } from '../src/snapshot.js';
 import { all, at, BUSY, crowd, fixture, GIB, mount, one, text } from './stage.js';
 

@@ -1,8 +1,8 @@
 import type { ISessionContext } from '@jupyterlab/apputils';
 import { beforeEach, expect, it } from 'vitest';
-import { type Application, Lines } from '../src/lab/lines.js';
-import { Offers } from '../src/lab/offers.js';
-import type { Offer } from '../src/monitor/offer.js';
+import { Offers } from '../src/lab/no-gpu.js';
+import { type Application, Lines } from '../src/lab/run-in-kernel.js';
+import type { Offer } from '../src/monitor/doctor.js';
 import { english } from '../src/monitor/shared.js';
 import { settled } from './world.js';
 

@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import fixture from '../../tests/data/snapshot.json';
-import { brief, chosen, held, label } from '../src/lab/brief.js';
+import { brief, chosen, held, label } from '../src/lab/status-text.js';
 import { english } from '../src/monitor/shared.js';
 import type { GpuSample, Snapshot } from '../src/snapshot.js';
 

@@ -1,6 +1,6 @@
 import { beforeEach, expect, it } from 'vitest';
 import type { Want } from '../src/lab/audience.js';
-import { Refused } from '../src/lab/refused.js';
+import { Refused } from '../src/lab/server.js';
 import { Stream } from '../src/lab/stream.js';
 import type { History } from '../src/snapshot.js';
 import { Ear, FakeWorld, settled, snapshot } from './world.js';

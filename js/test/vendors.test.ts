@@ -1,10 +1,10 @@
 /** GPUs that are not NVIDIA's: their names, and what their machine runs on. */
 
 import { expect, test } from 'vitest';
-import { toSnapshot } from '../src/lab/messages.js';
-import { machine } from '../src/monitor/host.js';
+import { toSnapshot } from '../src/lab/audience.js';
+import { machine } from '../src/monitor/hosts.js';
+import { label, numbered, torchName } from '../src/monitor/names.js';
 import { english } from '../src/monitor/shared.js';
-import { label, numbered, torchName } from '../src/monitor/words.js';
 import type { GpuSample, Snapshot } from '../src/snapshot.js';
 import { at, BUSY, fixture, mount, one } from './stage.js';
 

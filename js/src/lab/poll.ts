@@ -1,9 +1,36 @@
-/** Requests in place of a socket: a snapshot every few seconds, and now and then the past. */
+/** Request a snapshot every few seconds where a socket does not work. */
 
 import type { Snapshot } from '../snapshot.js';
-import type { Want } from './audience.js';
-import { type Message, toPast, toSnapshot } from './messages.js';
-import type { Timers } from './timers.js';
+import { type Message, toPast, toSnapshot, type Want } from './audience.js';
+
+export class Timers {
+  #after: (milliseconds: number, then: () => void) => () => void;
+  #ends = new Map<string, () => void>();
+
+  constructor(after: (milliseconds: number, then: () => void) => () => void) {
+    this.#after = after;
+  }
+
+  start(name: string, milliseconds: number, then: () => void): void {
+    this.end(name);
+    const end = this.#after(milliseconds, () => {
+      this.#ends.delete(name);
+      then();
+    });
+    this.#ends.set(name, end);
+  }
+
+  runs(name: string): boolean {
+    return this.#ends.has(name);
+  }
+
+  end(...names: string[]): void {
+    for (const name of names) {
+      this.#ends.get(name)?.();
+      this.#ends.delete(name);
+    }
+  }
+}
 
 const PERIOD_S = 2;
 /** Of so many requests for a snapshot, one asks for the cells that ran too. */

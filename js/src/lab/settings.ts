@@ -2,7 +2,7 @@
 
 import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 import type { Density } from '../monitor/shared.js';
-import type { Limits } from './findings.js';
+import type { Limits } from './alerts.js';
 
 const DENSITIES: readonly Density[] = ['auto', 'cards', 'lines'];
 

@@ -4,7 +4,7 @@ import { Widget } from '@lumino/widgets';
 import type { Translate } from '../monitor/shared.js';
 import type { Snapshot } from '../snapshot.js';
 import type { Connection } from './audience.js';
-import { brief, held, type Own } from './brief.js';
+import { brief, held, type Own } from './status-text.js';
 
 const TROUBLE = 'color-mix(in srgb, var(--jp-warn-color1) 72%, var(--jp-ui-font-color1))';
 

@@ -10,12 +10,12 @@ import {
   Audience,
   type Connection,
   type Listener,
+  type Message,
+  parse,
   type Subscription,
   type Want,
 } from './audience.js';
-import { type Message, parse } from './messages.js';
-import { Poll } from './poll.js';
-import { Timers } from './timers.js';
+import { Poll, Timers } from './poll.js';
 
 /** What of a WebSocket is used. */
 export type Socket = Pick<

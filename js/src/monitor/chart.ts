@@ -1,11 +1,11 @@
-/** A chart with its caption, and what a pointer or the keyboard finds in it. */
+/** Draw one GPU’s chart with its caption, and say what is under the pointer or the keyboard. */
 
 import type { CellRun, GpuSample } from '../snapshot.js';
-import { told as toldParts } from './bar.js';
-import { Field, h } from './dom.js';
+import { told as toldParts } from './bars.js';
+import { Field, h, parts } from './dom.js';
+import { OWNERS, type Owner, ownerOf } from './owners.js';
 import type { Shared } from './shared.js';
 import { type Band, Spark } from './spark.js';
-import { OWNERS, type Owner, ownerOf } from './split.js';
 import { age, lasted, NOT_KNOWN, reading, size } from './units.js';
 
 /** "In [12] work/train.ipynb · 12 s · peak 34.2 GiB · mean 87 %". */
@@ -195,3 +195,28 @@ export class Chart {
 
 const most = (values: readonly number[]): number =>
   values.reduce((most, value) => (value > most ? value : most), 1);
+
+export class Tip {
+  readonly node = h('div', 'tip');
+  #within: HTMLElement;
+
+  /** It stays `within` a node. */
+  constructor(within: HTMLElement) {
+    this.#within = within;
+    this.node.hidden = true;
+  }
+
+  /** Shows lines of text, `spoken` also read aloud; none hides it. */
+  point(at: Spark, lines: string[], spoken: boolean): void {
+    const tip = this.node;
+    tip.ariaLive = spoken ? 'polite' : 'off';
+    tip.hidden = lines.length === 0;
+    tip.replaceChildren(...lines.map((line) => h('div', '', ...parts(line))));
+    if (tip.hidden) return;
+    const all = this.#within.getBoundingClientRect();
+    const box = at.node.getBoundingClientRect();
+    const across = box.left - all.left + (at.hover ?? 0) - tip.offsetWidth / 2;
+    const left = Math.max(4, Math.min(across, all.width - tip.offsetWidth - 4));
+    tip.style.transform = `translate(${Math.round(left)}px,${Math.round(box.bottom - all.top + 4)}px)`;
+  }
+}

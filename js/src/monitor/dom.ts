@@ -1,4 +1,6 @@
-/** The few ways in which this renderer touches the page: made once, changed only when different. */
+/** Create elements once and write to the page only what changed. */
+
+import type { Badge } from './names.js';
 
 const SVG = 'http://www.w3.org/2000/svg';
 
@@ -134,4 +136,23 @@ export function parts(text: string): (Node | string)[] {
 /** With a capital, if it does not begin with something to type, and a full stop. */
 export function sentence(text: string): string {
   return text && `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? '' : '.'}`;
+}
+
+class BadgeNode {
+  #field = new Field();
+  readonly node = this.#field.node;
+
+  update([text, look]: Badge): void {
+    this.#field.say(text).look(`badge ${look}`).hint(text);
+  }
+}
+
+export class Badges {
+  readonly node = h('span', 'badges');
+  #rows = new Rows<Badge, BadgeNode>(this.node, () => new BadgeNode());
+
+  update(badges: Badge[]): void {
+    this.#rows.update(badges.map((badge, n) => [String(n), badge] as const));
+    show(this.node, badges.length > 0);
+  }
 }

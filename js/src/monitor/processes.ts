@@ -2,10 +2,10 @@
 
 import type { ProcessSample } from '../snapshot.js';
 import { Field, h, icon, Rows, show } from './dom.js';
+import { file } from './names.js';
+import { type Group, groups, outlives, stranger } from './owners.js';
 import type { Shared } from './shared.js';
-import { type Group, groups, outlives, stranger } from './split.js';
 import { age, size } from './units.js';
-import { file } from './words.js';
 
 /** Rows of a GPU that is not open. */
 const FEW = 4;

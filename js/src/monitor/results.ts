@@ -1,8 +1,8 @@
 /** Results that bring their own text and HTML, newest first, below what is measured now. */
 
 import type { Result, Timing, TimingBar } from '../snapshot.js';
+import { Pace } from './bars.js';
 import { Field, h, Rows, show } from './dom.js';
-import { Pace } from './pace.js';
 
 const ACTIVE = 'script,iframe,object,embed,link,base,meta,form';
 

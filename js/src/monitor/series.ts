@@ -1,7 +1,7 @@
 /** The past of each GPU, and the cells that ran in it. */
 
 import type { CellRun, GpuSample, History, Snapshot } from '../snapshot.js';
-import { heldBy } from './split.js';
+import { heldBy } from './owners.js';
 
 /** Samples kept; the oldest quarter goes when there are more. */
 const KEPT = 1600;

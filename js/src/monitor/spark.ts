@@ -1,8 +1,8 @@
 /** A small chart over time, drawn on a canvas that follows its box and its theme. */
 
 import type { CellRun } from '../snapshot.js';
+import type { Owner } from './owners.js';
 import { gap } from './series.js';
-import type { Owner } from './split.js';
 
 /** Colors as the page has them now. */
 export type Inks = Record<Owner | 'busy' | 'mark' | 'rule', string>;

@@ -1,6 +1,6 @@
 /** The looks, in the words and colors of gpumagic/display/palette.css. */
 
-import { HUES } from './plots.js';
+import { HUES } from './overview.js';
 
 const KEYS = HUES.map((hue, n) => `.line-${n}{background:${hue}}`).join('');
 

@@ -1,8 +1,17 @@
-/** The one door to the server's part of gpumagic: its address, token and XSRF cookie. */
+/** Request from the server’s part of gpumagic, and let the stream use the browser. */
 
 import { ServerConnection } from '@jupyterlab/services';
-import type { Renderer } from './deferred.js';
-import { Refused } from './refused.js';
+import type { Renderer } from './feeds.js';
+import type { World } from './stream.js';
+
+export class Refused extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
+}
 
 /** How long an answer may take; the driver may stall, but never the server. */
 const PATIENCE_MS = 20_000;
@@ -55,4 +64,35 @@ export class Api {
 /** base_url is where JupyterHub or a proxy has put the server. */
 function address(base: string, path: string): string {
   return `${base.replace(/\/+$/, '')}/gpumagic/api/${path}`;
+}
+
+export function page(api: Api): World {
+  return {
+    socket: () => api.socket(),
+    get: (path) => api.get(path),
+    hidden: () => document.hidden,
+    watch(changed) {
+      document.addEventListener('visibilitychange', changed);
+      window.addEventListener('online', changed);
+      return () => {
+        document.removeEventListener('visibilitychange', changed);
+        window.removeEventListener('online', changed);
+      };
+    },
+    after(milliseconds, then) {
+      const timer = setTimeout(then, milliseconds);
+      return () => clearTimeout(timer);
+    },
+    now: () => performance.now(),
+    random: Math.random,
+  };
+}
+
+/** What all pages of this browser share; null where it keeps nothing. */
+export function storage(): Storage | null {
+  try {
+    return window.localStorage;
+  } catch {
+    return null;
+  }
 }

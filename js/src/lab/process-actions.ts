@@ -1,4 +1,4 @@
-/** What a person can do to a process from the panel. Whatever ends something is asked first. */
+/** Act on a process from the panel or from an alert; ask before anything ends. */
 
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
@@ -6,7 +6,8 @@ import { KernelAPI } from '@jupyterlab/services';
 import type { Actions, Translate } from '../monitor/shared.js';
 import { size } from '../monitor/units.js';
 import type { ProcessSample, Snapshot } from '../snapshot.js';
-import type { Api } from './request.js';
+import type { Alert } from './alerts.js';
+import type { Api } from './server.js';
 
 export class Kernels {
   #app: JupyterFrontEnd;
@@ -126,4 +127,34 @@ export class Kernels {
       Notification.error(error instanceof Error ? error.message : String(error));
     }
   }
+}
+
+/** A fault stays until it is read; the rest goes by itself and is kept in the list. */
+const SHOWN_MS = 20_000;
+
+/** What is shown of faults, by the alert's key: it goes when they are over. */
+const shown = new Map<string, string>();
+
+export function notify(alert: Alert, kernels: Kernels, t: Translate, show: () => void): void {
+  const { process } = alert;
+  const offers: Notification.IAction[] = [];
+  if (process) {
+    offers.push({ label: t('Go to it'), callback: () => kernels.goTo(process) });
+    // A kernel of another server is not this one's to end.
+    if (!process.server)
+      offers.push({ label: t('Shut down…'), callback: () => kernels.shutDown(process) });
+  } else offers.push({ label: t('Show the GPUs'), callback: show });
+  const fault = alert.kind === 'fault';
+  const id = Notification.emit(alert.text, fault ? 'error' : 'warning', {
+    autoClose: fault ? false : SHOWN_MS,
+    actions: offers,
+  });
+  if (fault) shown.set(alert.key, id);
+}
+
+/** What was told of is over. */
+export function dismiss(key: string): void {
+  const id = shown.get(key);
+  if (id !== undefined) Notification.dismiss(id);
+  shown.delete(key);
 }

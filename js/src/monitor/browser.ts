@@ -1,8 +1,8 @@
 /** What the page does around a monitor: its theme, the sizes of boxes, what is on the screen. */
 
 import { h } from './dom.js';
+import { OWNERS } from './owners.js';
 import type { Inks, Spark } from './spark.js';
-import { OWNERS } from './split.js';
 
 const INKS = [...OWNERS, 'busy', 'mark', 'rule'] as const;
 

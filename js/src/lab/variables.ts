@@ -7,7 +7,7 @@ import type { ISessionContext } from '@jupyterlab/apputils';
 import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import type { Translate } from '../monitor/shared.js';
 import { type Holdings, TOO_LONG_S } from '../snapshot.js';
-import type { Deferred } from './deferred.js';
+import type { Deferred } from './feeds.js';
 
 type Told = Pick<Deferred, 'holdings'>;
 

@@ -1,15 +1,13 @@
 /** One GPU: a card, or where there are many a line that opens into one. */
 
-import { Badges } from './badges.js';
-import { MemoryBar, ShareBar } from './bar.js';
-import { Body } from './body.js';
-import { CHEVRON, Field, h, icon, show } from './dom.js';
-import { Pace } from './pace.js';
-import type { Sight } from './page.js';
+import { MemoryBar, Pace, ShareBar } from './bars.js';
+import type { Sight } from './browser.js';
+import { Badges, CHEVRON, Field, h, icon, show } from './dom.js';
+import { Body } from './gpu-details.js';
+import { also, called, faults, full, hot, kinds, model, numbered, torchName } from './names.js';
+import type { View } from './owners.js';
 import type { Shared } from './shared.js';
-import type { View } from './split.js';
 import { NOT_KNOWN, reading, size, watts } from './units.js';
-import { also, called, faults, full, hot, kinds, model, numbered, torchName } from './words.js';
 
 let made = 0;
 const whole = (value: number | null): string => (value === null ? NOT_KNOWN : value.toFixed(0));

@@ -1,10 +1,10 @@
 /** What of this notebook holds a GPU's memory: opened by a press, and asked for only while open. */
 
 import { type GpuHoldings, type Holding, TOO_LONG_S } from '../snapshot.js';
-import { ShareBar } from './bar.js';
+import { ShareBar } from './bars.js';
 import { CHEVRON, Field, h, icon, Rows, show } from './dom.js';
+import type { View } from './owners.js';
 import type { Shared } from './shared.js';
-import type { View } from './split.js';
 import { size } from './units.js';
 
 let made = 0;

@@ -1,8 +1,9 @@
-/** Bars: memory by owner, and how busy. */
+/** Draw bars: memory by owner, utilization, a measurement, and the legend of their colors. */
 
-import { h } from './dom.js';
+import type { TimingBar } from '../snapshot.js';
+import { Field, h, show } from './dom.js';
+import { OWNERS, type Owner, type Parts, type View } from './owners.js';
 import type { Shared } from './shared.js';
-import { OWNERS, type Owner, type Parts } from './split.js';
 import { size } from './units.js';
 
 /** What the owners are called, in every view. */
@@ -96,5 +97,49 @@ export class MemoryBar {
     const { t } = this.#shared;
     if (!parts.known) return t('not known how much is used');
     return [...told(parts, this.#shared), `${t('free')} ${size(parts.free)}`].join(', ');
+  }
+}
+
+export class Pace {
+  #label: string;
+  #where = new Field();
+  #bar = new ShareBar();
+  #text = new Field('span', 'number');
+  readonly node = h('div', 'slice pace', this.#where.node, this.#bar.node, this.#text.node);
+
+  /** Called by the device where `label` is empty. */
+  constructor(label = '') {
+    this.#label = label;
+  }
+
+  update(bar: TimingBar | undefined): void {
+    show(this.node, !!bar);
+    if (!bar) return;
+    this.#where.say(this.#label || bar.where);
+    this.#bar.update(100 * bar.share);
+    this.#text.say(bar.text);
+  }
+}
+
+export class Legend {
+  readonly node = h('div', 'legend');
+  #marks: [Owner, HTMLElement][];
+
+  constructor(shared: Shared) {
+    const called = names(shared);
+    this.#marks = OWNERS.map((name) => {
+      const mark = h('span', '', h('i', `dot ${name}`), h('span', 'dim', called[name]));
+      this.node.append(mark);
+      return [name, mark];
+    });
+  }
+
+  /** Only what stands somewhere in these. */
+  update(views: readonly View[]): void {
+    for (const [name, mark] of this.#marks)
+      show(
+        mark,
+        views.some(({ parts }) => parts[name]),
+      );
   }
 }

@@ -1,8 +1,8 @@
 /** What a GPU is called, and what is to be said of its state. */
 
 import type { GpuSample, Problem, Snapshot } from '../snapshot.js';
+import { owner, type View } from './owners.js';
 import type { Translate } from './shared.js';
-import { owner, type View } from './split.js';
 import { age } from './units.js';
 
 const KINDS: Record<string, string> = { intel: 'xpu', apple: 'mps' };

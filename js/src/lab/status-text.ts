@@ -1,8 +1,8 @@
 /** The machine in a few words: for the status bar and the alerts. */
 
+import { broken, file, full, label as own, physical } from '../monitor/names.js';
 import type { Translate } from '../monitor/shared.js';
 import { filled } from '../monitor/units.js';
-import { broken, file, full, label as own, physical } from '../monitor/words.js';
 import type { GpuSample, Snapshot } from '../snapshot.js';
 
 const LISTED = 16;

@@ -9,7 +9,7 @@ import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { ISessionContext } from '@jupyterlab/apputils';
 import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import type { Translate } from '../monitor/shared.js';
-import type { WithSession } from './here.js';
+import type { WithSession } from './current-kernel.js';
 
 /** What of the application is used. */
 export interface Application {
