@@ -35,6 +35,11 @@ class Shown:
     def _repr_html_(self) -> str:
         return str(view(self, "html").html(self))
 
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        """For JupyterLab's panel: title and bars of a measurement. It draws no HTML."""
+        panel = getattr(view(self, "text"), "panel", None)
+        return {"application/vnd.gpumagic+json": panel(self)} if panel else {}
+
 
 @lru_cache
 def sheet(name: str) -> str:

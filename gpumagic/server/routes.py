@@ -38,7 +38,7 @@ _COLUMNS = (
     "temperature (°C)",
     "power (W)",
 )
-_RENDERER = Path(__file__).parents[1] / "static" / "widget.js"
+_RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
 # What the system keeps for a client that does not read is a queue too: keep it short, in bytes.
 _SEND_BUFFER = 32768
 _UNSENT = 16384

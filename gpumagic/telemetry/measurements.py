@@ -21,7 +21,7 @@ class Measured:
 
     title: str
     text: str
-    html: str | None
+    bars: list[dict[str, Any]]  # of each device: where, share of the slowest, text
     time: float  # Unix time of its end
     id: str
 
@@ -42,10 +42,10 @@ class Board:
         self.now = progress
         self._tell()
 
-    def keep(self, title: str, text: str, html: str | None, time: float) -> None:
-        """Add what a measurement gave; `time` is Unix time."""
+    def keep(self, text: str, time: float, title: str, bars: list[dict[str, Any]]) -> None:
+        """Add a result; `time` is Unix time."""
         with self._lock:
-            made = Measured(title, text, html, time, str(next(self._numbers)))
+            made = Measured(title, text, bars, time, str(next(self._numbers)))
             self.entries = (made, *self.entries)[:KEPT]
         self._tell()
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from gpumagic import faults
+from gpumagic.display.shown import view
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.frameworks.needed import Needed
 from gpumagic.isolation.random_state import Randomness
@@ -172,7 +173,7 @@ def compare(
     _last[:] = [result]
     # What took minutes is not lost because a view of it fails.
     with faults.kept("drawing a comparison for the monitor"):
-        board.keep(result.title, repr(result), result._repr_html_(), result.time)
+        board.keep(repr(result), result.time, **view(result, "text").panel(result))
     return result
 
 

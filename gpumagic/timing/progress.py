@@ -53,17 +53,21 @@ class Progress:
 
     def posted(self) -> dict[str, Any]:
         """As JSON, for the monitor: its line, and a bar for each device, out of the slowest."""
-        spelled = {"copy": "copying"}
-        slowest = max((seconds for _, seconds, _ in self.bars if seconds), default=0.0)
-        bars = [
-            {
-                "where": where,
-                "share": seconds / slowest if seconds else 0.0,
-                "text": duration(seconds) if seconds is not None else spelled.get(state, state),
-            }
-            for where, seconds, state in self.bars
-        ]
-        return {"line": f"{self.title} · {self}", "bars": bars}
+        return {"line": f"{self.title} · {self}", "bars": bars(self.bars)}
+
+
+def bars(medians: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any]]:
+    """A bar for each device, its share of the slowest median; its state if it has none."""
+    spelled = {"copy": "copying"}
+    slowest = max((seconds for _, seconds, _ in medians if seconds), default=0.0)
+    return [
+        {
+            "where": where,
+            "share": seconds / slowest if seconds else 0.0,
+            "text": duration(seconds) if seconds is not None else spelled.get(state, state),
+        }
+        for where, seconds, state in medians
+    ]
 
 
 class Reporter:

@@ -15,6 +15,7 @@ from gpumagic.display.shown import block, folded, tag
 from gpumagic.display.table import Column, Fold
 from gpumagic.display.units import duration, energy, fine, rate, size, times
 from gpumagic.timing.comparison import Comparison
+from gpumagic.timing.progress import bars
 from gpumagic.timing.result.timing import Timing
 from gpumagic.timing.view import figure, remarks, verdict
 from gpumagic.timing.view.verdict import percent, point, spelled
@@ -80,6 +81,12 @@ def html(comparison: Comparison) -> str:
         folded("how it was measured", _how(comparison, columns)),
     ]
     return block("".join(parts), "table", "comparison")
+
+
+def panel(comparison: Comparison) -> dict[str, Any]:
+    """For the monitor: the title, and a bar for each device; a sweep has none."""
+    timings = [] if comparison.sweep else _rows(comparison)
+    return {"title": comparison.title, "bars": bars([(t.where, t.median, "") for t in timings])}
 
 
 def _bars(comparison: Comparison, columns: list[Column]) -> str:

@@ -1,164 +1,153 @@
-/** Ask the doctor, and offer virtual GPUs, where there is no GPU. */
+/** Run the doctor, and offer virtual GPUs, if there is no GPU. */
 
 import type { ISessionContext } from '@jupyterlab/apputils';
-import type { Monitor } from '../monitor/monitor.js';
-import type { Translate } from '../monitor/shared.js';
-import type { Snapshot } from '../snapshot.js';
-import { toChecks, toSnapshot } from './audience.js';
-import type { Lines } from './run-in-kernel.js';
+import type { Offer, State, Translate } from '../monitor/shared.js';
+import type { Check, Snapshot } from '../snapshot.js';
+import type { RunInKernel } from './run-in-kernel.js';
 import type { Api } from './server.js';
 
-export class Doctor {
+/** Requests the doctor's checks: without a GPU by itself, else on request. */
+export class DoctorClient {
   #api: Pick<Api, 'get'>;
-  #monitor: Pick<Monitor, 'diagnose'>;
-  #found: (snapshot: Snapshot) => void;
-  /** What was wrong when the doctor was last asked without being called; null: not so asked. */
-  #asked: string | null = null;
-  #called = false;
+  #set: (state: Partial<State>) => void;
+  #show: (snapshot: Snapshot) => void;
+  /** The problems at the last automatic request; null if there was none. */
+  #problems: string | null = null;
+  #requested = false;
 
+  /** `set` gets the checks, and `show` new snapshots. */
   constructor(
     api: Pick<Api, 'get'>,
-    monitor: Pick<Monitor, 'diagnose'>,
-    found: (snapshot: Snapshot) => void,
+    set: (state: Partial<State>) => void,
+    show: (snapshot: Snapshot) => void,
   ) {
-    this.#api = api;
-    this.#monitor = monitor;
-    this.#found = found;
+    [this.#api, this.#set, this.#show] = [api, set, show];
   }
 
-  /** Asks again whenever something else is wrong. */
-  snapshot(snapshot: Snapshot): void {
-    if (snapshot.gpus.length > 0) {
-      if (this.#asked !== null) this.#monitor.diagnose(null);
-      this.#asked = null;
+  /** Request the checks if there is no GPU and the problems have changed. */
+  snapshot({ gpus, problems }: Snapshot): void {
+    if (gpus.length > 0) {
+      if (this.#problems !== null) this.#set({ checks: null });
+      this.#problems = null;
       return;
     }
-    const wrong = snapshot.problems.map((problem) => problem.code).join();
-    if (wrong === this.#asked) return;
-    this.#asked = wrong;
+    const codes = problems.map(({ code }) => code).join();
+    if (codes === this.#problems) return;
+    this.#problems = codes;
     void this.ask();
   }
 
-  /** A person calls; called again where it `isSeen`, it goes. */
-  async call(isSeen: boolean): Promise<void> {
-    this.#called = !(this.#called && isSeen && this.#asked === null);
-    if (this.#called) await this.ask();
-    else this.#monitor.diagnose(null);
+  /** Show the checks, or hide them if they are visible and there are GPUs. */
+  async toggle(isVisible: boolean): Promise<void> {
+    this.#requested = !(this.#requested && isVisible && this.#problems === null);
+    if (this.#requested) await this.ask();
+    else this.#set({ checks: null });
   }
 
   async ask(): Promise<void> {
     try {
-      const checks = toChecks(await this.#api.get('doctor'));
-      if (checks.length) this.#monitor.diagnose(checks);
+      const checks = await this.#api.get<Check[]>('doctor');
+      if (checks.length) this.#set({ checks });
     } catch {
-      // The connection's own line says what is wrong; the next look asks again.
-      this.#asked = null;
+      // The connection's line says what is wrong. The next snapshot asks again.
+      this.#problems = null;
     }
   }
 
-  /** The machine and the doctor once more, without waiting for the next look. */
+  /** Request a new snapshot and the checks. */
   async again(): Promise<void> {
-    const snapshot = await this.#api.get('snapshot').then(toSnapshot, () => null);
-    if (snapshot) this.#found(snapshot);
+    const snapshot = await this.#api.get<Snapshot>('snapshot').catch(() => null);
+    if (snapshot) this.#show(snapshot);
     await this.ask();
   }
 }
 
 const VIRTUAL = ['%load_ext gpumagic', '%gpus --virtual 2'];
-// In the kernel, which knows its user's profile of IPython.
+// The kernel knows the IPython profile of its user.
 const ENABLE = ['from gpumagic.magics import every_notebook', 'print(every_notebook.enable())'];
 
+/** Offers virtual GPUs in a notebook, and gpumagic in every notebook. */
 export class Offers {
-  #lines: Pick<Lines, 'run'>;
-  #monitor: Pick<Monitor, 'offer'>;
-  #told: (text: string) => void;
+  #kernels: Pick<RunInKernel, 'run'>;
+  #set: (state: { offer: Offer }) => void;
+  #done: (text: string) => void;
   #t: Translate;
   #context: ISessionContext | null = null;
-  #said = '';
+  #text = '';
   #busy = false;
 
-  /** `told` hears of what is done while the offer may have gone from the panel. */
+  /** `done` gets a result that must be visible even if the offer is gone by then. */
   constructor(
-    lines: Pick<Lines, 'run'>,
-    monitor: Pick<Monitor, 'offer'>,
-    told: (text: string) => void,
+    kernels: Pick<RunInKernel, 'run'>,
+    set: (state: { offer: Offer }) => void,
+    done: (text: string) => void,
     t: Translate,
   ) {
-    this.#lines = lines;
-    this.#monitor = monitor;
-    this.#told = told;
-    this.#t = t;
-    this.#tell();
+    [this.#kernels, this.#set, this.#done, this.#t] = [kernels, set, done, t];
+    this.#show();
   }
 
-  /** The current notebook or console. */
+  /** Change the current notebook or console. */
   here(context: ISessionContext | null): void {
-    if (context !== this.#context && !this.#busy) this.#said = '';
+    if (context !== this.#context && !this.#busy) this.#text = '';
     this.#context = context;
-    this.#tell();
+    this.#show();
   }
 
-  /** Two virtual GPUs in the current notebook, or in a new one; raises what stands against it. */
+  /** Make two virtual GPUs in the current notebook, or in a new one. Throws the reason if not. */
   async virtual(): Promise<void> {
     const t = this.#t;
     const name = this.#context?.name ?? t('a new notebook');
-    await this.#while(t('Making 2 virtual GPUs in %1…', name), async () => {
-      const { notebook } = await this.#lines.run(this.#context, VIRTUAL);
-      const [load, make] = VIRTUAL as [string, string];
-      this.#told(
-        t('%1 has 2 virtual GPUs until its kernel ends (by %2, %3).', notebook, load, make),
-      );
+    await this.#run(t('Making 2 virtual GPUs in %1…', name), async () => {
+      const { notebook } = await this.#kernels.run(this.#context, VIRTUAL);
+      const now = t('%1 now has 2 virtual GPUs, until its kernel stops.', notebook);
+      this.#done(`${now} ${t('Try %1 on top of a cell.', '%%ongpu 1')}`);
       return '';
     });
   }
 
-  /** Lets the first magic of any notebook load the extension; raises what stands against it. */
+  /** Load gpumagic in every notebook with its first magic. Throws the reason if not. */
   async enable(): Promise<void> {
     const t = this.#t;
-    if (!this.#context) throw new Error(t('Open a notebook first: it is done in its kernel.'));
-    await this.#while(t('Writing IPython’s settings…'), async () => {
-      const { printed } = await this.#lines.run(this.#context, ENABLE);
+    if (!this.#context) throw new Error(t('Open a notebook first: its kernel does this.'));
+    await this.#run(t('Writing IPython’s settings…'), async () => {
+      const { printed } = await this.#kernels.run(this.#context, ENABLE);
       return `${printed.charAt(0).toUpperCase()}${printed.slice(1)}.`;
     });
   }
 
-  async #while(doing: string, act: () => Promise<string>): Promise<void> {
+  async #run(progress: string, act: () => Promise<string>): Promise<void> {
     if (this.#busy) return;
     this.#busy = true;
-    this.#said = doing;
-    this.#tell();
+    this.#text = progress;
+    this.#show();
     try {
-      this.#said = await act();
+      this.#text = await act();
     } catch (error) {
-      this.#said = error instanceof Error ? error.message : String(error);
+      this.#text = error instanceof Error ? error.message : String(error);
       throw error;
     } finally {
       this.#busy = false;
-      this.#tell();
+      this.#show();
     }
   }
 
-  #tell(): void {
+  #show(): void {
     const t = this.#t;
     const name = this.#context?.name;
-    // What stands against it is told in the panel, where the button was.
+    // The panel shows the reason of a failure in the place of the buttons.
     const press = (act: () => Promise<void>) => () => void act().catch(() => {});
+    const virtual = {
+      label: name ? t('Use 2 virtual GPUs in %1', name) : t('New notebook with 2 virtual GPUs'),
+      title: t('Runs %1 in its kernel. They end with the kernel.', VIRTUAL.join(', ')),
+      press: press(() => this.virtual()),
+    };
     const every = {
       label: t('Load gpumagic in every notebook'),
-      hint: t('The first %gpus or %%ongpu then loads it; gpumagic disable takes this back.'),
+      title: t('New kernels load it with its first magic. To undo: gpumagic disable'),
       press: press(() => this.enable()),
     };
-    this.#monitor.offer({
-      said: this.#said,
-      busy: this.#busy,
-      buttons: [
-        {
-          label: name ? t('Use 2 virtual GPUs in %1', name) : t('New notebook with 2 virtual GPUs'),
-          hint: t('Runs %1 in its kernel; they end with it.', VIRTUAL.join(', ')),
-          press: press(() => this.virtual()),
-        },
-        ...(name ? [every] : []),
-      ],
-    });
+    const buttons = name ? [virtual, every] : [virtual];
+    this.#set({ offer: { text: this.#text, busy: this.#busy, buttons } });
   }
 }

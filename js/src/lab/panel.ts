@@ -1,54 +1,88 @@
-/** Place the monitor in JupyterLab: the sidebar, and a page in the main area. */
+/** Place the monitor in JupyterLab: in the sidebar, and as a page in the main area. */
 
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { WidgetTracker } from '@jupyterlab/apputils';
 import { LabIcon } from '@jupyterlab/ui-components';
 import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
-import type { Translate } from '../monitor/shared.js';
-import type { Deferred, Feeds } from './feeds.js';
+import type { MonitorLike, Translate } from '../monitor/shared.js';
+import type { Feeds } from './feeds.js';
 
+/** A GPU: a chip on a card. */
 export const gpuIcon = new LabIcon({
   name: 'gpumagic:gpu',
   svgstr: `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 24 24"><path class="jp-icon3 jp-icon-selectable" fill="#616161" fill-rule="evenodd" d="M2 3v18h2v-2h2v2h12v-3h4V7H4V3zm3 6h15v7H5zm3.5 1a2.5 2.5 0 100 5 2.5 2.5 0 000-5zm0 1.5a1 1 0 110 2 1 1 0 010-2zm7-1.5a2.5 2.5 0 100 5 2.5 2.5 0 000-5zm0 1.5a1 1 0 110 2 1 1 0 010-2z"/></svg>`,
 });
 
-export class Panel extends Widget {
-  #monitor: Deferred;
-  #seen: (visible: boolean) => void;
+/** The wait before the monitor's code is requested again. */
+const AGAIN_MS = 3000;
 
-  constructor(
-    monitor: Deferred,
-    t: Translate,
-    seen: (visible: boolean) => void,
-    id = 'gpumagic-panel',
-  ) {
+/** Imports the monitor's code and creates a monitor. */
+export type Create = (attempt: number) => Promise<MonitorLike>;
+
+/** A place for a monitor, which is created when the place is first visible. */
+export class Panel extends Widget {
+  #create: Create;
+  #feeds: Feeds;
+  #changed: () => void;
+  #t: Translate;
+  #monitor: MonitorLike | null = null;
+  #status = document.createElement('p');
+  #loading = false;
+  #attempts = 0;
+
+  /** `changed` is called when it may have become visible or hidden. */
+  constructor(id: string, create: Create, feeds: Feeds, changed: () => void, t: Translate) {
     super();
-    this.#monitor = monitor;
-    this.#seen = seen;
+    [this.#create, this.#feeds, this.#changed, this.#t] = [create, feeds, changed, t];
     this.id = id;
     this.title.icon = gpuIcon;
     this.title.caption = t('GPUs');
     this.addClass('jp-gpumagic');
-    // Focus goes here, and on with Tab to the first card.
+    // The focus goes here; Tab moves it to the first GPU.
     this.node.tabIndex = -1;
     Object.assign(this.node.style, { overflow: 'auto', outline: 'none' });
-    this.node.append(monitor.node);
+    Object.assign(this.#status.style, { color: 'var(--jp-ui-font-color2)', margin: '12px' });
+    this.#status.setAttribute('role', 'status');
+    this.node.append(this.#status);
   }
 
   override dispose(): void {
     if (this.isDisposed) return;
-    this.#seen(false);
-    this.#monitor.dispose();
     super.dispose();
+    if (this.#monitor) {
+      this.#feeds.remove(this.#monitor);
+      this.#monitor.dispose();
+    }
+    this.#changed();
   }
 
   override processMessage(message: Message): void {
     super.processMessage(message);
-    // Shown, hidden, attached, detached: so many are the ways to be seen or not.
+    // After-show, after-hide, after-attach and after-detach.
     if (!message.type.startsWith('after-')) return;
-    if (this.isVisible) void this.#monitor.load();
-    this.#seen(this.isVisible);
+    void this.#load();
+    this.#feeds.look();
+    this.#changed();
+  }
+
+  async #load(): Promise<void> {
+    if (!this.isVisible || this.#monitor || this.#loading) return;
+    this.#loading = true;
+    if (!this.#attempts) this.#status.textContent = this.#t('connecting…');
+    const monitor = await this.#create(this.#attempts++).catch(() => null);
+    this.#loading = false;
+    if (this.isDisposed) monitor?.dispose();
+    else if (monitor) {
+      this.#monitor = monitor;
+      this.#status.replaceWith(monitor.node);
+      this.#feeds.add(monitor, () => this.isVisible);
+    } else {
+      this.#status.textContent = this.#t(
+        'gpumagic does not answer on this server. Is it there (jupyter server extension list)?',
+      );
+      setTimeout(() => void this.#load(), AGAIN_MS);
+    }
   }
 
   protected override onActivateRequest(message: Message): void {
@@ -57,37 +91,29 @@ export class Panel extends Widget {
   }
 }
 
-export class Tab {
+/** The GPUs as a page in the main area; there is at most one. */
+export class Page {
   readonly tracker = new WidgetTracker<Panel>({ namespace: 'gpumagic-page' });
   #shell: JupyterFrontEnd.IShell;
-  #feeds: Feeds;
-  #make: () => Deferred;
-  #t: Translate;
+  #make: () => Panel;
   #panel: Panel | null = null;
 
-  /** `make` makes a monitor for it. */
-  constructor(shell: JupyterFrontEnd.IShell, feeds: Feeds, make: () => Deferred, t: Translate) {
-    [this.#shell, this.#feeds, this.#make, this.#t] = [shell, feeds, make, t];
+  constructor(shell: JupyterFrontEnd.IShell, make: () => Panel) {
+    [this.#shell, this.#make] = [shell, make];
   }
 
-  /** Brings it to the front. */
   open(): void {
-    const panel = this.#panel ?? this.#add();
-    this.#shell.activateById(panel.id);
+    this.#panel ??= this.#add();
+    this.#shell.activateById(this.#panel.id);
   }
 
   #add(): Panel {
-    const monitor = this.#make();
-    const panel = new Panel(monitor, this.#t, () => this.#feeds.look(), 'gpumagic-page');
-    panel.title.label = this.#t('GPUs');
+    const panel = this.#make();
+    panel.title.label = panel.title.caption;
     panel.title.closable = true;
     panel.disposed.connect(() => {
-      this.#feeds.remove(monitor);
       this.#panel = null;
     });
-    this.#panel = panel;
-    this.#feeds.add(monitor, () => panel.isVisible);
-    void this.#feeds.past(monitor);
     this.#shell.add(panel, 'main');
     void this.tracker.add(panel);
     return panel;

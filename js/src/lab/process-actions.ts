@@ -1,47 +1,42 @@
-/** Act on a process from the panel or from an alert; ask before anything ends. */
+/** Act on a process from the panel or from an alert; confirm before anything ends. */
 
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import { KernelAPI } from '@jupyterlab/services';
-import type { Actions, Translate } from '../monitor/shared.js';
+import type { Translate } from '../monitor/shared.js';
 import { size } from '../monitor/units.js';
 import type { ProcessSample, Snapshot } from '../snapshot.js';
 import type { Alert } from './alerts.js';
 import type { Api } from './server.js';
 
-export class Kernels {
+/** How long an alert is shown; JupyterLab's list of notifications keeps it. A fault stays. */
+const SHOWN_MS = 20_000;
+
+interface Ended {
+  ended?: boolean;
+  message?: string;
+}
+
+export class ProcessActions {
   #app: JupyterFrontEnd;
   #api: Api;
   #t: Translate;
   #latest: () => Snapshot | null;
+  /** The notifications of faults, by the alert's key. */
+  #faults = new Map<string, string>();
 
   constructor(app: JupyterFrontEnd, api: Api, t: Translate, latest: () => Snapshot | null) {
-    this.#app = app;
-    this.#api = api;
-    this.#t = t;
-    this.#latest = latest;
+    [this.#app, this.#api, this.#t, this.#latest] = [app, api, t, latest];
   }
 
-  /** For the monitor, which calls them as they are; `look` is the host's. */
-  actions(look: () => void): Actions {
-    return {
-      goTo: (process) => this.goTo(process),
-      interrupt: (process) => this.interrupt(process),
-      shutDown: (process) => this.shutDown(process),
-      terminate: (process) => this.terminate(process),
-      look,
-    };
-  }
-
-  /** Opens the notebook or console; that of another server in a tab of its own. */
-  goTo(process: ProcessSample): void {
-    void this.#try(async () => {
+  /** Open the notebook or console; one of another server opens in a new tab. */
+  goTo = (process: ProcessSample): Promise<void> =>
+    this.#try(async () => {
       const { server, notebook } = process;
       if (server) {
-        const path = notebook
-          ? `lab/tree/${notebook.split('/').map(encodeURIComponent).join('/')}`
-          : '';
-        window.open(`${server.replace(/\/*$/, '/')}${path}`, '_blank', 'noopener');
+        const path = notebook?.split('/').map(encodeURIComponent).join('/');
+        const url = server.replace(/\/*$/, '/') + (path ? `lab/tree/${path}` : '');
+        window.open(url, '_blank', 'noopener');
         return;
       }
       const session = await this.#session(process);
@@ -50,51 +45,64 @@ export class Kernels {
       if (!path) throw new Error(this.#t('No notebook of this kernel is known.'));
       await this.#app.commands.execute(command, { path, activate: true });
     });
-  }
 
-  interrupt(process: ProcessSample): void {
-    const { kernel } = process;
-    if (kernel)
-      void this.#try(() =>
-        KernelAPI.interruptKernel(kernel, this.#app.serviceManager.serverSettings),
-      );
-  }
+  interrupt = ({ kernel }: ProcessSample): Promise<void> =>
+    this.#try(async () => {
+      if (kernel) await KernelAPI.interruptKernel(kernel, this.#app.serviceManager.serverSettings);
+    });
 
-  shutDown(process: ProcessSample): void {
-    const { kernel } = process;
-    if (!kernel) return;
-    void this.#try(async () => {
+  shutDown = (process: ProcessSample): Promise<void> =>
+    this.#try(async () => {
+      const { kernel } = process;
+      if (!kernel) return;
+      const t = this.#t;
       const session = await this.#session(process);
-      const name = process.notebook ?? session?.path ?? this.#name(process);
-      const sure = await this.#ask(
-        this.#t('Shut down the kernel?'),
-        this.#t('%1 holds %2. Its variables will be lost.', name, this.#memory(process)),
-        this.#t('Shut down'),
-      );
-      if (!sure) return;
+      const name = process.notebook ?? session?.path ?? nameOf(process);
+      const text = t('%1 holds %2. Its variables will be lost.', name, this.#memory(process));
+      if (!(await confirm(t('Shut down the kernel?'), text, t('Shut down')))) return;
       const { sessions, kernels } = this.#app.serviceManager;
       await (session ? sessions.shutdown(session.id) : kernels.shutdown(kernel));
     });
+
+  /** Ask an orphaned process to end; kill it only after another confirmation. */
+  terminate = (process: ProcessSample): Promise<void> =>
+    this.#try(async () => {
+      const t = this.#t;
+      const { pid, started } = process;
+      const holds = t('%1 holds %2.', nameOf(process), this.#memory(process));
+      const exited = t('Its kernel has exited, and it still runs.');
+      if (!(await confirm(t('End the process?'), `${holds} ${exited}`, t('End it')))) return;
+      const answer = await this.#api.post<Ended | null>('terminate', { pid, started });
+      if (answer?.ended !== false) return;
+      const still = t('It was asked to end, and still runs.');
+      if (!(await confirm(t('Kill the process?'), `${holds} ${still}`, t('Kill it')))) return;
+      const body = { pid, started, force: true };
+      const last = await this.#api.post<Ended | null>('terminate', body);
+      if (last?.ended === false && last.message) Notification.warning(last.message);
+    });
+
+  /** Show an alert; notifications take no focus. */
+  notify({ key, kind, text, process }: Alert, show: () => void): void {
+    const t = this.#t;
+    const actions: Notification.IAction[] = [];
+    if (process) {
+      actions.push({ label: t('Go to it'), callback: () => void this.goTo(process) });
+      // Only this server's kernels can be shut down from here.
+      if (!process.server)
+        actions.push({ label: t('Shut down…'), callback: () => void this.shutDown(process) });
+    } else actions.push({ label: t('Show the GPUs'), callback: show });
+    const fault = kind === 'fault';
+    const autoClose = fault ? false : SHOWN_MS;
+    const id = Notification.emit(text, fault ? 'error' : 'warning', { autoClose, actions });
+    if (fault) this.#faults.set(key, id);
   }
 
-  /** Asked to end first; killed only where that did not help, and a person says so. */
-  terminate(process: ProcessSample): void {
-    const { pid, started } = process;
-    const held = this.#t('%1 holds %2.', this.#name(process), this.#memory(process));
-    void this.#try(async () => {
-      const gone = this.#t('Its kernel is gone, and it still runs.');
-      const end = this.#t('End it');
-      if (!(await this.#ask(this.#t('End the process?'), `${held} ${gone}`, end))) return;
-      const answer = await this.#api.post('terminate', { pid, started });
-      if ((answer as { ended?: boolean } | null)?.ended !== false) return;
-      const still = this.#t('It was asked to end, and still runs.');
-      const kill = this.#t('Kill it');
-      if (!(await this.#ask(this.#t('Kill the process?'), `${held} ${still}`, kill))) return;
-      const last = await this.#api.post('terminate', { pid, started, force: true });
-      const { ended, message } = (last ?? {}) as { ended?: boolean; message?: string };
-      if (ended === false && message) Notification.warning(message);
-    });
-  }
+  /** Remove the notification of a fault that is over. */
+  dismiss = (key: string): void => {
+    const id = this.#faults.get(key);
+    if (id !== undefined) Notification.dismiss(id);
+    this.#faults.delete(key);
+  };
 
   async #session(process: ProcessSample) {
     const { sessions } = this.#app.serviceManager;
@@ -102,9 +110,7 @@ export class Kernels {
     return [...sessions.running()].find((one) => one.kernel?.id === process.kernel);
   }
 
-  #name = (process: ProcessSample) => `${process.name ?? ''} (pid ${process.pid})`.trim();
-
-  /** Over all GPUs, and of its kernel's other processes too. */
+  /** Return the memory on all GPUs, including the other processes of its kernel. */
   #memory({ pid, kernel, orphan }: ProcessSample): string {
     const all = this.#latest()?.processes.filter((one) =>
       kernel && !orphan ? one.kernel === kernel && !one.orphan : one.pid === pid,
@@ -114,47 +120,19 @@ export class Kernels {
     return size(known.reduce((sum, bytes) => sum + bytes));
   }
 
-  async #ask(title: string, body: string, label: string): Promise<boolean> {
-    const buttons = [Dialog.cancelButton(), Dialog.warnButton({ label })];
-    return (await showDialog({ title, body, buttons, defaultButton: 0 })).button.accept;
-  }
-
-  /** A failure is told in a line; it is nobody's programming error. */
-  async #try(what: () => Promise<unknown>): Promise<void> {
+  /** Show a failure as a notification. */
+  async #try(act: () => Promise<unknown>): Promise<void> {
     try {
-      await what();
+      await act();
     } catch (error) {
       Notification.error(error instanceof Error ? error.message : String(error));
     }
   }
 }
 
-/** A fault stays until it is read; the rest goes by itself and is kept in the list. */
-const SHOWN_MS = 20_000;
+const nameOf = ({ name, pid }: ProcessSample) => `${name ?? ''} (PID ${pid})`.trim();
 
-/** What is shown of faults, by the alert's key: it goes when they are over. */
-const shown = new Map<string, string>();
-
-export function notify(alert: Alert, kernels: Kernels, t: Translate, show: () => void): void {
-  const { process } = alert;
-  const offers: Notification.IAction[] = [];
-  if (process) {
-    offers.push({ label: t('Go to it'), callback: () => kernels.goTo(process) });
-    // A kernel of another server is not this one's to end.
-    if (!process.server)
-      offers.push({ label: t('Shut down…'), callback: () => kernels.shutDown(process) });
-  } else offers.push({ label: t('Show the GPUs'), callback: show });
-  const fault = alert.kind === 'fault';
-  const id = Notification.emit(alert.text, fault ? 'error' : 'warning', {
-    autoClose: fault ? false : SHOWN_MS,
-    actions: offers,
-  });
-  if (fault) shown.set(alert.key, id);
-}
-
-/** What was told of is over. */
-export function dismiss(key: string): void {
-  const id = shown.get(key);
-  if (id !== undefined) Notification.dismiss(id);
-  shown.delete(key);
+async function confirm(title: string, body: string, label: string): Promise<boolean> {
+  const buttons = [Dialog.cancelButton(), Dialog.warnButton({ label })];
+  return (await showDialog({ title, body, buttons, defaultButton: 0 })).button.accept;
 }

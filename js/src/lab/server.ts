@@ -1,9 +1,12 @@
-/** Request from the server’s part of gpumagic, and let the stream use the browser. */
+/** Request from gpumagic's part of the server, and give the stream access to the browser. */
 
 import { ServerConnection } from '@jupyterlab/services';
-import type { Renderer } from './feeds.js';
 import type { World } from './stream.js';
 
+/** How long an answer may take; a stalled driver does not stall the server. */
+const TIMEOUT_MS = 20_000;
+
+/** The server answered with an error. */
 export class Refused extends Error {
   constructor(
     readonly status: number,
@@ -13,9 +16,10 @@ export class Refused extends Error {
   }
 }
 
-/** How long an answer may take; the driver may stall, but never the server. */
-const PATIENCE_MS = 20_000;
+/** The module js/src/panel.ts, which the server serves. */
+type PanelModule = typeof import('../panel.js');
 
+/** The server's address, token and XSRF cookie. */
 export class Api {
   #settings: ServerConnection.ISettings;
 
@@ -23,36 +27,34 @@ export class Api {
     this.#settings = settings;
   }
 
-  get(path: string): Promise<unknown> {
+  get<T>(path: string): Promise<T> {
     return this.#request(path, {});
   }
 
-  post(path: string, body: unknown): Promise<unknown> {
+  post<T>(path: string, body: unknown): Promise<T> {
     return this.#request(path, { method: 'POST', body: JSON.stringify(body) });
   }
 
-  /** The code of the monitor. */
-  renderer(attempt: number): Promise<Renderer> {
-    const query = new URLSearchParams(attempt ? { attempt: `${attempt}` } : {});
-    if (this.#settings.appendToken && this.#settings.token) {
-      query.set('token', this.#settings.token);
-    }
-    const url = new URL(address(this.#settings.baseUrl, 'monitor.js'), location.href);
-    url.search = `${query}`;
+  /** Import the monitor. A browser caches a failure: `attempt` makes the address unique. */
+  monitor(attempt: number): Promise<PanelModule> {
+    const { baseUrl, token, appendToken } = this.#settings;
+    const url = new URL(address(baseUrl, 'monitor.js'), location.href);
+    if (attempt) url.searchParams.set('attempt', `${attempt}`);
+    if (appendToken && token) url.searchParams.set('token', token);
     return import(/* webpackIgnore: true */ /* @vite-ignore */ url.href);
   }
 
-  /** A new socket of the stream, which begins to connect at once. */
+  /** Open a socket of the stream. */
   socket(): WebSocket {
     const { wsUrl, token, appendToken, WebSocket: Socket } = this.#settings;
     const query = appendToken && token ? `?token=${encodeURIComponent(token)}` : '';
     return new Socket(address(wsUrl, 'stream') + query);
   }
 
-  async #request(path: string, init: RequestInit): Promise<unknown> {
+  async #request<T>(path: string, init: RequestInit): Promise<T> {
     const response = await ServerConnection.makeRequest(
       address(this.#settings.baseUrl, path),
-      { ...init, signal: AbortSignal.timeout(PATIENCE_MS) },
+      { ...init, signal: AbortSignal.timeout(TIMEOUT_MS) },
       this.#settings,
     );
     const body = await response.json().catch(() => null);
@@ -61,38 +63,23 @@ export class Api {
   }
 }
 
-/** base_url is where JupyterHub or a proxy has put the server. */
-function address(base: string, path: string): string {
-  return `${base.replace(/\/+$/, '')}/gpumagic/api/${path}`;
-}
+/** Return an address below the server's base URL, which JupyterHub and proxies change. */
+const address = (base: string, path: string): string =>
+  `${base.replace(/\/+$/, '')}/gpumagic/api/${path}`;
 
-export function page(api: Api): World {
-  return {
-    socket: () => api.socket(),
-    get: (path) => api.get(path),
-    hidden: () => document.hidden,
-    watch(changed) {
-      document.addEventListener('visibilitychange', changed);
-      window.addEventListener('online', changed);
-      return () => {
-        document.removeEventListener('visibilitychange', changed);
-        window.removeEventListener('online', changed);
-      };
-    },
-    after(milliseconds, then) {
-      const timer = setTimeout(then, milliseconds);
-      return () => clearTimeout(timer);
-    },
-    now: () => performance.now(),
-    random: Math.random,
-  };
-}
-
-/** What all pages of this browser share; null where it keeps nothing. */
-export function storage(): Storage | null {
-  try {
-    return window.localStorage;
-  } catch {
-    return null;
-  }
-}
+/** Return the stream's access to the server and the browser. */
+export const world = (api: Api): World => ({
+  socket: () => api.socket(),
+  get: (path) => api.get(path),
+  hidden: () => document.hidden,
+  watch(changed) {
+    document.addEventListener('visibilitychange', changed);
+    window.addEventListener('online', changed);
+  },
+  after(milliseconds, then) {
+    const timer = setTimeout(then, milliseconds);
+    return () => clearTimeout(timer);
+  },
+  now: () => performance.now(),
+  random: Math.random,
+});

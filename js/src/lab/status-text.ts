@@ -1,48 +1,42 @@
-/** The machine in a few words: for the status bar and the alerts. */
+/** Describe one GPU in a few words for the status bar, and all of them in a tooltip. */
 
-import { broken, file, full, label as own, physical } from '../monitor/names.js';
+import { broken, file, full, fullLabel } from '../monitor/names.js';
 import type { Translate } from '../monitor/shared.js';
-import { filled } from '../monitor/units.js';
-import type { GpuSample, Snapshot } from '../snapshot.js';
+import { filled, NOT_KNOWN } from '../monitor/units.js';
+import type { GpuSample, Problem, Snapshot } from '../snapshot.js';
 
 const LISTED = 16;
 
-export interface Brief {
+export interface StatusText {
   text: string;
-  /** One line for each GPU, then what is wrong. */
+  /** One line for each GPU, then the problems. */
   details: string;
   wrong: boolean;
-  /** The memory of the GPU that is shown is nearly full. */
+  /** Whether the memory of this GPU is nearly full. */
   full: boolean;
 }
 
-/** The GPU of the current notebook, and what it is called there. */
+/** The GPU of the current notebook, and its ordinal there. */
 export interface Own {
   uuid: string;
   ordinal: number | null;
   notebook: string | null;
 }
 
-/** What people call it where nothing stands around it: "cuda:0", "GPU 0 MIG 1g.10gb". */
-export function label(gpu: GpuSample, ordinal = gpu.ordinal): string {
-  return gpu.mig === null ? own(gpu, ordinal) : `${physical(gpu)} ${own(gpu)}`;
-}
-
-function reading(gpu: GpuSample, t: Translate, ordinal = gpu.ordinal): string {
-  const name = label(gpu, ordinal);
+function describe(gpu: GpuSample, t: Translate, ordinal = gpu.ordinal): string {
+  const name = fullLabel(gpu, ordinal);
   if (gpu.lost) return `${name} ${t('lost')}`;
-  const load = gpu.utilization == null ? '' : `${gpu.utilization.toFixed(0)} %`;
+  const load = gpu.utilization === null ? '' : `${gpu.utilization.toFixed(0)} %`;
   const parts = [load, filled(gpu.memory_used, gpu.memory_total)].filter(Boolean).join(' · ');
-  return `${name} ${parts || t('N/A')}`;
+  return `${name} ${parts || NOT_KNOWN}`;
 }
 
 const fullness = (gpu: GpuSample) => (gpu.memory_used ?? 0) / (gpu.memory_total || Infinity);
 
-/** The GPU with most of the kernel's memory, else the one that does most: of all, or of the real. */
-export function chosen({ gpus }: Snapshot, uuid: string | null): GpuSample | undefined {
+/** Return this GPU, else the busiest; other notebooks' virtual GPUs come last. */
+export function choose({ gpus }: Snapshot, uuid: string | null): GpuSample | undefined {
   const own = gpus.find((gpu) => gpu.uuid === uuid);
   if (own) return own;
-  // Another kernel's virtual GPUs are of no use here.
   const real = gpus.filter((gpu) => !gpu.virtual);
   return (real.length ? real : [...gpus]).sort(
     (a, b) =>
@@ -52,37 +46,41 @@ export function chosen({ gpus }: Snapshot, uuid: string | null): GpuSample | und
   )[0];
 }
 
-/** The GPU on which this kernel holds most; null where it holds nothing. */
-export function held(snapshot: Snapshot, kernel: string): Own | null {
+/** Return the GPU on which this kernel holds most memory; null if it holds none. */
+export function ownGpu(snapshot: Snapshot, kernel: string): Own | null {
   const sums = new Map<string, number>();
   const its = snapshot.processes.filter((process) => process.kernel === kernel);
-  for (const { uuid, memory: bytes } of its) sums.set(uuid, (sums.get(uuid) ?? 0) + (bytes ?? 1));
+  for (const { uuid, memory } of its) sums.set(uuid, (sums.get(uuid) ?? 0) + (memory ?? 1));
   const most = [...sums].sort(([, a], [, b]) => b - a)[0]?.[0];
-  const there = its.find((process) => process.uuid === most);
-  if (!there) return null;
-  const { uuid, ordinal, notebook } = there;
+  const process = its.find(({ uuid }) => uuid === most);
+  if (!process) return null;
+  const { uuid, ordinal, notebook } = process;
   return { uuid, ordinal, notebook: notebook && file(notebook) };
 }
 
 /** "train.ipynb: cuda:0 97 % · 34.0/80 GiB", or "busiest of 8: …". */
-export function brief(snapshot: Snapshot, own: Own | null, t: Translate): Brief {
+export function statusText(snapshot: Snapshot, own: Own | null, t: Translate): StatusText {
   const { gpus, problems } = snapshot;
-  const gpu = chosen(snapshot, own?.uuid ?? null);
+  const gpu = choose(snapshot, own?.uuid ?? null);
   const bad = broken(snapshot);
-  const lines = gpus.slice(0, LISTED).map((one) => `${reading(one, t)} · ${one.name ?? ''}`);
+  const line = (problem: Problem) =>
+    bad.includes(problem) ? `${problem.cause}: ${problem.cure}` : problem.cause;
+  const lines = gpus.slice(0, LISTED).map((one) => `${describe(one, t)} · ${one.name ?? ''}`);
   if (gpus.length > LISTED) lines.push(t('and %1 more', gpus.length - LISTED));
-  lines.push(
-    ...problems.map((one) => (bad.includes(one) ? `${one.cause}: ${one.cure}` : one.cause)),
-  );
-  const isOwn = own !== null && gpu?.uuid === own.uuid;
-  const ordinal = (isOwn ? own.ordinal : null) ?? gpu?.ordinal ?? null;
-  const text = gpu ? whose(gpus, isOwn ? own : null, t) + reading(gpu, t, ordinal) : t('no GPU');
-  const wrong = bad.length > 0 || gpus.some((one) => one.lost);
-  const details = lines.join('\n');
-  return { text: wrong ? `⚠ ${text}` : text, details, wrong, full: !!gpu && full(gpu) };
+  const used = own !== null && gpu?.uuid === own.uuid ? own : null;
+  const wrong = bad.length > 0 || gpus.some(({ lost }) => lost);
+  const text = gpu
+    ? prefix(gpus, used, t) + describe(gpu, t, used?.ordinal ?? gpu.ordinal)
+    : t('no GPU');
+  return {
+    text: wrong ? `⚠ ${text}` : text,
+    details: [...lines, ...problems.map(line)].join('\n'),
+    wrong,
+    full: !!gpu && full(gpu),
+  };
 }
 
-function whose(gpus: readonly GpuSample[], own: Own | null, t: Translate): string {
+function prefix(gpus: readonly GpuSample[], own: Own | null, t: Translate): string {
   if (own) return own.notebook ? `${own.notebook}: ` : '';
   const whole = gpus.filter((gpu) => gpu.mig === null && !gpu.virtual).length;
   return whole > 1 ? `${t('busiest of %1', whole)}: ` : '';

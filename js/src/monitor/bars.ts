@@ -1,4 +1,4 @@
-/** Draw bars: memory by owner, utilization, a measurement, and the legend of their colors. */
+/** Draw bars: memory by owner, utilization, a measurement; and the legend of their colors. */
 
 import type { TimingBar } from '../snapshot.js';
 import { Field, h, show } from './dom.js';
@@ -6,36 +6,33 @@ import { OWNERS, type Owner, type Parts, type View } from './owners.js';
 import type { Shared } from './shared.js';
 import { size } from './units.js';
 
-/** What the owners are called, in every view. */
-export function names({ t }: Shared): Record<Owner, string> {
-  return {
-    mine: t('this notebook'),
-    books: t('my other notebooks'),
-    others: t('other processes'),
-    left: t('left behind'),
-    unseen: t('unaccounted'),
-    driver: t('driver'),
-  };
+/** The name of each owner. */
+export const ownerNames = ({ t }: Shared): Record<Owner, string> => ({
+  own: t('this notebook'),
+  ownOther: t('my other notebooks'),
+  other: t('other processes'),
+  orphan: t('orphaned'),
+  unattributed: t('not visible here'),
+  reserved: t('driver'),
+});
+
+/** "this notebook 10.0 GiB", "driver 640 MiB": the owners that hold something. */
+export function describe(parts: Partial<Record<Owner, number>>, shared: Shared): string[] {
+  const names = ownerNames(shared);
+  return OWNERS.flatMap((name) => (parts[name] ? `${names[name]} ${size(parts[name])}` : []));
 }
 
-/** "this notebook 10.0 GiB · driver 640 MiB": those who hold something. */
-export const told = (parts: Record<Owner, number>, shared: Shared): string[] => {
-  const called = names(shared);
-  return OWNERS.filter((name) => parts[name] > 0).map(
-    (name) => `${called[name]} ${size(parts[name])}`,
-  );
-};
-
-/** Colored parts of a whole, written when one of them moved by something one can see. */
+/** Colored parts of a whole. */
 class Strip {
   readonly node: HTMLElement;
   #columns = '';
 
   constructor(...css: string[]) {
     this.node = h('span', 'bar', ...css.map((name) => h('i', name)));
+    this.node.ariaHidden = 'true';
   }
 
-  /** Shares from 0 to 1, one for each part. */
+  /** Set the shares from 0 to 1, one for each part. */
   fill(shares: readonly number[]): void {
     let left = 1000;
     let columns = '';
@@ -44,70 +41,55 @@ class Strip {
       left -= width;
       columns += `${width / 10}% `;
     }
-    // One write for all parts: 64 GPUs have 450 of them.
+    // One write for all parts, and only after a visible change: 64 GPUs have 450 parts.
     if (columns !== this.#columns) this.node.style.gridTemplateColumns = this.#columns = columns;
   }
 }
 
-export class ShareBar {
-  #strip: Strip;
-  readonly node: HTMLElement;
-
+export class ShareBar extends Strip {
   constructor(css = 'busy') {
-    this.#strip = new Strip(css);
-    this.node = this.#strip.node;
-    // The number beside it says the same.
-    this.node.setAttribute('aria-hidden', 'true');
+    super(css);
   }
 
   update(percent: number | null): void {
-    this.#strip.fill([(percent ?? 0) / 100]);
+    this.fill([(percent ?? 0) / 100]);
   }
 }
 
-export class MemoryBar {
-  #strip = new Strip(...OWNERS);
-  readonly node = this.#strip.node;
+export class MemoryBar extends Strip {
   #shared: Shared;
-  #spoken: boolean;
-  #label = '';
   #parts: Parts | null = null;
 
-  /** `spoken` where nothing beside it tells a screen reader how much is used. */
-  constructor(shared: Shared, spoken: boolean) {
+  constructor(shared: Shared) {
+    super(...OWNERS);
     this.#shared = shared;
-    this.#spoken = spoken;
-    if (spoken) this.node.setAttribute('role', 'img');
-    else this.node.setAttribute('aria-hidden', 'true');
     this.node.addEventListener('pointerenter', () => {
-      if (this.#parts) this.node.title = this.#words(this.#parts);
+      if (this.#parts) this.node.title = this.#describe(this.#parts);
     });
   }
 
   update(parts: Parts, total: number | null): void {
     const whole = parts.known && total ? total : 0;
     this.#parts = parts;
-    this.#strip.fill(OWNERS.map((name) => (whole ? parts[name] / whole : 0)));
-    if (!this.#spoken) return;
-    const label = this.#words(parts);
-    if (label !== this.#label) this.node.ariaLabel = this.#label = label;
+    this.fill(OWNERS.map((name) => (whole ? parts[name] / whole : 0)));
   }
 
-  #words(parts: Parts): string {
+  #describe(parts: Parts): string {
     const { t } = this.#shared;
-    if (!parts.known) return t('not known how much is used');
-    return [...told(parts, this.#shared), `${t('free')} ${size(parts.free)}`].join(', ');
+    if (!parts.known) return t('memory in use is unknown');
+    return [...describe(parts, this.#shared), `${t('free')} ${size(parts.free)}`].join(', ');
   }
 }
 
-export class Pace {
+/** A device's bar during or after a measurement. */
+export class TimingRow {
   #label: string;
   #where = new Field();
   #bar = new ShareBar();
   #text = new Field('span', 'number');
   readonly node = h('div', 'slice pace', this.#where.node, this.#bar.node, this.#text.node);
 
-  /** Called by the device where `label` is empty. */
+  /** The label is the device if it is empty. */
   constructor(label = '') {
     this.#label = label;
   }
@@ -115,27 +97,28 @@ export class Pace {
   update(bar: TimingBar | undefined): void {
     show(this.node, !!bar);
     if (!bar) return;
-    this.#where.say(this.#label || bar.where);
+    this.#where.text(this.#label || bar.where);
     this.#bar.update(100 * bar.share);
-    this.#text.say(bar.text);
+    this.#text.text(bar.text);
   }
 }
 
+/** The colors that bars and charts use. */
 export class Legend {
   readonly node = h('div', 'legend');
   #marks: [Owner, HTMLElement][];
 
   constructor(shared: Shared) {
-    const called = names(shared);
+    const names = ownerNames(shared);
     this.#marks = OWNERS.map((name) => {
-      const mark = h('span', '', h('i', `dot ${name}`), h('span', 'dim', called[name]));
+      const mark = h('span', '', h('i', `dot ${name}`), h('span', 'dim', names[name]));
       this.node.append(mark);
       return [name, mark];
     });
   }
 
-  /** Only what stands somewhere in these. */
   update(views: readonly View[]): void {
+    show(this.node, views.length > 0);
     for (const [name, mark] of this.#marks)
       show(
         mark,

@@ -1,103 +1,75 @@
-/** What the page does around a monitor: its theme, the sizes of boxes, what is on the screen. */
+/** Observe the page around a monitor: its theme, the sizes of boxes, and what is on the screen. */
 
 import { h } from './dom.js';
 import { OWNERS } from './owners.js';
-import type { Inks, Spark } from './spark.js';
+import type { Inks } from './spark.js';
 
 const INKS = [...OWNERS, 'busy', 'mark', 'rule'] as const;
 
-/** An element with a child for each color, from which `inks` reads it. */
+/** Create an element with a child for each color, from which `inks` reads it. */
 export const probe = (): HTMLElement => h('i', 'probe', ...INKS.map((name) => h('i', name)));
 
-/** The colors that CSS gives now. */
-export function inks(probe: HTMLElement): Inks {
-  const colors = INKS.map((name, n) => {
-    const child = probe.children[n];
-    return [name, child ? getComputedStyle(child).backgroundColor : ''];
-  });
-  return Object.fromEntries(colors) as Inks;
-}
+/** Read the current colors of the style sheet. */
+export const inks = (probe: HTMLElement): Inks =>
+  Object.fromEntries(
+    INKS.map((name, n) => [name, getComputedStyle(probe.children[n] as Element).backgroundColor]),
+  ) as Inks;
 
-const ATTRIBUTES = ['class', 'style', 'data-jp-theme-name', 'data-jp-theme-light', 'data-theme'];
-
-/** Calls when the colors may have changed; the value ends it. */
+/** Call after each possible change of colors; return a function that stops it. */
 export function onTheme(call: () => void): () => void {
   const observer = new MutationObserver(call);
-  for (const node of [document.documentElement, document.body]) {
-    observer.observe(node, { attributes: true, attributeFilter: ATTRIBUTES });
-  }
-  const wishes = ['(prefers-color-scheme: dark)', '(forced-colors: active)'].map((wish) =>
-    globalThis.matchMedia?.(wish),
+  for (const node of [document.documentElement, document.body])
+    observer.observe(node, { attributes: true });
+  const queries = ['(prefers-color-scheme: dark)', '(forced-colors: active)'].map((query) =>
+    globalThis.matchMedia?.(query),
   );
-  for (const wish of wishes) wish?.addEventListener('change', call);
+  for (const query of queries) query?.addEventListener('change', call);
   return () => {
     observer.disconnect();
-    for (const wish of wishes) wish?.removeEventListener('change', call);
+    for (const query of queries) query?.removeEventListener('change', call);
   };
 }
 
-/** Tells charts the size of their boxes, and `changed` that some are to be drawn again. */
-export class Sizes {
-  #sparks = new Map<Element, Spark>();
-  #observer: ResizeObserver | null = null;
+type Observer = IntersectionObserver | ResizeObserver;
 
-  constructor(changed: () => void) {
-    if (typeof ResizeObserver === 'undefined') return;
-    this.#observer = new ResizeObserver((entries) => {
-      for (const { target, contentRect } of entries) {
-        this.#sparks.get(target)?.resize(contentRect.width, contentRect.height);
-      }
-      changed();
-    });
+/** Watches elements, each with a function that gets its entries. */
+export class Watch<E extends IntersectionObserverEntry | ResizeObserverEntry> {
+  #calls = new Map<Element, (entry: E) => void>();
+  #observer: Observer | null;
+
+  /** `Observer` is undefined where the browser has none; `after` is called after the entries. */
+  constructor(
+    Observer: (new (call: (entries: E[]) => void) => Observer) | undefined,
+    after = () => {},
+  ) {
+    const take = (entries: E[]): void => {
+      for (const entry of entries) this.#calls.get(entry.target)?.(entry);
+      after();
+    };
+    this.#observer = Observer ? new Observer(take) : null;
   }
 
-  watch(spark: Spark): void {
-    this.#sparks.set(spark.node, spark);
-    this.#observer?.observe(spark.node);
-  }
-
-  unwatch(spark: Spark): void {
-    this.#sparks.delete(spark.node);
-    this.#observer?.unobserve(spark.node);
-  }
-
-  dispose(): void {
-    this.#observer?.disconnect();
-    this.#sparks.clear();
-  }
-}
-
-/** Tells each of some elements whether it is on the screen. */
-export class Sight {
-  #calls = new Map<Element, (visible: boolean) => void>();
-  #observer: IntersectionObserver | null = null;
-
-  constructor() {
-    if (typeof IntersectionObserver === 'undefined') return;
-    this.#observer = new IntersectionObserver((entries) => {
-      for (const { target, isIntersecting } of entries) this.#calls.get(target)?.(isIntersecting);
-    });
-  }
-
-  watch(node: Element, call: (visible: boolean) => void): void {
+  add(node: Element, call: (entry: E) => void): void {
     this.#calls.set(node, call);
     this.#observer?.observe(node);
   }
 
-  unwatch(node: Element): void {
+  remove(node: Element): void {
     this.#calls.delete(node);
     this.#observer?.unobserve(node);
   }
 
   dispose(): void {
     this.#observer?.disconnect();
-    this.#calls.clear();
   }
 }
 
+/** Tells elements when they enter or leave the screen. */
+export type Visibility = Watch<IntersectionObserverEntry>;
+
 const KEY = 'gpumagic:open';
 
-/** What the reader opened and closed in this tab. */
+/** Load what the user opened and closed in this tab. */
 export function remembered(): Map<string, boolean> {
   try {
     return new Map(JSON.parse(sessionStorage.getItem(KEY) ?? '[]') as [string, boolean][]);

@@ -1,143 +1,149 @@
-/** One GPU: a card, or where there are many a line that opens into one. */
+/** Show one GPU: a line that opens. */
 
-import { MemoryBar, Pace, ShareBar } from './bars.js';
-import type { Sight } from './browser.js';
-import { Badges, CHEVRON, Field, h, icon, show } from './dom.js';
-import { Body } from './gpu-details.js';
-import { also, called, faults, full, hot, kinds, model, numbered, torchName } from './names.js';
+import { MemoryBar, ShareBar, TimingRow } from './bars.js';
+import type { Visibility } from './browser.js';
+import { Badges, button, CHEVRON, expand, Field, h, icon, show } from './dom.js';
+import { GpuDetails } from './gpu-details.js';
+import {
+  alias,
+  aliasHint,
+  faults,
+  full,
+  hot,
+  kinds,
+  labelOf,
+  model,
+  otherNotebook,
+  torchName,
+} from './names.js';
 import type { View } from './owners.js';
 import type { Shared } from './shared.js';
 import { NOT_KNOWN, reading, size, watts } from './units.js';
 
-let made = 0;
-const whole = (value: number | null): string => (value === null ? NOT_KNOWN : value.toFixed(0));
+let count = 0;
 
-/** The parts of a head that differ between a card and a line. */
-interface Head {
-  readonly nodes: HTMLElement[];
-  update(view: View): void;
-}
-
-class CardHead implements Head {
-  #shared: Shared;
-  #kinds = new Badges();
-  #also = new Field('span', 'also dim');
-  #name = new Field('span', 'name dim');
-  #heat = new Field();
-  #power = new Field();
-  #limit = new Field('span', 'limit');
-  #unit = new Field();
-  #warm: HTMLElement;
-  readonly nodes: HTMLElement[];
-
-  constructor(shared: Shared) {
-    this.#shared = shared;
-    const power = [this.#power.node, this.#limit.node, this.#unit.node];
-    this.#warm = h('span', 'heat', this.#heat.node, ' · ', ...power);
-    this.nodes = [this.#also.node, this.#kinds.node, this.#name.node, this.#warm];
-  }
-
-  update(view: View): void {
-    const { gpu } = view;
-    const { t } = this.#shared;
-    this.#also.offer(also(view, this.#shared.here)).hint(numbered(gpu, t));
-    this.#kinds.update(kinds(view, t));
-    const name = model(view, t);
-    this.#name.say(name).hint(`${name} ${gpu.uuid}`.trim());
-    // A virtual GPU has neither warmth nor current.
-    show(this.#warm, !gpu.virtual && !gpu.lost);
-    this.#heat.say(reading(gpu.temperature, '°C')).look(hot(gpu) ? 'bad' : '');
-    const known = gpu.power !== null;
-    this.#power.say(whole(gpu.power)).hint(watts(gpu.power, gpu.power_limit));
-    this.#limit.say(known && gpu.power_limit !== null ? ` / ${whole(gpu.power_limit)}` : '');
-    this.#unit.say(known ? ' W' : '');
-  }
-}
-
-class LineHead implements Head {
+/** The readings on a closed line. */
+class Readings {
   #shared: Shared;
   #mark = new Field('span', 'mark');
   #busy = new ShareBar();
   #percent = new Field('span', 'number');
+  #notebook = new Field('span', 'of dim');
   #memory: MemoryBar;
   #used = new Field('span', 'number');
   #heat = new Field('span', 'number');
-  readonly nodes: HTMLElement[];
+  readonly node: HTMLElement;
 
   constructor(shared: Shared) {
     this.#shared = shared;
-    this.#memory = new MemoryBar(shared, false);
-    this.nodes = [
-      this.#mark.node,
-      this.#busy.node,
-      this.#percent.node,
-      this.#memory.node,
-      this.#used.node,
-      this.#heat.node,
-    ];
+    this.#memory = new MemoryBar(shared);
+    const load = [this.#notebook.node, this.#busy.node, this.#percent.node];
+    const memory = [this.#memory.node, this.#used.node, this.#heat.node];
+    this.node = h('span', 'readings', this.#mark.node, ...load, ...memory);
   }
 
-  update({ gpu, parts }: View): void {
-    const { t } = this.#shared;
+  update(view: View): void {
+    const { t, here } = this.#shared;
+    const { gpu, parts } = view;
     const wrong = faults(gpu, t);
-    const bad = wrong.some(([, look]) => look === 'bad');
+    const bad = wrong.some(([, tone]) => tone === 'bad');
     this.#mark
-      .say(wrong.length ? '!' : '')
-      .look(`mark ${bad ? 'bad' : 'warn'}`)
-      .hint(wrong.map(([text]) => text).join(', '));
+      .text(wrong.length ? '!' : '')
+      .className(`mark ${bad ? 'bad' : 'warn'}`)
+      .title(wrong.map(([text]) => text).join(', '));
+    // The notebook of a virtual GPU says more than its utilization.
+    const notebook = otherNotebook(view, here);
+    this.#notebook.textOrHide(notebook).title(notebook);
+    show(this.#busy.node, !notebook);
+    show(this.#percent.node, !notebook);
     this.#busy.update(gpu.utilization);
-    this.#percent.say(gpu.lost ? t('lost') : reading(gpu.utilization, '%'));
+    this.#percent.text(gpu.lost ? t('lost') : reading(gpu.utilization, '%'));
     this.#memory.update(parts, gpu.memory_total);
     this.#used
-      .say(gpu.lost ? NOT_KNOWN : size(gpu.memory_used))
-      .look(full(gpu) ? 'number warn' : 'number');
+      .text(gpu.lost ? NOT_KNOWN : size(gpu.memory_used))
+      .className(full(gpu) ? 'number warn' : 'number');
     this.#heat
-      .say(
-        gpu.virtual ? '' : gpu.temperature === null ? NOT_KNOWN : `${Math.round(gpu.temperature)}°`,
-      )
-      .look(hot(gpu) ? 'number bad' : 'number');
+      .text(gpu.virtual ? '' : reading(gpu.temperature, '°').replace(' ', ''))
+      .className(hot(gpu) ? 'number bad' : 'number');
   }
 }
 
-export class Card {
+/** The head of an open line. */
+class Head {
+  #shared: Shared;
+  #alias = new Field('span', 'also dim');
+  #kinds = new Badges();
+  #model = new Field('span', 'name dim');
+  #heat = new Field();
+  #power = new Field();
+  #warm = h('span', 'heat', this.#heat.node, ' · ', this.#power.node);
+  readonly node = h(
+    'span',
+    'about',
+    this.#alias.node,
+    this.#kinds.node,
+    this.#model.node,
+    this.#warm,
+  );
+
+  constructor(shared: Shared) {
+    this.#shared = shared;
+  }
+
+  update(view: View): void {
+    const { gpu } = view;
+    const { t, here } = this.#shared;
+    const name = model(view, this.#shared);
+    this.#alias.textOrHide(alias(view, here)).title(aliasHint(gpu, t));
+    this.#kinds.update(kinds(view, t));
+    this.#model.text(name).title(`${name} ${gpu.uuid}`.trim());
+    // A virtual GPU has no temperature and no power.
+    show(this.#warm, !gpu.virtual && !gpu.lost);
+    this.#heat.text(reading(gpu.temperature, '°C')).className(hot(gpu) ? 'bad' : '');
+    this.#power.text(reading(gpu.power, 'W')).title(watts(gpu.power, gpu.power_limit));
+  }
+}
+
+export interface Item {
+  view: View;
+  /** Whether it is open unless the user closed it. */
+  standing: boolean;
+}
+
+export class GpuRow {
   readonly node: HTMLElement;
+  #shared: Shared;
+  #visibility: Visibility;
+  #item: Item;
   #visible = true;
   #late = false;
-  #shared: Shared;
-  #sight: Sight;
-  #compact: boolean;
-  #uuid: string;
-  #head: Head;
-  #button: HTMLButtonElement;
   #label = new Field('b');
-  #pace: Pace | null = null;
-  #body: Body | null = null;
-  #view: View;
-  #id = `gpu-${made++}`;
+  #button: HTMLButtonElement;
+  #readings: Readings;
+  #head: Head;
+  #timing: TimingRow;
+  #details: GpuDetails | null = null;
+  #id = `gpu-${count++}`;
 
-  constructor(view: View, compact: boolean, shared: Shared, sight: Sight) {
-    this.#shared = shared;
-    this.#sight = sight;
-    this.#compact = compact;
-    this.#view = view;
-    this.#uuid = view.gpu.uuid;
-    this.#head = compact ? new LineHead(shared) : new CardHead(shared);
-    this.#button = h('button', 'open', icon(CHEVRON), this.#label.node);
-    this.#button.type = 'button';
+  constructor(item: Item, shared: Shared, visibility: Visibility) {
+    [this.#item, this.#shared, this.#visibility] = [item, shared, visibility];
+    this.#readings = new Readings(shared);
+    this.#head = new Head(shared);
+    this.#timing = new TimingRow(shared.t('Timing'));
+    this.#button = button('open', () => {}, icon(CHEVRON), this.#label.node);
     this.#button.setAttribute('aria-controls', this.#id);
-    const head = h('div', 'head', this.#button, ...this.#head.nodes);
-    // The whole line opens it; the button in it is for the keyboard, and its clicks arrive here.
+    const head = h('div', 'head', this.#button, this.#readings.node, this.#head.node);
+    // The whole line opens it. Clicks on the button, which is for the keyboard, bubble up to here.
     head.addEventListener('click', () => this.#toggle());
-    this.node = h('li', compact ? 'gpu line' : 'gpu card', head);
-    sight.watch(this.node, (visible) => this.#see(visible));
-    this.#show();
+    this.node = h('li', 'gpu', head, this.#timing.node);
+    visibility.add(this.node, ({ isIntersecting }) => this.#see(isIntersecting));
   }
 
   get #open(): boolean {
-    return this.#shared.open.get(this.#uuid) ?? this.#view.standing;
+    return this.#shared.open.get(this.#item.view.gpu.uuid) ?? this.#item.standing;
   }
 
-  /** What is not on the screen is written when it comes there. */
+  /** A row that is not on the screen is written when it gets there. */
   #see(visible: boolean): void {
     this.#visible = visible;
     if (!visible) return;
@@ -145,66 +151,61 @@ export class Card {
     this.draw();
   }
 
-  update(view: View): void {
-    this.#view = view;
+  update(item: Item): void {
+    this.#item = item;
+    this.#late = !this.#visible;
     if (this.#visible) this.#write();
-    else this.#late = true;
   }
 
   #write(): void {
     this.#late = false;
-    const view = this.#view;
-    const { gpu } = view;
-    this.#show();
-    const { here } = this.#shared;
-    const other = this.#compact ? also(view, here) : '';
+    const { view } = this.#item;
+    const { gpu, parts } = view;
+    const { here, timing } = this.#shared;
+    const open = this.#open;
+    this.#expand(open);
     this.#label
-      .say(called(view, here))
-      .look(view.parts.mine > 0 ? 'own' : '')
-      .hint([other, model(view, this.#shared.t)].filter(Boolean).join(' · '));
-    this.#head.update(view);
+      .text(labelOf(view, here))
+      .className(parts.own > 0 ? 'here' : '')
+      .title([alias(view, here), model(view, this.#shared)].filter(Boolean).join(' · '));
+    if (open) this.#head.update(view);
+    else this.#readings.update(view);
     const where = torchName(gpu, gpu.ordinal ?? -1);
-    const bar = this.#shared.timing.bars?.find((bar) => bar.where === where);
-    if (bar && !this.#pace) {
-      this.#pace = new Pace(this.#shared.t('Timing'));
-      this.node.firstElementChild?.after(this.#pace.node);
-    }
-    this.#pace?.update(bar);
+    this.#timing.update(timing.bars?.find((bar) => bar.where === where));
     this.node.classList.toggle('lost', gpu.lost);
-    this.#body?.update(view, this.#open);
+    this.#details?.update(view);
   }
 
   draw(): void {
-    if (this.#visible) this.#body?.draw();
+    if (this.#visible) this.#details?.draw();
   }
 
   dispose(): void {
-    this.#sight.unwatch(this.node);
-    this.#body?.dispose();
-    this.#body = null;
+    this.#visibility.remove(this.node);
+    this.#details?.dispose();
+    this.#details = null;
   }
 
   #toggle(): void {
-    this.#shared.open.set(this.#uuid, !this.#open);
-    this.#show();
+    this.#shared.open.set(this.#item.view.gpu.uuid, !this.#open);
     this.#write();
     this.draw();
     this.#shared.toggled();
   }
 
-  #show(): void {
-    const open = this.#open;
-    if (this.#button.ariaExpanded !== String(open)) this.#button.ariaExpanded = String(open);
-    if (open || !this.#compact) {
-      if (!this.#body) {
-        this.#body = new Body(this.#view, this.#shared, this.#compact);
-        this.#body.node.id = this.#id;
-        this.node.append(this.#body.node);
-      }
-    } else if (this.#body) {
-      this.#body.node.remove();
-      this.#body.dispose();
-      this.#body = null;
+  #expand(open: boolean): void {
+    expand(this.#button, open);
+    show(this.#readings.node, !open);
+    show(this.#head.node, open);
+    this.node.classList.toggle('opened', open);
+    if (open && !this.#details) {
+      this.#details = new GpuDetails(this.#item.view, this.#shared);
+      this.#details.node.id = this.#id;
+      this.node.append(this.#details.node);
+    } else if (!open && this.#details) {
+      this.#details.node.remove();
+      this.#details.dispose();
+      this.#details = null;
     }
   }
 }

@@ -1,56 +1,54 @@
-/** Who holds how much: the sums behind the charts, the bars and the process rows. */
+/** Attribute memory to owners: the sums behind the charts, the bars and the process rows. */
 
 import type { GpuSample, ProcessSample, Snapshot } from '../snapshot.js';
 
-/** Whose memory it can be, in the order of every chart and bar. */
-export const OWNERS = ['mine', 'books', 'others', 'left', 'unseen', 'driver'] as const;
+/** Kinds of owner, in the order of every chart and bar. */
+export const OWNERS = ['own', 'ownOther', 'other', 'orphan', 'unattributed', 'reserved'] as const;
 export type Owner = (typeof OWNERS)[number];
 
-/** Bytes of one GPU by owner; all 0 where `known` is false. */
+/** Bytes on one GPU by owner; all 0 if `known` is false. */
 export type Parts = Record<Owner, number> & { free: number; known: boolean };
 
-/** One GPU with what belongs to it. */
+/** One GPU with its MIG devices and its processes. */
 export interface View {
   gpu: GpuSample;
   migs: View[];
   processes: ProcessSample[];
   parts: Parts;
-  /** Bytes that no process accounts for; 0 where some process does not tell how much it holds. */
-  unseen: number;
-  /** Which of those MIG devices of its parent it is that have its name; 0 where it is the only one. */
+  /** Bytes without a visible process; 0 if some process does not report its memory. */
+  unattributed: number;
+  /** Its number among MIG devices of the same name and parent; 0 if the name is unique. */
   nth: number;
-  /** It is open where the reader has not said. */
-  standing: boolean;
 }
 
-/** Bytes by holder: "mine", "left", "others", or the kernel of a notebook. */
-export type Held = ReadonlyMap<string, number>;
+/** Bytes by holder: "mine", "left", "others", or a kernel's id. */
+type Holders = ReadonlyMap<string, number>;
 
-// A driver's own rounding, and what it holds without a process, is not somebody's memory.
-const NOBODYS = 32 * 2 ** 20;
-const NOTHING: Held = new Map();
+// Rounding, and memory that the driver uses without a process, belong to nobody.
+const ROUNDING = 32 * 2 ** 20;
 
-function holder(process: ProcessSample): string {
+function holderOf(process: ProcessSample): string {
   if (process.orphan) return 'left';
   if (process.mine) return 'mine';
   return process.kernel ?? process.notebook ?? 'others';
 }
 
-/** Whose the memory of a holder is; `here` is the kernel of this notebook. */
-export function ownerOf(held: string, here: string | null): Owner {
-  if (held === here) return 'mine';
-  return held === 'mine' || held === 'left' || held === 'others' ? held : 'books';
+/** Return the owner of a holder's memory; `here` is the current notebook's kernel. */
+export function ownerOf(holder: string, here: string | null): Owner {
+  if (holder === here || holder === 'mine') return 'own';
+  if (holder === 'left') return 'orphan';
+  return holder === 'others' ? 'other' : 'ownOther';
 }
 
 export const owner = (process: ProcessSample, here: string | null): Owner =>
-  ownerOf(holder(process), here);
+  ownerOf(holderOf(process), here);
 
-/** Bytes by GPU and by holder; a GPU has those of its MIG devices too. */
-export function heldBy({ gpus, processes }: Snapshot): Map<string, Map<string, number>> {
+/** Bytes by GPU and holder; a GPU includes its MIG devices. */
+export function holders({ gpus, processes }: Snapshot): Map<string, Map<string, number>> {
   const parents = new Map(gpus.map((gpu) => [gpu.uuid, gpu.mig]));
   const all = new Map<string, Map<string, number>>();
   for (const process of processes) {
-    const key = holder(process);
+    const key = holderOf(process);
     for (const uuid of [process.uuid, parents.get(process.uuid)]) {
       if (!uuid) continue;
       const one = all.get(uuid) ?? new Map<string, number>();
@@ -60,93 +58,73 @@ export function heldBy({ gpus, processes }: Snapshot): Map<string, Map<string, n
   return all;
 }
 
-/** How `used` bytes are shared out: each holder at most what is left, then what nobody holds. */
-export function shared(used: number, held: Held, here: string | null): Record<Owner, number> {
-  const parts = { mine: 0, books: 0, others: 0, left: 0, unseen: 0, driver: 0 };
-  for (const [key, bytes] of held) parts[ownerOf(key, here)] += bytes;
+/** Split the used memory of a GPU by owner. The parts never exceed what is used. */
+export function split(gpu: GpuSample, held: Holders | undefined, here: string | null): Parts {
+  const { memory_total: total, memory_used: used } = gpu;
+  const parts: Parts = {
+    own: 0,
+    ownOther: 0,
+    other: 0,
+    orphan: 0,
+    unattributed: 0,
+    reserved: 0,
+    free: 0,
+    known: total !== null && used !== null,
+  };
+  if (total === null || used === null) return parts;
+  for (const [holder, bytes] of held ?? []) parts[ownerOf(holder, here)] += bytes;
   let rest = used;
   for (const name of OWNERS) rest -= parts[name] = Math.min(parts[name], rest);
-  if (rest > NOBODYS) parts.unseen = rest;
-  else parts.driver = rest;
+  parts[rest > ROUNDING ? 'unattributed' : 'reserved'] = rest;
+  parts.reserved += gpu.memory_reserved ?? 0;
+  parts.free = Math.max(total - used - (gpu.memory_reserved ?? 0), 0);
   return parts;
 }
 
-/** How one GPU's memory is shared out. */
-export function split(gpu: GpuSample, held: Held | undefined, here: string | null): Parts {
-  const { memory_total: total, memory_used: used } = gpu;
-  const known = total !== null && used !== null;
-  const parts = shared(known ? used : 0, known ? (held ?? NOTHING) : NOTHING, here);
-  if (!known) return { ...parts, free: 0, known };
-  const reserved = gpu.memory_reserved ?? 0;
-  parts.driver += reserved;
-  return { ...parts, free: Math.max(total - used - reserved, 0), known };
-}
-
-/** Those that are no part of another one of them. */
+/** Return the GPUs without the MIG devices whose parent is among them. */
 export function whole(gpus: readonly GpuSample[]): GpuSample[] {
   const all = new Set<string | null>(gpus.map(({ uuid }) => uuid));
   return gpus.filter(({ mig }) => !all.has(mig));
 }
 
-/** The GPUs of a snapshot, each with its MIG devices and its processes. */
+/** Return the GPUs of a snapshot, each with its MIG devices and processes. */
 export function views(snapshot: Snapshot, here: string | null): View[] {
-  const held = heldBy(snapshot);
-  const on = new Map<string, ProcessSample[]>();
-  for (const process of snapshot.processes) {
-    const list = on.get(process.uuid);
-    if (list) list.push(process);
-    else on.set(process.uuid, [process]);
-  }
-  const tops = new Set(whole(snapshot.gpus));
+  const held = holders(snapshot);
   const make = (gpu: GpuSample, migs: View[]): View => {
-    const processes = on.get(gpu.uuid) ?? [];
+    const processes = snapshot.processes.filter(({ uuid }) => uuid === gpu.uuid);
     const parts = split(gpu, held.get(gpu.uuid), here);
     const silent = migs.length || gpu.unified || processes.some(({ memory }) => memory === null);
-    return {
-      gpu,
-      migs,
-      processes,
-      parts,
-      unseen: silent ? 0 : parts.unseen,
-      nth: 0,
-      standing: false,
-    };
+    return { gpu, migs, processes, parts, unattributed: silent ? 0 : parts.unattributed, nth: 0 };
   };
-  const children = new Map<string | null, View[]>();
-  for (const gpu of snapshot.gpus.filter((gpu) => !tops.has(gpu))) {
-    const list = children.get(gpu.mig) ?? [];
-    list.push(make(gpu, []));
-    children.set(gpu.mig, list);
-  }
-  for (const list of children.values()) number(list);
-  return [...tops].map((gpu) => make(gpu, children.get(gpu.uuid) ?? []));
-}
-
-/** Tells MIG devices of one name apart. */
-function number(slices: View[]): void {
-  for (const slice of slices) {
-    const same = slices.filter(({ gpu }) => gpu.name === slice.gpu.name);
-    if (same.length > 1) slice.nth = same.indexOf(slice) + 1;
-  }
+  const tops = whole(snapshot.gpus);
+  return tops.map((parent) => {
+    const migs = snapshot.gpus
+      .filter(({ mig, uuid }) => mig === parent.uuid && uuid !== mig)
+      .map((gpu) => make(gpu, []));
+    for (const mig of migs) {
+      const same = migs.filter(({ gpu }) => gpu.name === mig.gpu.name);
+      if (same.length > 1) mig.nth = same.indexOf(mig) + 1;
+    }
+    return make(parent, migs);
+  });
 }
 
 /** A row of the list of processes: a notebook with its workers, a program, or another user. */
 export interface Group {
   key: string;
   owner: Owner;
-  /** The kernel itself, where it is among them. */
+  /** The kernel itself if it is among them. */
   main: ProcessSample;
   all: ProcessSample[];
-  /** Bytes over all of them; null where none is known. */
+  /** The sum of their bytes; null if all are unknown. */
   memory: number | null;
 }
 
-/** Someone else's: no more than a name and bytes is told. */
-export function stranger(process: ProcessSample): boolean {
-  return !process.name && !process.notebook && !process.kernel && !process.mine && !!process.user;
-}
+/** Whether the process is another user's: only the user and the bytes are visible. */
+export const stranger = (process: ProcessSample): boolean =>
+  !process.name && !process.notebook && !process.kernel && !process.mine && !!process.user;
 
-/** A notebook started it, and it was made to live on without its kernel: a server, a tmux. */
+/** Whether a notebook started it to outlive its kernel: a server, or something in tmux. */
 export const outlives = (process: ProcessSample): boolean =>
   process.notebook !== null &&
   process.kernel === null &&
@@ -154,25 +132,25 @@ export const outlives = (process: ProcessSample): boolean =>
   !process.orphan &&
   !process.mine;
 
-/** Processes by notebook or program: this notebook first, then by memory. */
+/** Group processes by notebook or program: this notebook first, then by memory. */
 export function groups(processes: ProcessSample[], here: string | null): Group[] {
   const found = new Map<string, Group>();
   for (const process of processes) {
     const key = keyOf(process);
+    const whose = owner(process, here);
     const group = found.get(key);
     if (!group) {
-      const whose = owner(process, here);
       found.set(key, { key, owner: whose, main: process, all: [process], memory: process.memory });
       continue;
     }
     group.all.push(process);
     if (group.main.child && !process.child) group.main = process;
     if (process.memory !== null) group.memory = (group.memory ?? 0) + process.memory;
-    if (owner(process, here) === 'mine') group.owner = 'mine';
+    if (whose === 'own') group.owner = whose;
   }
   return [...found.values()].sort(
     (a, b) =>
-      Number(b.owner === 'mine') - Number(a.owner === 'mine') ||
+      Number(b.owner === 'own') - Number(a.owner === 'own') ||
       (b.memory ?? 0) - (a.memory ?? 0) ||
       (a.key < b.key ? -1 : 1),
   );

@@ -1,112 +1,119 @@
-/** What of this notebook holds a GPU's memory: opened by a press, and asked for only while open. */
+/** List the notebook's variables on a GPU; the kernel is asked only while the table is open. */
 
-import { type GpuHoldings, type Holding, TOO_LONG_S } from '../snapshot.js';
+import { SLOW_S, type Variable } from '../snapshot.js';
 import { ShareBar } from './bars.js';
-import { CHEVRON, Field, h, icon, Rows, show } from './dom.js';
+import { button, CHEVRON, expand, Field, h, icon, Rows, show } from './dom.js';
+import { labelOf } from './names.js';
 import type { View } from './owners.js';
 import type { Shared } from './shared.js';
 import { size } from './units.js';
 
-let made = 0;
+let count = 0;
 
-class HoldingRow {
-  readonly node: HTMLElement;
+class VariableRow {
   #name = new Field('span', 'title');
   #size = new Field('span', 'size');
   #note = new Field('span', 'dim note');
-  #bar = new ShareBar('mine');
+  #bar = new ShareBar('own');
+  readonly node = h(
+    'li',
+    'holding',
+    this.#name.node,
+    this.#size.node,
+    this.#note.node,
+    this.#bar.node,
+  );
 
-  constructor() {
-    const { node: name } = this.#name;
-    this.node = h('li', 'holding', name, this.#size.node, this.#note.node, this.#bar.node);
-  }
-
-  update({ row, whole }: { row: Holding; whole: number }): void {
-    const notes = [row.made, row.kind].filter(Boolean).join(' · ');
-    this.#name.say(row.name).hint([row.name, ...row.aliases].join(', '));
-    this.#size.say(size(row.nbytes));
-    this.#bar.update((100 * row.nbytes) / (whole || 1));
-    this.#note.offer(notes).hint(notes);
+  update({ row, total }: { row: Variable; total: number }): void {
+    const note = [row.made, row.kind].filter(Boolean).join(' · ');
+    this.#name.text(row.name).title([row.name, ...row.aliases].join(', '));
+    this.#size.text(size(row.nbytes));
+    this.#bar.update((100 * row.nbytes) / (total || 1));
+    this.#note.textOrHide(note).title(note);
   }
 }
 
-export class Held {
+/** Request the variables when a table opens or is refreshed, and stop with the last one. */
+function request({ opened, actions, redraw }: Shared, uuid: string, open: boolean): void {
+  const last = !open && opened.delete(uuid) && !opened.size;
+  if (open) opened.add(uuid);
+  if (open || last) actions.variables?.(open);
+  redraw();
+}
+
+export class Variables {
   readonly node: HTMLElement;
   #shared: Shared;
   #uuid: string;
+  #key: string;
+  #title = new Field();
   #button: HTMLButtonElement;
+  #refresh: HTMLButtonElement;
   #list = h('div');
-  #said = new Field('div', 'dim note');
-  #rows: Rows<{ row: Holding; whole: number }, HoldingRow>;
+  #status = new Field('span');
+  #rows = new Rows(h('ul', 'holdings'), (_: { row: Variable; total: number }) => new VariableRow());
   #more = new Field('div', 'dim note');
   #open = false;
 
   constructor(uuid: string, shared: Shared) {
-    const { t } = shared;
     this.#shared = shared;
     this.#uuid = uuid;
-    this.#list.id = `held-${made++}`;
-    this.#button = h('button', 'open', icon(CHEVRON), t('What of this notebook holds it'));
-    this.#button.type = 'button';
+    this.#key = `variables ${uuid}`;
+    this.#list.id = `variables-${count++}`;
+    this.#button = button('open', () => this.#toggle(), icon(CHEVRON), this.#title.node);
     this.#button.setAttribute('aria-controls', this.#list.id);
-    this.#button.addEventListener('click', () => this.#turn(!this.#open));
-    this.#rows = new Rows(h('ul', 'holdings'), () => new HoldingRow());
-    this.#rows.node.setAttribute('aria-label', t('What of this notebook holds it'));
-    this.#list.append(this.#rows.node, this.#more.node, this.#said.node);
-    this.node = h('div', 'held-here', this.#button, this.#list);
-    this.#show();
+    this.#refresh = button('more', () => request(shared, uuid, true), shared.t('Refresh'));
+    const status = h('div', 'dim note', this.#status.node, ' ', this.#refresh);
+    this.#list.append(this.#rows.node, this.#more.node, status);
+    this.node = h('div', 'variables', this.#button, this.#list);
   }
 
-  update({ parts }: View): void {
-    const { holdings, t, open } = this.#shared;
-    show(this.node, parts.mine > 0 || this.#open);
-    // As the reader left it.
-    if (open.get(this.#key) && !this.#open && parts.mine > 0) this.#turn(true);
+  update(view: View): void {
+    const { variables, t, open, runs, here } = this.#shared;
+    const own = view.parts.own > 0;
+    const title = t('Variables on %1', labelOf(view, here));
+    this.#title.text(title);
+    if (this.#rows.node.ariaLabel !== title) this.#rows.node.ariaLabel = title;
+    show(this.node, own || this.#open);
+    if (own && !this.#open && open.get(this.#key)) this.#toggle();
+    expand(this.#button, this.#open);
+    show(this.#list, this.#open);
     if (!this.#open) return;
-    const known = typeof holdings === 'object' && holdings !== null;
-    const found: GpuHoldings | undefined = known ? holdings.gpus[this.#uuid] : undefined;
-    const whole = found?.allocated ?? 0;
-    // What a name holds of torch's, and of another library's, are two rows.
-    this.#rows.update((found?.rows ?? []).map((row, n) => [String(n), { row, whole }] as const));
-    this.#more.offer(found?.more ? t('%1 more, %2', found.more, size(found.left)) : '');
-    this.#said.offer(known ? this.#asOf(holdings.cell, holdings.seconds, !found) : this.#why());
+    const known = typeof variables === 'object' ? variables : null;
+    const found = known?.gpus[this.#uuid];
+    const total = found?.allocated ?? 0;
+    // A name can have two rows: for torch and for another library.
+    this.#rows.update(
+      (found?.rows ?? []).map((row) => ({ row, total })),
+      (_, n) => String(n),
+    );
+    this.#more.textOrHide(found?.more ? t('%1 more, %2', found.more, size(found.left)) : '');
+    const running = !!runs.running(here);
+    show(this.#refresh, !!known && known.seconds >= SLOW_S && !running);
+    if (typeof variables === 'string') this.#status.text(variables);
+    else if (!known)
+      this.#status.text(running ? t('Waiting for the cell to finish…') : t('Asking the kernel…'));
+    else
+      this.#status.text(
+        [
+          found ? '' : t('No torch memory on this GPU'),
+          known.cell > 0 ? t('as of In [%1]', known.cell) : t('as of now'),
+          running ? t('a cell is running') : '',
+        ]
+          .filter(Boolean)
+          .join(' · '),
+      );
   }
 
   dispose(): void {
-    if (this.#open) this.#shared.wants(this.#uuid, false);
+    if (this.#open) request(this.#shared, this.#uuid, false);
     this.#open = false;
   }
 
-  get #key(): string {
-    return `held ${this.#uuid}`;
-  }
-
-  #why(): string {
-    const { holdings, t, runs, here } = this.#shared;
-    if (typeof holdings === 'string') return holdings;
-    return runs.running(here) ? t('when the cell has ended') : t('asking the kernel…');
-  }
-
-  #asOf(cell: number, seconds: number, nothing: boolean): string {
-    const { t, here, runs } = this.#shared;
-    const words = nothing ? [t('torch holds nothing here')] : [];
-    words.push(cell > 0 ? t('as of In [%1]', cell) : t('as of now'));
-    if (runs.running(here)) words.push(t('a cell is running'));
-    else if (seconds >= TOO_LONG_S) words.push(t('close and open to look again'));
-    return words.join(' · ');
-  }
-
-  #turn(open: boolean): void {
-    const { toggled, wants } = this.#shared;
-    this.#open = open;
-    this.#shared.open.set(this.#key, open);
-    this.#show();
-    wants(this.#uuid, open);
-    toggled();
-  }
-
-  #show(): void {
-    this.#button.ariaExpanded = String(this.#open);
-    show(this.#list, this.#open);
+  #toggle(): void {
+    this.#open = !this.#open;
+    this.#shared.open.set(this.#key, this.#open);
+    this.#shared.toggled();
+    request(this.#shared, this.#uuid, this.#open);
   }
 }
