@@ -2,7 +2,7 @@ import type { ISessionContext } from '@jupyterlab/apputils';
 import { beforeEach, describe, expect, test, vi } from 'vitest';
 import { VariablesClient } from '../src/lab/notebook.js';
 import type { Monitor } from '../src/monitor/monitor.js';
-import { english, type MonitorLike } from '../src/monitor/shared.js';
+import { english } from '../src/monitor/shared.js';
 import type { Variable, Variables } from '../src/snapshot.js';
 import widget from '../src/widget.js';
 import { all, at, BUSY, fixture, mount, one, text } from './stage.js';
@@ -153,7 +153,7 @@ describe('the kernel of the current notebook', () => {
   let told: (Variables | string | null)[];
   let seen: boolean;
   let asks: VariablesClient;
-  const monitor = {} as MonitorLike;
+  const monitor = {} as Monitor;
   const want = async (open: boolean) => {
     asks.want(monitor, open);
     await settled();

@@ -46,7 +46,7 @@ describe('lines', () => {
     const gpus = snapshot.gpus.map((gpu) => ({ ...gpu, sm_clock: 1234 }));
     monitor.update({ ...snapshot, gpus, time: snapshot.time + 1 });
     monitor.draw();
-    one(monitor, '.gpu .body > .more').click();
+    one(monitor, '.gpu .axis > .more').click();
     monitor.draw();
     expect(text(monitor, '.facts dd')[0]).toMatch(/^1234\b/);
   });

@@ -58,7 +58,7 @@ describe('what is shown', () => {
   test('an opened card has rows only for what is known', () => {
     const monitor = mount();
     const [bare, full] = [at(all(monitor, '.gpu'), -1), at(all(monitor, '.gpu'), 1)];
-    for (const gpu of [bare, full]) gpu.querySelector<HTMLElement>('.body > .more')?.click();
+    for (const gpu of [bare, full]) gpu.querySelector<HTMLElement>('.axis > .more')?.click();
     monitor.draw();
     const names = (card: Element): (string | null)[] =>
       [...card.querySelectorAll('dt')].map((node) => node.textContent);

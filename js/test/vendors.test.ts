@@ -45,7 +45,7 @@ test('a machine runs on what its GPUs have', () => {
 
 test('an AMD GPU has no words of CUDA but its name', () => {
   const monitor = mount(amd);
-  one(monitor, '.body > .more').click();
+  one(monitor, '.axis > .more').click();
   monitor.draw();
   const said = one(monitor, '.gpu').textContent ?? '';
   expect(said).toContain('AMD Instinct MI300X OAM');

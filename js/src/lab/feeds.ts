@@ -1,6 +1,7 @@
 /** Feed the monitors of this page from one stream; a monitor that is not visible wants nothing. */
 
-import type { MonitorLike, State } from '../monitor/shared.js';
+import type { Monitor } from '../monitor/monitor.js';
+import type { State } from '../monitor/shared.js';
 import type { HistoryMessage } from '../snapshot.js';
 import type { Stream, Subscription } from './stream.js';
 
@@ -12,7 +13,7 @@ interface View {
 export class Feeds {
   #stream: Pick<Stream, 'subscribe'>;
   #get: <T>(path: string) => Promise<T>;
-  #views = new Map<MonitorLike, View>();
+  #views = new Map<Monitor, View>();
   #state: Partial<State> = {};
   #period = 1;
   #fed = false;
@@ -23,7 +24,7 @@ export class Feeds {
   }
 
   /** Feed a monitor until `remove`. */
-  add(monitor: MonitorLike, isVisible: () => boolean): void {
+  add(monitor: Monitor, isVisible: () => boolean): void {
     monitor.set(this.#state);
     const subscription = this.#stream.subscribe(
       {
@@ -41,14 +42,14 @@ export class Feeds {
     this.look();
   }
 
-  async #past(monitor: MonitorLike): Promise<void> {
+  async #past(monitor: Monitor): Promise<void> {
     const past = await this.#get<HistoryMessage>('history').catch(() => null);
     if (!past || !this.#views.has(monitor)) return;
     monitor.seed(past.history);
     monitor.mark(past.cells);
   }
 
-  remove(monitor: MonitorLike): void {
+  remove(monitor: Monitor): void {
     this.#views.get(monitor)?.subscription.close();
     this.#views.delete(monitor);
   }
@@ -72,7 +73,7 @@ export class Feeds {
       subscription.change(isVisible() ? want : null);
   }
 
-  isVisible(monitor: MonitorLike): boolean {
+  isVisible(monitor: Monitor): boolean {
     return this.#views.get(monitor)?.isVisible() ?? false;
   }
 

@@ -2,7 +2,8 @@
 
 import type { ISessionContext } from '@jupyterlab/apputils';
 import type { Kernel, KernelMessage } from '@jupyterlab/services';
-import type { MonitorLike, Translate } from '../monitor/shared.js';
+import type { Monitor } from '../monitor/monitor.js';
+import type { Translate } from '../monitor/shared.js';
 import { type Result, SLOW_S, type Variables } from '../snapshot.js';
 
 /** An expression changes no name of the notebook. */
@@ -17,10 +18,10 @@ type Answer = Variables | string | null;
  * into the notebook.
  */
 export class VariablesClient {
-  #isVisible: (monitor: MonitorLike) => boolean;
+  #isVisible: (monitor: Monitor) => boolean;
   #show: (answer: Answer) => void;
   #t: Translate;
-  #wanted = new Set<MonitorLike>();
+  #wanted = new Set<Monitor>();
   #context: ISessionContext | null = null;
   #kernel: string | null = null;
   /** The answer is missing, or a cell has run since. */
@@ -29,7 +30,7 @@ export class VariablesClient {
   #asking = false;
 
   constructor(
-    isVisible: (monitor: MonitorLike) => boolean,
+    isVisible: (monitor: Monitor) => boolean,
     show: (answer: Answer) => void,
     t: Translate,
   ) {
@@ -37,7 +38,7 @@ export class VariablesClient {
   }
 
   /** A table of variables was opened or refreshed in a monitor, or the last one was closed. */
-  want(monitor: MonitorLike, open: boolean): void {
+  want(monitor: Monitor, open: boolean): void {
     if (!open) {
       this.#wanted.delete(monitor);
       return;

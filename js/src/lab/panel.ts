@@ -5,7 +5,8 @@ import { WidgetTracker } from '@jupyterlab/apputils';
 import { LabIcon } from '@jupyterlab/ui-components';
 import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
-import type { MonitorLike, Translate } from '../monitor/shared.js';
+import type { Monitor } from '../monitor/monitor.js';
+import type { Translate } from '../monitor/shared.js';
 import type { Feeds } from './feeds.js';
 
 /** A GPU: a chip on a card. */
@@ -18,7 +19,7 @@ export const gpuIcon = new LabIcon({
 const AGAIN_MS = 3000;
 
 /** Imports the monitor's code and creates a monitor. */
-export type Create = (attempt: number) => Promise<MonitorLike>;
+export type Create = (attempt: number) => Promise<Monitor>;
 
 /** A place for a monitor, which is created when the place is first visible. */
 export class Panel extends Widget {
@@ -26,7 +27,7 @@ export class Panel extends Widget {
   #feeds: Feeds;
   #changed: () => void;
   #t: Translate;
-  #monitor: MonitorLike | null = null;
+  #monitor: Monitor | null = null;
   #status = document.createElement('p');
   #loading = false;
   #attempts = 0;

@@ -10,7 +10,8 @@ import { PageConfig } from '@jupyterlab/coreutils';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator } from '@jupyterlab/translation';
-import { type Actions, english, type MonitorLike, type Translate } from '../monitor/shared.js';
+import type { Monitor } from '../monitor/monitor.js';
+import { type Actions, english, type Translate } from '../monitor/shared.js';
 import { AlertPoll, Alerts } from './alerts.js';
 import { ask, connections, followKernel, isAble, notebookNames } from './current-kernel.js';
 import { Feeds } from './feeds.js';
@@ -97,7 +98,7 @@ async function activate(
         ask,
       );
       hosts.here(here);
-      const monitor: MonitorLike = module.create({ translate: t, label: t('GPUs'), actions }, wide);
+      const monitor: Monitor = module.create({ translate: t, label: t('GPUs'), actions }, wide);
       return monitor;
     };
     return new Panel(id, create, feeds, () => void variables.look(), t);

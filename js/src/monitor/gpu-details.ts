@@ -144,20 +144,18 @@ export class GpuDetails {
     this.#slices = new Rows(h('ul', 'slices'), () => new Slice(shared));
     this.#processes = new Processes(shared, t('Processes on %1', labelOf(view, shared.here)));
     if (shared.actions.variables) this.#variables = new Variables(uuid, shared);
-    this.#more = button('dim more', () => this.#toggle(), t('Details'));
-    const axis = h('div', 'axis dim', this.#span.node, h('span', '', t('now')));
-    axis.ariaHidden = 'true';
+    this.#more = button('more', () => this.#toggle(), t('Details'));
+    const axis = h('div', 'axis dim', this.#more, this.#span.node, h('span', '', t('now')));
     this.node = h(
       'div',
       'body',
       this.#faults.node,
       this.#were.node,
       h('div', 'charts', this.#busy.node, this.#memory.node, axis),
+      this.#facts.node,
       this.#slices.node,
       this.#processes.node,
       ...(this.#variables ? [this.#variables.node] : []),
-      this.#more,
-      this.#facts.node,
     );
   }
 

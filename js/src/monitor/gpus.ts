@@ -5,9 +5,10 @@ import type { Visibility } from './browser.js';
 import { Field, h, icon, Rows, show } from './dom.js';
 import { GpuRow, type Item } from './gpu-row.js';
 import { file } from './names.js';
+import type { Overview } from './overview.js';
 import { type View, views } from './owners.js';
 import { Processes } from './processes.js';
-import type { Overview, Shared } from './shared.js';
+import type { Shared } from './shared.js';
 import { size } from './units.js';
 
 /** Up to so many GPUs stand open. */

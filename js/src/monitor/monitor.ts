@@ -4,21 +4,16 @@ import type { CellRun, History, Snapshot } from '../snapshot.js';
 import { Legend } from './bars.js';
 import { inks, onTheme, probe, remember, remembered, type Visibility, Watch } from './browser.js';
 import { Tip } from './chart.js';
+import type { Doctor } from './doctor.js';
 import { Field, h, show } from './dom.js';
 import { Gpus } from './gpus.js';
+import type { OtherHosts } from './hosts.js';
 import { broken, machine, machineDetails } from './names.js';
 import { whole } from './owners.js';
 import { Problems } from './problems.js';
 import { Results } from './results.js';
 import { Runs, Series } from './series.js';
-import {
-  type Extras,
-  english,
-  type MonitorLike,
-  type Options,
-  type Shared,
-  type State,
-} from './shared.js';
+import { english, type Options, type Shared, type State } from './shared.js';
 import type { Inks } from './spark.js';
 import { CSS } from './style.js';
 
@@ -54,16 +49,16 @@ class Toolbar {
   }
 }
 
-export class Monitor implements MonitorLike {
+export class Monitor {
   readonly node = document.createElement('div');
   #shared: Shared;
   #all = h('div', 'all');
   #toolbar: Toolbar;
-  #doctor: ReturnType<Extras['doctor']> | null;
+  #doctor: Doctor | null;
   #problems = new Problems();
   #gpus: Gpus;
   #legend: Legend;
-  #others: ReturnType<Extras['hosts']> | null;
+  #others: OtherHosts | null;
   #own = h('div');
   #hosts = h('div', '', this.#own);
   #none = h('p', 'dim');

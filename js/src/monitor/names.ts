@@ -54,9 +54,8 @@ export function alias(view: View, here: string | null): string {
 
 /** Explain the number in `physical`. */
 export function aliasHint({ vendor }: GpuSample, t: Translate): string {
-  if (vendor === 'amd') return t('the number in amd-smi');
-  const other = vendor === 'intel' || vendor === 'apple';
-  return other ? t('its number on this machine') : t('the number in nvidia-smi');
+  const tool = { nvidia: 'nvidia-smi', amd: 'amd-smi' }[vendor ?? ''];
+  return tool ? t('the number in %1', tool) : t('its number on this machine');
 }
 
 /** "train.ipynb" from "work/train.ipynb". */

@@ -1,10 +1,11 @@
 /** List the processes that hold memory, with the actions on them. */
 
 import type { ProcessSample } from '../snapshot.js';
+import type { ProcessButtons } from './buttons.js';
 import { Field, h, Rows, show } from './dom.js';
 import { file } from './names.js';
 import { type Group, groups, outlives, stranger } from './owners.js';
-import type { Extras, Shared } from './shared.js';
+import type { Shared } from './shared.js';
 import { age, size } from './units.js';
 
 /** Rows of a closed list. */
@@ -29,7 +30,7 @@ class ProcessRow {
   #note = new Field('span', 'dim note');
   #busy = new Field('span', 'limit dim note');
   #memory = new Field('span', 'size');
-  #buttons: ReturnType<Extras['buttons']> | null;
+  #buttons: ProcessButtons | null;
 
   constructor(shared: Shared) {
     this.#shared = shared;

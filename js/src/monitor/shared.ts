@@ -1,19 +1,11 @@
 /** Declare what a host gives to a monitor, and what the parts of one monitor share. */
 
-import type {
-  CellRun,
-  Check,
-  History,
-  OtherHost,
-  Problem,
-  ProcessSample,
-  Result,
-  Snapshot,
-  Timing,
-  Variables,
-} from '../snapshot.js';
+import type { Check, OtherHost, ProcessSample, Result, Timing, Variables } from '../snapshot.js';
 import type { Visibility } from './browser.js';
-import type { View } from './owners.js';
+import type { ProcessButtons } from './buttons.js';
+import type { Doctor } from './doctor.js';
+import type { OtherHosts } from './hosts.js';
+import type { Overview } from './overview.js';
 import type { Runs, Series } from './series.js';
 import type { Inks, Spark } from './spark.js';
 
@@ -79,41 +71,17 @@ export interface State {
   variables: Variables | string | null;
 }
 
-/** The charts of all GPUs. */
-export interface Overview {
-  readonly node: HTMLElement;
-  update(views: readonly View[]): void;
-  draw(): void;
-  dispose(): void;
-}
-
 /** Parts that JupyterLab's panel has, and the widget in a notebook has not. */
 export interface Extras {
   css: string;
   /** Create the charts of all GPUs; only a page has them. */
   overview?(shared: Shared): Overview;
-  /** Create the doctor. Its `why` are the reasons why there is no GPU; null if there are GPUs. */
-  doctor(shared: Shared): { readonly node: HTMLElement; update(why: Problem[] | null): void };
+  doctor(shared: Shared): Doctor;
   /** Create the buttons of the toolbar. */
   tools(shared: Shared): HTMLElement[];
   /** Create the buttons of a process. */
-  buttons(shared: Shared): {
-    readonly node: HTMLElement;
-    update(process: ProcessSample | null, name: string): void;
-  };
-  /** Create the list of other hosts. */
-  hosts(
-    shared: Shared,
-    visibility: Visibility,
-  ): {
-    readonly node: HTMLElement;
-    readonly head: HTMLElement;
-    summarize(total: number): string;
-    together(own: Snapshot): Snapshot;
-    update(own: Snapshot, total: number): View[];
-    draw(): void;
-    dispose(): void;
-  };
+  buttons(shared: Shared): ProcessButtons;
+  hosts(shared: Shared, visibility: Visibility): OtherHosts;
 }
 
 export interface Options {
@@ -122,16 +90,6 @@ export interface Options {
   /** The name of the whole for screen readers. */
   label?: string;
   extras?: Extras;
-}
-
-/** The live monitor, as its hosts use it. */
-export interface MonitorLike {
-  readonly node: HTMLElement;
-  update(snapshot: Snapshot): void;
-  seed(history: History): void;
-  mark(cells: CellRun[]): void;
-  set(state: Partial<State>): void;
-  dispose(): void;
 }
 
 export interface Shared extends State {

@@ -55,8 +55,7 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .charts{display:grid;gap:4px;padding-top:3px}\
 .chart{align-items:center;display:grid;gap:8px;grid-template-columns:92px 1fr;min-width:0}\
 .cap{display:grid;line-height:14px;white-space:nowrap}\
-.axis{display:flex;justify-content:space-between}\
-.axis{font-size:10px;line-height:11px;margin:-4px 0 0 100px}\
+.axis{display:grid;font-size:10px;gap:8px;grid-template-columns:92px 1fr auto;line-height:11px;margin:-2px 0 0}\
 canvas{border-radius:2px;display:block;height:28px;width:100%}\
 .bar{background:var(--track);border-radius:3px;contain:strict;display:grid;height:8px;min-width:0;overflow:hidden}\
 i.own{background:var(--own)}i.ownOther{background:var(--ownOther)}i.other{background:var(--other)}i.orphan{background:var(--warn)}i.unattributed{background:var(--unattributed)}i.reserved{background:var(--reserved)}i.busy{background:var(--good)}\
@@ -68,7 +67,7 @@ i.mark{background:var(--own)}i.rule{background:rgba(128,128,128,.5)}\
 .who.own{font-weight:600}\
 .note,.more,.cap .dim,.variables .open,.legend{font-size:11px}\
 .size,.number{flex:none;text-align:right;white-space:nowrap}\
-.more{padding:0 0 0 15px}.more:hover,.note .more{text-decoration:underline}.note .more{padding:0}\
+.more{text-align:left}.more:hover,.note .more{text-decoration:underline}.processes+.more{padding-left:15px}\
 .variables .open{margin-left:-4px}.holdings{padding:1px 0 2px 12px}.variables>div>.note{padding-left:12px}\
 .holding{align-items:start;display:grid;gap:0 8px;grid-template-columns:minmax(0,1fr) auto;padding:2px 0}.holding .title{line-height:18px}.holding .note,.holding .bar{grid-column:1/-1}.holding .bar{height:3px}\
 .slices{padding-top:6px}\
@@ -93,7 +92,7 @@ pre{font:11.5px/1.4 var(--mono)}\
 .tip{background:var(--jp-layout-color2,Canvas);border:1px solid var(--line);border-radius:4px;box-shadow:0 2px 8px rgba(0,0,0,.25);font-size:11px;left:0;max-width:calc(100% - 8px);padding:3px 7px;pointer-events:none;position:absolute;top:0;z-index:9}\
 .part{display:inline-block;vertical-align:bottom}\
 @container(max-width:340px){.head{grid-template-columns:56px 3px minmax(10px,1fr) 34px minmax(14px,1.3fr) 50px}.readings>:last-child{display:none}}\
-@container(max-width:235px){.chart{grid-template-columns:84px 1fr}.axis{margin-left:92px}.cap b{font-size:11px}}\
+@container(max-width:235px){.chart{grid-template-columns:84px 1fr}.axis{grid-template-columns:84px 1fr auto}.cap b{font-size:11px}}\
 @container(min-width:460px){.note{flex:none}.limit{display:inline}}\
 @container(min-width:640px){.processes{display:grid;gap:0 18px;grid-template-columns:1fr 1fr}}\
 @media(prefers-reduced-motion:reduce){*{transition:none!important}}\
