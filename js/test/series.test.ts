@@ -138,7 +138,7 @@ test('units are those of the table', () => {
     '100 GiB',
   ]);
   expect([3, 490, 7500, 399600].map(age)).toEqual(['3 s', '8 min', '2 h 5 min', '4 d 15 h']);
-  expect([0.21, 12.4, 125, 7500].map(lasted)).toEqual(['0.2 s', '12 s', '2 min 5 s', '2 h 5 min']);
+  expect([0.21, 12.4, 125, 7500].map(lasted)).toEqual(['0.2 s', '12 s', '2 min', '2 h 5 min']);
   expect([reading(null, '%'), watts(12.3, null), watts(null, 5)]).toEqual(['N/A', '12 W', 'N/A']);
   expect([812345.6, 3.6e6 * 2].map(energy)).toEqual(['226 Wh', '2.0 kWh']);
 });

@@ -76,7 +76,7 @@ export class MemoryBar extends Strip {
 
   #describe(parts: Parts): string {
     const { t } = this.#shared;
-    if (!parts.known) return t('memory in use is unknown');
+    if (!parts.known) return t('unknown');
     return [...describe(parts, this.#shared), `${t('free')} ${size(parts.free)}`].join(', ');
   }
 }

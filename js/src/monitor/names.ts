@@ -72,7 +72,7 @@ export function model(view: View, { t, here }: { t: Translate; here: string | nu
   const { name, virtual } = view.gpu;
   if (virtual)
     return otherNotebook(view, here) || (/^virtual gpu$/i.test(name ?? '') ? '' : (name ?? ''));
-  return (name ?? t('GPU of unknown model')).replace(/^NVIDIA /, '');
+  return (name ?? t('unknown model')).replace(/^NVIDIA /, '');
 }
 
 /** A few words and their color: "bad" is a fault, "warn" is worth knowing. */

@@ -37,7 +37,7 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .opened .head{display:flex;font-size:12px;gap:6px;min-height:0}\
 .readings,.about{display:contents}\
 .open{align-items:center;display:flex;flex:none;margin-left:-5px;padding-right:2px;white-space:nowrap}\
-.open svg{opacity:.6;transition:transform .12s}\
+.open svg{opacity:.6}\
 .open[aria-expanded=true] svg{transform:rotate(90deg)}\
 .head:hover svg{opacity:1}\
 .gpu:not(.opened) b:not(.here){font-weight:400}\
@@ -48,7 +48,7 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .limit{display:none}\
 .heat{flex:none;margin-left:auto;white-space:nowrap}\
 .badges{display:flex;flex-wrap:wrap;gap:4px;min-width:0}\
-.badge{border:1px solid currentColor;border-radius:3px;font-size:10.5px;letter-spacing:.02em;line-height:15px;padding:0 4px}\
+.badge{border:1px solid currentColor;border-radius:3px;font-size:10.5px;line-height:15px;padding:0 4px}\
 .badge.bad,.badge.warn{background:color-mix(in srgb,var(--tone) 12%,transparent);border-color:color-mix(in srgb,var(--tone) 70%,transparent);color:inherit}\
 .head .badge{opacity:.75}\
 .body>.badges{padding:4px 0 0}\
@@ -72,7 +72,6 @@ i.mark{background:var(--own)}i.rule{background:rgba(128,128,128,.5)}\
 .holding{align-items:start;display:grid;gap:0 8px;grid-template-columns:minmax(0,1fr) auto;padding:2px 0}.holding .title{line-height:18px}.holding .note,.holding .bar{grid-column:1/-1}.holding .bar{height:3px}\
 .slices{padding-top:6px}\
 .slice,.paces{align-items:center;display:grid;gap:2px 8px;grid-template-columns:auto 1fr auto}.slice{padding-top:2px}.paces .pace{display:contents}\
-.pace .bar{transition:grid-template-columns .2s}\
 .facts{display:grid;gap:1px 24px;grid-template-columns:repeat(auto-fit,minmax(min(100%,300px),1fr));padding-top:3px}\
 .facts div{display:flex;gap:10px;min-width:0}\
 dt{flex:none;width:84px}\
@@ -95,7 +94,6 @@ pre{font:11.5px/1.4 var(--mono)}\
 @container(max-width:235px){.chart{grid-template-columns:84px 1fr}.axis{grid-template-columns:84px 1fr auto}.cap b{font-size:11px}}\
 @container(min-width:460px){.note{flex:none}.limit{display:inline}}\
 @container(min-width:640px){.processes{display:grid;gap:0 18px;grid-template-columns:1fr 1fr}}\
-@media(prefers-reduced-motion:reduce){*{transition:none!important}}\
 @media(forced-colors:active){:host{--own:Highlight;--other:CanvasText;--warn:CanvasText;--good:Highlight;--bad:CanvasText;--line:GrayText;--track:Canvas;--reserved:GrayText}\
 .bar,.dot,.probe,.state::before{forced-color-adjust:none}.bar{outline:1px solid CanvasText}.dim,.head .badge{opacity:1}}\
 .probe{height:0;position:absolute;visibility:hidden;width:0}\

@@ -36,13 +36,9 @@ export function age(seconds: number): string {
   return hours ? `${hours} h ${minutes % 60} min` : `${minutes} min`;
 }
 
-/** A duration: "0.2 s", "12 s", "2 min 5 s". */
-export function lasted(seconds: number): string {
-  if (seconds < 10) return `${Math.max(seconds, 0).toFixed(1)} s`;
-  if (seconds < 59.5) return `${Math.round(seconds)} s`;
-  if (seconds < 3600) return `${Math.trunc(seconds / 60)} min ${Math.trunc(seconds % 60)} s`;
-  return age(seconds);
-}
+/** A duration: "0.2 s", "12 s", "2 min". */
+export const lasted = (seconds: number): string =>
+  seconds < 10 ? `${Math.max(seconds, 0).toFixed(1)} s` : age(seconds);
 
 /** "97 %", "88 °C", "N/A". */
 export const reading = (value: number | null, unit: string): string =>
