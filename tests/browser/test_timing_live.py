@@ -102,7 +102,7 @@ def the_real_thing_is_live_and_then_a_result(view, live):
     expect(section.locator("ul > li > details > summary")).to_have_count(3)
     expect(section.locator("ul > li > details > summary").first).to_contain_text("b")
     section.locator("ul > li > details > summary").first.click()
-    expect(section.locator(".result pre").first).to_contain_text("fastest")
+    expect(section.locator(".result pre").first).to_contain_text("cuda:0 (virtual)")
 
 
 def the_file_keeps_the_result_alone(view):

@@ -55,7 +55,7 @@ svg{fill:none;height:16px;stroke:currentColor;stroke-linecap:round;stroke-linejo
 .charts{display:grid;gap:4px;padding-top:3px}\
 .chart{align-items:center;display:grid;gap:8px;grid-template-columns:92px 1fr;min-width:0}\
 .cap{display:grid;line-height:14px;white-space:nowrap}\
-.axis{display:grid;font-size:10px;gap:8px;grid-template-columns:92px 1fr auto;line-height:11px;margin:-2px 0 0}\
+.axis{display:grid;font-size:10px;gap:8px;grid-template-columns:92px 1fr auto;line-height:11px;margin:-3px 0 0}\
 canvas{border-radius:2px;display:block;height:28px;width:100%}\
 .bar{background:var(--track);border-radius:3px;contain:strict;display:grid;height:8px;min-width:0;overflow:hidden}\
 i.own{background:var(--own)}i.ownOther{background:var(--ownOther)}i.other{background:var(--other)}i.orphan{background:var(--warn)}i.unattributed{background:var(--unattributed)}i.reserved{background:var(--reserved)}i.busy{background:var(--good)}\
