@@ -87,7 +87,10 @@ def history(snapshot, seconds=600):
     column = {
         "utilization": [n % 100 for n in range(seconds)],
         "memory_used": [n * 2**26 for n in range(seconds)],
-        **{"power": [], "pcie": [], "nvlink": [], "held": {}},
+        "power": [],
+        "pcie": [],
+        "nvlink": [],
+        "held": {},
     }
     return {"time": times, "gpus": {gpu.uuid: column for gpu in snapshot.gpus}}
 

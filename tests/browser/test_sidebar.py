@@ -205,9 +205,7 @@ def test_an_orphan_is_ended_from_the_panel(lab, view):
     view.shows("still running")
     # JupyterLab's own word about the kernel.
     view.page.get_by_role("dialog").get_by_role("button", name="Ok").click()
-    view.panel.get_by_role(
-        "button", name=f"End orphaned process: leave.ipynb (PID {pid})"
-    ).click()
+    view.panel.get_by_role("button", name=f"End orphaned process: leave.ipynb (PID {pid})").click()
     dialog = view.page.get_by_role("dialog").filter(has_text="End the process?")
     expect(dialog).to_contain_text(f"sleep (PID {pid}) holds 5.0 GiB")
     dialog.get_by_role("button", name="End it").click()

@@ -54,7 +54,7 @@ export class Feeds {
     this.#views.delete(monitor);
   }
 
-  /** Change the state of all monitors, and of those that are added later. */
+  /** Change the state of all monitors, present and future. */
   set(state: Partial<State>): void {
     Object.assign(this.#state, state);
     for (const monitor of this.#views.keys()) monitor.set(state);

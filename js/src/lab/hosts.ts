@@ -114,7 +114,7 @@ export class Hosts {
     }
   }
 
-  /** Connect to the signals of new kernels, and disconnect from those that were closed. */
+  /** Connect to the signals of new kernels, and disconnect from closed ones. */
   #follow(kernels: ReadonlySet<Kernel.IKernelConnection>): void {
     for (const kernel of this.#known.keys()) {
       if (kernels.has(kernel)) continue;

@@ -148,7 +148,7 @@ export class Monitor {
     this.#redraw();
   }
 
-  /** Change what is shown besides snapshots. */
+  /** Change everything that is not a snapshot. */
   set(state: Partial<State>): void {
     const shared = Object.assign(this.#shared, state);
     shared.series.step = shared.window / POINTS;

@@ -51,7 +51,7 @@ export interface Offer {
   busy: boolean;
 }
 
-/** What a monitor shows besides snapshots; a new value replaces the old one. */
+/** What a monitor shows in addition to snapshots; a new value replaces the old one. */
 export interface State {
   /** The id of this notebook's kernel. */
   here: string | null;
