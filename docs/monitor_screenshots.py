@@ -159,7 +159,7 @@ def sidebar(browser: Browser) -> None:
         machine = training(pid_of(lab, "train.ipynb"), pid_of(lab, "explore.ipynb"), other)
         play(lab, view, 34, machine)
         in_both_themes(page, "monitor", lambda path: page.screenshot(path=path))
-        view.panel.locator(".card > .head .open").nth(1).click()
+        view.panel.get_by_role("button", name="Details").nth(1).click()
         page.set_viewport_size({"width": 1320, "height": 830})
         play(lab, view, 4, machine)
         in_both_themes(page, "sidebar", the_panel(view))
@@ -275,14 +275,14 @@ def amd(browser: Browser) -> None:
                 play_amd(now, pids | {"other": other})
                 view.page.wait_for_timeout(200)
             to_width(view, 360)
-            view.panel.locator(".line > .head .open").first.click()
-            view.panel.get_by_text("all readings").click()
+            view.panel.locator(".gpu > .head .open").first.click()
+            view.panel.get_by_role("button", name="Details").first.click()
             view.page.wait_for_timeout(1500)
             in_both_themes(view.page, "amd", the_panel(view, 728))
 
 
 def holdings(browser: Browser) -> None:
-    """What of a notebook holds its GPU, one press away from the card."""
+    """The variables of a notebook on its GPU."""
     with (
         laboratory(None) as lab,
         opened(lab, browser, 1320, 760, "pictures-holdings") as view,
@@ -293,7 +293,7 @@ def holdings(browser: Browser) -> None:
         widen(page, 60)
         lab.write("train.ipynb", HELD)
         run_notebook(view, "train.ipynb", len(HELD))
-        view.panel.get_by_role("button", name="What of this notebook holds it").first.click()
+        view.panel.get_by_role("button", name="Variables on").first.click()
         view.panel.get_by_text("as of In").wait_for()
         page.wait_for_timeout(2500)
         in_both_themes(page, "holdings", lambda path: page.screenshot(path=path))

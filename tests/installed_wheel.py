@@ -21,7 +21,8 @@ def main():
     package = Path(gpumagic.__file__).parent
     assert shutil.which("node") is None
     assert Path(sys.prefix) in package.parents, f"{package} is not what was installed"
-    assert (package / "static" / "widget.js").stat().st_size > 1000
+    for name in ("widget.js", "panel.js"):
+        assert (package / "static" / name).stat().st_size > 1000
 
     listed = said("jupyter", "labextension", "list")
     assert any("gpumagic" in line and "OK" in line for line in listed.splitlines()), listed

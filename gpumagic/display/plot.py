@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 # Contrast of at least 3 : 1 against white and #111 (WCAG 2.1, 1.4.11); orange and red are for
-# problems. js/src/monitor/plots.ts has the same.
+# problems. js/src/monitor/overview.ts has the same.
 COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
 _CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")

@@ -42,6 +42,11 @@ class Shown:
     def _repr_html_(self) -> str:
         return str(view(self).html(self))
 
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        """For JupyterLab's panel: title and bars of a measurement. It draws no HTML."""
+        panel = getattr(view(self), "panel", None)
+        return {"application/vnd.gpumagic+json": panel(self)} if panel else {}
+
 
 @lru_cache
 def sheet(name: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.device import Device, cuda_state
 from gpumagic.device.cards import Card
+from gpumagic.display.table import view
 from gpumagic.dryrun.elsewhere import target_of
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.fitting.fit_result import Fit
@@ -129,7 +130,7 @@ def fit(
     )
     # What took minutes is not lost because a view of it fails.
     with faults.kept("drawing a fit for the monitor"):
-        board.keep(result.title, repr(result), result._repr_html_(), result.time)
+        board.keep(repr(result), result.time, **view(result).panel(result))
     return result
 
 

@@ -30,6 +30,11 @@ def html(fit: Fit) -> str:
     return block("".join(parts), "table", "comparison")
 
 
+def panel(fit: Fit) -> dict[str, object]:
+    """For the monitor; the text has the numbers."""
+    return {"title": fit.title, "bars": []}
+
+
 def answer(fit: Fit) -> Iterator[str]:
     """``batch = 384 is the largest that fits on cuda:0: it needs 14.2 GiB of 15.0 GiB free``."""
     for found in fit.largest:

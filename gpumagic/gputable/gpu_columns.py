@@ -11,7 +11,7 @@ from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 # The driver's rounding and its own memory belong to nobody.
 _NOBODYS = 32 * 2**20
 UNSEEN = "unaccounted"
-# The owners of memory, in the order of bars, named as in js/src/monitor/bar.ts.
+# The owners of memory, in the order of bars, named as in js/src/monitor/bars.ts.
 OWNERS = {
     "mine": "this notebook",
     "books": "my other notebooks",

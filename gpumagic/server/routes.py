@@ -130,7 +130,7 @@ _COLUMNS = (
     "temperature (°C)",
     "power (W)",
 )
-_RENDERER = Path(__file__).parents[1] / "static" / "widget.js"
+_RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
 # The socket's buffer is a queue too: keep it short for slow clients.
 _SEND_BUFFER = 32768
 _UNSENT = 16384

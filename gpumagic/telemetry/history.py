@@ -24,7 +24,7 @@ class Measured:
 
     title: str
     text: str
-    html: str | None
+    bars: list[dict[str, Any]]  # of each device: where, share of the slowest, text
     time: float  # Unix time of its end
     id: str
 
@@ -45,10 +45,10 @@ class Board:
         self.now = progress
         self._tell()
 
-    def keep(self, title: str, text: str, html: str | None, time: float) -> None:
+    def keep(self, text: str, time: float, title: str, bars: list[dict[str, Any]]) -> None:
         """Add the result of a measurement; `time` is Unix time."""
         with self._lock:
-            made = Measured(title, text, html, time, str(next(self._numbers)))
+            made = Measured(title, text, bars, time, str(next(self._numbers)))
             self.entries = (made, *self.entries)[:KEPT]
         self._tell()
 
@@ -155,7 +155,7 @@ class History:
 
 
 def _held(snapshot: Snapshot) -> _Held:
-    """Return bytes by holder, as ``heldBy`` in js/src/monitor/split.ts; with MIG devices."""
+    """Return bytes by holder, as ``heldBy`` in js/src/monitor/owners.ts; with MIG devices."""
     if not snapshot.processes:
         return None
     parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}

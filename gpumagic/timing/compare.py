@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from gpumagic import faults
 from gpumagic.device import cuda_state
+from gpumagic.display.table import view
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.frameworks.needed import Needed
 from gpumagic.isolation.settings import Randomness, deferred, kept
@@ -170,7 +171,7 @@ def compare(
     _last[:] = [result]
     # A view that fails must not lose minutes of measuring.
     with faults.kept("drawing a comparison for the monitor"):
-        board.keep(result.title, repr(result), result._repr_html_(), result.time)
+        board.keep(repr(result), result.time, **view(result).panel(result))
     return result
 
 

@@ -15,6 +15,7 @@ from gpumagic.display.table import Column, Fold, block, folded, tag
 from gpumagic.display.units import duration, energy, fine, rate, size, tick, times
 from gpumagic.timing import verdict
 from gpumagic.timing.comparison import Comparison
+from gpumagic.timing.repeats import bars
 from gpumagic.timing.timing import Timing
 from gpumagic.timing.verdict import percent, point, spelled
 
@@ -137,6 +138,12 @@ def html(comparison: Comparison) -> str:
         folded("how it was measured", _how(comparison, columns)),
     ]
     return block("".join(parts), "table", "comparison")
+
+
+def panel(comparison: Comparison) -> dict[str, Any]:
+    """For the monitor: the title, and a bar for each device; a sweep has none."""
+    timings = [] if comparison.sweep else _rows(comparison)
+    return {"title": comparison.title, "bars": bars([(t.where, t.median, "") for t in timings])}
 
 
 def _bars(comparison: Comparison, columns: list[Column]) -> str:

@@ -61,18 +61,22 @@ class Progress:
         return self.elapsed / ((self.elapsed + self.remaining) or 1.0)
 
     def posted(self) -> dict[str, Any]:
-        """Return JSON for the monitor: a line, and each device's bar relative to the slowest."""
-        spelled = {"copy": "copying"}
-        slowest = max((seconds for _, seconds, _ in self.bars if seconds), default=0.0)
-        bars = [
-            {
-                "where": where,
-                "share": seconds / slowest if seconds else 0.0,
-                "text": duration(seconds) if seconds is not None else spelled.get(state, state),
-            }
-            for where, seconds, state in self.bars
-        ]
-        return {"line": f"{self.title} · {self}", "bars": bars}
+        """Return JSON for the monitor: a line, and a bar for each device."""
+        return {"line": f"{self.title} · {self}", "bars": bars(self.bars)}
+
+
+def bars(medians: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any]]:
+    """Return each device's share of the slowest median; its state if it has no median."""
+    spelled = {"copy": "copying"}
+    slowest = max((seconds for _, seconds, _ in medians if seconds), default=0.0)
+    return [
+        {
+            "where": where,
+            "share": seconds / slowest if seconds else 0.0,
+            "text": duration(seconds) if seconds is not None else spelled.get(state, state),
+        }
+        for where, seconds, state in medians
+    ]
 
 
 class Reporter:

@@ -112,14 +112,13 @@ class MonitorWidget(anywidget.AnyWidget):
         self._wake()
 
     def show(self, result: Any, title: str | None = None) -> None:
-        """Show an object with text, and perhaps HTML, below the GPUs."""
-        html = getattr(result, "_repr_html_", None)
+        """Show an object's text below the GPUs."""
         name = title or getattr(result, "title", None) or type(result).__name__
-        self.add_result(str(name), str(result), html() if callable(html) else None)
+        self.add_result(str(name), str(result))
 
-    def add_result(self, title: str, text: str, html: str | None = None) -> None:
+    def add_result(self, title: str, text: str) -> None:
         """Show a result below the GPUs, the newest first; at most 50 are kept."""
-        made = {"id": uuid4().hex, "title": title, "time": time.time(), "text": text, "html": html}
+        made = {"id": uuid4().hex, "title": title, "time": time.time(), "text": text, "bars": []}
         self.results = [made, *self.results][:RESULTS]
 
     def close(self) -> None:

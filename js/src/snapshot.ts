@@ -1,4 +1,4 @@
-/** What the server and the kernel send: mirrors gpumagic/telemetry/snapshot.py. null is "not known". */
+/** Declare the records that the server and the kernel send; null is "unknown". */
 
 export interface Host {
   name: string | null;
@@ -6,8 +6,8 @@ export interface Host {
   cpu_utilization: number | null;
   memory_total: number | null;
   memory_used: number | null;
-  /** No other machine has the same; an older server does not say. */
-  boot?: string | null;
+  /** Unique to this boot of this machine. */
+  boot: string | null;
 }
 
 export interface GpuSample {
@@ -54,8 +54,8 @@ export interface GpuSample {
   virtual_ordinal: number | null;
   lost: boolean;
   age: number;
-  /** "nvidia", "amd", "intel", "apple"; an older server does not say, and has only NVIDIA's. */
-  vendor?: string | null;
+  /** "nvidia", "amd", "intel" or "apple". */
+  vendor: string | null;
 }
 
 export interface ProcessSample {
@@ -74,11 +74,11 @@ export interface ProcessSample {
   idle_since: number | null;
   orphan: boolean;
   ordinal: number | null;
-  /** Bytes of RAM; an older server does not say. */
-  host_memory?: number | null;
-  /** Percent of the last seconds in which its kernels ran; an older server does not say. */
-  utilization?: number | null;
-  /** Of another host than the server's, which cannot end it. */
+  /** Bytes of RAM. */
+  host_memory: number | null;
+  /** Percent of the last seconds in which its CUDA kernels ran. */
+  utilization: number | null;
+  /** Whether it runs on another host than the server; the server cannot end it. */
   elsewhere?: boolean;
 }
 
@@ -93,25 +93,25 @@ export interface Snapshot {
   time: number;
   host: Host;
   driver: string | null;
-  /** The newest CUDA that the driver can run: "13.0"; an older server does not say. */
-  cuda?: string | null;
-  /** What GPUs run on that are not NVIDIA's: "ROCm 6.2.4"; an older server does not say. */
-  software?: string[];
+  /** The newest CUDA version that the driver supports: "13.0". */
+  cuda: string | null;
+  /** Driver software of other vendors: "ROCm 6.2.4". */
+  software: string[];
   source: string;
   gpus: GpuSample[];
   processes: ProcessSample[];
   problems: Problem[];
 }
 
-/** A host that is not the server's, as a kernel there tells of it. */
+/** A host other than the server's, as reported by a kernel. */
 export interface OtherHost {
   key: string;
   snapshot: Snapshot;
-  /** Seconds for which it has not answered; 0 while it does. */
+  /** Seconds since its last answer; 0 while it answers. */
   silent: number;
 }
 
-/** Columns: the n-th value of each belongs to the n-th time. A GPU that was not there has null. */
+/** Columns of samples: value n belongs to time n. */
 export interface History {
   /** Seconds of Unix time, ascending. */
   time: number[];
@@ -119,20 +119,20 @@ export interface History {
   gpus: Record<string, Past>;
 }
 
-/** One GPU's columns; an older server has only the first two. */
+/** The columns of one GPU. */
 export interface Past {
   utilization: (number | null)[];
   memory_used: (number | null)[];
-  power?: (number | null)[];
-  pcie?: (number | null)[];
-  nvlink?: (number | null)[];
-  /** Bytes by holder: "mine", "left", "others", or the kernel of a notebook. */
-  held?: Record<string, (number | null)[]>;
+  power: (number | null)[];
+  pcie: (number | null)[];
+  nvlink: (number | null)[];
+  /** Bytes by holder: "mine", "left", "others", or a kernel's id. */
+  held: Record<string, (number | null)[]>;
 }
 
-/** A cell that ran, or runs (end is null). */
+/** A cell that ran, or is running (end is null). */
 export interface CellRun {
-  /** Unique and stable: the same run told again has the same id. */
+  /** The same for each message about the same run. */
   id: string;
   kernel: string | null;
   notebook: string | null;
@@ -144,7 +144,30 @@ export interface CellRun {
   gpus: string[];
 }
 
-/** One line of the doctor; ok is null where it is neither right nor wrong. */
+/** The history, and the cells that ran in it. */
+export interface HistoryMessage {
+  type: 'history';
+  history: History;
+  cells: CellRun[];
+}
+
+/** A message from the server's stream. */
+export type Message =
+  | { type: 'snapshot'; snapshot: Snapshot }
+  | HistoryMessage
+  | { type: 'cells'; cells: CellRun[] };
+
+/** What a page requests from the stream. */
+export interface Want {
+  /** Seconds between snapshots. */
+  period: number;
+  /** Whether to include processes, the most expensive part. */
+  processes?: boolean;
+  /** Whether to send the history and the cells that ran. */
+  history?: boolean;
+}
+
+/** One check of the doctor; ok is null if it is only information. */
 export interface Check {
   name: string;
   ok: boolean | null;
@@ -152,59 +175,60 @@ export interface Check {
   cure: string;
 }
 
-/** One device in a measurement that runs. */
+/** The bar of one device in a measurement. */
 export interface TimingBar {
   /** "cuda:0", "cpu", or "cuda:0+cuda:1" for both at once. */
   where: string;
-  /** Its median so far, out of the slowest; 0 where there is none. */
+  /** Its median divided by the slowest one; 0 if there is none yet. */
   share: number;
-  /** The same in words, or how far it is. */
+  /** The median, or the progress, in words. */
   text: string;
 }
 
-/** How far a measurement is; nothing of it where none runs. */
+/** The progress of a running measurement; empty if none is running. */
 export interface Timing {
   line?: string;
   bars?: TimingBar[];
 }
 
-/** A result that brings its own text and HTML, such as a timing comparison. */
+/** A result, such as a timing comparison. */
 export interface Result {
   id: string;
   title: string;
   time: number;
   text: string;
-  html: string | null;
+  bars: TimingBar[];
 }
 
-/** What of this notebook holds a GPU's memory, the most first. */
-export interface Holding {
-  /** What one would type to reach it. */
+/** A variable of the notebook that holds memory on a GPU. */
+export interface Variable {
+  /** The expression that reaches it. */
   name: string;
   kind: string;
   nbytes: number;
-  /** "In [3], line 5"; empty where it is not known. */
+  /** "In [3], line 5"; empty if unknown. */
   made: string;
   aliases: string[];
 }
 
-export interface GpuHoldings {
+export interface GpuVariables {
   allocated: number | null;
-  rows: Holding[];
-  /** How many smaller ones there are, and their bytes. */
+  /** The largest first. */
+  rows: Variable[];
+  /** The number of smaller ones that are not listed, and their bytes. */
   more: number;
   left: number;
 }
 
-/** As of when somebody asked: mirrors gpumagic/widget/notebook_watch.py. */
-export interface Holdings {
-  /** The number of the cell that ran last. */
+/** The notebook's variables on each GPU; mirrors gpumagic/widget/notebook_watch.py. */
+export interface Variables {
+  /** The number of the last cell that ran. */
   cell: number;
   /** How long the kernel took to find out. */
   seconds: number;
   /** By UUID. */
-  gpus: Record<string, GpuHoldings>;
+  gpus: Record<string, GpuVariables>;
 }
 
-/** What takes the kernel so many seconds is not asked for again after each cell. */
-export const TOO_LONG_S = 0.5;
+/** From this many seconds on, the kernel is asked only on request and not after each cell. */
+export const SLOW_S = 0.5;

@@ -1,17 +1,10 @@
-/** The notebook's host of the monitor: an anywidget over a sampler in the kernel. */
+/** Show the monitor in a notebook: an anywidget whose snapshots come from the kernel. */
 
 import { Monitor } from './monitor/monitor.js';
-import {
-  type CellRun,
-  type History,
-  type Holdings,
-  type Result,
-  type Snapshot,
-  type Timing,
-  TOO_LONG_S,
-} from './snapshot.js';
+import type { State } from './monitor/shared.js';
+import { type CellRun, type History, SLOW_S, type Snapshot, type Variables } from './snapshot.js';
 
-/** What anywidget gives of a widget's model. */
+/** The part of anywidget's model that is used. */
 interface Model {
   get(name: string): unknown;
   on(event: string, call: () => void): void;
@@ -19,74 +12,71 @@ interface Model {
   send(content: unknown): void;
 }
 
-/** How often a view says that it is there. */
+/** How often a view tells the kernel that it exists. */
 const BEAT_MS = 10_000;
-/** After so long without a snapshot the kernel is said not to answer. */
-const PATIENCE_S = 15;
+/** After so long without a snapshot, the view says that the kernel does not answer. */
+const SILENT_S = 15;
 
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
+  const get = <T>(name: string): T => model.get(name) as T;
   let wanted = false;
   const ask = (): void => {
-    if (wanted && !busy()) say('holdings');
+    if (wanted && !busy()) send('holdings');
   };
-  const monitor = new Monitor({
-    actions: {
-      holdings: (open) => {
-        wanted = open;
-        ask();
-      },
-    },
-  });
-  // Not crypto.randomUUID: a page over plain http has none.
+  const variables = (open: boolean): void => {
+    wanted = open;
+    ask();
+  };
+  const monitor = new Monitor({ actions: { variables } });
+  // crypto.randomUUID needs https.
   const id = `${Date.now()}-${Math.random()}`;
-  const lost = (text: string): void => monitor.connection({ kind: 'lost', text });
-  const busy = (): boolean => (model.get('cells') as CellRun[]).some((run) => run.end === null);
-  const say = (type: string): void => {
+  const lost = (text: string): void => monitor.set({ connection: { kind: 'lost', text } });
+  const busy = (): boolean => get<CellRun[]>('cells').some((run) => run.end === null);
+  const send = (type: string): void => {
     try {
       model.send({ type, id });
     } catch {
-      // The kernel was started anew, and knows nothing of this.
+      // A restarted kernel does not know this widget.
       lost('the kernel was restarted: run the cell again');
     }
   };
-  const look = (): void => say('look');
   let arrived = Date.now();
 
+  const show = (name: keyof State) => () => monitor.set({ [name]: model.get(name) });
   const takes: Record<string, () => void> = {
     snapshot: () => {
-      const snapshot = model.get('snapshot') as Partial<Snapshot>;
+      const snapshot = get<Partial<Snapshot>>('snapshot');
       if (!snapshot.gpus) return;
       arrived = Date.now();
-      monitor.connection({ kind: 'live' });
-      monitor.here(snapshot.processes?.find((process) => process.mine)?.kernel ?? null);
+      const here = snapshot.processes?.find((process) => process.mine)?.kernel ?? null;
+      monitor.set({ connection: { kind: 'live' }, here });
       monitor.update(snapshot as Snapshot);
     },
     history: () => {
-      const history = model.get('history') as Partial<History>;
+      const history = get<Partial<History>>('history');
       if (history.time) monitor.seed(history as History);
     },
     cells: () => {
-      monitor.mark(model.get('cells') as CellRun[]);
-      const { seconds = 0 } = model.get('holdings') as Partial<Holdings>;
-      if (seconds < TOO_LONG_S) ask();
+      monitor.mark(get('cells'));
+      if ((get<Partial<Variables>>('holdings').seconds ?? 0) < SLOW_S) ask();
     },
     holdings: () => {
-      const held = model.get('holdings') as Partial<Holdings>;
-      if (held.gpus) monitor.holdings(held as Holdings);
+      const variables = get<Variables>('holdings');
+      if (variables.gpus) monitor.set({ variables });
     },
-    timing: () => monitor.timing(model.get('timing') as Timing),
-    timings: () => monitor.timings(model.get('timings') as Result[]),
-    results: () => monitor.results(model.get('results') as Result[]),
+    timing: show('timing'),
+    timings: show('timings'),
+    results: show('results'),
   };
   const beat = (): void => {
-    look();
-    const patience = Math.max(PATIENCE_S, 3 * (model.get('period') as number));
+    send('look');
+    const patience = Math.max(SILENT_S, 3 * get<number>('period'));
     if (Date.now() - arrived > 1000 * patience)
-      lost(busy() ? 'waiting for the cell to end' : 'the kernel does not answer');
+      lost(busy() ? 'waiting for the cell to finish' : 'the kernel does not answer');
   };
-  // A page in the background may have slept.
-  const seen = (): void => {
-    if (!document.hidden) look();
+  // Timers stop in a page in the background.
+  const shown = (): void => {
+    if (!document.hidden) send('look');
   };
 
   for (const [name, take] of Object.entries(takes)) {
@@ -94,23 +84,21 @@ function render({ model, el }: { model: Model; el: HTMLElement }): () => void {
     take();
   }
   const timer = setInterval(beat, BEAT_MS);
-  document.addEventListener('visibilitychange', seen);
-  // The notebook keeps a table for who opens it without us; it is this view's place while it lives.
+  document.addEventListener('visibilitychange', shown);
+  // The notebook's file has a table for readers without the widget. The view replaces it.
   const hides = document.createElement('style');
   hides.textContent = `.${model.get('table')} { display: none }`;
   document.head.append(hides);
   el.append(monitor.node);
-  look();
+  send('look');
   return () => {
     clearInterval(timer);
     hides.remove();
-    document.removeEventListener('visibilitychange', seen);
+    document.removeEventListener('visibilitychange', shown);
     for (const [name, take] of Object.entries(takes)) model.off(`change:${name}`, take);
-    say('gone');
+    send('gone');
     monitor.dispose();
   };
 }
 
-// JupyterLab's panel fetches this same file for it.
-export { Monitor };
 export default { render };

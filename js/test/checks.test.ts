@@ -1,28 +1,32 @@
 import { beforeEach, expect, it } from 'vitest';
-import { Alerts } from '../src/lab/alerts.js';
-import { Doctor } from '../src/lab/checks.js';
+import { AlertPoll, Alerts } from '../src/lab/alerts.js';
+import { DoctorClient } from '../src/lab/no-gpu.js';
 import { read } from '../src/lab/settings.js';
 import { Stream } from '../src/lab/stream.js';
-import { Watch } from '../src/lab/watch.js';
-import { english } from '../src/monitor/shared.js';
+import { english, type State } from '../src/monitor/shared.js';
 import type { Check, GpuSample } from '../src/snapshot.js';
 import { FakeWorld, settled, snapshot } from './world.js';
 
 const CHECK = { name: 'driver', ok: false, found: 'none', cure: 'install it' };
-const GPUS = [{ uuid: 'GPU-1', index: 0, lost: false } as GpuSample];
+const GPUS = [
+  {
+    ...{ uuid: 'GPU-1', index: 0, mig: null, lost: false, xid: null },
+    ...{ temperature: null, throttle: null, memory_used: null },
+  } as GpuSample,
+];
 const wrong = (code: string) =>
   snapshot(1, { problems: [{ code, cause: '', cure: '', uuid: null }] });
 
 let world: FakeWorld;
 let shown: (Check[] | null)[];
-let doctor: Doctor;
+let doctor: DoctorClient;
 
 beforeEach(() => {
   world = new FakeWorld();
-  world.answer = () => [CHECK, { name: 'half' }, null];
+  world.answer = () => [CHECK];
   shown = [];
-  const monitor = { diagnose: (checks: Check[] | null) => void shown.push(checks) };
-  doctor = new Doctor(world, monitor, () => {});
+  const set = ({ checks = null }: Partial<State>) => void shown.push(checks);
+  doctor = new DoctorClient(world, set, () => {});
 });
 
 it('asks the doctor once for each thing that is wrong, where there is no GPU', async () => {
@@ -55,21 +59,21 @@ it('leaves what a person has called for, and looks again at the machine too', as
 });
 
 it('goes when it is called once more, unless it was not seen or is needed', async () => {
-  await doctor.call(true);
-  await doctor.call(false);
+  await doctor.toggle(true);
+  await doctor.toggle(false);
   expect(shown).toEqual([[CHECK], [CHECK]]);
-  await doctor.call(true);
+  await doctor.toggle(true);
   expect(shown.at(-1)).toBeNull();
   doctor.snapshot(wrong('a'));
-  await doctor.call(true);
-  await doctor.call(true);
+  await doctor.toggle(true);
+  await doctor.toggle(true);
   expect(shown.at(-1)).toEqual([CHECK]);
 });
 
 it('asks rarely who holds memory while nobody looks, and only where it can be of use', async () => {
   const processes = [{ uuid: 'GPU-1', pid: 1 }];
   const stream = new Stream(world);
-  const watch = new Watch(new Alerts(read().limits, english), stream, world, () => {});
+  const poll = new AlertPoll(new Alerts(read().limits, english), stream, world, () => {});
   world.answer = () => ({ ...snapshot(3, { gpus: GPUS }), processes });
   await world.pass(130_000);
   expect(world.asked).toEqual([]);
@@ -83,10 +87,10 @@ it('asks rarely who holds memory while nobody looks, and only where it can be of
   world.isHidden = true;
   await world.pass(60_000);
   expect(world.asked).toHaveLength(1);
-  watch.limits(read().limits);
+  poll.setLimits(read().limits);
   expect(world.last.readyState).toBe(0);
   const { memory, heat, idle, fault, ...rest } = read().limits;
   expect([memory, heat, idle, fault]).toEqual([true, true, true, true]);
-  watch.limits({ ...rest, memory: false, heat: false, idle: false, fault: false });
+  poll.setLimits({ ...rest, memory: false, heat: false, idle: false, fault: false });
   expect(world.last.readyState).toBe(3);
 });

@@ -6,7 +6,8 @@ import { all, at, BUSY, fixture, GIB, mount, one, root, screen, Watcher } from '
 describe('updates', () => {
   test('the same again touches nothing', async () => {
     const monitor = mount();
-    for (const button of all(monitor, '.open')) button.click();
+    for (const button of all(monitor, '.more')) button.click();
+    monitor.draw();
     const seen: MutationRecord[] = [];
     const observer = new MutationObserver((records) => seen.push(...records));
     const everything = { childList: true, attributes: true, characterData: true, subtree: true };
@@ -24,17 +25,18 @@ describe('updates', () => {
     observer.disconnect();
   });
 
-  test('a GPU that goes and comes back keeps its card open', () => {
+  test('a GPU that goes and comes back stays closed or open', () => {
     const monitor = mount();
     const button = at(all(monitor, '.open'), 1);
     button.click();
     monitor.update({ ...fixture(), gpus: fixture().gpus.slice(0, 2) });
     monitor.draw();
-    expect(all(monitor, '.card')).toHaveLength(1);
+    expect(all(monitor, '.gpu')).toHaveLength(1);
     monitor.update(fixture());
     monitor.draw();
-    expect(at(all(monitor, '.open'), 1).getAttribute('aria-expanded')).toBe('true');
-    expect(at(all(mount(), '.open'), 1).getAttribute('aria-expanded')).toBe('true');
+    const open = button.ariaExpanded;
+    expect(at(all(monitor, '.open'), 1).ariaExpanded).toBe(open);
+    expect(at(all(mount(), '.open'), 1).ariaExpanded).toBe(open);
   });
 
   test('nothing is drawn with the next frame while it cannot be seen', () => {
@@ -50,9 +52,9 @@ describe('updates', () => {
     expect(screen.strokes).toBeGreaterThan(0);
   });
 
-  test('a card that is not on the screen is neither written nor drawn until it is', () => {
+  test('a GPU that is not on the screen is neither written nor drawn until it is', () => {
     const monitor = mount();
-    const card = at(all(monitor, '.card'), 1);
+    const card = at(all(monitor, '.gpu'), 1);
     const sight = Watcher.all.find(({ watched }) => watched.has(card)) as Watcher;
     sight.call([{ target: card, isIntersecting: false }]);
     const later = fixture();
@@ -99,6 +101,7 @@ describe('marks', () => {
         [uuid]: {
           utilization: seconds.map((t) => (inside(t) ? 87 : 3)),
           memory_used: seconds.map((t) => (inside(t) ? 34.2 * GIB : GIB)),
+          ...{ power: [], pcie: [], nvlink: [], held: {} },
         },
       },
     });

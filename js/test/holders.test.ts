@@ -1,5 +1,5 @@
 import { describe, expect, test, vi } from 'vitest';
-import { groups, heldBy, split, views } from '../src/monitor/split.js';
+import { groups, holders, split, views } from '../src/monitor/owners.js';
 import type { GpuSample, ProcessSample } from '../src/snapshot.js';
 import { all, at, BUSY, crowd, fixture, GIB, mount, one, text } from './stage.js';
 
@@ -23,7 +23,7 @@ describe('who holds what', () => {
   });
 
   const parts = (gpu: GpuSample, processes: ProcessSample[], here: string | null) => {
-    const held = heldBy({ ...fixture(), gpus: [gpu], processes });
+    const held = holders({ ...fixture(), gpus: [gpu], processes });
     return split(gpu, held.get(gpu.uuid), here);
   };
 
@@ -35,12 +35,12 @@ describe('who holds what', () => {
       process({ kernel: 'k3', notebook: 'c.ipynb', orphan: true, memory: 2 * GIB }),
     ];
     expect(parts(gpu(), held, 'k1')).toEqual({
-      mine: 10 * GIB,
-      books: 5 * GIB,
-      others: 10 * GIB,
-      left: 2 * GIB,
-      unseen: 13 * GIB,
-      driver: GIB,
+      own: 10 * GIB,
+      ownOther: 5 * GIB,
+      other: 10 * GIB,
+      orphan: 2 * GIB,
+      unattributed: 13 * GIB,
+      reserved: GIB,
       free: 39 * GIB,
       known: true,
     });
@@ -48,8 +48,8 @@ describe('who holds what', () => {
 
   test('more than is used is never told', () => {
     const held = [process({ mine: true, memory: 90 * GIB }), process({ kernel: 'k2' })];
-    const { mine, books, others } = parts(gpu(), held, null);
-    expect([mine, books, others]).toEqual([40 * GIB, 0, 0]);
+    const { own, ownOther, other } = parts(gpu(), held, null);
+    expect([own, ownOther, other]).toEqual([40 * GIB, 0, 0]);
     expect(parts(gpu({ memory_used: null }), held, null).known).toBe(false);
   });
 
@@ -73,8 +73,8 @@ describe('who holds what', () => {
 
   test('what nobody visible holds is a row of its own', () => {
     const snapshot = { ...fixture(), gpus: [gpu()], processes: [] };
-    expect(at(views(snapshot, null), 0).unseen).toBe(40 * GIB);
-    expect(text(mount(snapshot), '.process')).toEqual(['unaccounted40.0 GiB']);
+    expect(at(views(snapshot, null), 0).unattributed).toBe(40 * GIB);
+    expect(text(mount(snapshot), '.process')).toEqual(['not visible here40.0 GiB']);
   });
 
   test('buttons only where they make sense, each with the process', () => {
@@ -97,7 +97,7 @@ describe('who holds what', () => {
         'Shut down the kernel: a.ipynb',
       ],
       ['Go to the notebook: b.ipynb'],
-      ['End what was left behind: you · python3 (pid 3)'],
+      ['End orphaned process: python3 (you) (PID 3)'],
       [],
       [],
     ]);
@@ -129,26 +129,14 @@ describe('who holds what', () => {
 });
 
 describe('many', () => {
-  test('from four GPUs on they are lines, and an opened one is a card', () => {
-    expect(all(mount(crowd(3)), '.line')).toEqual([]);
+  test('up to three GPUs stand open; of more, a line opens at a press', () => {
+    expect(all(mount(crowd(3)), '.opened')).toHaveLength(3);
     const monitor = mount(crowd(4));
-    expect(all(monitor, '.line')).toHaveLength(4);
-    expect(all(monitor, 'canvas')).toEqual([]);
-    one(monitor, '.line button').click();
+    expect(all(monitor, '.gpu')).toHaveLength(4);
+    expect(all(monitor, '.opened, canvas')).toEqual([]);
+    one(monitor, '.gpu button').click();
     expect(all(monitor, 'canvas')).toHaveLength(2);
-    expect(one(monitor, '.line button').getAttribute('aria-expanded')).toBe('true');
-    monitor.options({ density: 'cards' });
-    monitor.draw();
-    expect(all(monitor, '.line')).toEqual([]);
-    expect(all(monitor, '.card')).toHaveLength(4);
-    const low = mount(crowd(3), { room: () => 500 });
-    expect(all(low, '.line')).toHaveLength(3);
-    expect(all(mount(crowd(3), { room: () => 600 }), '.line')).toEqual([]);
-    expect(all(mount(crowd(1), { room: () => 100 }), '.line')).toEqual([]);
-    const few = mount(crowd(2));
-    few.options({ density: 'lines' });
-    few.draw();
-    expect(all(few, '.line')).toHaveLength(2);
+    expect(one(monitor, '.gpu button').ariaExpanded).toBe('true');
   });
 
   test('of lines, who holds memory is told over all', () => {

@@ -1,15 +1,15 @@
 import type { ISessionContext } from '@jupyterlab/apputils';
 import { beforeEach, describe, expect, test, vi } from 'vitest';
-import { HoldingsOf } from '../src/lab/holdings.js';
+import { VariablesClient } from '../src/lab/notebook.js';
 import type { Monitor } from '../src/monitor/monitor.js';
 import { english } from '../src/monitor/shared.js';
-import type { Holding, Holdings } from '../src/snapshot.js';
+import type { Variable, Variables } from '../src/snapshot.js';
 import widget from '../src/widget.js';
 import { all, at, BUSY, fixture, mount, one, text } from './stage.js';
 import { settled } from './world.js';
 
 const MIB = 2 ** 20;
-const row = (name: string, nbytes: number, more: Partial<Holding> = {}): Holding => ({
+const row = (name: string, nbytes: number, more: Partial<Variable> = {}): Variable => ({
   ...{ name, kind: 'tensor', nbytes, made: '', aliases: [] },
   ...more,
 });
@@ -20,7 +20,7 @@ const mine = (): string => {
   return found?.uuid ?? at(fixture().gpus, BUSY).uuid;
 };
 
-const held = (more: Partial<Holdings> = {}): Holdings => ({
+const held = (more: Partial<Variables> = {}): Variables => ({
   cell: 4,
   seconds: 0.01,
   gpus: {
@@ -38,12 +38,12 @@ const held = (more: Partial<Holdings> = {}): Holdings => ({
 });
 
 describe('in a card', () => {
-  const opener = '.held-here:not([hidden]) > .open';
-  const shown = (monitor: Monitor): HTMLElement => one(monitor, '.held-here:not([hidden])');
+  const opener = '.variables:not([hidden]) > .open';
+  const shown = (monitor: Monitor): HTMLElement => one(monitor, '.variables:not([hidden])');
 
   test('one press asks, and shows who holds what, the most first', () => {
     const asked: boolean[] = [];
-    const monitor = mount(fixture(), { holdings: (wanted) => asked.push(wanted) });
+    const monitor = mount(fixture(), { variables: (wanted) => asked.push(wanted) });
     // Only where this notebook holds something.
     const buttons = all(monitor, opener);
     expect(buttons).toHaveLength(
@@ -55,8 +55,8 @@ describe('in a card', () => {
     monitor.draw();
     expect(asked).toEqual([true]);
     expect(button.getAttribute('aria-expanded')).toBe('true');
-    expect(shown(monitor).textContent).toContain('asking the kernel');
-    monitor.holdings(held());
+    expect(shown(monitor).textContent).toContain('Asking the kernel');
+    monitor.set({ variables: held() });
     monitor.draw();
     expect(text(monitor, '.holding .title')).toEqual(['net', 'batch']);
     expect(text(monitor, '.holding .size')).toEqual(['8.0 MiB', '1.0 MiB']);
@@ -72,28 +72,28 @@ describe('in a card', () => {
   });
 
   test('what is not known is said, and what is slow is asked for by hand', () => {
-    const monitor = mount(fixture(), { holdings: () => {} });
+    const monitor = mount(fixture(), { variables: () => {} });
     one(monitor, opener).click();
-    monitor.holdings('This kernel has no gpumagic.');
+    monitor.set({ variables: 'This kernel has no gpumagic.' });
     monitor.draw();
     expect(shown(monitor).textContent).toContain('no gpumagic');
-    monitor.holdings(held({ gpus: {} }));
+    monitor.set({ variables: held({ gpus: {} }) });
     monitor.draw();
-    expect(shown(monitor).textContent).toContain('torch holds nothing here');
+    expect(shown(monitor).textContent).toContain('No torch memory on this GPU');
     const both = [row('data', MIB), row('data', 512, { kind: 'other library' })];
-    monitor.holdings(
-      held({ gpus: { [mine()]: { allocated: MIB, rows: both, more: 0, left: 0 } } }),
-    );
+    monitor.set({
+      variables: held({ gpus: { [mine()]: { allocated: MIB, rows: both, more: 0, left: 0 } } }),
+    });
     monitor.draw();
     expect(text(monitor, '.holding .title')).toEqual(['data', 'data']);
-    monitor.holdings(held({ seconds: 2 }));
+    monitor.set({ variables: held({ seconds: 2 }) });
     monitor.draw();
-    expect(shown(monitor).textContent).toContain('close and open to look again');
+    expect(shown(monitor).textContent).toContain('Refresh');
   });
 
   test('it stays open for a reader who opened it, and nobody is asked for one that went', () => {
     const asked: boolean[] = [];
-    const open = () => mount(fixture(), { holdings: (wanted) => asked.push(wanted) });
+    const open = () => mount(fixture(), { variables: (wanted) => asked.push(wanted) });
     const first = open();
     one(first, opener).click();
     first.update({ ...fixture(), gpus: [] });
@@ -104,7 +104,7 @@ describe('in a card', () => {
   });
 
   test('a host that cannot ask has no such table', () => {
-    expect(all(mount(), '.held-here')).toEqual([]);
+    expect(all(mount(), '.variables')).toEqual([]);
   });
 });
 
@@ -150,19 +150,23 @@ class Notebook {
 
 describe('the kernel of the current notebook', () => {
   let book: Notebook;
-  let told: (Holdings | string | null)[];
+  let told: (Variables | string | null)[];
   let seen: boolean;
-  let asks: HoldingsOf;
-  const monitor = { holdings: (said: Holdings | string | null) => told.push(said) };
+  let asks: VariablesClient;
+  const monitor = {} as Monitor;
   const want = async (open: boolean) => {
-    asks.want(monitor as never, open);
+    asks.want(monitor, open);
     await settled();
   };
 
   beforeEach(() => {
     book = new Notebook();
     [told, seen] = [[], true];
-    asks = new HoldingsOf(() => seen, english);
+    asks = new VariablesClient(
+      () => seen,
+      (said) => told.push(said),
+      english,
+    );
     asks.here('k', book as unknown as ISessionContext);
   });
 
@@ -174,7 +178,7 @@ describe('the kernel of the current notebook', () => {
     const [{ code, silent, user_expressions }] = book.asked as [(typeof book.asked)[0]];
     expect([code, silent]).toEqual(['', true]);
     expect(user_expressions.held).toContain('held_now');
-    expect(told).toEqual([held()]);
+    expect(told).toEqual([null, held()]);
     // Its own question makes it busy and idle, too.
     await book.becomes('busy');
     await book.becomes('idle');
@@ -194,7 +198,7 @@ describe('the kernel of the current notebook', () => {
     await book.becomes('idle');
     expect(book.asked).toEqual([]);
     seen = true;
-    asks.look();
+    void asks.look();
     await settled();
     expect(book.asked).toHaveLength(1);
   });
@@ -211,10 +215,10 @@ describe('the kernel of the current notebook', () => {
   test('that did not come to it is asked again when it is idle', async () => {
     book.status = 'aborted';
     await want(true);
-    expect(told).toEqual([]);
+    expect(told).toEqual([null]);
     book.status = 'ok';
     await book.becomes('idle');
-    expect(told).toEqual([held()]);
+    expect(told).toEqual([null, held()]);
   });
 
   test('that has no gpumagic, or fails, says so', async () => {
@@ -267,7 +271,7 @@ test('in a widget the kernel is asked when the table is opened, and after each c
   const asked = () => sent.filter((type) => type === 'holdings').length;
   change('cells', []);
   expect(asked()).toBe(0);
-  root.querySelector<HTMLElement>('.held-here:not([hidden]) > .open')?.click();
+  root.querySelector<HTMLElement>('.variables:not([hidden]) > .open')?.click();
   expect(asked()).toBe(1);
   change('holdings', held());
   expect(root.querySelector('.holding .title')?.textContent).toBe('net');

@@ -2,7 +2,8 @@
 
 import type { Kernel } from '@jupyterlab/services';
 import { beforeEach, describe, expect, test } from 'vitest';
-import { Hosts, tellsApart } from '../src/lab/hosts.js';
+import { ask, isAble } from '../src/lab/current-kernel.js';
+import { Hosts } from '../src/lab/hosts.js';
 import type { OtherHost, Snapshot } from '../src/snapshot.js';
 import { all, at, BUSY, fixture, GIB, mount, one, text } from './stage.js';
 import { FakeWorld, settled, snapshot } from './world.js';
@@ -110,6 +111,7 @@ describe('kernels are asked', () => {
       (list) => {
         shown = list;
       },
+      ask,
     );
   });
 
@@ -341,12 +343,12 @@ describe('kernels are asked', () => {
 test('only a JupyterLab that keeps a cell’s state while its kernel is asked', () => {
   const told = '["stream", "gpumagic_request"]';
   for (const able of ['4.5.0', '4.6.6', '5.0.0', '7.5.1']) {
-    expect(tellsApart(able, told)).toBe(true);
+    expect(isAble(able, told)).toBe(true);
     // The server is too old to leave what we ask aside.
-    expect(tellsApart(able, '')).toBe(false);
+    expect(isAble(able, '')).toBe(false);
   }
   for (const older of ['4.2.0', '4.4.10', '3.6.0', '7.4.0'])
-    expect(tellsApart(older, told)).toBe(false);
+    expect(isAble(older, told)).toBe(false);
 });
 
 describe('in the monitor', () => {
@@ -362,7 +364,7 @@ describe('in the monitor', () => {
     const monitor = mount();
     expect(all(monitor, heads)).toEqual([]);
     expect(text(monitor, '.host')).toEqual([expect.stringContaining('ml-box-03')]);
-    monitor.hosts([other('node-7', 'GPU-8'), other('node-8', 'GPU-9')]);
+    monitor.set({ hosts: [other('node-7', 'GPU-8'), other('node-8', 'GPU-9')] });
     monitor.draw();
     expect(text(monitor, heads)).toEqual(['ml-box-03', 'node-7', 'node-8']);
     // A MIG device is a part of one.
@@ -374,7 +376,7 @@ describe('in the monitor', () => {
     expect(sections.map((node) => node.ariaLabel)).toEqual(['GPUs of node-7', 'GPUs of node-8']);
     expect(sections.map((node) => node.querySelectorAll('.gpu').length)).toEqual([1, 1]);
     expect(at(sections, 0).textContent).toContain('far.ipynb');
-    monitor.hosts([]);
+    monitor.set({ hosts: [] });
     monitor.draw();
     expect(all(monitor, heads)).toEqual([]);
     expect(all(monitor, '.host-section')).toEqual([]);
@@ -383,18 +385,19 @@ describe('in the monitor', () => {
   test('one legend for all, and lines where all together are many', () => {
     const own = { ...fixture(), gpus: fixture().gpus.slice(2, 4) };
     const monitor = mount(own);
-    expect(all(monitor, '.card')).toHaveLength(2);
-    monitor.hosts([other('node-7', 'GPU-7', 'GPU-8')]);
+    expect(all(monitor, '.opened')).toHaveLength(2);
+    monitor.set({ hosts: [other('node-7', 'GPU-7', 'GPU-8')] });
     monitor.draw();
-    expect(all(monitor, '.card')).toHaveLength(0);
-    expect(all(monitor, '.line')).toHaveLength(4);
+    expect(all(monitor, '.gpu')).toHaveLength(4);
+    // This notebook's.
+    expect(all(monitor, '.opened')).toHaveLength(1);
     expect(all(monitor, '.legend')).toHaveLength(1);
   });
 
   test('where the server has no GPU, those of others come before why', () => {
     const monitor = mount(snapshot(1, { problems: fixture().problems.slice(0, 1) }));
     const doctor = one(monitor, '.doctor');
-    monitor.hosts([other('node-7', 'GPU-7')]);
+    monitor.set({ hosts: [other('node-7', 'GPU-7')] });
     monitor.draw();
     expect(doctor.hidden).toBe(false);
     const follows = one(monitor, '.host-section').compareDocumentPosition(doctor);
@@ -405,7 +408,7 @@ describe('in the monitor', () => {
     const monitor = mount();
     const bare = { ...other('node-8', 'GPU-9'), silent: 0 };
     bare.snapshot = { ...bare.snapshot, gpus: [], processes: [] };
-    monitor.hosts([{ ...other('node-7', 'GPU-8'), silent: 12 }, bare]);
+    monitor.set({ hosts: [{ ...other('node-7', 'GPU-8'), silent: 12 }, bare] });
     monitor.draw();
     expect(text(monitor, '.silent .host-head')).toEqual([
       expect.stringContaining('no answer for 12 s'),
@@ -419,7 +422,7 @@ describe('in the monitor', () => {
     const before = ends();
     const orphan = { orphan: true, name: 'python3', memory: GIB, elsewhere: true };
     const says = told('node-7', 'GPU-8', orphan);
-    monitor.hosts([{ key: 'node-7', snapshot: says, silent: 0 }]);
+    monitor.set({ hosts: [{ key: 'node-7', snapshot: says, silent: 0 }] });
     monitor.draw();
     expect(text(monitor, '.host-section .trouble')).toEqual([
       expect.stringContaining('still running'),

@@ -1,7 +1,6 @@
-import { describe, expect, test, vi } from 'vitest';
-import { toSnapshot } from '../src/lab/messages.js';
+import { describe, expect, test } from 'vitest';
 import type { GpuSample, ProcessSample, Snapshot } from '../src/snapshot.js';
-import { all, at, BUSY, crowd, fixture, GIB, mount, one, text } from './stage.js';
+import { all, at, BUSY, crowd, fixture, GIB, mount, one, text, virtualGpu } from './stage.js';
 
 const process = (uuid: string, more: Partial<ProcessSample> = {}): ProcessSample => ({
   ...at(fixture().processes, 0),
@@ -23,7 +22,7 @@ describe('lines', () => {
     snapshot.processes = [book('GPU-5', 'train.ipynb', GIB), book('GPU-2', 'other.ipynb', GIB)];
     const monitor = mount(snapshot);
     expect(names(monitor).slice(0, 2)).toEqual(['cuda:0', 'cuda:1']);
-    monitor.here('k train.ipynb');
+    monitor.set({ here: 'k train.ipynb' });
     monitor.draw();
     expect(names(monitor).slice(0, 2)).toEqual(['cuda:5', 'cuda:0']);
     const opened = () =>
@@ -43,11 +42,12 @@ describe('lines', () => {
   test('all readings of an open one are those of now', () => {
     const snapshot = crowd(8);
     const monitor = mount(snapshot);
-    one(monitor, '.line .open').click();
+    one(monitor, '.gpu .open').click();
     const gpus = snapshot.gpus.map((gpu) => ({ ...gpu, sm_clock: 1234 }));
     monitor.update({ ...snapshot, gpus, time: snapshot.time + 1 });
     monitor.draw();
-    one(monitor, '.line .body > .more').click();
+    one(monitor, '.gpu .axis > .more').click();
+    monitor.draw();
     expect(text(monitor, '.facts dd')[0]).toMatch(/^1234\b/);
   });
 
@@ -61,7 +61,7 @@ describe('lines', () => {
     const said = () => text(monitor, '.summary:not([hidden]) > span');
     const monitor = mount(snapshot);
     expect(said()).toEqual(['8 GPUs · 1 lost · 4 busy · 2 free · 50.0 GiB held']);
-    monitor.update(crowd(2));
+    monitor.update(crowd(3));
     monitor.draw();
     expect(said()).toEqual([]);
   });
@@ -81,23 +81,11 @@ describe('lines', () => {
     expect(text(monitor, '.order span')).toEqual(['by utilization']);
   });
 
-  test('cards and lines are one press apart, and the host keeps the choice', () => {
-    const density = vi.fn();
-    const monitor = mount(crowd(2), { density });
-    const [cards, lines] = all(monitor, '.tool');
-    expect([cards?.ariaPressed, lines?.ariaPressed]).toEqual(['true', 'false']);
-    lines?.click();
-    monitor.draw();
-    expect(all(monitor, 'li.line')).toHaveLength(2);
-    expect([cards?.ariaPressed, lines?.ariaPressed]).toEqual(['false', 'true']);
-    expect(density).toHaveBeenCalledWith('lines');
-  });
-
   test('who holds them is told before more than eight, a few at first', () => {
     const snapshot = crowd(9);
     snapshot.processes = snapshot.gpus.map(({ uuid }, n) => book(uuid, `${n}.ipynb`, GIB, n));
     const monitor = mount(snapshot);
-    expect(one(monitor, '.held').nextElementSibling?.className).toBe('gpus lines');
+    expect(one(monitor, '.held').nextElementSibling?.className).toBe('gpus');
     expect(all(monitor, '.held .process')).toHaveLength(4);
     const more = one(monitor, '.held .more');
     // What is held beyond the processes is one more row.
@@ -106,13 +94,13 @@ describe('lines', () => {
     expect(all(monitor, '.held .process')).toHaveLength(10);
     monitor.update(crowd(5));
     monitor.draw();
-    expect(one(monitor, '.held').previousElementSibling?.className).toBe('folds');
+    expect(one(monitor, '.held').previousElementSibling?.className).toBe('gpus');
   });
 });
 
 describe('virtual GPUs of other kernels', () => {
   const virtual = (uuid: string, ordinal: number): GpuSample => ({
-    ...at(fixture().gpus, -1),
+    ...virtualGpu(),
     uuid,
     virtual_ordinal: ordinal,
     memory_used: GIB,
@@ -128,27 +116,22 @@ describe('virtual GPUs of other kernels', () => {
     problems: [],
   });
 
-  test('are one line under their notebook’s name, which opens', () => {
+  test('say whose they are, and this notebook’s stand first and open', () => {
     const monitor = mount(snapshot());
-    monitor.here('k train.ipynb');
+    expect(text(monitor, '.opened .name')).toEqual([
+      'explore.ipynb',
+      'explore.ipynb',
+      'train.ipynb',
+    ]);
+    const many = snapshot();
+    many.gpus.unshift(virtual('a2', 2));
+    many.processes.push(book('a2', 'explore.ipynb', GIB));
+    monitor.set({ here: 'k train.ipynb' });
+    monitor.update(many);
     monitor.draw();
-    expect(text(monitor, '.card .open')).toEqual(['cuda:0']);
-    expect(text(monitor, '.fold > .head')).toEqual(['explore.ipynb2 virtual · 2.0 GiB']);
-    expect(all(monitor, '.fold .line')).toEqual([]);
-    one(monitor, '.fold .head').click();
-    expect(text(monitor, '.fold .line .open')).toEqual(['cuda:0', 'cuda:1']);
-    expect(one(monitor, '.fold .open').ariaExpanded).toBe('true');
-    monitor.here('k explore.ipynb');
-    monitor.draw();
-    expect(text(monitor, '.card .open')).toEqual(['cuda:0', 'cuda:1']);
-    expect(text(monitor, '.fold > .head')).toEqual(['train.ipynb1 virtual · 1.0 GiB']);
-  });
-
-  test('are open where there is nothing else to see', () => {
-    const alone = snapshot();
-    alone.gpus.pop();
-    const monitor = mount(alone);
-    expect(all(monitor, '.fold .line')).toHaveLength(2);
+    expect(text(monitor, '.opened .open')).toEqual(['cuda:0']);
+    expect(text(monitor, '.readings:not([hidden]) > .of')).toEqual(Array(3).fill('explore.ipynb'));
+    expect(names(monitor)).toEqual(['cuda:0', 'cuda:2', 'cuda:0', 'cuda:1']);
   });
 });
 
@@ -164,7 +147,7 @@ describe('words', () => {
     expect(text(monitor, '.head .open, .also:not([hidden])')).toEqual(['cuda:0', 'GPU 1']);
     // As this notebook has it, not as the server does.
     const own = process('u', { kernel: 'k', ordinal: 1 });
-    monitor.here('k');
+    monitor.set({ here: 'k' });
     monitor.update({ ...fixture(), gpus: [busy({ ordinal: 0, index: 1 })], processes: [own] });
     monitor.draw();
     expect(text(monitor, '.head .open, .also:not([hidden])')).toEqual(['cuda:1']);
@@ -182,7 +165,7 @@ describe('words', () => {
       ],
     });
     const who = text(monitor, '.process .who');
-    expect(who).toEqual(['alice', 'you · python3', 'gone (pid 3)', 'unaccounted']);
+    expect(who).toEqual(['alice', 'python3 (you)', 'exited (PID 3)', 'not visible here']);
   });
 
   test('what outlives its kernel says who started it', () => {
@@ -193,7 +176,7 @@ describe('words', () => {
       processes: [server],
     });
     expect(text(monitor, '.process')).toEqual([
-      'you · vllmstarted by train.ipynb, still running · pid 710.0 GiB',
+      'vllm (you)started by train.ipynb, still running · PID 710.0 GiB',
     ]);
   });
 
@@ -232,10 +215,6 @@ describe('words', () => {
     const lost = busy({ lost: true, memory_total: null, memory_used: null });
     monitor.update({ ...snapshot, gpus: [lost], processes: [], time: snapshot.time + 1 });
     monitor.draw();
-    expect(one(monitor, '.body').textContent).toContain('train.ipynb was here');
+    expect(one(monitor, '.body').textContent).toContain('Last used by train.ipynb');
   });
-});
-
-test('nothing that the server tells of the machine is lost on the way', () => {
-  expect(toSnapshot(fixture())).toEqual(fixture());
 });

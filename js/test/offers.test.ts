@@ -1,9 +1,8 @@
 import type { ISessionContext } from '@jupyterlab/apputils';
 import { beforeEach, expect, it } from 'vitest';
-import { type Application, Lines } from '../src/lab/lines.js';
-import { Offers } from '../src/lab/offers.js';
-import type { Offer } from '../src/monitor/offer.js';
-import { english } from '../src/monitor/shared.js';
+import { Offers } from '../src/lab/no-gpu.js';
+import { type Application, RunInKernel } from '../src/lab/run-in-kernel.js';
+import { english, type Offer } from '../src/monitor/shared.js';
 import { settled } from './world.js';
 
 /** A notebook whose kernel answers as a test says. */
@@ -82,24 +81,22 @@ beforeEach(() => {
       },
     },
   } as unknown as Application;
-  const monitor = {
-    offer: (offer: Offer) => {
-      shown = offer;
-    },
+  const set = ({ offer }: { offer: Offer }) => {
+    shown = offer;
   };
-  offers = new Offers(new Lines(app, english), monitor, (text) => told.push(text), english);
+  offers = new Offers(new RunInKernel(app, english), set, (text) => told.push(text), english);
 });
 
 it('runs both lines in the current notebook, and says so', async () => {
   here();
   expect(shown.buttons[0]?.label).toBe('Use 2 virtual GPUs in train.ipynb');
   shown.buttons[0]?.press();
-  expect(shown).toMatchObject({ busy: true, said: 'Making 2 virtual GPUs in train.ipynb…' });
+  expect(shown).toMatchObject({ busy: true, text: 'Making 2 virtual GPUs in train.ipynb…' });
   await settled();
   expect(book.ran).toEqual([LINES]);
-  expect(shown).toMatchObject({ busy: false, said: '' });
+  expect(shown).toMatchObject({ busy: false, text: '' });
   expect(told).toEqual([
-    'train.ipynb has 2 virtual GPUs until its kernel ends (by %load_ext gpumagic, %gpus --virtual 2).',
+    'train.ipynb now has 2 virtual GPUs, until its kernel stops. Try %%ongpu 1 on top of a cell.',
   ]);
 });
 
@@ -110,7 +107,7 @@ it('opens a notebook with the Python kernel where there is none', async () => {
   expect(book.ran).toEqual([LINES]);
   specs = { default: 'r', kernelspecs: { r: { name: 'r', language: 'R' } } };
   await press();
-  expect(shown.said).toBe('This server has no Python kernel.');
+  expect(shown.text).toBe('This server has no Python kernel.');
 });
 
 const STANDS_AGAINST: [string, (book: Notebook) => void, RegExp][] = [
@@ -148,13 +145,13 @@ it.each(STANDS_AGAINST)('says in a line what stands against it: %s', async (_, c
   change(book);
   here();
   await press();
-  expect(shown.said).toMatch(line);
+  expect(shown.text).toMatch(line);
   expect(shown.busy).toBe(false);
   expect(told).toEqual([]);
   await expect(offers.virtual()).rejects.toThrow(line);
   // Another notebook is another question.
   offers.here(null);
-  expect(shown.said).toBe('');
+  expect(shown.text).toBe('');
 });
 
 it.each([
@@ -170,7 +167,7 @@ it.each([
   expect(shown.busy).toBe(true);
   book.close();
   await settled();
-  expect(shown).toMatchObject({ busy: false, said: 'train.ipynb was closed.' });
+  expect(shown).toMatchObject({ busy: false, text: 'train.ipynb was closed.' });
 });
 
 it('writes the settings of the kernel’s profile, where there is a notebook', async () => {
@@ -180,7 +177,7 @@ it('writes the settings of the kernel’s profile, where there is a notebook', a
   shown.buttons[1]?.press();
   await settled();
   expect(book.ran).toEqual([expect.stringContaining('every_notebook.enable()')]);
-  expect(shown.said).toBe('Written there.');
+  expect(shown.text).toBe('Written there.');
 });
 
 it('runs once however often it is pressed', async () => {

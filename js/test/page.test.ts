@@ -1,11 +1,13 @@
 import { expect, test, vi } from 'vitest';
-import type { Want } from '../src/lab/audience.js';
 import { Feeds } from '../src/lab/feeds.js';
-import { Monitor } from '../src/monitor/monitor.js';
+import type { Monitor } from '../src/monitor/monitor.js';
+import type { State } from '../src/monitor/shared.js';
+import { create } from '../src/panel.js';
+import type { Want } from '../src/snapshot.js';
 import { all, at, crowd, fixture, mount, one, text } from './stage.js';
 
 function page(count: number): Monitor {
-  const monitor = new Monitor({ wide: true });
+  const monitor = create({}, true);
   document.body.append(monitor.node);
   const snapshot = crowd(count);
   for (const gpu of snapshot.gpus)
@@ -34,14 +36,18 @@ test('all GPUs are in one chart for each thing that is known', () => {
 
 test('a GPU has the color of its number in CUDA, and none has that of another', () => {
   const monitor = page(3);
+  const first = all(monitor, '.keys .dot').map((dot) => dot.style.background);
   const snapshot = crowd(4);
   [3, null, 0, 0].forEach((ordinal, n) => {
     at(snapshot.gpus, n).ordinal = ordinal;
   });
   monitor.update(snapshot);
   monitor.draw();
-  const colors = all(monitor, '.keys .dot').map((dot) => dot.className);
-  expect(colors).toEqual(['dot line-3', 'dot line-1', 'dot line-0', 'dot line-2']);
+  const dots = all(monitor, '.keys .dot').map((dot) => dot.style.background);
+  const [three, one, zero, two] = dots;
+  expect(new Set(dots).size).toBe(4);
+  expect([zero, one, two]).toEqual(first);
+  expect(three).not.toBe('');
 });
 
 test('the keyboard reads them', () => {
@@ -76,32 +82,33 @@ test('each monitor is fed while it is there, and wants something only while it i
     },
   };
   const past = { history: { time: [1], gpus: {} }, cells: [] };
-  const feeds = new Feeds(stream as never, async () => past);
-  const names = ['update', 'seed', 'mark', 'connection', 'here', 'options', 'hosts'] as const;
-  const monitor = Object.fromEntries(names.map((name) => [name, vi.fn()])) as Record<
-    (typeof names)[number],
-    ReturnType<typeof vi.fn>
-  >;
-  let seen = false;
+  const feeds = new Feeds(stream as never, async () => past as never);
+  const fake = () => {
+    const state: Partial<State> = {};
+    const set = (changes: Partial<State>) => void Object.assign(state, changes);
+    return { state, set, update: vi.fn(), seed: vi.fn(), mark: vi.fn() };
+  };
+  const [monitor, second] = [fake(), fake()];
+  let visible = false;
   const host = { key: 'node-7', snapshot: fixture(), silent: 0 };
-  feeds.here('k');
-  feeds.hosts([host]);
-  feeds.add(monitor as never, () => seen);
-  expect(monitor.hosts).toHaveBeenCalledWith([host]);
-  expect(feeds.seen).toBe(false);
-  expect(monitor.here).toHaveBeenCalledWith('k');
+  feeds.set({ here: 'k', hosts: [host] });
+  feeds.add(monitor as never, () => visible);
+  expect(monitor.state).toEqual({ here: 'k', hosts: [host] });
+  expect(feeds.anyVisible).toBe(false);
   expect(wants).toEqual([null]);
-  seen = true;
-  expect(feeds.seen).toBe(true);
-  feeds.options({ density: 'lines' }, 2);
+  visible = true;
+  expect(feeds.anyVisible).toBe(true);
+  feeds.setPeriod(2);
   expect(wants.at(-1)).toEqual({ period: 2, processes: true, history: true });
-  expect(monitor.options).toHaveBeenLastCalledWith({ density: 'lines' });
+  feeds.set({ window: 60 });
+  expect(monitor.state.window).toBe(60);
   for (const listener of listeners) listener.snapshot?.(fixture() as never);
   expect(monitor.update).toHaveBeenCalledOnce();
-  await feeds.past(monitor as never);
-  expect(monitor.seed).toHaveBeenCalledWith(past.history);
+  // The stream has delivered the past to the first one.
+  feeds.add(second as never, () => true);
+  await vi.waitFor(() => expect(second.seed).toHaveBeenCalledWith(past.history));
+  expect(monitor.seed).not.toHaveBeenCalled();
   feeds.remove(monitor as never);
+  feeds.remove(second as never);
   expect(listeners.size).toBe(0);
-  await feeds.past(monitor as never);
-  expect(monitor.seed).toHaveBeenCalledOnce();
 });

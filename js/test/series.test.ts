@@ -1,19 +1,36 @@
 import { expect, test } from 'vitest';
 import { gap, Runs, Series } from '../src/monitor/series.js';
-import { age, energy, lasted, reading, share, size, watts } from '../src/monitor/units.js';
-import type { Snapshot } from '../src/snapshot.js';
+import { age, energy, lasted, reading, size, watts } from '../src/monitor/units.js';
+import type { Past, Snapshot } from '../src/snapshot.js';
 
+const blank = {
+  ...{
+    power: null,
+    pcie_received: null,
+    pcie_sent: null,
+    nvlink_received: null,
+    nvlink_sent: null,
+  },
+};
 const at = (time: number, utilization: number | null, more: object = {}): Snapshot =>
   ({
     time,
-    gpus: [{ uuid: 'a', utilization, memory_used: 1, age: 0, ...more }],
+    gpus: [{ ...blank, uuid: 'a', utilization, memory_used: 1, age: 0, ...more }],
     processes: [],
   }) as never;
+
+const past = (columns: Partial<Past>): Past => ({
+  ...{ utilization: [], memory_used: [], power: [], pcie: [], nvlink: [], held: {} },
+  ...columns,
+});
 
 test('a history fills the past and leaves what is newer', () => {
   const series = new Series();
   for (const time of [8, 10, 11]) series.push(at(time, time));
-  series.seed({ time: [9, 10], gpus: { a: { utilization: [1, null], memory_used: [5, 6] } } });
+  series.seed({
+    time: [9, 10],
+    gpus: { a: past({ utilization: [1, null], memory_used: [5, 6] }) },
+  });
   expect(series.time).toEqual([8, 9, 10, 11]);
   expect(series.values('a', 'utilization')).toEqual([8, 1, Number.NaN, 11]);
   expect(series.values('a', 'memory')).toEqual([1, 5, 6, 1]);
@@ -120,16 +137,8 @@ test('units are those of the table', () => {
     '1.3 GiB',
     '100 GiB',
   ]);
-  expect(share(null, 80 * 2 ** 30)).toBe('N/A / 80.0 GiB');
-  expect(share(5, null)).toBe('5 B');
-  expect([3, 490, 7500, 399600, null].map(age)).toEqual([
-    '3 s',
-    '8 min',
-    '2 h 5 min',
-    '4 d 15 h',
-    'N/A',
-  ]);
-  expect([0.21, 12.4, 125, 7500].map(lasted)).toEqual(['0.2 s', '12 s', '2 min 5 s', '2 h 5 min']);
+  expect([3, 490, 7500, 399600].map(age)).toEqual(['3 s', '8 min', '2 h 5 min', '4 d 15 h']);
+  expect([0.21, 12.4, 125, 7500].map(lasted)).toEqual(['0.2 s', '12 s', '2 min', '2 h 5 min']);
   expect([reading(null, '%'), watts(12.3, null), watts(null, 5)]).toEqual(['N/A', '12 W', 'N/A']);
   expect([812345.6, 3.6e6 * 2].map(energy)).toEqual(['226 Wh', '2.0 kWh']);
 });
@@ -149,7 +158,7 @@ test('who holds memory is known until nobody has asked for a while', () => {
   expect(held.get('k2')).toEqual([Number.NaN, Number.NaN, 5, Number.NaN]);
   series.seed({
     time: [1, 2],
-    gpus: { a: { utilization: [1, 1], memory_used: [9, 9], held: { left: [7, null] } } },
+    gpus: { a: past({ utilization: [1, 1], memory_used: [9, 9], held: { left: [7, null] } }) },
   });
   const told = new Map(series.held('a'));
   expect(told.get('left')).toEqual([7, 7, 7, Number.NaN]);

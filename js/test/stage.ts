@@ -1,12 +1,20 @@
-/** A monitor in a page without a screen, and what it is asked and shows. */
+/** Mount a monitor in a page without a screen, and read what it shows. */
 
 import { beforeEach, vi } from 'vitest';
 import data from '../../tests/data/snapshot.json';
-import { type Actions, Monitor } from '../src/monitor/monitor.js';
-import type { Snapshot } from '../src/snapshot.js';
+import type { Monitor } from '../src/monitor/monitor.js';
+import type { Actions } from '../src/monitor/shared.js';
+import { create } from '../src/panel.js';
+import type { GpuSample, Snapshot } from '../src/snapshot.js';
 
 export const GIB = 2 ** 30;
-export const fixture = (): Snapshot => structuredClone(data);
+const whole = (): Snapshot => structuredClone(data);
+/** Three GPUs, of which one has a MIG device. */
+export const fixture = (): Snapshot => {
+  const gpus = whole().gpus.filter((gpu) => !gpu.virtual);
+  return { ...whole(), gpus };
+};
+export const virtualGpu = (): GpuSample => at(whole().gpus, -1);
 export const at = <T>(list: readonly T[], n: number): T => {
   const item = list.at(n);
   if (item === undefined) throw new Error(`there is no item ${n}`);
@@ -14,7 +22,7 @@ export const at = <T>(list: readonly T[], n: number): T => {
 };
 export const BUSY = 2;
 
-/** Observers that say how many they watch, and can be told what happened. */
+/** Observers that count what they watch, and report what a test says. */
 export class Watcher {
   static all: Watcher[] = [];
   watched = new Set<Element>();
@@ -34,7 +42,7 @@ export class Watcher {
   }
 }
 
-/** Frames that were asked for, and strokes that were drawn. */
+/** Requested frames, and strokes drawn. */
 export const screen = { frames: [] as (() => void)[], strokes: 0 };
 
 beforeEach(() => {
@@ -55,7 +63,7 @@ beforeEach(() => {
 });
 
 export function mount(snapshot: Snapshot | null = fixture(), actions: Actions = {}): Monitor {
-  const monitor = new Monitor({ actions });
+  const monitor = create({ actions });
   document.body.append(monitor.node);
   if (snapshot) monitor.update(snapshot);
   monitor.draw();

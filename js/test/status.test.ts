@@ -1,6 +1,7 @@
 import { expect, it } from 'vitest';
 import fixture from '../../tests/data/snapshot.json';
-import { brief, chosen, held, label } from '../src/lab/brief.js';
+import { choose, ownGpu, statusText } from '../src/lab/status-text.js';
+import { fullLabel } from '../src/monitor/names.js';
 import { english } from '../src/monitor/shared.js';
 import type { GpuSample, Snapshot } from '../src/snapshot.js';
 
@@ -22,7 +23,7 @@ const machine = (changes: Partial<Snapshot>): Snapshot => ({
   problems: [],
   ...changes,
 });
-const text = (...gpus: GpuSample[]) => brief(machine({ gpus }), null, english).text;
+const text = (...gpus: GpuSample[]) => statusText(machine({ gpus }), null, english).text;
 
 it('is one GPU in a few words', () => {
   const gpu = { ...BUSY, index: 0, utilization: 45, memory_used: 12.3 * GIB };
@@ -42,10 +43,10 @@ it('is the busiest of many, the fuller of equally busy ones, a lost one last', (
   expect(text(VIRTUAL, BUSY)).toBe('GPU 1 97 % · 34.0/80 GiB');
   const full = { ...BUSY, index: 5, uuid: 'full', memory_used: BUSY.memory_total };
   expect(text(BUSY, full)).toBe('busiest of 2: GPU 5 97 % · 80.0/80 GiB');
-  expect(chosen(machine({ gpus: [{ ...BUSY, lost: true }, VIRTUAL] }), null)).toMatchObject({
+  expect(choose(machine({ gpus: [{ ...BUSY, lost: true }, VIRTUAL] }), null)).toMatchObject({
     lost: true,
   });
-  expect(chosen(machine({ gpus: [VIRTUAL] }), null)).toBe(VIRTUAL);
+  expect(choose(machine({ gpus: [VIRTUAL] }), null)).toBe(VIRTUAL);
 });
 
 it('is the one on which the current notebook holds most', () => {
@@ -59,18 +60,18 @@ it('is the one on which the current notebook holds most', () => {
     { ...one, kernel: 'another', memory: 99, uuid: MIG.uuid },
   ];
   const snapshot = machine({ processes, gpus: [MIG, BUSY, VIRTUAL] });
-  const own = held(snapshot, kernel);
+  const own = ownGpu(snapshot, kernel);
   expect(own).toEqual({ uuid: VIRTUAL.uuid, ordinal: 0, notebook: 'train.ipynb' });
-  expect(held(snapshot, 'nobody')).toBeNull();
-  expect(brief(snapshot, own, english).text).toBe('train.ipynb: cuda:0 13 % · 3.0/16 GiB');
+  expect(ownGpu(snapshot, 'nobody')).toBeNull();
+  expect(statusText(snapshot, own, english).text).toBe('train.ipynb: cuda:0 13 % · 3.0/16 GiB');
   const gone = { uuid: 'GPU-gone', ordinal: 3, notebook: 'train.ipynb' };
-  expect(brief(snapshot, gone, english).text).toBe('GPU 1 97 % · 34.0/80 GiB');
+  expect(statusText(snapshot, gone, english).text).toBe('GPU 1 97 % · 34.0/80 GiB');
   const here = { ...gone, uuid: BUSY.uuid };
-  expect(brief(snapshot, here, english).text).toContain('train.ipynb: cuda:3 97 %');
+  expect(statusText(snapshot, here, english).text).toContain('train.ipynb: cuda:3 97 %');
 });
 
 it('tells of all of them, and of what is wrong, in the details', () => {
-  const { text, details, wrong } = brief(
+  const { text, details, wrong } = statusText(
     machine({ gpus: FIXTURE.gpus, problems: FIXTURE.problems }),
     null,
     english,
@@ -84,7 +85,7 @@ it('tells of all of them, and of what is wrong, in the details', () => {
   expect(lines.at(-1)).toMatch(/fallen off the bus.*: see dmesg/);
   const many = Array.from({ length: 64 }, (_, index) => ({ ...BUSY, index, uuid: `${index}` }));
   expect(
-    brief(machine({ gpus: many }), null, english)
+    statusText(machine({ gpus: many }), null, english)
       .details.split('\n')
       .at(-1),
   ).toBe('and 48 more');
@@ -92,7 +93,7 @@ it('tells of all of them, and of what is wrong, in the details', () => {
 
 it('says that there is no GPU, which alone is nothing wrong', () => {
   const none = (code: string) =>
-    brief(
+    statusText(
       machine({ gpus: [], problems: [{ code, cause: 'c', cure: 'd', uuid: null }] }),
       null,
       english,
@@ -105,11 +106,11 @@ it('says that there is no GPU, which alone is nothing wrong', () => {
 
 it('says where memory is nearly full', () => {
   const gpu = { ...BUSY, memory_used: 79.5 * GIB };
-  expect(brief(machine({ gpus: [gpu] }), null, english).full).toBe(true);
-  expect(brief(machine({ gpus: [BUSY] }), null, english).full).toBe(false);
+  expect(statusText(machine({ gpus: [gpu] }), null, english).full).toBe(true);
+  expect(statusText(machine({ gpus: [BUSY] }), null, english).full).toBe(false);
 });
 
 it('names a lost GPU as lost', () => {
   expect(text({ ...BUSY, lost: true })).toBe('⚠ GPU 1 lost');
-  expect(label({ ...BUSY, index: null, uuid: 'GPU-4f2a19c3-00' })).toBe('GPU 4f2a19c3');
+  expect(fullLabel({ ...BUSY, index: null, uuid: 'GPU-4f2a19c3-00' })).toBe('GPU 4f2a19c3');
 });

@@ -1,16 +1,15 @@
 import { beforeEach, expect, it } from 'vitest';
-import type { Want } from '../src/lab/audience.js';
-import { Refused } from '../src/lab/refused.js';
+import { Refused } from '../src/lab/server.js';
 import { Stream } from '../src/lab/stream.js';
-import type { History } from '../src/snapshot.js';
-import { Ear, FakeWorld, settled, snapshot } from './world.js';
+import type { Want } from '../src/snapshot.js';
+import { FakeWorld, Recorder, settled, snapshot } from './world.js';
 
 const ALL: Want = { period: 1, processes: true, history: true };
 const SLOW: Want = { period: 5 };
 
 let world: FakeWorld;
 let stream: Stream;
-let ear: Ear;
+let seen: Recorder;
 
 const shot = (time: number) => ({ type: 'snapshot', snapshot: snapshot(time) });
 const past = (...time: number[]) => ({ type: 'history', history: { time, gpus: {} }, cells: [] });
@@ -18,12 +17,12 @@ const past = (...time: number[]) => ({ type: 'history', history: { time, gpus: {
 beforeEach(() => {
   world = new FakeWorld();
   stream = new Stream(world);
-  ear = new Ear();
+  seen = new Recorder();
 });
 
 /** Connects, and lives long enough to be no proxy's victim. */
 async function live(want: Want | null = ALL) {
-  const subscription = stream.subscribe(ear, want);
+  const subscription = stream.subscribe(seen, want);
   world.last.open();
   world.last.say(shot(100));
   if (want?.history) world.last.say(past(98, 99));
@@ -34,18 +33,18 @@ async function live(want: Want | null = ALL) {
 }
 
 it('opens nothing while nobody wants anything', async () => {
-  stream.subscribe(ear, null);
+  stream.subscribe(seen, null);
   await world.pass(100_000);
   expect(world.sockets).toHaveLength(0);
-  expect(ear.states).toEqual(['standby']);
+  expect(seen.states).toEqual(['standby']);
 });
 
 it('says what it wants, and the whole past at first', async () => {
   await live();
   expect(world.last.sent).toEqual([{ type: 'want', period: 1, processes: true, since: null }]);
-  expect(ear.states).toEqual(['connecting', 'live']);
-  expect(ear.snapshots).toEqual([100, 107]);
-  expect(ear.histories).toEqual([[98, 99]]);
+  expect(seen.states).toEqual(['connecting', 'live']);
+  expect(seen.snapshots).toEqual([100, 107]);
+  expect(seen.histories).toEqual([[98, 99]]);
 });
 
 it('asks for no past where nobody wants it', async () => {
@@ -55,7 +54,7 @@ it('asks for no past where nobody wants it', async () => {
 
 it('has one socket for all, as fast as the fastest', async () => {
   const first = await live(SLOW);
-  const second = stream.subscribe(new Ear(), ALL);
+  const second = stream.subscribe(new Recorder(), ALL);
   expect(world.last.sent.at(-1)).toMatchObject({ period: 1, processes: true, since: null });
   second.change(null);
   expect(world.last.sent.at(-1)).toEqual({ type: 'want', period: 5, processes: false });
@@ -70,7 +69,7 @@ it('has one socket for all, as fast as the fastest', async () => {
 
 it('tells a newcomer what is known', async () => {
   await live();
-  const late = new Ear();
+  const late = new Recorder();
   stream.subscribe(late, null);
   expect(late.snapshots).toEqual([107]);
   expect(late.states).toEqual(['live']);
@@ -79,7 +78,7 @@ it('tells a newcomer what is known', async () => {
 it('comes back by itself and asks for what it missed', async () => {
   await live();
   world.last.cut();
-  expect(ear.states.at(-1)).toBe('connecting');
+  expect(seen.states.at(-1)).toBe('connecting');
   await world.pass(1000);
   expect(world.sockets).toHaveLength(2);
   world.last.open();
@@ -105,12 +104,12 @@ it('waits longer and longer for a server that is away, and comes back with it', 
     await settled();
   }
   expect(waits).toEqual([1, 1, 2, 4, 8, 16, 30, 30, 30]);
-  expect(ear.states.at(-1)).toBe('lost');
-  expect(ear.text).toMatch(/No connection/);
+  expect(seen.states.at(-1)).toBe('lost');
+  expect(seen.text).toMatch(/No connection/);
   await world.pass(30_000);
   world.last.open();
   world.last.say(shot(300));
-  expect(ear.states.at(-1)).toBe('live');
+  expect(seen.states.at(-1)).toBe('live');
 });
 
 it('spreads the waits', async () => {
@@ -146,7 +145,7 @@ it('rests while the page is hidden, but not for a glance elsewhere', async () =>
   world.last.say(shot(125));
   await world.pass(3000);
   expect(world.last.readyState).toBe(3);
-  expect(ear.states.at(-1)).toBe('standby');
+  expect(seen.states.at(-1)).toBe('standby');
   expect(world.timers).toBe(0);
   world.hide(false);
   expect(world.sockets).toHaveLength(2);
@@ -165,17 +164,16 @@ it('holds a silent socket for dead', async () => {
 });
 
 it('asks instead where sockets are cut at once, and goes back to a socket when it can', async () => {
-  world.answer = (path) =>
-    path.startsWith('history') ? { history: { time: [7], gpus: {} }, cells: [] } : snapshot(50);
-  stream.subscribe(ear, ALL);
+  world.answer = (path) => (path.startsWith('history') ? past(7) : snapshot(50));
+  stream.subscribe(seen, ALL);
   for (let n = 0; n < 3; n++) {
     world.last.open();
     world.last.cut();
     await world.pass(2000);
   }
-  expect(ear.states.at(-1)).toBe('polling');
-  expect(ear.text).toMatch(/proxy/);
-  expect(ear.histories).toEqual([[7]]);
+  expect(seen.states.at(-1)).toBe('polling');
+  expect(seen.text).toMatch(/proxy/);
+  expect(seen.histories).toEqual([[7]]);
   world.asked = [];
   await world.pass(20_000);
   expect(world.asked.filter((path) => path === 'snapshot')).toHaveLength(10);
@@ -183,31 +181,32 @@ it('asks instead where sockets are cut at once, and goes back to a socket when i
   const count = world.sockets.length;
   while (world.sockets.length === count) await world.pass(1000);
   expect(world.now()).toBeLessThan(70_000);
-  expect(ear.states.at(-1)).toBe('polling');
+  expect(seen.states.at(-1)).toBe('polling');
   world.last.open();
   world.last.say(shot(99));
-  expect(ear.states.at(-1)).toBe('live');
+  expect(seen.states.at(-1)).toBe('live');
   world.asked = [];
   await world.pass(5000);
   expect(world.asked).toEqual([]);
 });
 
 it('says that the server went away while it was asked', async () => {
-  world.answer = () => snapshot(50);
-  stream.subscribe(ear, ALL);
+  const answer = (path: string) => (path === 'snapshot' ? snapshot(50) : past(50));
+  world.answer = answer;
+  stream.subscribe(seen, ALL);
   for (let n = 0; n < 3; n++) {
     world.last.cut();
     await world.pass(2000);
   }
-  expect(ear.states.at(-1)).toBe('polling');
+  expect(seen.states.at(-1)).toBe('polling');
   world.answer = () => new Error('down');
   await world.pass(4000);
-  expect(ear.states.at(-1)).toBe('lost');
-  world.answer = () => snapshot(60);
+  expect(seen.states.at(-1)).toBe('lost');
+  world.answer = answer;
   await world.pass(4000);
   world.last.cut();
   await world.pass(1000);
-  expect(ear.states.at(-1)).toBe('polling');
+  expect(seen.states.at(-1)).toBe('polling');
 });
 
 it.each([
@@ -215,78 +214,31 @@ it.each([
   [403, /log in/],
 ])('explains %i', async (status, text) => {
   world.answer = () => new Refused(status, 'no');
-  stream.subscribe(ear, ALL);
+  stream.subscribe(seen, ALL);
   world.last.cut();
   await world.pass(1000);
   world.last.cut();
   await settled();
-  expect(ear.states.at(-1)).toBe('lost');
-  expect(ear.text).toMatch(text);
+  expect(seen.states.at(-1)).toBe('lost');
+  expect(seen.text).toMatch(text);
 });
 
 it('shows nothing that came after it had ended', async () => {
   let answer = (_: unknown) => {};
   world.get = () =>
     new Promise((resolve) => {
-      answer = resolve;
+      answer = resolve as typeof answer;
     });
-  const subscription = stream.subscribe(ear, ALL);
+  const subscription = stream.subscribe(seen, ALL);
   world.last.cut();
   await world.pass(1000);
   world.last.cut();
   subscription.change(null);
   answer(snapshot(1));
   await settled();
-  expect(ear.states.at(-1)).toBe('standby');
+  expect(seen.states.at(-1)).toBe('standby');
   const late = world.last;
   late.say(shot(5));
-  expect(ear.snapshots).toEqual([]);
+  expect(seen.snapshots).toEqual([]);
   expect(world.timers).toBe(0);
-});
-
-it.each([
-  '',
-  'nonsense',
-  '[]',
-  'null',
-  '{"type":"snapshot"}',
-  '{"type":"snapshot","snapshot":{"time":"now","gpus":[]}}',
-  '{"type":"news","snapshot":{}}',
-  '{"type":"history","history":{"time":[1],"gpus":7}}',
-])('leaves what it does not understand: %s', async (text) => {
-  await live();
-  const before = ear.snapshots.length;
-  world.last.say(text);
-  expect(ear.snapshots).toHaveLength(before);
-  expect(ear.states.at(-1)).toBe('live');
-});
-
-it('leaves out the parts of a message that are not what they should be', async () => {
-  await live();
-  const gpus = [null, 7, { name: 'no UUID' }, { uuid: 'GPU-1', throttle: 'much' }];
-  const processes = [
-    { uuid: 'GPU-1', pid: 'x' },
-    { uuid: 'GPU-1', pid: 1 },
-  ];
-  world.last.say({ type: 'snapshot', snapshot: { time: 9, gpus, processes, problems: 3 } });
-  expect(stream.latest?.gpus).toEqual([{ uuid: 'GPU-1', throttle: null }]);
-  expect(stream.latest?.processes).toHaveLength(1);
-  expect(stream.latest?.problems).toEqual([]);
-  const columns = { utilization: [1], memory_used: [1, 2] };
-  const good = { utilization: [1, null], memory_used: [1, 2] };
-  const seen: History[] = [];
-  stream.subscribe({ history: (history) => void seen.push(history) }, null);
-  world.last.say({ type: 'history', history: { time: [1, 2], gpus: { a: columns, b: good } } });
-  expect(seen).toEqual([{ time: [1, 2], gpus: { b: good } }]);
-  world.last.say({ type: 'cells', cells: [{ id: 'x', start: 1, gpus: [] }, { id: 'y' }, 3] });
-  expect(ear.runs).toEqual(['x']);
-});
-
-it('ends all when disposed', async () => {
-  await live();
-  stream.dispose();
-  expect(world.last.readyState).toBe(3);
-  expect(world.timers).toBe(0);
-  world.hide(false);
-  expect(world.sockets).toHaveLength(1);
 });

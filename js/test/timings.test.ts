@@ -1,6 +1,6 @@
 import { beforeEach, expect, test, vi } from 'vitest';
 import data from '../../tests/data/snapshot.json';
-import { comparison, Timings } from '../src/lab/timings.js';
+import { resultOf, Timings } from '../src/lab/notebook.js';
 import { Monitor } from '../src/monitor/monitor.js';
 import type { Snapshot, TimingBar } from '../src/snapshot.js';
 
@@ -49,7 +49,7 @@ test('nothing is said of timings where there are none', () => {
 
 test('what is measured has a bar in the section and one at its card', () => {
   const { monitor, root } = mount();
-  monitor.timing({ line: 'a @ a · cuda:0 · repeat 12', bars: BARS });
+  monitor.set({ timing: { line: 'a @ a · cuda:0 · repeat 12', bars: BARS } });
   monitor.draw();
   expect(section(root).hidden).toBe(false);
   expect(section(root).querySelector('h2')?.textContent).toBe('Timings');
@@ -65,14 +65,14 @@ test('what is measured has a bar in the section and one at its card', () => {
 
 test('bars grow in place and are gone when it has ended', () => {
   const { monitor, root } = mount();
-  monitor.timing({ line: 'x', bars: BARS });
+  monitor.set({ timing: { line: 'x', bars: BARS } });
   monitor.draw();
   const bar = section(root).querySelectorAll('.pace')[1];
-  monitor.timing({ line: 'x', bars: [{ where: 'cuda:0', share: 0.5, text: '2.0 ms' }] });
+  monitor.set({ timing: { line: 'x', bars: [{ where: 'cuda:0', share: 0.5, text: '2.0 ms' }] } });
   monitor.draw();
   expect(section(root).querySelector('.pace')).toBe(bar);
   expect(width(bar)).toBe('50%');
-  monitor.timing({});
+  monitor.set({ timing: {} });
   monitor.draw();
   expect(rows(root)).toEqual([]);
   expect(section(root).hidden).toBe(true);
@@ -80,29 +80,33 @@ test('bars grow in place and are gone when it has ended', () => {
 
 test('what was measured is listed newest first and opens, while another runs too', () => {
   const { monitor, root } = mount();
-  const made = { text: '1 ms', html: '<b>cuda:0 is 4 × faster</b>' };
-  monitor.timings([
-    { id: 'a', title: 'first', time: 1, ...made },
-    { id: 'b', title: 'second', time: 2, ...made },
-  ]);
+  const made = { text: 'cuda:0 is 4 × faster', bars: BARS };
+  monitor.set({
+    timings: [
+      { id: 'a', title: 'first', time: 1, ...made },
+      { id: 'b', title: 'second', time: 2, ...made },
+    ],
+  });
   const titles = [...section(root).querySelectorAll('summary')].map((node) => node.textContent);
   expect(titles[0]).toContain('second');
   expect(titles[1]).toContain('first');
-  expect(section(root).querySelector('.result')?.shadowRoot?.textContent).toContain('4 × faster');
+  const result = section(root).querySelector('.result') as HTMLElement;
+  expect(result.textContent).toContain('4 × faster');
+  expect(rows(result)).toEqual(['cpu4.0 ms', 'cuda:01.0 ms', 'cuda:0+cuda:1waiting']);
   const details = section(root).querySelector('details') as HTMLDetailsElement;
   details.open = true;
-  monitor.timing({ line: 'x', bars: BARS });
-  monitor.timing({});
+  monitor.set({ timing: { line: 'x', bars: BARS } });
+  monitor.set({ timing: {} });
   expect(section(root).hidden).toBe(false);
   expect(section(root).querySelector('details')).toBe(details);
   expect(details.open).toBe(true);
-  monitor.timings([]);
+  monitor.set({ timings: [] });
   expect(section(root).hidden).toBe(true);
 });
 
 test('results of others stay in a section of their own', () => {
   const { monitor, root } = mount();
-  monitor.results([{ id: 'a', title: 'plain', time: 1, text: 'x', html: null }]);
+  monitor.set({ results: [{ id: 'a', title: 'plain', time: 1, text: 'x', bars: [] }] });
   const [timings, results] = root.querySelectorAll<HTMLElement>('.results');
   expect(timings?.hidden).toBe(true);
   expect(results?.hidden).toBe(false);
@@ -113,7 +117,7 @@ test('each line says the answer, and when', () => {
   const { monitor, root } = mount();
   const text = 'cuda:0 is 4 times as fast as cpu\ncpu is virtual\n  a @ a\n\n  device  time';
   const time = new Date(2026, 10, 22, 17, 5).getTime() / 1000;
-  monitor.timings([{ id: 'a', title: 'a @ a', time, text, html: null }]);
+  monitor.set({ timings: [{ id: 'a', title: 'a @ a', time, text, bars: [] }] });
   const spans = [...section(root).querySelectorAll('summary > span')];
   expect(spans.map((node) => node.textContent)).toEqual([
     'a @ a',
@@ -122,33 +126,33 @@ test('each line says the answer, and when', () => {
   ]);
 });
 
-const message = (html: string, type = 'execute_result') =>
+const JSON_TYPE = 'application/vnd.gpumagic+json';
+const message = (title: string, type = 'execute_result', data: object = {}) =>
   ({
-    header: { msg_type: type, msg_id: html, date: '2026-11-22T17:05:00Z' },
-    content: { data: { 'text/html': html, 'text/plain': 'text' } },
+    header: { msg_type: type, msg_id: title, date: '2026-11-22T17:05:00Z' },
+    content: { data: { [JSON_TYPE]: { title, bars: BARS }, 'text/plain': 'text', ...data } },
   }) as never;
-const HTML = '<div class="gpumagic"><div class="gm-code gm-title">a @ a</div></div>';
 
-test('a comparison that a notebook shows is known by its HTML', () => {
-  expect(comparison(message(HTML))).toMatchObject({ title: 'a @ a', text: 'text', html: HTML });
-  expect(comparison(message(HTML, 'stream'))).toBeNull();
-  expect(comparison(message('<b class="gm-title">x</b>'))).toBeNull();
+test('a result that a notebook shows is known by its type', () => {
+  expect(resultOf(message('a @ a'))).toMatchObject({ title: 'a @ a', text: 'text', bars: BARS });
+  expect(resultOf(message('a @ a', 'stream'))).toBeNull();
+  expect(resultOf(message('a @ a', 'display_data', { [JSON_TYPE]: undefined }))).toBeNull();
 });
 
 test('the timings are those of the current notebook', () => {
-  const told: string[][] = [];
-  const timings = new Timings((results) => told.push(results.map(({ title }) => title)));
+  const shown: string[][] = [];
+  const timings = new Timings((results) => shown.push(results.map(({ title }) => title)));
   const context = () => {
     const calls: ((context: unknown, message: never) => void)[] = [];
     const made = { iopubMessage: { connect: (call: never) => calls.push(call) } };
-    return { made: made as never, say: (html: string) => calls[0]?.(made, message(html)) };
+    return { made: made as never, say: (title: string) => calls[0]?.(made, message(title)) };
   };
   const [a, b] = [context(), context()];
   timings.here(a.made);
-  a.say(HTML);
+  a.say('a @ a');
   timings.here(b.made);
-  a.say(HTML.replace('a @ a', 'later'));
+  a.say('later');
   timings.here(a.made);
   timings.here(null);
-  expect(told).toEqual([[], ['a @ a'], [], ['later', 'a @ a'], []]);
+  expect(shown).toEqual([[], ['a @ a'], [], ['later', 'a @ a'], []]);
 });

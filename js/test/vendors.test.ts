@@ -1,10 +1,8 @@
 /** GPUs that are not NVIDIA's: their names, and what their machine runs on. */
 
 import { expect, test } from 'vitest';
-import { toSnapshot } from '../src/lab/messages.js';
-import { machine } from '../src/monitor/host.js';
+import { aliasHint, label, machine, torchName } from '../src/monitor/names.js';
 import { english } from '../src/monitor/shared.js';
-import { label, numbered, torchName } from '../src/monitor/words.js';
 import type { GpuSample, Snapshot } from '../src/snapshot.js';
 import { at, BUSY, fixture, mount, one } from './stage.js';
 
@@ -36,33 +34,20 @@ test.each([
   expect(torchName(one, ordinal)).toBe(here);
   expect(label(one, ordinal)).toBe(here);
   expect(label({ ...one, ordinal: null })).toBe(else_);
-  expect(numbered(one, english)).toBe(hint);
-});
-
-test('what an older server does not say is NVIDIA’s', () => {
-  const { vendor: _, ...older } = gpu('nvidia');
-  expect(torchName(older, 1)).toBe('cuda:1');
-  expect(numbered(older, english)).toBe('the number in nvidia-smi');
+  expect(aliasHint(one, english)).toBe(hint);
 });
 
 test('a machine runs on what its GPUs have', () => {
   expect(machine(amd, english).slice(0, 2)).toEqual(['ROCm\u00a06.2.4', 'amdgpu\u00a06.8.5']);
   const both = { ...amd, cuda: '13.0', software: ['amdgpu'] };
   expect(machine(both, english).slice(0, 2)).toEqual(['CUDA\u00a013.0', 'amdgpu']);
-  const { software: _, ...older } = { ...fixture(), cuda: '13.0' };
-  expect(machine(older, english)[0]).toBe('CUDA\u00a013.0');
 });
 
-test('what a machine runs on comes through the wire, and nonsense does not', () => {
-  expect(toSnapshot(amd)?.software).toEqual(['ROCm 6.2.4', 'amdgpu 6.8.5']);
-  expect(toSnapshot({ ...amd, software: 'ROCm' })?.software).toEqual([]);
-});
-
-test('a card of AMD’s has no word of CUDA’s but its place', () => {
+test('an AMD GPU has no words of CUDA but its name', () => {
   const monitor = mount(amd);
-  one(monitor, '.card .open').click();
-  monitor.update(amd);
-  const said = one(monitor, '.card').textContent ?? '';
+  one(monitor, '.axis > .more').click();
+  monitor.draw();
+  const said = one(monitor, '.gpu').textContent ?? '';
   expect(said).toContain('AMD Instinct MI300X OAM');
   expect(said).toContain('cuda:0');
   expect(said).toContain('AMD 3');

@@ -1,5 +1,6 @@
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import widget from '../src/widget.js';
+import { snapshot } from './world.js';
 
 class Model {
   said: { type: string; id: string }[] = [];
@@ -64,7 +65,7 @@ test('a view says that it is there, again and again, and when it goes', () => {
 test('a kernel that is silent is said not to answer, until it does', () => {
   const model = new Model();
   const { close, state } = open(model);
-  model.state['snapshot'] = { time: 1, host: {}, gpus: [], processes: [], problems: [] };
+  model.state['snapshot'] = snapshot(1);
   model.calls.get('change:snapshot')?.();
   expect(state()).toBe('');
   vi.advanceTimersByTime(20_000);
@@ -79,7 +80,7 @@ test('a kernel that is silent while a cell runs is waited for', () => {
   model.state['cells'] = [{ id: 'a', start: 1, end: null, gpus: [] }];
   const { close, state } = open(model);
   vi.advanceTimersByTime(20_000);
-  expect(state()).toBe('waiting for the cell to end');
+  expect(state()).toBe('waiting for the cell to finish');
   close();
 });
 
@@ -91,7 +92,7 @@ test('what the kernel measures is shown as it comes', () => {
   model.calls.get('change:timing')?.();
   expect(shown()).toContain('cpu · repeat 2');
   model.state['timing'] = {};
-  model.state['timings'] = [{ id: '1', title: 'a @ a', time: 1, text: 'x', html: null }];
+  model.state['timings'] = [{ id: '1', title: 'a @ a', time: 1, text: 'x', bars: [] }];
   model.calls.get('change:timing')?.();
   model.calls.get('change:timings')?.();
   expect(shown()).not.toContain('repeat');

@@ -1,7 +1,7 @@
-/** A world for the stream in which time passes when a test says so. */
+/** Replace the server and the browser for the stream; time passes when a test says so. */
 
-import type { Connection, Listener } from '../src/lab/audience.js';
-import type { Socket, World } from '../src/lab/stream.js';
+import type { Listener, Socket, World } from '../src/lab/stream.js';
+import type { Connection } from '../src/monitor/shared.js';
 import type { CellRun, History, Snapshot } from '../src/snapshot.js';
 
 export class FakeSocket implements Socket {
@@ -29,7 +29,7 @@ export class FakeSocket implements Socket {
     this.onmessage?.call(this as unknown as WebSocket, new MessageEvent('message', { data }));
   }
 
-  /** The other end, or something between, ends it. */
+  /** The server or a proxy closes it. */
   cut(): void {
     if (this.readyState === 3) return;
     this.readyState = 3;
@@ -40,7 +40,7 @@ export class FakeSocket implements Socket {
 export class FakeWorld implements World {
   sockets: FakeSocket[] = [];
   asked: string[] = [];
-  /** What a request answers; an error is thrown. */
+  /** The answer to a request; an error is thrown. */
   answer: (path: string) => unknown = () => new Error('down');
   isHidden = false;
   chance = 1;
@@ -64,20 +64,17 @@ export class FakeWorld implements World {
     return socket;
   }
 
-  async get(path: string): Promise<unknown> {
+  async get<T>(path: string): Promise<T> {
     this.asked.push(path);
     const answer = this.answer(path);
     if (answer instanceof Error) throw answer;
-    return answer;
+    return answer as T;
   }
 
   hidden = () => this.isHidden;
 
-  watch(changed: () => void): () => void {
+  watch(changed: () => void): void {
     this.#changed = changed;
-    return () => {
-      this.#changed = () => {};
-    };
   }
 
   hide(hidden: boolean): void {
@@ -96,7 +93,7 @@ export class FakeWorld implements World {
   now = () => this.#now;
   random = () => this.chance;
 
-  /** Time passes, and whatever falls due in it happens in its order. */
+  /** Let time pass, and run the timers in their order. */
   async pass(milliseconds: number): Promise<void> {
     const end = this.#now + milliseconds;
     for (;;) {
@@ -111,7 +108,7 @@ export class FakeWorld implements World {
   }
 }
 
-/** What was promised has been kept. */
+/** Wait until pending promises are settled. */
 export async function settled(): Promise<void> {
   for (let n = 0; n < 20; n++) await Promise.resolve();
 }
@@ -123,11 +120,14 @@ export function snapshot(time: number, changes: Partial<Snapshot> = {}): Snapsho
     cpu_utilization: 1,
     memory_total: 2 ** 36,
     memory_used: 2 ** 30,
+    boot: null,
   };
   return {
     time,
     host,
     driver: null,
+    cuda: null,
+    software: [],
     source: 'none',
     gpus: [],
     processes: [],
@@ -136,8 +136,8 @@ export function snapshot(time: number, changes: Partial<Snapshot> = {}): Snapsho
   };
 }
 
-/** A listener that notes what it hears. */
-export class Ear implements Required<Listener> {
+/** A listener that records its calls. */
+export class Recorder implements Required<Listener> {
   snapshots: number[] = [];
   histories: number[][] = [];
   runs: string[] = [];

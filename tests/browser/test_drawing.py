@@ -87,6 +87,10 @@ def history(snapshot, seconds=600):
     column = {
         "utilization": [n % 100 for n in range(seconds)],
         "memory_used": [n * 2**26 for n in range(seconds)],
+        "power": [],
+        "pcie": [],
+        "nvlink": [],
+        "held": {},
     }
     return {"time": times, "gpus": {gpu.uuid: column for gpu in snapshot.gpus}}
 
@@ -165,7 +169,7 @@ def test_nothing_spills(opened, snapshot, width):
     assert page.evaluate(SPILLED) == []
 
 
-def test_a_card_with_two_holders_is_low(opened):
+def test_a_gpu_with_two_holders_is_low(opened):
     process = replace(SNAPSHOT.processes[0], uuid=BUSY.uuid, idle_since=None, mine=False)
     two = [replace(process, pid=n, kernel=f"{n}", notebook=f"{n}.ipynb") for n in (1, 2)]
     held = sum(process.memory for process in two)
@@ -173,7 +177,7 @@ def test_a_card_with_two_holders_is_low(opened):
     one = replace(BUSY, memory_used=held, memory_reserved=None, **well)
     page = opened(replace(SNAPSHOT, gpus=(one,), processes=tuple(two), problems=()), 300)
     assert page.evaluate("root.querySelectorAll('.process').length") == 2
-    assert page.evaluate("root.querySelector('.card').offsetHeight") <= 142
+    assert page.evaluate("root.querySelector('.gpu').offsetHeight") <= 142
 
 
 def test_charts_follow_the_theme(opened):
@@ -192,20 +196,23 @@ def test_in_forced_colors_bars_are_still_told_apart(opened, page):
     page.emulate_media(forced_colors="active")
     opened(SNAPSHOT, 300)
     colors = page.evaluate(
-        """['mine', 'others', 'driver'].map(name =>
+        """['own', 'other', 'reserved'].map(name =>
             getComputedStyle(root.querySelector('.dot.' + name)).backgroundColor)"""
     )
     page.emulate_media(forced_colors="null")
     assert len(set(colors)) == 3
 
 
-def test_the_keyboard_opens_a_card(opened):
-    page = opened(SNAPSHOT, 300)
+def test_the_keyboard_opens_a_gpu(opened):
+    page = opened(crowd(4), 300)
     for key, expanded in (("Enter", "true"), (" ", "false"), ("Enter", "true")):
         if key == "Enter" and expanded == "true":
             page.evaluate("root.querySelector('.open').focus()")
         page.keyboard.press(key)
         assert page.evaluate("root.querySelector('.open').ariaExpanded") == expanded
+    page.evaluate("root.querySelector('.axis > .more').focus()")
+    page.keyboard.press("Enter")
+    page.evaluate("draw()")
     assert page.evaluate("root.querySelector('.facts').textContent").startswith("SM clock")
 
 

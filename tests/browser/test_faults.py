@@ -107,10 +107,10 @@ def test_pids_that_vanish(lab, watched):
         machine = {"gpu.1.used": 5 * GIB, "gpu.1.compute": holders}
         lab.machine(machine)
         watched.shows("3.0 GiB")
-        watched.shows(f"pid {process.pid}")
+        watched.shows(f"PID {process.pid}")
     # The driver still lists it.
     lab.machine(machine | {"gpu.*.util": 45})
     watched.shows("45 %")
-    watched.shows(f"gone (pid {process.pid})")
+    watched.shows(f"exited (PID {process.pid})")
     lab.machine()
     watched.hides("3.0 GiB")

@@ -25,13 +25,13 @@ def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
     view.shows("No GPU is visible here")
     assert page.evaluate(FOCUSED)
     # One cause, and what a stranger can type as it stands.
-    expect(view.panel.get_by_role("img", name="wrong", exact=True)).to_have_count(1)
+    expect(view.panel.get_by_role("img", name="failed", exact=True)).to_have_count(1)
     view.shows("%load_ext gpumagic")
     assert "--doctor" not in view.says()
     view.panel.get_by_role("button", name="New notebook with 2 virtual GPUs").click()
     view.hides("No GPU is visible here")
     view.shows("cuda:1")
-    expect(page.get_by_text("has 2 virtual GPUs until its kernel ends")).to_be_visible()
+    expect(page.get_by_text("now has 2 virtual GPUs")).to_be_visible()
     expect(run(view, 0, PLACED)).to_contain_text("cuda:1 (virtual, at CPU speed)")
     # Nothing that we run counts as a cell of the notebook.
     expect(page.locator(".jp-InputPrompt").first).to_have_text("[1]:")
@@ -39,7 +39,7 @@ def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
     expect(timed).to_contain_text("times are the CPU's")
     expect(timed).to_contain_text("same")
     # What holds the memory, a press away: asked of the kernel, which counts no cell.
-    view.panel.get_by_role("button", name="What of this notebook holds it").click()
+    view.panel.get_by_role("button", name="Variables on cuda:1").click()
     expect(view.panel.locator(".holding").filter(has_text="352 KiB")).to_contain_text("x")
     view.shows("as of In [2]")
     expect(page.locator(".jp-InputPrompt").nth(1)).to_have_text("[2]:")

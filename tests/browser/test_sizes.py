@@ -17,7 +17,7 @@ def test_the_extension_is_small(capsys):
     packed = sum(len(gzip.compress(file.read_bytes(), 9)) for file in files)
     with capsys.disabled():
         print(f"\nlabextension: {raw / 1000:.1f} kB of JavaScript, {packed / 1000:.1f} kB gzip")
-    assert raw <= 50_500
+    assert raw <= 43_000
 
 
 def test_the_widget_is_small(capsys):
@@ -25,7 +25,7 @@ def test_the_widget_is_small(capsys):
     packed = len(gzip.compress(code, 9))
     with capsys.disabled():
         print(f"\nwidget.js: {len(code) / 1000:.1f} kB, {packed / 1000:.1f} kB gzip")
-    assert packed <= 24_000
+    assert packed <= 18_000
 
 
 def test_nothing_is_shipped_that_only_developers_need():

@@ -107,8 +107,8 @@ class View:
         self.lab.machine()
         self.open_panel()
         self.shows("H100")
-        # The line of another notebook's virtual GPUs.
-        self.hides(" virtual · ")
+        # The virtual GPUs of a notebook.
+        self.hides("virtual")
 
     def close_documents(self) -> None:
         """Closes all, saved or not."""

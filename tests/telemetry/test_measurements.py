@@ -24,14 +24,15 @@ def test_what_runs_is_told_and_then_it_is_not(made):
 
 
 def test_what_was_measured_stands_newest_first(made):
-    made.keep("first", "1 ms", None, 1.0)
-    made.keep("second", "2 ms", "<b>2 ms</b>", 2.0)
-    assert [(e.title, e.html, e.time) for e in made.entries] == [
-        ("second", "<b>2 ms</b>", 2.0),
-        ("first", None, 1.0),
+    bars = [{"where": "cpu", "share": 1.0, "text": "2 ms"}]
+    made.keep("1 ms", 1.0, "first", [])
+    made.keep("2 ms", 2.0, "second", bars)
+    assert [(e.title, e.bars, e.time) for e in made.entries] == [
+        ("second", bars, 2.0),
+        ("first", [], 1.0),
     ]
     told = vars(made.entries[0])
-    assert set(told) == {"id", "title", "time", "text", "html"}  # a Result of snapshot.ts
+    assert set(told) == {"id", "title", "time", "text", "bars"}  # a Result of snapshot.ts
 
 
 @given(st.lists(st.sampled_from(["keep", "post", "listen", "leave"]), max_size=200))
@@ -50,7 +51,7 @@ def test_it_holds_no_more_than_the_newest_and_calls_who_listens(steps):
         elif step in ("keep", "post"):
             before = dict(heard)
             if step == "keep":
-                made.keep(str(n), "", None, float(n))
+                made.keep("", float(n), str(n), [])
                 kept.insert(0, str(n))
             else:
                 made.post({"n": n})
@@ -91,7 +92,7 @@ def test_a_listener_may_post(made):
 def test_threads_lose_nothing(made):
     def keep():
         for n in range(10):
-            made.keep(str(n), "", None, n)
+            made.keep("", n, str(n), [])
 
     threads = [threading.Thread(target=keep) for _ in range(4)]
     for thread in threads:

@@ -204,14 +204,11 @@ def test_results_stand_newest_first(made):
         def __str__(self):
             return "1 ms"
 
-        def _repr_html_(self):
-            return "<b>1 ms</b>"
-
     made.widget.show(Timing())
     made.widget.show(SimpleNamespace(x=1), title="plain")
     made.widget.add_result("t", "text")
-    titles = [(r["title"], r["html"]) for r in made.widget.results]
-    assert titles == [("t", None), ("plain", None), ("Timing", "<b>1 ms</b>")]
+    titles = [(r["title"], r["text"]) for r in made.widget.results]
+    assert titles == [("t", "text"), ("plain", "namespace(x=1)"), ("Timing", "1 ms")]
     for n in range(60):
         made.widget.add_result(str(n), "")
     assert len(made.widget.results) == 50

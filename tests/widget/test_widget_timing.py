@@ -19,7 +19,7 @@ def made(shell):
     from gpumagic.widget.live_monitor import MonitorWidget
 
     board = Board()
-    board.keep("before", "1 ms", "<b>1 ms</b>", 1.0)
+    board.keep("1 ms", 1.0, "before", [])
     clock, sampler = Clock(), Sampler()
     widget = MonitorWidget(
         sampler=sampler, shell=shell.ip, audience=Audience(clock, patience_s=90), board=board
@@ -39,7 +39,7 @@ def test_what_is_measured_is_told_as_it_goes(made):
     made.board.post(NOW)
     assert made.widget.timing == NOW
     made.board.post(None)
-    made.board.keep("after", "2 ms", None, 2.0)
+    made.board.keep("2 ms", 2.0, "after", [])
     assert made.widget.timing == {}
     assert [t["title"] for t in made.widget.timings] == ["after", "before"]
 
@@ -57,7 +57,7 @@ def test_while_it_rests_it_hears_nothing_and_then_it_has_all(made):
     hear(None, {"type": "look", "id": "a"}, [])
     hear(None, {"type": "gone", "id": "a"}, [])
     assert made.board._listeners == {}
-    made.board.keep("meanwhile", "", None, 3.0)
+    made.board.keep("", 3.0, "meanwhile", [])
     made.board.post(NOW)
     assert made.widget.timing == {}
     hear(None, {"type": "look", "id": "b"}, [])
@@ -67,7 +67,7 @@ def test_while_it_rests_it_hears_nothing_and_then_it_has_all(made):
 
 def test_its_own_results_stay_beside_them(made):
     made.widget.add_result("mine", "text")
-    made.board.keep("measured", "", None, 3.0)
+    made.board.keep("", 3.0, "measured", [])
     assert [r["title"] for r in made.widget.results] == ["mine"]
     assert "mine" not in [t["title"] for t in made.widget.timings]
 

@@ -1,130 +1,238 @@
-/**
- * When an alert is told: once per event, and again only after it has been over for a while.
- *
- * All pages of a browser share a memory of it. Two that see the same at the same time both write
- * there; the one whose word is left there tells it.
- */
+/** Alert the user once per event: memory nearly full, heat, faults, idle notebooks. */
 
+import { fullLabel, hot } from '../monitor/names.js';
 import type { Translate } from '../monitor/shared.js';
-import type { Snapshot } from '../snapshot.js';
-import { type Alert, driver, findings, type Limits } from './findings.js';
+import { size } from '../monitor/units.js';
+import type { GpuSample, ProcessSample, Snapshot } from '../snapshot.js';
+import type { Stream, Subscription, World } from './stream.js';
 
-/** Times are seconds of the snapshots' clock; null: not so. */
-interface Event {
-  since: number | null;
-  told: number | null;
-  over: number | null;
-  /** The page that tells it. */
-  by: string;
+export interface Limits {
+  memory: boolean;
+  memoryPercent: number;
+  memorySeconds: number;
+  heat: boolean;
+  heatSeconds: number;
+  idle: boolean;
+  idleMinutes: number;
+  idleBytes: number;
+  fault: boolean;
 }
 
-type Memory = Pick<Storage, 'getItem' | 'setItem'>;
+export interface Alert {
+  /** Unique to the event. */
+  key: string;
+  kind: 'memory' | 'heat' | 'idle' | 'fault';
+  text: string;
+  /** The kernel of an idle notebook. */
+  process?: ProcessSample;
+}
 
-/** What has been over for so long may be told again. */
+/** A condition that holds or is over; if neither, it keeps its state. */
+interface Finding extends Alert {
+  /** Seconds for which it must hold before the alert. */
+  hold: number;
+  holds: boolean;
+  over: boolean;
+}
+
+/** Full memory is over this far below the limit, in percent. */
+const MARGIN = 5;
+/** An older Xid is no news. */
+const NEWS_S = 600;
+/** A driver update may take this long. */
+const BLINK_S = 5;
+/** The power cap is missing here: a busy GPU runs at it all day. */
+const THROTTLED = /thermal|hardware slowdown|power brake/;
+/** An event that has been over for this long may be alerted again. */
 const REARM_S = 60;
-/** A look after so long a pause cannot say what was in between. */
-const PAUSE_S = 150;
-/** What was told so long ago may be told again. */
-const FORGET_S = 86_400;
-const STORED = 'gpumagic:alerts';
+/** After a longer gap between snapshots, conditions start again. */
+const GAP_S = 150;
+/** Seconds between snapshots if nobody wants more. */
+const PERIOD_S = 5;
+/** How often processes are requested if nobody wants them. */
+const PROCESSES_MS = 60_000;
+
+function findings(snapshot: Snapshot, limits: Limits, t: Translate): Finding[] {
+  const found: Finding[] = [];
+  for (const gpu of snapshot.gpus) {
+    if (limits.fault) found.push(...faults(gpu, snapshot, t));
+    if (gpu.lost) continue;
+    if (limits.memory) found.push(...memory(gpu, limits, t));
+    if (limits.heat) found.push(...heat(gpu, limits, t));
+  }
+  return limits.idle ? [...found, ...idle(snapshot, limits, t)] : found;
+}
+
+function memory(gpu: GpuSample, limits: Limits, t: Translate): Finding[] {
+  const { memory_total: total, memory_used: used, uuid } = gpu;
+  if (!total || used === null) return [];
+  const reserved = gpu.unified ? 0 : (gpu.memory_reserved ?? 0);
+  const percent = (100 * (used + reserved)) / total;
+  const text = t('%1: memory is nearly full, %2 of %3.', fullLabel(gpu), size(used), size(total));
+  const holds = percent >= limits.memoryPercent;
+  const over = percent < limits.memoryPercent - MARGIN;
+  return [{ key: `memory ${uuid}`, kind: 'memory', text, hold: limits.memorySeconds, holds, over }];
+}
+
+function heat(gpu: GpuSample, limits: Limits, t: Translate): Finding[] {
+  const { temperature, throttle, uuid } = gpu;
+  if (temperature === null && throttle === null) return [];
+  const reasons = throttle?.filter((reason) => THROTTLED.test(reason)) ?? [];
+  const parts = temperature === null ? reasons : [`${temperature.toFixed(0)} °C`, ...reasons];
+  const format = reasons.length ? '%1 is throttled: %2.' : '%1 is at its temperature limit: %2.';
+  const text = t(format, fullLabel(gpu), parts.join(', '));
+  const holds = hot(gpu) || reasons.length > 0;
+  return [
+    { key: `heat ${uuid}`, kind: 'heat', text, hold: limits.heatSeconds, holds, over: !holds },
+  ];
+}
+
+function faults(gpu: GpuSample, snapshot: Snapshot, t: Translate): Finding[] {
+  const problem = snapshot.problems.find((one) => one.code === 'gpu-lost' && one.uuid === gpu.uuid);
+  const name = fullLabel(gpu);
+  // JupyterLab shows 140 characters: the cure is more useful than the cause.
+  const text = problem ? t('%1 is lost: %2.', name, problem.cure) : t('%1 is lost.', name);
+  const common = { kind: 'fault' as const, hold: 0 };
+  const lost = { key: `lost ${gpu.uuid}`, text, holds: gpu.lost, over: !gpu.lost, ...common };
+  const { xid, xid_time: when } = gpu;
+  if (xid === null || snapshot.time - (when ?? 0) > NEWS_S) return [lost];
+  const critical = t('%1 had a critical error, Xid %2: see dmesg.', name, xid);
+  const key = `xid ${gpu.uuid} ${when}`;
+  return [lost, { key, text: critical, holds: true, over: false, ...common }];
+}
+
+/** The driver is gone, on a machine that had one: an update, or an unloaded module. */
+function noDriver({ driver, problems }: Snapshot, t: Translate): Finding {
+  const why = problems.find((problem) => problem.uuid === null);
+  const text = why ? t('The driver is gone: %1.', why.cause) : t('The driver is gone.');
+  const holds = driver === null;
+  return { key: 'driver', kind: 'fault', text, hold: BLINK_S, holds, over: !holds };
+}
+
+/** Idle kernels, each with its child processes; none if the snapshot has no processes. */
+function idle(snapshot: Snapshot, limits: Limits, t: Translate): Finding[] {
+  const names = new Map(snapshot.gpus.map((gpu) => [gpu.uuid, fullLabel(gpu)]));
+  const kernels = new Map<string, { main: ProcessSample; bytes: number; gpus: Set<string> }>();
+  for (const process of snapshot.processes) {
+    if (!process.kernel || process.orphan) continue;
+    const one = kernels.get(process.kernel) ?? { main: process, bytes: 0, gpus: new Set() };
+    one.bytes += process.memory ?? 0;
+    one.gpus.add(names.get(process.uuid) ?? process.uuid);
+    if (!process.child) one.main = process;
+    kernels.set(process.kernel, one);
+  }
+  return [...kernels].map(([kernel, { main, bytes, gpus }]) => {
+    const seconds = main.idle_since === null ? -1 : snapshot.time - main.idle_since;
+    const holds = seconds >= 0 && seconds >= limits.idleMinutes * 60 && bytes >= limits.idleBytes;
+    const text = t(
+      '%1 holds %2 on %3 and has been idle for %4 min.',
+      main.notebook ?? main.name ?? `PID ${main.pid}`,
+      size(bytes),
+      [...gpus].join(', '),
+      Math.floor(seconds / 60),
+    );
+    const key = `idle ${kernel}`;
+    return { key, kind: 'idle', text, process: main, hold: 0, holds, over: !holds };
+  });
+}
+
+/** Times are seconds of the snapshots' clock. */
+interface Event {
+  since: number | null;
+  alerted: boolean;
+  over: number | null;
+}
 
 export class Alerts {
-  /** May be changed at any time. */
   limits: Limits;
   #t: Translate;
-  #memory: Memory | null;
-  #page: string;
   #events = new Map<string, Event>();
   #last = 0;
-  /** There were GPUs with a driver. */
+  /** There was a driver. */
   #driven = false;
-  /** What does not hold any more, as of the last update. */
-  ended: string[] = [];
+  /** The keys of the conditions that are over, as of the last update. */
+  over: string[] = [];
 
-  /** `memory` is what this page, loaded again, and the others beside it know; `page` its own name. */
-  constructor(
-    limits: Limits,
-    t: Translate,
-    memory: Memory | null = null,
-    page = `${Math.random()}`,
-  ) {
+  constructor(limits: Limits, t: Translate) {
     this.limits = limits;
     this.#t = t;
-    this.#memory = memory;
-    this.#page = page;
   }
 
-  /** The alerts that are due now. */
+  /** Return the alerts that are due now. */
   update(snapshot: Snapshot): Alert[] {
     const { time } = snapshot;
-    // A clock may be set back.
-    const pause = time - this.#last > PAUSE_S || time < this.#last;
+    // A clock can be set back.
+    const gap = time - this.#last > GAP_S || time < this.#last;
     this.#last = time;
-    const due: Alert[] = [];
-    this.#recall();
-    const before = this.#told();
     this.#driven ||= snapshot.driver !== null;
     const found = findings(snapshot, this.limits, this.#t);
-    if (this.#driven && this.limits.fault) found.push(driver(snapshot, this.#t));
-    this.ended = found.filter(({ holds, over }) => over && !holds).map(({ key }) => key);
+    if (this.#driven && this.limits.fault) found.push(noDriver(snapshot, this.#t));
+    this.over = found.filter(({ over }) => over).map(({ key }) => key);
+    const due: Alert[] = [];
     for (const { hold, holds, over, ...alert } of found) {
       const known = this.#events.get(alert.key);
-      const event = known ?? { since: null, told: null, over: null, by: '' };
+      const event = known ?? { since: null, alerted: false, over: null };
       if (holds) {
-        if (event.since === null || pause) event.since = time;
+        if (event.since === null || gap) event.since = time;
         event.over = null;
-        if (event.told === null && time - event.since >= hold) {
-          event.told = time;
-          event.by = this.#page;
+        if (!event.alerted && time - event.since >= hold) {
+          event.alerted = true;
           due.push(alert);
         }
         this.#events.set(alert.key, event);
-      } else if (known && over) {
+      } else if (over) {
         event.since = null;
         event.over ??= time;
       }
     }
-    for (const [key, { told, over }] of this.#events) {
-      const rearmed = over !== null && (told === null || time - over >= REARM_S);
-      if (rearmed || (told !== null && time - told > FORGET_S)) this.#events.delete(key);
-    }
-    const after = this.#told();
-    if (after !== before) this.#memory?.setItem(STORED, after);
+    for (const [key, { alerted, over }] of this.#events)
+      if (over !== null && (!alerted || time - over >= REARM_S)) this.#events.delete(key);
     return due;
-  }
-
-  /** Whether it is for this page to tell it, some time after it was due. */
-  isMine({ key }: Alert): boolean {
-    this.#recall();
-    return this.#events.get(key)?.by === this.#page;
-  }
-
-  #told(): string {
-    return JSON.stringify([...this.#events].filter(([, event]) => event.told !== null));
-  }
-
-  /** What is in the memory goes before what this page thinks. */
-  #recall(): void {
-    if (!this.#memory) return;
-    const stored = read(this.#memory.getItem(STORED));
-    for (const [key, event] of this.#events)
-      if (event.told !== null && !stored.has(key)) this.#events.delete(key);
-    for (const [key, event] of stored) {
-      const since = this.#events.get(key)?.since ?? null;
-      this.#events.set(key, { ...event, since });
-    }
   }
 }
 
-function read(text: string | null): Map<string, Event> {
-  const events = new Map<string, Event>();
-  try {
-    for (const [key, { told, over, by }] of JSON.parse(text ?? '[]')) {
-      const event = { since: null, told: Number(told), over: over ?? null, by: String(by) };
-      events.set(String(key), event);
-    }
-  } catch {
-    // What another program wrote there is not ours to fix.
+/** Checks snapshots for alerts, also while the panel is closed. */
+export class AlertPoll {
+  #alerts: Alerts;
+  #stream: Stream;
+  #world: Pick<World, 'get' | 'hidden' | 'after'>;
+  #subscription: Subscription;
+
+  /** `notify` gets each alert, and `dismiss` the keys of the conditions that are over. */
+  constructor(
+    alerts: Alerts,
+    stream: Stream,
+    world: Pick<World, 'get' | 'hidden' | 'after'>,
+    notify: (alert: Alert) => void,
+    dismiss: (key: string) => void = () => {},
+  ) {
+    [this.#alerts, this.#stream, this.#world] = [alerts, stream, world];
+    const snapshot = (latest: Snapshot) => {
+      alerts.update(latest).forEach(notify);
+      alerts.over.forEach(dismiss);
+    };
+    this.#subscription = stream.subscribe({ snapshot }, null);
+    this.#again();
   }
-  return events;
+
+  setLimits(limits: Limits): void {
+    this.#alerts.limits = limits;
+    const any = limits.memory || limits.heat || limits.idle || limits.fault;
+    this.#subscription.change(any ? { period: PERIOD_S } : null);
+  }
+
+  /** Request the processes unless they are known, or the page is hidden. */
+  async processes(): Promise<void> {
+    const { latest } = this.#stream;
+    if (this.#world.hidden() || !latest?.gpus.length || latest.processes.length) return;
+    const snapshot = await this.#world.get<Snapshot>('snapshot').catch(() => null);
+    if (snapshot?.processes.length) this.#stream.show(snapshot);
+  }
+
+  #again(): void {
+    this.#world.after(PROCESSES_MS, () => {
+      void this.processes();
+      this.#again();
+    });
+  }
 }

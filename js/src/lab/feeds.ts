@@ -1,102 +1,83 @@
-/** The monitors of this page: each is fed from the one stream, and wants nothing while not seen. */
+/** Feed the monitors of this page from one stream; a monitor that is not visible wants nothing. */
 
-import type { ViewOptions } from '../monitor/monitor.js';
-import type { OtherHost, Snapshot } from '../snapshot.js';
-import type { Subscription } from './audience.js';
-import type { Deferred } from './deferred.js';
-import { toPast } from './messages.js';
-import type { Stream } from './stream.js';
+import type { Monitor } from '../monitor/monitor.js';
+import type { State } from '../monitor/shared.js';
+import type { HistoryMessage } from '../snapshot.js';
+import type { Stream, Subscription } from './stream.js';
 
-type Fed = Pick<Deferred, 'update' | 'seed' | 'mark' | 'connection' | 'here' | 'options' | 'hosts'>;
+interface View {
+  isVisible(): boolean;
+  subscription: Subscription;
+}
 
 export class Feeds {
   #stream: Pick<Stream, 'subscribe'>;
-  #get: (path: string) => Promise<unknown>;
-  #fed = new Map<Fed, { look: () => void; close: () => void; isSeen: () => boolean }>();
-  #looked: () => void;
-  #here: string | null = null;
-  #options: ViewOptions = {};
+  #get: <T>(path: string) => Promise<T>;
+  #views = new Map<Monitor, View>();
+  #state: Partial<State> = {};
   #period = 1;
-  #hosts: OtherHost[] = [];
+  #fed = false;
 
-  /** `looked` is called when some of them may have come to be seen. */
-  constructor(
-    stream: Pick<Stream, 'subscribe'>,
-    get: (path: string) => Promise<unknown>,
-    looked: () => void = () => {},
-  ) {
+  constructor(stream: Pick<Stream, 'subscribe'>, get: <T>(path: string) => Promise<T>) {
     this.#stream = stream;
     this.#get = get;
-    this.#looked = looked;
   }
 
-  /** Feeds a monitor, until `remove`; `also` gets each snapshot too. */
-  add(monitor: Fed, isSeen: () => boolean, also?: (snapshot: Snapshot) => void): void {
-    monitor.here(this.#here);
-    monitor.options(this.#options);
-    monitor.hosts(this.#hosts);
-    const subscription: Subscription = this.#stream.subscribe(
+  /** Feed a monitor until `remove`. */
+  add(monitor: Monitor, isVisible: () => boolean): void {
+    monitor.set(this.#state);
+    const subscription = this.#stream.subscribe(
       {
-        snapshot: (snapshot) => {
-          monitor.update(snapshot);
-          also?.(snapshot);
-        },
+        snapshot: (snapshot) => monitor.update(snapshot),
         history: (history) => monitor.seed(history),
         cells: (cells) => monitor.mark(cells),
-        connection: (connection) => monitor.connection(connection),
+        connection: (connection) => monitor.set({ connection }),
       },
       null,
     );
-    const look = () =>
-      subscription.change(
-        isSeen() ? { period: this.#period, processes: true, history: true } : null,
-      );
-    this.#fed.set(monitor, { look, close: () => subscription.close(), isSeen });
-    look();
+    this.#views.set(monitor, { isVisible, subscription });
+    // The stream delivers the past only once, to the first monitor.
+    if (this.#fed) void this.#past(monitor);
+    this.#fed = true;
+    this.look();
   }
 
-  /** For one that comes late: the stream tells the past only once. */
-  async past(monitor: Fed): Promise<void> {
-    const past = toPast(await this.#get('history').catch(() => null));
-    if (!past || !this.#fed.has(monitor)) return;
+  async #past(monitor: Monitor): Promise<void> {
+    const past = await this.#get<HistoryMessage>('history').catch(() => null);
+    if (!past || !this.#views.has(monitor)) return;
     monitor.seed(past.history);
     monitor.mark(past.cells);
   }
 
-  remove(monitor: Fed): void {
-    this.#fed.get(monitor)?.close();
-    this.#fed.delete(monitor);
+  remove(monitor: Monitor): void {
+    this.#views.get(monitor)?.subscription.close();
+    this.#views.delete(monitor);
   }
 
-  /** Some of them came to be seen, or not. */
-  look(): void {
-    for (const { look } of this.#fed.values()) look();
-    this.#looked();
+  /** Change the state of all monitors, present and future. */
+  set(state: Partial<State>): void {
+    Object.assign(this.#state, state);
+    for (const monitor of this.#views.keys()) monitor.set(state);
   }
 
-  isSeen(monitor: unknown): boolean {
-    return this.#fed.get(monitor as Fed)?.isSeen() ?? false;
-  }
-
-  /** Whether any of them is seen. */
-  get seen(): boolean {
-    return [...this.#fed.values()].some(({ isSeen }) => isSeen());
-  }
-
-  hosts(hosts: OtherHost[]): void {
-    this.#hosts = hosts;
-    for (const monitor of this.#fed.keys()) monitor.hosts(hosts);
-  }
-
-  here(kernel: string | null): void {
-    this.#here = kernel;
-    for (const monitor of this.#fed.keys()) monitor.here(kernel);
-  }
-
-  options(options: ViewOptions, period: number): void {
-    this.#options = options;
+  /** Change the seconds between snapshots. */
+  setPeriod(period: number): void {
     this.#period = period;
-    for (const monitor of this.#fed.keys()) monitor.options(options);
     this.look();
+  }
+
+  /** Want snapshots for the visible monitors. */
+  look(): void {
+    const want = { period: this.#period, processes: true, history: true };
+    for (const { isVisible, subscription } of this.#views.values())
+      subscription.change(isVisible() ? want : null);
+  }
+
+  isVisible(monitor: Monitor): boolean {
+    return this.#views.get(monitor)?.isVisible() ?? false;
+  }
+
+  get anyVisible(): boolean {
+    return [...this.#views.values()].some(({ isVisible }) => isVisible());
   }
 }

@@ -1,43 +1,42 @@
 /**
- * The GPUs of other hosts, as kernels that run there tell: behind a gateway, a provisioner, SSH; and
- * those where only ranks of a kernel's cluster run, as that kernel has heard of them.
+ * Ask kernels on other hosts for the GPUs there, and for those of their cluster's ranks.
  *
- * A kernel is asked over the connection that its notebook or console has in this page. None is made
- * for the purpose: it would keep an idle kernel from being culled, and the server would hand it the
- * output that it keeps for a page whose connection broke.
+ * Such kernels run behind a gateway, a provisioner or SSH. A kernel is asked over the connection of
+ * its notebook or console in this page. A connection of our own would keep an idle kernel from
+ * being culled, and would receive the output that the server buffers for a broken connection.
  */
 
 import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import type { Host, OtherHost, Snapshot } from '../snapshot.js';
-import { ask, type Content } from './control.js';
-import { toRankHosts, toSnapshot } from './messages.js';
+import type { Answer, ask } from './current-kernel.js';
 import type { World } from './stream.js';
 
-/** A host that has not answered for so many seconds is said to be silent, and then is forgotten. */
+/** After so many seconds without an answer a host is shown as silent, and then it is removed. */
 const SILENT_S = 3;
 const GONE_S = 30;
-/** Between two looks no more time counts: nobody asked. */
+/** Longer gaps between two requests count as this long: nobody asked. */
 const LONGEST_S = 10;
-/** By a comm of this name, gpumagic/magics/control_channel.py says that it is there. */
+/** gpumagic/magics/control_channel.py opens a comm of this name, and answers these requests. */
 const TARGET = 'gpumagic';
 const REQUEST = 'gpumagic_request';
 
-/** What is known of a kernel. */
+/** State of one kernel. */
 interface Known {
-  /** Not asked yet; has no gpumagic; is on the server's host; is on another. */
+  /** Not asked yet; without gpumagic; on the server's host; on another host. */
   is: 'new' | 'without' | 'near' | 'far';
   asking: boolean;
-  /** It did not answer when it was asked last. */
+  /** It did not answer the last request. */
   failed: boolean;
   pid: number | null;
   host: string;
-  /** It may have a cluster with ranks on other hosts: a cell of it has run, or it said so. */
+  /** It may have a cluster with ranks on other hosts. */
   leads: boolean;
-  /** By host, the processes of its ranks, and the time of what it said last. */
+  /** The processes of its ranks by host, and the time of the last message from there. */
   ranks: Map<string, { pids: number[]; time: number }>;
 }
 
-interface Told {
+/** State of one host. */
+interface Seen {
   snapshot: Snapshot;
   /** It was asked, and has not answered since. */
   asked: boolean;
@@ -51,26 +50,17 @@ const unknown = (): Known => {
 
 const keyOf = ({ name, boot }: Host): string => `${name} ${boot ?? ''}`;
 
-/**
- * Whether JupyterLab can tell a kernel's answer on the control channel from the end of its cell:
- * from 4.5 on, and Notebook from 7.5 on, where the server names the `untracked` types of messages.
- */
-export function tellsApart(version: string, untracked: string): boolean {
-  const [major = 0, minor = 0] = version.split('.').map(Number);
-  const able = major === 4 || major === 7 ? minor >= 5 : major > 4;
-  return able && untracked.includes(REQUEST);
-}
-
 export class Hosts {
   #world: Pick<World, 'now' | 'after'>;
   #connections: () => Iterable<Kernel.IKernelConnection>;
   #names: () => ReadonlyMap<string, string>;
-  #tell: (hosts: OtherHost[]) => void;
+  #show: (hosts: OtherHost[]) => void;
+  #send: typeof ask;
   #known = new Map<Kernel.IKernelConnection, Known>();
-  #hosts = new Map<string, Told>();
+  #hosts = new Map<string, Seen>();
   #own: Snapshot | null = null;
   #here: string | null = null;
-  #looked = 0;
+  #lookedAt = 0;
   #any = false;
 
   /** `connections` of this page; `names` of the notebooks of all kernels, by the kernel's id. */
@@ -78,151 +68,151 @@ export class Hosts {
     world: Pick<World, 'now' | 'after'>,
     connections: () => Iterable<Kernel.IKernelConnection>,
     names: () => ReadonlyMap<string, string>,
-    tell: (hosts: OtherHost[]) => void,
+    show: (hosts: OtherHost[]) => void,
+    send: typeof ask,
   ) {
-    [this.#world, this.#connections, this.#names, this.#tell] = [world, connections, names, tell];
+    [this.#world, this.#connections, this.#names] = [world, connections, names];
+    [this.#show, this.#send] = [show, send];
   }
 
-  /** The kernel of the current notebook: the numbers of its GPUs are those to show. */
+  /** Change the current notebook's kernel, which is asked first. */
   here(kernel: string | null): void {
     this.#here = kernel;
   }
 
-  /** Somebody looks, and this is the server's host now. */
+  /** Ask the kernels; `own` is the server's host. */
   look(own: Snapshot): void {
     this.#own = own;
+    // Two notebooks can share a kernel.
     const kernels = new Map([...this.#connections()].map((kernel) => [kernel.id, kernel]));
-    this.#meet(new Set(kernels.values()));
-    this.#age();
+    this.#follow(new Set(kernels.values()));
+    this.#expire();
     const reporters = new Set([...this.#hosts.keys()].map((key) => this.#reporter(key)));
     for (const host of this.#hosts.values()) host.asked = true;
     for (const [kernel, known] of this.#known) {
-      if (known.is === 'without' || !able(kernel, known)) continue;
+      if (known.is === 'without' || !canAsk(kernel, known)) continue;
       if (known.is === 'new') void this.#probe(kernel, known);
-      else if (reporters.has(known)) void this.#ask(kernel, known);
-      else if (known.leads) void this.#askOfRanks(kernel, known);
+      else if (reporters.has(known)) void this.#ask(kernel, known, true);
+      else if (known.leads) void this.#ask(kernel, known, false);
     }
-    this.#show();
+    this.#update();
   }
 
-  #age(): void {
+  /** Remove hosts that have been silent for long, or have no kernel and no rank any more. */
+  #expire(): void {
     const now = this.#world.now() / 1000;
-    const gap = Math.min(now - this.#looked, LONGEST_S);
-    this.#looked = now;
+    const gap = Math.min(now - this.#lookedAt, LONGEST_S);
+    this.#lookedAt = now;
     for (const [key, host] of this.#hosts) {
       const every = [...this.#known.values()];
       const there = every.filter((known) => known.host === key);
-      const told = there.length > 0 || every.some((known) => known.ranks.has(key));
+      const used = there.length > 0 || every.some((known) => known.ranks.has(key));
       if (host.asked) host.silent += gap;
-      if (told && host.silent < GONE_S) continue;
+      if (used && host.silent < GONE_S) continue;
       this.#hosts.delete(key);
       for (const known of there) known.is = 'without';
     }
   }
 
-  #meet(kernels: ReadonlySet<Kernel.IKernelConnection>): void {
+  /** Connect to the signals of new kernels, and disconnect from closed ones. */
+  #follow(kernels: ReadonlySet<Kernel.IKernelConnection>): void {
     for (const kernel of this.#known.keys()) {
       if (kernels.has(kernel)) continue;
-      kernel.statusChanged.disconnect(this.#change);
-      kernel.connectionStatusChanged.disconnect(this.#connect);
-      kernel.iopubMessage.disconnect(this.#hear);
+      kernel.statusChanged.disconnect(this.#onStatus);
+      kernel.connectionStatusChanged.disconnect(this.#onConnection);
+      kernel.iopubMessage.disconnect(this.#onMessage);
       this.#known.delete(kernel);
     }
     for (const kernel of kernels) {
       if (this.#known.has(kernel)) continue;
-      kernel.statusChanged.connect(this.#change);
-      kernel.connectionStatusChanged.connect(this.#connect);
-      kernel.iopubMessage.connect(this.#hear);
+      kernel.statusChanged.connect(this.#onStatus);
+      kernel.connectionStatusChanged.connect(this.#onConnection);
+      kernel.iopubMessage.connect(this.#onMessage);
       this.#known.set(kernel, unknown());
     }
   }
 
-  #change = (kernel: Kernel.IKernelConnection, status: Kernel.Status): void => {
+  #onStatus = (kernel: Kernel.IKernelConnection, status: Kernel.Status): void => {
     const known = this.#known.get(kernel);
     if (known && status.endsWith('restarting')) Object.assign(known, unknown());
   };
 
-  /** What it did not answer, the connection may have lost. */
-  #connect = (kernel: Kernel.IKernelConnection, status: Kernel.ConnectionStatus): void => {
+  /** A broken connection may have lost the last answer. */
+  #onConnection = (kernel: Kernel.IKernelConnection, status: Kernel.ConnectionStatus): void => {
     const known = this.#known.get(kernel);
     if (known?.is === 'without' && status === 'connected') known.is = 'new';
   };
 
-  /** A cell may have loaded gpumagic or started a cluster, as soon as it runs or at its end. */
-  #hear = (kernel: Kernel.IKernelConnection, message: KernelMessage.IIOPubMessage): void => {
+  /** A cell may load gpumagic or start a cluster, when it starts or when it ends. */
+  #onMessage = (kernel: Kernel.IKernelConnection, message: KernelMessage.IIOPubMessage): void => {
     const known = this.#known.get(kernel);
     const { header, parent_header: parent } = message;
     const ran = 'msg_type' in parent && parent.msg_type === 'execute_request';
-    if (!known || !ran || (header.msg_type !== 'execute_input' && header.msg_type !== 'status'))
-      return;
+    if (!known || !ran || !['execute_input', 'status'].includes(header.msg_type)) return;
     known.leads = true;
     if (known.is === 'without') known.is = 'new';
   };
 
-  /** Of a host's kernels the one to ask: that of the current notebook, or else any that answers. */
+  /** Return the kernel to ask about a host: the current notebook's, or any that answers. */
   #reporter(host: string): Known | undefined {
     const rank = ([kernel, { failed }]: [Kernel.IKernelConnection, Known]) =>
       Number(failed) * 2 + Number(kernel.id !== this.#here);
     return [...this.#known]
-      .filter(([kernel, known]) => known.host === host && able(kernel, known))
+      .filter(([kernel, known]) => known.host === host && canAsk(kernel, known))
       .sort((a, b) => rank(a) - rank(b))[0]?.[1];
   }
 
-  /** Whether it has gpumagic, and where it is. */
+  /** Find out whether a kernel has gpumagic, and where it runs. */
   async #probe(kernel: Kernel.IKernelConnection, known: Known): Promise<void> {
     known.asking = true;
     const info = await kernel.info.catch(() => null);
     const python = info?.language_info.name === 'python';
-    const asked = { target_name: TARGET };
-    const answer = python && (await this.#answer(kernel, 'comm_info_request', asked));
+    const content = { target_name: TARGET };
+    const answer = python && (await this.#send(kernel, 'comm_info_request', content, this.#world));
     known.asking = false;
-    known.is = answer && Object.keys(answer['comms'] ?? {}).length > 0 ? 'far' : 'without';
-    if (known.is === 'far') await this.#ask(kernel, known);
+    known.is = answer && Object.keys(answer.comms ?? {}).length > 0 ? 'far' : 'without';
+    if (known.is === 'far') await this.#ask(kernel, known, true);
   }
 
-  async #ask(kernel: Kernel.IKernelConnection, known: Known): Promise<void> {
+  /** Ask about the ranks, and about its `own` host if no other kernel reports that. */
+  async #ask(kernel: Kernel.IKernelConnection, known: Known, own: boolean): Promise<void> {
     known.asking = true;
-    const answer = await this.#answer(kernel, REQUEST);
+    const answer = await this.#send(kernel, REQUEST, own ? {} : { own }, this.#world);
     known.asking = false;
-    const snapshot = toSnapshot(answer?.['snapshot']);
-    known.failed = snapshot === null;
-    if (!snapshot || this.#known.get(kernel) !== known) {
-      if (!known.host) known.is = 'without';
-      return;
+    const current = this.#known.get(kernel) === known;
+    if (own) {
+      const snapshot = answer?.snapshot;
+      known.failed = !snapshot;
+      if (!snapshot || !current) {
+        if (!known.host) known.is = 'without';
+        return;
+      }
+      const key = keyOf(snapshot.host);
+      if (this.#isOwn(key)) known.is = 'near';
+      else {
+        known.host = key;
+        known.pid = answer?.pid ?? null;
+        this.#set(key, snapshot);
+      }
     }
-    const key = keyOf(snapshot.host);
-    if (this.#isOwn(key)) {
-      known.is = 'near';
-    } else {
-      known.host = key;
-      known.pid = typeof answer?.['pid'] === 'number' ? answer['pid'] : null;
-      this.#set(key, snapshot);
-    }
-    this.#takeRanks(known, answer);
+    if (answer && current) this.#takeRanks(known, answer.hosts ?? null);
+    this.#update();
   }
 
-  /** Of its own host it is not asked, which the server sees or another kernel tells. */
-  async #askOfRanks(kernel: Kernel.IKernelConnection, known: Known): Promise<void> {
-    known.asking = true;
-    const answer = await this.#answer(kernel, REQUEST, { own: false });
-    known.asking = false;
-    if (this.#known.get(kernel) === known) this.#takeRanks(known, answer);
-  }
-
-  #takeRanks(known: Known, answer: Content | null): void {
-    if (answer) {
-      const [told, before] = [toRankHosts(answer['hosts']), known.ranks];
-      const keyed = (told ?? []).map((host) => ({ ...host, key: keyOf(host.snapshot.host) }));
-      known.leads = told !== null;
-      known.ranks = new Map(
-        keyed.map(({ key, pids, snapshot }) => [key, { pids, time: snapshot.time }]),
-      );
-      const kernels = new Set([...this.#known.values()].map(({ host }) => host));
-      for (const { key, snapshot } of keyed)
-        if (!this.#isOwn(key) && !kernels.has(key) && before.get(key)?.time !== snapshot.time)
-          this.#set(key, snapshot);
+  #takeRanks(known: Known, hosts: NonNullable<Answer['hosts']> | null): void {
+    const before = known.ranks;
+    known.leads = hosts !== null;
+    known.ranks = new Map();
+    const kernels = new Set([...this.#known.values()].map(({ host }) => host));
+    const news: [string, Snapshot][] = [];
+    for (const { pids, snapshot } of hosts ?? []) {
+      const key = keyOf(snapshot.host);
+      known.ranks.set(key, { pids, time: snapshot.time });
+      const isNew = before.get(key)?.time !== snapshot.time;
+      if (!this.#isOwn(key) && !kernels.has(key) && isNew) news.push([key, snapshot]);
     }
-    this.#show();
+    // The names of processes need all ranks.
+    for (const [key, snapshot] of news) this.#set(key, snapshot);
   }
 
   #isOwn(key: string): boolean {
@@ -233,13 +223,7 @@ export class Hosts {
     this.#hosts.set(key, { snapshot: this.#named(snapshot, key), asked: false, silent: 0 });
   }
 
-  #answer(kernel: Kernel.IKernelConnection, type: string, content: Content = {}) {
-    return ask(kernel, type, content, (milliseconds, then) =>
-      this.#world.after(milliseconds, then),
-    );
-  }
-
-  /** With the notebooks of this server, which the kernel's own host may not know. */
+  /** Add this server's notebooks, which the other host may not know. */
   #named(snapshot: Snapshot, host: string): Snapshot {
     const names = this.#names();
     const pids = new Map<number, string>();
@@ -247,7 +231,7 @@ export class Hosts {
       if (known.host === host && known.pid !== null) pids.set(known.pid, kernel.id);
       for (const pid of known.ranks.get(host)?.pids ?? []) pids.set(pid, kernel.id);
     }
-    // What that host takes for the id of a kernel that is asked here, and of its workers.
+    // The other host may use its own ids for the kernels, and for their workers.
     const ids = new Map([...names.keys()].map((id) => [id, id]));
     for (const { pid, kernel } of snapshot.processes) {
       const id = pids.get(pid);
@@ -261,27 +245,27 @@ export class Hosts {
     return { ...snapshot, processes };
   }
 
-  /** Each GPU once: a container may have another name than the server, and the same GPUs. */
-  #show(): void {
+  /** Show each GPU once: a container can have another name than the server, but the same GPUs. */
+  #update(): void {
     const seen = new Set(this.#own?.gpus.map(({ uuid }) => uuid));
-    const told: OtherHost[] = [];
+    const shown: OtherHost[] = [];
     for (const [key, { snapshot, silent }] of this.#hosts) {
       const gpus = snapshot.gpus.filter(({ uuid }) => !seen.has(uuid));
       if (snapshot.gpus.length && !gpus.length) continue;
-      for (const { uuid } of gpus) seen.add(uuid);
-      const shown = new Set(gpus.map(({ uuid }) => uuid));
-      const processes = snapshot.processes.filter(({ uuid }) => shown.has(uuid));
+      const uuids = new Set(gpus.map(({ uuid }) => uuid));
+      for (const uuid of uuids) seen.add(uuid);
+      const processes = snapshot.processes.filter(({ uuid }) => uuids.has(uuid));
       const old = silent >= SILENT_S ? silent : 0;
       const aged = gpus.map((gpu) => (old ? { ...gpu, age: Math.max(gpu.age, old) } : gpu));
-      told.push({ key, silent: old, snapshot: { ...snapshot, gpus: aged, processes } });
+      shown.push({ key, silent: old, snapshot: { ...snapshot, gpus: aged, processes } });
     }
-    if (this.#any || told.length) this.#tell(told);
-    this.#any = told.length > 0;
+    if (this.#any || shown.length) this.#show(shown);
+    this.#any = shown.length > 0;
   }
 }
 
-/** What is sent while the connection is away would be kept, and sent when it is back. */
-function able(kernel: Kernel.IKernelConnection, known: Known): boolean {
+/** Whether a request would be sent now: a broken connection would send it later. */
+function canAsk(kernel: Kernel.IKernelConnection, known: Known): boolean {
   const runs = kernel.status === 'idle' || kernel.status === 'busy';
   return !known.asking && kernel.connectionStatus === 'connected' && runs;
 }

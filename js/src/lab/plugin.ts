@@ -1,4 +1,4 @@
-/** The parts put together: one stream for the panel, the status bar and the alerts. */
+/** JupyterLab's plugin: one stream for the panel, the page, the status bar and the alerts. */
 
 import {
   ILayoutRestorer,
@@ -10,29 +10,21 @@ import { PageConfig } from '@jupyterlab/coreutils';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator } from '@jupyterlab/translation';
+import type { Monitor } from '../monitor/monitor.js';
 import { type Actions, english, type Translate } from '../monitor/shared.js';
-import { Alerts } from './alerts.js';
-import { Doctor } from './checks.js';
-import { connections, names } from './connections.js';
-import { Deferred } from './deferred.js';
+import { AlertPoll, Alerts } from './alerts.js';
+import { ask, connections, followKernel, isAble, notebookNames } from './current-kernel.js';
 import { Feeds } from './feeds.js';
-import { followKernel } from './here.js';
-import { HoldingsOf } from './holdings.js';
-import { Hosts, tellsApart } from './hosts.js';
-import { gpuIcon } from './icon.js';
-import { Kernels } from './kernels.js';
-import { Lines } from './lines.js';
-import { dismiss, notify } from './notify.js';
-import { Offers } from './offers.js';
-import { Api } from './request.js';
+import type { Hosts } from './hosts.js';
+import { DoctorClient, Offers } from './no-gpu.js';
+import { Timings, VariablesClient } from './notebook.js';
+import { gpuIcon, Page, Panel } from './panel.js';
+import { ProcessActions } from './process-actions.js';
+import { RunInKernel } from './run-in-kernel.js';
+import { Api, world as worldOf } from './server.js';
 import { follow, read } from './settings.js';
-import { Panel } from './sidebar.js';
 import { StatusItem } from './status.js';
 import { Stream } from './stream.js';
-import { Tab } from './tab.js';
-import { Timings } from './timings.js';
-import { Watch } from './watch.js';
-import { page, storage } from './world.js';
 
 const ID = 'gpumagic:plugin';
 const SHOW = 'gpumagic:show';
@@ -41,11 +33,11 @@ const DOCTOR = 'gpumagic:doctor';
 const VIRTUAL = 'gpumagic:virtual';
 const ENABLE = 'gpumagic:enable';
 const RANK = 600;
-const TOLD_MS = 10_000;
+const DONE_MS = 10_000;
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: ID,
-  description: 'The GPUs of the machine, live: a panel, an item in the status bar, and alerts.',
+  description: 'The GPUs of the machine, live: a panel, a status bar item, and alerts.',
   autoStart: true,
   optional: [ISettingRegistry, ILayoutRestorer, ICommandPalette, IStatusBar, ITranslator],
   activate,
@@ -62,82 +54,94 @@ async function activate(
   translator: ITranslator | null,
 ): Promise<void> {
   const { commands, shell } = app;
-  const words = translator?.load('gpumagic');
-  const t: Translate = words ? (text, ...values) => words.__(text, ...values) : english;
+  const bundle = translator?.load('gpumagic');
+  const t: Translate = bundle ? (text, ...values) => bundle.__(text, ...values) : english;
   let settings = read();
 
   const api = new Api(app.serviceManager.serverSettings);
-  const world = page(api);
+  const world = worldOf(api);
   const stream = new Stream(world, t);
-  const kernels = new Kernels(app, api, t, () => stream.latest);
-  const held: HoldingsOf = new HoldingsOf((monitor) => feeds.isSeen(monitor), t);
-  const feeds = new Feeds(
-    stream,
-    (path) => api.get(path),
-    () => held.look(),
+  const feeds = new Feeds(stream, (path) => api.get(path));
+  const processes = new ProcessActions(app, api, t, () => stream.latest);
+  const doctor = new DoctorClient(
+    api,
+    (state) => feeds.set(state),
+    (snapshot) => stream.show(snapshot),
   );
-  const actions: Actions = {
-    ...kernels.actions(() => void doctor.again()),
-    density: (density) => void registry?.set(ID, 'density', density),
-  };
-  const make = (more: Actions, wide = false) => {
-    const holdings = (open: boolean) => held.want(made, open);
-    const made: Deferred = new Deferred(
-      (attempt) => api.renderer(attempt),
-      { translate: t, label: t('GPUs'), actions: { ...actions, holdings, ...more }, wide },
-      t,
-    );
-    return made;
-  };
-  const tab = new Tab(shell, feeds, () => make({}, true), t);
-  const monitor = make({ page: () => tab.open(), room: () => panel.node.clientHeight });
-  const timings = new Timings((results) => monitor.timings(results));
-  const told = (text: string) => void Notification.success(text, { autoClose: TOLD_MS });
+  const variables = new VariablesClient(
+    (monitor) => feeds.isVisible(monitor),
+    (answer) => feeds.set({ variables: answer }),
+    t,
+  );
+  const timings = new Timings((results) => feeds.set({ timings: results }));
+  const done = (text: string) => void Notification.success(text, { autoClose: DONE_MS });
   const failed = (error: Error) => void Notification.error(error.message);
-  const offers = new Offers(new Lines(app, t), monitor, told, t);
-  const doctor = new Doctor(api, monitor, (snapshot) => stream.show(snapshot));
+  const offers = new Offers(new RunInKernel(app, t), (state) => feeds.set(state), done, t);
+  let hosts: Hosts | null = null;
+  let here: string | null = null;
+  const asksKernels = isAble(app.version, PageConfig.getOption('untracked_message_types'));
 
-  const hosts = new Hosts(
-    world,
-    () => connections(shell),
-    () => names(app),
-    (told) => feeds.hosts(told),
+  const panelOf = (id: string, wide: boolean, more: Actions): Panel => {
+    const create = async (attempt: number) => {
+      const { goTo, interrupt, shutDown, terminate } = processes;
+      const actions: Actions = {
+        ...{ goTo, interrupt, shutDown, terminate, ...more },
+        doctor: () => void doctor.again(),
+        variables: (open) => variables.want(monitor, open),
+      };
+      const module = await api.monitor(attempt);
+      hosts ??= new module.Hosts(
+        world,
+        () => connections(shell),
+        () => notebookNames(app),
+        (others) => feeds.set({ hosts: others }),
+        ask,
+      );
+      hosts.here(here);
+      const monitor: Monitor = module.create({ translate: t, label: t('GPUs'), actions }, wide);
+      return monitor;
+    };
+    return new Panel(id, create, feeds, () => void variables.look(), t);
+  };
+  const page = new Page(shell, () => panelOf('gpumagic-page', true, {}));
+  const panel = panelOf('gpumagic-panel', false, { page: () => page.open() });
+  stream.subscribe(
+    {
+      snapshot: (snapshot) => {
+        if (!feeds.anyVisible) return;
+        doctor.snapshot(snapshot);
+        if (asksKernels) hosts?.look(snapshot);
+      },
+    },
+    null,
   );
-  if (tellsApart(app.version, PageConfig.getOption('untracked_message_types')))
-    stream.subscribe({ snapshot: (own) => feeds.seen && hosts.look(own) }, null);
-
-  const panel = new Panel(monitor, t, () => feeds.look());
-  const isSeen = () => panel.isVisible;
-  feeds.add(monitor, isSeen, (snapshot) => isSeen() && doctor.snapshot(snapshot));
 
   const show = async () => {
-    // The palette gives the focus back as soon as its command returns: the panel is to have it.
+    // The palette takes the focus back when its command returns.
     await null;
     shell.activateById(panel.id);
   };
   const status = new StatusItem(t, show);
   const inStatus = stream.subscribe(status, null);
-  const alerts = new Alerts(settings.limits, t, storage());
-  const watch = new Watch(
-    alerts,
+  const alerts = new AlertPoll(
+    new Alerts(settings.limits, t),
     stream,
     world,
-    (alert) => notify(alert, kernels, t, show),
-    dismiss,
+    (alert) => processes.notify(alert, show),
+    processes.dismiss,
   );
 
-  let side = '';
   await follow(registry, ID, (next) => {
     settings = next;
-    feeds.options({ density: next.density, window: next.window }, next.period);
+    feeds.set({ window: next.window });
+    feeds.setPeriod(next.period);
     status.setHidden(!next.statusBar);
     inStatus.change(statusBar && next.statusBar ? { period: next.period } : null);
-    watch.limits(next.limits);
-    if (side !== next.side) shell.add(panel, next.side, { rank: RANK });
-    side = next.side;
+    alerts.setLimits(next.limits);
   });
+  shell.add(panel, 'right', { rank: RANK });
   restorer?.add(panel, panel.id);
-  void restorer?.restore(tab.tracker, { command: PAGE, name: () => 'page' });
+  void restorer?.restore(page.tracker, { command: PAGE, name: () => 'page' });
   statusBar?.registerStatusItem(ID, {
     item: status,
     align: 'left',
@@ -146,45 +150,50 @@ async function activate(
   });
 
   followKernel(shell, (kernel, context) => {
-    feeds.here(kernel);
-    hosts.here(kernel);
+    here = kernel;
+    feeds.set({ here });
+    hosts?.here(here);
     offers.here(context);
     timings.here(context);
-    held.here(kernel, context);
+    variables.here(kernel, context);
     status.here(kernel);
-    if (kernel) void watch.holders();
+    if (kernel) void alerts.processes();
   });
 
+  const icon = gpuIcon;
   commands.addCommand(SHOW, { label: t('Show GPUs'), execute: show });
   commands.addCommand(DOCTOR, {
     label: t('GPU Doctor'),
-    caption: t('What stands between this server and a GPU, and how to fix it'),
-    icon: gpuIcon,
+    caption: t('Find out why a GPU is not visible, and how to fix it'),
+    icon,
     execute: () => {
-      const wasSeen = isSeen();
+      const wasVisible = panel.isVisible;
       void show();
-      return doctor.call(wasSeen);
+      return doctor.toggle(wasVisible);
     },
   });
   commands.addCommand(VIRTUAL, {
     label: t('Use 2 Virtual GPUs in This Notebook'),
-    caption: t('Virtual GPUs stand in where there is no GPU'),
-    icon: gpuIcon,
+    caption: t('Without a GPU, virtual ones take its place'),
+    icon,
     execute: () => offers.virtual().catch(failed),
   });
   commands.addCommand(PAGE, {
-    label: t('GPUs as a Page'),
+    label: t('Open GPU Dashboard'),
     caption: t('All GPUs in one chart, in the main area'),
-    icon: gpuIcon,
-    execute: () => tab.open(),
+    icon,
+    execute: () => page.open(),
   });
   commands.addCommand(ENABLE, {
     label: t('Load gpumagic in Every Notebook'),
-    caption: t('The first %gpus or %%ongpu then loads it; gpumagic disable takes this back'),
+    caption: t('New kernels load it with its first magic. To undo: gpumagic disable'),
     execute: () =>
       offers
         .enable()
-        .then(() => told(t('Kernels that start from now on load gpumagic by themselves.')), failed),
+        .then(
+          () => done(t('New kernels load gpumagic when you first use one of its magics.')),
+          failed,
+        ),
   });
   for (const command of [SHOW, PAGE, DOCTOR, VIRTUAL, ENABLE])
     palette?.addItem({ command, category: t('GPUs') });

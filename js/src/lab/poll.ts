@@ -1,32 +1,59 @@
-/** Requests in place of a socket: a snapshot every few seconds, and now and then the past. */
+/** Request a snapshot every few seconds where sockets do not work. */
 
-import type { Snapshot } from '../snapshot.js';
-import type { Want } from './audience.js';
-import { type Message, toPast, toSnapshot } from './messages.js';
-import type { Timers } from './timers.js';
+import type { HistoryMessage, Message, Snapshot, Want } from '../snapshot.js';
 
 const PERIOD_S = 2;
-/** Of so many requests for a snapshot, one asks for the cells that ran too. */
+/** Every so many requests, the cells that ran are requested too. */
 const PAST_EVERY = 5;
 
-export interface Asking {
-  get(path: string): Promise<unknown>;
+/** Timers by name; a new one replaces the old one of the same name. */
+export class Timers {
+  #after: (milliseconds: number, then: () => void) => () => void;
+  #ends = new Map<string, () => void>();
+
+  constructor(after: (milliseconds: number, then: () => void) => () => void) {
+    this.#after = after;
+  }
+
+  start(name: string, milliseconds: number, then: () => void): void {
+    this.end(name);
+    const end = this.#after(milliseconds, () => {
+      this.#ends.delete(name);
+      then();
+    });
+    this.#ends.set(name, end);
+  }
+
+  runs(name: string): boolean {
+    return this.#ends.has(name);
+  }
+
+  end(...names: string[]): void {
+    for (const name of names) {
+      this.#ends.get(name)?.();
+      this.#ends.delete(name);
+    }
+  }
+}
+
+export interface PollOptions {
+  get<T>(path: string): Promise<T>;
   want(): Want | null;
-  /** The past is known up to here; null: not at all. */
+  /** The time up to which the past is known; null if it is unknown. */
   known(): number | null;
   take(message: Message): void;
   failed(error: unknown): void;
 }
 
 export class Poll {
-  #asking: Asking;
+  #options: PollOptions;
   #timers: Timers;
-  /** Grows whenever an answer under way is no longer wanted. */
+  /** Grows when a pending answer is no longer wanted. */
   #turn = 0;
   #runs = false;
 
-  constructor(asking: Asking, timers: Timers) {
-    this.#asking = asking;
+  constructor(options: PollOptions, timers: Timers) {
+    this.#options = options;
     this.#timers = timers;
   }
 
@@ -34,21 +61,26 @@ export class Poll {
     return this.#runs;
   }
 
-  /** A single snapshot; undefined where it was no longer wanted when it came. */
-  async once(): Promise<Snapshot | null | undefined> {
+  /** Return an answer; undefined if it is no longer wanted when it arrives. */
+  async #get<T>(path: string): Promise<T | undefined> {
     const turn = ++this.#turn;
     try {
-      const snapshot = toSnapshot(await this.#asking.get('snapshot'));
-      return turn === this.#turn ? snapshot : undefined;
+      const answer = await this.#options.get<T>(path);
+      return turn === this.#turn ? answer : undefined;
     } catch (error) {
       if (turn === this.#turn) throw error;
       return undefined;
     }
   }
 
+  /** Return one snapshot; undefined if it is no longer wanted when it arrives. */
+  once(): Promise<Snapshot | undefined> {
+    return this.#get('snapshot');
+  }
+
   start(): void {
     this.#runs = true;
-    void this.#ask(0);
+    void this.#request(0);
   }
 
   stop(): void {
@@ -57,31 +89,28 @@ export class Poll {
     this.#timers.end('poll');
   }
 
-  async #ask(count: number): Promise<void> {
-    const want = this.#asking.want();
-    if (!want) return;
+  async #request(count: number): Promise<void> {
+    const { want, known, take, failed } = this.#options;
+    const wanted = want();
+    if (!wanted) return;
     try {
-      if (want.history && count % PAST_EVERY === 0 && !(await this.#past())) return;
+      if (wanted.history && count % PAST_EVERY === 0) {
+        const since = known();
+        const past = await this.#get<HistoryMessage>(
+          since === null ? 'history' : `history?since=${since}`,
+        );
+        if (!past) return;
+        take(past);
+      }
       const snapshot = await this.once();
-      if (snapshot === undefined) return;
-      if (snapshot) this.#asking.take({ type: 'snapshot', snapshot });
+      if (!snapshot) return;
+      take({ type: 'snapshot', snapshot });
     } catch (error) {
       this.stop();
-      this.#asking.failed(error);
+      failed(error);
       return;
     }
-    const wait = Math.max(PERIOD_S, want.period) * 1000;
-    this.#timers.start('poll', wait, () => void this.#ask(count + 1));
-  }
-
-  /** False where it was no longer wanted when it came. */
-  async #past(): Promise<boolean> {
-    const turn = ++this.#turn;
-    const known = this.#asking.known();
-    const answer = await this.#asking.get(known === null ? 'history' : `history?since=${known}`);
-    if (turn !== this.#turn) return false;
-    const past = toPast(answer);
-    if (past) this.#asking.take(past);
-    return true;
+    const wait = Math.max(PERIOD_S, wanted.period) * 1000;
+    this.#timers.start('poll', wait, () => void this.#request(count + 1));
   }
 }

@@ -1,37 +1,27 @@
-/** The settings as the schema has them, whatever stands in the file. */
+/** Read the settings; a missing or invalid value is the default of the schema. */
 
 import type { ISettingRegistry } from '@jupyterlab/settingregistry';
-import type { Density } from '../monitor/shared.js';
-import type { Limits } from './findings.js';
-
-const DENSITIES: readonly Density[] = ['auto', 'cards', 'lines'];
+import type { Limits } from './alerts.js';
 
 export interface Settings {
-  /** Seconds. */
+  /** Seconds between snapshots. */
   period: number;
-  /** Seconds. */
+  /** Seconds that a chart shows. */
   window: number;
-  density: Density;
-  side: 'left' | 'right';
   statusBar: boolean;
   limits: Limits;
 }
 
-/** Reads what the user's settings and the schema's defaults make together. */
+/** Read the user's settings merged with the defaults of the schema. */
 export function read(composite: Readonly<Record<string, unknown>> = {}): Settings {
   const number = (key: string, otherwise: number, least: number, most: number) => {
     const value = composite[key];
     return typeof value === 'number' ? Math.min(most, Math.max(least, value)) : otherwise;
   };
-  const on = (key: string, otherwise = true) => {
-    const value = composite[key];
-    return typeof value === 'boolean' ? value : otherwise;
-  };
+  const on = (key: string) => composite[key] !== false;
   return {
     period: number('period', 1, 0.25, 60),
     window: number('history', 2, 0.5, 60) * 60,
-    density: DENSITIES.find((one) => one === composite.density) ?? 'auto',
-    side: composite.side === 'left' ? 'left' : 'right',
     statusBar: on('statusBar'),
     limits: {
       memory: on('memoryAlert'),
@@ -47,13 +37,12 @@ export function read(composite: Readonly<Record<string, unknown>> = {}): Setting
   };
 }
 
-/** Tells the settings at once, and whenever they change; the defaults where none can be had. */
+/** Call with the settings now and after each change; with the defaults if there are none. */
 export async function follow(
   registry: ISettingRegistry | null,
   id: string,
   changed: (settings: Settings) => void,
 ): Promise<void> {
-  // A schema that is not there, or a file that is not right, is no reason to show nothing.
   const settings = await registry?.load(id).catch(() => null);
   settings?.changed.connect(() => changed(read(settings.composite)));
   changed(read(settings?.composite));

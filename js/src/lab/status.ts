@@ -1,10 +1,9 @@
-/** The item in the status bar: one GPU in a few words; pressed, it opens the panel. */
+/** Show one GPU in the status bar; a click opens the panel. */
 
 import { Widget } from '@lumino/widgets';
-import type { Translate } from '../monitor/shared.js';
+import type { Connection, Translate } from '../monitor/shared.js';
 import type { Snapshot } from '../snapshot.js';
-import type { Connection } from './audience.js';
-import { brief, held, type Own } from './brief.js';
+import { type Own, ownGpu, statusText } from './status-text.js';
 
 const TROUBLE = 'color-mix(in srgb, var(--jp-warn-color1) 72%, var(--jp-ui-font-color1))';
 
@@ -14,7 +13,7 @@ export class StatusItem extends Widget {
   #snapshot: Snapshot | null = null;
   #connection: Connection = { kind: 'connecting' };
   #kernel: string | null = null;
-  /** The GPU of the current notebook, as last known: not every snapshot tells who holds memory. */
+  /** The current notebook's GPU, as last known: not every snapshot has processes. */
   #own: Own | null = null;
 
   constructor(t: Translate, pressed: () => void) {
@@ -39,7 +38,7 @@ export class StatusItem extends Widget {
 
   snapshot(snapshot: Snapshot): void {
     this.#snapshot = snapshot;
-    if (this.#kernel && snapshot.processes.length) this.#own = held(snapshot, this.#kernel);
+    if (this.#kernel && snapshot.processes.length) this.#own = ownGpu(snapshot, this.#kernel);
     this.#draw();
   }
 
@@ -48,10 +47,10 @@ export class StatusItem extends Widget {
     this.#draw();
   }
 
-  /** The kernel of the current notebook. */
+  /** Change the current notebook's kernel. */
   here(kernel: string | null): void {
     this.#kernel = kernel;
-    this.#own = kernel && this.#snapshot ? held(this.#snapshot, kernel) : null;
+    this.#own = kernel && this.#snapshot ? ownGpu(this.#snapshot, kernel) : null;
     this.#draw();
   }
 
@@ -59,12 +58,12 @@ export class StatusItem extends Widget {
     const t = this.#t;
     const lost = this.#connection.kind === 'lost';
     const { text, details, wrong, full } = this.#snapshot
-      ? brief(this.#snapshot, this.#own, t)
+      ? statusText(this.#snapshot, this.#own, t)
       : { text: t('GPU …'), details: '', wrong: false, full: false };
     const none = this.#snapshot?.gpus.length === 0;
-    const hint = none ? t('Show why, and virtual GPUs to try with') : t('Show the GPUs');
+    const hint = none ? t('Show why, and virtual GPUs to try') : t('Show the GPUs');
     const title = [lost ? this.#connection.text : '', details, hint].filter(Boolean).join('\n');
-    // A button's own name, unlike a title, is read aloud; and each only when it changed.
+    // Screen readers read the text, and only when it changes.
     if (this.#button.textContent !== text) this.#button.textContent = text;
     if (this.#button.title !== title) this.#button.title = title;
     this.#button.style.opacity = lost ? '0.5' : '1';

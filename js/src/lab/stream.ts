@@ -1,85 +1,133 @@
 /**
- * One connection to the server for all that show the machine on this page.
+ * Share one connection to the server between all views of this page.
  *
- * A websocket; where a proxy cuts it, requests; nothing at all while nobody looks. Comes back by
- * itself, and then asks for what it missed.
+ * It is a websocket; if a proxy cuts it, requests; and closed while nobody wants anything. It
+ * reconnects by itself, and then requests what it missed.
  */
 
-import type { Snapshot } from '../snapshot.js';
-import {
-  Audience,
-  type Connection,
-  type Listener,
-  type Subscription,
-  type Want,
-} from './audience.js';
-import { type Message, parse } from './messages.js';
-import { Poll } from './poll.js';
-import { Timers } from './timers.js';
+import type { Connection, Translate } from '../monitor/shared.js';
+import { english } from '../monitor/shared.js';
+import type { CellRun, History, Message, Snapshot, Want } from '../snapshot.js';
+import { Poll, Timers } from './poll.js';
 
-/** What of a WebSocket is used. */
+/** The part of a WebSocket that is used. */
 export type Socket = Pick<
   WebSocket,
   'readyState' | 'send' | 'close' | 'onopen' | 'onmessage' | 'onclose'
 >;
 
-/** The world outside, so that tests can be it. */
+/** Access to the server and the browser, which tests replace. */
 export interface World {
   socket(): Socket;
-  get(path: string): Promise<unknown>;
+  get<T>(path: string): Promise<T>;
   hidden(): boolean;
-  /** Calls back whenever the page was hidden or shown, or the network came back. */
-  watch(changed: () => void): () => void;
+  /** Calls when the page is hidden or shown, or the network returns. */
+  watch(changed: () => void): void;
   after(milliseconds: number, then: () => void): () => void;
   /** Milliseconds. */
   now(): number;
-  /** 0 to 1. */
+  /** From 0 to 1. */
   random(): number;
 }
 
-/** A page that is hidden for so long is left alone. */
-const LEFT_MS = 10_000;
-/** A socket that lived this long was not cut by a proxy. */
+/** A page that is hidden for longer gets no data. */
+const HIDDEN_MS = 10_000;
+/** A socket that lived for longer was not cut by a proxy. */
 const STABLE_MS = 10_000;
-/** So many sockets in a row that did not last: ask instead. */
+/** After so many short-lived sockets in a row, poll instead. */
 const ENOUGH = 3;
 const SOCKET_AGAIN_MS = 60_000;
 const FIRST_RETRY_MS = 1000;
 const LAST_RETRY_MS = 30_000;
 
+export interface Listener {
+  snapshot?(snapshot: Snapshot): void;
+  history?(history: History): void;
+  cells?(cells: CellRun[]): void;
+  connection?(connection: Connection): void;
+}
+
+export interface Subscription {
+  change(want: Want | null): void;
+  close(): void;
+}
+
+/** The listeners and their wants; a listener without a want gets what the others request. */
+class Audience {
+  #wants = new Map<Listener, Want | null>();
+  #changed: () => void;
+
+  constructor(changed: () => void) {
+    this.#changed = changed;
+  }
+
+  add(listener: Listener, want: Want | null): Subscription {
+    this.#wants.set(listener, want);
+    this.#changed();
+    return {
+      change: (next) => {
+        if (!this.#wants.has(listener)) return;
+        this.#wants.set(listener, next);
+        this.#changed();
+      },
+      close: () => {
+        if (this.#wants.delete(listener)) this.#changed();
+      },
+    };
+  }
+
+  /** Return the shortest period and everything that anybody wants; null if nobody wants anything. */
+  want(): Want | null {
+    const wants = [...this.#wants.values()].filter((want) => want !== null);
+    if (wants.length === 0) return null;
+    return {
+      period: Math.min(...wants.map((want) => want.period)),
+      processes: wants.some((want) => want.processes),
+      history: wants.some((want) => want.history),
+    };
+  }
+
+  /** Call each listener. */
+  each(call: (listener: Listener) => void): void {
+    for (const listener of [...this.#wants.keys()]) call(listener);
+  }
+}
+
 const NO_SERVER = 'No connection to the Jupyter server; trying again.';
+const LOG_IN = 'The server refuses: log in again.';
 const WHY: Record<number, string> = {
-  401: 'The server refuses: log in again.',
-  403: 'The server refuses: log in again.',
-  404: 'The Jupyter server has no gpumagic: pip install gpumagic where it runs, then restart it.',
+  401: LOG_IN,
+  403: LOG_IN,
+  404: 'The Jupyter server has no gpumagic: pip install gpumagic there, then restart it.',
 };
 
 export class Stream {
   #world: World;
-  #say: (text: string) => string;
-  #audience = new Audience(() => this.#settle());
+  #t: Translate;
+  #audience = new Audience(() => this.#reconcile());
   #timers: Timers;
   #poll: Poll;
-  #unwatch: () => void;
   #state: Connection = { kind: 'standby' };
   #latest: Snapshot | null = null;
-  #left = false;
+  /** The page has been hidden for long. */
+  #hidden = false;
   #socket: Socket | null = null;
   #openedAt = 0;
-  #heard = false;
+  /** The socket has delivered a message. */
+  #alive = false;
   #failures = 0;
   #probing = false;
-  /** The want that the socket's other end knows. */
+  /** The last request on this socket. */
   #sent = '';
-  /** The past is known up to here; null: not at all. */
+  /** The time up to which the past is known; null if it is unknown. */
   #known: number | null = null;
-  /** This connection was asked for the past, and has told it. */
-  #asked = false;
-  #told = false;
+  /** The past was requested on this socket, and has arrived. */
+  #requested = false;
+  #arrived = false;
 
-  constructor(world: World, say: (text: string) => string = (text) => text) {
+  constructor(world: World, t: Translate = english) {
     this.#world = world;
-    this.#say = say;
+    this.#t = t;
     this.#timers = new Timers((milliseconds, then) => world.after(milliseconds, then));
     this.#poll = new Poll(
       {
@@ -87,67 +135,59 @@ export class Stream {
         want: () => this.#want(),
         known: () => this.#known,
         take: (message) => this.#take(message),
-        failed: (error) => this.#lose(error),
+        failed: (error) => this.#onError(error),
       },
       this.#timers,
     );
-    this.#unwatch = world.watch(() => this.#look());
-    this.#look();
+    world.watch(() => this.#onVisibility());
+    this.#onVisibility();
   }
 
   get latest(): Snapshot | null {
     return this.#latest;
   }
 
-  /** Tells the listener what is known already. */
+  /** Add a listener, and tell it the latest snapshot and the state. */
   subscribe(listener: Listener, want: Want | null): Subscription {
-    const latest = this.#latest;
-    if (latest) listener.snapshot?.(latest);
+    if (this.#latest) listener.snapshot?.(this.#latest);
     const before = this.#state;
     const subscription = this.#audience.add(listener, want);
     if (this.#state === before) listener.connection?.(before);
     return subscription;
   }
 
-  /** Shows all listeners a snapshot that came on another way. */
+  /** Give all listeners a snapshot from elsewhere. */
   show(snapshot: Snapshot): void {
     this.#latest = snapshot;
-    this.#audience.tell((listener) => listener.snapshot?.(snapshot));
+    this.#audience.each((listener) => listener.snapshot?.(snapshot));
   }
 
-  dispose(): void {
-    this.#unwatch();
-    this.#timers.end('left');
-    this.#audience.clear();
-  }
-
-  /** The page was hidden or shown, or the network came back. */
-  #look(): void {
-    this.#timers.end('left');
+  #onVisibility(): void {
+    this.#timers.end('hidden');
     if (this.#world.hidden()) {
-      this.#timers.start('left', LEFT_MS, () => {
-        this.#left = true;
-        this.#settle();
+      this.#timers.start('hidden', HIDDEN_MS, () => {
+        this.#hidden = true;
+        this.#reconcile();
       });
       return;
     }
-    this.#left = false;
+    this.#hidden = false;
     if (!this.#poll.runs) this.#timers.end('retry');
-    this.#settle();
+    this.#reconcile();
   }
 
   #want(): Want | null {
-    return this.#left ? null : this.#audience.want();
+    return this.#hidden ? null : this.#audience.want();
   }
 
-  /** Makes the connection be as the listeners want it. */
-  #settle(): void {
-    if (!this.#want()) this.#rest();
-    else if (this.#socket) this.#ask();
+  /** Open, close or update the connection, as the listeners want. */
+  #reconcile(): void {
+    if (!this.#want()) this.#stop();
+    else if (this.#socket) this.#request();
     else if (!this.#timers.runs('retry') && !this.#probing) this.#open();
   }
 
-  #rest(): void {
+  #stop(): void {
     this.#timers.end('retry', 'silence');
     this.#poll.stop();
     this.#probing = false;
@@ -155,131 +195,129 @@ export class Stream {
     const socket = this.#socket;
     this.#socket = null;
     socket?.close();
-    this.#become({ kind: 'standby' });
+    this.#setState({ kind: 'standby' });
   }
 
   #open(): void {
-    this.#heard = this.#asked = this.#told = false;
+    this.#alive = this.#requested = this.#arrived = false;
     this.#sent = '';
     this.#openedAt = this.#world.now();
-    if (!this.#failures) this.#become({ kind: 'connecting' });
+    if (!this.#failures) this.#setState({ kind: 'connecting' });
     const socket = this.#world.socket();
     this.#socket = socket;
-    socket.onopen = () => this.#socket === socket && this.#ask();
-    socket.onmessage = (event) => this.#socket === socket && this.#hear(event.data);
-    socket.onclose = () => this.#cut(socket);
-    this.#listen();
+    socket.onopen = () => this.#socket === socket && this.#request();
+    socket.onmessage = (event) => this.#socket === socket && this.#onMessage(event.data);
+    socket.onclose = () => this.#onClose(socket);
+    this.#expect();
   }
 
-  /** A socket that says nothing for long is dead, whatever it thinks of itself. */
-  #listen(): void {
+  /** Close the socket if it delivers nothing for long. */
+  #expect(): void {
     const socket = this.#socket;
     const period = this.#want()?.period ?? 1;
     this.#timers.start('silence', (3 * period + 5) * 1000, () => {
       if (!socket) return;
       socket.close();
-      this.#cut(socket);
+      this.#onClose(socket);
     });
   }
 
-  #ask(): void {
+  #request(): void {
     const want = this.#want();
     if (this.#socket?.readyState !== 1 || !want) return;
-    const past = want.history && !this.#asked;
+    const past = want.history && !this.#requested;
     const message = { type: 'want', period: want.period, processes: want.processes };
     const text = JSON.stringify(message);
     if (text === this.#sent && !past) return;
     this.#sent = text;
-    if (past) this.#asked = true;
+    if (past) this.#requested = true;
     this.#socket.send(past ? JSON.stringify({ ...message, since: this.#known }) : text);
-    this.#listen();
+    this.#expect();
   }
 
-  #hear(data: unknown): void {
-    const message = parse(data);
-    if (!message) return;
-    this.#listen();
-    if (!this.#heard) {
-      this.#heard = true;
+  #onMessage(data: string): void {
+    this.#expect();
+    if (!this.#alive) {
+      this.#alive = true;
       this.#probing = false;
       this.#poll.stop();
       this.#timers.end('retry');
-      this.#become({ kind: 'live' });
+      this.#setState({ kind: 'live' });
     }
-    this.#take(message);
+    this.#take(JSON.parse(data));
   }
 
   #take(message: Message): void {
     if (message.type === 'snapshot') {
-      // Only once the gap before it is filled: the connection may end earlier.
-      if (this.#told && !this.#poll.runs) this.#known = message.snapshot.time;
+      // Before the history arrives there is a gap, which may have to be requested again.
+      if (this.#arrived && !this.#poll.runs) this.#known = message.snapshot.time;
       this.show(message.snapshot);
       return;
     }
     if (message.type === 'history') {
-      this.#told = true;
+      this.#arrived = true;
       this.#known = message.history.time.at(-1) ?? this.#known;
-      this.#audience.tell((listener) => listener.history?.(message.history));
+      this.#audience.each((listener) => listener.history?.(message.history));
     }
-    this.#audience.tell((listener) => listener.cells?.(message.cells));
+    this.#audience.each((listener) => listener.cells?.(message.cells));
   }
 
-  #cut(socket: Socket): void {
+  #onClose(socket: Socket): void {
     if (this.#socket !== socket) return;
     this.#socket = null;
     this.#timers.end('silence');
-    const lasted = this.#heard && this.#world.now() - this.#openedAt >= STABLE_MS;
+    const lasted = this.#alive && this.#world.now() - this.#openedAt >= STABLE_MS;
     this.#failures = lasted ? 0 : this.#failures + 1;
-    if (this.#poll.runs) this.#again(SOCKET_AGAIN_MS);
+    if (this.#poll.runs) this.#retry(SOCKET_AGAIN_MS);
     else if (this.#failures > 1) void this.#probe();
     else this.#reconnect();
   }
 
   #reconnect(): void {
-    this.#become({ kind: 'connecting' });
-    this.#again();
+    this.#setState({ kind: 'connecting' });
+    this.#retry();
   }
 
-  #again(wait = this.#backoff()): void {
+  #retry(wait = this.#backoff()): void {
     this.#timers.start('retry', wait, () => this.#open());
   }
 
-  /** Doubles, and is spread, so that not all pages come back in the same moment. */
+  /** Double the wait after each failure; the random part spreads the pages of many users. */
   #backoff(): number {
     const wait = Math.min(LAST_RETRY_MS, FIRST_RETRY_MS * 2 ** Math.max(0, this.#failures - 1));
     return wait * (0.5 + this.#world.random() / 2);
   }
 
-  /** Is it the socket, or the server? */
+  /** Find out whether the socket or the server fails. */
   async #probe(): Promise<void> {
     this.#probing = true;
     try {
       const snapshot = await this.#poll.once();
-      if (snapshot === undefined) return;
+      if (!snapshot) return;
       this.#probing = false;
-      if (!snapshot || this.#failures < ENOUGH) {
+      if (this.#failures < ENOUGH) {
         this.#reconnect();
         return;
       }
-      this.#again(SOCKET_AGAIN_MS);
-      const text = this.#say('A proxy cuts the connection; asking every few seconds instead.');
-      this.#become({ kind: 'polling', text });
+      this.#retry(SOCKET_AGAIN_MS);
+      const text = this.#t('A proxy cuts the connection; asking every few seconds instead.');
+      this.#setState({ kind: 'polling', text });
       this.#poll.start();
     } catch (error) {
       this.#probing = false;
-      this.#lose(error);
+      this.#onError(error);
     }
   }
 
-  #lose(error: unknown): void {
+  #onError(error: unknown): void {
     const status = (error as { status?: number } | null)?.status ?? 0;
-    this.#become({ kind: 'lost', text: this.#say(WHY[status] ?? NO_SERVER) });
-    if (!this.#socket) this.#again();
+    this.#setState({ kind: 'lost', text: this.#t(WHY[status] ?? NO_SERVER) });
+    if (!this.#socket) this.#retry();
   }
 
-  #become(state: Connection): void {
+  #setState(state: Connection): void {
     if (state.kind === this.#state.kind && state.text === this.#state.text) return;
     this.#state = state;
-    this.#audience.tell((listener) => listener.connection?.(state));
+    this.#audience.each((listener) => listener.connection?.(state));
   }
 }

@@ -1,20 +1,21 @@
-/** A chart with its caption, and what a pointer or the keyboard finds in it. */
+/** Draw one GPU's chart with its caption, and describe the point under the pointer. */
 
 import type { CellRun, GpuSample } from '../snapshot.js';
-import { told as toldParts } from './bar.js';
-import { Field, h } from './dom.js';
+import { describe } from './bars.js';
+import { Field, h, parts } from './dom.js';
+import { OWNERS, type Owner, ownerOf } from './owners.js';
 import type { Shared } from './shared.js';
 import { type Band, Spark } from './spark.js';
-import { OWNERS, type Owner, ownerOf } from './split.js';
 import { age, lasted, NOT_KNOWN, reading, size } from './units.js';
 
 /** "In [12] work/train.ipynb · 12 s · peak 34.2 GiB · mean 87 %". */
-export function told(run: CellRun, uuid: string, { t, series, now }: Shared): string {
+function describeRun(run: CellRun, uuid: string, { t, series, now }: Shared): string {
   const end = run.end ?? now;
   const { peak, mean } = series.stats(uuid, run.start, end);
+  const took = lasted(end - run.start);
   return [
     `In [${run.count ?? ' '}] ${run.notebook ?? ''}`.trim(),
-    run.end === null ? t('running for %1', lasted(end - run.start)) : lasted(end - run.start),
+    run.end === null ? t('running for %1', took) : took,
     ...(peak === null && mean === null
       ? [t('too short for a sample')]
       : [t('peak %1', size(peak)), t('mean %1', reading(mean, '%'))]),
@@ -24,30 +25,30 @@ export function told(run: CellRun, uuid: string, { t, series, now }: Shared): st
 export class Chart {
   readonly value = new Field('b');
   readonly node: HTMLElement;
-  readonly spark = new Spark();
+  readonly spark: Spark;
   #shared: Shared;
-  #kind: 'utilization' | 'memory';
+  #isMemory: boolean;
   #uuid: string;
   #total: number | null = null;
   #reserved = 0;
-  /** The run that the keyboard stands on. */
-  #at: string | null = null;
-  /** Where the pointer is, in pixels from the left. */
-  #under: number | null = null;
+  /** The run that the keyboard selected. */
+  #selected: string | null = null;
+  /** The pointer's position in pixels from the left. */
+  #pointer: number | null = null;
 
   constructor(kind: 'utilization' | 'memory', title: string, uuid: string, shared: Shared) {
     this.#shared = shared;
-    this.#kind = kind;
+    this.#isMemory = kind === 'memory';
     this.#uuid = uuid;
+    this.spark = new Spark(shared.t('%1 over time', title));
     const canvas = this.spark.node;
-    canvas.setAttribute('aria-label', shared.t('%1 over time', title));
     canvas.addEventListener('pointermove', (event) => {
-      this.#under = event.offsetX;
+      this.#pointer = event.offsetX;
       this.draw();
     });
-    canvas.addEventListener('pointerleave', () => this.#leave());
-    canvas.addEventListener('focus', () => this.#step(0));
-    canvas.addEventListener('blur', () => this.#leave());
+    for (const event of ['pointerleave', 'blur'])
+      canvas.addEventListener(event, () => this.#leave());
+    canvas.addEventListener('focus', () => this.#select(0));
     canvas.addEventListener('keydown', (event) => this.#key(event));
     const caption = h('div', 'cap', h('span', 'dim', title), this.value.node);
     this.node = h('div', 'chart', caption, canvas);
@@ -55,7 +56,7 @@ export class Chart {
   }
 
   update(gpu: GpuSample): void {
-    // A GPU that is lost no longer says how much it had.
+    // A lost GPU no longer reports its total.
     this.#total = gpu.memory_total ?? this.#total;
     this.#reserved = gpu.memory_reserved ?? this.#reserved;
   }
@@ -63,38 +64,42 @@ export class Chart {
   draw(): void {
     const { series, now, window, inks } = this.#shared;
     const runs = this.#runs();
-    // What is under the pointer moves on.
-    if (this.#under !== null) this.#point(this.#under);
-    // Only where there is something to walk through is it worth a stop of the Tab key.
-    if (this.spark.node.tabIndex !== (runs.length ? 0 : -1)) {
-      if (runs.length) this.spark.node.tabIndex = 0;
-      else this.spark.node.removeAttribute('tabindex');
+    // Time moves on under a resting pointer.
+    if (this.#pointer !== null) this.#point(this.#pointer);
+    const { node } = this.spark;
+    // Tab stops only at charts with cells.
+    if (node.tabIndex !== (runs.length ? 0 : -1)) {
+      if (runs.length) node.tabIndex = 0;
+      else node.removeAttribute('tabindex');
     }
-    const values = series.values(this.#uuid, this.#kind);
-    const isMemory = this.#kind === 'memory';
-    this.spark.draw(
-      {
-        time: series.time,
-        values,
-        bands: isMemory ? this.#bands(values) : [],
-        ink: isMemory ? inks.driver : inks.busy,
-        from: series.from(now - window),
-        top: isMemory ? (this.#total ?? most(values)) : 100,
-        now,
-        window,
-        runs,
-      },
-      inks,
-    );
+    const values = this.#values();
+    const isMemory = this.#isMemory;
+    const drawn = {
+      ...{ time: series.time, values, now, window, runs },
+      bands: isMemory ? this.#bands(values) : [],
+      ink: isMemory ? inks.reserved : inks.busy,
+      from: series.from(now - window),
+      top: isMemory ? (this.#total ?? highest(values)) : 100,
+    };
+    this.spark.draw(drawn, inks);
   }
 
-  /** Memory by owner, over time. */
+  dispose(): void {
+    this.#leave();
+    this.#shared.unwatch(this.spark);
+  }
+
+  #values(): readonly number[] {
+    return this.#shared.series.values(this.#uuid, this.#isMemory ? 'memory' : 'utilization');
+  }
+
+  /** Return memory by owner over time. */
   #bands(used: readonly number[]): Band[] {
     const { inks } = this.#shared;
     const parts = this.#parts();
     let rest = used.map((bytes) => bytes || 0);
     const part = (owner: Owner, values: readonly number[]): Band => {
-      // Never more than there is: who holds it was asked a little before, or after.
+      // Holders are sampled at other times than the total: clip them to it.
       const held = rest.map((left, n) => Math.min(values[n] || 0, left));
       rest = rest.map((left, n) => left - (held[n] as number));
       return { values: held, ink: inks[owner] };
@@ -104,10 +109,10 @@ export class Chart {
       return values ? [part(owner, values)] : [];
     });
     const reserved = new Array<number>(used.length).fill(this.#reserved);
-    return [...bands, part('unseen', rest), { values: reserved, ink: inks.driver }];
+    return [...bands, part('unattributed', rest), { values: reserved, ink: inks.reserved }];
   }
 
-  /** What the holders that are known held, by owner. */
+  /** Return the bytes of the known holders over time, by owner. */
   #parts(): Map<Owner, readonly number[]> {
     const { series, here } = this.#shared;
     const parts = new Map<Owner, readonly number[]>();
@@ -119,25 +124,21 @@ export class Chart {
     return parts;
   }
 
-  dispose(): void {
-    this.#leave();
-    this.#shared.unwatch(this.spark);
-  }
-
   #runs(): readonly CellRun[] {
     const { runs, now, window } = this.#shared;
     return runs.of(this.#uuid).filter((run) => run.end === null || run.end > now - window);
   }
 
+  /** Describe the cells and the sample at this position. */
   #point(across: number): void {
     const { now, window } = this.#shared;
     const second = window / this.spark.width;
     const at = now - (this.spark.width - across) * second;
-    // A cell of no length can still be hit.
+    // Two pixels of tolerance, so that short cells can be hit.
     const under = this.#runs().filter(
       (run) => run.start - 2 * second <= at && at <= (run.end ?? now) + 2 * second,
     );
-    const lines = under.slice(-3).map((run) => told(run, this.#uuid, this.#shared));
+    const lines = under.slice(-3).map((run) => describeRun(run, this.#uuid, this.#shared));
     this.spark.hover = across;
     this.#shared.tip(this.spark, [...lines, ...this.#sample(at)], false);
   }
@@ -149,43 +150,43 @@ export class Chart {
     const [a, b] = [series.time[before] ?? 0, series.time[after] ?? Number.POSITIVE_INFINITY];
     const n = at - a <= b - at ? before : after;
     const time = series.time[n];
-    const value = series.values(this.#uuid, this.#kind)[n];
+    const value = this.#values()[n] ?? Number.NaN;
     if (time === undefined || Math.abs(time - at) > 5) return [NOT_KNOWN];
-    const known = value === undefined || Number.isNaN(value) ? null : value;
-    const shown = this.#kind === 'memory' ? size(known) : reading(known, '%');
+    const known = Number.isNaN(value) ? null : value;
+    const shown = this.#isMemory ? size(known) : reading(known, '%');
     const ago = t('%1, %2 ago', shown, age(now - time));
-    if (this.#kind !== 'memory') return [ago];
+    if (!this.#isMemory) return [ago];
     const parts = [...this.#parts()].map(([owner, values]) => [owner, values[n] || 0]);
-    return [ago, ...toldParts(Object.fromEntries(parts), this.#shared)];
+    return [ago, ...describe(Object.fromEntries(parts), this.#shared)];
   }
 
   #key(event: KeyboardEvent): void {
-    const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (way) this.#step(way);
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (step) this.#select(step);
     else if (event.key === 'Escape') this.#leave();
     else return;
     event.preventDefault();
     event.stopPropagation();
   }
 
-  #step(way: number): void {
+  /** Select the cell `step` after the selected one; the last one if none is. */
+  #select(step: number): void {
     const runs = this.#runs();
-    const before = runs.findIndex((run) => run.id === this.#at);
-    const from = before < 0 ? runs.length - 1 : before + way;
-    const run = runs[Math.min(Math.max(from, 0), runs.length - 1)];
+    const before = runs.findIndex((run) => run.id === this.#selected);
+    const next = before < 0 ? runs.length - 1 : before + step;
+    const run = runs[Math.min(Math.max(next, 0), runs.length - 1)];
     if (!run) return;
-    this.#at = run.id;
+    this.#selected = run.id;
     const { now, window } = this.#shared;
     const middle = (Math.max(run.start, now - window) + (run.end ?? now)) / 2;
-    const across = this.spark.width * (1 - (now - middle) / window);
-    this.#under = null;
-    this.spark.hover = across;
-    this.#shared.tip(this.spark, [told(run, this.#uuid, this.#shared)], true);
+    this.#pointer = null;
+    this.spark.hover = this.spark.width * (1 - (now - middle) / window);
+    this.#shared.tip(this.spark, [describeRun(run, this.#uuid, this.#shared)], true);
     this.draw();
   }
 
   #leave(): void {
-    this.#at = this.#under = null;
+    this.#selected = this.#pointer = null;
     if (this.spark.hover === null) return;
     this.spark.hover = null;
     this.#shared.tip(this.spark, [], false);
@@ -193,5 +194,31 @@ export class Chart {
   }
 }
 
-const most = (values: readonly number[]): number =>
+const highest = (values: readonly number[]): number =>
   values.reduce((most, value) => (value > most ? value : most), 1);
+
+/** A few lines of text at a point of a chart. */
+export class Tip {
+  readonly node = h('div', 'tip');
+  #within: HTMLElement;
+
+  /** The tip stays inside `within`. */
+  constructor(within: HTMLElement) {
+    this.#within = within;
+    this.node.hidden = true;
+  }
+
+  /** Show lines of text; no lines hide it. */
+  point(at: Spark, lines: string[], spoken: boolean): void {
+    const tip = this.node;
+    tip.ariaLive = spoken ? 'polite' : 'off';
+    tip.hidden = lines.length === 0;
+    tip.replaceChildren(...lines.map((line) => h('div', '', ...parts(line))));
+    if (tip.hidden) return;
+    const all = this.#within.getBoundingClientRect();
+    const box = at.node.getBoundingClientRect();
+    const across = box.left - all.left + (at.hover ?? 0) - tip.offsetWidth / 2;
+    const left = Math.max(4, Math.min(across, all.width - tip.offsetWidth - 4));
+    tip.style.transform = `translate(${Math.round(left)}px,${Math.round(box.bottom - all.top + 4)}px)`;
+  }
+}

@@ -1,8 +1,10 @@
-/** The few ways in which this renderer touches the page: made once, changed only when different. */
+/** Create elements once, and write to the page only what changed. */
+
+import type { Badge } from './names.js';
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** An element with a class and children. */
+/** Create an element with a class and children. */
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   css = '',
@@ -14,9 +16,21 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   return node;
 }
 
+/** Create a button that does not submit a form. */
+export function button(
+  css: string,
+  pressed: () => void,
+  ...children: (Node | string)[]
+): HTMLButtonElement {
+  const node = h('button', css, ...children);
+  node.type = 'button';
+  node.addEventListener('click', pressed);
+  return node;
+}
+
 export const CHEVRON = 'M6 4l4 4-4 4';
 
-/** A picture of strokes in a field of 16 by 16. */
+/** Create an icon of strokes; the view box is 16 by 16. */
 export function icon(path: string): SVGElement {
   const svg = document.createElementNS(SVG, 'svg');
   const line = document.createElementNS(SVG, 'path');
@@ -27,44 +41,44 @@ export function icon(path: string): SVGElement {
   return svg;
 }
 
-/** An element whose text, class, title and presence change; each is written only when different. */
+/** An element whose text, class, title and visibility are written only when they change. */
 export class Field {
   readonly node: HTMLElement;
   #text = document.createTextNode('');
-  #said = '';
-  #css: string;
-  #title = '';
 
   constructor(tag: keyof HTMLElementTagNameMap = 'span', css = '') {
     this.node = h(tag, css, this.#text);
-    this.#css = css;
   }
 
-  say(text: string): this {
-    if (text !== this.#said) this.#text.data = this.#said = text;
+  text(text: string): this {
+    if (text !== this.#text.data) this.#text.data = text;
     return this;
   }
 
-  /** As `say`, but hidden where there is nothing to say. */
-  offer(text: string): this {
+  textOrHide(text: string): this {
     show(this.node, text !== '');
-    return this.say(text);
+    return this.text(text);
   }
 
-  look(css: string): this {
-    if (css !== this.#css) this.node.className = this.#css = css;
+  className(css: string): this {
+    if (css !== this.node.className) this.node.className = css;
     return this;
   }
 
-  hint(title: string): this {
-    if (title !== this.#title) this.node.title = this.#title = title;
+  title(title: string): this {
+    if (title !== this.node.title) this.node.title = title;
     return this;
   }
 }
 
-/** Shows or hides; writes only when different. */
+/** Show or hide an element. */
 export function show(node: HTMLElement, on: boolean): void {
   if (node.hidden === on) node.hidden = !on;
+}
+
+/** Mark a button as open or closed for screen readers. */
+export function expand(button: HTMLElement, open: boolean): void {
+  if (button.ariaExpanded !== String(open)) button.ariaExpanded = String(open);
 }
 
 interface Row<T> {
@@ -73,7 +87,7 @@ interface Row<T> {
   dispose?(): void;
 }
 
-/** Children that follow a list of keyed items: kept, moved, made, removed. */
+/** The children of `node`, one for each keyed item; they are reused, moved, created and removed. */
 export class Rows<T, R extends Row<T>> {
   readonly node: HTMLElement;
   readonly #make: (item: T) => R;
@@ -82,7 +96,7 @@ export class Rows<T, R extends Row<T>> {
   constructor(node: HTMLElement, make: (item: T) => R) {
     this.node = node;
     this.#make = make;
-    // Without a marker in the list, Safari tells no screen reader that it is one.
+    // Safari tells screen readers about a list without markers only if it has this role.
     if (node.tagName === 'UL') node.setAttribute('role', 'list');
   }
 
@@ -90,31 +104,49 @@ export class Rows<T, R extends Row<T>> {
     return this.#rows.values();
   }
 
-  update(items: Iterable<readonly [string, T]>): void {
-    const kept = new Map<string, R>();
+  update(items: readonly T[], keyOf: (item: T, n: number) => string): void {
+    const used = new Map<string, R>();
     let next = this.node.firstChild;
-    for (const [key, item] of items) {
-      if (kept.has(key)) continue;
+    for (const [n, item] of items.entries()) {
+      const key = keyOf(item, n);
+      if (used.has(key)) continue;
       const row = this.#rows.get(key) ?? this.#make(item);
-      kept.set(key, row);
+      used.set(key, row);
       row.update(item);
       if (row.node === next) next = next.nextSibling;
       else this.node.insertBefore(row.node, next);
     }
     for (const [key, row] of this.#rows) {
-      if (kept.has(key)) continue;
+      if (used.has(key)) continue;
       row.dispose?.();
       row.node.remove();
     }
-    this.#rows = kept;
+    this.#rows = used;
   }
 }
 
-// What can be typed, as gpumagic/gputable/gpu_table.py marks it too.
+/** Words in a frame; hidden if there are none. */
+export class Badges {
+  readonly node = h('span', 'badges');
+  #rows = new Rows(this.node, () => {
+    const field = new Field();
+    return {
+      node: field.node,
+      update: ([text, tone]: Badge) => field.text(text).className(`badge ${tone}`).title(text),
+    };
+  });
+
+  update(badges: Badge[]): void {
+    this.#rows.update(badges, (_, n) => String(n));
+    show(this.node, badges.length > 0);
+  }
+}
+
+// Text to type; gpumagic/gputable/gpu_table.py has the same pattern.
 const TYPED =
   /(%load_ext gpumagic|%gpus(?: --\w+)*(?: \d+)?|pip (?:un)?install [\w -]+|[A-Z]{2,}_[A-Z_]+|--gpus all|`[^`]+`)/;
 
-/** Text in which what can be typed is code. */
+/** Split a text into nodes, in which text to type is code. */
 export function typed(text: string): Node[] {
   return text
     .split(TYPED)
@@ -124,14 +156,10 @@ export function typed(text: string): Node[] {
     );
 }
 
-/** Text that breaks only between its parts. */
-export function parts(text: string): (Node | string)[] {
-  return text
-    .split(/(?<= ·) /)
-    .flatMap((part, n) => (n ? [' ', h('span', 'part', part)] : [h('span', 'part', part)]));
-}
+/** Split a text into nodes, so that lines break only after " ·". */
+export const parts = (text: string): (Node | string)[] =>
+  text.split(/(?<= ·) /).flatMap((part, n) => [n ? ' ' : '', h('span', 'part', part)]);
 
-/** With a capital, if it does not begin with something to type, and a full stop. */
-export function sentence(text: string): string {
-  return text && `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? '' : '.'}`;
-}
+/** Return the text with a capital and a full stop. */
+export const sentence = (text: string): string =>
+  text && `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? '' : '.'}`;

@@ -1,171 +1,192 @@
-/** The list of GPUs: cards, or where there are many lines, of which this notebook's stand first. */
+/** List the GPUs of one host: a line each, this notebook's first. */
 
 import type { ProcessSample, Snapshot } from '../snapshot.js';
-import { Card } from './card.js';
-import { h, Rows, show } from './dom.js';
-import { Fold, type Folded, fold } from './fold.js';
-import { Overview } from './overview.js';
-import type { Sight } from './page.js';
+import type { Visibility } from './browser.js';
+import { Field, h, icon, Rows, show } from './dom.js';
+import { GpuRow, type Item } from './gpu-row.js';
+import { file } from './names.js';
+import type { Overview } from './overview.js';
+import { type View, views } from './owners.js';
 import { Processes } from './processes.js';
-import type { Density, Shared } from './shared.js';
-import { type View, views, whole } from './split.js';
-import { Summary } from './summary.js';
-import { file } from './words.js';
+import type { Shared } from './shared.js';
+import { size } from './units.js';
 
-/** So many are lines, where the reader did not choose. */
-const LINES = 4;
-/** Pixels: a card with two holders, its least width with the gap, what is above and below all. */
-const [HIGH, WIDE, AROUND] = [149, 260, 90];
-/** More than so many, and who holds them is told before them. */
-const MANY = 8;
-/** So many of this notebook's lines stand open. */
-const OPEN = 2;
+/** Up to so many GPUs stand open. */
+const FEW = 3;
+/** From so many GPUs on, the memory holders stand before the list. */
+const MANY = 9;
+/** From this utilization on a GPU is busy, in percent. */
+const BUSY = 5;
+/** Up to this share of its memory, an idle GPU is free. */
+const FREE = 0.05;
 
-/** Cards or lines of some GPUs, made anew when it is the other. */
-class List {
-  readonly node = h('ul', 'gpus');
+const SORT =
+  'M5 3v10M2.500 10.500l2.500 2.500l2.500-2.500M11 13v-10M8.500 5.500l2.500-2.500l2.500 2.500';
+const ORDERS = ['number', 'utilization', 'memory', 'free', 'temperature'] as const;
+type Order = (typeof ORDERS)[number];
+/** The sort keys: the greatest first, unknown last. */
+const RANK: Record<Order, (view: View) => number | null> = {
+  number: () => 0,
+  utilization: ({ gpu }) => gpu.utilization,
+  memory: ({ gpu }) => gpu.memory_used,
+  free: ({ parts }) => (parts.known ? parts.free : null),
+  temperature: ({ gpu }) => gpu.temperature,
+};
+
+/** "8 GPUs · 6 busy · 1 free · 296 GiB held". */
+function summarize(views: readonly View[], { t }: Shared): string {
+  const gpus = views.map(({ gpu }) => gpu).filter((gpu) => !gpu.lost);
+  const busy = gpus.filter((gpu) => (gpu.utilization ?? 0) >= BUSY);
+  const free = gpus.filter(
+    ({ utilization, memory_used: used, memory_total: total }) =>
+      utilization !== null && utilization < BUSY && used !== null && used <= FREE * (total ?? 0),
+  );
+  const known = gpus.filter((gpu) => gpu.memory_used !== null);
+  const held = known.reduce((sum, gpu) => sum + (gpu.memory_used ?? 0), 0);
+  const lost = views.length - gpus.length;
+  return [
+    t('%1 GPUs', views.length),
+    lost ? t('%1 lost', lost) : '',
+    t('%1 busy', busy.length),
+    t('%1 free', free.length),
+    known.length ? t('%1 held', size(held)) : '',
+  ]
+    .filter(Boolean)
+    .join(' · ');
+}
+
+/** All GPUs in a line of text, and the choice of their order. */
+class Summary {
+  readonly node: HTMLElement;
   #shared: Shared;
-  #sight: Sight;
-  #cards: Rows<View, Card> | null = null;
-  #lines = false;
+  #text = new Field();
+  #order = new Field('span', 'dim');
+  #select = h('select');
 
-  constructor(shared: Shared, sight: Sight, label: string) {
+  constructor(shared: Shared, changed: () => void) {
+    const { t } = shared;
     this.#shared = shared;
-    this.#sight = sight;
-    this.node.setAttribute('aria-label', label);
-  }
-
-  update(views: readonly View[], lines: boolean): void {
-    if (!this.#cards || lines !== this.#lines) {
-      this.#cards?.update([]);
-      this.#lines = lines;
-      this.node.className = lines ? 'gpus lines' : 'gpus';
-      this.#cards = new Rows(this.node, (view) => new Card(view, lines, this.#shared, this.#sight));
+    const names: Record<Order, string> = {
+      number: t('by number'),
+      utilization: t('by utilization'),
+      memory: t('by memory held'),
+      free: t('by free memory'),
+      temperature: t('by temperature'),
+    };
+    for (const order of ORDERS) {
+      const option = h('option', '', names[order]);
+      option.value = order;
+      this.#select.append(option);
     }
-    this.#cards.update(views.map((view) => [view.gpu.uuid, view] as const));
+    this.#select.addEventListener('change', () => {
+      const order = this.#select.value as Order;
+      this.#order.text(order === 'number' ? '' : names[order]);
+      changed();
+    });
+    const order = h('label', 'order', this.#order.node, icon(SORT), this.#select);
+    this.#select.ariaLabel = order.title = t('Order of the GPUs');
+    this.node = h('div', 'summary', this.#text.node, order);
   }
 
-  draw(): void {
-    for (const card of this.#cards?.rows ?? []) card.draw();
+  update(views: readonly View[]): void {
+    show(this.node, views.length > FEW);
+    this.#text.text(summarize(views, this.#shared));
+  }
+
+  /** Return this notebook's GPUs first, then in the chosen order. */
+  sort(views: readonly View[]): View[] {
+    const rank = RANK[this.#select.value as Order] ?? RANK.number;
+    const value = (view: View): number => rank(view) ?? Number.NEGATIVE_INFINITY;
+    return [...views].sort(
+      (a, b) => Number(b.parts.own > 0) - Number(a.parts.own > 0) || value(b) - value(a) || 0,
+    );
   }
 }
 
 export class Gpus {
   readonly node = h('div');
-  density: Density = 'auto';
-  /** Whether they are lines now. */
-  lines = false;
   #shared: Shared;
   #summary: Summary;
-  #list: List;
-  #folds: Rows<Folded, Fold>;
-  #held: Processes;
+  #rows: Rows<Item, GpuRow>;
+  #processes: Processes;
   #holders: HTMLElement;
   #order: string[] = [];
-  #overview: Overview | null = null;
+  #overview: Overview | null;
 
-  /** `wide`: as a page, with all GPUs in one chart. */
-  constructor(shared: Shared, sight: Sight, wide: boolean, changed: () => void) {
+  constructor(shared: Shared, visibility: Visibility) {
     const { t } = shared;
     this.#shared = shared;
     this.#summary = new Summary(shared, () => {
       this.#order = [];
-      changed();
+      shared.redraw();
     });
-    this.#list = new List(shared, sight, t('GPUs'));
-    this.#folds = new Rows(h('ul', 'folds'), (folded) => this.#fold(folded, sight));
-    this.#held = new Processes(shared, t('Held by'));
-    this.#holders = h('section', 'held', h('h2', '', t('Held by')), this.#held.node);
-    this.node.append(this.#summary.node, this.#list.node, this.#folds.node, this.#holders);
-    if (!wide) return;
-    this.#overview = new Overview(shared);
-    this.node.prepend(this.#overview.node);
+    this.#rows = new Rows(h('ul', 'gpus'), (item) => new GpuRow(item, shared, visibility));
+    this.#rows.node.ariaLabel = t('GPUs');
+    this.#processes = new Processes(shared, t('Memory holders'));
+    this.#holders = h('section', 'held', h('h2', '', t('Memory holders')), this.#processes.node);
+    this.node.append(this.#summary.node, this.#rows.node, this.#holders);
+    this.#overview = shared.extras?.overview?.(shared) ?? null;
+    if (this.#overview) this.node.prepend(this.#overview.node);
   }
 
-  /** Returns what it shows; of all hosts there are so many GPUs. */
-  update(snapshot: Snapshot, of: number): View[] {
+  /** Show a snapshot and return its GPUs; `total` is the number of GPUs on all hosts. */
+  update(snapshot: Snapshot, total: number): View[] {
     const all = views(snapshot, this.#shared.here);
     this.#remember(all);
-    const [shown, folds] = fold(all, this.#shared);
-    const elsewhere = of - whole(snapshot.gpus).length;
-    const auto = this.density === 'auto';
-    this.lines = auto ? this.#crowded(shown.length + elsewhere) : this.density === 'lines';
-    const mine = shown.filter(({ parts }) => parts.mine > 0);
-    if (this.lines && mine.length <= OPEN) for (const view of mine) view.standing = true;
-    this.#overview?.update(shown);
-    this.#summary.update(shown, this.lines);
-    this.#list.update(this.lines ? this.#ordered(shown) : shown, this.lines);
-    this.#folds.update(folds.map((folded) => [folded.key, folded] as const));
-    show(this.#folds.node, folds.length > 0);
-    this.#hold(shown);
+    const few = total <= FEW;
+    const own = all.filter(({ parts }) => parts.own > 0).length;
+    this.#overview?.update(all);
+    this.#summary.update(all);
+    const items = (few ? all : this.#sorted(all)).map((view) => ({
+      view,
+      standing: few || (view.parts.own > 0 && own <= FEW),
+    }));
+    this.#rows.update(items, ({ view }) => view.gpu.uuid);
+    this.#rows.node.classList.toggle('few', few);
+    this.#hold(few ? [] : all);
     return all;
   }
 
   draw(): void {
     this.#overview?.draw();
-    this.#list.draw();
-    for (const fold of this.#folds.rows) fold.draw();
+    for (const row of this.#rows.rows) row.draw();
   }
 
   dispose(): void {
     this.#overview?.dispose();
-    this.#list.update([], this.lines);
-    this.#folds.update([]);
+    this.#rows.update([], () => '');
   }
 
-  /** Whether so many are too many for cards. */
-  #crowded(count: number): boolean {
-    if (count < 2 || count >= LINES) return count >= LINES;
-    // Of a host that shows it all, or of what is not shown yet.
-    const room = this.#shared.actions.room?.() || Number.POSITIVE_INFINITY;
-    const columns = Math.max(1, Math.floor(this.node.clientWidth / WIDE));
-    return AROUND + HIGH * Math.ceil(count / columns) > room;
-  }
-
-  /** A card says who holds its memory; of lines one wants to know it of all at once. */
-  #hold(shown: readonly View[]): void {
-    const held: ProcessSample[] = this.lines
-      ? shown.flatMap(({ processes, migs }) => [
-          ...migs.flatMap((mig) => mig.processes),
-          ...processes,
-        ])
-      : [];
-    const unseen = this.lines ? shown.reduce((sum, view) => sum + view.unseen, 0) : 0;
-    const first = shown.length > MANY;
-    this.#held.update(held, unseen, !first);
-    show(this.#holders, held.length > 0 || unseen > 0);
-    if (first === (this.#holders.nextSibling === this.#list.node)) return;
-    if (first) this.#list.node.before(this.#holders);
+  /** List the memory holders of all GPUs, which closed lines do not show. */
+  #hold(all: readonly View[]): void {
+    const processes: ProcessSample[] = all.flatMap(({ processes, migs }) => [
+      ...migs.flatMap((mig) => mig.processes),
+      ...processes,
+    ]);
+    const unattributed = all.reduce((sum, view) => sum + view.unattributed, 0);
+    const first = all.length >= MANY;
+    this.#processes.update(processes, unattributed, !first);
+    show(this.#holders, processes.length > 0 || unattributed > 0);
+    if (first === (this.#holders.nextSibling === this.#rows.node)) return;
+    if (first) this.#rows.node.before(this.#holders);
     else this.node.append(this.#holders);
   }
 
-  /** Not while the pointer is on them: what one is about to press must not go away. */
-  #ordered(shown: readonly View[]): View[] {
-    const ordered = this.#summary.order(shown);
-    const still = this.#list.node.matches(':hover') && this.#order.length === shown.length;
-    if (still) {
-      const place = new Map(this.#order.map((uuid, n) => [uuid, n]));
-      const at = ({ gpu }: View): number => place.get(gpu.uuid) ?? shown.length;
-      return ordered.sort((a, b) => at(a) - at(b));
+  /** Sort the GPUs, but not under the pointer: a line must not move away from a click. */
+  #sorted(all: readonly View[]): View[] {
+    const sorted = this.#summary.sort(all);
+    if (this.#rows.node.matches(':hover') && this.#order.length === all.length) {
+      const at = ({ gpu }: View): number => this.#order.indexOf(gpu.uuid);
+      return sorted.sort((a, b) => at(a) - at(b));
     }
-    this.#order = ordered.map(({ gpu }) => gpu.uuid);
-    return ordered;
-  }
-
-  #fold({ name }: Folded, sight: Sight): Fold {
-    const list = new List(this.#shared, sight, this.#shared.t('GPUs of %1', name));
-    return new Fold(this.#shared, {
-      node: list.node,
-      update: (views) => list.update(views, true),
-      draw: () => list.draw(),
-    });
+    this.#order = sorted.map(({ gpu }) => gpu.uuid);
+    return sorted;
   }
 
   #remember(all: readonly View[]): void {
-    const { were } = this.#shared;
     for (const { gpu, processes } of all) {
-      const books = processes.flatMap(({ notebook }) => (notebook ? [file(notebook)] : []));
-      if (books.length && !gpu.lost) were.set(gpu.uuid, [...new Set(books)]);
+      const names = processes.flatMap(({ notebook }) => (notebook ? [file(notebook)] : []));
+      if (names.length && !gpu.lost) this.#shared.were.set(gpu.uuid, [...new Set(names)]);
     }
   }
 }

@@ -1,53 +1,52 @@
-/** The live monitor: owns a node, takes snapshots, and draws only what can be seen. */
+/** The live monitor: take snapshots, and draw what is visible with the next frame. */
 
-import type {
-  CellRun,
-  Check,
-  History,
-  Holdings,
-  OtherHost,
-  Result,
-  Snapshot,
-  Timing,
-} from '../snapshot.js';
-import { Doctor } from './doctor.js';
-import { h, show } from './dom.js';
-import { Machines } from './machines.js';
-import { OFFER_CSS, type Offer } from './offer.js';
-import { inks, onTheme, probe, remember, remembered, Sight, Sizes } from './page.js';
+import type { CellRun, History, Snapshot } from '../snapshot.js';
+import { Legend } from './bars.js';
+import { inks, onTheme, probe, remember, remembered, type Visibility, Watch } from './browser.js';
+import { Tip } from './chart.js';
+import type { Doctor } from './doctor.js';
+import { Field, h, show } from './dom.js';
+import { Gpus } from './gpus.js';
+import type { OtherHosts } from './hosts.js';
+import { broken, machine, machineDetails } from './names.js';
+import { whole } from './owners.js';
+import { Problems } from './problems.js';
 import { Results } from './results.js';
 import { Runs, Series } from './series.js';
-import { type Actions, type Density, english, type Shared, type Translate } from './shared.js';
+import { english, type Options, type Shared, type State } from './shared.js';
 import type { Inks } from './spark.js';
 import { CSS } from './style.js';
-import { Tip } from './tip.js';
-import { Toolbar } from './toolbar.js';
-import { broken } from './words.js';
 
-export type { Actions, Translate } from './shared.js';
-
-export interface Options {
-  actions?: Actions;
-  translate?: Translate;
-  /** What a screen reader calls the whole. */
-  label?: string;
-  /** As a page of its own, with all GPUs in one chart. */
-  wide?: boolean;
-}
-
-export interface Connection {
-  kind: 'live' | 'connecting' | 'polling' | 'standby' | 'lost';
-  text?: string;
-}
-
-/** In a chart; more than it has pixels is no use. */
+/** The most samples in a chart: it has fewer pixels. */
 const POINTS = 800;
 
-export interface ViewOptions {
-  /** A card or a line for each GPU. */
-  density?: Density;
-  /** Seconds that a chart shows. */
-  window?: number;
+/** The line on top: the machine, the connection, and tools. */
+class Toolbar {
+  readonly node: HTMLElement;
+  #host = new Field('span', 'host dim');
+  #state = new Field('span', 'state dim');
+  #shared: Shared;
+
+  constructor(shared: Shared) {
+    this.#shared = shared;
+    this.#state.node.setAttribute('role', 'status');
+    this.node = h('div', 'top', this.#host.node, this.#state.node);
+    this.node.append(...(shared.extras?.tools(shared) ?? []));
+  }
+
+  /** `instead`: a summary of several hosts, each of which has its name above its GPUs. */
+  update(snapshot: Snapshot, instead: string): void {
+    const { t } = this.#shared;
+    const text = [snapshot.host.name, ...machine(snapshot, t)].filter(Boolean).join(' · ');
+    this.#host.textOrHide(instead || text).title(instead || machineDetails(snapshot, t));
+  }
+
+  connect(): void {
+    const { t, connection } = this.#shared;
+    const { kind, text } = connection;
+    const other = { connecting: t('connecting…'), standby: t('paused') }[kind as string];
+    this.#state.text(text ?? other ?? '');
+  }
 }
 
 export class Monitor {
@@ -55,238 +54,167 @@ export class Monitor {
   #shared: Shared;
   #all = h('div', 'all');
   #toolbar: Toolbar;
-  #doctor: Doctor;
-  #machines: Machines;
+  #doctor: Doctor | null;
+  #problems = new Problems();
+  #gpus: Gpus;
+  #legend: Legend;
+  #others: OtherHosts | null;
+  #own = h('div');
+  #hosts = h('div', '', this.#own);
+  #none = h('p', 'dim');
   #timings: Results;
   #results: Results;
-  #bones = h('div', 'bones dim');
+  #loading = h('div', 'loading dim');
   #tip = new Tip(this.#all);
   #probe = probe();
-  #sizes: Sizes;
-  #sight = new Sight();
+  #sizes = new Watch<ResizeObserverEntry>(globalThis.ResizeObserver, () => this.#redraw());
+  #visibility: Visibility = new Watch(globalThis.IntersectionObserver);
   #endTheme: () => void;
   #snapshot: Snapshot | null = null;
-  #checks: Check[] | null = null;
-  #offer: Offer | null = null;
   #visible = true;
   #stale = true;
   #themed = 2;
-  #wanted = new Set<string>();
   #frame = 0;
   #disposed = false;
 
-  constructor({ actions = {}, translate: t = english, label, wide = false }: Options = {}) {
-    this.#sizes = new Sizes(() => this.#due());
+  constructor(options: Options = {}) {
+    const { actions = {}, translate: t = english, label, extras = null } = options;
     this.#shared = {
-      t,
-      actions,
+      ...{ t, actions, extras, here: null, window: 120, now: 0 },
+      ...{ hosts: [], checks: null, offer: null, variables: null },
+      ...{ timing: {}, timings: [], results: [], opened: new Set() },
+      connection: { kind: 'connecting' },
       series: new Series(),
       runs: new Runs(),
       inks: {} as Inks,
-      here: null,
-      now: 0,
-      timing: {},
-      holdings: null,
-      wants: (uuid, open) => this.#want(uuid, open),
-      window: 120,
       open: remembered(),
       were: new Map(),
-      watch: (spark) => this.#sizes.watch(spark),
-      unwatch: (spark) => this.#sizes.unwatch(spark),
+      watch: (spark) => this.#sizes.add(spark.node, (entry) => spark.resize(entry.contentRect)),
+      unwatch: (spark) => this.#sizes.remove(spark.node),
       tip: (at, lines, spoken) => this.#tip.point(at, lines, spoken),
       toggled: () => remember(this.#shared.open),
+      redraw: () => this.#redraw(),
     };
-    this.#doctor = new Doctor(this.#shared);
-    this.#toolbar = new Toolbar(this.#shared, (density) => this.#choose(density));
-    this.#machines = new Machines(
-      this.#shared,
-      this.#sight,
-      wide,
-      () => this.#due(),
-      this.#doctor.node,
-      this.#bones,
-    );
+    this.#toolbar = new Toolbar(this.#shared);
+    this.#gpus = new Gpus(this.#shared, this.#visibility);
+    this.#legend = new Legend(this.#shared);
+    this.#doctor = extras?.doctor(this.#shared) ?? null;
+    this.#others = extras?.hosts(this.#shared, this.#visibility) ?? null;
+    this.#own.append(this.#problems.node, this.#none, this.#loading, this.#gpus.node);
+    if (this.#others) this.#own.prepend(this.#others.head);
+    if (this.#others) this.#hosts.append(this.#others.node);
+    if (this.#doctor) this.#none.replaceWith(this.#doctor.node);
+    this.#none.append(t('No GPU is visible here.'));
+    for (const node of [this.#none, this.#gpus.node, this.#legend.node]) show(node, false);
     this.#timings = new Results(t('Timings'));
     this.#results = new Results(t('Results'));
-    this.#build(label ?? t('GPU monitor'));
+    this.#loading.append(t('Looking for GPUs…'));
+    this.#all.setAttribute('role', 'region');
+    this.#all.ariaLabel = label ?? t('GPU monitor');
+    const parts = [this.#legend, this.#timings, this.#results, this.#tip].map(({ node }) => node);
+    this.#all.append(this.#toolbar.node, this.#hosts, ...parts, this.#probe);
+    this.node.className = 'gpumagic-monitor';
+    this.node
+      .attachShadow({ mode: 'open' })
+      .append(h('style', '', CSS + (extras?.css ?? '')), this.#all);
     this.#endTheme = onTheme(() => {
-      // A theme's style sheet may arrive after its name.
+      // A theme's style sheet may load after its name changes.
       this.#themed = 2;
-      this.#due();
+      this.#redraw();
     });
-    this.#sight.watch(this.node, (visible) => {
-      this.#visible = visible;
-      if (visible) this.#due();
+    this.#visibility.add(this.node, ({ isIntersecting }) => {
+      this.#visible = isIntersecting;
+      if (isIntersecting) this.#redraw();
     });
-    this.connection({ kind: 'connecting' });
+    this.set({});
   }
 
-  /** Takes what is new; it is drawn with the next frame, and not at all while it cannot be seen. */
   update(snapshot: Snapshot): void {
     this.#snapshot = snapshot;
     this.#shared.now = snapshot.time;
-    this.#shared.series.push(this.#machines.together(snapshot));
-    this.#due();
+    this.#shared.series.push(this.#others?.together(snapshot) ?? snapshot);
+    this.#redraw();
   }
 
-  /** What kernels tell of other hosts. */
-  hosts(hosts: OtherHost[]): void {
-    this.#machines.hosts = hosts;
-    this.#due();
-  }
-
-  /** Puts a history in the place of what is known of the same time. */
+  /** Replace the samples of the history's time span. */
   seed(history: History): void {
     this.#shared.series.seed(history);
-    this.#due();
+    this.#redraw();
   }
 
-  /** Cells that ran or run; the same id replaces what was told before. */
+  /** Add cells that ran or are running; a cell with a known id is replaced. */
   mark(cells: CellRun[]): void {
     this.#shared.runs.merge(cells, this.#shared.now);
-    this.#due();
+    this.#redraw();
   }
 
-  /** The doctor's checks, shown where there is no GPU or when these are given; null ends it. */
-  diagnose(checks: Check[] | null): void {
-    this.#checks = checks;
-    this.#due();
+  /** Change everything that is not a snapshot. */
+  set(state: Partial<State>): void {
+    const shared = Object.assign(this.#shared, state);
+    shared.series.step = shared.window / POINTS;
+    // These change rarely, and need no snapshot.
+    this.#all.dataset['kind'] = shared.connection.kind;
+    this.#toolbar.connect();
+    this.#timings.update(shared.timings, shared.timing);
+    this.#results.update(shared.results);
+    this.#redraw();
   }
 
-  /** What can be done, at a press, about there being no GPU. */
-  offer(offer: Offer): void {
-    this.#offer = offer;
-    this.#due();
-  }
-
-  connection({ kind, text }: Connection): void {
-    const { t } = this.#shared;
-    const words = {
-      live: '',
-      connecting: t('connecting…'),
-      polling: t('no live connection: asking every few seconds'),
-      standby: t('standing by'),
-      lost: t('connection lost, trying again'),
-    };
-    this.#all.dataset['kind'] = kind;
-    this.#toolbar.state.say(text ?? words[kind]);
-  }
-
-  /** The kernel that "this notebook" is. */
-  here(kernel: string | null): void {
-    if (this.#shared.here === kernel) return;
-    this.#shared.here = kernel;
-    this.#due();
-  }
-
-  results(results: Result[]): void {
-    this.#results.update(results);
-  }
-
-  /** What this kernel has measured. */
-  timings(results: Result[]): void {
-    this.#timings.update(results);
-  }
-
-  /** What it measures now. */
-  timing(now: Timing): void {
-    this.#shared.timing = now;
-    this.#timings.now(now);
-    this.#due();
-  }
-
-  /** What this notebook holds, or a word on why that is not known. */
-  holdings(held: Holdings | string | null): void {
-    this.#shared.holdings = held;
-    this.#due();
-  }
-
-  options({ density, window }: ViewOptions): void {
-    this.#machines.density = density ?? 'auto';
-    if (window) {
-      this.#shared.window = window;
-      this.#shared.series.step = window / POINTS;
-    }
-    this.#due();
-  }
-
-  /** Draws now what is due. */
+  /** Draw now, if anything changed. */
   draw(): void {
     cancelAnimationFrame(this.#frame);
     this.#frame = 0;
     const snapshot = this.#snapshot;
     if (!this.#stale || this.#disposed) return;
     this.#stale = false;
-    if (snapshot) {
-      this.#machines.update(snapshot);
-      this.#toolbar.update(snapshot, this.#machines);
-    }
-    const none = snapshot !== null && snapshot.gpus.length === 0;
-    // What is broken stands above; the rest says why there is no GPU.
-    const why = snapshot?.problems.filter((one) => !broken(snapshot).includes(one)) ?? [];
-    this.#doctor.update(this.#checks, none ? why : null, this.#offer);
-    show(this.#bones, snapshot === null && this.#checks === null);
+    if (snapshot) this.#write(snapshot);
+    else this.#doctor?.update(null);
+    show(this.#loading, snapshot === null && this.#shared.checks === null);
     if (this.#themed > 0) {
       this.#themed--;
       this.#shared.inks = inks(this.#probe);
     }
-    this.#machines.draw();
+    this.#gpus.draw();
+    this.#others?.draw();
   }
 
-  /** Ends it: nothing observes or draws any more. */
+  #write(snapshot: Snapshot): void {
+    const total = whole((this.#others?.together(snapshot) ?? snapshot).gpus).length;
+    const none = !snapshot.gpus.length;
+    const wrong = broken(snapshot);
+    // The doctor shows the problems that only explain why there is no GPU.
+    this.#problems.update(this.#doctor ? wrong : snapshot.problems);
+    this.#doctor?.update(none ? snapshot.problems.filter((one) => !wrong.includes(one)) : null);
+    const views = this.#gpus.update(snapshot, total);
+    views.push(...(this.#others?.update(snapshot, total) ?? []));
+    this.#legend.update(views);
+    this.#toolbar.update(snapshot, this.#others?.summarize(total) ?? '');
+    show(this.#gpus.node, !none);
+    show(this.#none, none);
+    // GPUs elsewhere come before the reason why there are none here.
+    const elsewhere = none && this.#shared.hosts.length > 0;
+    const first = (elsewhere && this.#others?.node) || this.#own;
+    if (this.#hosts.firstChild !== first) this.#hosts.prepend(first);
+  }
+
   dispose(): void {
     if (this.#disposed) return;
     this.#disposed = true;
     cancelAnimationFrame(this.#frame);
-    this.#machines.dispose();
+    this.#gpus.dispose();
+    this.#others?.dispose();
     this.#endTheme();
     this.#sizes.dispose();
-    this.#sight.dispose();
+    this.#visibility.dispose();
     this.node.remove();
   }
 
-  #build(label: string): void {
-    const sheet = h('style', '', CSS + OFFER_CSS);
-    this.#bones.append(this.#shared.t('Looking for GPUs…'));
-    this.#doctor.node.hidden = true;
-    this.#all.setAttribute('role', 'region');
-    this.#all.setAttribute('aria-label', label);
-    this.#all.append(
-      this.#toolbar.node,
-      this.#machines.node,
-      this.#timings.node,
-      this.#results.node,
-      this.#tip.node,
-      this.#probe,
-    );
-    this.node.className = 'gpumagic-monitor';
-    this.node.attachShadow({ mode: 'open' }).append(sheet, this.#all);
-  }
-
-  #want(uuid: string, open: boolean): void {
-    const before = this.#wanted.size;
-    if (open) this.#wanted.add(uuid);
-    else this.#wanted.delete(uuid);
-    const { size } = this.#wanted;
-    // What is opened once more is asked for once more.
-    if (open || (before && !size)) this.#shared.actions.holdings?.(open);
-    this.#due();
-  }
-
-  #choose(density: Density): void {
-    const { actions } = this.#shared;
-    this.#machines.density = density;
-    actions.density?.(density);
-    this.#due();
-  }
-
-  #due(): void {
+  #redraw(): void {
     this.#stale = true;
-    if (this.#visible && !this.#frame && !this.#disposed) {
-      this.#frame = requestAnimationFrame(() => {
-        this.#frame = 0;
-        if (this.#visible) this.draw();
-      });
-    }
+    if (!this.#visible || this.#frame || this.#disposed) return;
+    this.#frame = requestAnimationFrame(() => {
+      this.#frame = 0;
+      if (this.#visible) this.draw();
+    });
   }
 }

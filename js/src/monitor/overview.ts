@@ -1,69 +1,97 @@
-/** All GPUs in one chart for each thing that is measured: lines of a few, rows of heat of many. */
+/** Draw all GPUs in one chart per metric: a line each, or a row of heat each if there are many. */
 
 import { Field, h, Rows, show } from './dom.js';
-import { heat, hues, lines, type Many } from './plots.js';
-import type { Metric } from './series.js';
+import { labelOf, ordinalOf } from './names.js';
+import type { View } from './owners.js';
+import { gap, type Metric } from './series.js';
 import type { Shared } from './shared.js';
-import { Spark } from './spark.js';
-import type { View } from './split.js';
+import { type Axis, known, type Pen, Spark, trace } from './spark.js';
 import { age, NOT_KNOWN, reading, size } from './units.js';
-import { called, ordinalOf } from './words.js';
 
-/** More lines than this are told apart by nobody. */
+export const OVERVIEW_CSS = `\
+.overview{padding-bottom:10px}.overs{display:grid;gap:10px 20px;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr))}\
+.over{min-width:0}.span,.over-head{display:flex;justify-content:space-between}.over-head .dim,.scale{font-size:11px}.span{font-size:10px;line-height:13px}.over canvas{height:110px}\
+.keys{display:flex;flex-wrap:wrap;gap:2px 14px;padding-bottom:8px}\
+.scale{padding-bottom:6px}.scale i{background:linear-gradient(90deg,transparent,var(--good));border-radius:2px;height:8px;width:80px}\
+.keys li,.scale{align-items:center;display:flex;gap:5px}\
+`;
+
+/** The most lines that can be told apart. */
 const LINES = 8;
-/** How far an arrow key goes, as a share of the width. */
+/** The step of an arrow key, as a share of the width. */
 const STEP = 0.02;
-const percent = (value: number): string => reading(value, '%');
-const rate = (value: number): string => `${size(value)}/s`;
+
+/** The color of each GPU in a line chart; gpumagic/display/plot.py has the same. */
+const HUES = [
+  '#2f80ed',
+  '#55a144',
+  '#ba2997',
+  '#8f5c2f',
+  '#c07e9d',
+  '#127a6b',
+  '#685f99',
+  '#a876f2',
+];
 
 /** One GPU in the charts. */
 interface Line {
   uuid: string;
   name: string;
   total: number | null;
-  mine: boolean;
-  hue: number;
+  own: boolean;
+  color: string;
 }
 
-/** One chart of all GPUs. */
+/** Return a color for each CUDA ordinal; duplicate or unknown ordinals get a free one. */
+function colors(ordinals: readonly (number | null)[]): string[] {
+  const taken = new Set<number>();
+  const take = (hue: number): number => {
+    let free = hue % HUES.length;
+    while (taken.has(free) && taken.size < HUES.length) free = (free + 1) % HUES.length;
+    taken.add(free);
+    return free;
+  };
+  const first = ordinals.map((ordinal, n) =>
+    ordinal !== null && ordinals.indexOf(ordinal) === n ? take(ordinal) : null,
+  );
+  return first.map((hue) => HUES[hue ?? take(0)] as string);
+}
+
+/** The chart of one metric. */
 class Overlay {
   readonly node: HTMLElement;
-  readonly spark = new Spark();
+  readonly spark: Spark;
   #shared: Shared;
   #metric: Metric;
-  #say: (value: number) => string;
-  #top: (lines: readonly Line[], most: number) => number;
-  #most = new Field('span', 'dim');
+  #format: (value: number) => string;
+  #top = new Field('span', 'dim');
   #span = new Field();
   #lines: readonly Line[] = [];
-  /** Where the pointer or the keyboard is, as a share of the width and the height. */
-  #at: [number, number] | null = null;
+  /** The position of the pointer or the keyboard, as a share of the width and the height. */
+  #at: [x: number, y: number] | null = null;
 
-  constructor(
-    metric: Metric,
-    title: string,
-    say: (value: number) => string,
-    top: (lines: readonly Line[], most: number) => number,
-    shared: Shared,
-  ) {
-    [this.#metric, this.#say, this.#top, this.#shared] = [metric, say, top, shared];
+  constructor(metric: Metric, title: string, format: (value: number) => string, shared: Shared) {
+    [this.#metric, this.#format, this.#shared] = [metric, format, shared];
+    this.spark = new Spark(shared.t('%1 of all GPUs over time', title));
     const canvas = this.spark.node;
     canvas.tabIndex = 0;
-    canvas.setAttribute('aria-label', shared.t('%1 of all GPUs over time', title));
     canvas.addEventListener('pointermove', ({ offsetX, offsetY }) => {
       this.#at = [offsetX / this.spark.width, offsetY / this.spark.height];
       this.draw();
     });
-    for (const away of ['pointerleave', 'blur'])
-      canvas.addEventListener(away, () => this.#point(null));
+    for (const event of ['pointerleave', 'blur'])
+      canvas.addEventListener(event, () => this.#point(null));
     canvas.addEventListener('keydown', (event) => this.#key(event));
     const axis = h('div', 'span dim', this.#span.node, h('span', '', shared.t('now')));
-    const head = h('div', 'over-head', h('h2', '', title), this.#most.node);
+    const head = h('div', 'over-head', h('h2', '', title), this.#top.node);
     this.node = h('section', 'over', head, canvas, axis);
     shared.watch(this.spark);
   }
 
-  /** Whether there is anything to show. */
+  get #many(): boolean {
+    return this.#lines.length > LINES;
+  }
+
   update(lines: readonly Line[]): void {
     const { series, window, t } = this.#shared;
     this.#lines = lines;
@@ -71,112 +99,136 @@ class Overlay {
       this.node,
       lines.some(({ uuid }) => series.has(uuid, this.#metric)),
     );
-    this.#span.say(`−${age(window)}`);
-    const rows = lines.length > LINES;
-    this.spark.node.style.height = rows ? `${Math.max(lines.length * 5, 60) + 4}px` : '';
-    const top = this.#top(lines, this.#peak());
-    this.#most.say(t('up to %1', this.#say(top)));
+    this.#span.text(`−${age(window)}`);
+    this.spark.node.style.height = this.#many ? `${Math.max(lines.length * 5, 60) + 4}px` : '';
+    this.#top.text(t('up to %1', this.#format(this.#highest())));
   }
 
   draw(): void {
     if (this.node.hidden) return;
     const { series, now, window, inks } = this.#shared;
     const pen = this.spark.begin();
-    const many: Many = {
-      time: series.time,
-      from: series.from(now - window),
-      now,
-      window,
-      top: this.#top(this.#lines, this.#peak()),
-      rows: this.#lines.map(({ uuid, mine, hue, total }) => ({
-        values: series.values(uuid, this.#metric),
-        mine,
-        hue,
-        total: this.#metric === 'memory' ? total : null,
-      })),
-      hover: this.#at?.[0] ?? null,
-    };
-    if (pen)
-      (this.#lines.length > LINES ? heat : lines)(
-        pen,
-        many,
-        this.spark.width,
-        this.spark.height,
-        inks,
-      );
-    if (this.#at) this.#tell(false);
+    const from = series.from(now - window);
+    const axis = { time: series.time, from, now, window, top: this.#highest() };
+    this.spark.hover = this.#at && this.#at[0] * this.spark.width;
+    if (pen) {
+      if (this.#many) this.#drawRows(pen, axis);
+      else this.#drawLines(pen, axis);
+      this.spark.cursor(pen, inks.reserved, this.spark.height);
+    }
+    if (this.#at) this.#describe(false);
   }
 
   dispose(): void {
     this.#shared.unwatch(this.spark);
   }
 
-  #peak(): number {
+  #values({ uuid }: Line): readonly number[] {
+    return this.#shared.series.values(uuid, this.#metric);
+  }
+
+  #drawLines(pen: Pen, axis: Axis): void {
+    const { time, from, top } = axis;
+    const scale = this.spark.scale(axis, 1.5);
+    this.spark.guides(pen, this.#shared.inks.rule, ...[0, top / 2, top].map(scale.y));
+    for (const line of this.#lines) {
+      const values = this.#values(line);
+      pen.strokeStyle = line.color;
+      pen.lineWidth = line.own ? 2.25 : 1.25;
+      for (const piece of known(time, values, from)) trace(pen, time, values, piece, scale);
+    }
+  }
+
+  /** Draw a row of heat for each GPU: the higher the value, the stronger the color. */
+  #drawRows(pen: Pen, axis: Axis): void {
+    const { time, from, top } = axis;
+    const { inks } = this.#shared;
+    const tall = this.spark.height / this.#lines.length;
+    const scale = this.spark.scale(axis, 0);
+    // Neighbors on whole pixels have no seam.
+    const x = (at: number): number => Math.round(scale.x(at));
+    this.#lines.forEach((line, row) => {
+      const values = this.#values(line);
+      const most = this.#metric === 'memory' ? (line.total ?? top) : top;
+      pen.fillStyle = line.own ? inks.own : inks.busy;
+      for (let n = Math.max(from, 1); n < time.length; n++) {
+        const value = values[n] as number;
+        if (Number.isNaN(value)) continue;
+        const end = time[n] as number;
+        const start = x(gap(time, n) ? end - 1 : (time[n - 1] as number));
+        // 0 differs from unknown.
+        pen.globalAlpha = 0.06 + 0.94 * Math.min(value / most, 1);
+        pen.fillRect(start, row * tall, Math.max(x(end) - start, 1), Math.max(tall - 1, 1));
+      }
+    });
+    pen.globalAlpha = 1;
+  }
+
+  /** Return the value at the top of the chart. */
+  #highest(): number {
+    if (this.#metric === 'utilization') return 100;
+    if (this.#metric === 'memory') {
+      const total = Math.max(0, ...this.#lines.map((line) => line.total ?? 0));
+      if (total) return total;
+    }
     const { series, now, window } = this.#shared;
     const from = series.from(now - window);
     let most = 0;
-    for (const { uuid } of this.#lines)
-      for (const value of series.values(uuid, this.#metric).slice(from))
-        if (value > most) most = value;
-    return most;
+    for (const line of this.#lines)
+      for (const value of this.#values(line).slice(from)) if (value > most) most = value;
+    return most || 1;
   }
 
   #key(event: KeyboardEvent): void {
-    const way = {
+    const step = {
       ArrowLeft: [-STEP, 0],
       ArrowRight: [STEP, 0],
       ArrowUp: [0, -1],
       ArrowDown: [0, 1],
-    }[event.key];
-    if (!way) {
+    }[event.key] as [number, number] | undefined;
+    if (!step) {
       if (event.key === 'Escape') this.#point(null);
       return;
     }
     event.preventDefault();
     const [x, y] = this.#at ?? [1, 0];
-    const [right, down] = way as [number, number];
     const inside = (value: number): number => Math.min(Math.max(value, 0), 0.999);
-    this.#point([inside(x + right), inside(y + down / Math.max(this.#lines.length, 1))]);
-    this.#tell(true);
+    this.#point([inside(x + step[0]), inside(y + step[1] / Math.max(this.#lines.length, 1))]);
+    this.#describe(true);
   }
 
   #point(at: [number, number] | null): void {
     this.#at = at;
-    if (!at) {
-      this.spark.hover = null;
-      this.#shared.tip(this.spark, [], false);
-    }
+    if (!at) this.#shared.tip(this.spark, [], false);
     this.draw();
   }
 
-  /** Each GPU at the time under the pointer; of many the one under it. */
-  #tell(spoken: boolean): void {
+  /** Describe each GPU at the time under the pointer; if there are many, the one under it. */
+  #describe(spoken: boolean): void {
     if (!this.#at) return;
     const { series, now, window, t } = this.#shared;
     const [x, y] = this.#at;
     const when = now - window * (1 - x);
     const n = Math.min(series.from(when), series.time.length - 1);
-    const rows = this.#lines.length > LINES;
-    const told = rows ? [this.#lines[Math.floor(y * this.#lines.length)]] : this.#lines;
-    const lines = told.flatMap((line) => {
-      if (!line) return [];
-      const value = series.values(line.uuid, this.#metric)[n] ?? Number.NaN;
-      return [`${line.name} ${Number.isNaN(value) ? NOT_KNOWN : this.#say(value)}`];
+    const row = Math.floor(y * this.#lines.length);
+    const lines = this.#many ? this.#lines.slice(row, row + 1) : this.#lines;
+    const texts = lines.map((line) => {
+      const value = this.#values(line)[n] ?? Number.NaN;
+      return `${line.name} ${Number.isNaN(value) ? NOT_KNOWN : this.#format(value)}`;
     });
-    this.spark.hover = x * this.spark.width;
-    this.#shared.tip(this.spark, [t('%1 ago', age(now - when)), ...lines], spoken);
+    this.#shared.tip(this.spark, [t('%1 ago', age(now - when)), ...texts], spoken);
   }
 }
 
 /** A GPU's color. */
 class Key {
-  #dot = new Field('i', 'dot');
+  #dot = h('i', 'dot');
   #name = new Field('span', 'dim');
-  readonly node = h('li', '', this.#dot.node, this.#name.node);
+  readonly node = h('li', '', this.#dot, this.#name.node);
 
-  update({ name, mine, hue }: Line): void {
-    this.#name.say(name).look(mine ? 'own' : 'dim');
-    this.#dot.look(`dot line-${hue}`);
+  update({ name, own, color }: Line): void {
+    this.#name.text(name).className(own ? 'here' : 'dim');
+    this.#dot.style.background = color;
   }
 }
 
@@ -184,50 +236,43 @@ export class Overview {
   readonly node: HTMLElement;
   #shared: Shared;
   #charts: Overlay[];
-  #keys = new Rows<Line, Key>(h('ul', 'keys'), () => new Key());
+  #keys = new Rows(h('ul', 'keys'), (_: Line) => new Key());
   #scale: HTMLElement;
   #rows = new Field();
 
   constructor(shared: Shared) {
     const { t } = shared;
+    const rate = (value: number): string => `${size(value)}/s`;
     this.#shared = shared;
-    const all = (): number => 100;
-    const most = (_: readonly Line[], most: number): number => most || 1;
-    const totals = (lines: readonly Line[], most: number): number =>
-      lines.reduce((sum, { total }) => Math.max(sum, total ?? 0), 0) || most || 1;
     this.#charts = [
-      new Overlay('utilization', t('Utilization'), percent, all, shared),
-      new Overlay('memory', t('Memory'), size, totals, shared),
-      new Overlay('power', t('Power'), (value) => reading(value, 'W'), most, shared),
-      new Overlay('pcie', 'PCIe', rate, most, shared),
-      new Overlay('nvlink', 'NVLink', rate, most, shared),
+      new Overlay('utilization', t('Utilization'), (value) => reading(value, '%'), shared),
+      new Overlay('memory', t('Memory'), size, shared),
+      new Overlay('power', t('Power'), (value) => reading(value, 'W'), shared),
+      new Overlay('pcie', 'PCIe', rate, shared),
+      new Overlay('nvlink', 'NVLink', rate, shared),
     ];
-    this.#scale = h('p', 'dim scale', this.#rows.node, h('i'), t('the most'));
+    this.#scale = h('p', 'dim scale', this.#rows.node, h('i'), t('most'));
     const charts = h('div', 'overs', ...this.#charts.map(({ node }) => node));
     this.node = h('div', 'overview', this.#keys.node, this.#scale, charts);
   }
 
   update(views: readonly View[]): void {
-    const { here } = this.#shared;
-    const colors = hues(views.map((view) => ordinalOf(view, here)));
+    const { here, t } = this.#shared;
+    const hues = colors(views.map((view) => ordinalOf(view, here)));
     const lines = views.map((view, n) => ({
       uuid: view.gpu.uuid,
-      name: called(view, here),
+      name: labelOf(view, here),
       total: view.gpu.memory_total,
-      mine: view.parts.mine > 0,
-      hue: colors[n] as number,
+      own: view.parts.own > 0,
+      color: hues[n] as string,
     }));
     const few = lines.length <= LINES;
     show(this.node, lines.length > 0);
     show(this.#keys.node, few && lines.length > 1);
     show(this.#scale, !few);
-    const { t } = this.#shared;
-    this.#rows.say(
-      few
-        ? ''
-        : t('A row for each, %1 to %2: none', lines[0]?.name ?? '', lines.at(-1)?.name ?? ''),
-    );
-    this.#keys.update(few ? lines.map((line) => [line.uuid, line] as const) : []);
+    const ends = [lines[0]?.name ?? '', lines.at(-1)?.name ?? ''] as const;
+    this.#rows.text(t('One row each, %1 to %2: none', ...ends));
+    this.#keys.update(few ? lines : [], ({ uuid }) => uuid);
     for (const chart of this.#charts) chart.update(lines);
   }
 

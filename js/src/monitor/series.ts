@@ -1,23 +1,23 @@
-/** The past of each GPU, and the cells that ran in it. */
+/** Store the samples of each GPU over time, and the cells that ran. */
 
 import type { CellRun, GpuSample, History, Snapshot } from '../snapshot.js';
-import { heldBy } from './split.js';
+import { holders } from './owners.js';
 
-/** Samples kept; the oldest quarter goes when there are more. */
-const KEPT = 1600;
-/** Seconds for which cells are kept: the longest time that a chart shows. */
-const KEPT_S = 3600;
-/** A clock that went back by more than this was set. */
+/** Samples stored; beyond this, the oldest quarter is dropped. */
+const MOST = 1600;
+/** Seconds for which cells are stored: the longest time that a chart shows. */
+const CELLS_S = 3600;
+/** A clock that goes back by more was set. */
 const SET_BACK_S = 60;
-/** Who holds memory is taken to hold it for so long, where it is not asked at each sample. */
+/** Holders are not requested with each sample: a value is valid for so long. */
 const LASTING_S = 10;
-/** Before the name of a holder: so its column of bytes is called. */
+/** Prefix of the columns with the bytes of a holder. */
 const HELD = '@';
 
 const sum = (a: number | null, b: number | null): number | null =>
   a === null && b === null ? null : (a ?? 0) + (b ?? 0);
 
-/** What is charted, and how it is read. */
+/** The metrics of the charts. */
 const READ = {
   utilization: (gpu: GpuSample) => gpu.utilization,
   memory: (gpu: GpuSample) => gpu.memory_used,
@@ -26,15 +26,15 @@ const READ = {
   power: (gpu: GpuSample) => gpu.power,
 };
 export type Metric = keyof typeof READ;
-export const METRICS = Object.keys(READ) as Metric[];
+const METRICS = Object.keys(READ) as Metric[];
 
-/** What a cell did to one GPU: null where no sample was taken while it ran. */
-export interface Stats {
+/** A cell's effect on one GPU; null if no sample was taken while it ran. */
+interface Stats {
   peak: number | null;
   mean: number | null;
 }
 
-/** Whether the way from sample n - 1 to n was not watched: far longer than those beside it. */
+/** Whether samples are missing before sample n: the step is far longer than its neighbors. */
 export function gap(time: readonly number[], n: number): boolean {
   const [a, b] = [time[n - 1], time[n]];
   if (a === undefined || b === undefined) return true;
@@ -43,31 +43,31 @@ export function gap(time: readonly number[], n: number): boolean {
   return b - a > 3 * usual;
 }
 
-/** Columns over one axis of time; NaN is "not known". */
+/** Columns over a common time axis; NaN is "unknown". */
 export class Series {
   time: number[] = [];
-  /** Seconds; of samples that come faster, one is made. */
+  /** Seconds; samples that arrive faster are merged. */
   step = 0;
   #gpus = new Map<string, Map<string, number[]>>();
 
-  /** One GPU's values, as many as there are times. */
+  /** Return one GPU's values, one for each time. */
   values(uuid: string, metric: Metric): readonly number[] {
     return this.#long(this.#gpus.get(uuid)?.get(metric) ?? []);
   }
 
-  /** Whether anything is known of a metric. */
+  /** Whether any value of a metric is known. */
   has(uuid: string, metric: Metric): boolean {
     return this.#gpus.get(uuid)?.has(metric) ?? false;
   }
 
-  /** Who held one GPU's memory: each holder with its bytes over time. */
+  /** Return the holders of one GPU's memory, each with its bytes over time. */
   held(uuid: string): [string, readonly number[]][] {
     return [...(this.#gpus.get(uuid) ?? [])]
       .filter(([name]) => name.startsWith(HELD))
       .map(([name, values]) => [name.slice(HELD.length), this.#filled(this.#long(values))]);
   }
 
-  /** With what was known some seconds ago, where nobody asked since. */
+  /** Fill gaps with the last known value, for a while. */
   #filled(values: readonly number[]): number[] {
     let [last, at] = [Number.NaN, Number.NEGATIVE_INFINITY];
     return values.map((value, n) => {
@@ -77,17 +77,17 @@ export class Series {
     });
   }
 
-  /** Adds a snapshot's values; what is not newer than the last adds nothing. */
+  /** Add a snapshot, unless it is older than the last one. */
   push(snapshot: Snapshot): void {
     const last = this.time.at(-1) ?? Number.NEGATIVE_INFINITY;
     if (last - snapshot.time > SET_BACK_S) this.#keep(0, this.from(snapshot.time));
     else if (snapshot.time <= last) return;
-    const held = heldBy(snapshot);
+    const held = holders(snapshot);
     for (const gpu of snapshot.gpus) {
-      // Values that the driver gave some time ago are not those of now.
+      // The driver did not answer: its values are old.
       if (gpu.lost || gpu.age > 1) continue;
-      for (const metric of METRICS) this.#push(gpu.uuid, metric, READ[metric](gpu) ?? null);
-      // Without one process, nobody asked: it is not known, and not nothing.
+      for (const metric of METRICS) this.#push(gpu.uuid, metric, READ[metric](gpu));
+      // No process at all means that holders were not requested.
       if (!snapshot.processes.length) continue;
       const now = held.get(gpu.uuid);
       for (const name of this.#gpus.get(gpu.uuid)?.keys() ?? [])
@@ -98,10 +98,10 @@ export class Series {
     this.time.push(snapshot.time);
     const n = this.time.length - 1;
     if (snapshot.time - (this.time[n - 2] ?? 0) < this.step) this.#join(n - 1);
-    if (n >= KEPT) this.#keep(KEPT / 4, n + 1);
+    if (n >= MOST) this.#keep(MOST / 4, n + 1);
   }
 
-  /** Puts the history in the place of what is known of the same time. */
+  /** Replace the samples of the history's time span by the history. */
   seed(history: History): void {
     const times = history.time;
     const [first, last] = [times[0], times.at(-1)];
@@ -110,22 +110,24 @@ export class Series {
     const before = old.filter((time) => time < first).length;
     const after = old.filter((time) => time <= last).length;
     const was = new Map(old.map((time, n) => [time, n]));
-    const past = new Map(Object.entries(history.gpus).map(([uuid, told]) => [uuid, pastOf(told)]));
+    const past = new Map(
+      Object.entries(history.gpus).map(([uuid, told]) => [uuid, columnsOf(told)]),
+    );
     for (const [uuid, columns] of past) for (const name of columns.keys()) this.#column(uuid, name);
     for (const [uuid, columns] of this.#gpus)
       for (const [name, values] of columns) {
         this.#long(values);
-        const told = past.get(uuid)?.get(name);
-        // Of what the history does not tell, nothing that is known is forgotten.
-        const at = (n: number, time: number) => (told ? told[n] : values[was.get(time) ?? -1]);
+        const column = past.get(uuid)?.get(name);
+        // Keep known values of columns that the history lacks.
+        const at = (n: number, time: number) => (column ? column[n] : values[was.get(time) ?? -1]);
         const found = times.map((time, n) => at(n, time) ?? Number.NaN);
         values.splice(before, after - before, ...found);
       }
     this.time = [...old.slice(0, before), ...times, ...old.slice(after)];
-    this.#keep(Math.max(this.time.length - KEPT, 0), this.time.length);
+    this.#keep(Math.max(this.time.length - MOST, 0), this.time.length);
   }
 
-  /** The index of the first sample at or after `time`. */
+  /** Return the index of the first sample at or after `time`. */
   from(time: number): number {
     let low = 0;
     let high = this.time.length;
@@ -137,14 +139,14 @@ export class Series {
     return low;
   }
 
-  /** Peak memory and mean utilization of one GPU over a time. */
+  /** Return the peak memory and mean utilization of one GPU over a time span. */
   stats(uuid: string, start: number, end: number): Stats {
     const [utilization, memory] = [this.values(uuid, 'utilization'), this.values(uuid, 'memory')];
     const [first, past] = [this.from(start), this.from(end + 1e-6)];
     const peaks = memory.slice(first, past).filter((value) => !Number.isNaN(value));
     let [sum, seconds] = [0, 0];
     for (let n = first; n <= past && n < this.time.length; n++) {
-      // Utilization is of the time before its sample, most of which must be the cell's.
+      // Utilization covers the time before its sample; the cell must fill half of it.
       const to = this.time[n] as number;
       const from = gap(this.time, n) ? to - 1 : (this.time[n - 1] as number);
       const common = Math.min(end, to) - Math.max(start, from);
@@ -177,7 +179,7 @@ export class Series {
     return this.#long(values);
   }
 
-  /** One that came late, or was away, has nothing to say of that time. */
+  /** Append NaN for the times when the GPU was absent. */
   #long(values: number[]): number[] {
     while (values.length < this.time.length) values.push(Number.NaN);
     return values;
@@ -195,7 +197,7 @@ export class Series {
     this.time = this.time.slice(first, past);
   }
 
-  /** Makes one sample of number n and the next: the peak of bytes, the mean of all else. */
+  /** Merge sample n and the next one: the peak of bytes, the mean of all else. */
   #join(n: number): void {
     const [before, a, b] = this.time.slice(n - 1) as [number, number, number];
     const share = (b - a) / (b - before);
@@ -210,17 +212,13 @@ export class Series {
   }
 }
 
-/** The columns of a history, by our names. */
-function pastOf(told: History['gpus'][string]): Map<string, (number | null)[]> {
-  const past = new Map<string, (number | null)[]>();
-  const { memory_used: memory, held, ...rest } = told;
-  past.set('memory', memory);
-  for (const [metric, values] of Object.entries(rest)) past.set(metric, values);
-  for (const [holder, values] of Object.entries(held ?? {})) past.set(HELD + holder, values);
-  return past;
+/** Return the columns of a history by the names used here. */
+function columnsOf({ memory_used, held, ...rest }: History['gpus'][string]) {
+  const holders = Object.entries(held).map(([name, values]) => [HELD + name, values] as const);
+  return new Map([['memory', memory_used], ...Object.entries(rest), ...holders] as const);
 }
 
-/** Cell runs by GPU, oldest first; those of long ago are forgotten. */
+/** Cell runs by GPU, oldest first. */
 export class Runs {
   #runs = new Map<string, CellRun>();
   #gpus = new Map<string, CellRun[]>();
@@ -228,21 +226,21 @@ export class Runs {
   merge(cells: CellRun[], now: number): void {
     for (const cell of cells) this.#runs.set(cell.id, cell);
     this.#gpus.clear();
-    // What ran before may be told after what runs now.
+    // Messages about earlier cells may arrive later.
     const runs = [...this.#runs.values()].sort((a, b) => a.start - b.start);
     for (const run of runs) {
-      if (run.end !== null && now - run.end > KEPT_S) this.#runs.delete(run.id);
+      if (run.end !== null && now - run.end > CELLS_S) this.#runs.delete(run.id);
       else
         for (const uuid of run.gpus) this.#gpus.set(uuid, [...(this.#gpus.get(uuid) ?? []), run]);
     }
   }
 
-  /** Those that touched a GPU. */
+  /** Return the runs on a GPU. */
   of(uuid: string): readonly CellRun[] {
     return this.#gpus.get(uuid) ?? [];
   }
 
-  /** What a kernel runs now. */
+  /** Return the cell that a kernel is running. */
   running(kernel: string | null): CellRun | undefined {
     if (kernel === null) return undefined;
     return [...this.#runs.values()].find((run) => run.kernel === kernel && run.end === null);

@@ -1,65 +1,119 @@
-/** What the parts of one monitor have in common, and what a host gives it. */
+/** Declare what a host gives to a monitor, and what the parts of one monitor share. */
 
-import type { Holdings, ProcessSample, Timing } from '../snapshot.js';
+import type { Check, OtherHost, ProcessSample, Result, Timing, Variables } from '../snapshot.js';
+import type { Visibility } from './browser.js';
+import type { ProcessButtons } from './buttons.js';
+import type { Doctor } from './doctor.js';
+import type { OtherHosts } from './hosts.js';
+import type { Overview } from './overview.js';
 import type { Runs, Series } from './series.js';
 import type { Inks, Spark } from './spark.js';
 
-/** What a host can do for the reader; an action that is absent has no button. */
+/** Actions of a host; an absent one has no button. */
 export interface Actions {
-  /** Opens the notebook. */
   goTo?(process: ProcessSample): void;
   interrupt?(process: ProcessSample): void;
-  /** The host asks before it does. */
+  /** Asks for confirmation. */
   shutDown?(process: ProcessSample): void;
-  /** Of an orphan; the host asks before it does. */
+  /** Ends an orphaned process; asks for confirmation. */
   terminate?(process: ProcessSample): void;
-  /** Looks again what the doctor finds. */
-  look?(): void;
-  /** Keeps what the reader chose. */
-  density?(density: Density): void;
-  /** Opens the GPUs as a page of their own. */
+  /** Runs the doctor again. */
+  doctor?(): void;
+  /** Opens the GPUs as a page. */
   page?(): void;
-  /** Some table of what this notebook holds was opened, or all were closed. */
-  holdings?(wanted: boolean): void;
-  /** How many pixels in height are seen without scrolling. */
-  room?(): number;
+  /** Requests the notebook's variables; false when the last table of them is closed. */
+  variables?(wanted: boolean): void;
 }
 
-/** A card or a line for each GPU; "auto": lines where there are many, or cards have no room. */
-export type Density = 'auto' | 'cards' | 'lines';
-
-/** Text in the reader's language; %1, %2 stand for the values. */
+/** Text in the user's language; %1 and %2 are the values. */
 export type Translate = (text: string, ...values: (string | number)[]) => string;
 
 export const english: Translate = (text, ...values) =>
   values.length ? text.replace(/%(\d)/g, (mark, n) => String(values[n - 1] ?? mark)) : text;
 
-export interface Shared {
+export interface Connection {
+  kind: 'live' | 'connecting' | 'polling' | 'standby' | 'lost';
+  text?: string;
+}
+
+/** A button that a host offers if there is no GPU. */
+export interface OfferButton {
+  label: string;
+  title: string;
+  press(): void;
+}
+
+export interface Offer {
+  /** The most useful first. */
+  buttons: OfferButton[];
+  /** Progress, result, or the reason why it is impossible. */
+  text: string;
+  busy: boolean;
+}
+
+/** What a monitor shows in addition to snapshots; a new value replaces the old one. */
+export interface State {
+  /** The id of this notebook's kernel. */
+  here: string | null;
+  /** Seconds that a chart shows. */
+  window: number;
+  connection: Connection;
+  /** Other hosts, reported by kernels. */
+  hosts: OtherHost[];
+  /** The doctor's checks; null hides them. */
+  checks: Check[] | null;
+  offer: Offer | null;
+  /** The progress of a running measurement. */
+  timing: Timing;
+  timings: Result[];
+  results: Result[];
+  /** The notebook's variables, or why they are unknown; null if not requested yet. */
+  variables: Variables | string | null;
+}
+
+/** Parts that JupyterLab's panel has, and the widget in a notebook has not. */
+export interface Extras {
+  css: string;
+  /** Create the charts of all GPUs; only a page has them. */
+  overview?(shared: Shared): Overview;
+  doctor(shared: Shared): Doctor;
+  /** Create the buttons of the toolbar. */
+  tools(shared: Shared): HTMLElement[];
+  /** Create the buttons of a process. */
+  buttons(shared: Shared): ProcessButtons;
+  hosts(shared: Shared, visibility: Visibility): OtherHosts;
+}
+
+export interface Options {
+  actions?: Actions;
+  translate?: Translate;
+  /** The name of the whole for screen readers. */
+  label?: string;
+  extras?: Extras;
+}
+
+export interface Shared extends State {
   readonly t: Translate;
   readonly actions: Actions;
+  readonly extras: Extras | null;
   readonly series: Series;
   readonly runs: Runs;
   inks: Inks;
-  /** The kernel that "this notebook" is. */
-  here: string | null;
+  /** The time of the latest snapshot. */
   now: number;
-  /** What this kernel measures. */
-  timing: Timing;
-  /** What this notebook holds, or why it is not known; null where nobody has asked. */
-  holdings: Holdings | string | null;
-  /** Of a GPU, the table of what this notebook holds is open, or no longer. */
-  wants(uuid: string, open: boolean): void;
-  /** Seconds that a chart shows. */
-  window: number;
-  /** What the reader opened (true) or closed: GPUs by UUID, and others' notebooks. */
+  /** What the user opened (true) or closed, by key. */
   readonly open: Map<string, boolean>;
-  /** The notebooks that were last seen on a GPU, by its UUID. */
+  /** The GPUs whose tables of variables are open, by UUID. */
+  readonly opened: Set<string>;
+  /** The notebooks last seen on a GPU, by UUID. */
   readonly were: Map<string, string[]>;
-  /** Tells a chart its size, until `unwatch`. */
+  /** Keeps a chart's size up to date, until `unwatch`. */
   watch(spark: Spark): void;
   unwatch(spark: Spark): void;
-  /** Shows lines of text at a chart, `spoken` also read aloud; none hides them. */
+  /** Shows lines of text at a chart, and reads them to a screen reader if `spoken`. */
   tip(at: Spark, lines: string[], spoken: boolean): void;
-  /** Open or closed by the reader. */
+  /** Remembers what is open. */
   toggled(): void;
+  /** Draws with the next frame. */
+  redraw(): void;
 }

@@ -1,163 +1,133 @@
-/** A small chart over time, drawn on a canvas that follows its box and its theme. */
+/** Draw a small chart over time on a canvas. */
 
 import type { CellRun } from '../snapshot.js';
+import type { Owner } from './owners.js';
 import { gap } from './series.js';
-import type { Owner } from './split.js';
 
-/** Colors as the page has them now. */
+/** Colors of the current theme. */
 export type Inks = Record<Owner | 'busy' | 'mark' | 'rule', string>;
 
-/** A part of a whole, from the bottom up. */
+/** One layer of a stacked chart, from the bottom up. */
 export interface Band {
   values: readonly number[];
   ink: string;
 }
 
-/** What a chart shows of one GPU up to `now`. */
-export interface Drawn {
+/** A time axis that ends now. */
+export interface Axis {
   time: readonly number[];
-  /** The whole; NaN is "not known". */
-  values: readonly number[];
-  /** Its parts, which fill it; none: it is a line with a light filling. */
-  bands: readonly Band[];
-  /** The color of the line. */
-  ink: string;
   /** The index of the first sample to draw. */
   from: number;
-  /** The value at the top. */
-  top: number;
   now: number;
   /** Seconds from left to right. */
   window: number;
+  /** The value at the top. */
+  top: number;
+}
+
+/** The chart of one GPU. */
+export interface Drawn extends Axis {
+  /** The whole; NaN is "unknown". */
+  values: readonly number[];
+  /** The layers; if empty, the chart is a line. */
+  bands: readonly Band[];
+  /** The color of the line. */
+  ink: string;
   runs: readonly CellRun[];
 }
 
-/** Pixels at the bottom that belong to the marks of cells. */
+/** Height of the marks of cells, in pixels. */
 const LANE = 3;
-type Pen = CanvasRenderingContext2D;
-/** From a sample's time and value to pixels. */
+export type Pen = CanvasRenderingContext2D;
+/** Convert times and values to pixels. */
 interface Scale {
   x(at: number): number;
   y(value: number): number;
   floor: number;
 }
 
+/** A canvas that follows the size of its box. */
 export class Spark {
   readonly node = document.createElement('canvas');
-  /** Where the pointer is, in pixels from the left. */
+  /** The pointer's position in pixels from the left. */
   hover: number | null = null;
   width = 200;
   height = 28;
   #pen: Pen | null = null;
 
-  constructor() {
+  constructor(label: string) {
     this.node.setAttribute('role', 'img');
+    this.node.ariaLabel = label;
   }
 
-  /** Takes the size of its box; the next `draw` follows it. */
-  resize(width: number, height: number): void {
+  /** Take the size of the box; the next drawing uses it. */
+  resize({ width, height }: { width: number; height: number }): void {
     if (width > 0 && height > 0) [this.width, this.height] = [width, height];
   }
 
-  draw(drawn: Drawn, inks: Inks): void {
-    const pen = this.begin();
-    if (!pen) return;
-    const { now, window, top } = drawn;
-    const floor = this.height - LANE - 1.5;
-    const perSecond = this.width / window;
-    const scale: Scale = {
-      floor,
-      x: (at) => this.width - (now - at) * perSecond,
-      y: (value) => floor - Math.min(value / top, 1) * (floor - 1),
-    };
-    this.#marks(pen, drawn, scale, inks.mark);
-    this.#guide(pen, 1, inks.rule);
-    this.#guide(pen, floor, inks.rule);
-    const pieces = known(drawn);
-    if (drawn.bands.length) this.#stack(pen, drawn, pieces, scale);
-    else this.#line(pen, drawn, pieces, scale);
-    this.#base(pen, drawn, pieces, scale);
-    if (this.hover === null) return;
-    pen.fillStyle = inks.mark;
-    pen.fillRect(this.hover - 0.5, 0, 1, this.height - LANE);
-  }
-
-  /** A clean canvas of the right size; null where nothing can be drawn. */
+  /** Return a cleared canvas of the right size; null if drawing is impossible. */
   begin(): Pen | null {
     const ratio = globalThis.devicePixelRatio || 1;
     const { node, width, height } = this;
-    if (!this.#pen) this.#pen = node.getContext('2d');
+    this.#pen ??= node.getContext('2d');
     const pen = this.#pen;
     if (!pen) return null;
     const [w, h] = [Math.round(width * ratio), Math.round(height * ratio)];
-    if (node.width !== w || node.height !== h) {
-      node.width = w;
-      node.height = h;
-    }
+    if (node.width !== w || node.height !== h) [node.width, node.height] = [w, h];
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
     pen.lineJoin = 'round';
     return pen;
   }
 
-  /** Where 100 % is, and where nothing is known: dots. */
-  #guide(pen: Pen, y: number, ink: string): void {
+  /** Return the scale above a margin at the bottom. */
+  scale({ now, window, top }: Axis, margin: number): Scale {
+    const floor = this.height - margin;
+    return {
+      floor,
+      x: (at) => this.width - ((now - at) * this.width) / window,
+      y: (value) => floor - Math.min(value / top, 1) * (floor - 1),
+    };
+  }
+
+  /** Draw dotted lines at these heights. */
+  guides(pen: Pen, ink: string, ...heights: number[]): void {
     pen.strokeStyle = ink;
     pen.lineWidth = 1;
     pen.setLineDash([2, 3]);
-    pen.beginPath();
-    pen.moveTo(0, y);
-    pen.lineTo(this.width, y);
-    pen.stroke();
+    for (const y of heights) {
+      pen.beginPath();
+      pen.moveTo(0, y);
+      pen.lineTo(this.width, y);
+      pen.stroke();
+    }
     pen.setLineDash([]);
   }
 
-  /** Where something is known, be it 0: a line. */
-  #base(pen: Pen, { time, ink }: Drawn, pieces: readonly Piece[], { x, floor }: Scale): void {
+  /** Draw where the pointer is. */
+  cursor(pen: Pen, ink: string, height: number): void {
+    if (this.hover === null) return;
     pen.fillStyle = ink;
-    for (const [first, last] of pieces) {
-      const from = x(time[first] as number);
-      pen.fillRect(from, floor - 0.25, Math.max(x(time[last] as number) - from, 1), 1);
-    }
+    pen.fillRect(this.hover - 0.5, 0, 1, height);
   }
 
-  #line(pen: Pen, { time, values, ink }: Drawn, pieces: readonly Piece[], scale: Scale): void {
-    const { x, y, floor } = scale;
-    pen.strokeStyle = pen.fillStyle = ink;
-    pen.lineWidth = 1.25;
-    for (const [first, last] of pieces) {
-      pen.beginPath();
-      for (let n = first; n <= last; n++) pen.lineTo(x(time[n] as number), y(values[n] as number));
-      // A sample alone is a dot.
-      pen.lineTo(x(time[last] as number) + 0.5, y(values[last] as number));
-      pen.stroke();
-      pen.lineTo(x(time[last] as number) + 0.5, floor);
-      pen.lineTo(x(time[first] as number), floor);
-      pen.globalAlpha = 0.18;
-      pen.fill();
-      pen.globalAlpha = 1;
+  draw(drawn: Drawn, inks: Inks): void {
+    const pen = this.begin();
+    if (!pen) return;
+    const scale = this.scale(drawn, LANE + 1.5);
+    this.#marks(pen, drawn, scale, inks.mark);
+    this.guides(pen, inks.rule, 1, scale.floor);
+    const pieces = known(drawn.time, drawn.values, drawn.from);
+    for (const piece of pieces) {
+      if (drawn.bands.length) stack(pen, drawn, piece, scale);
+      else line(pen, drawn, piece, scale);
+      // A line on the floor means that values are known, even if they are 0.
+      const from = scale.x(drawn.time[piece[0]] as number);
+      const to = scale.x(drawn.time[piece[1]] as number);
+      pen.fillStyle = drawn.ink;
+      pen.fillRect(from, scale.floor - 0.25, Math.max(to - from, 1), 1);
     }
-  }
-
-  #stack(pen: Pen, { time, bands }: Drawn, pieces: readonly Piece[], { x, y }: Scale): void {
-    for (const [first, last] of pieces) {
-      let under = new Array<number>(last - first + 1).fill(0);
-      for (const { values, ink } of bands) {
-        const over = under.map((below, n) => below + (values[first + n] || 0));
-        if (over.some((above, n) => above > (under[n] as number))) {
-          pen.fillStyle = ink;
-          pen.beginPath();
-          for (const [n, above] of over.entries())
-            pen.lineTo(x(time[first + n] as number), y(above));
-          pen.lineTo(x(time[last] as number) + 0.75, y(over.at(-1) as number));
-          pen.lineTo(x(time[last] as number) + 0.75, y(under.at(-1) as number));
-          for (let n = under.length - 1; n >= 0; n--)
-            pen.lineTo(x(time[first + n] as number), y(under[n] as number));
-          pen.fill();
-        }
-        under = over;
-      }
-    }
+    this.cursor(pen, inks.mark, this.height - LANE);
   }
 
   #marks(pen: Pen, { runs, now }: Drawn, { x }: Scale, ink: string): void {
@@ -170,29 +140,71 @@ export class Spark {
       pen.globalAlpha = 0.09;
       pen.fillRect(start, 0, wide, this.height - LANE);
       pen.globalAlpha = 0.85;
-      // A hair of space keeps two cells apart.
+      // A thin gap separates two cells.
       pen.fillRect(start, this.height - 2, Math.max(wide - 1, 1.5), 2);
     }
     pen.globalAlpha = 1;
   }
 }
 
+/** Trace a line through the samples of a piece. */
+export function trace(
+  pen: Pen,
+  time: readonly number[],
+  values: readonly number[],
+  [first, last]: Piece,
+  { x, y }: Scale,
+): void {
+  pen.beginPath();
+  for (let n = first; n <= last; n++) pen.lineTo(x(time[n] as number), y(values[n] as number));
+  // A single sample is a dot.
+  pen.lineTo(x(time[last] as number) + 0.5, y(values[last] as number));
+  pen.stroke();
+}
+
+function line(pen: Pen, { time, values, ink }: Drawn, piece: Piece, scale: Scale): void {
+  const { x, floor } = scale;
+  pen.strokeStyle = pen.fillStyle = ink;
+  pen.lineWidth = 1.25;
+  trace(pen, time, values, piece, scale);
+  pen.lineTo(x(time[piece[1]] as number) + 0.5, floor);
+  pen.lineTo(x(time[piece[0]] as number), floor);
+  pen.globalAlpha = 0.18;
+  pen.fill();
+  pen.globalAlpha = 1;
+}
+
+function stack(pen: Pen, { time, bands }: Drawn, [first, last]: Piece, { x, y }: Scale): void {
+  const end = x(time[last] as number) + 0.75;
+  let under = new Array<number>(last - first + 1).fill(0);
+  for (const { values, ink } of bands) {
+    const over = under.map((below, n) => below + (values[first + n] || 0));
+    if (over.some((above, n) => above > (under[n] as number))) {
+      const at = (n: number): number => x(time[first + n] as number);
+      pen.fillStyle = ink;
+      pen.beginPath();
+      for (const [n, above] of over.entries()) pen.lineTo(at(n), y(above));
+      pen.lineTo(end, y(over.at(-1) as number));
+      pen.lineTo(end, y(under.at(-1) as number));
+      for (let n = under.length - 1; n >= 0; n--) pen.lineTo(at(n), y(under[n] as number));
+      pen.fill();
+    }
+    under = over;
+  }
+}
+
 type Piece = readonly [first: number, last: number];
 
-/** What is known, between gaps. */
-function known({ time, values, from }: Drawn): Piece[] {
+/** Return the pieces without gaps, from the sample before `from` on. */
+export function known(time: readonly number[], values: readonly number[], from: number): Piece[] {
   const pieces: [number, number][] = [];
   let drawing = false;
   for (let n = Math.max(from - 1, 0); n < time.length; n++) {
-    const value = values[n];
-    if (value === undefined || Number.isNaN(value)) {
-      drawing = false;
-      continue;
-    }
+    const isKnown = !Number.isNaN(values[n] ?? Number.NaN);
     const piece = pieces.at(-1);
-    if (drawing && piece && !gap(time, n)) piece[1] = n;
-    else pieces.push([n, n]);
-    drawing = true;
+    if (isKnown && drawing && piece && !gap(time, n)) piece[1] = n;
+    else if (isKnown) pieces.push([n, n]);
+    drawing = isKnown;
   }
   return pieces;
 }

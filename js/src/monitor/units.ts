@@ -1,10 +1,10 @@
-/** Bytes and seconds as people read them, in the words of gpumagic/display/units.py. */
+/** Format bytes, seconds, watts and percent, as gpumagic/display/units.py does. */
 
 export const NOT_KNOWN = 'N/A';
 const SIZES = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
 const GIB = 2 ** 30;
 
-/** Three digits or fewer: "1.2 GiB", "512 MiB". */
+/** Bytes with at most three digits: "1.2 GiB", "512 MiB". */
 export function size(count: number | null): string {
   if (count === null) return NOT_KNOWN;
   let value = count;
@@ -17,26 +17,16 @@ export function size(count: number | null): string {
   return `${value.toFixed(n === 0 || Math.abs(value) >= 99.95 ? 0 : 1)} ${SIZES[n]}`;
 }
 
-/** Bytes out of bytes in one unit: "34.2 / 80.0 GiB". */
-export function share(used: number | null, total: number | null): string {
-  if (total === null) return size(used);
-  const [divisor, unit] = total >= GIB ? [GIB, 'GiB'] : [2 ** 20, 'MiB'];
-  const digits = total / divisor < 1000 ? 1 : 0;
-  const part = used === null ? NOT_KNOWN : (used / divisor).toFixed(digits);
-  return `${part} / ${(total / divisor).toFixed(digits)} ${unit}`;
-}
-
-/** The same with no more digits than it takes: "34.2/80 GiB"; null where it is not known. */
+/** Used bytes of all, in one unit: "34.2/80 GiB"; null if unknown. */
 export function filled(used: number | null, total: number | null): string | null {
-  if (used == null || total == null) return used == null ? null : size(used);
+  if (used === null || total === null) return used === null ? null : size(used);
   const [unit, name] = total < GIB ? [2 ** 20, 'MiB'] : [GIB, 'GiB'];
   const round = (value: number) => value.toFixed(value < 99.95 && value % 1 ? 1 : 0);
   return `${(used / unit).toFixed(used / unit < 99.95 ? 1 : 0)}/${round(total / unit)} ${name}`;
 }
 
-/** How long something has lived: "4 s", "8 min", "2 h 5 min", "4 d 15 h". */
-export function age(seconds: number | null): string {
-  if (seconds === null) return NOT_KNOWN;
+/** An age: "4 s", "8 min", "2 h 5 min", "4 d 15 h". */
+export function age(seconds: number): string {
   const whole = Math.max(Math.trunc(seconds), 0);
   if (whole < 60) return `${whole} s`;
   const minutes = Math.trunc(whole / 60);
@@ -46,28 +36,21 @@ export function age(seconds: number | null): string {
   return hours ? `${hours} h ${minutes % 60} min` : `${minutes} min`;
 }
 
-/** How long something took: "0.2 s", "12 s", "2 min 5 s". */
-export function lasted(seconds: number): string {
-  if (seconds < 10) return `${Math.max(seconds, 0).toFixed(1)} s`;
-  if (seconds < 59.5) return `${Math.round(seconds)} s`;
-  if (seconds < 3600) return `${Math.trunc(seconds / 60)} min ${Math.trunc(seconds % 60)} s`;
-  return age(seconds);
-}
+/** A duration: "0.2 s", "12 s", "2 min". */
+export const lasted = (seconds: number): string =>
+  seconds < 10 ? `${Math.max(seconds, 0).toFixed(1)} s` : age(seconds);
 
 /** "97 %", "88 °C", "N/A". */
-export function reading(value: number | null, unit: string): string {
-  return value === null ? NOT_KNOWN : `${Math.round(value)} ${unit}`;
-}
+export const reading = (value: number | null, unit: string): string =>
+  value === null ? NOT_KNOWN : `${Math.round(value)} ${unit}`;
 
 /** "698 / 700 W". */
-export function watts(power: number | null, limit: number | null): string {
-  if (power === null) return NOT_KNOWN;
-  return limit === null
-    ? `${Math.round(power)} W`
-    : `${Math.round(power)} / ${Math.round(limit)} W`;
-}
+export const watts = (power: number | null, limit: number | null): string =>
+  power === null || limit === null
+    ? reading(power, 'W')
+    : `${Math.round(power)} / ${reading(limit, 'W')}`;
 
-/** Joules as an electricity meter has them. */
+/** Joules in the unit of an electricity meter. */
 export function energy(joules: number): string {
   const hours = joules / 3600;
   return hours < 1000

@@ -1,0 +1,136 @@
+/** Show the GPUs of hosts other than the server's, each below the host's name. */
+
+import type { OtherHost, Snapshot } from '../snapshot.js';
+import type { Visibility } from './browser.js';
+import { Field, h, parts, Rows, show } from './dom.js';
+import { Gpus } from './gpus.js';
+import { broken, machine, machineDetails } from './names.js';
+import type { View } from './owners.js';
+import { Problems } from './problems.js';
+import type { Shared } from './shared.js';
+import { age } from './units.js';
+
+export const HOSTS_CSS = `\
+.host-head{align-items:baseline;display:flex;flex-wrap:wrap;gap:0 8px;padding:0 0 4px}\
+.host-head h2{margin:0;overflow-wrap:anywhere}\
+.host-head span{font-size:11px}\
+.host-section{border-top:1px solid var(--line);margin-top:10px;padding-top:7px}\
+.silent .gpus{filter:grayscale(1)}\
+`;
+
+/** A host's name above its GPUs. */
+class HostHead {
+  readonly node: HTMLElement;
+  #shared: Shared;
+  #name = new Field('h2');
+  #silent = new Field('span', 'warn');
+  #machine = h('span', 'dim');
+  #shown = '';
+
+  constructor(shared: Shared) {
+    this.#shared = shared;
+    this.node = h('div', 'host-head', this.#name.node, this.#silent.node, this.#machine);
+  }
+
+  update(snapshot: Snapshot, silent: number): void {
+    const { t } = this.#shared;
+    const name = snapshot.host.name ?? t('a host without a name');
+    this.#name.text(name).title([name, machineDetails(snapshot, t)].filter(Boolean).join(' · '));
+    this.#silent.textOrHide(silent ? t('no answer for %1', age(silent)) : '');
+    const text = machine(snapshot, t).join(' · ');
+    if (text === this.#shown) return;
+    this.#shown = text;
+    this.#machine.replaceChildren(...parts(text));
+  }
+}
+
+interface Item extends OtherHost {
+  /** The number of GPUs on all hosts. */
+  total: number;
+}
+
+/** One host with its problems and GPUs. */
+class HostSection {
+  readonly node: HTMLElement;
+  readonly gpus: Gpus;
+  views: View[] = [];
+  #shared: Shared;
+  #head: HostHead;
+  #problems = new Problems();
+  #none: HTMLElement;
+
+  constructor(shared: Shared, visibility: Visibility) {
+    this.#shared = shared;
+    this.#head = new HostHead(shared);
+    this.gpus = new Gpus(shared, visibility);
+    this.#none = h('p', 'dim', shared.t('No GPU is visible there.'));
+    const nodes = [this.#head.node, this.#problems.node, this.#none, this.gpus.node];
+    this.node = h('section', 'host-section', ...nodes);
+  }
+
+  update({ snapshot, silent, total }: Item): void {
+    const some = snapshot.gpus.length > 0;
+    this.#head.update(snapshot, silent);
+    const label = this.#shared.t('GPUs of %1', snapshot.host.name ?? '');
+    if (this.node.ariaLabel !== label) this.node.ariaLabel = label;
+    this.node.classList.toggle('silent', silent > 0);
+    this.#problems.update(broken(snapshot));
+    show(this.#none, !some);
+    show(this.gpus.node, some);
+    this.views = this.gpus.update(snapshot, total);
+  }
+
+  dispose(): void {
+    this.gpus.dispose();
+  }
+}
+
+export class OtherHosts {
+  readonly node = h('div');
+  /** The name of the server's host, shown only if there are others. */
+  readonly head: HTMLElement;
+  #shared: Shared;
+  #own: HostHead;
+  #sections: Rows<Item, HostSection>;
+
+  constructor(shared: Shared, visibility: Visibility) {
+    this.#shared = shared;
+    this.#own = new HostHead(shared);
+    this.head = this.#own.node;
+    this.head.hidden = true;
+    this.#sections = new Rows(this.node, () => new HostSection(shared, visibility));
+  }
+
+  /** Show the other hosts and return their GPUs; `total` is the number of GPUs on all hosts. */
+  update(own: Snapshot, total: number): View[] {
+    const { hosts } = this.#shared;
+    show(this.head, hosts.length > 0);
+    this.#own.update(own, 0);
+    this.#sections.update(
+      hosts.map((host) => ({ ...host, total })),
+      ({ key }) => key,
+    );
+    return [...this.#sections.rows].flatMap(({ views }) => views);
+  }
+
+  /** Return "3 hosts · 12 GPUs"; empty if there are no others. */
+  summarize(total: number): string {
+    const { t, hosts } = this.#shared;
+    return hosts.length ? `${t('%1 hosts', hosts.length + 1)} · ${t('%1 GPUs', total)}` : '';
+  }
+
+  /** Return the server's snapshot with the GPUs of all hosts. */
+  together(own: Snapshot): Snapshot {
+    const all = [own, ...this.#shared.hosts.map(({ snapshot }) => snapshot)];
+    const gpus = all.flatMap(({ gpus }) => gpus);
+    return { ...own, gpus, processes: all.flatMap(({ processes }) => processes) };
+  }
+
+  draw(): void {
+    for (const { gpus } of this.#sections.rows) gpus.draw();
+  }
+
+  dispose(): void {
+    this.#sections.update([], () => '');
+  }
+}

@@ -1,0 +1,138 @@
+/** Name GPUs and machines, and describe what is wrong with them. */
+
+import type { GpuSample, Problem, ProcessSample, Snapshot } from '../snapshot.js';
+import { owner, type View } from './owners.js';
+import type { Translate } from './shared.js';
+import { age, filled, reading } from './units.js';
+
+const KINDS: Record<string, string> = { intel: 'xpu', apple: 'mps' };
+const VENDORS: Record<string, string> = { amd: 'AMD', intel: 'Intel', apple: 'Apple' };
+
+/** Return torch's name of the GPU with this number: "cuda:1" (AMD's too), "xpu:1", or "mps". */
+export function torchName(gpu: GpuSample, ordinal: number): string {
+  const kind = KINDS[gpu.vendor ?? ''] ?? 'cuda';
+  return kind === 'mps' ? kind : `${kind}:${ordinal}`;
+}
+
+/** "cuda:1" if known, else "GPU 0"; "MIG 1g.10gb", or "MIG 1g.10gb #2" if there are several. */
+export function label(gpu: GpuSample, ordinal = gpu.ordinal, nth = 0): string {
+  if (gpu.virtual) return gpu.virtual_ordinal === null ? 'GPU' : `cuda:${gpu.virtual_ordinal}`;
+  if (gpu.mig !== null) {
+    const profile = (gpu.name ?? '').split('MIG ').at(-1) || gpu.uuid.slice(4, 12);
+    return `MIG ${profile}${nth ? ` #${nth}` : ''}`;
+  }
+  if (ordinal !== null) return torchName(gpu, ordinal) + (gpu.ordinal_certain ? '' : '?');
+  return physical(gpu);
+}
+
+/** The name in nvidia-smi: "GPU 0"; for other vendors "AMD 0". */
+export const physical = (gpu: GpuSample): string =>
+  `${VENDORS[gpu.vendor ?? ''] ?? 'GPU'} ${gpu.index ?? gpu.uuid.slice(4, 12)}`;
+
+/** The name outside any list: "cuda:0", "GPU 0 MIG 1g.10gb". */
+export const fullLabel = (gpu: GpuSample, ordinal = gpu.ordinal): string =>
+  gpu.mig === null ? label(gpu, ordinal) : `${physical(gpu)} ${label(gpu)}`;
+
+/** The CUDA ordinal in this notebook; if it has none, in the process that took the sample. */
+export function ordinalOf({ gpu, processes }: View, here: string | null): number | null {
+  if (gpu.virtual) return gpu.virtual_ordinal;
+  const own = processes.find((process) => owner(process, here) === 'own');
+  return own?.ordinal ?? gpu.ordinal;
+}
+
+/** The name in this notebook. */
+export const labelOf = (view: View, here: string | null): string =>
+  label(view.gpu, ordinalOf(view, here), view.nth);
+
+/** The name in nvidia-smi if its number differs: "GPU 1" for cuda:0. */
+export function alias(view: View, here: string | null): string {
+  const { gpu } = view;
+  const ordinal = ordinalOf(view, here);
+  const differs = ordinal !== null && gpu.index !== null && ordinal !== gpu.index;
+  return differs && !gpu.virtual && gpu.mig === null ? physical(gpu) : '';
+}
+
+/** Explain the number in `physical`. */
+export function aliasHint({ vendor }: GpuSample, t: Translate): string {
+  const tool = { nvidia: 'nvidia-smi', amd: 'amd-smi' }[vendor ?? ''];
+  return tool ? t('the number in %1', tool) : t('its number on this machine');
+}
+
+/** "train.ipynb" from "work/train.ipynb". */
+export const file = (path: string): string => path.slice(path.lastIndexOf('/') + 1);
+
+/** The notebook to which a virtual GPU belongs if it is another one; else empty. */
+export function otherNotebook({ gpu, processes }: View, here: string | null): string {
+  const process: ProcessSample | undefined = gpu.virtual ? processes[0] : undefined;
+  return process?.notebook && owner(process, here) !== 'own' ? file(process.notebook) : '';
+}
+
+/** The model; for a virtual GPU its notebook if it is another one, or the name it was given. */
+export function model(view: View, { t, here }: { t: Translate; here: string | null }): string {
+  const { name, virtual } = view.gpu;
+  if (virtual)
+    return otherNotebook(view, here) || (/^virtual gpu$/i.test(name ?? '') ? '' : (name ?? ''));
+  return (name ?? t('unknown model')).replace(/^NVIDIA /, '');
+}
+
+/** A few words and their color: "bad" is a fault, "warn" is worth knowing. */
+export type Badge = readonly [text: string, tone: 'bad' | 'warn' | ''];
+
+/** Properties that do not change. */
+export function kinds({ gpu, migs }: View, t: Translate): Badge[] {
+  const found: Badge[] = [];
+  if (gpu.virtual) found.push([t('virtual'), '']);
+  if (migs.length) found.push(['MIG', '']);
+  return found;
+}
+
+/** ["CUDA 13.0", "CPU 14 %", "RAM 87/512 GiB"]; AMD's begin with "ROCm 6.2.4". */
+export const machine = ({ host, driver, cuda, software }: Snapshot, t: Translate): string[] =>
+  [
+    cuda ? `CUDA ${cuda}` : driver && t('driver %1', driver),
+    ...software,
+    host.cpu_utilization !== null && `CPU ${reading(host.cpu_utilization, '%')}`,
+    host.memory_total !== null && `RAM ${filled(host.memory_used, host.memory_total)}`,
+  ]
+    .filter(Boolean)
+    // A number and its unit stay on one line.
+    .map((part) => String(part).replaceAll(' ', '\u00a0'));
+
+/** The rest about a machine, for the tooltip. */
+export function machineDetails({ driver, host }: Snapshot, t: Translate): string {
+  const cores = host.cpu_count ? `${host.cpu_count} CPU${host.cpu_count > 1 ? 's' : ''}` : '';
+  return [driver && t('driver %1', driver), cores].filter(Boolean).join(' · ');
+}
+
+export function hot({ temperature, temperature_limit: limit }: GpuSample): boolean {
+  return temperature !== null && limit !== null && temperature >= limit;
+}
+
+/** From this share of its memory on, a GPU counts as full. */
+const FULL = 0.95;
+
+export function full({ memory_used: used, memory_total: total, ...gpu }: GpuSample): boolean {
+  const reserved = gpu.unified ? 0 : (gpu.memory_reserved ?? 0);
+  return used !== null && !!total && (used + reserved) / total >= FULL;
+}
+
+/** What is wrong with the GPU, or slows it down. */
+export function faults(gpu: GpuSample, t: Translate): Badge[] {
+  const found: Badge[] = [];
+  if (gpu.lost) found.push([t('lost'), 'bad']);
+  if (gpu.xid !== null) found.push([`Xid ${gpu.xid}`, 'bad']);
+  if (gpu.ecc_uncorrected) found.push([t('%1 uncorrected ECC', gpu.ecc_uncorrected), 'bad']);
+  if (hot(gpu)) found.push([t('hot'), 'bad']);
+  // A busy GPU normally runs at its power cap.
+  const slow = (gpu.throttle ?? []).filter((reason) => reason !== 'power cap');
+  if (slow.length) found.push([t('throttled: %1', slow.join(', ')), 'warn']);
+  if (gpu.age >= 3) found.push([t('%1 old', age(gpu.age)), 'warn']);
+  return found;
+}
+
+/** Problems that only explain why there is no GPU; nothing is broken. */
+const JUST_NO_GPU = ['no-gpu', 'library-missing', 'driver-not-loaded', 'pynvml-missing'];
+
+/** Return the problems that need attention. */
+export const broken = ({ gpus, problems }: Snapshot): Problem[] =>
+  problems.filter((problem) => gpus.length > 0 || !JUST_NO_GPU.includes(problem.code));
