@@ -13,15 +13,8 @@ from gpumagic.ledger.attribute import HOST
 COUNT = 4
 """Bytes of a number of elements that an operator's own code reads."""
 WAITS = (
-    "_unique2",
-    "bincount",
-    "equal",
-    "histc",
-    "masked_select",
-    "nonzero",
-    "repeat_interleave",
-    "unique_consecutive",
-    "unique_dim",
+    *("_unique2", "bincount", "equal", "histc", "masked_select", "nonzero", "repeat_interleave"),
+    *("unique_consecutive", "unique_dim"),
 )
 """Operators for which the host may wait, because a value or a shape depends on the data."""
 INDEXING = (
