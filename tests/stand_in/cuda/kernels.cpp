@@ -51,6 +51,8 @@ Tensor host(const Tensor& t) {  // the same bytes, as a tensor of the CPU
 }
 Tensor on(const Tensor& cpu, c10::Device device) {  // a new tensor of the device with these numbers
   if (!cpu.defined()) return cpu;
+  if (cpu.layout() == at::kSparse)
+    return at::sparse_coo_tensor(on(cpu._indices(), device), on(cpu._values(), device), cpu.sizes())._coalesced_(cpu.is_coalesced());
   auto out = at::empty_strided(cpu.sizes(), cpu.strides(), cpu.options().device(device));
   host(out).copy_(cpu);
   return out;
