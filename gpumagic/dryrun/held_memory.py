@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from gpumagic.device import here as devices_here
-from gpumagic.device.blocks import in_blocks
+from gpumagic.device.caching_allocator import in_blocks
 from gpumagic.dryrun.result import Peak
 from gpumagic.usercode.lines import UserLine, innermost
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-from gpumagic.device.blocks import in_blocks
+from gpumagic.device.caching_allocator import in_blocks
 from gpumagic.frameworks.exchange import Place
 from gpumagic.memory.heap import no_collections
 
