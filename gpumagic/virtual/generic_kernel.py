@@ -64,6 +64,8 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
             result = _call_again(plan, call, low, kwargs, found, gpu, error)
             return _lift(plan, result, found, gpu)
         gpu.account.worked(started)
+        if plan.beside is not None:
+            return _with_scratch(plan, args, _lift(plan, result, _pairs(plan, args, low), gpu), gpu)
         if plan.fresh:
             return _adopt_new(result, gpu)
         if plan.in_place and result is low[0] and result.shape == args[0].shape:
@@ -101,6 +103,12 @@ def _flip_all(plan: KernelPlan, args: Any) -> tuple[int, list[Any]]:
             return -1, low
         at = where
     return at, low
+
+
+def _with_scratch(plan: KernelPlan, args: Any, result: Any, gpu: VirtualGpu) -> Any:
+    """The result, after the operator has taken and freed what CUDA's kernels need beside it."""
+    gpu.account.pass_through(plan.beside(gpu.properties, args, result))
+    return result
 
 
 def _adopt_new(result: Any, gpu: VirtualGpu) -> Any:
@@ -149,7 +157,8 @@ def _run_any(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     except RuntimeError as error:
         result = _call_again(plan, call, low, low_kwargs, found, gpu, error)
     gpu.account.worked(started)
-    return _adopt_new(result, gpu) if plan.fresh else _lift(plan, result, found, gpu)
+    result = _adopt_new(result, gpu) if plan.fresh else _lift(plan, result, found, gpu)
+    return result if plan.beside is None else _with_scratch(plan, args, result, gpu)
 
 
 def _gpu_with_room(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> VirtualGpu:

@@ -135,9 +135,15 @@ class MemoryAccount:
                 return
         raise self.out_of_memory(in_blocks(nbytes))
 
-    def note(self, scratch: Iterable[Scratch]) -> None:
-        """Allocate what an operator takes beside its results, or free what it took."""
-        self._log.extend(scratch)
+    def pass_through(self, sizes: list[int]) -> None:
+        """Allocate all of these bytes at once, and free them."""
+        if sizes:
+            for nbytes in sizes:
+                self._room -= max(nbytes, _LEAST)
+            if self._room < 0:
+                self._make_room(sum(sizes))
+            taken = [Scratch(nbytes) for nbytes in sizes if nbytes]
+            self._log.extend(taken + taken)
 
     def require(self, size: Iterable[int], dtype: torch.dtype | None) -> None:
         """Raise ``torch.OutOfMemoryError`` if a tensor that is still to be made would not fit."""

@@ -29,6 +29,13 @@ _LEFT_ALONE = {"aten", "c10d", "symm_mem", "_native"}
 
 _SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}
 """Composite operators whose results share an argument's bytes, which their schema does not tell."""
+_HOLD = {
+    *("isinf", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "_safe_softmax"),
+    *("soft_margin_loss", "soft_margin_loss.out", "soft_margin_loss_backward", "_trilinear"),
+    *("soft_margin_loss_backward.grad_input", "masked_scatter_backward"),
+    *("binary_cross_entropy_with_logits", "linalg_pinv.atol_rtol_tensor"),
+}
+"""Composite operators whose parts hold memory beside the result."""
 _TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq"}
 """Those, and those that copy or choose an algorithm by the device."""
 
@@ -66,7 +73,7 @@ def _register_dense(aten: Any) -> None:
     composites = {n for n in named if not n.endswith("out")}
     whole = {name for name in composites if _is_whole(overload(name))}
     # The second refuses lengths that are not the host's.
-    not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *host_kernels()}
+    not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *_HOLD, *host_kernels()}
     # On a CUDA build all of its own too: no real kernel must ever see these bytes.
     run_here = _names("CPU") | whole
     for name in run_here | _names("CUDA"):
