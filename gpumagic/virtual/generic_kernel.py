@@ -23,6 +23,7 @@ from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
 from gpumagic.virtual.kernel_plan import CPU, MANY, ONE, KernelPlan, on_metadata
 from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
 from gpumagic.virtual.parts import adopt_parts, flip_parts, in_parts, replace_sparse
+from gpumagic.virtual.scratch import taken
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 from gpumagic.virtual.wider import compute_wider, lacks_type, writes
 
@@ -107,7 +108,7 @@ def _flip_all(plan: KernelPlan, args: Any) -> tuple[int, list[Any]]:
 
 def _with_scratch(plan: KernelPlan, args: Any, result: Any, gpu: VirtualGpu) -> Any:
     """The result, after the operator has taken and freed what CUDA's kernels need beside it."""
-    gpu.account.pass_through(plan.beside(gpu.properties, args, result))
+    gpu.account.pass_through(taken(plan.beside, gpu.index, args, result))
     return result
 
 

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic import faults
 from gpumagic.virtual.reductions import shared_memory
+from gpumagic.virtual.virtual_gpus import gpu_of
 
 Rule = Callable[[Any, tuple[Any, ...], Any], list[int]]
 _HALVES = (torch.float16, torch.bfloat16)
@@ -23,6 +25,15 @@ _SORTED_IN_A_BLOCK = 4096
 def beside(name: str) -> Rule | None:
     """The rule of an operator, by its name without overload; None if it takes nothing."""
     return _RULES.get(name)
+
+
+def taken(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    """What a rule says for a GPU; nothing where it fails, which is kept for the doctor."""
+    try:
+        return rule(gpu_of(device).properties, args, result)
+    except Exception as error:  # noqa: BLE001  of ours: the user's operator has succeeded
+        faults.keep("counting what an operator takes beside its results", error)
+        return []
 
 
 def _over(args: tuple[Any, ...], at: int) -> tuple[int, ...]:
@@ -288,6 +299,7 @@ _RULES: dict[str, Rule] = {
     "equal": _equal,
     "bincount": lambda card, args, result: [8] * (3 if len(args) > 1 and args[1] is not None else 2),
     "count_nonzero": lambda card, args, result: [args[0].numel(), 8 * args[0].numel()],
-    "unfold_backward": lambda card, args, result: [8 * args[1][args[2]]],
+    "unfold_backward": lambda card, args, result: [8 * result.shape[args[2]]] if result.dim() else [],
+    "_chunk_cat": lambda card, args, result: [1],
     "roll": lambda card, args, result: [result.nbytes] if len(_over(args, 1)) > 1 else [],
 }
