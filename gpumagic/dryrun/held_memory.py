@@ -125,8 +125,9 @@ class HeldMemory:
         allocator = self._allocators[device]
         taken = [(allocator.take(nbytes), nbytes) for nbytes in sizes if nbytes]
         if taken:
-            self._settle()
-            self.now[device] = allocator.bytes.current
+            # What a result takes the place of is the result meanwhile.
+            old = None if self._leaving is None else self._known.get(self._leaving)
+            self.now[device] = allocator.bytes.current - (0 if old is None else old.size)
             self._raise(device)
         for (address, size), nbytes in taken:
             allocator.give(address, size, nbytes)

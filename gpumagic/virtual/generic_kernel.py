@@ -106,7 +106,7 @@ def _flip_all(plan: KernelPlan, args: Any) -> tuple[int, list[Any]]:
     return at, low
 
 
-def _with_scratch(plan: KernelPlan, args: Any, result: Any, gpu: VirtualGpu) -> Any:
+def _with_scratch(plan: Any, args: Any, result: Any, gpu: VirtualGpu) -> Any:
     """The result, after the operator has taken and freed what CUDA's kernels need beside it."""
     gpu.account.pass_through(taken(plan.beside, gpu.index, args, result))
     return result

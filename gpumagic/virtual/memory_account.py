@@ -57,6 +57,7 @@ class Scratch:
     """Memory that an operator of CUDA's takes beside its results, or a library's workspace."""
 
     __slots__ = ("place", "requested")
+    place: tuple[int, int]
 
     def __init__(self, nbytes: int) -> None:
         self.requested = nbytes

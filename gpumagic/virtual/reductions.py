@@ -1,39 +1,50 @@
 """Compute what a reduction takes beside its result on CUDA: partial results and semaphores.
 
-Facts of ATen/native/cuda/Reduce.cuh (``setReduceConfig``). Where one block of threads would have too
-much to do for an output, several blocks share it and meet in global memory; how many depends on the
-shape, the strides and the card's multiprocessors.
+Facts of ATen/native/cuda/Reduce.cuh (``setReduceConfig``). Where an output is too much work for one
+block of threads, several blocks share it and meet in global memory. How many depends on the shape,
+the strides and the card's multiprocessors.
 """
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from math import gcd, prod
 from typing import Any
 
 _THREADS, _WARP, _VECTOR = 512, 32, 4
 _FEW, _MANY = 16, 256
-"""Values for each thread: fewer blocks share an output below the first, and more above the second."""
+"""Values for each thread, at least and at most: between them blocks are added or left out."""
 LEAST = 2**15
 """Elements below which no reduction needs more than one block for an output."""
 
 
-def shared_memory(x: Any, dims: Iterable[int], size: int, card: Any, values: int = 4) -> list[int]:
+def of_tensor(x: Any, dims: Iterable[int], size: int, card: Any, values: int = 4) -> list[int]:
     """The bytes of each buffer for reducing `x` over `dims`, with partial results of `size` bytes.
 
-    `values`: how many each thread loads at once.
+    No dims are all of them. `values`: how many each thread loads at once.
     """
     if x.numel() < LEAST:
         return []
     dims = tuple(sorted(dim % max(x.dim(), 1) for dim in dims)) or tuple(range(x.dim()))
-    card_ = card.multi_processor_count, card.max_threads_per_multi_processor
-    return _shared(tuple(x.shape), x.stride(), dims, x.storage_offset(), size, values, card_)
+    layout = tuple(x.shape), x.stride(), x.storage_offset()
+    return _buffers(*layout, dims, size, values, _processors(card))
+
+
+def of_shape(shape: Sequence[int], dims: Sequence[int], size: int, card: Any) -> list[int]:
+    """The same of a contiguous tensor."""
+    strides = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
+    return _buffers(tuple(shape), strides, 0, tuple(dims), size, 4, _processors(card))
+
+
+def _processors(card: Any) -> tuple[int, int]:
+    return card.multi_processor_count, card.max_threads_per_multi_processor
 
 
 @lru_cache(maxsize=1000)
-def _shared(
+def _buffers(
     shape: Sequence[int],
     strides: Sequence[int],
-    dims: Sequence[int],
     offset: int,
+    dims: Sequence[int],
     size: int,
     values: int,
     card: tuple[int, int],
@@ -51,18 +62,32 @@ def _shared(
         return []
     across = not kept or reduced[0][1] < kept[0][1]  # threads beside each other share an output
     width, height = (inputs, outputs) if across else (outputs, inputs)
-    vector = 1
-    if across and reduced[0][1] == 1:
-        if width > 128 and len(reduced) == 1 and values >= _VECTOR:
-            width //= _VECTOR
-    elif not across and kept[0][1] == 1:
-        vector = _VECTOR
-        for n in (offset, kept[0][0], *(dim[1] for dim in reduced + kept[1:])):
-            while n % vector:
-                vector //= 2
-        width //= vector
+    vector = 1 if across else _vector(offset, reduced, kept)
+    if across and len(reduced) == reduced[0][1] == 1 and width > 128 and values >= _VECTOR:
+        width //= _VECTOR
+    width //= vector
+    return _shared(across, vector, (width, height), inputs, outputs, size, card)
+
+
+def _vector(offset: int, reduced: list[tuple[int, ...]], kept: list[tuple[int, ...]]) -> int:
+    """How many outputs beside each other a thread has: as many as memory's alignment lets it."""
+    if kept[0][1] != 1:
+        return 1
+    return gcd(_VECTOR, offset, kept[0][0], *(dim[1] for dim in reduced + kept[1:]))
+
+
+def _shared(
+    across: bool,
+    vector: int,
+    sides: tuple[int, int],
+    inputs: int,
+    outputs: int,
+    size: int,
+    card: tuple[int, int],
+) -> list[int]:
+    """The buffers where blocks of threads share outputs; none where they do not."""
     most = _THREADS // vector
-    wide, high = min(_power(width), most), min(_power(height), most)
+    wide, high = min(_power(sides[0]), most), min(_power(sides[1]), most)
     block_x = min(wide, _WARP)
     block_y = min(high, most // block_x)
     block_x = min(wide, most // block_y)

@@ -19,6 +19,7 @@ from gpumagic.virtual.generic_kernel import kernel_of, run
 from gpumagic.virtual.kernel_plan import on_metadata
 from gpumagic.virtual.networks import network_kernels
 from gpumagic.virtual.operators import overload, own_kernels, pinning_kernels
+from gpumagic.virtual.scratch import IN_PARTS
 from gpumagic.virtual.wider import writes
 
 C: Any = torch._C
@@ -29,13 +30,6 @@ _LEFT_ALONE = {"aten", "c10d", "symm_mem", "_native"}
 
 _SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}
 """Composite operators whose results share an argument's bytes, which their schema does not tell."""
-_HOLD = {
-    *("isinf", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "_safe_softmax"),
-    *("soft_margin_loss", "soft_margin_loss.out", "soft_margin_loss_backward", "_trilinear"),
-    *("soft_margin_loss_backward.grad_input", "masked_scatter_backward"),
-    *("binary_cross_entropy_with_logits", "linalg_pinv.atol_rtol_tensor"),
-}
-"""Composite operators whose parts hold memory beside the result."""
 _TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq"}
 """Those, and those that copy or choose an algorithm by the device."""
 
@@ -73,11 +67,11 @@ def _register_dense(aten: Any) -> None:
     composites = {n for n in named if not n.endswith("out")}
     whole = {name for name in composites if _is_whole(overload(name))}
     # The second refuses lengths that are not the host's.
-    not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *_HOLD, *host_kernels()}
+    not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *host_kernels()}
     # On a CUDA build all of its own too: no real kernel must ever see these bytes.
     run_here = _names("CPU") | whole
     for name in run_here | _names("CUDA"):
-        if name not in kernels and name not in not_whole:
+        if name not in kernels and name not in not_whole and name.partition(".")[0] not in IN_PARTS:
             runs = name in run_here or _can_run(f"aten::{name}")
             kernels[name] = kernel_of(overload(name)) if runs else _refusal(f"aten::{name}")
     for name, kernel in kernels.items():

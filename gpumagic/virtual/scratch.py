@@ -13,10 +13,18 @@ import torch
 from torch import Tensor
 
 from gpumagic import faults
-from gpumagic.virtual.reductions import shared_memory
+from gpumagic.virtual.reductions import of_shape, of_tensor
 from gpumagic.virtual.virtual_gpus import gpu_of
 
 Rule = Callable[[Any, tuple[Any, ...], Any], list[int]]
+IN_PARTS = frozenset(
+    [
+        *("isinf", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "_safe_softmax"),
+        *("masked_scatter_backward", "binary_cross_entropy_with_logits", "linalg_pinv"),
+        "_trilinear",
+    ]
+)
+"""Composite operators whose parts hold memory: CUDA runs them one by one."""
 _HALVES = (torch.float16, torch.bfloat16)
 _SORTED_IN_A_BLOCK = 4096
 """Elements of a row that one block of threads sorts without more memory."""
@@ -39,7 +47,7 @@ def taken(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[i
 def _over(args: tuple[Any, ...], at: int) -> tuple[int, ...]:
     """The dims that an argument names; none where it names all."""
     dims = args[at] if len(args) > at else None
-    if isinstance(dims, bool) or isinstance(dims, torch.dtype) or dims is None:
+    if dims is None or isinstance(dims, (bool, torch.dtype)):
         return ()
     return (dims,) if isinstance(dims, int) else tuple(dims)
 
@@ -54,7 +62,7 @@ def _sum(at: int = 1) -> Rule:
         if x.dtype is not out and not halves:
             taken = [x.numel() * out.itemsize]
         size = 4 if out in _HALVES else out.itemsize
-        return taken + shared_memory(x, _over(args, at), size, card)
+        return taken + of_tensor(x, _over(args, at), size, card)
 
     return rule
 
@@ -67,7 +75,7 @@ def _partial(size: int | None = None, values: int = 4, at: int = 1) -> Rule:
         each = size or x.element_size()
         if values < 4 and x.dtype is torch.float64:
             each *= 2
-        return shared_memory(x, _over(args, at), each, card, values)
+        return of_tensor(x, _over(args, at), each, card, values)
 
     return rule
 
@@ -76,11 +84,11 @@ def _logical(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     x = args[0]
     if x.numel() == 1:
         return [1] if x.dtype is not torch.bool else []
-    return shared_memory(x, _over(args, 1), 1, card)
+    return of_tensor(x, _over(args, 1), 1, card)
 
 
-def _loss(keeps: bool, in_place: bool = False) -> Rule:
-    """Of a loss; `keeps`: its result has the memory of all losses; `in_place`: and takes no other."""
+def _loss(in_place: bool = False) -> Rule:
+    """Of a loss; `in_place`: the mean of the losses is all that it takes beside them."""
 
     def rule(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
         x, target = args[0], args[1]
@@ -88,9 +96,8 @@ def _loss(keeps: bool, in_place: bool = False) -> Rule:
             return []
         shape = torch.broadcast_shapes(x.shape, target.shape)
         nbytes = prod(shape) * x.element_size()
-        taken = [4] if in_place else [nbytes]
-        flat = x if x.is_contiguous() and x.shape == shape else x.new_empty(0)
-        return taken + shared_memory(flat, (), max(x.element_size(), 4), card)
+        parts = of_shape((prod(shape),), (0,), max(x.element_size(), 4), card)
+        return [4 if in_place else nbytes, *parts]
 
     return rule
 
@@ -100,7 +107,13 @@ def _scan(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     copy = [x.numel() * result.element_size()] if x.dtype is not result.dtype else []
     if not x.dim() or x.numel() != x.shape[args[1]] or not x.numel():
         return copy
-    return [*copy, _aligned(16 * (32 + -(-x.numel() // 4608))) + 255]
+    return [*copy, _scanned(x.numel(), result.element_size())]
+
+
+def _scanned(count: int, size: int) -> int:
+    """What cub's scan of so many elements of `size` bytes takes: the state of each tile."""
+    tiles = 32 + -(-count // (128 * (7 if size == 8 else 15)))
+    return _aligned(2 * size * tiles) + 511
 
 
 def _aligned(nbytes: int) -> int:
@@ -140,7 +153,9 @@ def _median(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     x = args[0]
     if len(args) > 1 or x.numel() < 2:
         return []
-    return [x.nbytes, 8 * x.numel(), *_sort(card, (x.reshape(-1),), result)]
+    count = x.numel()
+    sort = [radix_sort(count, x.element_size(), 8)] if count > _SORTED_IN_A_BLOCK else []
+    return [x.nbytes, 8 * count, 8 * count, *sort]
 
 
 def _indices(at: int = 1, values: int | None = None) -> Rule:
@@ -187,13 +202,13 @@ def _masked_select(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 def _masked_scatter(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     x, mask = args[0], args[1]
     expanded = [] if mask.shape == x.shape else [x.numel()]
-    return [*expanded, 8 * x.numel(), _aligned(24 * (32 + -(-x.numel() // 1344))) + 255]
+    return [*expanded, 8 * x.numel(), _scanned(x.numel(), 8)]
 
 
 def _multinomial(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     x, wanted = args[0], args[1]
     if len(args) > 2 and args[2]:
-        scan = [] if x.dim() > 1 else [_aligned(16 * (32 + -(-x.shape[-1] // 4608))) + 255]
+        scan = [] if x.dim() > 1 else [_scanned(x.shape[-1], x.element_size())]
         return [x.nbytes] * 3 + scan
     return [x.nbytes, 4, 4, 1, 1, *([8] if wanted > 1 else [])]
 
@@ -212,7 +227,7 @@ def _group_norm_backward(card: Any, args: tuple[Any, ...], result: Any) -> list[
 
 
 def _rows(x: Tensor) -> tuple[int, int]:
-    """How many blocks of threads share a channel in a batch norm with channels last, and channels."""
+    """How many blocks of threads share a channel where channels are last; and the channels."""
     channels = x.shape[1]
     rows = x.numel() // max(channels, 1)
     wide = 1 << min(channels, 32).bit_length() - 1
@@ -243,10 +258,10 @@ def _layer_norm_backward(card: Any, args: tuple[Any, ...], result: Any) -> list[
     rows = x.numel() // max(width, 1)
     if rows <= 2**16 or width // 32 >= card.multi_processor_count // 2 or not args[7][1]:
         return []
-    parts = x.new_empty(0).expand(0) if width == 0 else x.reshape(-1)[: -(-rows // 32) * width]
-    parts = parts.reshape(-1, width)
-    size = max(x.element_size(), 4) * parts.numel()
-    return [size, size, *shared_memory(parts, (0,), 4, card)]
+    parts = -(-rows // 32), width
+    size = max(x.element_size(), 4)
+    both = [size * prod(parts)] * 2
+    return [*both, size * width, *of_shape(parts, (0,), size, card)]
 
 
 def _foreach_norm(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
@@ -274,9 +289,10 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("argmax", "argmin"), _partial(16)),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _partial(16, 2)),
     **dict.fromkeys(("all", "any"), _logical),
-    **dict.fromkeys(("mse_loss", "smooth_l1_loss"), _loss(True)),
-    "huber_loss": _loss(False),
-    "binary_cross_entropy": _loss(True, True),
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss"), _loss()),
+    "huber_loss": _loss(),
+    **dict.fromkeys(("binary_cross_entropy", "soft_margin_loss"), _loss(True)),
+    "soft_margin_loss_backward": lambda card, args, result: [result.nbytes] * 2,
     **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), _scan),
     "sort": _sort,
     "argsort": _argsort,
@@ -297,9 +313,13 @@ _RULES: dict[str, Rule] = {
     "_cdist_backward": _cdist_backward,
     "_pdist_backward": _pdist_backward,
     "equal": _equal,
-    "bincount": lambda card, args, result: [8] * (3 if len(args) > 1 and args[1] is not None else 2),
+    "bincount": lambda card, args, result: (
+        [8] * (3 if len(args) > 1 and args[1] is not None else 2)
+    ),
     "count_nonzero": lambda card, args, result: [args[0].numel(), 8 * args[0].numel()],
-    "unfold_backward": lambda card, args, result: [8 * result.shape[args[2]]] if result.dim() else [],
+    "unfold_backward": lambda card, args, result: (
+        [8 * result.shape[args[2]]] if result.dim() else []
+    ),
     "_chunk_cat": lambda card, args, result: [1],
     "roll": lambda card, args, result: [result.nbytes] if len(_over(args, 1)) > 1 else [],
 }
