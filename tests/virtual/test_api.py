@@ -19,7 +19,7 @@ def test_properties():
     assert properties.total_memory == 2 * 2**30
     assert "Virtual" in torch.cuda.get_device_name(1)
     assert "Virtual" in repr(properties)
-    assert torch.cuda.get_device_capability() == (8, 0)
+    assert torch.cuda.get_device_capability() == (9, 0)
     with pytest.raises(AssertionError, match="Invalid device id"):
         torch.cuda.get_device_properties(2)
 
