@@ -47,8 +47,6 @@ _TOUCHED = 64 * 2**20
 """Bytes from which on the host is asked too, which takes some ten microseconds."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
 """Bytes that may be noted before they are counted; and what a smaller allocation is taken for."""
-_SEGMENTS = 32
-"""At most so many times what is noted is reserved for it: 2 MiB for 64 KiB."""
 _getframe = sys._getframe
 _HOST_REFUSES = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes")
 
@@ -64,7 +62,7 @@ class Scratch:
 
 
 class MemoryAccount:
-    """The memory of one virtual GPU; ``limit`` is how many bytes of its capacity may be reserved.
+    """The memory of one virtual GPU; ``limit`` is how many bytes of its capacity may be allocated.
 
     The numbers are published in ``row`` (see :mod:`gpumagic.telemetry.virtual_state`).
     """
@@ -128,13 +126,12 @@ class MemoryAccount:
         with self._lock:
             self._count()
             allocator = self.allocator
-            if allocator.reserved.current + allocator.needs(nbytes) <= self.limit:
-                return
-            allocator.empty_cache()
-            self.retries += 1
-            if allocator.reserved.current + allocator.needs(nbytes) <= self.limit:
-                return
-        raise self.out_of_memory(in_blocks(nbytes))
+            if allocator.reserved.current + allocator.needs(nbytes) > self.limit:
+                allocator.empty_cache()
+                self.retries += 1
+        # Memory in pieces too small is not refused here, as it is on a GPU: see docs/limits.md.
+        if allocator.bytes.current + in_blocks(nbytes) > self.limit:
+            raise self.out_of_memory(in_blocks(nbytes))
 
     def pass_through(self, sizes: list[int]) -> None:
         """Allocate all of these bytes at once, and free them."""
@@ -143,6 +140,7 @@ class MemoryAccount:
                 self._room -= max(nbytes, _LEAST)
             if self._room < 0:
                 self._make_room(sum(sizes))
+                self._room = -1
             taken = [Scratch(nbytes) for nbytes in sizes if nbytes]
             self._log.extend(taken + taken)
 
@@ -198,7 +196,7 @@ class MemoryAccount:
             block.place = allocator.take(block.requested)
             live[key] = block
             del log[0]
-        left = (self.limit - allocator.reserved.current) // _SEGMENTS
+        left = self.limit - allocator.bytes.current
         self._room = -1 if ring is not None or self.refusal else min(left, _UNCOUNTED)
 
     def empty_cache(self) -> None:
