@@ -24,7 +24,7 @@ from torch.testing._internal import common_methods_invocations as samples_of
 from torch.utils._pytree import tree_leaves, tree_map
 
 import gpumagic
-from gpumagic.device.cards import BLOCK
+from gpumagic.device.caching_allocator import BLOCK
 from gpumagic.dryrun import follow_code
 from gpumagic.dryrun.unknown import Stopped
 

@@ -1,4 +1,4 @@
-"""Look up the memory of a card by its name, and count bytes in the allocator's blocks.
+"""Look up the memory of a card by its name.
 
 A size is what torch printed for such a card (``torch.cuda.get_device_properties``, or the total
 capacity in an out-of-memory error), the smallest found in public texts of 2020 to 2026; otherwise
@@ -11,15 +11,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from gpumagic.errors import GpuError
-
-BLOCK = 512
-"""Bytes: every request is rounded up to a multiple of this (c10/cuda/CUDACachingAllocator.cpp)."""
-
-
-def in_blocks(nbytes: int) -> int:
-    """Return bytes rounded up to whole blocks."""
-    return -(-nbytes // BLOCK) * BLOCK
-
 
 _MIB = 2**20
 CONTEXT = 512 * _MIB

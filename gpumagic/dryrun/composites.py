@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from gpumagic.virtual.scratch import IN_PARTS
+
 C: Any = torch._C
 aten: Any = torch.ops.aten
 _has_kernel = C._dispatch_has_kernel_for_dispatch_key
@@ -18,11 +20,11 @@ _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
 _CUDA = C.DispatchKeySet(C.DispatchKey.CUDA)
 # They write their sums into a product that they have just made.
 _IN_PLACE = ("linear", "_scaled_dot_product_attention_math")
-# torch knows their shapes, and not what they need on the way.
-_EXPLICIT = {
-    "binary_cross_entropy_with_logits": C.DispatchKey.CompositeExplicitAutograd,
-    "_trilinear": C.DispatchKey.CompositeExplicitAutogradNonFunctional,
-}
+# torch knows the shapes of those in parts, and not what they need on the way.
+_EXPLICIT = (
+    C.DispatchKey.CompositeExplicitAutograd,
+    C.DispatchKey.CompositeExplicitAutogradNonFunctional,
+)
 _NODES = frozenset({"BinaryCrossEntropyWithLogitsBackward0"})
 _SUMS = frozenset({"add", "sub", "mul"})
 # With these a backward pass writes into the zeros that it has just made.
@@ -106,10 +108,10 @@ class Composites:
         """What runs for a composite operator, which comes whole in inference mode."""
         if func in self._simple:
             return None
-        # To call a kernel that is not there would end the process. Virtual GPUs run it whole.
-        if name in _EXPLICIT and _has_kernel(func.name(), _EXPLICIT[name]):
-            whole = _has_kernel(func.name(), "CUDA")
-            return None if whole else partial(func._op_dk, _EXPLICIT[name])
+        if name in IN_PARTS:  # to call a kernel that is not there would end the process
+            keys = (key for key in _EXPLICIT if _has_kernel(func.name(), key))
+            key = next(keys, None)
+            return None if key is None else partial(func._op_dk, key)
         of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
         if not of_aten or not _has_kernel(func.name(), _COMPOSITE):
             self._simple.add(func)

@@ -32,6 +32,7 @@ from gpumagic.ledger.counts import Count
 from gpumagic.ledger.entry import Ledger, merged
 from gpumagic.ledger.via import locate
 from gpumagic.usercode.lines import in_cell
+from gpumagic.virtual.scratch import beside, taken
 
 _DEPENDS = (DataDependentOutputException, DynamicOutputShapeException)
 _NO_STAND_IN = (UnsupportedOperatorException, UnsupportedFakeTensorException)
@@ -115,6 +116,9 @@ class Operators(TorchDispatchMode):
             for tensor in tree_leaves(out):
                 if isinstance(tensor, FakeTensor):
                     self._held.add(tensor, replaced)
+            if (rule := beside(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
+                device = args[0].device
+                self._held.pass_through(str(device), taken(rule, device, args, out))
         return out
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

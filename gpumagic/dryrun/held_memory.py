@@ -1,13 +1,14 @@
 """Count the memory that a dry run would hold on each device, and compare it with what there is.
 
-Every storage is counted once, as long as something refers to it, rounded up to 512 bytes as CUDA's
-caching allocator does. The allocator's segments of 2 MiB and the workspaces of kernels are not
-simulated: a peak is "at least".
+Every storage is counted once, as long as something refers to it, in the block that the model of
+CUDA's caching allocator gives it, and with it what CUDA's operators take beside their results.
+Libraries' workspaces are not in it: a peak is "at least".
 """
 
 import sys
 import time
 import weakref
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from gpumagic.device import cuda_state
 from gpumagic.device import here as devices_here
-from gpumagic.device.cards import in_blocks
+from gpumagic.device.caching_allocator import CachingAllocator, in_blocks
 from gpumagic.dryrun.result import Peak
 from gpumagic.usercode.lines import UserLine, innermost
 
@@ -27,6 +28,8 @@ class _Storage:
     order: int  # which one it is of all that were made
     size: int  # bytes that count for it
     device: str
+    requested: int
+    address: int = -1  # of its block; below 0 if it has none
 
 
 class HeldMemory:
@@ -41,6 +44,7 @@ class HeldMemory:
         self.rises: dict[str, list[tuple[int, UserLine | None]]] = {}
         self.made = 0
         self._known: dict[int, _Storage] = {}
+        self._allocators: defaultdict[str, CachingAllocator] = defaultdict(CachingAllocator)
         self._begun = False
         self._leaving: int | None = None  # the storage that a result takes the place of
 
@@ -88,23 +92,21 @@ class HeldMemory:
         key = storage._cdata
         if key in self._known:
             return
-        size = in_blocks(nbytes)
         self._settle()
 
         def died(_: Any, known: Any = self._known, now: Any = self.now) -> None:
             if self._leaving != key:
                 self._settle()
             self._leaving = None
-            now[device] -= known.pop(key).size
+            self._give(known.pop(key))
 
         self.made += 1
-        self._known[key] = _Storage(weakref.ref(storage, died), self.made, size, device)
+        new = _Storage(weakref.ref(storage, died), self.made, 0, device, nbytes)
+        self._known[key] = new
         old = None if replaced is None else replaced[0].untyped_storage()._cdata
         if replaced is not None and replaced[1] and old in self._known:
-            before = self._known[old]
-            size -= before.size
-            before.size = 0
-        self.now[device] = self.now.get(device, 0) + size
+            self._give(self._known[old])
+        self._take(new, nbytes)
         if replaced is None or replaced[1]:
             self._raise(device)
         else:
@@ -115,10 +117,37 @@ class HeldMemory:
         known = self._known.get(storage._cdata)
         if known is not None:
             self._settle()
-            size = in_blocks(nbytes)
-            self.now[known.device] += size - known.size
-            known.size = size
+            self._give(known)
+            self._take(known, nbytes)
             self._raise(known.device)
+
+    def pass_through(self, device: str, sizes: list[int]) -> None:
+        """Count what an operator takes beside its results, and frees again."""
+        allocator = self._allocators[device]
+        taken = [(allocator.take(nbytes), nbytes) for nbytes in sizes if nbytes]
+        if taken:
+            # What a result takes the place of is the result meanwhile.
+            old = None if self._leaving is None else self._known.get(self._leaving)
+            self.now[device] = allocator.bytes.current - (0 if old is None else old.size)
+            self._raise(device)
+        for (address, size), nbytes in taken:
+            allocator.give(address, size, nbytes)
+            self.now[device] = allocator.bytes.current
+
+    def _take(self, storage: _Storage, nbytes: int) -> None:
+        """Allocate for it: on a GPU a block, on the host so many bytes."""
+        device, storage.requested, storage.size = storage.device, nbytes, in_blocks(nbytes)
+        if nbytes and device.startswith("cuda"):
+            storage.address, storage.size = self._allocators[device].take(nbytes)
+        self.now[device] = self.now.get(device, 0) + storage.size
+
+    def _give(self, storage: _Storage) -> None:
+        """Free what it has."""
+        if storage.address >= 0:
+            allocator = self._allocators[storage.device]
+            allocator.give(storage.address, storage.size, storage.requested)
+        self.now[storage.device] -= storage.size
+        storage.address, storage.size = -1, 0
 
     def _settle(self) -> None:
         if self._leaving is not None:

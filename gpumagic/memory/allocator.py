@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from gpumagic.device import has_virtual
-from gpumagic.device.cards import cublas_workspace, in_blocks
+from gpumagic.device.caching_allocator import in_blocks
+from gpumagic.device.cards import cublas_workspace
 from gpumagic.frameworks.exchange import Place
 from gpumagic.memory.heap import no_collections
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gpumagic.device.cards import in_blocks
+from gpumagic.device.caching_allocator import in_blocks
 from gpumagic.display.table import Shown
 from gpumagic.memory.memory_report import EXCEPTION, OUTPUT, SAVED, STATE
 

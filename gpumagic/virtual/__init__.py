@@ -106,7 +106,7 @@ def live_tensors() -> int:
     if gpus is None:
         return 0
     gpus.refresh()
-    return sum(gpu.account.blocks.current for gpu in gpus.GPUS)
+    return sum(gpu.account.allocator.blocks.current for gpu in gpus.GPUS)
 
 
 def _compare(there: list[Device], number: int, capacity: int | None) -> None:

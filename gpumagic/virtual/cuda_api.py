@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpumagic.device.caching_allocator import MemoryStat
 from gpumagic.usercode.files import unseen
 from gpumagic.virtual import collectives, events, memory_snapshot, profiling, virtual_storages
 from gpumagic.virtual.generators import Generator
-from gpumagic.virtual.memory_account import MemoryStat
 from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Stream
 from gpumagic.virtual.virtual_gpus import GPUS, gpu_of, in_bad_fork
 
@@ -190,13 +190,16 @@ def _set_stream(stream: Any) -> None:
 def _memory_stats(index: int) -> dict[str, Any]:
     account = gpu_of(index).account
     account.refresh()
+    allocator = account.allocator
     none = vars(MemoryStat())
     pools: dict[str, Any] = {}
     for names, stat in (
-        (("allocated_bytes", "active_bytes", "requested_bytes"), account.bytes),
-        (("allocation", "active"), account.blocks),
-        (("reserved_bytes",), account.reserved),
-        (("segment", "inactive_split", "inactive_split_bytes"), None),
+        (("allocated_bytes", "active_bytes"), allocator.bytes),
+        (("requested_bytes",), allocator.requested),
+        (("allocation", "active"), allocator.blocks),
+        (("reserved_bytes",), allocator.reserved),
+        (("segment",), allocator.segments),
+        (("inactive_split", "inactive_split_bytes"), None),
     ):
         numbers = none if stat is None else vars(stat).copy()
         for name in names:  # there is one pool here; it stands as the large one
@@ -207,8 +210,8 @@ def _memory_stats(index: int) -> dict[str, Any]:
         "num_alloc_retries": account.retries,
         "num_ooms": account.ooms,
         "num_sync_all_streams": 0,
-        "num_device_alloc": 0,
-        "num_device_free": 0,
+        "num_device_alloc": allocator.segments.allocated,
+        "num_device_free": allocator.segments.freed,
         "max_split_size": -1,
     }
 

@@ -24,6 +24,7 @@ from gpumagic.virtual.generators import belongs_to_cuda, cpu_draws_from
 from gpumagic.virtual.kernel_plan import CPU, MANY, ONE, KernelPlan, on_metadata
 from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
 from gpumagic.virtual.parts import adopt_parts, flip_parts, in_parts, replace_sparse
+from gpumagic.virtual.scratch import taken
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 from gpumagic.virtual.wider import compute_wider, lacks_type, writes
 
@@ -69,6 +70,8 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
             result = _call_again(plan, call, low, kwargs, found, gpu, error)
             return _lift(plan, result, found, gpu)
         gpu.account.worked(started)
+        if plan.beside is not None:
+            return _with_scratch(plan, args, _lift(plan, result, _pairs(plan, args, low), gpu), gpu)
         if plan.fresh:
             return _adopt_new(result, gpu)
         if plan.in_place and result is low[0] and result.shape == args[0].shape:
@@ -106,6 +109,12 @@ def _flip_all(plan: KernelPlan, args: Any) -> tuple[int, list[Any]]:
             return -1, low
         at = where
     return at, low
+
+
+def _with_scratch(plan: Any, args: Any, result: Any, gpu: VirtualGpu) -> Any:
+    """The result, after the operator has taken and freed what CUDA's kernels need beside it."""
+    gpu.account.pass_through(taken(plan.beside, gpu.index, args, result))
+    return result
 
 
 def _adopt_new(result: Any, gpu: VirtualGpu) -> Any:
@@ -156,7 +165,8 @@ def _run_any(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     except RuntimeError as error:
         result = _call_again(plan, call, low, low_kwargs, found, gpu, error)
     gpu.account.worked(started)
-    return _adopt_new(result, gpu) if plan.fresh else _lift(plan, result, found, gpu)
+    result = _adopt_new(result, gpu) if plan.fresh else _lift(plan, result, found, gpu)
+    return result if plan.beside is None else _with_scratch(plan, args, result, gpu)
 
 
 def _gpu_with_room(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> VirtualGpu:

@@ -9,6 +9,7 @@ import torch
 
 from gpumagic.ledger.cuda_reads import INDEXING, WAITS
 from gpumagic.virtual.flip import flip, flip_plain
+from gpumagic.virtual.scratch import beside
 from gpumagic.virtual.wider import writes
 
 C: Any = torch._C
@@ -66,6 +67,7 @@ class KernelPlan:
         self.usual &= self.name not in INDEXING and "device" not in self.arguments
         self.usual &= not any("List[Optional[T" in str(a.type) for a in arguments)
         self.in_place = bool(self.written) and arguments[0].name in self.written
+        self.beside = beside(self.name)
         return object.__getattribute__(self, missing)
 
 

@@ -12,7 +12,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
 from time import perf_counter_ns, time_ns
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gpumagic.device.cards import BLOCK, in_blocks
+from gpumagic.device.caching_allocator import CachingAllocator, in_blocks
 from gpumagic.telemetry.virtual_state import (
     ALLOCATED,
     BUSY_NS,
@@ -42,8 +41,6 @@ from gpumagic.virtual.memory_history import (
     stack,
 )
 
-SEGMENT = 2 * 2**20
-"""Bytes: it asks the driver for at least as much at a time."""
 SMALL = 2**17
 """Elements up to which nobody asks before they are made whether they fit."""
 _TOUCHED = 64 * 2**20
@@ -54,24 +51,14 @@ _getframe = sys._getframe
 _HOST_REFUSES = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes")
 
 
-@dataclass
-class MemoryStat:
-    """Something counted the way ``torch.cuda.memory_stats`` reports it."""
+class Scratch:
+    """Memory that an operator of CUDA's takes beside its results, or a library's workspace."""
 
-    current: int = 0
-    peak: int = 0
-    allocated: int = 0
-    freed: int = 0
+    __slots__ = ("place", "requested")
+    place: tuple[int, int]
 
-    def add(self, n: int) -> None:
-        self.current += n
-        self.allocated += n
-        if self.current > self.peak:
-            self.peak = self.current
-
-    def take(self, n: int) -> None:
-        self.current -= n
-        self.freed += n
+    def __init__(self, nbytes: int) -> None:
+        self.requested = nbytes
 
 
 class MemoryAccount:
@@ -84,7 +71,7 @@ class MemoryAccount:
         self.ordinal = ordinal
         self.capacity = capacity
         self.limit = capacity
-        self.bytes, self.blocks, self.reserved = MemoryStat(), MemoryStat(), MemoryStat()
+        self.allocator = CachingAllocator()
         self.ooms = self.retries = 0
         self.ring: Ring | None = None
         self._keeps_stacks = False
@@ -92,11 +79,11 @@ class MemoryAccount:
         self.refusal = ""  # why nothing can be allocated
         self._lock = threading.RLock()  # a garbage collection may read the numbers within
         # A weak reference calls back only while it lives itself.
-        self._live: dict[int, Allocation] = {}
+        self._live: dict[int, Allocation | Scratch] = {}
         # Each allocation when it is made and again when its owner dies, which may be on any thread
         # and at any moment. What is called then is one function of C: in one of Python an interrupt
         # may arrive, which Python would drop there.
-        self._log: deque[Allocation] = deque()
+        self._log: deque[Allocation | Scratch] = deque()
         self._note: Callable[[Any], None] = self._log.append
         self._room = -1  # bytes that may still be allocated before it is counted
         self._busy = 0
@@ -138,17 +125,31 @@ class MemoryAccount:
             raise RuntimeError(self.refusal)
         with self._lock:
             self._count()
-        if self.bytes.current + in_blocks(nbytes) > self.limit:
+            allocator = self.allocator
+            if allocator.reserved.current + allocator.needs(nbytes) > self.limit:
+                allocator.empty_cache()
+                self.retries += 1
+        # Memory in pieces too small is not refused here, as it is on a GPU: see docs/limits.md.
+        if allocator.bytes.current + in_blocks(nbytes) > self.limit:
             raise self.out_of_memory(in_blocks(nbytes))
+
+    def pass_through(self, sizes: list[int]) -> None:
+        """Allocate all of these bytes at once, and free them."""
+        if sizes:
+            for nbytes in sizes:
+                self._room -= max(nbytes, _LEAST)
+            if self._room < 0:
+                self._make_room(sum(sizes))
+                self._room = -1
+            taken = [Scratch(nbytes) for nbytes in sizes if nbytes]
+            self._log.extend(taken + taken)
 
     def require(self, size: Iterable[int], dtype: torch.dtype | None) -> None:
         """Raise ``torch.OutOfMemoryError`` if a tensor that is still to be made would not fit."""
         if self.refusal:
             return
         nbytes = prod(size) * (dtype or torch.get_default_dtype()).itemsize
-        self.refresh()
-        if self.bytes.current + nbytes > self.limit:
-            raise self.out_of_memory(in_blocks(nbytes))
+        self._make_room(nbytes)
         if nbytes >= _TOUCHED and nbytes > host_memory.available():
             raise self.out_of_memory(in_blocks(nbytes), host=True)
 
@@ -156,7 +157,7 @@ class MemoryAccount:
         """Keep a ring of what happens from now on, or no longer."""
         with self._lock:
             self._count()
-            for block in self._live.values():
+            for block in self._owned():
                 block.find_address()
             self.ring = Ring(recording, self.ring) if recording.enabled else None
             self._keeps_stacks = recording.keeps("state")
@@ -166,8 +167,11 @@ class MemoryAccount:
         """Every allocation that lives, by address."""
         with self._lock:
             self._count()
-            live = list(self._live.values())
+            live = self._owned()
         return sorted(filter(Allocation.find_address, live), key=attrgetter("address"))
+
+    def _owned(self) -> list[Allocation]:
+        return [block for block in self._live.values() if isinstance(block, Allocation)]
 
     def refresh(self) -> None:
         """Count what was allocated and freed until now, and publish it."""
@@ -177,57 +181,41 @@ class MemoryAccount:
 
     def _count(self) -> None:
         """Count what was allocated and freed since it was last done, in the order of both."""
-        log, live, ring = self._log, self._live, self.ring
-        held, blocks = self.bytes, self.blocks
+        log, live, ring, allocator = self._log, self._live, self.ring, self.allocator
         while log:
             block = log[0]
-            key, size = id(block), -(-block.requested // BLOCK) * BLOCK
-            # As `MemoryStat.add` and `take`, but without a call: an interrupt may follow each.
+            key = id(block)
             if key in live:  # it is noted for the second time: freed
-                del live[key]
-                held.current -= size
-                held.freed += size
-                blocks.current -= 1
-                blocks.freed += 1
-                del log[0]
-                if ring is not None:
+                # When the allocator returns no call follows, after which an interrupt could.
+                address, size = block.place
+                allocator.give(address, size, block.requested)
+                del live[key], log[0]
+                if ring is not None and isinstance(block, Allocation):
                     ring.note("free", block.address, block.requested, size)
                 continue
+            block.place = allocator.take(block.requested)
             live[key] = block
-            held.current += size
-            held.allocated += size
-            blocks.current += 1
-            blocks.allocated += 1
-            if held.current > held.peak:
-                held.peak = held.current
-            if blocks.current > blocks.peak:
-                blocks.peak = blocks.current
             del log[0]
-            grown = held.current - self.reserved.current
-            if grown > 0:
-                self.reserved.add(-(-grown // SEGMENT) * SEGMENT)
-        left = self.limit - self.bytes.current
+        left = self.limit - allocator.bytes.current
         self._room = -1 if ring is not None or self.refusal else min(left, _UNCOUNTED)
 
     def empty_cache(self) -> None:
         """Give back to the "driver" what is reserved but not allocated."""
         with self._lock:
             self._count()
-            unused = self.reserved.current - -(-self.bytes.current // SEGMENT) * SEGMENT
-            if unused > 0:
-                self.reserved.take(unused)
+            self.allocator.empty_cache()
             self._publish()
 
     def reset_peak(self) -> None:
         with self._lock:
             self._count()
-            for stat in (self.bytes, self.blocks, self.reserved):
+            for stat in self.allocator.stats:
                 stat.peak = stat.current
 
     def reset_accumulated(self) -> None:
         with self._lock:
             self._count()
-            for stat in (self.bytes, self.blocks, self.reserved):
+            for stat in self.allocator.stats:
                 stat.allocated = stat.freed = 0
             self.ooms = self.retries = 0
 
@@ -245,7 +233,7 @@ class MemoryAccount:
     def free(self) -> int:
         """Bytes that the "driver" has left."""
         self.refresh()
-        return max(self.capacity - self.reserved.current, 0)
+        return max(self.capacity - self.allocator.reserved.current, 0)
 
     def worked(self, since: int) -> None:
         """An operator ran from `since` (``perf_counter_ns``) until now."""
@@ -268,8 +256,8 @@ class MemoryAccount:
         self._lock = threading.RLock()
 
     def _publish(self) -> None:
-        self._row[ALLOCATED] = self.bytes.current
-        self._row[RESERVED] = self.reserved.current
+        self._row[ALLOCATED] = self.allocator.bytes.current
+        self._row[RESERVED] = self.allocator.reserved.current
 
     def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
         """The error that CUDA's allocator raises; `host`: it is the host that has no more."""
@@ -281,7 +269,7 @@ class MemoryAccount:
         if self.ring is not None:
             lines = stack() if self.ring.traces_stacks else None
             self.ring.note("oom", self.free, size, size, lines)
-        held = self.bytes.current, self.reserved.current
+        held = self.allocator.bytes.current, self.allocator.reserved.current
         text = refusal(size, self.ordinal, self.capacity, self.limit, *held, host=host)
         return torch.OutOfMemoryError(text)
 

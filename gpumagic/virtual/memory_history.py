@@ -18,7 +18,7 @@ from typing import Any
 
 from torch._C._profiler import gather_traceback
 
-from gpumagic.device.cards import in_blocks
+from gpumagic.device.caching_allocator import in_blocks
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.lines import in_cell
 
@@ -51,18 +51,19 @@ class _ThisThread(threading.local):
 class Allocation(weakref.ref[Any]):
     """An allocation. It dies with the object that owns the bytes."""
 
-    __slots__ = ("address", "at", "made", "metadata", "requested")
+    __slots__ = ("address", "at", "made", "metadata", "place", "requested")
     requested: int  # bytes
     made: CodeType | Stack  # the user's code that asked for it, or all that ran; None if nobody's
     at: int  # the instruction in that code
     metadata: str
+    place: tuple[int, int]  # address and size of the block in the model of CUDA's allocator
     # Only when it was asked for: whoever has died can no longer be asked.
     address: int
 
     @property
     def size(self) -> int:
-        """Bytes of the block: whole pieces of 512."""
-        return in_blocks(self.requested)
+        """Bytes of the block; before it is counted, of the smallest that it can be."""
+        return self.place[1] if hasattr(self, "place") else in_blocks(self.requested)
 
     def find_address(self) -> int:
         """Where it lies; 0 if it has just died."""

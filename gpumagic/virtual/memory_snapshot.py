@@ -14,7 +14,6 @@ from typing import Any
 
 from torch._C._profiler import symbolize_tracebacks
 
-from gpumagic.device.cards import BLOCK
 from gpumagic.usercode.lines import line_of
 from gpumagic.virtual.memory_history import (
     Allocation,
@@ -113,12 +112,12 @@ def _segments(gpu: VirtualGpu, frames: _Frames) -> list[dict[str, Any]]:
     blocks, of, device = gpu.account.blocks_now(), frames.of_block, gpu.index
     if {*map(type, map(attrgetter("made"), blocks))} - {CodeType}:
         frames.learn(block.made for block in blocks if not isinstance(block.made, CodeType))
-    sizes = [-(-block.requested // BLOCK) * BLOCK for block in blocks]
+    sizes = [block.place[1] for block in blocks]
     segments = [
         _segment(device, block.address, size, block.requested, of(block), block.metadata)
         for block, size in zip(blocks, sizes, strict=True)
     ]
-    cached = gpu.account.reserved.current - sum(sizes)
+    cached = gpu.account.allocator.reserved.current - sum(sizes)
     if cached > 0:
         above = blocks[-1].address + sizes[-1] if blocks else _NOWHERE
         unused = _segment(device, above, cached, cached, [], "")

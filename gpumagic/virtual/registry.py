@@ -19,6 +19,7 @@ from gpumagic.virtual.generic_kernel import kernel_of, run
 from gpumagic.virtual.kernel_plan import on_metadata
 from gpumagic.virtual.networks import network_kernels
 from gpumagic.virtual.operators import overload, own_kernels, pinning_kernels
+from gpumagic.virtual.scratch import IN_PARTS
 from gpumagic.virtual.wider import writes
 
 C: Any = torch._C
@@ -70,7 +71,7 @@ def _register_dense(aten: Any) -> None:
     # On a CUDA build all of its own too: no real kernel must ever see these bytes.
     run_here = _names("CPU") | whole
     for name in run_here | _names("CUDA"):
-        if name not in kernels and name not in not_whole:
+        if name not in kernels and name not in not_whole and name.partition(".")[0] not in IN_PARTS:
             runs = name in run_here or _can_run(f"aten::{name}")
             runs &= "histogram" not in name  # which CUDA has not
             kernels[name] = kernel_of(overload(name)) if runs else _refusal(f"aten::{name}")

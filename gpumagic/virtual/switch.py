@@ -94,7 +94,7 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
     for index, (real, allocated) in enumerate(gpus):
         facts = {f.name: getattr(real, f.name) for f in fields(Properties) if hasattr(real, f.name)}
         account = MemoryAccount(index, real.total_memory, [0] * COUNTERS)
-        account.bytes.add(allocated)
+        account.allocator.take(allocated)
         properties = Properties(**{"uuid": uuid.uuid4(), **facts})
         GPUS.append(VirtualGpu(index, account, properties))
     stack = ExitStack()  # never closed: the child ends with it

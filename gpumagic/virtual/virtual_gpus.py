@@ -17,14 +17,14 @@ GPUS: list[VirtualGpu] = []
 
 @dataclass(frozen=True)
 class Properties:
-    """What ``torch.cuda.get_device_properties`` answers: an A100's limits, and one processor."""
+    """What ``torch.cuda.get_device_properties`` answers: an H100's limits."""
 
     name: str
     total_memory: int
     uuid: uuid.UUID
-    major: int = 8
+    major: int = 9
     minor: int = 0
-    multi_processor_count: int = 1
+    multi_processor_count: int = 132
     warp_size: int = 32
     regs_per_multiprocessor: int = 65536
     max_threads_per_multi_processor: int = 2048

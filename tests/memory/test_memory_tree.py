@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpumagic.device.cards import BLOCK
+from gpumagic.device.caching_allocator import BLOCK
 from gpumagic.errors import GpuError
 from gpumagic.memory.memory_tree import split_steps, tree
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from gpumagic.device.cards import BLOCK
+from gpumagic.device.caching_allocator import BLOCK
 from gpumagic.memory.find_holders import find
 
 SET_UP = """

@@ -19,7 +19,7 @@ def test_properties():
     assert properties.total_memory == 2 * 2**30
     assert "Virtual" in torch.cuda.get_device_name(1)
     assert "Virtual" in repr(properties)
-    assert torch.cuda.get_device_capability() == (8, 0)
+    assert torch.cuda.get_device_capability() == (9, 0)
     with pytest.raises(AssertionError, match="Invalid device id"):
         torch.cuda.get_device_properties(2)
 
@@ -31,8 +31,9 @@ def test_gpumagic_names_the_same_devices():
     assert [d.uuid for d in found] == [
         f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(2)
     ]
-    x = torch.ones(2**20, device="cuda:1")
-    assert device.here()[1].memory_free == 2 * 2**30 - x.nbytes
+    held = torch.ones(2**20, device="cuda:1")
+    assert device.here()[1].memory_free == 2 * 2**30 - 20 * 2**20  # a segment
+    assert held.is_cuda
 
 
 def test_current_device():

@@ -9,12 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpumagic.device.cards import BLOCK
+from gpumagic.device.caching_allocator import BLOCK
 from gpumagic.telemetry import virtual_state as published
 from gpumagic.virtual import memory_account
-from gpumagic.virtual.memory_account import SEGMENT, MemoryAccount
+from gpumagic.virtual.memory_account import MemoryAccount
 
 CAPACITY = 2 * 2**30
+MIB = 2**20
 
 
 class Owner:
@@ -39,14 +40,21 @@ def test_allocated_and_peak(gpus):
 def test_reserved_and_free(gpus):
     x = torch.ones(2**20, device="cuda:1")
     y = x + x
-    assert torch.cuda.memory_allocated(1) == torch.cuda.memory_reserved(1) == 8 * 2**20
-    assert torch.cuda.mem_get_info(1) == (CAPACITY - 8 * 2**20, CAPACITY)
+    assert torch.cuda.memory_allocated(1) == 8 * MIB
+    assert torch.cuda.memory_reserved(1) == 20 * MIB  # one segment for both
+    assert torch.cuda.mem_get_info(1) == (CAPACITY - 20 * MIB, CAPACITY)
+    z = torch.ones(3, device="cuda:1")
     del y
-    assert torch.cuda.memory_reserved(1) == 8 * 2**20
+    assert torch.cuda.memory_reserved(1) == 22 * MIB
+    del x
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved(1) == 4 * 2**20
-    assert torch.cuda.max_memory_reserved(1) == 8 * 2**20
-    assert "4096 KiB" in torch.cuda.memory_summary(1)
+    assert torch.cuda.memory_reserved(1) == 2 * MIB
+    assert torch.cuda.max_memory_reserved(1) == 22 * MIB
+    assert "2048 KiB" in torch.cuda.memory_summary(1)
+    stats = torch.cuda.memory_stats(1)
+    assert stats["requested_bytes.all.current"] == z.nbytes == 12
+    assert stats["requested_bytes.all.peak"] == 8 * MIB + 12
+    assert (stats["num_device_alloc"], stats["num_device_free"]) == (2, 1)
 
 
 def test_statistics_count_allocations(gpus):
@@ -96,11 +104,11 @@ def test_the_state_file_follows(gpus, runtime):
     x = torch.ones(2**20, device="cuda:1")
     (state,) = [s for s in published.read(runtime) if s.ordinal == 1]
     assert state.pid == os.getpid()
-    assert (state.allocated, state.reserved) == (4 * 2**20, 4 * 2**20)
+    assert (state.allocated, state.reserved) == (4 * MIB, 20 * MIB)
     assert state.facts.uuid == f"GPU-{torch.cuda.get_device_properties(1).uuid}"
     del x
     (state,) = [s for s in published.read(runtime) if s.ordinal == 1]
-    assert (state.allocated, state.reserved) == (0, 4 * 2**20)
+    assert (state.allocated, state.reserved) == (0, 20 * MIB)
 
 
 def test_busy_time_is_published(monkeypatch):
@@ -158,8 +166,8 @@ def test_an_interrupt_anywhere_leaves_the_numbers_right():
         owner = None
         owners.clear()
         account.refresh()
-        assert (account.bytes.current, account.blocks.current) == (0, 0), n
-        assert account.bytes.allocated == account.bytes.freed
+        assert (account.allocator.bytes.current, account.allocator.blocks.current) == (0, 0), n
+        assert account.allocator.bytes.allocated == account.allocator.bytes.freed
     assert n > 20
 
 
@@ -176,8 +184,8 @@ def test_threads_lose_no_byte():
     for thread in threads:
         thread.join()
     account.refresh()
-    assert (account.bytes.current, account.blocks.current) == (0, 0)
-    assert (account.bytes.freed, account.blocks.freed) == (8000 * 1024, 8000)
+    assert (account.allocator.bytes.current, account.allocator.blocks.current) == (0, 0)
+    assert (account.allocator.bytes.freed, account.allocator.blocks.freed) == (8000 * 1024, 8000)
 
 
 def test_freeing_in_the_midst_of_an_allocation_waits():
@@ -196,43 +204,42 @@ def test_freeing_in_the_midst_of_an_allocation_waits():
     owner = Owner()
     account.charge(owner, 1)
     account.refresh()
-    assert account.blocks.current == 1
+    assert account.allocator.blocks.current == 1
 
 
 def test_what_did_not_fit_is_never_counted_as_freed():
-    account, owner = MemoryAccount(0, SEGMENT, [0] * published.COUNTERS), Owner()
+    account, owner = MemoryAccount(0, 2 * MIB, [0] * published.COUNTERS), Owner()
     with pytest.raises(torch.OutOfMemoryError) as raised:
-        account.charge(owner, 2 * SEGMENT)
+        account.charge(owner, 4 * MIB)
     raised.traceback[-1].frame.raw.clear()  # as whoever frees what an error holds does
     del owner
     account.refresh()
-    assert account.bytes.current == 0
+    assert account.allocator.bytes.current == 0
 
 
-@given(st.lists(st.integers(1, 3 * SEGMENT), max_size=30), st.randoms(use_true_random=False))
+@given(st.lists(st.integers(1, 6 * MIB), max_size=30), st.randoms(use_true_random=False))
 def test_an_account_against_a_list(sizes, random):
     row = [0] * published.COUNTERS
-    account = MemoryAccount(0, 20 * SEGMENT, row)
+    account = MemoryAccount(0, 44 * MIB, row)
+    allocator = account.allocator
     live, peak = {}, 0
     for size in sizes:
         try:
             owner = Owner()
             account.charge(owner, size)
-            live[owner] = -(-size // BLOCK) * BLOCK
+            live[owner] = size
         except torch.OutOfMemoryError:
-            assert sum(live.values()) + size > account.capacity - BLOCK
+            assert allocator.bytes.current + size > account.capacity - BLOCK
         peak = max(peak, sum(live.values()))
         if live and random.random() < 0.4:
             del owner, live[random.choice(list(live))]
         if random.random() < 0.1:
             account.empty_cache()
         account.refresh()
-        assert account.bytes.current == sum(live.values()) == row[published.ALLOCATED]
-        assert (
-            sum(live.values())
-            <= account.reserved.current
-            == row[published.RESERVED]
-            <= account.capacity
-        )
-        assert account.reserved.current % SEGMENT == 0
-    assert (account.bytes.peak, account.blocks.current) == (peak, len(live))
+        assert allocator.requested.current == sum(live.values())
+        least, slack = sum(-(-size // BLOCK) * BLOCK for size in live.values()), MIB * len(live)
+        assert least <= allocator.bytes.current == row[published.ALLOCATED] <= least + slack
+        reserved = allocator.reserved.current
+        assert allocator.bytes.current <= reserved == row[published.RESERVED]
+        assert reserved % (2 * MIB) == 0
+    assert (allocator.requested.peak, allocator.blocks.current) == (peak, len(live))

@@ -1,0 +1,175 @@
+"""Model CUDA's caching allocator: which requests take which blocks, and what stays reserved.
+
+Facts of c10/cuda/CUDACachingAllocator.cpp with its default settings, on one stream; the real one is
+the referee (``tests/cuda/test_allocator_model.py``). Each method reads first and then writes
+without a call, so an interrupt never leaves half a change.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+BLOCK = 512
+"""Bytes: every request is rounded up to a multiple of this."""
+_SMALL, _SMALL_SEGMENT = 2**20, 2 * 2**20
+"""Requests up to the first share segments of the second."""
+_MIDDLE, _MIDDLE_SEGMENT = 10 * 2**20, 20 * 2**20
+"""Larger requests below the first take a part of segments of the second."""
+_ROUND = 2 * 2**20
+"""Larger ones have a segment each, of a multiple of this."""
+
+
+def in_blocks(nbytes: int) -> int:
+    """What so many bytes take at least."""
+    return -(-nbytes // BLOCK) * BLOCK
+
+
+def segment_for(size: int) -> int:
+    """The bytes that the allocator asks the driver for where it has no block for `size`."""
+    if size <= _SMALL:
+        return _SMALL_SEGMENT
+    return _MIDDLE_SEGMENT if size < _MIDDLE else -(-size // _ROUND) * _ROUND
+
+
+@dataclass
+class MemoryStat:
+    """Something counted the way ``torch.cuda.memory_stats`` reports it."""
+
+    current: int = 0
+    peak: int = 0
+    allocated: int = 0
+    freed: int = 0
+
+
+class CachingAllocator:
+    """The blocks of one device. A block is its address and its size; addresses begin at 0."""
+
+    def __init__(self) -> None:
+        self.bytes, self.blocks, self.requested = MemoryStat(), MemoryStat(), MemoryStat()
+        self.reserved, self.segments = MemoryStat(), MemoryStat()
+        self._segments: dict[int, int] = {}  # size by address
+        # Free blocks, small and large, by size and then address: the order in which they are tried.
+        self._free: tuple[list[tuple[int, int]], ...] = ([], [])
+        self._sizes: dict[int, int] = {}  # of free blocks, by address
+        self._starts: dict[int, int] = {}  # addresses of free blocks, by their end
+
+    @property
+    def stats(self) -> tuple[MemoryStat, ...]:
+        """All that is counted."""
+        return self.bytes, self.blocks, self.requested, self.reserved, self.segments
+
+    def take(self, nbytes: int) -> tuple[int, int]:
+        """Allocate: the block's address, and its size, which may be larger than was asked for."""
+        size = -(-nbytes // BLOCK) * BLOCK or BLOCK
+        least, free = (BLOCK, self._free[0]) if size <= _SMALL else (_SMALL + 1, self._free[1])
+        place = bisect_left(free, (size,))
+        reserved = 0
+        if place < len(free):
+            whole, address = free[place]
+        else:
+            whole = reserved = segment_for(size)
+            address = self._hole(whole)
+        left = whole - size
+        split = left >= least
+        if split:
+            rest = (left, address + size)
+            into = bisect_left(free, rest, 0, place)
+        else:
+            size = whole
+        bytes_, blocks, requested = self.bytes, self.blocks, self.requested
+        # From here on nothing is called.
+        if reserved:
+            self._segments[address] = whole
+            stat = self.reserved
+            stat.current += whole
+            stat.allocated += whole
+            if stat.current > stat.peak:
+                stat.peak = stat.current
+            stat = self.segments
+            stat.current += 1
+            stat.allocated += 1
+            if stat.current > stat.peak:
+                stat.peak = stat.current
+        else:
+            del free[place], self._sizes[address], self._starts[address + whole]
+        if split:
+            free[into:into] = (rest,)
+            self._sizes[address + size] = left
+            self._starts[address + whole] = address + size
+        bytes_.current += size
+        bytes_.allocated += size
+        if bytes_.current > bytes_.peak:
+            bytes_.peak = bytes_.current
+        requested.current += nbytes
+        requested.allocated += nbytes
+        if requested.current > requested.peak:
+            requested.peak = requested.current
+        blocks.current += 1
+        blocks.allocated += 1
+        if blocks.current > blocks.peak:
+            blocks.peak = blocks.current
+        return address, size
+
+    def give(self, address: int, size: int, nbytes: int) -> None:
+        """Free a block; it becomes one with free ones beside it in its segment."""
+        free = self._free[size > _SMALL]
+        start, end = address, address + size
+        before = after = -1
+        if address in self._starts and address not in self._segments:
+            start = self._starts[address]
+            before = bisect_left(free, (address - start, start))
+        if end in self._sizes and end not in self._segments:
+            after = bisect_left(free, (self._sizes[end], end))
+            end += self._sizes[end]
+        place = bisect_left(free, (end - start, start))
+        stat, blocks, requested = self.bytes, self.blocks, self.requested
+        # From here on nothing is called.
+        free[place:place] = ((end - start, start),)
+        if after > before:  # both are smaller than what they become part of: before it in the row
+            del free[after]
+        if before >= 0:
+            del free[before]
+        if before > after >= 0:
+            del free[after]
+        if before >= 0:
+            del self._starts[address]
+        if after >= 0:
+            del self._sizes[address + size]
+        self._sizes[start] = end - start
+        self._starts[end] = start
+        stat.current -= size
+        stat.freed += size
+        requested.current -= nbytes
+        requested.freed += nbytes
+        blocks.current -= 1
+        blocks.freed += 1
+
+    def needs(self, nbytes: int) -> int:
+        """The bytes that allocating so many would reserve now."""
+        size = in_blocks(nbytes)
+        free = self._free[size > _SMALL]
+        return 0 if free and free[-1][0] >= size else segment_for(size)
+
+    def empty_cache(self) -> None:
+        """Give segments without an allocated block back to the driver."""
+        for address, size in self._unused():
+            row = self._free[size != _SMALL_SEGMENT or (size, address) not in self._free[0]]
+            place, stat, count = row.index((size, address)), self.reserved, self.segments
+            del row[place], self._segments[address], self._sizes[address]
+            del self._starts[address + size]
+            stat.current -= size
+            stat.freed += size
+            count.current -= 1
+            count.freed += 1
+
+    def _unused(self) -> list[tuple[int, int]]:
+        """The address and size of each segment that is one free block."""
+        return [(at, size) for at, size in self._segments.items() if self._sizes.get(at) == size]
+
+    def _hole(self, size: int) -> int:
+        """The lowest address at which a segment has room."""
+        lowest = 0
+        for address in sorted(self._segments):
+            if address - lowest >= size:
+                break
+            lowest = address + self._segments[address]
+        return lowest

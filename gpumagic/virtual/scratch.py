@@ -1,0 +1,325 @@
+"""Say what CUDA's operators take beside their results: sums in parts, sorted copies, indices.
+
+A rule gets the card, the operator's arguments and its result, and gives the bytes of all that is
+allocated at the same moment as the results, which the operator frees again. The facts are those of
+torch's CUDA sources; torch's allocator is the referee (``tests/cuda/test_operators_memory.py``).
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpumagic import faults
+from gpumagic.virtual.reductions import of_shape, of_tensor
+from gpumagic.virtual.virtual_gpus import gpu_of
+
+Rule = Callable[[Any, tuple[Any, ...], Any], list[int]]
+IN_PARTS = frozenset(
+    [
+        *("isinf", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "_safe_softmax"),
+        *("masked_scatter_backward", "binary_cross_entropy_with_logits", "linalg_pinv"),
+        "_trilinear",
+    ]
+)
+"""Composite operators whose parts hold memory: CUDA runs them one by one."""
+_HALVES = (torch.float16, torch.bfloat16)
+_SORTED_IN_A_BLOCK = 4096
+"""Elements of a row that one block of threads sorts without more memory."""
+
+
+def beside(name: str) -> Rule | None:
+    """The rule of an operator, by its name without overload; None if it takes nothing."""
+    return _RULES.get(name)
+
+
+def taken(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    """What a rule says for a GPU; nothing where it fails, which is kept for the doctor."""
+    try:
+        return rule(gpu_of(device).properties, args, result)
+    except Exception as error:  # noqa: BLE001  of ours: the user's operator has succeeded
+        faults.keep("counting what an operator takes beside its results", error)
+        return []
+
+
+def _over(args: tuple[Any, ...], at: int) -> tuple[int, ...]:
+    """The dims that an argument names; none where it names all."""
+    dims = args[at] if len(args) > at else None
+    if dims is None or isinstance(dims, (bool, torch.dtype)):
+        return ()
+    return (dims,) if isinstance(dims, int) else tuple(dims)
+
+
+def _sum(at: int = 1) -> Rule:
+    """Of a sum, in at least single precision; of other types it takes a copy."""
+
+    def rule(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+        x, out = args[0], result.dtype
+        halves = x.dtype in _HALVES and out in (x.dtype, torch.float32)
+        taken = []
+        if x.dtype is not out and not halves:
+            taken = [x.numel() * out.itemsize]
+        size = 4 if out in _HALVES else out.itemsize
+        return taken + of_tensor(x, _over(args, at), size, card)
+
+    return rule
+
+
+def _partial(size: int | None = None, values: int = 4, at: int = 1) -> Rule:
+    """Of a reduction with partial results of so many bytes, by default of one element."""
+
+    def rule(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+        x = args[0]
+        each = size or x.element_size()
+        if values < 4 and x.dtype is torch.float64:
+            each *= 2
+        return of_tensor(x, _over(args, at), each, card, values)
+
+    return rule
+
+
+def _logical(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    x = args[0]
+    if x.numel() == 1:
+        return [1] if x.dtype is not torch.bool else []
+    return of_tensor(x, _over(args, 1), 1, card)
+
+
+def _loss(in_place: bool = False) -> Rule:
+    """Of a loss; `in_place`: the mean of the losses is all that it takes beside them."""
+
+    def rule(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+        x, target = args[0], args[1]
+        if result.numel() == x.numel() > 1 or (result.dim() and x.dim()):
+            return []
+        shape = torch.broadcast_shapes(x.shape, target.shape)
+        nbytes = prod(shape) * x.element_size()
+        parts = of_shape((prod(shape),), (0,), max(x.element_size(), 4), card)
+        return [4 if in_place else nbytes, *parts]
+
+    return rule
+
+
+def _scan(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    x = args[0]
+    copy = [x.numel() * result.element_size()] if x.dtype is not result.dtype else []
+    if not x.dim() or x.numel() != x.shape[args[1]] or not x.numel():
+        return copy
+    return [*copy, _scanned(x.numel(), result.element_size())]
+
+
+def _scanned(count: int, size: int) -> int:
+    """What cub's scan of so many elements of `size` bytes takes: the state of each tile."""
+    tiles = 32 + -(-count // (128 * (7 if size == 8 else 15)))
+    return _aligned(2 * size * tiles) + 511
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 256) * 256
+
+
+def radix_sort(count: int, key: int, value: int, bits: int = 0) -> int:
+    """What cub's sort of so many keys takes, keys and values of so many bytes."""
+    if count <= _SORTED_IN_A_BLOCK:
+        return 1
+    tile, passes = 384 * (12 if key == 8 else 14), -(-(bits or 8 * key) // 8)
+    tiles = -(-count // tile)
+    return _aligned(key * count) + _aligned(value * count) + 1024 * tiles + 2048 * passes + 511
+
+
+def _sort(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    x = args[0]
+    numbers = [each for each in args[1:] if isinstance(each, int) and not isinstance(each, bool)]
+    dim = numbers[0] if numbers else -1
+    count, size, length = x.numel(), x.element_size(), x.shape[dim] if x.dim() else 1
+    if count <= 1:
+        return []
+    if length <= _SORTED_IN_A_BLOCK:
+        return [8 * length]
+    copies = [] if dim % x.dim() == x.dim() - 1 else [size * count, size * count, 8 * count]
+    if count == length:
+        return [8 * count, radix_sort(count, size, 8)]
+    both = radix_sort(count, size, 8)
+    return [*copies, 8 * count, 8 * count, size * count, both]
+
+
+def _argsort(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    return [args[0].nbytes, *_sort(card, args, result)]
+
+
+def _median(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    x = args[0]
+    if len(args) > 1 or x.numel() < 2:
+        return []
+    count = x.numel()
+    sort = [radix_sort(count, x.element_size(), 8)] if count > _SORTED_IN_A_BLOCK else []
+    return [x.nbytes, 8 * count, 8 * count, *sort]
+
+
+def _indices(at: int = 1, values: int | None = None) -> Rule:
+    """Of an index by masks: the places that each picks, in 64 bits for each of its dims."""
+
+    def rule(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+        x, dims, plain = args[0], 0, []
+        masks = []
+        for index in args[at]:
+            of_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+            covers = index.dim() if of_mask else 1
+            if index is None:
+                plain.append(x.shape[dims])
+            elif of_mask:
+                masks.append(covers)
+            dims += covers
+        rest = prod(plain) * prod(x.shape[dims:])
+        if values is None:
+            found = result.numel() // max(rest, 1)
+        else:
+            given = args[values].numel()
+            found = given // max(rest, 1)
+            if given == 1 and masks:
+                return []  # it is a masked_fill
+            if args[values + 1 :] and args[values + 1]:
+                return [8 * found * n for n in masks] + _accumulated(found, x.numel())
+        return [8 * found * n for n in masks]
+
+    return rule
+
+
+def _accumulated(count: int, numel: int) -> list[int]:
+    if not count:
+        return []
+    bits = max(numel, 1).bit_length()
+    return [*[8 * count] * 4, radix_sort(count, 8, 8, bits)]
+
+
+def _masked_select(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    x, mask = args[0], args[1]
+    return [8 * result.numel() * max(x.dim(), mask.dim(), 1)]
+
+
+def _masked_scatter(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    x, mask = args[0], args[1]
+    expanded = [] if mask.shape == x.shape else [x.numel()]
+    return [*expanded, 8 * x.numel(), _scanned(x.numel(), 8)]
+
+
+def _multinomial(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    x, wanted = args[0], args[1]
+    if len(args) > 2 and args[2]:
+        scan = [] if x.dim() > 1 else [_scanned(x.shape[-1], x.element_size())]
+        return [x.nbytes] * 3 + scan
+    return [x.nbytes, 4, 4, 1, 1, *([8] if wanted > 1 else [])]
+
+
+def _group_norm(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    x, channels = args[0], args[4]
+    size = max(x.element_size(), 4) * args[3] * channels
+    return [size, size]
+
+
+def _group_norm_backward(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    batch, channels, groups = args[5], args[6], args[8]
+    size = max(args[1].element_size(), 4)
+    whole, part = size * batch * channels, size * batch * groups
+    return [whole, whole, part, part, *([whole] if args[4] is not None else [])]
+
+
+def _rows(x: Tensor) -> tuple[int, int]:
+    """How many blocks of threads share a channel where channels are last; and the channels."""
+    channels = x.shape[1]
+    rows = x.numel() // max(channels, 1)
+    wide = 1 << min(channels, 32).bit_length() - 1
+    high = min(1 << max(-(-rows // 16), 1).bit_length() - 1, 512 // wide)
+    blocks = min(-(-rows // (high * 16)), 128)
+    return (blocks if blocks >= 8 else 0), channels
+
+
+def _channels_last(x: Tensor) -> bool:
+    return x.dim() == 2 or (not x.is_contiguous() and x.stride(1) == 1)
+
+
+def _batch_norm(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    if not (_channels_last(args[0]) and args[5]):
+        return []
+    blocks, channels = _rows(args[0])
+    return [16 * blocks * channels, 4] if blocks else []
+
+
+def _batch_norm_backward(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    if not (_channels_last(args[1]) and args[7]):
+        return []
+    return [4 * args[1].shape[1]] * 2
+
+
+def _layer_norm_backward(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    x, width = args[1], prod(args[2])
+    rows = x.numel() // max(width, 1)
+    if rows <= 2**16 or width // 32 >= card.multi_processor_count // 2 or not args[7][1]:
+        return []
+    parts = -(-rows // 32), width
+    size = max(x.element_size(), 4)
+    both = [size * prod(parts)] * 2
+    return [*both, size * width, *of_shape(parts, (0,), size, card)]
+
+
+def _foreach_norm(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    chunks = max((-(-x.numel() // 65536) for x in args[0]), default=0)
+    return [4 * chunks * len(args[0])]
+
+
+def _cdist_backward(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    return [args[4].numel() * args[1].shape[-1] * args[1].element_size()]
+
+
+def _pdist_backward(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    return [max(args[1].shape[0] - 1, 0) * args[1].nbytes]
+
+
+def _equal(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
+    one, other = args
+    return [one.numel(), 1] if one is not other and one.shape == other.shape else []
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("sum", "mean", "prod", "nansum"), _sum()),
+    **dict.fromkeys(("linalg_vector_norm", "norm"), _sum(2)),
+    **dict.fromkeys(("amax", "amin", "max", "min"), _partial()),
+    **dict.fromkeys(("argmax", "argmin"), _partial(16)),
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _partial(16, 2)),
+    **dict.fromkeys(("all", "any"), _logical),
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss"), _loss()),
+    "huber_loss": _loss(),
+    **dict.fromkeys(("binary_cross_entropy", "soft_margin_loss"), _loss(True)),
+    "soft_margin_loss_backward": lambda card, args, result: [result.nbytes] * 2,
+    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), _scan),
+    "sort": _sort,
+    "argsort": _argsort,
+    "median": _median,
+    **dict.fromkeys(("index", "_unsafe_index"), _indices()),
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_"), _indices(1, 2)),
+    "_unsafe_index_put": _indices(1, 2),
+    "masked_select": _masked_select,
+    **dict.fromkeys(("masked_scatter", "masked_scatter_"), _masked_scatter),
+    "multinomial": _multinomial,
+    "_softmax_backward_data": lambda card, args, result: [args[0].nbytes],
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    **dict.fromkeys(("native_batch_norm", "_batch_norm_with_update"), _batch_norm),
+    **dict.fromkeys(("native_batch_norm_backward", "batch_norm_backward"), _batch_norm_backward),
+    "native_layer_norm_backward": _layer_norm_backward,
+    "_foreach_norm": _foreach_norm,
+    "_cdist_backward": _cdist_backward,
+    "_pdist_backward": _pdist_backward,
+    "equal": _equal,
+    "bincount": lambda card, args, result: (
+        [8] * (3 if len(args) > 1 and args[1] is not None else 2)
+    ),
+    "count_nonzero": lambda card, args, result: [args[0].numel(), 8 * args[0].numel()],
+    "unfold_backward": lambda card, args, result: (
+        [8 * result.shape[args[2]]] if result.dim() else []
+    ),
+    "_chunk_cat": lambda card, args, result: [1],
+    "roll": lambda card, args, result: [result.nbytes] if len(_over(args, 1)) > 1 else [],
+}
