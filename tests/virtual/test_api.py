@@ -32,6 +32,7 @@ def test_gpumagic_names_the_same_devices():
         f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(2)
     ]
     x = torch.ones(2**20, device="cuda:1")
+    assert x.nbytes == 4 * 2**20
     assert device.here()[1].memory_free == 2 * 2**30 - 20 * 2**20  # a segment
 
 
