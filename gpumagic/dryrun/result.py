@@ -29,7 +29,7 @@ class Assigned:
 class Peak:
     """The memory of one device, in bytes: at least so much.
 
-    Kernels' workspaces and the allocator's fragmentation are not in it.
+    Workspaces of cuBLAS and cuDNN, and the allocator's fragmentation, are not in it.
     """
 
     device: str
