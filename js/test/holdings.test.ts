@@ -177,7 +177,7 @@ describe('the kernel of the current notebook', () => {
     expect(book.asked).toHaveLength(1);
     const [{ code, silent, user_expressions }] = book.asked as [(typeof book.asked)[0]];
     expect([code, silent]).toEqual(['', true]);
-    expect(user_expressions.held).toContain('held_now');
+    expect(user_expressions.held).toContain('notebook_watch');
     expect(told).toEqual([null, held()]);
     // Its own question makes it busy and idle, too.
     await book.becomes('busy');
