@@ -51,8 +51,6 @@ def run_forked(
         raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
     receiver, sender = Pipe(duplex=False)
     started = time.monotonic()
-    # Ctrl-C comes when there is a `finally` to end the copy, and again when the copy has ended.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     with warnings.catch_warnings():
         # The copy computes nothing and waits for no lock that it could not be killed in.
         warnings.filterwarnings("ignore", ".*multi-?threaded.*fork", DeprecationWarning)
@@ -61,15 +59,12 @@ def run_forked(
     if pid == 0:
         _work_in_child(work, sender)
     try:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         sender.close()
         answer = _received(receiver, started, limit, waiting)
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         receiver.close()
         os.kill(pid, signal.SIGKILL)  # it is not reaped yet: the number is still its own
         _, status = os.waitpid(pid, 0)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if answer is None:
         how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an exit of its own"
         raise GpuError(f"the dry run's process ended by {how}; nothing of yours has changed")
@@ -100,9 +95,6 @@ def _received(
 def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills
-        # The parent's pool of threads did not come along. Made here, by one thread: the threads of
-        # a backward pass would race to make it, and one of them abort.
-        torch.set_num_threads(torch.get_num_threads())
         os.setpgid(0, 0)  # what signals its own group reaches it alone
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)

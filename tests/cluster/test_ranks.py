@@ -279,7 +279,7 @@ def test_a_rank_that_prints_without_end_is_bounded(shell):
 def test_an_error_between_devices_is_explained_in_the_rank(shell):
     text = failed(shell, "%%ongpu @0\nx = torch.ones(3)\nx + x.cpu()")
     assert "between devices · In [1], line 3: x + x.cpu()" in text
-    assert "x + x.cpu().to(x.device)" in text
+    assert "\n      x + x\n" in text
 
 
 def test_the_hosts_of_the_ranks_stand_below_the_own_one(shell, monkeypatch, tmp_path):

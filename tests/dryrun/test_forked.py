@@ -172,23 +172,6 @@ def test_ctrl_c_ends_the_copy_at_once():
     assert set(psutil.Process().children()) <= before  # none is left
 
 
-@pytest.mark.parametrize("at", ["fork", "waitpid"])
-def test_ctrl_c_at_the_start_or_the_end_leaves_no_copy(monkeypatch, at):
-    real = getattr(os, at)
-
-    def interrupted(*args):
-        found = real(*args)
-        if found:  # not in the copy
-            os.kill(os.getpid(), signal.SIGINT)
-        return found
-
-    before = psutil.Process().children()
-    monkeypatch.setattr(os, at, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_forked(lambda: 1, 30)
-    assert psutil.Process().children() == before
-
-
 def test_a_limit_that_somebody_else_has_set_is_theirs():
     def ring(*_):
         raise TimeoutError("mine")

@@ -180,6 +180,6 @@ def test_colors_stand_out_in_light_and_in_dark():
 
 
 def test_a_gpu_has_the_color_that_it_has_in_the_monitor():
-    plots = (Path(__file__).parents[2] / "js" / "src" / "monitor" / "plots.ts").read_text()
+    plots = (Path(__file__).parents[2] / "js" / "src" / "monitor" / "overview.ts").read_text()
     hues = plots.partition("HUES = [")[2].partition("]")[0]
     assert tuple(re.findall(r"#\w+", hues)) == plot.COLORS
