@@ -8,6 +8,7 @@ import ctypes
 import gc
 import re
 import sys
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,8 +122,10 @@ def _asked(cuda: Any) -> str:
     """What CUDA itself says of its GPUs: nothing while all is well."""
     try:
         if not cuda.is_current_stream_capturing():  # which the next call would end
-            for ordinal in started():
-                cuda.current_stream(ordinal).query()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's, of the same error
+                for ordinal in started():
+                    cuda.current_stream(ordinal).query()
     except RuntimeError as error:
         return _said(error)
     return ""

@@ -172,7 +172,8 @@ def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Te
         else:
             masks = index.dtype in (torch.bool, torch.uint8)
             brought += [i.to(home) for i in (index.nonzero().unbind(1) if masks else [index])]
-    values = values if fills else values.to(home)
+    if not fills and not (self.is_cuda and values.device == HOST):  # which the operator sends
+        values = values.to(home)
     put = _put if self.is_cuda else aten._index_put_impl_
     done: Tensor = put(self, brought, values, *options)
     return done
