@@ -100,7 +100,8 @@ test-frameworks: .venv-frameworks/test  ## JAX and TensorFlow where there is no 
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/with_tensorflow
 
 test-cuda: $(CUDA_ENV)/libraries  ## torch's own CUDA code, on a CUDA runtime of ours whose memory is the host's
-	$(CUDA_PYTEST) -m "not slow" tests/stand_in/test_cuda_runtime.py tests/cuda
+	STANDIN_CUDA_MEMORY=1024 STANDIN_CUDA_CONTEXT=0 $(CUDA_PYTEST) tests/stand_in/test_cuda_runtime.py
+	$(CUDA_PYTEST) -m "not slow" tests/cuda
 
 # GPUs of 1 GiB without workspaces, as the tests' virtual ones; for `make hardware`'s suite as a real one's.
 test-cuda-rooms: $(CUDA_ENV)/libraries  ## the tests of the rooms that ask for two GPUs, and of hardware, on it
