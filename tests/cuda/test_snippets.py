@@ -21,7 +21,6 @@ from gpumagic.mismatch.explainer import explain
 TESTS = Path(__file__).parents[1]
 WITHOUT_CUDNN = "the stand-in refuses cuDNN's kernel, and torch's other code names another function"
 OTHER = {
-    "cross_device.txt: the input was not moved': (['RuntimeError: Expected all tensors to be on the same device, but got ...dd one\n  fix: snippet.py, line 3, write (moves 3.9 KiB; the other way, 234 KiB)\n      h = W @ v.to(W.device)']), ...}": WITHOUT_CUDNN,
     "cross_device.txt: convolution with weights on the CPU": WITHOUT_CUDNN,
     "cross_device.txt: batch norm that was added after the move": WITHOUT_CUDNN,
     "cross_device_blind.txt: Sobel filter in a helper": WITHOUT_CUDNN,
