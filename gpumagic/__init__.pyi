@@ -24,8 +24,8 @@ from .frameworks.watching import watch as watch
 from .frameworks.whereabouts import where as where
 from .memory.array_shortage import explain_out_of_memory as explain_out_of_memory
 from .memory.ask import memory as memory
+from .memory.free import Freed as Freed
 from .memory.free import free_memory as free_memory
-from .memory.freed import Freed as Freed
 from .memory.memory_report import MemoryReport as MemoryReport
 from .memory.out_of_memory import OutOfMemory as OutOfMemory
 from .memory.rescue import save_host as save_host

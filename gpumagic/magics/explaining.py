@@ -107,7 +107,7 @@ def _kept_until_now() -> list[BaseException]:
     """The errors that are kept now, which to show the next one lets go."""
     if sys.modules.keys().isdisjoint(_FRAMEWORKS):
         return []
-    from gpumagic.memory.kept_by_ipython import kept_errors
+    from gpumagic.memory.roots import kept_errors
 
     return kept_errors()
 

@@ -36,7 +36,7 @@ class MemoryHooks:
         self._threads.stamped = None
         if cuda := cuda_state.working():
             with faults.kept("asking torch to note when memory runs out"):
-                from gpumagic.memory.out_of_memory_message import note_shortages
+                from gpumagic.memory.allocator import note_shortages
 
                 note_shortages()
             if info.store_history:
@@ -68,7 +68,7 @@ class MemoryHooks:
 def _note_arrays(cell: str) -> None:
     if "jax" in sys.modules:
         with faults.kept("noting which cell made an array"):
-            from gpumagic.memory.made_arrays import note
+            from gpumagic.memory.ask import note
 
             note(cell)
 

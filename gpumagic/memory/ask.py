@@ -1,17 +1,28 @@
-"""Ask who holds the memory of each GPU now."""
+"""Ask who holds the memory of each GPU now.
 
+Note which cell made each of JAX's arrays: it lives when that has ended, and did not before.
+
+No other framework lists its arrays at little cost.
+
+Read each GPU's figures: what torch has of it, what else this process has, and who the rest.
+
+No figure starts CUDA or makes a context on a GPU that has none; what nobody can tell is None.
+"""
+
+import sys
+import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from operator import attrgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from gpumagic.device import cuda_state
+from gpumagic.device import Device, cuda_state
 from gpumagic.errors import GpuError
-from gpumagic.memory import made_arrays
-from gpumagic.memory.device_figures import figures, with_other_libraries
+from gpumagic.frameworks.known import imported, jax_here, started
+from gpumagic.gputable.gpu_columns import UNSEEN, Holder, holders
 from gpumagic.memory.find_holders import FoundStorage, find
 from gpumagic.memory.heap import no_collections
 from gpumagic.memory.memory_report import (
@@ -23,12 +34,150 @@ from gpumagic.memory.memory_report import (
     is_of_other_library,
 )
 from gpumagic.memory.ways import Way
+from gpumagic.telemetry import collect
+from gpumagic.telemetry.snapshot import GpuSample
 from gpumagic.usercode.files import user_namespace
 from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
     from gpumagic.memory.allocator import Allocator
     from gpumagic.memory.made_in import MadeIn
+
+
+_cells: dict[int, tuple["weakref.ref[Any]", str]] = {}
+Places = Mapping[tuple[str, int], str]
+
+
+def note(cell: str) -> None:
+    """Have the arrays that are new be made by a cell, ``"In [3]"``; or by none that is known."""
+    for key in [key for key, (array, _) in _cells.items() if array() is None]:
+        del _cells[key]
+    for array in jax_here().live():
+        if id(array) not in _cells:
+            _cells[id(array)] = weakref.ref(array), cell
+
+
+def forget() -> None:
+    """Know of none any more."""
+    _cells.clear()
+
+
+def places() -> Places:
+    """The cells, by device and address of what they made and lives."""
+    found: dict[tuple[str, int], str] = {}
+    framework = jax_here() if "jax" in sys.modules and _cells else None
+    for known, cell in [*_cells.values()]:
+        if framework is not None and framework.is_array(array := known()):
+            for place in framework.places(array):  # a part of an array, made later, is no other
+                found.setdefault((place.device, place.address), cell)
+    return found
+
+
+def most_of(storages: Iterable[FoundStorage], made: Places) -> Made | None:
+    """The cell that made most bytes of some storages; None where that is not known."""
+    by_cell: Counter[str] = Counter()
+    for each in storages:
+        by_cell[made.get((each.device, each.address), "")] += each.nbytes
+    cell = max(by_cell, key=lambda cell: by_cell[cell], default="")
+    return Made(cell) if cell else None
+
+
+def figures() -> list[DeviceMemory]:
+    """The GPUs that this process can use, with torch's part, without who holds what."""
+    torch = torch_here()
+    if torch is not None:
+        from gpumagic.placement.torch_devices import tell_cuda_order
+
+        tell_cuda_order()
+    snapshot = collect.snapshot()
+    gpus = {gpu.ordinal: gpu for gpu in snapshot.gpus if gpu.ordinal is not None and not gpu.lost}
+    held = holders(snapshot.gpus, snapshot.processes, each=False)
+    ordinals = {*range(torch.cuda.device_count() if torch else 0), *(gpus if imported() else ())}
+    found = [_figures(n, gpus.get(n), held) for n in sorted(ordinals)]
+    return found + (_apple(torch) if torch else [])
+
+
+def with_other_libraries(device: DeviceMemory, found: Iterable[FoundStorage]) -> DeviceMemory:
+    """A GPU's figures with what arrays of other libraries than torch have of it."""
+    kind, _, ordinal = device.device.partition(":")
+    here = [each for each in found if each.device == device.device and each.is_of_other_library]
+    nbytes = sum(each.nbytes for each in here)
+    if kind != "cuda" or not (nbytes or started()):
+        return device
+    gpu = Device("cuda", int(ordinal), virtual=device.virtual)
+    pools = tuple(pool for each in started() if (pool := each.pool(gpu)) is not None)
+    # What no allocator tells of was taken at least for what there is.
+    taken = max(nbytes, sum(pool.taken or 0 for pool in pools))
+    rest = device.other_in_process
+    return replace(
+        device,
+        allocated=None if device.allocated is None else device.allocated + nbytes,
+        reserved=None if device.reserved is None else device.reserved + taken,
+        other_in_process=None if rest is None else max(rest - taken, 0),
+        pools=pools,
+    )
+
+
+def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> DeviceMemory:
+    allocated, reserved, torn = _allocator(ordinal)
+    device = f"cuda:{ordinal}"
+    if gpu is None:  # nobody tells
+        return DeviceMemory(device, None, False, None, None, allocated, reserved, torn)
+    mine, others = None, []
+    for holder in held:
+        if gpu.uuid in holder.memory and holder.mine:
+            mine = holder.memory[gpu.uuid]
+        elif gpu.uuid in holder.memory:
+            others.append((holder.name, holder.memory[gpu.uuid]))
+    if mine is None and reserved:
+        # Our own pid is another one out there (a container): what is ours is unaccounted, too.
+        others = [(name, b - reserved if b and name == UNSEEN else b) for name, b in others]
+        others = [(name, b) for name, b in others if b is None or b > 0]
+    known = [b for _, b in others if b is not None]
+    return DeviceMemory(
+        device=device,
+        name=gpu.name,
+        virtual=gpu.virtual,
+        total=gpu.memory_total,
+        free=_free(gpu),
+        allocated=allocated,
+        reserved=reserved,
+        torn=torn,
+        other_in_process=None if mine is None or reserved is None else max(mine - reserved, 0),
+        others=sum(known) if known or not others else None,
+        others_by_name=tuple(others),
+        uuid=gpu.uuid,
+    )
+
+
+def _free(gpu: GpuSample) -> int | None:
+    if gpu.memory_total is None or gpu.memory_used is None:
+        return None
+    return max(gpu.memory_total - gpu.memory_used - (gpu.memory_reserved or 0), 0)
+
+
+def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
+    """Bytes allocated, reserved, and free in pieces between what is allocated."""
+    torch = torch_here()
+    if torch is None or not torch.cuda.is_initialized():
+        return 0, 0, 0
+    from gpumagic.memory.allocator import is_native
+
+    stats: dict[str, Any] = torch.cuda.memory_stats(ordinal)
+    # Another allocator does not tell, and says 0.
+    torn = stats.get("inactive_split_bytes.all.current") if is_native() else None
+    return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), torn
+
+
+def _apple(torch: Any) -> list[DeviceMemory]:
+    """Apple's GPU, whose memory is the host's."""
+    if not torch.backends.mps.is_available():
+        return []
+    mps = torch.mps
+    allocated, reserved = mps.current_allocated_memory(), mps.driver_allocated_memory()
+    most = mps.recommended_max_memory()
+    return [DeviceMemory("mps:0", "Apple GPU", False, most, None, allocated, reserved)]
+
 
 WORKSPACE, _REST = "cuBLAS workspace", "held by no Python object"
 """The rows of what is allocated and reached from nowhere: the other is DDP's buckets, C++'s."""
@@ -69,7 +218,7 @@ def _devices(names: tuple[str, ...], namespace: Mapping[str, Any]) -> tuple[Devi
     devices = [with_other_libraries(device, found) for device in figures()]
     if names:
         found = [_by(names, storage) for storage in found if storage.roots & set(names)]
-    cells, whole = made_arrays.places(), not names
+    cells, whole = places(), not names
     return tuple(
         with_holders(device, found, made_in, cells, allocator, whole=whole) for device in devices
     )
@@ -96,7 +245,7 @@ def with_holders(
     device: DeviceMemory,
     found: Iterable[FoundStorage],
     made_in: "MadeIn | None",
-    by_cells: made_arrays.Places,
+    by_cells: Places,
     allocator: "Allocator | None" = None,
     *,
     whole: bool = True,
@@ -117,7 +266,7 @@ def with_holders(
 def grouped(
     found: Iterable[FoundStorage],
     made_in: "MadeIn | None" = None,
-    by_cells: made_arrays.Places | None = None,
+    by_cells: Places | None = None,
 ) -> list[MemoryHolder]:
     """One row for each holder at the top, the largest first: a variable, an output, …"""
     alike: dict[tuple[Way, ...], list[FoundStorage]] = {}
@@ -130,7 +279,7 @@ def grouped(
     for (root, _), groups in of_roots.items():
         every = [*chain.from_iterable(groups)]
         if every[0].is_of_other_library:
-            made = made_arrays.most_of(every, by_cells or {})
+            made = most_of(every, by_cells or {})
         else:
             made = made_in.most_of(every) if made_in is not None else None
         rows.append(_row(root, groups, made))

@@ -2,6 +2,10 @@
 
 Each storage is found once, and counted as torch's allocator counts it. What is returned are names
 and numbers: it keeps nothing alive. No code of the user's runs, and nothing is imported.
+
+Find where arrays of other libraries lie: CuPy's, JAX's, MLX's, cuDF's, Numba's.
+
+They tell by the protocols that they exchange arrays by; nothing of theirs is imported here.
 """
 
 import gc
@@ -11,8 +15,9 @@ from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpumagic.frameworks.exchange import Place, library_of
-from gpumagic.memory import other_arrays
+from gpumagic import faults
+from gpumagic.frameworks.exchange import Place, library_of, place_of, wholes
+from gpumagic.frameworks.known import started
 from gpumagic.memory.heap import AT_ONCE, Root, Walk, no_collections
 from gpumagic.memory.memory_report import KEPT, kind_of_array
 from gpumagic.memory.paths import FoundPath, Paths
@@ -22,6 +27,37 @@ from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
     from gpumagic.memory.allocator import Allocator, Spot
+
+
+def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
+    """Arrays with their memory on GPUs; a view of another has the place of that.
+
+    Those of a framework that lists what lives are all there, met or not.
+    """
+    every = {id(array): array for array in arrays}
+    for framework in started():
+        with faults.kept(f"listing the arrays of {framework.name}"):
+            every |= {id(array): array for array in framework.live()}
+    found: list[tuple[Any, Place]] = []
+    for array in every.values():
+        with faults.kept("asking another library's array where it is"):
+            found += [(array, place) for place in _places(array)]
+    # What is the whole says by its name who holds it.
+    found.sort(key=lambda each: -each[1].nbytes)
+    whole = wholes(place for _, place in found)
+    return [(array, whole[place]) for array, place in found]
+
+
+def _places(array: Any) -> list[Place]:
+    for framework in started():
+        if framework.is_array(array):
+            every = framework.places(array)
+            break
+    else:
+        place = place_of(array)
+        every = [place] if place is not None else []
+    return [place for place in every if place.device != "cpu"]
+
 
 # Constants of what it has compiled are among them.
 _UNMET = "held by {} itself, or by no Python object"
@@ -142,7 +178,7 @@ class _Search:
         self._match()
         of_others: set[int] = set()
         unmet: dict[Place, FoundStorage] = {}
-        for array, place in other_arrays.places(self._walk.edges.arrays):
+        for array, place in array_places(self._walk.edges.arrays):
             ours = self._allocator and self._allocator.block(place)  # whose memory it shares
             number = self._walk.number(array)
             if number is not None:

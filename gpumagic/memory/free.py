@@ -3,23 +3,84 @@
 An exception keeps the frames that it passed, with all that they saw; IPython keeps what cells gave.
 Both are let go here. What a variable holds stays, unless it is named, and so does an exception that
 a variable holds.
+
+Record what was given back to the GPUs, by cause: plain data.
+
+Show what was given back: one line, that ends with what still holds the most.
 """
 
 import gc
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from gpumagic.device import cuda_state
+from gpumagic.display.table import Shown, block, tag
+from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError
-from gpumagic.memory import other_arrays
+from gpumagic.memory import find_holders
 from gpumagic.memory.ask import WORKSPACE, grouped
 from gpumagic.memory.find_holders import FoundStorage, find
-from gpumagic.memory.freed import Freed, Released
-from gpumagic.memory.kept_by_ipython import KeptErrors, KeptOutputs
-from gpumagic.memory.memory_report import EXCEPTION, KEPT
+from gpumagic.memory.memory_report import EXCEPTION, KEPT, MemoryHolder
+from gpumagic.memory.roots import KeptErrors, KeptOutputs
 from gpumagic.usercode.files import user_namespace
 from gpumagic.usercode.values import torch_here
+
+
+@dataclass(frozen=True)
+class Released:
+    """What one cause had held.
+
+    Attributes
+    ----------
+    cause : str
+        ``"the exception of In [7]"``, ``"Out[3], _"``, ``"gradients"``, ``"batch"``.
+    nbytes : dict of str to int
+        Bytes of torch's allocator that came back, by device.
+    held_by : tuple of str
+        Who else holds what it had held, where nothing came back.
+    """
+
+    cause: str
+    nbytes: dict[str, int]
+    held_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class Freed(Shown):
+    """What `%gpufree` gave back.
+
+    Attributes
+    ----------
+    released : tuple of Released
+        What was let go, in the order in which it was; some may have freed nothing.
+    kept : tuple of str
+        Outputs that are variables too, and so were left: to let them go would free nothing.
+    returned : dict of str to int
+        Bytes that torch's allocator gave back to the driver, by device.
+    allocated : dict of str to int
+        What tensors still hold, by device.
+    holders : tuple of MemoryHolder
+        Those that still hold the most.
+    debug_gone : bool
+        The frames of an exception were let go: ``%debug`` has nothing to look into any more.
+    skipped : tuple of str
+        Of several names those that could not be deleted, each with why.
+    """
+
+    released: tuple[Released, ...]
+    kept: tuple[str, ...]
+    returned: dict[str, int]
+    allocated: dict[str, int]
+    holders: tuple[MemoryHolder, ...]
+    debug_gone: bool
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that tensors hold no longer, on all GPUs together."""
+        return sum(sum(each.nbytes.values()) for each in self.released)
 
 
 def free_memory(*names: str, grads: bool = False) -> Freed:
@@ -108,7 +169,7 @@ def _is_needed(storage: FoundStorage, names: Collection[str]) -> bool:
 def allocated() -> dict[str, int]:
     """What tensors hold on each GPU, and arrays of frameworks that list theirs."""
     found = Counter(_by_device("memory_allocated"))
-    for place in {place for _, place in other_arrays.places([])}:
+    for place in {place for _, place in find_holders.array_places([])}:
         found[place.device] += place.nbytes
     return dict(found)
 
@@ -183,3 +244,63 @@ class _Meter:
         torch.cuda.empty_cache()
         now = _by_device("memory_reserved")
         return {device: count - now[device] for device, count in before.items()}
+
+
+_HOLDERS = 3
+
+
+def text(freed: Freed) -> str:
+    """`freed 3.2 GiB (…) · 512 MiB on cuda:0 still allocated, most by net (400 MiB)`."""
+    return " · ".join(_parts(freed))
+
+
+def html(freed: Freed) -> str:
+    """The same line as HTML."""
+    head, *rest = _parts(freed)
+    return block(tag("b", head) + "".join(tag("span", f" · {part}", "gm-dim") for part in rest))
+
+
+def _parts(freed: Freed) -> list[str]:
+    parts = [_head(freed), *freed.skipped]
+    if freed.kept:
+        are = "is a variable" if len(freed.kept) == 1 else "are variables"
+        parts.append(f"{some(freed.kept)} {are} too, and stayed")
+    if freed.debug_gone:
+        parts.append("%debug has nothing to look into any more")
+    if any(freed.returned.values()):
+        parts.append(f"{_sizes(freed.returned)} went back to the driver")
+    return [*parts, _held(freed)]
+
+
+def _head(freed: Freed) -> str:
+    gave = [each for each in freed.released if any(each.nbytes.values())]
+    nothing = [_nothing(each) for each in freed.released if each not in gave]
+    without = "".join(f"; {each}" for each in nothing)
+    if not gave:
+        return f"nothing was freed{without}" if nothing else "there was nothing to free"
+    causes = ", ".join(f"{each.cause}: {_sizes(each.nbytes)}" for each in gave)
+    return f"freed {size(freed.nbytes)} ({causes}{without})"
+
+
+def _nothing(released: Released) -> str:
+    """`x: nothing, for y holds it too`."""
+    hold = "hold" if len(released.held_by) > 1 else "holds"
+    still = f", for {some(released.held_by)} {hold} it too" if released.held_by else ""
+    return f"{released.cause}: nothing{still}"
+
+
+def _sizes(nbytes: dict[str, int]) -> str:
+    """`1.2 GiB on cuda:0 and 3 MiB on cuda:1`."""
+    return " and ".join(f"{size(count)} on {device}" for device, count in nbytes.items() if count)
+
+
+def _held(freed: Freed) -> str:
+    if not any(freed.allocated.values()):
+        return "no tensor is left on a GPU"
+    most = ", ".join(_holder(row) for row in freed.holders[:_HOLDERS])
+    return f"{_sizes(freed.allocated)} still allocated" + (f", most by {most}" if most else "")
+
+
+def _holder(row: MemoryHolder) -> str:
+    made = f" of {row.made}" if row.made else ""
+    return f"{row.path}{made} ({size(row.nbytes)})"

@@ -1,17 +1,26 @@
-"""Record who holds the memory of each GPU: plain data, no tensor and no frame."""
+"""Record who holds the memory of each GPU: plain data, no tensor and no frame.
+
+Show a report on memory: for each GPU its figures in a line, and who holds what, most first.
+
+What is small is folded into one row, behind which HTML has the others.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING
 
-from gpumagic.display.table import Shown
-from gpumagic.errors import library_needed
+from gpumagic.display import table
+from gpumagic.display.table import Column, Shown, bar, block, coded, folded, tag
+from gpumagic.display.units import NOT_KNOWN, size, some
+from gpumagic.errors import as_typed, library_needed
 from gpumagic.frameworks.exchange import Pool
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
 
 STATE, SAVED = "optimizer state", "saved for backward"
 OUTPUT, EXCEPTION, GARBAGE = "output", "exception", "garbage"
@@ -187,3 +196,189 @@ class MemoryReport(Shown):
             for holder in self.holders
         ]
         return pandas.DataFrame(rows)
+
+
+_ROWS = 12
+# So many are shown however small they are, and the others from this share on.
+_ALWAYS = 3
+_ALIASES = 15  # characters
+_LEAST = 0.005
+# More than a reader goes through; a notebook's file keeps them all.
+_UNFOLDED = 200
+# Of what %gpufree lets go, so much is worth a line.
+_WORTH = 2**20
+_COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
+MANY = {each: f"{each}s" for each in _COUNTED}
+
+
+def text(report: MemoryReport) -> str:
+    """A line for each GPU, and below it its holders."""
+    lines = [] if report.devices else [_nothing()]
+    for device in report.devices:
+        lines += table.wrapped(f"{label(device)}: {' · '.join(numbers(device))}")
+        lines += table.lines(holder_columns(device, folded_rows(device)), margin="  ")
+    return "\n".join([*lines, *_hints(report)])
+
+
+def html(report: MemoryReport) -> str:
+    """The same as tables, with a bar for each GPU."""
+    parts = [*map(_device_html, report.devices)] or [tag("div", _nothing(), "gm-note")]
+    parts += [f'<div class="gm-note">{coded(hint)}</div>' for hint in _hints(report)]
+    return block("".join(parts))
+
+
+def _nothing() -> str:
+    return f"No GPU in this process; {as_typed('%gpus --virtual 2')} makes virtual ones."
+
+
+def _hints(report: MemoryReport) -> list[str]:
+    """What gives the most back at once."""
+    back = sum(row.nbytes for row in report.holders if row.kind in KEPT)
+    words = f"→ `{as_typed('%gpufree')}` gives back {size(back)}: what outputs and errors hold"
+    return [words] if back >= _WORTH else []
+
+
+def label(device: DeviceMemory) -> str:
+    """``"cuda:0 (virtual)"``."""
+    return f"{device.device} (virtual)" if device.virtual else device.device
+
+
+def numbers(device: DeviceMemory) -> list[str]:
+    """``["3.2 GiB of 16.0 GiB allocated", "reserved 3.4 GiB", "torn up 102 MiB", …]``."""
+    of = "" if device.total is None else f" of {size(device.total)}"
+    found = [f"{size(device.allocated)}{of} allocated", f"reserved {size(device.reserved)}"]
+    if device.torn is None or device.torn:
+        found.append(f"torn up {size(device.torn)}")
+    # Where torch has taken nothing, nobody is asked what else there is of this process.
+    if device.other_in_process or (device.other_in_process is None and device.reserved):
+        found.append(f"driver and other libraries {size(device.other_in_process)}")
+    found += [_pool(pool) for pool in device.pools]
+    named = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in device.others_by_name)
+    found.append(f"others {size(device.others)}" + (f" ({named})" if named else ""))
+    return [*found, f"free {size(device.free)}"]
+
+
+def _pool(pool: Pool) -> str:
+    """``"JAX uses 3.2 GiB, peak 5.0 GiB, at most 60.1 GiB"``."""
+    parts = [f"{pool.framework} uses {size(pool.used)}"]
+    parts += [f"peak {size(pool.peak)}"] * (pool.peak is not None)
+    parts += [f"at most {size(pool.limit)}"] * (pool.limit is not None)
+    return ", ".join(parts)
+
+
+def folded_rows(device: DeviceMemory) -> int:
+    """How many of its holders are shown: the others are small, or many."""
+    least = _LEAST * (device.allocated or 0)
+    shown = sum(row.nbytes >= least or n < _ALWAYS for n, row in enumerate(device.holders[:_ROWS]))
+    # One that is left takes the row that would say so.
+    return shown + 1 if len(device.holders) == shown + 1 else shown
+
+
+def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> list[Column]:
+    """A row for each of the first holders, and in text one for all others."""
+    rows, rest = device.holders[:shown], device.holders[shown:]
+    left = sum(row.nbytes for row in rest)
+    more = [(f"{len(rest):,} more", left)] if rest and not html else []
+    memory = [row.nbytes for row in rows] + [nbytes for _, nbytes in more]
+    blank = [""] * len(more)
+    columns = [
+        Column(
+            "holder",
+            [row.path for row in rows] + [words for words, _ in more],
+            fit="cut",
+            css=["gm-dim" if row.kind == UNREACHED else "gm-code gm-name" for row in rows],
+            html=[tag("span", row.path, title=row.path) for row in rows],
+        ),
+        Column("kind", [kind(row) for row in rows] + blank, fit="cut"),
+        Column("memory", [size(nbytes) for nbytes in memory], number=True),
+        Column(
+            "share",
+            [share(nbytes, device.allocated) for nbytes in memory],
+            number=not html,
+            html=[_bar(nbytes, device) for nbytes in memory],
+        ),
+        Column("made in", [str(row.made or "") for row in rows] + blank, fit="cut"),
+        Column(
+            "also held by",
+            # The last column gives way first, so that all stand side by side.
+            [_others(row) for row in rows] + blank,
+            css="gm-code gm-name gm-dim",
+            html=[tag("span", some(row.aliases), title=", ".join(row.aliases)) for row in rows],
+        ),
+    ]
+    return [column for column in columns if any(column.cells)]
+
+
+def _others(row: MemoryHolder) -> str:
+    """``"optimizer +2"``."""
+    more = f" +{len(row.aliases) - 1}" if len(row.aliases) > 1 else ""
+    return "".join(table.short(name, _ALIASES - len(more)) + more for name in row.aliases[:1])
+
+
+def kind(row: MemoryHolder) -> str:
+    """``"tensor"``, ``"1,200 tensors"``, ``"parameters, gradients"``, ``"exception"``."""
+    if row.kind == UNREACHED:
+        return ""
+    names = [name for name, _ in row.kinds] or [row.kind]
+    if len(names) > 1:
+        return ", ".join(MANY.get(name, name) for name in names)
+    if row.count == 1 or names[0] in KEPT or names[0] not in MANY:
+        return names[0]
+    return f"{row.count:,} {MANY[names[0]]}"
+
+
+def share(nbytes: int, allocated: int | None) -> str:
+    """Of what is allocated: ``"38 %"``, ``"< 1 %"``."""
+    if not allocated:
+        return NOT_KNOWN
+    percent = 100 * nbytes / allocated
+    return f"{percent:.0f} %" if percent >= 0.5 else "< 1 %"
+
+
+def _bar(nbytes: int, device: DeviceMemory) -> str:
+    words = share(nbytes, device.allocated)
+    drawn = bar([("gm-mine", nbytes / (device.allocated or nbytes or 1))], words, short=True)
+    return drawn + tag("span", words)
+
+
+def _device_html(device: DeviceMemory) -> str:
+    parts = [f"<div>{tag('b', label(device))} {_memory_bar(device)}{_figures(device)}</div>"]
+    shown = folded_rows(device)
+    if columns := holder_columns(device, shown, html=True):
+        parts.append(table.html(columns, css="gm-titled"))
+    if rest := device.holders[shown:]:
+        summary = f"{len(rest):,} more, {size(sum(row.nbytes for row in rest))}"
+        below = replace(device, holders=rest[:_UNFOLDED])
+        parts.append(folded(summary, table.html(holder_columns(below, _UNFOLDED, html=True))))
+    return f'<div class="gm-section">{"".join(parts)}</div>'
+
+
+def _parts(device: DeviceMemory) -> dict[str, int]:
+    """The bytes of what a bar shows, by CSS class."""
+    return {
+        "gm-mine": device.allocated or 0,
+        "gm-cache": (device.reserved or 0) - (device.allocated or 0),
+        "gm-driver": device.other_in_process or 0,
+        "gm-others": device.others or 0,
+    }
+
+
+def _memory_bar(device: DeviceMemory) -> str:
+    parts = _parts(device)
+    if not device.total or not any(parts.values()):
+        return ""
+    drawn = [(css, count / device.total) for css, count in parts.items()]
+    return bar(drawn, ", ".join(numbers(device)))
+
+
+def _figures(device: DeviceMemory) -> str:
+    """The figures, each with the color that it has in the bar."""
+    words = numbers(device)
+    looks = {"reserved": "gm-cache", "driver": "gm-driver", "others": "gm-others"}
+    parts = _parts(device)
+    marked = []
+    for n, figure in enumerate(words):
+        css = "gm-mine" if n == 0 else looks.get(figure.partition(" ")[0], "")
+        mark = f'<i class="{css}"></i>' if parts.get(css) else ""
+        marked.append(f"<span>{mark}{escape(figure)}</span>")
+    return f'<span class="gm-legend">{" ".join(marked)}</span>'

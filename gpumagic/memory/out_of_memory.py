@@ -1,9 +1,15 @@
-"""Record an error for want of memory, explained: plain data, no tensor and no frame."""
+"""Record an error for want of memory, explained: plain data, no tensor and no frame.
+
+Show an error for want of memory: the figures, who holds the memory, why, and what would help.
+"""
 
 from dataclasses import dataclass
+from html import escape
 
-from gpumagic.display.table import Shown
-from gpumagic.memory.memory_report import DeviceMemory
+from gpumagic.display import table
+from gpumagic.display.table import Column, Shown, block, coded, tag
+from gpumagic.display.units import NOT_KNOWN, size
+from gpumagic.memory.memory_report import DeviceMemory, folded_rows, holder_columns, label
 
 
 @dataclass(frozen=True)
@@ -59,3 +65,84 @@ class OutOfMemory(Shown):
     reason: str
     remedies: tuple[Remedy, ...]
     traceback_holds: int
+
+
+_HOLDERS = 5
+# Of what is allocated: less in a traceback is not worth a line.
+_LEAST = 0.01
+
+
+def text(found: OutOfMemory) -> str:
+    """The expression, the GPU's figures, its largest holders, the reason and the remedies."""
+    lines = [f"{_head(found)}: {table.short(found.expression, table.WIDTH)}"]
+    lines += table.wrapped(_figures(found), "  ", "    ")
+    lines += table.lines(holder_columns(found.device, _rows(found)), "  ")
+    lines += table.wrapped(f"why: {_plain(found.reason)}", "  ", "       ")
+    if found.remedies:
+        lines += ["  what would help:", *table.lines(_columns(found.remedies), "    ")]
+    return "\n".join([*lines, *(f"  {_plain(line)}" for line in _notes(found))])
+
+
+def html(found: OutOfMemory) -> str:
+    """The same as HTML."""
+    code = tag("code", table.short(found.expression, table.WIDTH))
+    body = f"<div>{escape(_head(found))}: {code}</div>" + tag("div", _figures(found), "gm-dim")
+    if columns := holder_columns(found.device, _rows(found), html=True):
+        body += table.html(columns, css="gm-titled gm-section")
+    body += f"<div>{tag('span', 'why:', 'gm-dim')} {coded(found.reason)}</div>"
+    if found.remedies:
+        body += tag("div", "what would help:", "gm-dim") + table.html(_columns(found.remedies))
+    body += "".join(f"<div>{coded(line)}</div>" for line in _notes(found))
+    return block(body, "table", "explanation", css="gpumagic gm-why")
+
+
+def _head(found: OutOfMemory) -> str:
+    where = f"{found.label}, " if found.label else ""
+    return f"out of memory · {where}line {found.line}"
+
+
+def _figures(found: OutOfMemory) -> str:
+    device = found.device
+    parts = [
+        f"{label(device)}: {size(found.wanted)} wanted",
+        f"{size(device.free)} free of {size(device.total)}",
+        f"{size(device.allocated)} allocated",
+        f"{_unused(found)} reserved and unused",
+    ]
+    if device.torn:
+        parts.append(f"{size(device.torn)} of it torn up")
+    named = ", ".join(f"{name} {size(count)}" for name, count in device.others_by_name)
+    others = f"{size(device.others)} held by others" + (f" ({named})" if named else "")
+    return " · ".join([*parts, others] if device.others != 0 else parts)
+
+
+def _unused(found: OutOfMemory) -> str:
+    reserved, allocated = found.device.reserved, found.device.allocated
+    return NOT_KNOWN if reserved is None or allocated is None else size(reserved - allocated)
+
+
+def _rows(found: OutOfMemory) -> int:
+    return min(_HOLDERS, folded_rows(found.device))
+
+
+def _columns(remedies: tuple[Remedy, ...]) -> list[Column]:
+    return [
+        Column(
+            "", [_plain(r.do) for r in remedies], fit="wrap", html=[coded(r.do) for r in remedies]
+        ),
+        Column("", ["" if r.gives is None else size(r.gives) for r in remedies], number=True),
+        Column("", [_FITS[r.fits] for r in remedies]),
+    ]
+
+
+def _plain(text: str) -> str:
+    return text.replace("`", "")
+
+
+_FITS = {None: "", True: "then the cell fits", False: "not enough alone"}
+
+
+def _notes(found: OutOfMemory) -> list[str]:
+    if found.traceback_holds <= _LEAST * (found.device.allocated or 0):
+        return []
+    return [f"its traceback holds {size(found.traceback_holds)}: `%gpufree` gives them back"]

@@ -17,7 +17,7 @@ from gpumagic.device.cuda_state import Death
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, library_needed
 from gpumagic.frameworks.whereabouts import where
-from gpumagic.memory.kept_by_ipython import KeptOutputs
+from gpumagic.memory.roots import KeptOutputs
 from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.values import comes_from
 from gpumagic.usercode.variables import NOT_VARIABLES

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from gpumagic.frameworks.exchange import library_of
 from gpumagic.memory.autograd_graph import is_node
-from gpumagic.memory.edges import is_other_array
-from gpumagic.memory.heap import Walk
+from gpumagic.memory.heap import Walk, is_other_array
 from gpumagic.memory.memory_report import SAVED, STATE, kind_of_array
 from gpumagic.usercode.values import comes_from, is_tensor, own
 

@@ -43,17 +43,17 @@ def held_now() -> dict[str, Any]:
     told: dict[str, Any] = {"cell": shell.execution_count - 1, "seconds": 0.0, "gpus": {}}
     if "torch" not in sys.modules:
         return told
-    from gpumagic.memory import memory_view
+    from gpumagic.memory import memory_report
     from gpumagic.memory.ask import memory
 
     report = memory()
     told["seconds"] = report.seconds
     for device in report.devices:
-        shown = memory_view.folded_rows(device)
+        shown = memory_report.folded_rows(device)
         rows = [
             {
                 "name": row.path,
-                "kind": memory_view.kind(row),
+                "kind": memory_report.kind(row),
                 "nbytes": row.nbytes,
                 "made": str(row.made or ""),
                 "aliases": list(row.aliases[:8]),
