@@ -16,9 +16,8 @@ from gpumagic.frameworks.jax_advice import own
 from gpumagic.frameworks.jax_framework import Jax
 from gpumagic.frameworks.jax_names import changes, is_data
 from gpumagic.frameworks.known import jax_here
-from gpumagic.mismatch.explanation import Explanation, Fix, Operand
-from gpumagic.mismatch.fix.edit import Edit
-from gpumagic.mismatch.read.syntax import statement
+from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand
+from gpumagic.mismatch.syntax import statement
 from gpumagic.usercode.files import label
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 from gpumagic.usercode.values import MISSING

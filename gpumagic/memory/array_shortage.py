@@ -21,7 +21,7 @@ from gpumagic.frameworks.whereabouts import where
 from gpumagic.memory.ask import memory
 from gpumagic.memory.memory_report import EXCEPTION, GARBAGE, OUTPUT, DeviceMemory
 from gpumagic.memory.out_of_memory import OutOfMemory, Remedy
-from gpumagic.mismatch.read.rest_of_code import RestOfCode
+from gpumagic.mismatch.syntax import RestOfCode
 from gpumagic.usercode.files import label, user_namespace
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 from gpumagic.usercode.lines import source_of

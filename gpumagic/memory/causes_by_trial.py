@@ -21,8 +21,7 @@ from gpumagic.display.units import size
 from gpumagic.memory.causes import Cause
 from gpumagic.memory.out_of_memory import Remedy
 from gpumagic.memory.shortage import DryPeaks, Situation, largest_that_fits
-from gpumagic.mismatch.read.rest_of_code import RestOfCode
-from gpumagic.mismatch.read.syntax import in_own_scope, stored
+from gpumagic.mismatch.syntax import RestOfCode, in_own_scope, stored
 from gpumagic.moving.find_tensors import nbytes_held
 from gpumagic.usercode.values import MISSING
 from gpumagic.usercode.variables import names_read

@@ -19,7 +19,7 @@ from gpumagic.memory.causes import CERTAIN, LIKELY, Cause, full, graphs
 from gpumagic.memory.causes_by_trial import DOING, by_dry_run, tried
 from gpumagic.memory.out_of_memory import OutOfMemory, Remedy
 from gpumagic.memory.shortage import LIMIT_S, DryPeaks, Situation, largest_that_fits
-from gpumagic.mismatch.read.syntax import stored
+from gpumagic.mismatch.syntax import stored
 from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.frames import FailedFrame, failed_frames
 from gpumagic.usercode.lines import innermost_of

@@ -48,8 +48,7 @@ from gpumagic.memory.memory_report import (
     MemoryHolder,
 )
 from gpumagic.memory.roots import KeptOutputs, tracebacks
-from gpumagic.mismatch.read.rest_of_code import RestOfCode
-from gpumagic.mismatch.read.syntax import function_of, loops_around
+from gpumagic.mismatch.syntax import RestOfCode, function_of, loops_around
 from gpumagic.usercode.files import label, module_of
 from gpumagic.usercode.frames import FailedFrame, errors
 from gpumagic.usercode.program import awaits, compile_cell

@@ -2,4 +2,4 @@
 
 from gpumagic.display import table
 
-table.register("gpumagic.mismatch.explanation.Explanation", "gpumagic.mismatch.explanation_view")
+table.register("gpumagic.mismatch.explanation.Explanation", "gpumagic.mismatch.explanation")

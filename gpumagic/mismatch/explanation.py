@@ -1,8 +1,20 @@
-"""Record what is wrong between devices: plain data that holds no tensor and no frame."""
+"""Record what is wrong between devices: plain data that holds no tensor and no frame.
 
-from dataclasses import dataclass
+Show an explained error between devices: a few lines of text, or the same as a small table.
 
-from gpumagic.display.table import Shown
+Edit the statement that failed: lines before it, and expressions in it, as a fix.
+"""
+
+import ast
+from dataclasses import dataclass, field
+from html import escape
+from textwrap import dedent, indent
+
+from gpumagic.display import table
+from gpumagic.display.table import Shown, block, tag
+from gpumagic.display.units import size
+from gpumagic.usercode.files import label
+from gpumagic.usercode.frames import FailedFrame
 
 
 @dataclass(frozen=True)
@@ -55,3 +67,134 @@ class Explanation(Shown):
     operands: tuple[Operand, ...]
     fix: Fix | None
     reason: str | None  # why it is where it is, in one sentence, where the cause is a typical one
+
+
+def text(explanation: Explanation) -> str:
+    """The expression, a line for each operand, the reason and the fix."""
+    lines = [f"{_head(explanation)}: {table.short(explanation.expression, table.WIDTH)}"]
+    lines += table.lines(_columns(explanation.operands), "  ")
+    if explanation.reason:
+        lines += table.wrapped(f"why: {explanation.reason}", "  ", "       ")
+    if fix := explanation.fix:
+        lines += [f"  fix: {_where(fix)}{_cost(fix)}", indent(dedent(fix.code), "      ")]
+    return "\n".join(lines)
+
+
+def html(explanation: Explanation) -> str:
+    """The same as HTML."""
+    code = tag("code", table.short(explanation.expression, table.WIDTH))
+    body = f"<div>{escape(_head(explanation))}: {code}</div>"
+    if explanation.operands:
+        body += table.html(_columns(explanation.operands))
+    if explanation.reason:
+        body += f"<div>{tag('span', 'why:', 'gm-dim')} {escape(explanation.reason)}</div>"
+    if fix := explanation.fix:
+        cost = tag("span", _cost(fix), "gm-dim")
+        body += f"<div>{tag('span', 'fix:', 'gm-dim')} {escape(_where(fix))}{cost}</div>"
+        body += tag("pre", dedent(fix.code))
+    return block(body, "explanation", css="gpumagic gm-why")
+
+
+def _head(explanation: Explanation) -> str:
+    label = f"{explanation.label}, " if explanation.label else ""
+    return f"between devices · {label}line {explanation.line}"
+
+
+def _columns(operands: tuple[Operand, ...]) -> list[table.Column]:
+    odd = ["gm-bad" if operand.odd else "" for operand in operands]
+    code = [f"gm-code {css}".strip() for css in odd]
+    return [
+        table.Column("", [_name(o) for o in operands], fit="cut", css=code),
+        table.Column("", [", ".join(o.devices) for o in operands], css=code),
+        table.Column("", [size(o.nbytes) for o in operands], number=True, css=odd),
+        table.Column("", [o.about for o in operands], css=odd),
+        table.Column("", [_mark(o) for o in operands], css=odd),
+    ]
+
+
+def _name(operand: Operand) -> str:
+    return f"{operand.name} ({operand.also})" if operand.also else operand.name
+
+
+def _mark(operand: Operand) -> str:
+    return "← the odd one" if operand.odd else "← needed there next" if operand.along else ""
+
+
+def _where(fix: Fix) -> str:
+    label = f"{fix.label}, " if fix.label else ""
+    if fix.where == "before":
+        return f"{label}before line {fix.line}"
+    several = fix.end_line > fix.line
+    lines = f"lines {fix.line} to {fix.end_line}" if several else f"line {fix.line}"
+    return f"{label}{lines}, write"
+
+
+def _cost(fix: Fix) -> str:
+    if fix.nbytes is None:
+        return ""
+    moves = f"moves {size(fix.nbytes)}" if fix.nbytes else "moves nothing"
+    if fix.once and fix.nbytes:
+        moves += " once"
+    if fix.other_nbytes:
+        moves += f"; the other way, {size(fix.other_nbytes)}{' each time' * fix.once}"
+    return f" ({moves})"
+
+
+_ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Tuple, ast.Constant)
+_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Assert, ast.Delete)
+
+
+def bracketed(node: ast.AST, text: str) -> str:
+    """An expression, in brackets if something is to be put after it."""
+    return text if isinstance(node, _ATOMS) and not text.startswith(("-", "~")) else f"({text})"
+
+
+@dataclass
+class Edit:
+    """Changes around one statement."""
+
+    frame: FailedFrame
+    stmt: ast.stmt
+    before: list[str] = field(default_factory=list)
+    replaced: list[tuple[ast.AST, str]] = field(default_factory=list)
+
+    def fix(
+        self, nbytes: int | None, other_nbytes: int | None = None, *, once: bool = False
+    ) -> Fix:
+        """The changes as a fix."""
+        lines = self.frame.source.splitlines()
+        start, end = self.stmt.lineno, self.stmt.end_lineno or self.stmt.lineno
+        if not isinstance(self.stmt, _SIMPLE):
+            end = start
+        end = max([end, *(getattr(n, "end_lineno", end) for n, _ in self.replaced)])
+        indent = lines[start - 1][: len(lines[start - 1]) - len(lines[start - 1].lstrip())]
+        code = [f"{indent}{line}" for line in self.before]
+        if self.replaced:
+            code += _edited(lines[start - 1 : end], start, self.replaced)
+        return Fix(
+            "\n".join(code),
+            "replace" if self.replaced else "before",
+            start,
+            end if self.replaced else start,
+            self.frame.filename,
+            label(self.frame.filename),
+            nbytes,
+            other_nbytes,
+            once,
+        )
+
+
+def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:
+    """Lines with expressions replaced; `first` is the number of the first."""
+    text = "\n".join(lines).encode()  # columns count bytes of UTF-8
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line.encode()) + 1)
+    spans = []
+    for node, new in edits:
+        begin = starts[node.lineno - first] + node.col_offset  # type: ignore[attr-defined]
+        end = starts[node.end_lineno - first] + node.end_col_offset  # type: ignore[attr-defined]
+        spans.append((begin, end, new.encode()))
+    for begin, end, put in sorted(set(spans), reverse=True):
+        text = text[:begin] + put + text[end:]
+    return text.decode().split("\n")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpumagic.mismatch.read import messages
+from gpumagic.mismatch import operation
 
 TEXTS = {
     "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
@@ -74,10 +74,10 @@ OTHERS = [
 
 @pytest.mark.parametrize(("text", "kind"), TEXTS.items())
 def test_every_family_of_texts_is_known(text, kind):
-    assert messages.read(RuntimeError(text)).kind == kind
+    assert operation.read(RuntimeError(text)).kind == kind
 
 
 @pytest.mark.parametrize("text", OTHERS)
 def test_other_errors_are_not(text):
-    assert messages.read(RuntimeError(text)) is None
-    assert messages.read(KeyboardInterrupt(text)) is None
+    assert operation.read(RuntimeError(text)) is None
+    assert operation.read(KeyboardInterrupt(text)) is None

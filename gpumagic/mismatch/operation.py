@@ -1,16 +1,104 @@
-"""Read the operation that failed: its operands, and which of them is written to."""
+"""Read the operation that failed: its operands, and which of them is written to.
+
+Tell which errors are about devices, in the words of PyTorch 2.6 to 2.15.
+
+The text says which kind of error it is and often which devices it is about; who is to blame is
+never taken from it.
+
+Describe parts as the rows of an explanation: words and numbers, no tensors.
+"""
 
 import ast
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from torch import Tensor
 
-from gpumagic.mismatch.read.expressions import Reader, arguments
-from gpumagic.mismatch.read.messages import Message, agree
-from gpumagic.mismatch.read.operand import Part, flat, held_by
-from gpumagic.mismatch.read.syntax import parents
+from gpumagic.mismatch.explanation import Operand
+from gpumagic.mismatch.expressions import Reader, arguments
+from gpumagic.mismatch.operand import Part, describe, flat, held_by, tensors_of
+from gpumagic.mismatch.syntax import parents
+from gpumagic.usercode.files import label
 from gpumagic.usercode.frames import FailedFrame
+
+
+@dataclass(frozen=True)
+class Message:
+    """What the text of an error tells."""
+
+    # mixed, index, numpy, generator, load, host (an argument that must be on the CPU), steps (an
+    # optimizer's counters) or worker (of a loader, whose dataset is on a GPU)
+    kind: str
+    # "cuda:0", "cpu", or "cuda" where it has no number
+    devices: frozenset[str] = frozenset()
+    text: str = field(default="", repr=False)
+
+
+_DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b|\bcpu(?::0)\b")
+_TYPES = re.compile(r"(?:Input|input) type \((\S+?)\) and (?:weight|bias) type \((\S+?)\)")
+_KINDS = (
+    ("numpy", r"can't convert \S+ device type tensor to numpy"),
+    ("index", r"indices should be either on .{1,20} or on the same device as the indexed tensor"),
+    ("generator", r"Expected an? '\S+' (?:device type for generator|generator device) but found"),
+    ("load", r"Attempting to deserialize object on (?:a )?CUDA device"),
+    ("host", r"'lengths' argument should be a 1D CPU int64 tensor, but got 1D (?!cpu)"),
+    ("host", r"legacy constructor expects device type: cpu but device type: \w+ was passed"),
+    ("steps", r"state_steps should not be CUDA tensors"),
+    ("mixed", r"\bsame devices?\b|\bsame device type\b|\bsame GPU\b|\bsame type of device\b"),
+    ("mixed", r"\w+ must be a CUDA tensor"),  # torchvision's
+    ("mixed", r"found two different devices|\bon different devices\b|on a different device"),
+    ("mixed", r"must have its parameters and buffers on device"),
+    ("mixed", r"Expected object of (?:device type|backend) \w+ but got"),
+    (
+        "mixed",
+        r"to be on (?:GPU|CPU) \(while checking|but expected (?:it|them) to be on (?:GPU|CPU)",
+    ),
+    ("mixed", r"^invalid gradient at index \d+ - expected device \S+ but got"),
+    ("mixed", r"Tensor on device \S+ is not on the expected device"),
+)
+_WORKER = re.compile(
+    r"in DataLoader worker process.*(?:Cannot re-initialize CUDA in forked subprocess"
+    r"|CUDA error: initialization error|Storage device not recognized: cuda)",
+    re.DOTALL,
+)
+_COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
+
+
+def read(error: BaseException) -> Message | None:
+    """What `error` says, or None if it is not about devices."""
+    if not isinstance(error, (RuntimeError, TypeError, ValueError, AssertionError)):
+        return None
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  an exception class of the user's own
+        return None
+    if _WORKER.search(text):
+        return Message("worker")
+    # Another thread's or process's words: its frames are not this error's.
+    if len(text) > 20_000 or "Original Traceback" in text:
+        return None
+    if found := _TYPES.search(text):
+        kinds = {_device_of_type(name) for name in found.groups()}
+        return Message("mixed", frozenset(kinds)) if len(kinds) > 1 else None
+    for kind, pattern in _COMPILED:
+        if found := pattern.search(text):
+            # "either on cpu or …" speaks of no tensor.
+            told = text[found.end() :] if kind == "index" else text
+            return Message(kind, frozenset(_DEVICE.findall(told)), text)
+    return None
+
+
+def _device_of_type(name: str) -> str:
+    parts = name.split(".")
+    return parts[1] if len(parts) == 3 else "cpu"
+
+
+def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
+    """Whether every device that a message names is among those that were seen."""
+    return all(any(d == s or s.startswith(f"{d}:") for s in seen) for d in named)
+
 
 _WITH_METHODS = ("tensor", "made", "module", "optimizer")
 _WITH_DEVICE = ("tensor", "made", "module", "object")
@@ -172,3 +260,70 @@ def _leaves(done: Operation, message: Message) -> list[Part]:
     if len({d for part in meeting for d in part.devices}) > 1 or "found at" in message.text:
         return meeting
     return leaves
+
+
+_SHOWN = 3
+
+
+def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
+    """What an explanation begins with: the expression, its line and its file."""
+    line, filename = getattr(node, "lineno", frame.line), frame.filename
+    return frame.text(node), line, filename, label(filename)
+
+
+def listed(parts: list[tuple[Part, bool]]) -> list[tuple[Part, bool]]:
+    """Parts and whether each is odd; of a long list of tensors the first few, odd ones first."""
+    shown = []
+    for _, group in groupby(parts, key=lambda pair: id(pair[0].node)):
+        pairs = list(group)
+        if len(pairs) > 2 * _SHOWN:
+            pairs = [p for p in pairs if p[1]][:_SHOWN] + [p for p in pairs if not p[1]][:1]
+        shown += pairs
+    return shown
+
+
+def row(part: Part, odd: bool) -> Operand:
+    """A part as an operand of the explanation."""
+    return Operand(
+        part.text, part.devices, part.nbytes, part.dtype, part.shape, part.about, odd=odd
+    )
+
+
+def named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
+    """A result that has gone, by the names of the tensors that it was made from.
+
+    Where operators, indices and methods made it, those tensors stand for it; a call's result is
+    shown itself, and then what has a name in it.
+    """
+    if part.kind != "made":
+        return [(part, odd)]
+    found: dict[str, Part] = {}
+    plain = True
+    for node in ast.walk(part.node):
+        if isinstance(node, ast.Call) and not _is_method(node, reader):
+            plain = False
+        if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            inner = reader.part(node)
+            known = inner is not None and inner.kind in ("tensor", "module")
+            if inner is not None and known and inner.device == part.device and not inner.scalar:
+                found[inner.key] = inner
+    if plain and found:
+        return [(leaf, odd) for leaf in found.values()]
+    return [(part, odd), *((leaf, False) for leaf in found.values())]
+
+
+def _is_method(node: ast.Call, reader: Reader) -> bool:
+    """Whether it calls a tensor's method that leaves the tensor's data where it is."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr in ("to", "cuda", "cpu"):
+        return False
+    owner = reader.part(node.func.value)
+    return owner is not None and owner.kind in ("tensor", "made")
+
+
+def inside(part: Part, target: str) -> list[Operand]:
+    """The first tensors of a module on several devices that are not where the others are."""
+    if part.kind != "module" or part.value is None or len(part.devices) < 2:
+        return []
+    tensors = tensors_of(part.value)
+    parts = [describe(tensor, part.node, f"{part.text}.{path}") for path, tensor in tensors]
+    return [row(p, True) for p in parts if p is not None and p.device != target][:_SHOWN]

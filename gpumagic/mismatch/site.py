@@ -4,11 +4,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gpumagic.mismatch.read.expressions import Reader
-from gpumagic.mismatch.read.named_devices import device_of, full
-from gpumagic.mismatch.read.operand import Part, flat
-from gpumagic.mismatch.read.operation import operation
-from gpumagic.mismatch.read.syntax import function_of, in_own_scope, root
+from gpumagic.mismatch.expressions import Reader
+from gpumagic.mismatch.operand import Part, device_of, flat, full
+from gpumagic.mismatch.operation import operation
+from gpumagic.mismatch.syntax import function_of, in_own_scope, root
 from gpumagic.usercode.frames import FailedFrame
 
 _DEVICE_NAMES = (

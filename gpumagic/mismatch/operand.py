@@ -1,4 +1,7 @@
-"""Describe a value as an operand of an expression: where it is, how large, what it holds."""
+"""Describe a value as an operand of an expression: where it is, how large, what it holds.
+
+Read the device that a variable names, and write a device in full.
+"""
 
 import ast
 from collections import deque
@@ -11,8 +14,27 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from gpumagic.mismatch.read.named_devices import full
 from gpumagic.usercode.values import contents, own
+
+
+def device_of(value: Any) -> torch.device | None:
+    """A device that a variable holds, as a `torch.device` or in words."""
+    if type(value) is torch.device:
+        return value
+    if type(value) in (str, int):
+        try:
+            return torch.device(value)
+        except (RuntimeError, TypeError):
+            return None
+    return None
+
+
+def full(device: torch.device) -> str:
+    """``"cuda:0"``: with the number of the current device where there is none."""
+    if str(device) == "cuda":
+        return f"cuda:{torch.cuda.current_device()}"
+    return device.type if device.type == "cpu" else str(device)
+
 
 _DEEP, _MOST = 5, 500  # an object's store, its layers, a layer, its tensors; of so many things
 _CLOSED = (type, ModuleType, FunctionType, nn.Module, str, bytes, int, float)

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpumagic.mismatch.read.named_devices import device_of, full
-from gpumagic.mismatch.read.operand import Part, canonical, describe, flat, held_by
+from gpumagic.mismatch.operand import Part, canonical, describe, device_of, flat, full, held_by
 from gpumagic.usercode.frames import FailedFrame
 from gpumagic.usercode.values import MISSING, of_function
 

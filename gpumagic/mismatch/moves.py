@@ -7,15 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gpumagic.mismatch.explanation import Fix
-from gpumagic.mismatch.fix.choose import Choice, told
-from gpumagic.mismatch.fix.edit import Edit, bracketed
-from gpumagic.mismatch.fix.later_uses import wants_one_device
-from gpumagic.mismatch.fix.site import Site, can_precede, moving, written_device
-from gpumagic.mismatch.read.expressions import Reader
-from gpumagic.mismatch.read.named_devices import full
-from gpumagic.mismatch.read.operand import Part, bytes_of, tensors_of
-from gpumagic.mismatch.read.syntax import (
+from gpumagic.mismatch.choose import Choice, told, wants_one_device
+from gpumagic.mismatch.explanation import Edit, Fix, bracketed
+from gpumagic.mismatch.expressions import Reader
+from gpumagic.mismatch.operand import Part, bytes_of, full, tensors_of
+from gpumagic.mismatch.site import Site, can_precede, moving, written_device
+from gpumagic.mismatch.syntax import (
     function_of,
     in_own_scope,
     loops_around,
