@@ -1,10 +1,15 @@
-"""Read what a `%%ongpu` or `%ongpu` line asks for: where to run, and what to do beside that."""
+"""Read what a `%%ongpu` or `%ongpu` line asks for: where to run, and what to do beside that.
+
+Give a `%%ongpu` cell with `--memory` its recorder.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 from IPython.core.error import UsageError
 
+from gpumagic.device import Device
 from gpumagic.errors import meant
 from gpumagic.magics.arguments import in_one_line, parse
 
@@ -142,3 +147,11 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Request:
     if asked.back and not asked.move:
         raise UsageError(f"{magic}: --no-move brings nothing that --back could bring home")
     return asked
+
+
+def peak_recorder(asked: Request, device: Device, namespace: dict[str, Any]) -> Any:
+    """What records the peak of memory on a device; raises GpuError where there is none."""
+    from gpumagic.memory.peak_recorder import PeakRecorder
+    from gpumagic.placement.torch_devices import as_torch
+
+    return PeakRecorder(as_torch(device), namespace, asked.save)
