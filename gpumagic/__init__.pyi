@@ -11,8 +11,8 @@ from .errors import CrossDeviceWarning as CrossDeviceWarning
 from .errors import GpuError as GpuError
 from .fitting.fit import fit as fit
 from .fitting.fit_result import Fit as Fit
+from .frameworks.bring_arrays import move as move
 from .frameworks.explain_error import explain as explain
-from .frameworks.move_arrays import move as move
 from .frameworks.on import on as on
 from .frameworks.own_devices import cpu as cpu
 from .frameworks.own_devices import devices as devices
@@ -20,8 +20,8 @@ from .frameworks.own_devices import gpu as gpu
 from .frameworks.own_devices import num_gpus as num_gpus
 from .frameworks.own_devices import try_all_gpus as try_all_gpus
 from .frameworks.own_devices import try_gpu as try_gpu
+from .frameworks.own_devices import where as where
 from .frameworks.watching import watch as watch
-from .frameworks.whereabouts import where as where
 from .memory.array_shortage import explain_out_of_memory as explain_out_of_memory
 from .memory.ask import memory as memory
 from .memory.free import Freed as Freed

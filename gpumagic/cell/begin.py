@@ -10,8 +10,7 @@ from gpumagic.cell.runs import OneRun, Runs
 from gpumagic.device import Device, cuda_state
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.frameworks.bring_arrays import left_alone
-from gpumagic.frameworks.known import imported
-from gpumagic.frameworks.needed import Needed
+from gpumagic.frameworks.known import Needed, imported
 from gpumagic.moving.moved import Left, Moves, all_of
 from gpumagic.usercode.values import defined_in, is_tensor, torch_here
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from gpumagic.copies import memo
 from gpumagic.device import CPU
-from gpumagic.frameworks.beside import Beside
 from gpumagic.frameworks.bring_arrays import bring_all
 from gpumagic.frameworks.framework import Framework
+from gpumagic.frameworks.on import Beside
 
 ALIGNMENT = 64
 """Of memory, in bytes, as torch has it: offsets are whole in every element size."""

@@ -29,7 +29,7 @@ from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance, re
 from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line, in_words
-from gpumagic.frameworks.beside import Beside
+from gpumagic.frameworks.on import Beside
 from gpumagic.usercode.values import comes_from, is_tensor, torch_here
 from gpumagic.usercode.variables import variables_read
 

@@ -26,7 +26,7 @@ from gpumagic.copies.arrays import (
     stretch_of,
 )
 from gpumagic.errors import GpuError
-from gpumagic.frameworks.beside import Beside
+from gpumagic.frameworks.on import Beside
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import move_all
 from gpumagic.moving.plan import bytes_of

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from gpumagic.copies.namespace import CopiedVariables
-from gpumagic.frameworks.beside import Beside
+from gpumagic.frameworks.on import Beside
 from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.values import torch_here
 

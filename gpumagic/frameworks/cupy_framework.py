@@ -1,15 +1,33 @@
-"""Serve CuPy: its device, its arrays, its memory pool. It has real GPUs alone."""
+"""Serve CuPy: its device, its arrays, its memory pool. It has real GPUs alone.
 
-from contextlib import AbstractContextManager
+Count CuPy's copies between the host and GPUs, and between GPUs, by the user's line.
+
+CuPy copies no operand in silence. Arrays come to a GPU by `cupy._core.array`, which `cupy.array`,
+`cupy.asarray` and the like call, and to the host by `cupy.ndarray.get`, by which `cupy.asnumpy`,
+`x.item()`, `float(x)` and `print` read too: a method of C's that asks whether its class has
+another. What `x.set(y)` and `x[:] = y` bring is not seen.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from types import FrameType
 from typing import Any
 
 import cupy
 
+from gpumagic import faults
 from gpumagic.device import Device, here
-from gpumagic.errors import GpuError
-from gpumagic.frameworks.exchange import Place, Pool, place_of
-from gpumagic.frameworks.framework import Framework
-from gpumagic.ledger.counts import Tally
+from gpumagic.errors import CrossDeviceWarning, GpuError
+from gpumagic.frameworks.framework import Framework, Place, Pool, place_of
+from gpumagic.frameworks.watching import Inside, called_from, refusal
+from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one
+from gpumagic.ledger.counts import Count, Tally
+from gpumagic.ledger.entry import Entry
+from gpumagic.ledger.via import DISPLAY, PRINT
+from gpumagic.usercode.lines import called, in_cell
 
 
 class CuPy(Framework):
@@ -102,6 +120,120 @@ class CuPy(Framework):
 
     def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
         """While this holds, count its copies and its reads, by the user's line."""
-        from gpumagic.frameworks.cupy_copies import CuPyCopies
 
         return CuPyCopies(tally, strict)
+
+
+_inside = Inside(cupy, "cupy_")
+# What is called to read an array, and names the host.
+_READING = {"get", "asnumpy"}
+_OFTEN = 16
+
+
+class CuPyCopies:
+    """Counts from `__enter__` to `__exit__`, on the thread that entered."""
+
+    def __init__(self, tally: Tally, strict: bool) -> None:
+        self._tally = tally
+        self._strict = strict
+        self._thread = 0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "CuPyCopies":
+        self._thread = threading.get_ident()
+        with ExitStack() as stack:
+            try:
+                self._stand(stack, cupy.ndarray, "get", self._read)
+                self._stand(stack, cupy._core, "array", self._made)
+            except (AttributeError, TypeError) as error:
+                raise GpuError(
+                    f"copies are not counted with CuPy {cupy.__version__}: {error}"
+                ) from error
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def _stand(self, stack: ExitStack, owner: Any, name: str, run: Callable[..., Any]) -> None:
+        own, real = vars(owner).get(name), getattr(owner, name)
+
+        def door(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            if threading.get_ident() != self._thread:
+                return real(*args, **kwargs)
+            return run(real, *args, **kwargs)
+
+        setattr(owner, name, door)
+
+        @stack.callback
+        def put_back() -> None:
+            if vars(owner).get(name) is door and own is None:
+                delattr(owner, name)  # it is its base class's
+            elif vars(owner).get(name) is door:
+                setattr(owner, name, own)
+
+    def _read(self, real: Callable[..., Any], array: Any, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        count = None
+        with faults.kept("counting a read of CuPy's"):
+            count = self._count(sys._getframe(2), f"cuda:{array.device.id}", "cpu", array.size)
+        if count is not None and self._strict and count.implicit and count.how != DISPLAY:
+            raise CrossDeviceWarning(refusal(count, "name it first: cupy.asnumpy(x)"))
+        start = time.perf_counter()
+        read = real(array, *args, **kwargs)
+        _add(count, array.nbytes, time.perf_counter() - start)
+        return read
+
+    def _made(self, real: Callable[..., Any], given: Any, *args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        made = real(given, *args, **kwargs)
+        with faults.kept("counting a copy of CuPy's"):
+            source = "cpu" if hasattr(given, "__array_interface__") else None
+            source = f"cuda:{given.device.id}" if isinstance(given, cupy.ndarray) else source
+            there = f"cuda:{made.device.id}"
+            if source not in (None, there):
+                count = self._count(sys._getframe(2), str(source), there)
+                _add(count, made.nbytes, time.perf_counter() - start)
+        return made
+
+    def _count(self, frame: FrameType, source: str, there: str, items: int = 0) -> Count | None:
+        call = called_from(frame, _inside, ())
+        if call is None:
+            return None
+        asked = "" if call.user is None else called(*in_cell(call.user))
+        if asked == "print":  # of C, which has no frame
+            call = call._replace(how=PRINT)
+        explicit = there != "cpu" or asked in _READING
+        copy = explicit or items != 1
+        operator = "asarray" if there != "cpu" else "get" if copy else "item"
+        key = (copy, operator, source, there, call.how, *call.at())
+        new = call.counting(copy, operator, (source, there), not explicit, framework="CuPy")
+        return self._tally.counts.get(key) or self._tally.add(key, new)
+
+
+def _add(count: Count | None, nbytes: int, seconds: float) -> None:
+    if count is not None:
+        count.count += 1
+        count.nbytes += nbytes
+        count.seconds += seconds
+        count.calls += 1
+        count.blocking += count.destination == "cpu"
+
+
+def _advise(entry: Entry) -> Advice | None:
+    """Advice for one entry; None where it is as it should be."""
+    if entry.via == "display" or entry.calls <= entry.sites or entry.calls < _OFTEN:
+        return None
+    if entry.via == "print":
+        text = "print after the loop; x.shape and x.device print without waiting"
+    elif entry.destination == "cpu":
+        text = (
+            "keep the results on the device and read them once: cupy.asnumpy(cupy.stack(results))"
+        )
+    else:
+        text = "where it is the same each time, bring it there once, before the loop"
+    return all_but_one(entry, text)
+
+
+ADVISERS["CuPy"] = _advise

@@ -1,16 +1,136 @@
 """Define what is asked of a framework of arrays beside torch: its devices, its arrays, its copies.
 
 Each class imports its library when it is made, and that is when a cell needs it.
+
+Read where an array of any library lies, by the protocols that arrays are exchanged by.
+
+It goes by the class of a value, so that an object that has whatever it is asked for is no array.
+Nothing is imported.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from gpumagic.device import Device
 from gpumagic.errors import as_typed
-from gpumagic.frameworks.exchange import Place, Pool
 from gpumagic.ledger.counts import Tally
+
+# The numbers of DLPack's header, dlpack.h. Memory of the host that a GPU can read is the CPU's;
+# what torch calls "cuda" is called so: CUDA, its managed memory, ROCm.
+_KINDS = {
+    **dict.fromkeys((1, 3, 11), "cpu"),
+    **dict.fromkeys((2, 10, 13), "cuda"),
+    8: "mps",
+    14: "xpu",
+}
+# Tables, of which not every column has a protocol.
+_TABLES = {"cudf": "cuda", "pandas": "cpu", "polars": "cpu", "pyarrow": "cpu"}
+_NAMES = {
+    "cudf": "cuDF",
+    "cupy": "CuPy",
+    "jax": "JAX",
+    "jaxlib": "JAX",
+    "mlx": "MLX",
+    "numba": "Numba",
+    "numpy": "NumPy",
+    "tensorflow": "TensorFlow",
+}
+
+
+class Place(NamedTuple):
+    """A piece of a device's memory."""
+
+    device: str
+    address: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What a framework's allocator has of one GPU; bytes, None where it does not tell."""
+
+    framework: str
+    """As its people write it: ``"JAX"``."""
+    used: int | None
+    """Given out now: to arrays, and to what computes."""
+    peak: int | None
+    taken: int | None
+    """From the driver, given out or not."""
+    limit: int | None
+    """It takes no more than so much."""
+
+
+def device_of(value: Any) -> str | None:
+    """``"cuda:1"``, ``"cuda"`` where only the driver knows which, ``"cpu"``; None of no array."""
+    kind = type(value)
+    if hasattr(kind, "__dlpack_device__"):
+        try:
+            number, ordinal = map(int, value.__dlpack_device__())
+        except Exception:  # noqa: BLE001  a library's own: an array that was deleted or donated
+            return None
+        name = _KINDS.get(number, f"DLPack's device type {number}")
+        return name if name in ("cpu", "mps") else f"{name}:{ordinal}"
+    if hasattr(kind, "__cuda_array_interface__"):
+        return _by_itself(getattr(value, "device", None))
+    if hasattr(kind, "__array_interface__"):
+        return "cpu"
+    return _TABLES.get(_root(kind))
+
+
+def _by_itself(device: Any) -> str:
+    """What an array's own `device` says, which is a number, has one, or spells it."""
+    ordinal = getattr(device, "id", device)
+    if isinstance(ordinal, int):
+        return f"cuda:{ordinal}"
+    return str(device) if str(device).startswith("cuda") else "cuda"
+
+
+def address_of(value: Any) -> int:
+    """Where its data begin; where it does not tell, a number that no other array has."""
+    if hasattr(type(value), "__cuda_array_interface__"):
+        return int(value.__cuda_array_interface__["data"][0])
+    return id(value)
+
+
+def nbytes_of(value: Any) -> int:
+    """The bytes of its data; 0 where it does not tell."""
+    nbytes = getattr(value, "nbytes", 0)
+    return nbytes if isinstance(nbytes, int) else 0
+
+
+def place_of(value: Any) -> Place | None:
+    """The memory of an array that tells by a protocol; None where it tells no device or size."""
+    device = device_of(value)
+    if device is None or not (nbytes := nbytes_of(value)):
+        return None
+    # Where only the driver knows which GPU it is, it is most often the first one.
+    return Place("cuda:0" if device == "cuda" else device, address_of(value), nbytes)
+
+
+def wholes(places: Iterable[Place]) -> dict[Place, Place]:
+    """By place the one that it is within: a view of another has the place of that."""
+    found: dict[Place, Place] = {}
+    whole: Place | None = None
+    for place in sorted({*places}, key=lambda each: (each.device, each.address, -each.nbytes)):
+        inside = whole is not None and (
+            place.device == whole.device
+            and place.address + place.nbytes <= whole.address + whole.nbytes
+        )
+        whole = whole if inside and whole is not None else place
+        found[place] = whole
+    return found
+
+
+def library_of(value: Any) -> str:
+    """The library of its class, as its people write it: ``"CuPy"``."""
+    root = _root(type(value))
+    return _NAMES.get(root, root)
+
+
+def _root(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0]
 
 
 class Framework(Protocol):

@@ -5,6 +5,10 @@ JAX's unless it is committed to its device. A number that goes along is none of 
 what a program closes over, which is written into it when it is compiled; what a program over
 several devices exchanges, or hands to a callback, while it runs is not seen. On virtual GPUs an
 array counts as read once, as a GPU's is, whose copy JAX keeps.
+
+Advise, in JAX's words, what to do about a copy or a wait that is made again and again.
+
+Name the variables whose arrays are copied: those that are the array, or else hold it.
 """
 
 import sys
@@ -12,22 +16,119 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
+from numbers import Number
 from types import FrameType
 from typing import Any
 
 import jax
+import numpy
 
 from gpumagic.errors import CrossDeviceWarning
-from gpumagic.frameworks import jax_advice, jax_doors
+from gpumagic.frameworks import jax_doors
 from gpumagic.frameworks.jax_devices import JaxDevices
 from gpumagic.frameworks.jax_doors import Move
-from gpumagic.frameworks.jax_names import name_of
-from gpumagic.frameworks.user_calls import Call, Inside, called_from, refusal
-from gpumagic.ledger.advice import ADVISERS
+from gpumagic.frameworks.watching import Call, Inside, called_from, refusal
+from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one
 from gpumagic.ledger.counts import Count, Tally
+from gpumagic.ledger.entry import Entry
+from gpumagic.ledger.kept_values import keep
 from gpumagic.ledger.via import DISPLAY, LIBRARY, USER, kinds
 from gpumagic.usercode.files import module_of
-from gpumagic.usercode.lines import called, in_cell
+from gpumagic.usercode.lines import called, in_cell, name_in
+
+_SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
+
+_OFTEN = 16
+
+
+def advise(entry: Entry) -> Advice | None:
+    """Advice for one entry; None where it is as it should be."""
+    if entry.via == "display" or entry.within or entry.calls <= entry.sites:
+        return None
+    if not entry.implicit and entry.calls < _OFTEN and not entry.repeats:
+        return None  # one call may copy many arrays
+    if entry.via == "print":
+        text = "print after the loop; x.shape and x.sharding print without waiting"
+    elif entry.operator == "block_until_ready":
+        text = "wait once, after the loop: jax.block_until_ready(results)"
+    elif entry.operator == "operand":
+        return _of_operand(entry)
+    elif entry.kind == "wait" or entry.destination == "cpu":
+        text = keep(entry.code, entry.where.source if entry.where else "", "JAX")
+    elif entry.repeats:
+        return _the_same(entry)
+    elif entry.nbytes < entry.count * _SMALL:
+        text = "many small copies: put them into one array and copy that"
+    else:
+        return None
+    return all_but_one(entry, text)
+
+
+def _of_operand(entry: Entry) -> Advice:
+    if entry.repeats:
+        return _the_same(entry)
+    is_, it = ("are", "them") if len(entry.names) > 1 else ("is", "it")
+    place = f"on {entry.source}" if entry.source != "cpu" else "NumPy's, or on the CPU"
+    text = f"{' and '.join(entry.names) or 'an operand'} {is_} {place}: put {it} there, and what is"
+    text += f" the same each time once: {put_call(entry.destination, entry.names)}"
+    return Advice(text, 0, 1.0, "at most: all of it, if the same array comes each time")
+
+
+def _the_same(entry: Entry) -> Advice:
+    text = f"the same array each time; once, before the loop: {put_call(entry.destination, entry.names)}"
+    share = entry.repeats / entry.count
+    return Advice(text, entry.repeats, share, "the time of all but the first")
+
+
+def put_call(destination: str, names: Sequence[str] = ()) -> str:
+    """How what has these names is brought to a device, as its user would write it."""
+    every = ", ".join(names)
+    what = f"({every})" if len(names) > 1 else every or "…"
+    return f"{every and f'{every} = '}jax.device_put({what}, {own(destination)})"
+
+
+def own(device: str) -> str:
+    """A device as its user would write it: ``jax.devices("gpu")[1]``."""
+    kind, _, number = device.partition(":")
+    return f'jax.devices("gpu")[{number}]' if kind == "cuda" else 'jax.devices("cpu")[0]'
+
+
+_MOST = 4096  # leaves of a variable that are looked at
+
+
+def name_of(array: Any, user: FrameType) -> str:
+    """The variable in the expression of a user's frame that is an array or holds it, or nothing."""
+    return name_in(user, partial(_is, array)) or name_in(user, partial(_holds, array))
+
+
+def _is(array: Any, value: Any) -> bool:
+    """Whether a variable's value is an array; NumPy's come here as other objects of their bytes."""
+    if value is array or not (hasattr(value, "__array_interface__") and hasattr(array, "ctypes")):
+        return array is not None and value is array
+    ours, theirs = array.__array_interface__, value.__array_interface__
+    return bool(ours["data"] == theirs["data"] and ours["shape"] == theirs["shape"])
+
+
+def _holds(array: Any, value: Any) -> bool:
+    """Whether a variable is a pytree with an array in it, which a copy may stand for."""
+    try:
+        leaves = [] if changes(value) else jax.tree.leaves(value)
+    except Exception:  # noqa: BLE001  of a class of the user's
+        return False
+    return any(_is(array, leaf) for leaf in leaves[:_MOST]) and all(map(is_data, leaves))
+
+
+def is_data(leaf: Any) -> bool:
+    """Whether `device_put` takes a leaf of a pytree: a module of Equinox's may hold functions."""
+    return isinstance(leaf, (jax.Array, numpy.ndarray, Number))
+
+
+def changes(value: object) -> bool:
+    """Whether it is an object of Flax NNX, which changes in place."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(value, (nnx.Variable, nnx.Pytree))
+
 
 _inside = Inside(jax, "jax_")
 # Frames of JAX's that stand around its functions.
@@ -41,7 +142,7 @@ _READING = {"array", "asarray", "ascontiguousarray", "copyto", "save", "savez", 
 
 _NAMED = 8  # calls of an instruction whose arrays' names are looked for
 
-ADVISERS["JAX"] = jax_advice.advise
+ADVISERS["JAX"] = advise
 
 
 class JaxCopies:
@@ -223,5 +324,5 @@ def _adding(found: Sequence[tuple[Count, Move]]) -> Callable[[float], None]:
 def _refusal(count: Count) -> str:
     if count.destination == "cpu":
         return refusal(count, "name it first: jax.device_get(x)")
-    put = jax_advice.put(count.destination, count.names)
+    put = put_call(count.destination, count.names)
     return refusal(count, f"bring it there first: {put}")

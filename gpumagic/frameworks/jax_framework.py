@@ -1,20 +1,146 @@
-"""Serve JAX: its devices, its arrays and pytrees, and Flax NNX's objects, which change in place."""
+"""Serve JAX: its devices, its arrays and pytrees, and Flax NNX's objects, which change in place.
+
+Wait for what JAX's devices were given, and know how long JAX has compiled.
+
+JAX gives its devices work and goes on. A device does what one thread gives it in turn, so a small
+computation is done when all before it are, also those whose results nobody holds.
+
+Find the memory of JAX's arrays, and what JAX has taken of each GPU. Nothing here starts JAX.
+"""
 
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
 import jax
+import numpy
+from jax._src import xla_bridge
 from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
-from gpumagic.frameworks import jax_devices, jax_memory
-from gpumagic.frameworks.exchange import Place, Pool
-from gpumagic.frameworks.jax_clock import CompileClock, JaxBarrier
+from gpumagic.frameworks import jax_devices
+from gpumagic.frameworks.framework import Place, Pool, wholes
+from gpumagic.frameworks.jax_devices import JaxDevices, started
 from gpumagic.ledger.counts import Tally
+
+# Making a jaxpr, lowering it, and compiling; the first may come within one another.
+_COMPILING = "/jax/core/compile/"
+
+
+marks: dict[Any, Any] = {}
+"""What barriers compute with, by device."""
+
+
+class JaxBarrier:
+    """A small computation on each device, compiled at the first use."""
+
+    def __init__(self) -> None:
+        self._bump = jax.jit(_bump)
+
+    def wait(self) -> None:
+        """Return when each device of this process has done what this thread gave it."""
+        given = []
+        # It is no part of what is timed, and `jax.local_devices` takes ten times as long.
+        clients = xla_bridge.backends().values()
+        for device in chain.from_iterable(client.local_devices() for client in clients):
+            if device not in marks:
+                marks[device] = jax.device_put(numpy.float32(0), device)
+            given.append(self._bump(marks[device]))
+        for mark in given:
+            mark.block_until_ready()
+
+
+def _bump(mark: Any) -> Any:
+    return mark + 1
+
+
+class CompileClock:
+    """Adds up the seconds that JAX compiles for, from its first reading on."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        # Of each thread the stretches so far, none of which is within another.
+        self._stretches: dict[int, list[tuple[float, float]]] = {}
+        self._listens = False
+
+    def seconds(self) -> float:
+        """How long it has compiled, on all threads."""
+        if not self._listens:
+            self._listens = True
+            jax.monitoring.register_event_duration_secs_listener(self.note)
+        every = [stretch for found in list(self._stretches.values()) for stretch in found]
+        return sum(end - start for start, end in every)
+
+    def note(self, event: str, duration_secs: float, **about: Any) -> None:
+        """JAX tells of a stretch when it is over: what came within was told before."""
+        if not event.startswith(_COMPILING):
+            return
+        end = self._clock()
+        found = self._stretches.setdefault(threading.get_ident(), [])
+        while found and found[-1][0] >= end - duration_secs:
+            found.pop()
+        found.append((end - duration_secs, end))
+
+
+def live() -> list[Any]:
+    """All arrays that live, those that JAX keeps for itself too, but none of gpumagic's."""
+    if not started():
+        return []
+    ours = {id(mark) for mark in marks.values()}
+    return [a for a in jax.live_arrays() if id(a) not in ours and not a.is_deleted()]
+
+
+def places(devices: JaxDevices, array: Any) -> list[Place]:
+    """The pieces of memory that an array has, one for each of its shards in this process."""
+    if array.is_deleted() or not has_data(array):
+        return []
+    # JAX makes an array of each shard, which the array then keeps, and lists it as one that lives.
+    one = array.sharding.num_devices == 1
+    pieces = [array] if one else [shard.data for shard in array.addressable_shards]
+    return [
+        Place(devices.names(data.sharding), data.unsafe_buffer_pointer(), data.nbytes)
+        for data in pieces
+        if data.nbytes
+    ]
+
+
+def has_data(array: Any) -> bool:
+    """Whether an array has its data, once it is there: of one on the CPU that failed it has none.
+
+    JAX ends the process when it is asked where those data are.
+    """
+    if next(iter(array.sharding.device_set)).platform == "cpu":
+        try:
+            array.block_until_ready()
+        except Exception:  # noqa: BLE001  the user's computation, whose error they see elsewhere
+            return False
+    return True
+
+
+def allocated(devices: JaxDevices, device: Device) -> int:
+    """The bytes of all arrays on a device, of which several may share the same."""
+    every = wholes(place for array in live() for place in places(devices, array))
+    return sum(place.nbytes for place in {*every.values()} if place.device == str(device))
+
+
+def pool(devices: JaxDevices, device: Device) -> Pool | None:
+    """What JAX's allocator has of a GPU; None of a virtual one, and before JAX has started."""
+    if device.virtual or not started():
+        return None
+    try:
+        told = devices.own(device).memory_stats() or {}
+    except GpuError:  # JAX does not see it
+        return None
+    names = ("bytes_in_use", "peak_bytes_in_use", "pool_bytes", "bytes_limit")
+    used, peak, taken, limit = map(told.get, names)
+    return Pool("JAX", used, peak, taken, limit) if told else None
+
 
 _Parts = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
 # What is looked into without asking here, and what is no container.
@@ -131,7 +257,7 @@ class Jax:
         """
         self._barrier.wait()
         error: Exception | None = None
-        for array in jax_memory.live():
+        for array in live():
             if self._failed.get(id(array)) is array:
                 continue
             try:
@@ -147,19 +273,19 @@ class Jax:
         own = self._devices.own(device)
         if stats := own.memory_stats():
             return stats["bytes_in_use"], stats.get("peak_bytes_in_use")
-        return jax_memory.allocated(self._devices, device), None
+        return allocated(self._devices, device), None
 
     def places(self, array: Any) -> list[Place]:
         """The pieces of memory that an array has: one on each device where it has data."""
-        return jax_memory.places(self._devices, array)
+        return places(self._devices, array)
 
     def live(self) -> list[Any]:
         """All its arrays that live, those that JAX keeps for itself too."""
-        return jax_memory.live()
+        return live()
 
     def pool(self, device: Device) -> Pool | None:
         """What JAX has taken of a GPU; None of a virtual one, and before JAX has started."""
-        return jax_memory.pool(self._devices, device)
+        return pool(self._devices, device)
 
     def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
         """While this holds, count its copies between devices and its waits, by the user's line."""

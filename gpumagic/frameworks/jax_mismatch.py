@@ -12,9 +12,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from gpumagic.frameworks.jax_advice import own
+from gpumagic.frameworks.jax_copies import changes, is_data, own
 from gpumagic.frameworks.jax_framework import Jax
-from gpumagic.frameworks.jax_names import changes, is_data
 from gpumagic.frameworks.known import jax_here
 from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand
 from gpumagic.mismatch.syntax import statement

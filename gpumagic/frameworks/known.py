@@ -1,20 +1,87 @@
-"""Find the frameworks that a cell needs: those that it imports, and those that are in use."""
+"""Find the frameworks that a cell needs: those that it imports, and those that are in use.
+
+Call a function when a module has been imported, before anybody can use it.
+
+Find what code is run with: torch, and the other frameworks; and the devices that they can use.
+
+torch is needed unless others are in use and it is not imported: so a cell which imports it by way
+of another module is placed too.
+"""
+
+from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpumagic.device import here
+from gpumagic.device import Device, here, resolve_one
 from gpumagic.errors import GpuError
-from gpumagic.frameworks import on_import
 from gpumagic.frameworks.framework import Framework
 from gpumagic.usercode.files import is_users
-from gpumagic.usercode.values import defined_in, of_function
+from gpumagic.usercode.values import defined_in, of_function, torch_here
+
+if TYPE_CHECKING:
+    import torch
+
+
+_waiting: dict[str, Callable[[], object]] = {}
+
+
+def when_imported(module: str, then: Callable[[], object]) -> None:
+    """Call `then` after the import of `module`; now, if that has been."""
+    if module in sys.modules:
+        then()
+        return
+    _waiting[module] = then
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+
+
+def forget() -> None:
+    """Wait for no import any more."""
+    _waiting.clear()
+    if _FINDER in sys.meta_path:
+        sys.meta_path.remove(_FINDER)
+
+
+class _Finder:
+    """Finds what is waited for as Python would, and has its loader call then."""
+
+    def __init__(self) -> None:
+        self._asking = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _waiting or self._asking:
+            return None
+        self._asking = True  # the others are asked by way of all, this one included
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_call(module: ModuleType) -> None:
+                run(module)
+                if then := _waiting.pop(name, None):
+                    then()
+
+            spec.loader.exec_module = run_and_call  # type: ignore[method-assign]
+        return spec
+
+
+_FINDER: Any = _Finder()
+
 
 # By the module that people import: the class, which imports it; and packages that build on it.
 _CLASSES = {
@@ -104,12 +171,12 @@ def make_virtual(count: int) -> None:
             with suppress(GpuError):  # a cell that is placed there says it, and so does `%gpus`
                 _made(module).make_virtual(count)
 
-        on_import.when_imported(module, make)
+        when_imported(module, make)
 
 
 def forget_virtual() -> None:
     """What is imported from now on has no virtual GPUs."""
-    on_import.forget()
+    forget()
     for framework in imported():
         with suppress(GpuError):
             framework.make_virtual(0)
@@ -142,3 +209,61 @@ def _made(module: str) -> Framework:
     made: Any = getattr(importlib.import_module(where), name)()
     framework: Framework = made
     return framework
+
+
+class Needed:
+    """What code is to be placed for: where it imports it, or once the notebook has it in use."""
+
+    def __init__(self, tree: ast.AST | None, namespace: dict[str, Any]) -> None:
+        named = imports_of(tree)
+        self.others = tuple(needed_by(named, namespace))
+        self.torch = torch_here() is not None or (
+            ("torch" in named or not self.others) and find_spec("torch") is not None
+        )
+        self.unusable = ""  # why torch is not placed beside others, though it is imported
+
+    @classmethod
+    def by(cls, namespace: dict[str, Any], *codes: object) -> Needed:
+        """What the texts among these need, one after the other; no Python is refused elsewhere."""
+        with suppress(SyntaxError, ValueError):
+            text = "\n".join(code for code in codes if isinstance(code, str))
+            return cls(ast.parse(text), namespace)
+        return cls(None, namespace)
+
+    def find(self, where: object) -> Device:
+        """The one device that `where` names. Raises `GpuError`."""
+        memory = "free" in str(where)
+        if not self.torch:
+            return resolve_one(where, self.devices(memory))
+        from gpumagic.placement.torch_devices import find
+
+        try:
+            return find(where)
+        except GpuError as error:
+            # A torch for the CPU beside a framework that has the GPU: that one is placed.
+            if not self.others:
+                raise
+            device = resolve_one(where, self._of_others(memory))
+            self.torch, self.unusable = False, str(error)
+            return device
+
+    def devices(self, memory: bool = False) -> list[Device]:
+        """The GPUs that they can use here, by ordinal."""
+        if not self.torch:
+            return self._of_others(memory)
+        from gpumagic.placement import torch_devices
+
+        return torch_devices.devices(memory=memory)
+
+    def of_torch(self, device: Device) -> torch.device | None:
+        """The device as torch has it; None where code is not run with torch."""
+        if not self.torch:
+            return None
+        from gpumagic.placement import torch_devices
+
+        return torch_devices.as_torch(device)
+
+    def _of_others(self, memory: bool) -> list[Device]:
+        found = here(memory=memory)
+        # NVML is silent (ROCm, Jetson): the framework is what will run the code.
+        return found or next(filter(None, (other.devices() for other in self.others)), [])

@@ -1,16 +1,28 @@
 """Find devices in a program, each as its framework has it: d2l.ai's functions for them.
 
 They answer for torch, or for the framework that the caller's names are of where none is torch's.
+
+Answer `gpumagic.where(x)`: on which devices the data of anything are.
+
+Nothing is imported, nothing is computed, and no code of an object's own class runs but what tells
+where an array is.
 """
 
 import sys
+import types
+from collections import UserDict, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from gpumagic.device import CPU, Device
-from gpumagic.errors import torch_needed
-from gpumagic.frameworks.known import holds, imported
-from gpumagic.frameworks.needed import Needed
+from gpumagic.errors import GpuError, torch_needed
+from gpumagic.frameworks import known
+from gpumagic.frameworks.framework import device_of
+from gpumagic.frameworks.known import Needed, holds, imported
+from gpumagic.usercode.values import bases_of, class_name, defined_in, members_of, own
 
 
 def devices(*, memory: bool = True) -> list[Device]:
@@ -20,12 +32,12 @@ def devices(*, memory: bool = True) -> list[Device]:
 
 def cpu() -> Any:
     """The CPU: ``device(type='cpu')``, JAX's ``CpuDevice(id=0)``, ``tf.device("/CPU:0")``."""
-    return own(_callers("cpu"), CPU)
+    return native(_callers("cpu"), CPU)
 
 
 def gpu(i: int = 0) -> Any:
     """GPU `i`: ``device(type='cuda', index=i)``, whether or not it exists; of JAX one that does."""
-    return own(_callers("gpu"), Device("cuda", i))
+    return native(_callers("gpu"), Device("cuda", i))
 
 
 def num_gpus() -> int:
@@ -36,13 +48,13 @@ def num_gpus() -> int:
 def try_gpu(i: int = 0) -> Any:
     """GPU `i` if it exists, else the CPU."""
     needed = _callers("try_gpu")
-    return own(needed, dict(enumerate(_gpus(needed))).get(i, CPU))
+    return native(needed, dict(enumerate(_gpus(needed))).get(i, CPU))
 
 
 def try_all_gpus() -> list[Any]:
     """All GPUs; an empty list where there is none."""
     needed = _callers("try_all_gpus")
-    return [own(needed, device) for device in _gpus(needed)]
+    return [native(needed, device) for device in _gpus(needed)]
 
 
 def needed_in(namespace: dict[str, Any], what: str) -> Needed:
@@ -57,7 +69,7 @@ def needed_in(namespace: dict[str, Any], what: str) -> Needed:
     return needed
 
 
-def own(needed: Needed, device: Device) -> Any:
+def native(needed: Needed, device: Device) -> Any:
     """A device as the framework has it that code is run with."""
     return needed.of_torch(device) or needed.others[0].own(device)
 
@@ -68,3 +80,115 @@ def _callers(name: str) -> Needed:
 
 def _gpus(needed: Needed) -> list[Device]:
     return needed.devices() if needed.torch else needed.others[0].devices()
+
+
+# What holds no data, and what leads to everything.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CLOSED = (*_PLAIN, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+# Objects of these lead to threads, locks and the notebook itself; of these they do not.
+_NO_LIBRARIES = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
+_OPEN = (UserDict, partial, types.SimpleNamespace)
+
+
+def where(value: object) -> str:
+    """Tell where the data of anything are: of an array, a module, a container of them.
+
+    It asks torch's tensors, the arrays of JAX, TensorFlow and CuPy, and whatever else has DLPack's
+    or CUDA's array interface: MLX, Numba, cuDF. On virtual GPUs it is as on real ones.
+
+    Parameters
+    ----------
+    value : object
+        An array, or what holds arrays: lists, dicts, modules, optimizers, dataclasses.
+
+    Returns
+    -------
+    str
+        The device: ``"cuda:1"``, ``"cpu"``; ``"cuda"`` where only the driver knows which one. An
+        array that is spread over several has a ``+`` between them. Of what holds arrays on
+        several devices, all are named, the GPUs first.
+
+    Raises
+    ------
+    GpuError
+        There is no data on any device in it.
+
+    Examples
+    --------
+    >>> gpumagic.where(torch.ones(3, device="cuda:1"))
+    'cuda:1'
+    >>> gpumagic.where(jax.device_put(x, NamedSharding(mesh, PartitionSpec("batch"))))
+    'cuda:0 + cuda:1'
+    >>> gpumagic.where({"net": net, "batch": numpy_array})
+    'cuda:0 and cpu'
+    """
+    found = _device(value)
+    if found is not None:
+        return found
+    devices = sorted({each for array in _arrays(value) for each in array.split(" + ")}, key=_order)
+    if not devices:
+        kind = class_name(type(value))
+        raise GpuError(
+            f"where: there is no array in this {kind}, so it is on no device; give an array, or "
+            "what holds arrays: a list, a dict, a module"
+        )
+    *first, last = devices
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _order(device: str) -> tuple[bool, str, int]:
+    kind, _, ordinal = device.partition(":")
+    return kind == "cpu", kind, int(ordinal or 0) if ordinal.isdecimal() or not ordinal else 0
+
+
+def _device(value: Any) -> str | None:
+    """Where one array is; None of anything else."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    if tensor is not None and issubclass(type(value), tensor):
+        return str(value.device)
+    for framework in known.imported():
+        if framework.is_array(value):
+            return framework.where(value)
+    return device_of(value)
+
+
+def _arrays(value: Any) -> Iterator[str]:
+    """Where all arrays within are, by following what containers and objects hold."""
+    seen: dict[int, Any] = {}  # keeps what it met alive, so that an id stays its own
+    todo = deque([value])
+    while todo:
+        value = todo.popleft()
+        if id(value) in seen or issubclass(type(value), _CLOSED):
+            continue
+        seen[id(value)] = value
+        found = _device(value)
+        if found is not None:
+            yield found
+        else:
+            todo.extend(_held(value))
+
+
+def _held(value: Any) -> Iterator[Any]:
+    """What a container or an object holds."""
+    kind = type(value)
+    for framework in known.imported():
+        if (parts := framework.parts(value)) is not None:
+            yield from parts[0]
+            return
+    if issubclass(kind, dict):
+        yield from [*dict.values(value)]
+    for base in (list, tuple, set, frozenset, deque):
+        if issubclass(kind, base):
+            yield from [*base.__iter__(value)]
+    home = str(defined_in(kind)).partition(".")[0]
+    if home not in _NO_LIBRARIES or issubclass(kind, _OPEN):
+        yield from [*own(value).values()]
+        yield from _in_slots(value)
+
+
+def _in_slots(value: Any) -> Iterator[Any]:
+    for base in bases_of(type(value)):
+        for member in members_of(base).values():
+            if type(member) is types.MemberDescriptorType:
+                with suppress(AttributeError):  # never set
+                    yield member.__get__(value)

@@ -10,6 +10,10 @@ are a part of its operation's.
 
 TensorFlow's private parts: callbacks of `op_callbacks`, its debugger's, which trace no function
 anew and are of this thread alone; and `_numpy` of its tensors, put back when the last has ended.
+
+Advise, in TensorFlow's words, about copies, waits, and results that are elsewhere than asked.
+
+Tell which operands of one of TensorFlow's operations its kernel takes in host memory.
 """
 
 import sys
@@ -18,24 +22,126 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
-from tensorflow.python.framework import op_callbacks
+from tensorflow.python.framework import kernels, op_callbacks, op_def_registry
 
 from gpumagic import faults
 from gpumagic.errors import CrossDeviceWarning
-from gpumagic.frameworks import tensorflow_advice
 from gpumagic.frameworks.tensorflow_devices import TensorFlowDevices
 from gpumagic.frameworks.tensorflow_graphs import Graphs
-from gpumagic.frameworks.tensorflow_kernels import in_host_memory, is_function
-from gpumagic.frameworks.user_calls import PRINTING, Call, Inside, called_from, refusal
-from gpumagic.ledger.advice import ADVISERS
+from gpumagic.frameworks.watching import PRINTING, Call, Inside, called_from, refusal
+from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one
 from gpumagic.ledger.counts import Count, Tally
+from gpumagic.ledger.entry import Entry
+from gpumagic.ledger.kept_values import keep
 from gpumagic.ledger.via import DISPLAY, LIBRARY, USER, kinds
 from gpumagic.usercode.files import module_of
+
+_OFTEN = 16
+_SMALL = 16 * 1024  # bytes: below, a copy takes as long as any
+_SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an error"
+
+
+def advise(entry: Entry) -> Advice | None:
+    """Advice for one entry; None where it is as it should be."""
+    if entry.kind == "placement":
+        return Advice(f"{fell(entry)}: {_SOFT}", 0, 0.0, "")
+    if entry.via == "display" or entry.calls <= entry.sites:
+        return None
+    if entry.operator == "operand":
+        return _all(entry, f"{_whose(entry)}: make it there, or put it there once, {_put(entry)}")
+    if entry.operator == "tf.function":
+        text = f"each call copies it: give the function what is on {entry.destination}"
+        return _all(entry, f"{text}, and make its variables there")
+    if entry.calls < _OFTEN:
+        return None
+    return _of_many(entry)
+
+
+def _of_many(entry: Entry) -> Advice | None:
+    if entry.operator == "batch":
+        there = f"tf.data.experimental.prefetch_to_device('{own(entry.destination)}')"
+        return Advice(f"ds = ds.apply({there}) copies ahead", 0, 1.0, "at most: all of it")
+    if entry.via == "print":
+        text = "print after the loop; x.shape and x.device print without waiting"
+    elif entry.kind == "wait" or entry.destination == "cpu":
+        text = keep(entry.code, entry.where.source if entry.where else "", "TensorFlow")
+    elif entry.nbytes < entry.count * _SMALL:
+        text = "many small copies: put them into one tensor and copy that"
+    else:
+        return None
+    return all_but_one(entry, text)
+
+
+def _all(entry: Entry, text: str) -> Advice:
+    return Advice(text, entry.count, 1.0, "the time of all of them")
+
+
+def fell(entry: Entry) -> str:
+    """``"asked for GPU:7, is on the CPU"``."""
+    where = "the CPU" if entry.destination == "cpu" else entry.destination
+    return f"asked for {own(entry.source)[1:]}, is on {where}"
+
+
+def _whose(entry: Entry) -> str:
+    if entry.source == "cpu":
+        return "an operand is NumPy's, or on the CPU"
+    return f"an operand is on {entry.source}"
+
+
+def _put(entry: Entry) -> str:
+    return f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
+
+
+def own(device: str) -> str:
+    """A device as TensorFlow's people write it: ``"/GPU:1"``."""
+    kind, _, number = device.partition(":")
+    return f"/GPU:{number}" if kind == "cuda" else "/CPU:0"
+
+
+def is_function(operation: str) -> bool:
+    """Whether it is a call of a `tf.function`."""
+    return op_def_registry.get(operation) is None
+
+
+def in_host_memory(operation: str, kind: str, attributes: Sequence[Any]) -> set[int]:
+    """The numbers of those operands, on a device of this kind (``"GPU"``): shapes, axes, paths."""
+    given = dict(zip(attributes[::2], attributes[1::2], strict=True))
+    kernel = next((k for k in _kernels(operation, kind) if _takes(k, given)), None)
+    if kernel is None or not kernel.host_memory_arg:
+        return set()
+    found: set[int] = set()
+    number = 0
+    for argument in op_def_registry.get(operation).input_arg:
+        many = int(given.get(argument.number_attr, 1)) if argument.number_attr else 1
+        if argument.type_list_attr:
+            many = len(given.get(argument.type_list_attr, ()))
+        if argument.name in kernel.host_memory_arg:
+            found.update(range(number, number + many))
+        number += many
+    return found
+
+
+@lru_cache(maxsize=512)
+def _kernels(operation: str, kind: str) -> list[Any]:
+    """Those of a kind of device, the one that TensorFlow prefers first."""
+    every = kernels.get_registered_kernels_for_op(operation).kernel
+    usual = [k for k in every if k.device_type in (kind, "DEFAULT") and not k.label]
+    return sorted(usual, key=lambda k: (k.device_type == "DEFAULT", -k.priority))
+
+
+def _takes(kernel: Any, given: dict[str, Any]) -> bool:
+    return all(
+        tf.dtypes.as_dtype(given[limit.name]).as_datatype_enum in limit.allowed_values.list.type
+        for limit in kernel.constraint
+        if limit.name in given and limit.allowed_values.list.type
+    )
+
 
 _inside = Inside(tf, "tensorflow_")
 # Functions of TensorFlow's that stand around its others.
@@ -47,7 +153,7 @@ _MAKING, _ASKING = {"IteratorGetNext"}, {"OptionalHasValue", "DatasetCardinality
 _NOTED = _MAKING | _ASKING
 _NO_DATA = (tf.resource, tf.variant, tf.string)
 
-ADVISERS["TensorFlow"] = tensorflow_advice.advise
+ADVISERS["TensorFlow"] = advise
 _graphs = Graphs()
 # Copies that TensorFlow keeps: of which tensor, and where.
 _copied: dict[tuple[int, str], "weakref.ref[Any]"] = {}
@@ -284,10 +390,10 @@ def _add(count: Count, nbytes: int, seconds: float) -> None:
 
 def _refusal(count: Count) -> str:
     if count.kind == "placement":
-        said = f"`{count.entry().code}` {tensorflow_advice.fell(count.entry())} by soft placement"
+        said = f"`{count.entry().code}` {fell(count.entry())} by soft placement"
         return refusal(count, "ask for a device that is there", said)
     if count.destination == "cpu":
         return refusal(count, "name it first, by .numpy()")
-    there = tensorflow_advice.own(count.destination)
+    there = own(count.destination)
     put = f"with tf.device('{there}'): … = tf.identity(…)"
     return refusal(count, f"bring it there first: {put}")

@@ -16,8 +16,7 @@ from tensorflow.python.eager import context
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import tensorflow_devices
-from gpumagic.frameworks.exchange import Place, Pool
-from gpumagic.frameworks.framework import Framework
+from gpumagic.frameworks.framework import Framework, Place, Pool
 from gpumagic.ledger.counts import Tally
 
 _STAYS = (

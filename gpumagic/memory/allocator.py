@@ -23,7 +23,7 @@ from torch import Tensor, UntypedStorage
 from gpumagic.device import has_virtual
 from gpumagic.device.caching_allocator import in_blocks
 from gpumagic.device.cards import bytes_in, cublas_workspace
-from gpumagic.frameworks.exchange import Place
+from gpumagic.frameworks.framework import Place
 from gpumagic.memory.heap import no_collections
 from gpumagic.usercode.frames import errors
 

@@ -15,9 +15,9 @@ from gpumagic import faults
 from gpumagic.device.cards import bytes_in
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError
-from gpumagic.frameworks.exchange import library_of
+from gpumagic.frameworks.framework import library_of
 from gpumagic.frameworks.known import imported, jax_here
-from gpumagic.frameworks.whereabouts import where
+from gpumagic.frameworks.own_devices import where
 from gpumagic.memory.ask import memory
 from gpumagic.memory.memory_report import EXCEPTION, GARBAGE, OUTPUT, DeviceMemory
 from gpumagic.memory.out_of_memory import OutOfMemory, Remedy

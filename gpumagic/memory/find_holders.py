@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumagic import faults
-from gpumagic.frameworks.exchange import Place, library_of, place_of, wholes
+from gpumagic.frameworks.framework import Place, library_of, place_of, wholes
 from gpumagic.frameworks.known import started
 from gpumagic.memory.heap import AT_ONCE, Root, Walk, no_collections
 from gpumagic.memory.memory_report import KEPT, kind_of_array

@@ -16,7 +16,7 @@ from gpumagic.display import table
 from gpumagic.display.table import Column, Shown, bar, block, coded, folded, tag
 from gpumagic.display.units import NOT_KNOWN, size, some
 from gpumagic.errors import as_typed, library_needed
-from gpumagic.frameworks.exchange import Pool
+from gpumagic.frameworks.framework import Pool
 
 if TYPE_CHECKING:
     from pandas import DataFrame

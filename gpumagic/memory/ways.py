@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple
 
-from gpumagic.frameworks.exchange import library_of
+from gpumagic.frameworks.framework import library_of
 from gpumagic.memory.autograd_graph import is_node
 from gpumagic.memory.heap import Walk, is_other_array
 from gpumagic.memory.memory_report import SAVED, STATE, kind_of_array

@@ -17,7 +17,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.device import CPU, here
 from gpumagic.display.units import size
-from gpumagic.frameworks.beside import Beside
+from gpumagic.frameworks.on import Beside
 from gpumagic.timing.timing import Agreement
 from gpumagic.usercode.values import comes_from, is_tensor, torch_here
 

@@ -16,7 +16,7 @@ from gpumagic import faults
 from gpumagic.device import cuda_state
 from gpumagic.display.table import view
 from gpumagic.errors import GpuError, as_typed
-from gpumagic.frameworks.needed import Needed
+from gpumagic.frameworks.known import Needed
 from gpumagic.isolation.settings import Randomness, deferred, kept
 from gpumagic.telemetry.history import board
 from gpumagic.timing.agreement import Agreeing

@@ -18,8 +18,8 @@ from gpumagic.copies.trial import Trial
 from gpumagic.device import CPU, Device
 from gpumagic.errors import note
 from gpumagic.faults import first_line
-from gpumagic.frameworks.beside import Beside
-from gpumagic.frameworks.needed import Needed
+from gpumagic.frameworks.known import Needed
+from gpumagic.frameworks.on import Beside
 from gpumagic.isolation.settings import Growth, Randomness, deferred
 from gpumagic.isolation.worker import Quiet
 from gpumagic.ledger import ledger_view

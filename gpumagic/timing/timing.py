@@ -18,7 +18,7 @@ from gpumagic import nvml
 from gpumagic.device import Device
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import known
-from gpumagic.frameworks.needed import Needed
+from gpumagic.frameworks.known import Needed
 from gpumagic.usercode.values import comes_from, torch_here
 
 _CPUINFO = Path("/proc/cpuinfo")

@@ -11,7 +11,7 @@ from situations import SITUATIONS, START
 
 import gpumagic
 from gpumagic import faults, virtual
-from gpumagic.frameworks.exchange import Pool
+from gpumagic.frameworks.framework import Pool
 from gpumagic.memory import explain_out_of_memory
 from gpumagic.memory.causes import pooled
 

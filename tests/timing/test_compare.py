@@ -103,7 +103,7 @@ def test_what_the_kernel_holds_besides_is_not_in_the_peak(gpus):
 
 
 def test_without_a_gpu_it_says_that_there_is_nothing_to_compare_with(monkeypatch):
-    from gpumagic.frameworks.needed import Needed
+    from gpumagic.frameworks.known import Needed
 
     monkeypatch.setattr(Needed, "devices", lambda self, memory=False: [])
     assert "there is no GPU to compare with" in repr(compare("1", max_time=0.01))

@@ -11,7 +11,7 @@ import numpy
 import pytest
 from late import Late
 
-from gpumagic.frameworks import needed
+from gpumagic.frameworks import known
 from gpumagic.ledger.counts import Count
 from gpumagic.timing import compare
 from gpumagic.timing.runner import Stopwatch
@@ -93,7 +93,7 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch):
     made = Slow(Late())
-    monkeypatch.setattr(needed, "needed_by", lambda tree, namespace: [made])
+    monkeypatch.setattr(known, "needed_by", lambda tree, namespace: [made])
     lates.seen[:] = [made]
     return made
 

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from gpumagic.copies.namespace import CopiedVariables
-from gpumagic.frameworks.beside import Beside
+from gpumagic.frameworks.on import Beside
 
 IMPORTS = (
     "import equinox as eqx\nimport jax, jax.numpy as jnp, optax\nfrom flax import linen, nnx\n"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import gpumagic
-from gpumagic.frameworks.exchange import Pool
+from gpumagic.frameworks.framework import Pool
 from gpumagic.memory import array_shortage, memory_report
 
 GIB = 2**30

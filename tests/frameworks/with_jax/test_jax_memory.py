@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from gpumagic.device import Device
-from gpumagic.frameworks import jax_memory
-from gpumagic.frameworks.exchange import Pool
+from gpumagic.frameworks import jax_framework
+from gpumagic.frameworks.framework import Pool
 from gpumagic.memory import ask
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample, Snapshot
@@ -105,7 +105,7 @@ def test_what_jax_has_taken_of_a_gpu_is_as_its_allocator_says(monkeypatch):
     own = SimpleNamespace(memory_stats=lambda: told)
     devices = SimpleNamespace(own=lambda device: own)
     gpu = Device("cuda", 0)
-    assert jax_memory.pool(devices, gpu) == Pool("JAX", GIB, 2 * GIB, 60 * GIB, 60 * GIB)
+    assert jax_framework.pool(devices, gpu) == Pool("JAX", GIB, 2 * GIB, 60 * GIB, 60 * GIB)
     told.clear()
-    assert jax_memory.pool(devices, gpu) is None
-    assert jax_memory.pool(devices, Device("cuda", 0, virtual=True)) is None
+    assert jax_framework.pool(devices, gpu) is None
+    assert jax_framework.pool(devices, Device("cuda", 0, virtual=True)) is None

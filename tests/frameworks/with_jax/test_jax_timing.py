@@ -4,8 +4,8 @@ import pytest
 
 from gpumagic.copies.namespace import CopiedVariables
 from gpumagic.device import CPU
-from gpumagic.frameworks.beside import Beside
-from gpumagic.frameworks.jax_clock import CompileClock, JaxBarrier
+from gpumagic.frameworks.jax_framework import CompileClock, JaxBarrier
+from gpumagic.frameworks.on import Beside
 from gpumagic.timing import compare
 
 SEEN = []
