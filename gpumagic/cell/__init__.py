@@ -2,4 +2,4 @@
 
 from gpumagic.display import table
 
-table.register("gpumagic.cell.report.Report", "gpumagic.cell.report_view")
+table.register("gpumagic.cell.report.Report", "gpumagic.cell.report")

@@ -1,18 +1,249 @@
-"""Make the run of a cell: for torch, and for each other framework that the cell needs."""
+"""Make the run of a cell: for torch, and for each other framework that the cell needs.
+
+Run one cell on a device for a framework beside torch: bring, place, count, report.
+
+The same steps as torch's `Run`, and the same report.
+
+Run one cell for several frameworks at once, as one: each is placed, and one report says it.
+"""
 
 import ast
-from collections.abc import Callable, Iterable
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
-from gpumagic.cell.array_run import ArrayRun
-from gpumagic.cell.runs import OneRun, Runs
+from gpumagic import faults
+from gpumagic.cell.report import Report, keep_last
 from gpumagic.device import Device, cuda_state
 from gpumagic.errors import GpuError, torch_needed
-from gpumagic.frameworks.bring_arrays import left_alone
+from gpumagic.faults import first_line
+from gpumagic.frameworks.bring_arrays import (
+    Home,
+    Originals,
+    bring_all,
+    bring_home,
+    left_alone,
+    remember,
+)
+from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.known import Needed, imported
+from gpumagic.ledger.counts import Tally
+from gpumagic.ledger.entry import Ledger, merged
+from gpumagic.ledger.memory_used import Memory
 from gpumagic.moving.moved import Left, Moves, all_of
 from gpumagic.usercode.values import defined_in, is_tensor, torch_here
+from gpumagic.usercode.variables import variables_read
+
+
+class ArrayRun:
+    """A cell in progress. `start` it, run the cell, then `finish` it, whatever happened."""
+
+    def __init__(
+        self,
+        framework: Framework,
+        device: Device,
+        namespace: dict[str, Any],
+        names: Iterable[str],  # that the cell reads
+        *,
+        move: bool = True,
+        strict: bool = False,
+        table: bool = False,
+        back: bool = False,
+        first: bool = False,
+        left: tuple[Left, ...] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.framework = framework
+        self.device = device
+        self._namespace = namespace
+        self._names = list(names)
+        self._move = move
+        self._strict = strict
+        self._table = table
+        self._back = back
+        self._first = first
+        self._left = left
+        self._clock = clock
+        self._moves = Moves()
+        self._origins: dict[str, Home] = {}
+        self._originals: Originals = {}  # for `--back`
+        self._stack: ExitStack | None = None
+        self._tally = Tally(virtual=device.virtual)
+        self._counted = True
+        self._before: dict[int, Any] = {}  # arrays that were variables, weakly, by id
+        self._allocated: tuple[int, int | None] = 0, None
+        self._started = 0.0
+        self.left_out = 0.0  # seconds that are none of the cell's
+
+    def start(self, line: Callable[[], Any] | None = None) -> None:
+        """Bring, and place; or raise `GpuError`, and nothing was moved."""
+        with ExitStack() as stack:
+            stack.enter_context(self.framework.place(self.device))
+            if self._move:
+                variables = variables_read(self._names, self._namespace)
+                self._moves = bring_all(
+                    self.framework,
+                    variables,
+                    self.device,
+                    self._namespace,
+                    self._origins,
+                    self._originals if self._back else None,
+                )
+                if not self._back:
+                    remember(self.framework, self._origins)
+            self._before = {id(array): weakref.ref(array) for array in self._arrays()}
+            self._allocated = self.framework.allocated(self.device)
+            # A ledger that cannot be kept is no reason to stop the cell.
+            self._counted = False
+            with faults.kept("starting the ledger of a cell"):
+                stack.enter_context(self.framework.count(self._tally, self._strict))
+                self._counted = True
+            self._stack = stack.pop_all()
+        self._started = self._clock()
+
+    def _arrays(self) -> list[Any]:
+        values = list(self._namespace.values())
+        return [value for value in values if self.framework.is_array(value)]
+
+    def finish(self, error: BaseException | None = None) -> Report | None:
+        """Undo the placement and say what happened; None when `start` did not succeed."""
+        if self._stack is None:
+            return None
+        stack, self._stack = self._stack, None
+        interrupted, fault = isinstance(error, KeyboardInterrupt), None
+        try:
+            # After an interrupt the user wants the prompt back, not the end of the queue.
+            if not interrupted:
+                self.framework.wait()
+        except Exception as failed:  # noqa: BLE001  the framework's own, told in the report
+            fault = first_line(failed)
+        finally:
+            seconds = self._clock() - self._started - self.left_out
+            stack.close()
+        ledger = Ledger()
+        with faults.kept("reading the ledger of a cell"):
+            ledger = self._tally.ledger()
+        places = {} if error else self._places()  # before what was brought goes home
+        report = Report(
+            device=self.device,
+            seconds=seconds,
+            moved=self._moves.moved,
+            left=self._left + self._moves.left,
+            move_seconds=self._moves.seconds,
+            returned=self._returned() if self._back else None,
+            stays=self._first and not self._back,
+            memory=self._memory(),
+            ledger=ledger,
+            ledger_complete=self._counted,
+            table=self._table,
+            made=bool(places),
+            elsewhere=self._elsewhere(places),
+            waited=not interrupted and fault is None,
+            error=type(error).__name__ if error is not None else None,
+            fault=fault,
+        )
+        keep_last(report)
+        return report
+
+    def _returned(self) -> Moves:
+        """For `--back`: what was brought is where it was before."""
+        originals, self._originals = self._originals, {}
+        return bring_home(self.framework, self._namespace, self._origins, originals)
+
+    def _memory(self) -> tuple[Memory, ...]:
+        allocated, peak = self.framework.allocated(self.device)
+        if peak is None or peak == self._allocated[1]:
+            return ()  # the process's is an earlier cell's, and no other is known
+        return (Memory(str(self.device), peak, allocated, self._allocated[0]),)
+
+    def _places(self) -> dict[str, None]:
+        """Where the arrays are that the cell has made."""
+        made = [a for a in self._arrays() if self._before.get(id(a), lambda: None)() is not a]
+        return dict.fromkeys(self.framework.where(array) for array in made)
+
+    def _elsewhere(self, places: dict[str, None]) -> str:
+        """What to say where none of those places is the cell's device."""
+        if not places or any(str(self.device) in place.split(" + ") for place in places):
+            return ""
+        return f"all that it made is on {', '.join(places)}"
+
+
+class OneRun(Protocol):
+    """A cell in progress for one framework."""
+
+    device: Device
+    left_out: float
+
+    def start(self, line: Callable[[], Any] | None = None) -> None: ...
+
+    def finish(self, error: BaseException | None = None) -> Report | None: ...
+
+
+class Runs:
+    """The runs of one cell; each is as good as the only one."""
+
+    def __init__(self, runs: Sequence[OneRun]) -> None:
+        self._runs = list(runs)
+        self.device = self._runs[0].device
+
+    @property
+    def left_out(self) -> float:
+        """Seconds that are none of the cell's."""
+        return self._runs[0].left_out
+
+    @left_out.setter
+    def left_out(self, seconds: float) -> None:
+        for run in self._runs:
+            run.left_out = seconds
+
+    def start(self, line: Callable[[], Any] | None = None) -> None:
+        """Start all, or raise what one raised, and none runs."""
+        for n, run in enumerate(self._runs):
+            try:
+                run.start(line)
+            except BaseException:
+                for begun in reversed(self._runs[:n]):
+                    begun.finish(None)
+                raise
+
+    def finish(self, error: BaseException | None = None) -> Report | None:
+        """Finish all, in the opposite order, and say what happened in one report."""
+        reports = [report for run in reversed(self._runs) if (report := run.finish(error))]
+        if not reports:
+            return None
+        report = in_one(reports[::-1])
+        keep_last(report)
+        return report
+
+
+def in_one(reports: Sequence[Report]) -> Report:
+    """One report of what several say of the same cell."""
+    first = reports[0]
+    if len(reports) == 1:
+        return first
+    entries = merged(entry for report in reports for entry in report.ledger)
+    worked = [report for report in reports if report.touched or report.elsewhere]
+    returned = [report.returned for report in reports if report.returned is not None]
+    faults = [report.fault for report in reports if report.fault]
+    return replace(
+        first,
+        seconds=max(report.seconds for report in reports),
+        moved=tuple(moved for report in reports for moved in report.moved),
+        left=tuple(left for report in reports for left in report.left),
+        move_seconds=sum(report.move_seconds for report in reports),
+        returned=all_of(returned) if returned else None,
+        stays=any(report.stays for report in reports),
+        memory=tuple(memory for report in reports for memory in report.memory),
+        ledger=Ledger(entries, any(report.ledger.virtual for report in reports)),
+        ledger_complete=all(report.ledger_complete for report in reports),
+        elsewhere=worked[0].elsewhere if worked and all(r.elsewhere for r in worked) else "",
+        waited=all(report.waited for report in reports),
+        fault=faults[0] if faults else None,
+    )
 
 
 class CellNeeds(Needed):
@@ -69,7 +300,7 @@ def _is_foreign(kind: type) -> bool:
     return str(defined_in(kind)).partition(".")[0] not in ("torch", "builtins", "__main__")
 
 
-def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
+def bring_all_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
     """Bring home what cells brought to a device; and the names of what was made on one."""
     cuda_state.check()
     found: list[Moves] = []

@@ -213,7 +213,7 @@ class GpuMagics(Magics):
             print(f"cells no longer run on {cells.standing_on}" if held else "%ongpu was not on")
         elif [word.lower() for word in words] == ["home"]:
             with in_one_line("%ongpu home"):
-                from gpumagic.cell.begin import bring_home
+                from gpumagic.cell.begin import bring_all_home as bring_home
 
                 home, there = bring_home(cells.shell.user_ns)
                 made = some(there)

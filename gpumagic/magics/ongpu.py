@@ -28,7 +28,7 @@ from gpumagic.magics.hand_over import hand_over, refuse_others
 from gpumagic.magics.placing import Request, peak_recorder, placing_request
 
 if TYPE_CHECKING:
-    from gpumagic.cell.runs import OneRun
+    from gpumagic.cell.begin import OneRun
     from gpumagic.ledger.watch import watch
 
 
