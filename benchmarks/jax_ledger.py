@@ -18,7 +18,7 @@ import numpy as np
 from gpumagic import device
 from gpumagic.device import Device
 from gpumagic.frameworks.jax_framework import Jax
-from gpumagic.ledger.counts import Tally
+from gpumagic.ledger.entry import Tally
 
 ROUNDS, CALLS = 21, 300
 # What nothing moves in costs what it costs uncounted, within noise; what moves may cost more.

@@ -31,9 +31,7 @@ from gpumagic.frameworks.bring_arrays import (
 )
 from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.known import Needed, imported
-from gpumagic.ledger.counts import Tally
-from gpumagic.ledger.entry import Ledger, merged
-from gpumagic.ledger.memory_used import Memory
+from gpumagic.ledger.entry import Ledger, Memory, Tally, merged
 from gpumagic.moving.moved import Left, Moves, all_of
 from gpumagic.usercode.values import defined_in, is_tensor, torch_here
 from gpumagic.usercode.variables import variables_read

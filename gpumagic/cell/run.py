@@ -17,9 +17,8 @@ from gpumagic.device import Device, cuda_state
 from gpumagic.display.table import Shown
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line
-from gpumagic.ledger.entry import Ledger
+from gpumagic.ledger.entry import Ledger, Memory
 from gpumagic.ledger.memory_meter import MemoryMeter
-from gpumagic.ledger.memory_used import Memory
 from gpumagic.ledger.watch import watch
 from gpumagic.moving.find_tensors import DATASET_STAYS
 from gpumagic.moving.move import (

@@ -38,7 +38,7 @@ from gpumagic.dryrun.fakes import (
 )
 from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.dryrun.unknown import NotKnown, Stopped, host_value
-from gpumagic.ledger.via import PRINT
+from gpumagic.ledger.entry import PRINT
 
 
 class Calls(TorchFunctionMode):

@@ -8,7 +8,7 @@ from gpumagic.display import table
 from gpumagic.display.table import block, folded, tag
 from gpumagic.display.units import duration, size
 from gpumagic.dryrun.result import CARD_STANDS_AS, DryRun, OnCard, Peak, Unknown
-from gpumagic.ledger import ledger_view
+from gpumagic.ledger import watch
 
 _FOLD = table.Fold(12)
 
@@ -27,7 +27,7 @@ def text(run: DryRun) -> str:
     for title, columns in _tables(run):
         lines += [*[f"  {title}"] * bool(title), *table.lines(columns, "    ", _FOLD)]
     if run.ledger:
-        lines += ["  copies and waits", indent(ledger_view.text(run.ledger), "    ")]
+        lines += ["  copies and waits", indent(watch.text(run.ledger), "    ")]
     return "\n".join(lines)
 
 
@@ -50,7 +50,7 @@ def html(run: DryRun) -> str:
         count = len(columns[0].cells)
         parts.append(shown if count <= _FOLD.first else folded(f"{title}: {count}", shown))
     if run.ledger:
-        parts.append(ledger_view.html(run.ledger, with_line=False))
+        parts.append(watch.html(run.ledger, with_line=False))
     return block("".join(parts))
 
 

@@ -28,9 +28,7 @@ from gpumagic.dryrun.unknown import Stopped, host_value
 from gpumagic.dryrun.wire import Wire, with_value
 from gpumagic.faults import first_line
 from gpumagic.ledger.attribute import count_for
-from gpumagic.ledger.counts import Count
-from gpumagic.ledger.entry import Ledger, merged
-from gpumagic.ledger.via import locate
+from gpumagic.ledger.entry import Count, Ledger, locate, merged
 from gpumagic.usercode.lines import in_cell
 from gpumagic.virtual.scratch import beside, taken
 

@@ -24,9 +24,7 @@ from gpumagic.errors import CrossDeviceWarning, GpuError
 from gpumagic.frameworks.framework import Framework, Place, Pool, place_of
 from gpumagic.frameworks.watching import Inside, called_from, refusal
 from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one
-from gpumagic.ledger.counts import Count, Tally
-from gpumagic.ledger.entry import Entry
-from gpumagic.ledger.via import DISPLAY, PRINT
+from gpumagic.ledger.entry import DISPLAY, PRINT, Count, Entry, Tally
 from gpumagic.usercode.lines import called, in_cell
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gpumagic.device import Device
 from gpumagic.errors import as_typed
-from gpumagic.ledger.counts import Tally
+from gpumagic.ledger.entry import Tally
 
 # The numbers of DLPack's header, dlpack.h. Memory of the host that a GPU can read is the CPU's;
 # what torch calls "cuda" is called so: CUDA, its managed memory, ROCm.

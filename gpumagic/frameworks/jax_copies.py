@@ -29,11 +29,8 @@ from gpumagic.frameworks import jax_doors
 from gpumagic.frameworks.jax_devices import JaxDevices
 from gpumagic.frameworks.jax_doors import Move
 from gpumagic.frameworks.watching import Call, Inside, called_from, refusal
-from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one
-from gpumagic.ledger.counts import Count, Tally
-from gpumagic.ledger.entry import Entry
-from gpumagic.ledger.kept_values import keep
-from gpumagic.ledger.via import DISPLAY, LIBRARY, USER, kinds
+from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one, keep
+from gpumagic.ledger.entry import DISPLAY, LIBRARY, USER, Count, Entry, Tally, kinds
 from gpumagic.usercode.files import module_of
 from gpumagic.usercode.lines import called, in_cell, name_in
 

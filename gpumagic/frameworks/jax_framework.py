@@ -27,7 +27,7 @@ from gpumagic.errors import GpuError
 from gpumagic.frameworks import jax_devices
 from gpumagic.frameworks.framework import Place, Pool, wholes
 from gpumagic.frameworks.jax_devices import JaxDevices, started
-from gpumagic.ledger.counts import Tally
+from gpumagic.ledger.entry import Tally
 
 # Making a jaxpr, lowering it, and compiling; the first may come within one another.
 _COMPILING = "/jax/core/compile/"

@@ -35,11 +35,8 @@ from gpumagic.errors import CrossDeviceWarning
 from gpumagic.frameworks.tensorflow_devices import TensorFlowDevices
 from gpumagic.frameworks.tensorflow_graphs import Graphs
 from gpumagic.frameworks.watching import PRINTING, Call, Inside, called_from, refusal
-from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one
-from gpumagic.ledger.counts import Count, Tally
-from gpumagic.ledger.entry import Entry
-from gpumagic.ledger.kept_values import keep
-from gpumagic.ledger.via import DISPLAY, LIBRARY, USER, kinds
+from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one, keep
+from gpumagic.ledger.entry import DISPLAY, LIBRARY, USER, Count, Entry, Tally, kinds
 from gpumagic.usercode.files import module_of
 
 _OFTEN = 16

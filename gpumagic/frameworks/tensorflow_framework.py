@@ -17,7 +17,7 @@ from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import tensorflow_devices
 from gpumagic.frameworks.framework import Framework, Place, Pool
-from gpumagic.ledger.counts import Tally
+from gpumagic.ledger.entry import Tally
 
 _STAYS = (
     "a tf.Variable stays where it was made; make it in this cell, or give the cell a copy: "

@@ -13,8 +13,7 @@ from gpumagic import faults
 from gpumagic.device import here
 from gpumagic.frameworks.known import imported
 from gpumagic.ledger.advice import what
-from gpumagic.ledger.counts import Count, Tally
-from gpumagic.ledger.via import LIBRARY, PRINT, locate, of_thread
+from gpumagic.ledger.entry import LIBRARY, PRINT, Count, Tally, locate, of_thread
 from gpumagic.ledger.watch import BESIDE
 from gpumagic.ledger.watch import watch as watch
 from gpumagic.usercode.files import is_ours

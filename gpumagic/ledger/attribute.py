@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from gpumagic.ledger.counts import Count, Tally
-from gpumagic.ledger.via import (
+from gpumagic.ledger.entry import (
     ENGINE,
     IN_FRONT,
     LIBRARY,
     USER,
+    Count,
+    Tally,
     is_implicit,
     kinds,
     locate,

@@ -1,13 +1,29 @@
 """Record each copy between devices and each wait of the host, by line, operator and devices.
 
 Plain data: what a watch has counted is told by it, and what a dry run has predicted, with no times.
+
+Find the user's frame that led to an operator, by which way, and whether a device was named.
+
+`locate(frame)` is asked at each copy or wait, so files are looked at once each.
+
+Count and time copies and waits by instruction; their memory does not grow with the calls.
+
+Record how much memory a stretch of code used on a device.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+import dis
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from types import CodeType, FrameType
+from typing import Any
 
 from gpumagic.display.table import Shown
-from gpumagic.usercode.lines import UserLine
+from gpumagic.usercode.files import is_ours, is_users
+from gpumagic.usercode.lines import UserLine, called, expression, line_at, line_of
 
 
 @dataclass(frozen=True)
@@ -132,3 +148,201 @@ def _sum(a: Entry, b: Entry) -> Entry:
         pinned=a.pinned if a.pinned == b.pinned else None,
         names=tuple(dict.fromkeys((*a.names, *b.names))),
     )
+
+
+IN_FRONT, LIBRARY, USER, PRINT, LOADER, DISPLAY, ENGINE, FIX = range(-1, 7)
+"""What a frame is: of what stands in front of torch's own; of a library; of the user; or one that
+says how the user got there: by printing, by a `DataLoader` whose batches a placement brings, by the
+notebook's display of a value, by autograd's engine; by `--fix`."""
+
+WORDS = {PRINT: "print", LOADER: "loader", DISPLAY: "display", ENGINE: "backward", FIX: "fix"}
+_SPECIAL = {
+    os.path.join("torch", "_ops.py"): IN_FRONT,  # how we call the next kernel
+    os.path.join("torch", "_tensor_str.py"): PRINT,
+    os.path.join("torch", "autograd", "graph.py"): ENGINE,
+    os.path.join("torch", "autograd", "__init__.py"): ENGINE,
+    os.path.join("gpumagic", "placement", "dataloader.py"): LOADER,
+    os.path.join("gpumagic", "cell", "autofix.py"): FIX,
+    os.path.join("IPython", "core", "displayhook.py"): DISPLAY,
+    os.path.join("IPython", "core", "formatters.py"): DISPLAY,
+}
+
+# Expressions that are no call: a subscript, an operator, a comparison.
+_NO_CALL = ("BINARY_", "INPLACE_", "COMPARE_", "STORE_SUBSCR", "STORE_SLICE", "UNARY_", "CONTAINS_")
+_READING = {
+    *("__contains__", "__getitem__", "__setitem__", "getitem", "setitem", "index_put"),
+    *("index_put_", "bool", "float", "int", "str", "format", "item", "print", "repr", "tolist"),
+}
+
+
+class _Kinds(dict[str, int]):
+    """By a file's name."""
+
+    def __missing__(self, file: str) -> int:
+        if len(self) > 4096:  # each cell is a file of its own
+            self.clear()
+        kind = USER
+        if not is_users(file):
+            ends = (k for end, k in _SPECIAL.items() if file.endswith(os.sep + end))
+            kind = next(ends, IN_FRONT if is_ours(file) else LIBRARY)
+        self[file] = kind
+        return kind
+
+
+kinds = _Kinds()
+
+
+def locate(frame: FrameType | None) -> tuple[FrameType | None, int]:
+    """The innermost frame of the user's at or above `frame`, and how it got to `frame`."""
+    how, first = LIBRARY, frame
+    while frame is not None:
+        kind = kinds[frame.f_code.co_filename]
+        if kind > LIBRARY:
+            if kind == USER:
+                return frame, how
+            if kind > how and (kind != ENGINE or frame is first):
+                how = kind
+        frame = frame.f_back
+    return None, how
+
+
+def of_thread(ident: int | None) -> FrameType | None:
+    """The user's frame that another thread is in now."""
+    return None if ident is None else locate(sys._current_frames().get(ident))[0]
+
+
+def is_implicit(operator: str, how: int, code: CodeType | None, at: int) -> bool:
+    """Whether the innermost Python code called an operator without a device being named.
+
+    Where it cannot be told, a copy counts as explicit: torch makes few others by itself.
+    """
+    if operator == "synchronize" or how in (LOADER, ENGINE, FIX):
+        return False
+    if operator != "copy_" or how >= PRINT:
+        return True
+    if code is None:  # a thread of autograd's, where no Python runs
+        return False
+    return opcode(code, at).startswith(_NO_CALL) or called(code, at) in _READING
+
+
+def opcode(code: CodeType | None, at: int) -> str:
+    """The name of the instruction at `at`; empty if there is none."""
+    return dis.opname[code.co_code[at]] if code and 0 <= at < len(code.co_code) else ""
+
+
+# Code that a loop compiles anew each time would make an entry each time: past so many, new ones are
+# counted by their lines.
+_MOST = 4096
+before_reading: list[Callable[[], None]] = []
+"""Called before counts are read: what is still being measured is waited for."""
+
+
+@dataclass(slots=True, eq=False)
+class Count:
+    """The counts of one instruction; what `Entry` is made of, and described there."""
+
+    copy: bool
+    operator: str
+    source: str
+    destination: str
+    how: int  # the way from the user's frame to the operator: see `via`
+    code: CodeType | None  # of the user, and its instruction
+    at: int
+    implicit: bool
+    within: str = ""
+    # Code objects whose addresses are in this count's key: none other may come to lie there.
+    kept: object = None
+    count: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    calls: int = 0
+    blocking: int = 0
+    timed: int = 0  # calls that have added to `seconds`, if not all
+    looks: int = 0  # see `look_at`
+    repeats: int = 0
+    pinned: bool | None = None
+    last: weakref.ref[Any] | None = None
+    version: int | None = None
+    warned: bool = False
+    names: tuple[str, ...] = ()
+    framework: str = ""
+    kind: str = ""  # `Entry.kind`, where it is neither a copy nor a wait
+    untimed: bool = False
+    unsized: bool = False
+
+    def look_at(self, tensor: Any, host: Any) -> None:
+        """Note whether a copy copies what the last one did, and from or to pinned memory."""
+        version = None if tensor.is_inference() else tensor._version
+        if self.last is not None and self.last() is tensor and self.version == version:
+            self.repeats += 1
+        self.last, self.version = weakref.ref(tensor), version
+        if host.get_device() < 0:
+            pinned = bool(host.is_pinned())
+            self.pinned = pinned if not self.looks or self.pinned is pinned else None
+        self.looks += 1
+
+    def entry(self, at_least: int = 0) -> Entry:
+        """The count as the ledger shows it; of `at_least` so many calls, for what is to come."""
+        # Not every copy was timed on the device: the others are taken to be like those that were.
+        seconds = self.seconds * self.count / self.timed if self.timed else self.seconds
+        calls = max(self.calls if self.how == PRINT else self.calls or self.count, at_least)
+        return Entry(
+            kind=self.kind or ("copy" if self.copy else "wait"),
+            operator=self.operator,
+            source=self.source,
+            destination=self.destination,
+            count=max(self.count, at_least),
+            nbytes=self.nbytes,
+            seconds=seconds,
+            implicit=self.implicit,
+            where=None if self.code is None else line_at(self.code, self.at),
+            code="" if self.code is None else expression(self.code, self.at),
+            via=WORDS.get(self.how, ""),
+            within=self.within,
+            calls=calls,
+            sites=int(calls > 0),
+            repeats=round(self.repeats * self.count / self.looks) if self.looks else 0,
+            blocking=self.blocking,
+            pinned=self.pinned,
+            names=self.names,
+            framework=self.framework,
+            untimed=self.untimed,
+            unsized=self.unsized,
+        )
+
+
+@dataclass(eq=False)
+class Tally:
+    """The counts of one watch."""
+
+    virtual: bool = False  # whether the devices are
+    # By operator, devices and instruction.
+    counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)
+    # Reentrant: a finalizer that runs meanwhile may copy too.
+    _lock: Any = field(default_factory=threading.RLock)
+
+    def add(self, key: tuple[Any, ...], new: Count) -> Count:
+        """Begin to count under `key`."""
+        with self._lock:
+            if len(self.counts) >= _MOST and new.code is not None:
+                key = (key[0], new.code.co_filename, line_of(new.code, new.at), key[-1])
+            return self.counts.setdefault(key, new)
+
+    def ledger(self) -> Ledger:
+        """What was counted so far; on a real GPU, waits for the copies that are timed."""
+        for settle in before_reading:
+            settle()
+        with self._lock:
+            counts = [*self.counts.values()]
+        return Ledger(merged(count.entry() for count in counts if count.count), self.virtual)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of arrays on one device: the peak over the cell, its end and its start."""
+
+    device: str
+    peak: int
+    allocated: int
+    before: int
+    allocations: int = 1  # how many there were

@@ -2,7 +2,7 @@
 
 import torch
 
-from gpumagic.ledger.memory_used import Memory
+from gpumagic.ledger.entry import Memory
 
 
 class MemoryMeter:

@@ -347,7 +347,7 @@ class Watched:
         if watched is None:
             return
         with faults.kept("showing the ledger of a cell for %gpuwatch"):
-            from gpumagic.ledger.ledger_view import LedgerLine
+            from gpumagic.ledger.watch import LedgerLine
 
             watched.stop()
             line = LedgerLine(watched.ledger)

@@ -22,9 +22,8 @@ from gpumagic.frameworks.known import Needed
 from gpumagic.frameworks.on import Beside
 from gpumagic.isolation.settings import Growth, Randomness, deferred
 from gpumagic.isolation.worker import Quiet
-from gpumagic.ledger import ledger_view
-from gpumagic.ledger.counts import Tally
-from gpumagic.ledger.entry import Ledger, merged
+from gpumagic.ledger import watch as ledger_view
+from gpumagic.ledger.entry import Ledger, Tally, merged
 from gpumagic.timing.agreement import Agreeing, outcome
 from gpumagic.timing.repeats import Repeats, Reporter, Stage
 from gpumagic.timing.runner import LEAST_S, Lap, Runner, Stopwatch, joules

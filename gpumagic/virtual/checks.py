@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.ledger.cuda_reads import INDEXING, brought
+from gpumagic.ledger.copy_kernels import INDEXING, brought
 from gpumagic.virtual.events import emit
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
 

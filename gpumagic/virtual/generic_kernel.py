@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.ledger.cuda_reads import INDEXING, reads
+from gpumagic.ledger.copy_kernels import INDEXING, reads
 from gpumagic.usercode.files import leave_out_ours
 from gpumagic.virtual import events
 from gpumagic.virtual.checks import Found, mixed, one_gpu

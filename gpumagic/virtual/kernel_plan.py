@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gpumagic.ledger.cuda_reads import INDEXING, WAITS
+from gpumagic.ledger.copy_kernels import INDEXING, WAITS
 from gpumagic.virtual.flip import flip, flip_plain
 from gpumagic.virtual.scratch import beside
 from gpumagic.virtual.wider import writes

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.ledger.cuda_reads import crossing
+from gpumagic.ledger.copy_kernels import crossing
 from gpumagic.virtual import abi, events
 from gpumagic.virtual.checks import SAME
 from gpumagic.virtual.flip import adopt, flip

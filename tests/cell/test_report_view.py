@@ -7,7 +7,7 @@ import pytest
 
 from gpumagic.cell.report import Batches, Report
 from gpumagic.device import CPU, Device
-from gpumagic.ledger.memory_used import Memory
+from gpumagic.ledger.entry import Memory
 from gpumagic.moving.moved import Left, Moved
 
 MIB = 2**20

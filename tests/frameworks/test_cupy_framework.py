@@ -90,7 +90,7 @@ COUNTED = """
     from gpumagic.device import Device
     from gpumagic.frameworks.known import imported
     from gpumagic.ledger.advice import advise
-    from gpumagic.ledger.counts import Tally
+    from gpumagic.ledger.entry import Tally
 
     [framework] = imported()
     one = framework.devices()[1]

@@ -5,9 +5,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from gpumagic.ledger import attribute, copy_kernels, dispatch, synchronize
-from gpumagic.ledger.counts import Tally
-from gpumagic.ledger.cuda_reads import crossing
+from gpumagic.ledger import attribute, copy_kernels, dispatch
+from gpumagic.ledger.copy_kernels import crossing
+from gpumagic.ledger.entry import Tally
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_synchronizing_is_counted_and_is_explicit(counting, monkeypatch):
     real = torch.cuda.synchronize
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     patches = ExitStack()
-    synchronize.patch_synchronizing(patches)
+    dispatch.patch_synchronizing(patches)
     monkeypatch.setattr(torch.cuda._utils, "_get_device_index", lambda device, optional: 1)
     torch.cuda.synchronize("cuda:1")
     patches.close()

@@ -12,7 +12,7 @@ import pytest
 from late import Late
 
 from gpumagic.frameworks import known
-from gpumagic.ledger.counts import Count
+from gpumagic.ledger.entry import Count
 from gpumagic.timing import compare
 from gpumagic.timing.runner import Stopwatch
 

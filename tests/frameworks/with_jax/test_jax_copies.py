@@ -8,7 +8,7 @@ import pytest
 from gpumagic import faults
 from gpumagic.errors import CrossDeviceWarning
 from gpumagic.ledger.advice import advise
-from gpumagic.ledger.counts import Tally
+from gpumagic.ledger.entry import Tally
 
 ON_1 = "with jax.default_device(gpu[1]):\n    "
 TO_0, TO_1 = ("cpu", "cuda:0"), ("cpu", "cuda:1")

@@ -8,7 +8,7 @@ import pytest
 
 from gpumagic import device
 from gpumagic.device import Device
-from gpumagic.ledger.counts import Tally
+from gpumagic.ledger.entry import Tally
 
 GPUS = [Device("cuda", k, f"GPU-virtual-{k}", virtual=True) for k in range(2)]
 _numbers = count(1)
