@@ -11,4 +11,4 @@ from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown
 
 __all__ = ["Assigned", "DryRun", "Mismatch", "Peak", "Unknown", "dry_run"]
 
-table.register("gpumagic.dryrun.result.DryRun", "gpumagic.dryrun.dry_run_view")
+table.register("gpumagic.dryrun.result.DryRun", "gpumagic.dryrun.result")

@@ -1,11 +1,19 @@
 """Say what calls of JAX would need, as its compiler has it: a dry run without torch and a fork.
 
 JAX runs threads, which a fork would leave behind; its compiler needs shapes alone.
+
+Tell whether what a dry run is asked for are cards that are not here, or a device that is.
+
+Follow a cell that calls what JAX has jitted, call by call, by the shapes of what each gives.
+
+Only what can be read is followed: names, what is in them, and calls. All else would have to be run.
 """
 
+import ast
 import io
 import time
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +21,34 @@ from typing import Any
 import psutil
 
 from gpumagic import faults
-from gpumagic.device import Device, here, resolve_one
-from gpumagic.dryrun.cards_asked import cards_meant
+from gpumagic.device import Device, here, is_where, resolve_one
+from gpumagic.device.cards import Card, card, cards
 from gpumagic.dryrun.result import Assigned, DryRun, OnCard, Peak, Unknown
+from gpumagic.errors import GpuError
 from gpumagic.frameworks import jax_compiled
 from gpumagic.frameworks.jax_compiled import Compiled
 from gpumagic.frameworks.known import jax_here
-from gpumagic.usercode.lines import UserLine, innermost_of
-from gpumagic.usercode.values import of_function
+from gpumagic.usercode.lines import UserLine, innermost_of, source_of
+from gpumagic.usercode.values import MISSING, Scope, of_function
+
+
+def cards_meant(on: object) -> tuple[Card, ...]:
+    """The cards that `on` names; none where it names a device."""
+    if isinstance(on, Card):
+        return (on,)
+    if isinstance(on, str):
+        return () if is_where(on) else _known(on)
+    if isinstance(on, Iterable):
+        return tuple(c if isinstance(c, Card) else card(c) for c in on)
+    return ()
+
+
+def _known(on: str) -> tuple[Card, ...]:
+    try:
+        return cards(on)
+    except GpuError as error:
+        raise GpuError(f"{error}; a device is 1, cuda:1, cpu, free") from None
+
 
 _SHARE = 0.75  # of a card, which JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
 
@@ -213,3 +241,97 @@ def _described(name: str, value: Any, device: str) -> Assigned:
     kind = type(value).__name__
     kind = f"{kind} of {len(value)}" if isinstance(value, (tuple, list, dict)) else kind
     return Assigned(name, f"{kind}, {many}" if held else kind, device, nbytes)
+
+
+class NotFollowed(Exception):
+    """A statement that cannot be followed by shapes alone."""
+
+    def __init__(self, at: UserLine) -> None:
+        super().__init__(
+            f"a dry run follows cells of JAX whose lines call jitted functions by their names, and "
+            f"{at} does something else; type gpumagic.dry_run(step, params, batch)"
+        )
+
+
+def dry_run_array_cell(
+    tree: ast.Module, namespace: Mapping[str, Any], file: str, on: object
+) -> DryRun:
+    """What the calls of a cell would need; `NotFollowed` where it does anything else."""
+    return _Cell(namespace, file, Follower(on)).follow(tree)
+
+
+class _Cell:
+    def __init__(self, namespace: Mapping[str, Any], file: str, follower: Follower) -> None:
+        self._made: dict[str, Any] = {}
+        self._scope = Scope(self._made, namespace)
+        self._file = file
+        self._follower = follower
+
+    def follow(self, tree: ast.Module) -> DryRun:
+        for statement in tree.body:
+            if not isinstance(statement, (ast.Import, ast.ImportFrom)):  # done before, or missing
+                self._statement(statement, last=statement is tree.body[-1])
+            if self._follower.ended:
+                break
+        if not self._follower.calls:
+            raise NotFollowed(self._line(tree.body[-1]))
+        return self._follower.result()
+
+    def _statement(self, node: ast.stmt, last: bool) -> None:
+        if isinstance(node, ast.Expr):
+            value = self._value(node.value)
+            if last:
+                self._follower.assign("Out", value)
+        elif isinstance(node, ast.Assign) and (names := _names(node.targets)):
+            value = self._value(node.value)
+            if not self._follower.ended:
+                self._bind(names, [value] if len(names) == 1 else value)
+        else:
+            raise NotFollowed(self._line(node))
+
+    def _bind(self, names: tuple[str, ...], values: Iterable[Any]) -> None:
+        for name, value in zip(names, values, strict=True):
+            self._made[name] = value
+            self._follower.assign(name, value)
+
+    def _value(self, node: ast.expr) -> Any:
+        """What an expression gives; of a call its shapes, and None where that would fail."""
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
+            value, key = self._value(node.value), self._scope.value(node.slice)
+            return None if self._follower.ended else value[key]
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        found = self._scope.value(node)
+        if found is MISSING:
+            raise NotFollowed(self._line(node))
+        return found
+
+    def _call(self, node: ast.Call) -> Any:
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "block_until_ready":
+            return self._value(node.func.value)
+        function = self._scope.value(node.func)
+        if not _may_be_traced(function) or any(each.arg is None for each in node.keywords):
+            raise NotFollowed(self._line(node))
+        args = [self._value(arg) for arg in node.args]
+        kwargs = {str(each.arg): self._value(each.value) for each in node.keywords}
+        if self._follower.ended:
+            return None
+        return self._follower.call(DryCall(function, args, kwargs, self._line(node)))
+
+    def _line(self, node: ast.stmt | ast.expr) -> UserLine:
+        return UserLine(node.lineno, source_of(self._file, node.lineno), file=self._file)
+
+
+def _names(targets: list[ast.expr]) -> tuple[str, ...]:
+    """The names that an assignment binds; none where it binds anything else."""
+    target = targets[0]
+    parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]
+    names = tuple(part.id for part in parts if isinstance(part, ast.Name))
+    return names if len(names) == len(parts) and len(targets) == 1 else ()
+
+
+def _may_be_traced(function: Any) -> bool:
+    """Whether a function is jitted, or one of JAX's own."""
+    home = str(of_function(function, "__module__") or "").partition(".")[0]
+    own = home == "jax" and isinstance(function, (types.FunctionType, types.BuiltinFunctionType))
+    return function is not MISSING and (jax_compiled.is_jitted(function) or own)

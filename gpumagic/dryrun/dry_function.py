@@ -71,8 +71,8 @@ def dry_run(
         if dry_arrays.is_for_jax(function, args, kwargs):
             return dry_arrays.dry_run_of_jax(function, args, kwargs, on)
     with torch_needed("dry_run"):
+        from gpumagic.dryrun.dry_cell import dry_run_on
         from gpumagic.dryrun.follow_code import Subject
-        from gpumagic.dryrun.ranks import dry_run_on
     space, module = _home(function)
     arguments = [("function", function), *zip(_names(function, args), args, strict=True)]
     arguments += kwargs.items()

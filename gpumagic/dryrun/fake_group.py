@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gpumagic.dryrun.fakes import suspended
-from gpumagic.dryrun.gradient_buckets import DryLogger, DryReducer
+from gpumagic.dryrun.wire import DryLogger, DryReducer
 from gpumagic.errors import GpuError
 
 GPUS_OF_A_HOST = 8

@@ -19,11 +19,9 @@ import torch
 from gpumagic import faults
 from gpumagic.device import Device
 from gpumagic.device.cards import Card
-from gpumagic.dryrun import cuda_attention
+from gpumagic.dryrun import composites
 from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
-from gpumagic.dryrun.describe import describe
-from gpumagic.dryrun.elsewhere import before_on, on_card
 from gpumagic.dryrun.fake_group import Rank, join
 from gpumagic.dryrun.fake_operators import Crossings, Operators
 from gpumagic.dryrun.fakes import Fakes
@@ -34,9 +32,9 @@ from gpumagic.dryrun.forked import (
     run_forked,
     set_by_fork,
 )
-from gpumagic.dryrun.held_memory import Before, HeldMemory, measure, peaks
+from gpumagic.dryrun.held_memory import Before, HeldMemory, before_on, measure, on_card, peaks
 from gpumagic.dryrun.result import DryRun, Mismatch, OnRank, Unknown
-from gpumagic.dryrun.unknown import Stopped, is_refusal, raised
+from gpumagic.dryrun.unknown import Stopped, describe, is_refusal, raised
 from gpumagic.dryrun.wire import Wire
 from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
@@ -143,7 +141,7 @@ class _Following:
         install(mode, calls, self.note, self._waited, self._held, before.virtual)
         if subject.rank is not None:
             join(subject.rank, subject.namespace)
-        attention = None if before.virtual else cuda_attention.install()
+        attention = None if before.virtual else composites.install()
         with calls, mode, self._operators:
             if not confinement.begin():
                 self.note("not all is refused to C++ code: no Landlock or no seccomp", BEFORE)

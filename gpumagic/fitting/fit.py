@@ -16,7 +16,7 @@ from gpumagic import faults
 from gpumagic.device import Device, cuda_state
 from gpumagic.device.cards import Card
 from gpumagic.display.table import view
-from gpumagic.dryrun.elsewhere import target_of
+from gpumagic.dryrun.held_memory import target_of
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.fitting.fit_result import Fit
 from gpumagic.fitting.fit_steps import Fitting

@@ -196,7 +196,7 @@ def _of_arrays(shell: Any, tree: Any, file: str, on: str) -> Any:
         if used:
             raise GpuError(f"--dry-run is for cells of torch or JAX, and this one uses {used[0]}")
         return None
-    from gpumagic.dryrun.dry_array_cell import NotFollowed, dry_run_array_cell
+    from gpumagic.dryrun.dry_arrays import NotFollowed, dry_run_array_cell
 
     try:
         return dry_run_array_cell(tree, shell.user_ns, file, on)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gpumagic.dryrun.dry_run_view import html, text
-from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown
+from gpumagic.dryrun.result import Assigned, DryRun, Mismatch, Peak, Unknown, html, text
 from gpumagic.ledger.entry import Entry, Ledger
 from gpumagic.moving.moved import Moved
 from gpumagic.usercode.lines import UserLine

@@ -6,7 +6,7 @@ import linecache
 import pytest
 
 import gpumagic
-from gpumagic.dryrun.dry_array_cell import NotFollowed, dry_run_array_cell
+from gpumagic.dryrun.dry_arrays import NotFollowed, dry_run_array_cell
 from gpumagic.errors import GpuError
 
 MIB = 2**20
