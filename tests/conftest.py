@@ -144,9 +144,9 @@ def kept_kernels(monkeypatch):
 
     All else of virtual GPUs is made anew for each test.
     """
-    from gpumagic.virtual import registry
+    from gpumagic.virtual import switch
 
-    register = registry.register
+    register = switch.register
 
     def register_once(stack):
         if not _kept_kernels:
@@ -155,7 +155,7 @@ def kept_kernels(monkeypatch):
                 _kept.push(made.pop_all())
             _kept_kernels.append(True)
 
-    monkeypatch.setattr(registry, "register", register_once)
+    monkeypatch.setattr(switch, "register", register_once)
 
 
 @pytest.hookimpl(wrapper=True)

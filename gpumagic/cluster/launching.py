@@ -11,7 +11,7 @@ from typing import Any
 from gpumagic import device
 from gpumagic.cluster.start_engine import LOCAL, ONE_GPU
 from gpumagic.errors import GpuError
-from gpumagic.virtual.host_memory import part_of_the_host
+from gpumagic.virtual.torchless import part_of_the_host
 
 LOOPBACK = "127.0.0.1"
 _MODULE = ["-m", "gpumagic.cluster.start_engine"]

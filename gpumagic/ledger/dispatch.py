@@ -164,7 +164,7 @@ class Hooks:
 
     def _replaced(self, name: str) -> Kernel:
         # A virtual GPU's is Python's: called as it is, it costs no second way through C++.
-        virtuals = sys.modules.get("gpumagic.virtual.registry") if self.virtual else None
+        virtuals = sys.modules.get("gpumagic.virtual.switch") if self.virtual else None
         stands = C._dispatch_dump(f"aten::{name}")
         if virtuals is not None and f"\nCUDA: registered at {virtuals.__file__}:" in stands:
             kernel_of_virtual: Kernel = virtuals.kernels[name]

@@ -91,7 +91,7 @@ def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -
 
 
 def _tell_capacity() -> None:
-    from gpumagic.virtual.host_memory import LARGEST
+    from gpumagic.virtual.torchless import LARGEST
 
     each = device.here()[0].memory_total or 0
     if each < LARGEST:

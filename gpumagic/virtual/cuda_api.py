@@ -2,10 +2,20 @@
 
 The stock ``torch.cuda`` module runs unchanged on top of it. Everything is set through
 :func:`patch`, which notes what was there.
+
+Let torch's profiler have the CPU's times alone: virtual GPUs run no kernels of their own.
+
+Make storages on virtual GPUs: torch calls a constructor that C++ refuses for them.
+
+Refuse to compile kernels for a virtual GPU, at once and with what to type instead.
+
+Left alone, torch would follow the code, load its compiler, and then miss a Triton that would not
+help. What computes on the CPU alone is compiled as ever.
 """
 
 import types
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -15,10 +25,73 @@ from torch import Tensor
 
 from gpumagic.device.caching_allocator import MemoryStat
 from gpumagic.usercode.files import unseen
-from gpumagic.virtual import collectives, events, memory_snapshot, profiling, virtual_storages
+from gpumagic.virtual import checks, collectives, memory_snapshot
 from gpumagic.virtual.generators import Generator
 from gpumagic.virtual.streams import AnyEvent, AnyStream, Event, Stream
 from gpumagic.virtual.virtual_gpus import GPUS, gpu_of, in_bad_fork
+
+_init: Any = torch.autograd.profiler.profile.__init__
+
+
+class Nvtx:
+    """Marks for a profiler that is not there."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args: 0
+
+
+def on_the_cpu(
+    self: Any, enabled: bool = True, *, use_cuda: bool = False, use_device: Any = None, **how: Any
+) -> None:
+    """`torch.autograd.profiler.profile.__init__`, where C++ would report a fault of each event."""
+    if enabled and (use_cuda or use_device == "cuda"):
+        warnings.warn("virtual GPUs: the profile has the CPU's times alone", stacklevel=3)
+        how["use_cpu"], use_device = True, None
+    _init(self, enabled, use_device=use_device, **how)
+
+
+def make(nbytes: int, device: torch.device) -> Any:
+    """A storage of `nbytes` on a virtual GPU, charged to it."""
+    return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def to(
+    self: Any, device: torch.device, non_blocking: bool = False, _to: Any = torch._utils._to
+) -> Any:
+    """`torch.storage._to`, which `UntypedStorage.cuda` and `torch.load` call."""
+    if device.type != "cuda" or self.device == device:
+        return _to(self, device, non_blocking)
+    return make(self.nbytes(), device).copy_(self)
+
+
+def clone(self: Any, _clone: Any = torch.storage._StorageBase.clone) -> Any:
+    """`UntypedStorage.clone`, by which `copy.deepcopy` copies a tensor."""
+    if self.device.type != "cuda":
+        return _clone(self)
+    return make(self.nbytes(), self.device).copy_(self)
+
+
+_REAL_ONLY = {
+    "resize_": "virtual GPUs cannot resize a storage, as FSDP does; use a mesh of CPUs",
+    "_share_cuda_": "virtual GPUs share no memory with other processes; send tensor.cpu()",
+}
+
+
+def refusals() -> dict[str, Any]:
+    """What C++ has for the storages of real GPUs only, as methods that say so."""
+    return {name: _refusal(getattr(torch.UntypedStorage, name), name) for name in _REAL_ONLY}
+
+
+def _refusal(method: Any, name: str) -> Any:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == "cuda":
+            raise NotImplementedError(_REAL_ONLY[name])
+        return method(self, *args, **kwargs)
+
+    return refuse
+
 
 C: Any = torch._C
 _missing = object()
@@ -75,15 +148,15 @@ def install(stack: ExitStack) -> None:
     for kind in (torch.cuda.CUDAGraph, torch.cuda.MemPool):
         patch(stack, kind, __new__=_refused)
     patch(stack, torch, Generator=Generator, Stream=AnyStream, Event=AnyEvent)
-    stack.callback(events.set_sync_debug_mode, 0)
+    stack.callback(checks.set_sync_debug_mode, 0)
     collectives.register(stack)
-    patch(stack, torch.cuda.nvtx, _nvtx=profiling.Nvtx())
-    patch(stack, torch.autograd.profiler.profile, __init__=profiling.on_the_cpu)
+    patch(stack, torch.cuda.nvtx, _nvtx=Nvtx())
+    patch(stack, torch.autograd.profiler.profile, __init__=on_the_cpu)
     patch(stack, torch.cuda.nccl, is_available=_no)
     patch(stack, torch.backends.cudnn, is_acceptable=_no, version=_nothing)
-    patch(stack, torch.storage, _to=virtual_storages.to)
-    patch(stack, torch.UntypedStorage, **virtual_storages.refusals())
-    patch(stack, torch.storage._StorageBase, clone=virtual_storages.clone)
+    patch(stack, torch.storage, _to=to)
+    patch(stack, torch.UntypedStorage, **refusals())
+    patch(stack, torch.storage._StorageBase, clone=clone)
     for module in (torch.autograd, torch.autograd.graph):
         patch(stack, module, _engine_run_backward=_backward)
     # Each device has one stream here, so its advice about streams is never meant.
@@ -121,8 +194,8 @@ def _device_functions() -> dict[str, Any]:
         "_cuda_getCurrentRawStream": lambda index: 0,
         "_cuda_hasPrimaryContext": lambda index: True,
         "_cuda_isCurrentStreamCapturing": _no,
-        "_cuda_set_sync_debug_mode": events.set_sync_debug_mode,
-        "_cuda_get_sync_debug_mode": lambda: events.sync_debug_mode,
+        "_cuda_set_sync_debug_mode": checks.set_sync_debug_mode,
+        "_cuda_get_sync_debug_mode": lambda: checks.sync_debug_mode,
     }
 
 
@@ -301,3 +374,30 @@ def _tensor_types() -> dict[str, type]:
             kind.dtype = legacy.dtype
             types_[legacy.__name__] = kind
     return types_
+
+
+_NO_COMPILER = (
+    'virtual GPUs have no compiled kernels; type torch.compile(..., backend="aot_eager"), which '
+    "follows the code as the compiler does and runs its operators one by one"
+)
+
+
+def refuse_compiling(stack: ExitStack) -> None:
+    """Let torch's own backend raise for a graph that has to do with a GPU, until `stack` closes."""
+    backend: Any = getattr(torch, "_TorchCompileInductorWrapper", None)
+    if backend is None:  # renamed: then torch's own error stands
+        return
+    compile_graph = backend.__call__
+
+    def compile_on_the_cpu(self: Any, model: Any, inputs: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        if any(tensor.device.type == "cuda" for tensor in _tensors(model, inputs)):
+            raise NotImplementedError(_NO_COMPILER)
+        return compile_graph(self, model, inputs, **options)
+
+    patch(stack, backend, __call__=compile_on_the_cpu)
+
+
+def _tensors(model: Any, inputs: Any) -> Iterator[Tensor]:
+    made = (node.meta.get("example_value") for node in model.graph.nodes)
+    return (value for value in (*inputs, *made) if isinstance(value, Tensor))

@@ -3,15 +3,29 @@
 A tensor is exported as a DLPack capsule, the capsule's device field is rewritten, and the capsule
 is imported again: about 1.5 µs, nothing is copied, strides and every dtype are kept, and DLPack's
 own deleter keeps the first tensor alive as long as the second.
+
+Build sparse and nested tensors on a virtual GPU of parts that are virtual tensors too.
+
+A COO, compressed (CSR, CSC, BSR, BSC) or nested tensor is rebuilt from its flipped parts for the
+CPU's kernel, and the result from its adopted ones. Operators that look at such a tensor's own
+metadata, or put it together, are the CPU's as they are: they serve any device.
+
+Compute in a wider type, and round, where CUDA has a kernel of a type that the CPU lacks.
+
+An error that the CPU's kernel raises about a type is never shown as it is: it would read as if CUDA
+had raised it.
 """
 
 import ctypes
+import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
-from gpumagic.virtual.virtual_gpus import VirtualGpu
+from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
 
 C: Any = torch._C
 ON_CPU = 1
@@ -67,3 +81,170 @@ def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 2) -> Tensor:
     if nbytes:
         gpu.account.charge(tensor, nbytes, depth + 1)
     return flip(tensor, gpu.code) if tensor.is_complex() else flip_plain(tensor, gpu.code)
+
+
+aten: Any = torch.ops.aten
+KEYS = {
+    "SparseCUDA": "SparseCPU",
+    "SparseCsrCUDA": "SparseCsrCPU",
+    "NestedTensorCUDA": "NestedTensorCPU",
+}
+"""The dispatch keys of such tensors, and those of the CPU kernels that serve them."""
+METADATA = frozenset(
+    {
+        "_coalesced_",
+        "_nested_tensor_size",
+        "_nested_tensor_storage_offsets",
+        "_nested_tensor_strides",
+        "copy_sparse_to_sparse_",
+        "sparse_resize_",
+        "sparse_resize_and_clear_",
+    }
+)
+"""Operators that are about how such a tensor is put together, though their schema does not tell."""
+CPU_ONLY = frozenset({"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"})
+"""CUDA has no such kernel, and the CPU's asks whether its arguments require a gradient."""
+_COO = C.DispatchKeySet(C.DispatchKey.SparseCPU)
+
+
+def makers() -> dict[str, Callable[..., Tensor]]:
+    """The kernels at SparseCUDA that make a COO tensor, by the operators' names."""
+    names = "_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors"
+    return {name: _made_there(getattr(aten, name).default) for name in names}
+
+
+def _made_there(op: Any) -> Callable[..., Tensor]:
+    def kernel(*args: Any, device: torch.device, **options: Any) -> Tensor:
+        # The C++ class makes its first, empty parts on the current device.
+        before = C._accelerator_getDeviceIndex()
+        C._accelerator_setDeviceIndex(gpu_of(device).index)
+        try:
+            made: Tensor = op.redispatch(_COO, *args, device=device, **options)
+        finally:
+            C._accelerator_setDeviceIndex(before)
+        return made
+
+    return kernel
+
+
+def in_parts(tensor: Tensor) -> bool:
+    """Whether a tensor is sparse or nested."""
+    return tensor.layout is not torch.strided or tensor.is_nested
+
+
+def flip_parts(tensor: Tensor) -> Tensor:
+    """The CPU tensor over the bytes of such a tensor of a virtual GPU."""
+    return _rebuild(tensor, flip, torch.device("cpu"))
+
+
+def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
+    """A fresh sparse or nested CPU tensor becomes a tensor of `gpu`, its parts charged to it."""
+    return _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
+
+
+def replace_sparse(old: Tensor, new: Tensor) -> Tensor:
+    """`old` takes over the parts of `new`: what an operator that writes in place needs."""
+    if old.layout is not torch.sparse_coo:
+        raise NotImplementedError(f"virtual GPUs cannot write into a {old.layout} tensor in place")
+    replaced: Tensor = aten.copy_sparse_to_sparse_.default.redispatch(_COO, old, new)
+    return replaced._coalesced_(new.is_coalesced())
+
+
+def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Tensor:
+    options = {"dtype": tensor.dtype, "layout": tensor.layout, "device": device}
+    rebuilt: Tensor
+    if tensor.is_nested:
+        rebuilt = aten._nested_view_from_buffer(
+            part(tensor.values()),
+            tensor._nested_tensor_size(),
+            tensor._nested_tensor_strides(),
+            tensor._nested_tensor_storage_offsets(),
+        )
+        return rebuilt
+    if tensor.layout is torch.sparse_coo:
+        rebuilt = aten._sparse_coo_tensor_with_dims_and_tensors(
+            tensor.sparse_dim(),
+            tensor.dense_dim(),
+            tensor.shape,
+            part(tensor._indices()),
+            part(tensor._values()),
+            **options,
+            is_coalesced=tensor.is_coalesced(),
+        )
+        return rebuilt
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    starts = tensor.crow_indices() if by_row else tensor.ccol_indices()
+    across = tensor.col_indices() if by_row else tensor.row_indices()
+    rebuilt = aten._sparse_compressed_tensor_unsafe(
+        part(starts), part(across), part(tensor.values()), tensor.shape, **options
+    )
+    return rebuilt
+
+
+WIDER = {
+    torch.half: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+    torch.bool: torch.uint8,
+}
+_REAL_AND_COMPLEX = {torch.half: torch.complex32, torch.complex32: torch.half}
+_CUDA_HAS = re.compile(r"aten::(_fft_|_upsample_\w+_aa|avg_pool3d|multi\w*_margin|rrelu|abs|trace)")
+"""Operators that CUDA has in a half or in bool and the CPU has not; linear algebra is not among
+them. Halves of complex numbers: all that go element by element, sums and products."""
+_LACKS = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
+
+
+def lacks_type(error: Exception) -> bool:
+    """Whether an error of a CPU kernel is about a type of number that it does not have."""
+    return _LACKS.search(str(error)) is not None
+
+
+def compute_wider(
+    op: Any, call: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], error: Exception
+) -> Any:
+    """`op` in wider types by `call`, after `error`; NotImplementedError if the CPU has none."""
+    __tracebackhide__ = True
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    narrow = {t.dtype for t in tensors if t.dtype in WIDER} if _cuda_has(op, tensors) else set()
+    narrow |= {_REAL_AND_COMPLEX[t] for t in narrow if t in _REAL_AND_COMPLEX}
+    back = {WIDER[t]: t for t in narrow if all(other.dtype is not WIDER[t] for other in tensors)}
+    pairs: list[tuple[Tensor, Tensor]] = []
+
+    def widen(x: Any) -> Any:
+        if isinstance(x, Tensor) and x.dtype in WIDER:
+            pairs.append((x, x.to(WIDER[x.dtype])))
+            return pairs[-1][1]
+        return WIDER.get(x, x) if isinstance(x, torch.dtype) else x
+
+    def round_(x: Any) -> Any:
+        for given, wide in pairs:
+            if x is wide:
+                return given
+        return x.to(back.get(x.dtype, x.dtype)) if isinstance(x, Tensor) else x
+
+    try:
+        result = call(*tree_map(widen, args), **tree_map(widen, kwargs)) if narrow else None
+    except RuntimeError:
+        narrow = set()
+    if not narrow:
+        raise NotImplementedError(
+            f"virtual GPUs compute as the CPU does, and its {op.name()} says: {error}"
+        ) from None
+    arguments = op._schema.arguments
+    named = dict(zip((a.name for a in arguments), args)) | kwargs  # noqa: B905 (defaults left out)
+    written = {id(x) for x in tree_leaves([named.get(a.name) for a in arguments if writes(a)])}
+    for given, wide in pairs:
+        if id(given) in written:
+            given.copy_(wide)
+    return tree_map(round_, result)
+
+
+def writes(argument: Any) -> bool:
+    """Whether an operator writes into an argument, or returns what it has written into."""
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _cuda_has(op: Any, tensors: list[Tensor]) -> bool:
+    alike = torch.Tag.pointwise in op.tags or op.name().startswith(("aten::sum", "aten::prod"))
+    complex_halves = alike and any(t.dtype is torch.complex32 for t in tensors)
+    return complex_halves or _CUDA_HAS.match(op.name()) is not None

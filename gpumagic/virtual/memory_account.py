@@ -5,6 +5,8 @@ frees in the midst of an allocation. What is allocated and freed is noted in ord
 somebody reads, when it could be too much, and otherwise after some MiB; then the row of counters is
 published too. Which line of the user's took each block is known (see
 :mod:`gpumagic.virtual.memory_history`).
+
+Write what CUDA's allocator says when it has too little memory.
 """
 
 import re
@@ -28,8 +30,7 @@ from gpumagic.telemetry.virtual_state import (
     WINDOW_END_NS,
     WINDOW_NS,
 )
-from gpumagic.virtual import host_memory
-from gpumagic.virtual.allocator_refusal import refusal
+from gpumagic.virtual import torchless
 from gpumagic.virtual.memory_history import (
     USERS,
     Allocation,
@@ -40,6 +41,37 @@ from gpumagic.virtual.memory_history import (
     owner_of,
     stack,
 )
+
+
+def refusal(
+    size: int, ordinal: int, capacity: int, limit: int, used: int, reserved: int, *, host: bool
+) -> str:
+    """The text of its error; `host`: it is the host that has no more. All sizes in bytes."""
+    allowed = f"{readable(limit)} allowed; " if limit < capacity else ""
+    free = max(capacity - reserved, 0)
+    text = (
+        f"CUDA out of memory. Tried to allocate {readable(size)}. GPU {ordinal} has a "
+        f"total capacity of {readable(capacity)} of which {readable(free)} is "
+        f"free. Including non-PyTorch memory, this process has {readable(reserved)} memory in use. "
+        f"{allowed}Of the allocated memory {readable(used)} is allocated by PyTorch, and "
+        f"{readable(reserved - used)} is reserved by PyTorch but unallocated. If reserved but "
+        "unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to "
+        "avoid fragmentation.  See documentation for Memory Management  "
+        "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    )
+    if host:
+        there = readable(torchless.available())
+        text += f" A virtual GPU's memory is the host's, which has {there} left."
+    return text
+
+
+def readable(nbytes: int) -> str:
+    """A size as CUDA's allocator writes it."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"
+
 
 SMALL = 2**17
 """Elements up to which nobody asks before they are made whether they fit."""
@@ -150,7 +182,7 @@ class MemoryAccount:
             return
         nbytes = prod(size) * (dtype or torch.get_default_dtype()).itemsize
         self._make_room(nbytes)
-        if nbytes >= _TOUCHED and nbytes > host_memory.available():
+        if nbytes >= _TOUCHED and nbytes > torchless.available():
             raise self.out_of_memory(in_blocks(nbytes), host=True)
 
     def record(self, recording: Recording) -> None:

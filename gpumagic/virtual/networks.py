@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 from torch.utils._pytree import tree_map
 
 from gpumagic.virtual.checks import mixed
-from gpumagic.virtual.kernel_plan import CPU, KernelPlan, on_metadata
+from gpumagic.virtual.generic_kernel import CPU, KernelPlan, on_metadata
 
 aten: Any = torch.ops.aten
 _choose = on_metadata(aten._fused_sdp_choice.default, CPU)

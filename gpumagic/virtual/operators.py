@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from gpumagic.ledger.copy_kernels import crossing
-from gpumagic.virtual import abi, events
+from gpumagic.virtual import checks, gate
 from gpumagic.virtual.checks import SAME
 from gpumagic.virtual.flip import adopt, flip
-from gpumagic.virtual.generic_kernel import HOST, kernel_of
-from gpumagic.virtual.kernel_plan import CPU, on_metadata
+from gpumagic.virtual.generic_kernel import CPU, HOST, kernel_of, on_metadata
 from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
 from gpumagic.virtual.virtual_gpus import gpu_of
 
@@ -107,7 +106,7 @@ def _empty(op: Any) -> Kernel:
 def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     if self.device != src.device:
         nbytes = crossing(self, src, non_blocking)
-        events.emit("copy", "copy_", src.device, self.device, nbytes)
+        checks.emit("copy", "copy_", src.device, self.device, nbytes)
     target, source = (flip(t) if t.is_cuda else t for t in (self, src))
     _copy_on_cpu(target, source, non_blocking)
     return self
@@ -136,7 +135,7 @@ def _index_fill(self: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
 
 
 def _item(self: Tensor) -> Any:
-    events.emit("sync", "item", self.device, HOST, self.element_size())
+    checks.emit("sync", "item", self.device, HOST, self.element_size())
     return aten._local_scalar_dense.default.redispatch(CPU, flip(self))
 
 
@@ -238,7 +237,7 @@ def _softmax_backward(op: Any) -> Kernel:
 
 
 def _is_pinned(self: Tensor, device: Any = None) -> bool:
-    return not self.is_cuda and abi.is_pinned(self.untyped_storage())
+    return not self.is_cuda and gate.is_pinned(self.untyped_storage())
 
 
 def _pin_memory(self: Tensor, device: Any = None) -> Tensor:

@@ -1,22 +1,205 @@
-"""Turn virtual GPUs on and off, whole or not at all."""
+"""Turn virtual GPUs on and off, whole or not at all.
 
+Register the kernels at torch's dispatch keys while virtual GPUs are on.
+"""
+
+import functools
 import threading
 import uuid
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import fields
+from importlib.machinery import ExtensionFileLoader
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch._decomp  # registers the decompositions of recurrent networks
 
 from gpumagic.device import Device, set_virtual
 from gpumagic.telemetry.virtual_state import COUNTERS, NAME, Publisher, VirtualFacts
-from gpumagic.virtual import abi, cuda_api, events, gate, host_memory, registry
-from gpumagic.virtual.compiled import refuse_compiling
+from gpumagic.usercode.files import unseen
+from gpumagic.virtual import checks, cuda_api, flip, gate, torchless
+from gpumagic.virtual.cuda_api import patch, refuse_compiling
+from gpumagic.virtual.flip import writes
+from gpumagic.virtual.generators import host_kernels
+from gpumagic.virtual.generic_kernel import kernel_of, on_metadata, run
 from gpumagic.virtual.memory_account import MemoryAccount
+from gpumagic.virtual.networks import network_kernels
+from gpumagic.virtual.operators import overload, own_kernels, pinning_kernels
+from gpumagic.virtual.scratch import IN_PARTS
 from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_fork
 
 C: Any = torch._C
+Kernel = Callable[..., Any]
+# Kernels of these move bytes between processes, or are made anew by torch itself.
+_LEFT_ALONE = {"aten", "c10d", "symm_mem", "_native"}
+
+
+_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}
+"""Composite operators whose results share an argument's bytes, which their schema does not tell."""
+_TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
+"""Those, and those that copy, read a number, or choose an algorithm by the device."""
+
+kernels: dict[str, Kernel] = {}
+"""By name, those of aten at the key CUDA while virtual GPUs are on."""
+
+
+def register(stack: ExitStack) -> None:
+    """Register all kernels; closing `stack` puts back what was there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "overriding a previously registered kernel": on purpose
+        aten = torch.library.Library("aten", "IMPL")
+        stack.callback(aten._destroy)
+        stack.callback(kernels.clear)
+        _register_dense(aten)
+        _register_above(aten)
+        _register_parts(aten)
+        _register_others(stack)
+    # TorchScript's fuser would compile for a GPU, and ask its driver.
+    fuses = C._jit_can_fuse_on_gpu()
+    stack.callback(C._jit_override_can_fuse_on_gpu, fuses)
+    C._jit_override_can_fuse_on_gpu(False)
+    rest = torch.library.Library("_", "IMPL", "CUDA")
+    stack.callback(rest._destroy)
+    rest.fallback(run)
+
+
+def _register_dense(aten: Any) -> None:
+    """The dispatch key CUDA, and what C++ gives to the CPU's though it is meant for a GPU."""
+    kernels.update(own_kernels())
+    # What C++ makes of other operators may ask for the device within, and find CUDA's own stubs:
+    # it runs as a whole on the CPU.
+    explicit = "CompositeExplicitAutograd"
+    named = _names(explicit) | _names(f"{explicit}NonFunctional")
+    composites = {n for n in named if not n.endswith("out")}
+    whole = {name for name in composites if _is_whole(overload(name))}
+    # The second refuses lengths that are not the host's.
+    not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *host_kernels()}
+    # On a CUDA build all of its own too: no real kernel must ever see these bytes.
+    run_here = _names("CPU") | whole
+    for name in run_here | _names("CUDA"):
+        if name not in kernels and name not in not_whole and name.partition(".")[0] not in IN_PARTS:
+            runs = name in run_here or _can_run(f"aten::{name}")
+            runs &= "histogram" not in name  # which CUDA has not
+            kernels[name] = kernel_of(overload(name)) if runs else _refusal(f"aten::{name}")
+    for name, kernel in kernels.items():
+        _put(aten, name, kernel, "CUDA")
+    for name, kernel in (pinning_kernels() | host_kernels()).items():
+        _put(aten, name, kernel, "CPU")
+
+
+def _register_above(aten: Any) -> None:
+    """Operators that stand above autograd, and those that virtual GPUs refuse."""
+    for name, kernel in network_kernels(overload).items():
+        _put(aten, name, kernel, "AutogradCUDA")
+        _put(aten, name, kernel, "CUDA")  # inference mode goes past the first
+    for name in _names("QuantizedCUDA"):
+        _put(aten, name, _refusal(f"aten::{name}"), "QuantizedCUDA")
+
+
+def _register_parts(aten: Any) -> None:
+    """Sparse and nested tensors, which have dispatch keys of their own."""
+    makers = flip.makers()
+    for key, of_cpu in flip.KEYS.items():
+        as_it_is = C.DispatchKeySet(getattr(C.DispatchKey, of_cpu))
+        there = _names(of_cpu)
+        for name in (there | _names(key)) - flip.CPU_ONLY:
+            op = overload(name)
+            if name not in there:
+                kernel = _refusal(f"aten::{name}")
+            elif name in flip.METADATA or not (name.endswith("out") or _is_whole(op)):
+                kernel = makers.get(name) or on_metadata(op, as_it_is)
+            else:
+                kernel = kernel_of(op, dense=False)
+            _put(aten, name, kernel, key)
+
+
+def _register_others(stack: ExitStack) -> None:
+    """Operators of other libraries (torchvision's …), and of those that are loaded from now on."""
+    known: set[str] = set()
+    libraries = stack.enter_context(ExitStack())  # open until off: `stack` itself is handed on
+
+    def register_new() -> None:
+        new = _all_names("CUDA") - known
+        known.update(new)
+        for full in sorted(new):
+            space, _, name = full.partition("::")
+            if space not in _LEFT_ALONE:
+                kernel = kernel_of(overload(name, space)) if _can_run(full) else _refusal(full)
+                other = torch.library.Library(space, "IMPL")
+                libraries.callback(other._destroy)
+                _put(other, name, kernel, "CUDA")
+
+    def after(load: Callable[..., Any]) -> Callable[..., Any]:
+        @unseen
+        @functools.wraps(load)
+        def load_and_register(*args: Any, **kwargs: Any) -> Any:
+            loaded = load(*args, **kwargs)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                register_new()
+            return loaded
+
+        return load_and_register
+
+    register_new()
+    loader, ops = ExtensionFileLoader, type(torch.ops)
+    patch(stack, loader, exec_module=after(loader.exec_module))
+    patch(stack, ops, load_library=after(ops.load_library))
+
+
+def _put(owner: Any, name: str, kernel: Kernel, key: str) -> None:
+    python = isinstance(kernel, FunctionType)  # not one that leads to the generic kernel, or to C++
+    owner.impl(name, unseen(kernel) if python else kernel, key, allow_override=True)
+
+
+def _all_names(key: str) -> set[str]:
+    return set(C._dispatch_get_registrations_for_dispatch_key(key))
+
+
+def _names(key: str) -> set[str]:
+    """The operators of aten that have a kernel at `key`, without the prefix."""
+    return {n.removeprefix("aten::") for n in _all_names(key) if n.startswith("aten::")}
+
+
+@functools.cache
+def _is_whole(op: Any) -> bool:
+    """Whether a composite operator gives on the CPU what it gives on a GPU, but for the device.
+
+    Not one that is about views or devices, or that draws and is given no generator.
+    """
+    schema, tags = op._schema, op.tags
+    kinds = {argument.name: str(argument.type) for argument in schema.arguments}
+    moves = "device" in kinds and any("Tensor" in kind for kind in kinds.values())
+    draws = torch.Tag.nondeterministic_seeded in tags and "generator" not in kinds
+    if moves or draws or torch.Tag.inplace_view in tags or schema.name[6:] in _TAKEN_APART:
+        return False
+    if any(argument.kwarg_only and writes(argument) for argument in schema.arguments):
+        return False
+    if not schema.returns:
+        return any(map(writes, schema.arguments))
+    return all("Tensor" in str(r.type) and (writes(r) or not r.alias_info) for r in schema.returns)
+
+
+def _can_run(full: str) -> bool:
+    return any(
+        C._dispatch_has_kernel_for_dispatch_key(full, key)
+        for key in ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    )
+
+
+def _refusal(full: str) -> Kernel:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        raise NotImplementedError(
+            f"virtual GPUs have no {full}: there is a kernel for real GPUs only"
+        )
+
+    return kernel
+
+
 _on = ExitStack()
 _lock = threading.RLock()
 
@@ -25,7 +208,7 @@ def turn_on(number: int, capacity: int | None, *, force: bool = False) -> None:
     """Give this process `number` virtual GPUs of `capacity` bytes, or GpuError where refused."""
     with _lock:
         gate.check(force=force)
-        install(number, capacity or host_memory.part_of_the_host(number))
+        install(number, capacity or torchless.part_of_the_host(number))
 
 
 def install(number: int, capacity: int) -> None:
@@ -34,10 +217,10 @@ def install(number: int, capacity: int) -> None:
     with ExitStack() as stack:
         stack.callback(GPUS.clear)
         _make(stack, number, capacity)
-        abi.install(stack)
+        gate.install(stack)
         cuda_api.install(stack)
         refuse_compiling(stack)
-        registry.register(stack)
+        register(stack)
         torch.cuda.init()
         stack.callback(_back_to_first)
         _on = stack.pop_all()
@@ -62,7 +245,7 @@ def _make(stack: ExitStack, number: int, capacity: int) -> None:
         account = MemoryAccount(index, capacity, row)
         stack.callback(account.unpublish)
         GPUS.append(VirtualGpu(index, account, Properties(NAME, capacity, u)))
-    stack.callback(events.listeners.clear)
+    stack.callback(checks.listeners.clear)
     stack.callback(set_virtual, None)
     set_virtual(_devices)
 
@@ -101,6 +284,6 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
     if on:
         cuda_api.patch(stack, torch.cuda, default_generators=cuda_api.equipped())
     else:
-        abi.install(stack)
+        gate.install(stack)
         cuda_api.install(stack)
     torch.cuda.init()

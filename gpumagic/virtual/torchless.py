@@ -1,12 +1,50 @@
-"""Make virtual GPUs where torch is not installed: JAX and TensorFlow have them of the CPU."""
+"""Make virtual GPUs where torch is not installed: JAX and TensorFlow have them of the CPU.
+
+Tell how much memory the host has for virtual GPUs, or the container that this process is in.
+"""
 
 import uuid
 from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
 
 from gpumagic.device import Device, physical_gpus, set_virtual
 from gpumagic.errors import GpuError
 from gpumagic.telemetry.virtual_state import NAME, OTHERS, Publisher, VirtualFacts
-from gpumagic.virtual import host_memory
+
+# Of a container: cgroup's second version, and its first.
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_NONE = 2**63
+_GIB = 2**30
+LARGEST = 16 * _GIB
+"""What a virtual GPU has where nobody says how much, and the host can hold it."""
+
+
+def total() -> int:
+    """Bytes that this process may use at most."""
+    return min([psutil.virtual_memory().total, *map(_limit, LIMITS)])
+
+
+def part_of_the_host(number: int) -> int:
+    """What each of so many can hold at the same time: in whole GiB where it is one or more."""
+    part = total() // number
+    return min(LARGEST, part // _GIB * _GIB or part)
+
+
+def available() -> int:
+    """Bytes that it can have now beside those that it has."""
+    limit = min(map(_limit, LIMITS), default=_NONE)
+    return min(psutil.virtual_memory().available, limit - psutil.Process().memory_info().rss)
+
+
+def _limit(path: str) -> int:
+    """A container's limit of memory in bytes; a large number where it has none."""
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):  # no such file, or "max"
+        return _NONE
+
 
 _on = ExitStack()
 
@@ -20,7 +58,7 @@ def turn_on(number: int, capacity: int | None, *, force: bool = False) -> None:
             f"no virtual GPUs: this machine has {there}; add --force to have virtual ones in place "
             "of real ones"
         )
-    each = capacity or host_memory.part_of_the_host(number)
+    each = capacity or part_of_the_host(number)
     facts = [VirtualFacts(f"GPU-{uuid.uuid4()}", NAME, each) for _ in range(number)]
     with ExitStack() as stack:
         publisher = Publisher(facts)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from gpumagic.ledger.watch import watch
-from gpumagic.virtual import events
+from gpumagic.virtual import checks
 
 WAYS = {"h2d": "host_to_device", "d2h": "device_to_host", "peer": "device_to_device"}
 
@@ -26,11 +26,11 @@ def truth():
             return  # a real GPU does nothing
         told.append((kind, operator, str(source), str(destination), nbytes))
 
-    events.listeners.append(listen)
+    checks.listeners.append(listen)
     try:
         yield told
     finally:
-        events.listeners.remove(listen)
+        checks.listeners.remove(listen)
 
 
 def sums(told):

@@ -11,7 +11,7 @@ import torch
 
 from gpumagic import virtual
 from gpumagic.errors import GpuError
-from gpumagic.virtual import abi, gate
+from gpumagic.virtual import gate
 
 PACKAGE = Path(virtual.__file__).parent
 
@@ -101,24 +101,24 @@ def test_force_hides_the_real_gpu_until_off(monkeypatch):
 
 
 def test_a_missing_symbol(monkeypatch):
-    monkeypatch.setattr(abi, "GET_HOOKS", "_ZN2at6nowhereEv")
+    monkeypatch.setattr(gate, "GET_HOOKS", "_ZN2at6nowhereEv")
     refuses("this build of PyTorch has not what they need (_ZN2at6nowhereEv)")
 
 
 def test_another_order_of_the_hooks(monkeypatch):
-    monkeypatch.setattr(abi, "header_order", lambda: ["~A", "isAvailable", "isBuilt"])
+    monkeypatch.setattr(gate, "header_order", lambda: ["~A", "isAvailable", "isBuilt"])
     refuses("lays its CUDA hooks out differently (~A, isAvailable, isBuilt)")
 
 
 def test_this_build_passes_the_static_check():
     assert gate.static_problem() is None
-    assert abi.header_order()[1:5] == list(abi.YES)
+    assert gate.header_order()[1:5] == list(gate.YES)
 
 
 def test_torch_may_have_put_its_fake_guard_there_already(runtime):
     # On a build for CUDA it does so for fake tensors: torch.compile and torch.export make some.
     with ExitStack() as stack:
-        abi.install(stack)
+        gate.install(stack)
         for _ in range(2):
             virtual.enable(2)
             try:

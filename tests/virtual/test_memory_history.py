@@ -11,7 +11,7 @@ import torch
 from torch.cuda import _memory_viz, memory
 
 from gpumagic import virtual
-from gpumagic.virtual import host_memory
+from gpumagic.virtual import torchless
 
 
 def blocks(device=1):
@@ -246,7 +246,7 @@ def test_a_limit_is_checked_before_memory_is_taken(gpus, monkeypatch):
 def test_a_containers_limit_is_the_hosts(gpus, monkeypatch, tmp_path):
     limit = tmp_path / "memory.max"
     limit.write_text("100000000\n")
-    monkeypatch.setattr(host_memory, "LIMITS", (str(limit), "/no/such/file"))
+    monkeypatch.setattr(torchless, "LIMITS", (str(limit), "/no/such/file"))
     torch.ones(3, device="cuda:1")
     with pytest.raises(torch.OutOfMemoryError, match="A virtual GPU's memory is the host's"):
         torch.empty(2**27, dtype=torch.uint8, device="cuda:1")

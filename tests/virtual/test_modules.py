@@ -133,7 +133,7 @@ def test_a_thread_per_device():
 
 
 def test_listeners_hear_of_copies_and_waits():
-    from gpumagic.virtual.events import listeners
+    from gpumagic.virtual.checks import listeners
 
     heard = []
     listeners.append(lambda *event: heard.append(event))
