@@ -1,12 +1,9 @@
-"""Bring operands that lie on several devices to one, for `%%ongpu … --fix`, and say so.
+"""Move operands to the device of the cell and call again, for `%%ongpu … --fix`.
 
-All go to the device of the cell. A variable moves itself, keeping its identity; what autograd
-tracks, and views, are copied for that one call. Only for cells that ask for it: unlike the ledger,
-it is a mode over all functions of torch, which cost a microsecond more.
-
-Try a call of torch again, once its tensors, which were on several devices, are on one.
-
-The ledger looks through this file: what reads through it is the user's own doing.
+A variable is moved in place and stays the same object. What autograd tracks, and views, are copied
+for that one call. Only cells that ask for it pay: this is a mode over all functions of torch, which
+adds a microsecond to each call. The ledger skips the frames of this file: a read here is the
+user's.
 """
 
 import re

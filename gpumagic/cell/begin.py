@@ -1,10 +1,6 @@
-"""Make the run of a cell: for torch, and for each other framework that the cell needs.
+"""Begin the run of a cell: for torch, and for each other framework that the cell needs.
 
-Run one cell on a device for a framework beside torch: bring, place, count, report.
-
-The same steps as torch's `Run`, and the same report.
-
-Run one cell for several frameworks at once, as one: each is placed, and one report says it.
+JAX, TensorFlow and CuPy take the same steps as torch's `Run`; one report covers all of them.
 """
 
 import ast

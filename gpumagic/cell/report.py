@@ -1,9 +1,4 @@
-"""Record what happened to one cell: plain data, whose view is elsewhere.
-
-Record an operand that `--fix` brought where the others are.
-
-Show a cell's report: a line of text, or the same in HTML with its details folded beneath.
-"""
+"""Record what happened to one cell, and show it: one line, with details folded below in HTML."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,12 +1,8 @@
-"""Take composite operators apart as torch does for tensors with data, not as for others.
+"""Split composite operators into the operators that torch would run on a GPU.
 
-Under any mode torch's C++ writes into a new tensor where it otherwise writes into one that nobody
-else has, so that a dry run would hold both at once. Here it is said which these are.
-
-Choose the algorithm of attention as CUDA does, without asking it.
-
-torch's own C++ asks the driver in between, which a forked child must not do, and on a build for the
-CPU it takes the one that holds the matrix of all weights.
+Under any mode torch's C++ copies into a new tensor where it otherwise reuses one that nobody else
+has, so a dry run would hold both at once. Attention picks its algorithm as CUDA does: torch's C++
+would ask the driver, which a forked child must not do, or take the CPU's way.
 """
 
 import re

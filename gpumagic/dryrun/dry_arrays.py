@@ -1,12 +1,7 @@
-"""Say what calls of JAX would need, as its compiler has it: a dry run without torch and a fork.
+"""Dry-run calls of JAX: its compiler says what each needs. No torch, no fork.
 
-JAX runs threads, which a fork would leave behind; its compiler needs shapes alone.
-
-Tell whether what a dry run is asked for are cards that are not here, or a device that is.
-
-Follow a cell that calls what JAX has jitted, call by call, by the shapes of what each gives.
-
-Only what can be read is followed: names, what is in them, and calls. All else would have to be run.
+JAX runs threads, which do not survive a fork, but its compiler needs only shapes. In a cell, the
+calls of jitted functions are followed one by one, and no other code.
 """
 
 import ast

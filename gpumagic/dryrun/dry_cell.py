@@ -1,12 +1,7 @@
-"""Answer `%%ongpu … --dry-run`: what a notebook's cell would do.
+"""Dry-run a notebook's cell for `%%ongpu … --dry-run`, on one GPU or for ranks of many.
 
-What IPython adds to Python, magics and commands, is left out and named; where a cell awaits, it is
-run by an event loop of its own.
-
-Say what one rank of many would need and send: the first is followed, and the last.
-
-Shards and parts of the data may be uneven, and ranks may do different things: of two that are
-unlike, the report says what each needs.
+IPython's magics and commands are left out and named; a cell that awaits gets its own event loop. Of
+many ranks the first and the last are followed, since shards may be uneven.
 """
 
 import ast

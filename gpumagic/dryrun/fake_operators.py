@@ -1,12 +1,9 @@
-"""Count what the operators of tensors without data allocate and copy: a dry run's inner mode.
+"""Count what operators allocate and copy in a dry run: its inner mode.
 
-What crosses between devices is recorded as the ledger does it, so table and advice are those of a
-real run; times are not known. Guarantees: what torch says depends on data ends the run.
-
-Say what operators of tensors without data give and hold, where torch does not know it.
-
-torch's own answer is the shape of the result. Here are results that keep more memory than their
-shape says, sparse ones, algorithms and orders of channels that a device chooses.
+Copies between devices are recorded as the ledger records them, so the table and the advice are
+those of a real run, without times. Where torch's fake result has another size in memory than the
+real one (sparse tensors, chosen algorithms, order of channels), the real size is used. Guarantees:
+an operator whose result depends on data ends the dry run.
 """
 
 import sys

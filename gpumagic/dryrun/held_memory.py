@@ -1,13 +1,8 @@
-"""Count the memory that a dry run would hold on each device, and compare it with what there is.
+"""Count the memory that a dry run would hold on each device, and compare it with the card's.
 
-Every storage is counted once, as long as something refers to it, in the block that the model of
-CUDA's caching allocator gives it, and with it what CUDA's operators take beside their results.
-Libraries' workspaces are not in it: a peak is "at least".
-
-Follow code as if on a card that is not here, and say whether it has room there.
-
-In the forked child a card stands as ``cuda:0``, or as the GPU of a rank, and is empty: what lies on
-a GPU of this process is taken off it first.
+Each storage counts once while anything refers to it, with the block size and the temporary memory
+that CUDA would take. Libraries' workspaces are not counted: a peak is "at least". A card that is
+not in this machine is taken as empty.
 """
 
 import sys

@@ -1,7 +1,4 @@
-"""Keep what a dry run found: plain records, shown as text or HTML.
-
-Show a dry run: the peak first, then what would fail, then the details.
-"""
+"""Record what a dry run found, and show it: the peak, what would fail, the details."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace

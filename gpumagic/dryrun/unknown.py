@@ -1,9 +1,7 @@
-"""Stand for values that only data could tell, and end the dry run where one would decide.
+"""Replace values that depend on data, and end the dry run where one would decide.
 
-Guarantees: a value that is not known never turns into a number by itself; it can be stored, shown
-and computed with, and ends the dry run where something would depend on it.
-
-Say in words what a variable is that a dry run has assigned.
+Guarantees: an unknown value never becomes a number by itself. It can be stored, shown and computed
+with.
 """
 
 import errno

@@ -1,10 +1,8 @@
-"""Count what a rank would send to the others: each collective, and the bytes of its tensors.
+"""Count what a rank would send to the others: collectives, and gradients in buckets.
 
-Reduce gradients in buckets, as DistributedDataParallel's part in C++ does.
-
-That part asks the driver for times on a build for CUDA, which a forked child must not do. Here is
-what of it holds memory and sends: buckets from the start, each reduced when its last gradient is
-there, and anew in the order of the first backward pass.
+DistributedDataParallel's C++ asks the driver for times, which a forked child must not do; its
+buckets are repeated here: made at the start, reduced when the last gradient of each is ready, and
+made again in the order of the first backward pass.
 """
 
 import weakref

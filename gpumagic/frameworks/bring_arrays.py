@@ -1,9 +1,7 @@
-"""Bring arrays that variables hold to a device: each is copied, for most cannot move themselves.
+"""Bring arrays to a device, wherever variables hold them; most must be copied.
 
-Guarantees: what two names or containers share they share afterwards; lists, dicts and objects stay
-the objects that they are; and nothing is changed before all copies have been made.
-
-Bring anything to a device in a program: torch's in place, other frameworks' as copies.
+Guarantees: names and containers that shared an array share the copy; lists, dicts and objects stay
+the same objects; nothing changes before all copies are made. torch's tensors are moved in place.
 """
 
 import sys

@@ -1,11 +1,8 @@
-"""Serve CuPy: its device, its arrays, its memory pool. It has real GPUs alone.
+"""Serve CuPy: its device, arrays, memory pool and copies. It has real GPUs only.
 
-Count CuPy's copies between the host and GPUs, and between GPUs, by the user's line.
-
-CuPy copies no operand in silence. Arrays come to a GPU by `cupy._core.array`, which `cupy.array`,
-`cupy.asarray` and the like call, and to the host by `cupy.ndarray.get`, by which `cupy.asnumpy`,
-`x.item()`, `float(x)` and `print` read too: a method of C's that asks whether its class has
-another. What `x.set(y)` and `x[:] = y` bring is not seen.
+CuPy never copies an operand silently. Arrays reach a GPU through `cupy._core.array` and the host
+through `cupy.ndarray.get`, which `cupy.asnumpy`, `x.item()`, `float(x)` and `print` use; both are
+counted. What `x.set(y)` and `x[:] = y` copy is not seen.
 """
 
 import sys

@@ -1,7 +1,4 @@
-"""Explain an error between devices, whichever framework raised it; needs none of them.
-
-Explain TensorFlow's error where a function that XLA compiled reaches a variable elsewhere.
-"""
+"""Explain an error between devices, whichever framework raised it; imports none of them."""
 
 import ast
 import re

@@ -1,11 +1,7 @@
-"""Define what is asked of a framework of arrays beside torch: its devices, its arrays, its copies.
+"""Define what gpumagic asks of a framework: its devices, its arrays, its copies.
 
-Each class imports its library when it is made, and that is when a cell needs it.
-
-Read where an array of any library lies, by the protocols that arrays are exchanged by.
-
-It goes by the class of a value, so that an object that has whatever it is asked for is no array.
-Nothing is imported.
+Where an array of any library is, is read by the protocols for exchanging arrays, and by the class
+of the value: an object that answers every attribute is no array. Nothing is imported.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,14 +1,9 @@
-"""Count JAX's copies between devices and its waits, by the user's line.
+"""Count JAX's copies between devices and its waits, by the user's line, and advise on them.
 
-An array is copied in silence where it is an operand of a computation elsewhere: NumPy's always, and
-JAX's unless it is committed to its device. A number that goes along is none of it, and neither is
-what a program closes over, which is written into it when it is compiled; what a program over
-several devices exchanges, or hands to a callback, while it runs is not seen. On virtual GPUs an
-array counts as read once, as a GPU's is, whose copy JAX keeps.
-
-Advise, in JAX's words, what to do about a copy or a wait that is made again and again.
-
-Name the variables whose arrays are copied: those that are the array, or else hold it.
+An operand on another device is copied silently: NumPy's always, JAX's unless it is committed to its
+device. Not counted: a single number, constants that a program closes over (they are compiled in),
+and what a program over several devices exchanges while it runs. On virtual GPUs an array counts as
+read once, as on a GPU, where JAX keeps the copy.
 """
 
 import sys
@@ -73,7 +68,8 @@ def _of_operand(entry: Entry) -> Advice:
 
 
 def _the_same(entry: Entry) -> Advice:
-    text = f"the same array each time; once, before the loop: {put_call(entry.destination, entry.names)}"
+    put = put_call(entry.destination, entry.names)
+    text = f"the same array each time; once, before the loop: {put}"
     share = entry.repeats / entry.count
     return Advice(text, entry.repeats, share, "the time of all but the first")
 

@@ -1,11 +1,7 @@
-"""Serve JAX: its devices, its arrays and pytrees, and Flax NNX's objects, which change in place.
+"""Serve JAX: its devices, arrays, pytrees and memory, and Flax NNX's objects.
 
-Wait for what JAX's devices were given, and know how long JAX has compiled.
-
-JAX gives its devices work and goes on. A device does what one thread gives it in turn, so a small
-computation is done when all before it are, also those whose results nobody holds.
-
-Find the memory of JAX's arrays, and what JAX has taken of each GPU. Nothing here starts JAX.
+JAX returns before its devices are done. A device works in order, so a small computation is done
+once everything before it is; that is how waiting works here. Reading memory never starts JAX.
 """
 
 import sys

@@ -1,11 +1,6 @@
-"""Find the frameworks that a cell needs: those that it imports, and those that are in use.
+"""Find the frameworks and devices that a cell needs: those it imports, and those in use.
 
-Call a function when a module has been imported, before anybody can use it.
-
-Find what code is run with: torch, and the other frameworks; and the devices that they can use.
-
-torch is needed unless others are in use and it is not imported: so a cell which imports it by way
-of another module is placed too.
+torch is needed unless another framework is in use and torch is not imported.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Make new tensors, arrays and modules on one device, for as long as a placement holds.
+"""Make new tensors, arrays and modules on one device while a placement holds.
 
-Guarantees: operators that make nothing new cost what they cost without it; an explicit `device=`
-wins, so does a `with torch.device(...)` inside; other threads do not see it, nor do other asyncio
-tasks of torch's; leaving it restores every name and the current CUDA device, whatever happened in
-between.
-
-Hold the frameworks beside torch that code uses, and the device that it is to run on.
+Guarantees: operators that make nothing new cost nothing extra; an explicit `device=` wins, and so
+does `with torch.device(...)` inside; other threads and asyncio tasks are not affected; on leaving,
+every name and the current CUDA device are restored, whatever happened.
 """
 
 import functools
@@ -19,8 +16,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from gpumagic.device import Device
 from gpumagic.frameworks.framework import Framework
-from gpumagic.frameworks.own_devices import native as own
-from gpumagic.frameworks.own_devices import needed_in
+from gpumagic.frameworks.own_devices import native, needed_in
 from gpumagic.usercode.files import unseen
 
 
@@ -103,7 +99,7 @@ class on:
     def __init__(self, where: object, *, batches: bool = True) -> None:
         self._needed = needed_in(sys._getframe(1).f_globals, "gpumagic.on")
         self._on = self._needed.find(where)
-        self.device = own(self._needed, self._on)
+        self.device = native(self._needed, self._on)
         self.batches = batches
         self._entered: list[_Entered] = []
 

@@ -1,11 +1,7 @@
-"""Find devices in a program, each as its framework has it: d2l.ai's functions for them.
+"""Find devices (`gpu(1)`, `try_gpu()`) and tell where data are (`gpumagic.where(x)`).
 
-They answer for torch, or for the framework that the caller's names are of where none is torch's.
-
-Answer `gpumagic.where(x)`: on which devices the data of anything are.
-
-Nothing is imported, nothing is computed, and no code of an object's own class runs but what tells
-where an array is.
+Devices are the framework's own objects: torch's, or those of the framework that the caller uses.
+`where` imports nothing and runs no code of the user's classes.
 """
 
 import sys

@@ -1,19 +1,12 @@
 """Count TensorFlow's copies between devices and its waits, by the user's line.
 
-An operand that is elsewhere is copied in silence; TensorFlow keeps that copy as long as the tensor
-lives, so each tensor counts once for each device. Implicit is what its own policy "explicit"
-refuses, all but `tf.identity`; and not a batch of a `tf.data` pipeline, which is made on the CPU
-(and where GPUs are virtual, on the one where the pipeline was made).
-Functions are read by their parts (`tensorflow_graphs`); what NumPy reads by itself, as
-`np.asarray(x)` and `np.sum(x)` do, is not seen. Seconds are those of reads alone: another copy's
-are a part of its operation's.
+TensorFlow silently copies an operand from another device, and keeps the copy while the tensor
+lives, so each tensor counts once per device. A copy is implicit where TensorFlow's own policy
+"explicit" would refuse it, except `tf.identity` and batches of `tf.data`. Functions are read by
+their parts (`tensorflow_graphs`); what NumPy reads by itself (`np.asarray(x)`) is not seen. Only
+reads have a time of their own.
 
-TensorFlow's private parts: callbacks of `op_callbacks`, its debugger's, which trace no function
-anew and are of this thread alone; and `_numpy` of its tensors, put back when the last has ended.
-
-Advise, in TensorFlow's words, about copies, waits, and results that are elsewhere than asked.
-
-Tell which operands of one of TensorFlow's operations its kernel takes in host memory.
+Private parts used: callbacks of `op_callbacks`, and `_numpy` of tensors; both are put back.
 """
 
 import sys

@@ -1,7 +1,4 @@
-"""Have `gpumagic.watch` count the copies of other frameworks than torch too.
-
-Find the user's call that led into a framework, and make what counts the copies that it makes.
-"""
+"""Count the copies of other frameworks in `gpumagic.watch`, by the user's call."""
 
 import os
 from collections.abc import Collection, Iterator

@@ -1,9 +1,7 @@
-"""Advise what to do about a copy or a wait that is made again and again, and warn of it.
+"""Advise on copies and waits that repeat, and warn about them.
 
-Legal mixing gives no warning: a number or a zero-dimensional CPU tensor beside GPU tensors, a copy
-that names its device, a value that is read or printed now and then, what a library does by itself.
-
-Say in the user's own names how a value that a loop reads again and again stays on the device.
+No warning for what is normal: a number or a zero-dimensional CPU tensor used with GPU tensors, a
+copy that names its device, a value that is read or printed now and then, a library's own copies.
 """
 
 import ast

@@ -1,14 +1,9 @@
-"""Put kernels in front of torch's that run what was there, and count it.
+"""Wrap torch's copy kernels: run what was there, count bytes, and time copies on a GPU.
 
-Each calls the replaced kernel exactly once, with what it was given, and returns what that returns;
-while nothing watches it does nothing else, and after some thousand such calls `idle` is told.
-
-Time the copies of a real GPU, by events of its own streams.
-
-List the bytes that torch's CUDA code copies and reads within an operator.
-
-A real GPU shows most of this by the operators that such code calls. A virtual GPU runs the operator
-as a whole, and `tests/cuda` compares both with the CUDA runtime's own log.
+Each wrapper calls the replaced kernel exactly once and returns its result. While nothing watches it
+does nothing else, and after some thousand such calls `idle` runs. Some operators of CUDA copy
+within; a virtual GPU runs them whole, so their bytes are listed here, and `tests/cuda` compares
+both with the CUDA runtime's log.
 """
 
 import itertools

@@ -1,10 +1,8 @@
-"""Register our kernels in front of torch's own, at the dispatch key of the devices.
+"""Register our kernels in front of torch's, at the dispatch key of the devices.
 
-At the first watch; `uninstall` puts everything back, and so do many calls that nothing watches,
-until the next watch. A kernel at the device's own key is asked only for tensors of that device:
-other operators, and all of the CPU's, cannot tell that it is there.
-
-Wrap the functions of torch that wait and are no operators, and the one that prints a tensor.
+Done at the first watch; undone by `uninstall`, or after many calls that nothing watches. A kernel
+at a device's own key runs only for tensors of that device. torch's functions that wait but are not
+operators, and the one that prints a tensor, are wrapped too.
 """
 
 import functools

@@ -1,14 +1,7 @@
-"""Record each copy between devices and each wait of the host, by line, operator and devices.
+"""Record and count each copy and each wait by line, operator and devices.
 
-Plain data: what a watch has counted is told by it, and what a dry run has predicted, with no times.
-
-Find the user's frame that led to an operator, by which way, and whether a device was named.
-
-`locate(frame)` is asked at each copy or wait, so files are looked at once each.
-
-Count and time copies and waits by instruction; their memory does not grow with the calls.
-
-Record how much memory a stretch of code used on a device.
+Plain data: a watch fills it with times, a dry run without. `locate(frame)` finds the user's line
+and looks at each file once. Memory does not grow with the number of calls.
 """
 
 import dis

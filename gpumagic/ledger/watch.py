@@ -1,8 +1,6 @@
-"""Watch a stretch of code: `gpumagic.watch()` keeps the ledger of what it does.
+"""Watch a stretch of code with `gpumagic.watch()`, and show its ledger.
 
-Nothing is counted outside of a watch, and one thread's or task's code is not counted in another's.
-
-Show the ledger as one line, and as a table with advice below each line of the source.
+Nothing is counted outside of a watch, and a watch counts only its own thread or task.
 """
 
 import os

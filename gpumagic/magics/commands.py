@@ -1,7 +1,4 @@
-"""Offer the magics: each parses its line, calls the library, and shows what that returns.
-
-Show what `%gpus` and `%gpumem` return at once, and not again as the cell's value.
-"""
+"""Define the magics: each parses its line, calls the library, and shows the result."""
 
 from collections.abc import Callable
 from typing import Any
@@ -213,9 +210,9 @@ class GpuMagics(Magics):
             print(f"cells no longer run on {cells.standing_on}" if held else "%ongpu was not on")
         elif [word.lower() for word in words] == ["home"]:
             with in_one_line("%ongpu home"):
-                from gpumagic.cell.begin import bring_all_home as bring_home
+                from gpumagic.cell.begin import bring_all_home
 
-                home, there = bring_home(cells.shell.user_ns)
+                home, there = bring_all_home(cells.shell.user_ns)
                 made = some(there)
             nothing = "nothing to bring home: all that cells brought to a device is back or gone"
             done = repr(home).replace("moved", "brought home", 1) if home.moved else nothing

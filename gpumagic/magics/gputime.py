@@ -1,10 +1,6 @@
-"""Hand the text of a `%%gputime` cell to `compare`, and show and bind what it gives.
+"""Run a `%%gputime` or `%%gpufit` cell: read its values, measure, show and bind the result.
 
-The engine is imported with the first of them.
-
-Hand the text of a `%%gpufit` cell to `fit`, and show and bind what it gives.
-
-Read the values that a variable takes, as typed: ``n=64,256`` or ``n=1..4096``.
+The engine is imported at the first use. Values are typed as ``n=64,256`` or ``n=1..4096``.
 """
 
 from __future__ import annotations

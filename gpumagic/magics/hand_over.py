@@ -1,10 +1,7 @@
-"""Hand the tree of a cell to what runs it in IPython's place; its value is the cell's.
+"""Give a cell to other code than IPython's: a dry run, several devices, a cluster, a timer.
 
-A dry run, several devices of this process, or the engines of a cluster.
-
-Hand a cell's text to code that runs it elsewhere, on copies: to time it, or to fit it.
-
-Lines and tracebacks are those of the cell; Ctrl-C keeps what is known by then.
+Line numbers and tracebacks are those of the cell, its last value is the cell's value, and Ctrl-C
+keeps what is known by then.
 """
 
 from __future__ import annotations

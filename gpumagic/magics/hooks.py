@@ -1,14 +1,8 @@
-"""Show the explanation of an error, between devices, for want of memory, or of CUDA's own, under
-its traceback; and once, that CUDA is dead.
+"""Act before and after each cell: explain its error, record its memory, notice growth.
 
-The exception is left as it is, but for our own frames that stand in for torch's code: they are
-taken out, so that `%debug` begins in the user's. So it is wherever the shell shows a traceback: for
-`%%time`, `%run` and callbacks of widgets too.
-
-Around each cell of a notebook, look after memory: stamp what it allocates, notice what grows
-and when it runs out.
-
-Say, once in a kernel, to who imports MXNet that it has ended, and what to type in its place.
+The exception stays as it is, except that our own frames are removed so that `%debug` starts in the
+user's code. It works wherever the shell shows a traceback: under `%%time` and `%run`, and in
+callbacks of widgets. Whoever imports MXNet is told once that it has ended.
 """
 
 import ast

@@ -1,7 +1,4 @@
-"""Offer the magics about memory: each parses its line, calls the library, shows what it returns.
-
-Answer `%gpumem`: who holds the memory of the GPUs, of one, or below a name.
-"""
+"""Define the magics about memory: `%gpumem`, `%gpufree`, `%%gpufit`."""
 
 import sys
 from collections.abc import Iterable, Sequence

@@ -1,9 +1,8 @@
-"""Run the user's own cell on a device, as if its `%%ongpu` line were not there.
+"""Run the user's cell on a device, as if its `%%ongpu` line were not there.
 
-The line becomes a call on the cell's first line (so every line keeps its number, and `await`,
-`Out[n]` and other magics work), which begins the run; `post_run_cell` ends it.
-
-Show the ledger of every cell while `%gpuwatch` is on, where `%%ongpu` does not report it.
+The line becomes a call on the cell's first line, so every line keeps its number, and `await`,
+`Out[n]` and other magics work. `post_run_cell` ends the run. While `%gpuwatch` is on, cells without
+`%%ongpu` get a ledger here too.
 """
 
 import ast

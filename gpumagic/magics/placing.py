@@ -1,7 +1,4 @@
-"""Read what a `%%ongpu` or `%ongpu` line asks for: where to run, and what to do beside that.
-
-Give a `%%ongpu` cell with `--memory` its recorder.
-"""
+"""Read what a `%%ongpu` or `%ongpu` line asks for: where to run, and with which options."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache

@@ -1,11 +1,8 @@
-"""Tell where tensors lie: in which block of torch's allocator, and how large that is.
+"""Tell in which block of torch's allocator a tensor lies, and what it says when memory runs out.
 
-A tensor's bytes are those of its block, so that all add up to what torch counts.
-
-Read what an error for want of memory says: the GPU, what was wanted, and the figures then.
-
-torch rounds them in its text. Its allocator calls `note` at the moment itself, where that was asked
-for before: then they are exact.
+A tensor's bytes are those of its block, so all of them add up to torch's total. torch rounds the
+figures in an error's text; where asked beforehand, its allocator calls `note` at that moment, and
+they are exact.
 """
 
 import re

@@ -1,12 +1,7 @@
 """Ask who holds the memory of each GPU now.
 
-Note which cell made each of JAX's arrays: it lives when that has ended, and did not before.
-
-No other framework lists its arrays at little cost.
-
-Read each GPU's figures: what torch has of it, what else this process has, and who the rest.
-
-No figure starts CUDA or makes a context on a GPU that has none; what nobody can tell is None.
+Nothing here starts CUDA or makes a context on a GPU that has none; unknown figures are None. JAX
+lists its live arrays cheaply, so which cell made each is noted after the cell.
 """
 
 import sys

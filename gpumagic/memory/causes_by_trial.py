@@ -1,7 +1,4 @@
-"""Tell what the operation that failed needs memory for: a step, a copy, a batch, a longer cache.
-
-Tell by dry runs whether a smaller batch, or another way to compute it, would fit.
-"""
+"""Find what the failed operation needed memory for, and test by dry runs what would fit."""
 
 import ast
 import copy

@@ -1,9 +1,7 @@
-"""Explain an error for want of GPU memory: from its frames to who holds what, why, and what helps.
+"""Explain an out-of-memory error: what was needed, who holds memory, why, what helps.
 
-None of the user's code is run, the exception stays as it is, and what is returned holds no tensor
-and no frame.
-
-Tell by dry runs of the cell which of its numbers decides the peak, and the largest that fits.
+None of the user's code runs, except in dry runs, which find the largest number in the cell that
+fits. The exception stays as it is, and the result holds no tensor and no frame.
 """
 
 import ast

@@ -1,11 +1,8 @@
-"""Find every storage on a GPU, with its bytes and the ways by which Python reaches it.
+"""Find every storage on a GPU, its bytes, and the paths by which Python reaches it.
 
-Each storage is found once, and counted as torch's allocator counts it. What is returned are names
-and numbers: it keeps nothing alive. No code of the user's runs, and nothing is imported.
-
-Find where arrays of other libraries lie: CuPy's, JAX's, MLX's, cuDF's, Numba's.
-
-They tell by the protocols that they exchange arrays by; nothing of theirs is imported here.
+Each storage counts once, as torch's allocator counts it; arrays of other libraries by the
+protocols for exchanging arrays. The result is names and numbers and keeps nothing alive; none of
+the user's code runs. What no root reaches, `leftovers` follows backwards.
 """
 
 import gc

@@ -1,12 +1,8 @@
-"""Give back the GPU memory that nothing of the user's needs.
+"""Give back GPU memory that no variable of the user's needs, and show what was freed.
 
-An exception keeps the frames that it passed, with all that they saw; IPython keeps what cells gave.
-Both are let go here. What a variable holds stays, unless it is named, and so does an exception that
-a variable holds.
-
-Record what was given back to the GPUs, by cause: plain data.
-
-Show what was given back: one line, that ends with what still holds the most.
+An exception keeps its frames and all they saved; IPython keeps the results of cells. Both are
+released here. What a variable holds stays unless it is named, and so does an exception in a
+variable.
 """
 
 import gc

@@ -1,12 +1,8 @@
-"""Walk through what objects refer to, breadth first, from roots in their order.
+"""Walk objects and what they refer to, breadth first, from roots in a given order.
 
-Each object is met once, by its shortest way from the first root that reaches it; what else refers
-to it is noted beside. Classes and modules are left for later, for they lead to everything.
-
-Tell what an object refers to: as Python's garbage collector sees it, and as torch does beyond.
-
-It goes by types and reads what C keeps: no property, no `__getattr__`, no `__hash__` of anybody's
-runs. On its way it notes what may be memory on a GPU: tensors, storages, other libraries' arrays.
+Each object is met once, by the shortest path from the first root that reaches it; other references
+to it are noted. Classes and modules come last, because they reach everything. Only what C keeps is
+read: no property, `__getattr__` or `__hash__` runs.
 """
 
 import gc

@@ -1,7 +1,4 @@
-"""Compare two reports on memory by name: what grew or shrank, what is new, what has gone.
-
-Show what changed between two reports on memory: a line for each GPU, and the names.
-"""
+"""Compare two memory reports by name, and show what grew, shrank, came and went."""
 
 from dataclasses import dataclass
 

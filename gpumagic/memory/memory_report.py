@@ -1,8 +1,6 @@
-"""Record who holds the memory of each GPU: plain data, no tensor and no frame.
+"""Record who holds the memory of each GPU, and show it, largest first.
 
-Show a report on memory: for each GPU its figures in a line, and who holds what, most first.
-
-What is small is folded into one row, behind which HTML has the others.
+Plain data, no tensor and no frame. Small holders are folded into one row, which HTML can open.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Open what one name holds: layer by layer of a module, item by item of anything else.
+"""Open what one name holds: the layers of a module, the items of anything else.
 
-A module's layers have what optimizers keep for their parameters too, and what autograd saved of
-what they computed, though others hold it.
-
-Show a tree of what one name holds: a row for each layer, and a column for each kind of bytes.
+A layer's row includes what optimizers keep for its parameters and what autograd saved of its
+outputs, although other objects hold those.
 """
 
 import ast

@@ -1,7 +1,4 @@
-"""Record an error for want of memory, explained: plain data, no tensor and no frame.
-
-Show an error for want of memory: the figures, who holds the memory, why, and what would help.
-"""
+"""Record an explained out-of-memory error, and show it: figures, holders, causes, help."""
 
 from dataclasses import dataclass
 from html import escape

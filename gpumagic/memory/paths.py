@@ -1,9 +1,7 @@
-"""Write the paths from roots to the objects of a walk, as one would type or say them.
+"""Write the path from a root to an object as one would type it: ``model.fc.weight``.
 
-Name the step from an object to what it refers to: ``.weight``, ``[3]``, ``.<closure> cache``.
-
-Only what C keeps is read. A step that begins with a colon is told from the last thing that a person
-knows: ``loss.grad_fn: MulBackward0``, ``the exception of In [4]: frame step``.
+Only what C keeps is read. A step that begins with a colon belongs to the last thing that a person
+knows by name: ``loss.grad_fn: MulBackward0``, ``the exception of In [4]: frame step``.
 """
 
 import asyncio

@@ -1,9 +1,7 @@
-"""Replay what torch's allocator recorded, up to the moment when the most was allocated.
+"""Replay what torch's allocator recorded up to the peak, and show what the peak was made of.
 
-What is said of a piece of memory at any time of its life (that a parameter lies there, that a graph
-saved it) holds for all of it; what nobody says anything of and is gone at the end was temporary.
-
-Show what the peak of a cell's memory was made of: by kind, by line, and over time.
+What is known of a block at any time of its life (a parameter is in it, a graph saved it) holds for
+all of it; what nobody knows and is gone at the end was temporary.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""List where what holds memory can be found from, in the order in which it is told.
+"""List the roots from which memory is held, in the order of the report.
 
-The notebook's variables come first, then what Python and IPython keep of cells that are over, what
-runs now, and modules: the user's, then those of libraries.
-
-Find what Python and IPython keep of cells that are over, and let go of it: errors, outputs.
+First the notebook's variables, then what Python and IPython keep of finished cells (errors,
+outputs), then what runs now, and modules: the user's before libraries'.
 """
 
 import asyncio

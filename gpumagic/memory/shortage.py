@@ -1,13 +1,8 @@
-"""Gather what is known of an error for want of memory, while its frames are still there.
+"""Gather the facts of an out-of-memory error while its frames are alive, by dry runs too.
 
-The frames of the error are looked at by their names, and by no other way: so it is known what they
-alone hold, and will be gone with them.
-
-Find by dry runs what the code that failed needs: as it is, and changed in a way that may help.
-
-The code is that of the innermost loop around the failing statement, a few times, for each pass has
-what the one before left; without a loop it is all of the cell or function. Nothing of the notebook
-is touched, and nothing is computed.
+The frames of the error are reached only by their names, so what they alone hold is known: it is
+freed with them. A dry run follows the innermost loop around the failing statement for a few passes,
+or the whole cell or function. The notebook is not touched.
 """
 
 import ast

@@ -1,7 +1,7 @@
-"""Tell which holders reach an object of a walk, and what it is to them: a parameter, an output, …
+"""Tell which holders reach an object of a walk, and what it is to them: parameter, output, …
 
-What lies beside each other is answered together, so that a hundred thousand tensors in one list
-cost little more than one.
+Objects next to each other are answered together, so 100,000 tensors in a list cost little more
+than one.
 """
 
 from collections.abc import Iterable

@@ -1,13 +1,9 @@
-"""Choose what moves, and where to; or what is better made there.
+"""Choose what moves and where to, or what is better made there.
 
-What is written to stays; data goes to a module's GPU; else all goes where most bytes are, a GPU
-before the CPU. Where it is not certain, nothing is chosen. What a function makes for itself, or a
-loop adds to, is made on its device rather than moved each time, if the rest of the code allows.
-
-Find what else must move: after the failing expression, its result meets other tensors.
-
-A step forward through the rest of the function or cell, by the same rules as for what failed:
-moving `x` alone would bring the next error, at `loss(net(x), y)`.
+What is written to stays; data goes to a module's GPU; otherwise all goes where most bytes are, a
+GPU before the CPU. Where that is not certain, nothing is chosen. What a function makes, or a loop
+adds to, is made on its device instead of moved each time. The rest of the code is followed by the
+same rules: moving `x` alone would bring the next error, at `loss(net(x), y)`.
 """
 
 import ast

@@ -1,10 +1,7 @@
-"""Explain an exception: from its frames to the operands, the cause and the fix.
+"""Explain an error between devices: from its frames to the operands, the cause, the fix.
 
-Never runs the user's code, never touches the exception, keeps nothing: the result is text and
-numbers. Where what the frames show does not agree with what the text of the error says, there is no
-explanation.
-
-Say why it is where it is, where the cause is a typical one; nothing where it is not certain.
+Never runs the user's code, never touches the exception, keeps no tensor. If the frames contradict
+the text of the error, or a cause is not certain, nothing is said.
 """
 
 import ast

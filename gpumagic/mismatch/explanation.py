@@ -1,9 +1,4 @@
-"""Record what is wrong between devices: plain data that holds no tensor and no frame.
-
-Show an explained error between devices: a few lines of text, or the same as a small table.
-
-Edit the statement that failed: lines before it, and expressions in it, as a fix.
-"""
+"""Record what is wrong between devices and the fix as code; show it as text or a table."""
 
 import ast
 from dataclasses import dataclass, field

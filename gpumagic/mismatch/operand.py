@@ -1,7 +1,4 @@
-"""Describe a value as an operand of an expression: where it is, how large, what it holds.
-
-Read the device that a variable names, and write a device in full.
-"""
+"""Describe a value as an operand: where it is, how large, what it holds, its device in full."""
 
 import ast
 from collections import deque

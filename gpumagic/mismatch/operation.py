@@ -1,11 +1,7 @@
-"""Read the operation that failed: its operands, and which of them is written to.
+"""Read the operation that failed: its message, its operands, and which one is written to.
 
-Tell which errors are about devices, in the words of PyTorch 2.6 to 2.15.
-
-The text says which kind of error it is and often which devices it is about; who is to blame is
-never taken from it.
-
-Describe parts as the rows of an explanation: words and numbers, no tensors.
+Messages are those of PyTorch 2.6 to 2.15. They tell the type of error and often the devices; who is
+to blame is never taken from them.
 """
 
 import ast

@@ -1,9 +1,7 @@
-"""Explain values for the host alone, an optimizer's state, a file's tensors, a loader's workers.
+"""Explain random numbers, host-only values, optimizers, files' tensors, loader workers.
 
-Explain random numbers: a generator on another device than what it is to draw.
-
-A generator is state: made anew in a loop, or in a function that runs again, it would draw the same
-numbers each time. So it is made where it was made, or once before the outermost loop; else nowhere.
+A generator is state: made again in a loop, it would draw the same numbers each time. So it is made
+where it was made before, or once before the outermost loop; else no fix is offered.
 """
 
 import ast

@@ -1,8 +1,7 @@
-"""Walk the syntax tree of the user's code: what encloses a node, and what a piece of code binds.
+"""Walk the syntax tree of the user's code: what encloses a node, what a piece of code binds.
 
-Read what is still to run of code that failed: which names it needs, which it makes anew.
-
-A name that is bound anew before it is read holds a value that nobody needs any more.
+Of code that failed, the rest tells which values are still needed: a name that is bound again before
+it is read holds a value that nobody needs.
 """
 
 import ast

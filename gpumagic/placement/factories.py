@@ -1,9 +1,8 @@
-"""Make placed twins of the functions of torch that make tensors.
+"""Make placed twins of torch's functions that make tensors, and of the DataLoader.
 
 A twin looks up the placement of its own context and calls the original with that device; without a
-placement it is the original. An explicit `device=`, `out=` or `pin_memory=` is left alone.
-
-Let a DataLoader work on the host under a placement, and bring its batches to the device.
+placement it is the original. An explicit `device=`, `out=` or `pin_memory=` is left alone. A
+DataLoader works on the host and its batches are brought to the device.
 """
 
 import dataclasses

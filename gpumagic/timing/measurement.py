@@ -22,7 +22,7 @@ from gpumagic.frameworks.known import Needed
 from gpumagic.frameworks.on import Beside
 from gpumagic.isolation.settings import Growth, Randomness, deferred
 from gpumagic.isolation.worker import Quiet
-from gpumagic.ledger import watch as ledger_view
+from gpumagic.ledger import watch
 from gpumagic.ledger.entry import Ledger, Tally, merged
 from gpumagic.timing.agreement import Agreeing, outcome
 from gpumagic.timing.repeats import Repeats, Reporter, Stage
@@ -96,9 +96,7 @@ class Transfers:
     def __enter__(self) -> Transfers:
         with faults.kept(_WATCHING):
             if torch_here() is not None and self._stopwatch.devices.started():
-                from gpumagic.ledger.watch import watch
-
-                self._watch = watch(warn=False, beside=False).start()
+                self._watch = watch.watch(warn=False, beside=False).start()
         for framework in self._stopwatch.others:
             with faults.kept(_WATCHING):
                 self._counting.enter_context(framework.count(self._tally, strict=False))
@@ -118,7 +116,7 @@ class Transfers:
                 self._watch.stop()
                 ledgers.append(self._watch.ledger)
             entries = merged(entry for ledger in ledgers for entry in ledger)
-            self._told(ledger_view.line(Ledger(entries)))
+            self._told(watch.line(Ledger(entries)))
 
 
 _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")

@@ -1,14 +1,9 @@
-"""Check which devices an operator's tensors are on, and raise CUDA's own words where they differ.
+"""Check that an operator's tensors are on one device, and raise CUDA's own text if not.
 
-Two rules are alive in PyTorch: operators built on TensorIterator let CPU scalars in and say "found
-at least two devices"; most others check argument by argument in a generated wrapper, whose name is
-part of the text. Which operator follows which is read from the ``native_functions.yaml`` that torch
-ships, when the first such error is raised.
-
-Report copies and waits between devices to whoever listens.
-
-One listener is torch's own debug mode, which warns, or raises, where the host waits for a GPU. To
-it, copies to a GPU are asynchronous: whether they block is not reported.
+PyTorch has two rules: operators built on TensorIterator accept CPU scalars and say "found at least
+two devices"; most others check each argument in a generated wrapper, whose name is in the text.
+Which rule applies is read from torch's ``native_functions.yaml`` at the first such error. Copies
+and waits are reported to listeners: torch's debug mode warns or raises where the host waits.
 """
 
 import sys

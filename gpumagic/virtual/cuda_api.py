@@ -1,16 +1,8 @@
-"""Provide what ``torch.cuda`` and its kin find in ``torch._C`` on a CUDA build with GPUs.
+"""Provide what ``torch.cuda`` finds in ``torch._C`` on a CUDA build with GPUs.
 
-The stock ``torch.cuda`` module runs unchanged on top of it. Everything is set through
-:func:`patch`, which notes what was there.
-
-Let torch's profiler have the CPU's times alone: virtual GPUs run no kernels of their own.
-
-Make storages on virtual GPUs: torch calls a constructor that C++ refuses for them.
-
-Refuse to compile kernels for a virtual GPU, at once and with what to type instead.
-
-Left alone, torch would follow the code, load its compiler, and then miss a Triton that would not
-help. What computes on the CPU alone is compiled as ever.
+The stock ``torch.cuda`` runs unchanged on top of it. Everything is set through :func:`patch`, which
+notes what was there. Compiling kernels for a virtual GPU is refused at once, with what to type
+instead; torch's profiler shows the CPU's times.
 """
 
 import types

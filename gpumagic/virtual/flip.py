@@ -1,19 +1,9 @@
-"""Move the same bytes to another device, without a copy.
+"""Move bytes to another device without a copy, for dense, sparse and nested tensors.
 
-A tensor is exported as a DLPack capsule, the capsule's device field is rewritten, and the capsule
-is imported again: about 1.5 µs, nothing is copied, strides and every dtype are kept, and DLPack's
-own deleter keeps the first tensor alive as long as the second.
-
-Build sparse and nested tensors on a virtual GPU of parts that are virtual tensors too.
-
-A COO, compressed (CSR, CSC, BSR, BSC) or nested tensor is rebuilt from its flipped parts for the
-CPU's kernel, and the result from its adopted ones. Operators that look at such a tensor's own
-metadata, or put it together, are the CPU's as they are: they serve any device.
-
-Compute in a wider type, and round, where CUDA has a kernel of a type that the CPU lacks.
-
-An error that the CPU's kernel raises about a type is never shown as it is: it would read as if CUDA
-had raised it.
+A tensor is exported as a DLPack capsule, the capsule's device is rewritten, and it is imported
+again: about 1.5 µs; strides and dtypes stay, and DLPack's deleter keeps the first tensor alive. A
+sparse or nested tensor is rebuilt from its parts. Where only CUDA has a kernel for a dtype, the CPU
+computes in a wider one and rounds; an error of the CPU's about dtypes is never shown as CUDA's.
 """
 
 import ctypes

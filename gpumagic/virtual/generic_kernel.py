@@ -1,10 +1,8 @@
 """Run any operator on a virtual GPU by the CPU's kernel.
 
-It hands the CPU's kernel the CPU tensors that share the arguments' bytes, and takes the results
-over onto the GPU. It stands at the dispatch key CUDA, so autograd, autocast, vmap and views, which
-come before that key, work on their own and no mode has to be on.
-
-Read from an operator's schema what its kernel on a virtual GPU must know.
+It gives the CPU's kernel CPU tensors that share the arguments' bytes, and takes the results over
+onto the GPU. What it must know of an operator is read from its schema. It stands at the dispatch
+key CUDA; autograd, autocast, vmap and views come before that key and work as ever.
 """
 
 import functools

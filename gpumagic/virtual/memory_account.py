@@ -1,12 +1,9 @@
-"""Count what lies on one virtual GPU: bytes, blocks, peaks, and the capacity they must fit in.
+"""Count what lies on one virtual GPU: bytes, blocks, peaks, and its capacity.
 
-Guarantees: the numbers are right whichever threads allocate and free, and when a garbage collection
-frees in the midst of an allocation. What is allocated and freed is noted in order, and counted when
-somebody reads, when it could be too much, and otherwise after some MiB; then the row of counters is
-published too. Which line of the user's took each block is known (see
-:mod:`gpumagic.virtual.memory_history`).
-
-Write what CUDA's allocator says when it has too little memory.
+Guarantees: the numbers are right whichever threads allocate and free, also when a garbage
+collection frees during an allocation. Changes are noted in order and counted when somebody reads,
+when the GPU could be full, or after some MiB; then the counters are published. An error has the
+text of CUDA's allocator.
 """
 
 import re

@@ -1,14 +1,9 @@
-"""Say what CUDA's operators take beside their results: sums in parts, sorted copies, indices.
+"""Compute the temporary memory that CUDA's operators take: partial sums, sorted copies.
 
-A rule gets the card, the operator's arguments and its result, and gives the bytes of all that is
-allocated at the same moment as the results, which the operator frees again. The facts are those of
-torch's CUDA sources; torch's allocator is the referee (``tests/cuda/test_operators_memory.py``).
-
-Compute what a reduction takes beside its result on CUDA: partial results and semaphores.
-
-Facts of ATen/native/cuda/Reduce.cuh (``setReduceConfig``). Where an output is too much work for one
-block of threads, several blocks share it and meet in global memory. How many depends on the shape,
-the strides and the card's multiprocessors.
+A function gets the card, the operator's arguments and its result, and returns the bytes that are
+allocated at the same moment and freed again. Facts are from torch's CUDA sources, for reductions
+from ATen/native/cuda/Reduce.cuh (``setReduceConfig``): several thread blocks share a large output
+and meet in global memory. torch's real allocator is compared in ``tests/cuda``.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,4 @@
-"""Turn virtual GPUs on and off, whole or not at all.
-
-Register the kernels at torch's dispatch keys while virtual GPUs are on.
-"""
+"""Turn virtual GPUs on and off, whole or not at all, by registering their kernels."""
 
 import functools
 import threading

@@ -1,7 +1,4 @@
-"""Make virtual GPUs where torch is not installed: JAX and TensorFlow have them of the CPU.
-
-Tell how much memory the host has for virtual GPUs, or the container that this process is in.
-"""
+"""Make virtual GPUs without torch, for JAX and TensorFlow, within the host's memory."""
 
 import uuid
 from contextlib import ExitStack

@@ -1,1 +1,0 @@
-"""Choose what to move, and write the fix as code."""

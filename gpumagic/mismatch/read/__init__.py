@@ -1,1 +1,0 @@
-"""Read an error between devices: its message, its operation and its operands."""
