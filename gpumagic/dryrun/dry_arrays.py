@@ -16,34 +16,13 @@ from typing import Any
 import psutil
 
 from gpumagic import faults
-from gpumagic.device import Device, here, is_where, resolve_one
-from gpumagic.device.cards import Card, card, cards
-from gpumagic.dryrun.result import Assigned, DryRun, OnCard, Peak, Unknown
-from gpumagic.errors import GpuError
+from gpumagic.device import Device, here, resolve_one
+from gpumagic.dryrun.result import Assigned, DryRun, OnCard, Peak, Unknown, cards_meant
 from gpumagic.frameworks import jax_compiled
 from gpumagic.frameworks.jax_compiled import Compiled
 from gpumagic.frameworks.known import jax_here
 from gpumagic.usercode.lines import UserLine, innermost_of, source_of
 from gpumagic.usercode.values import MISSING, Scope, of_function
-
-
-def cards_meant(on: object) -> tuple[Card, ...]:
-    """The cards that `on` names; none where it names a device."""
-    if isinstance(on, Card):
-        return (on,)
-    if isinstance(on, str):
-        return () if is_where(on) else _known(on)
-    if isinstance(on, Iterable):
-        return tuple(c if isinstance(c, Card) else card(c) for c in on)
-    return ()
-
-
-def _known(on: str) -> tuple[Card, ...]:
-    try:
-        return cards(on)
-    except GpuError as error:
-        raise GpuError(f"{error}; a device is 1, cuda:1, cpu, free") from None
-
 
 _SHARE = 0.75  # of a card, which JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
 

@@ -20,8 +20,7 @@ from gpumagic.device import Device, cuda_state
 from gpumagic.device import here as devices_here
 from gpumagic.device.caching_allocator import CachingAllocator, in_blocks
 from gpumagic.device.cards import Card
-from gpumagic.dryrun.dry_arrays import cards_meant
-from gpumagic.dryrun.result import OnCard, Peak
+from gpumagic.dryrun.result import OnCard, Peak, cards_meant
 from gpumagic.errors import GpuError
 from gpumagic.placement.torch_devices import find
 from gpumagic.usercode.lines import UserLine, innermost

@@ -1,14 +1,16 @@
 """Record what a dry run found, and show it: the peak, what would fail, the details."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from textwrap import indent
 from typing import Any
 
-from gpumagic.device.cards import Card
+from gpumagic.device import is_where
+from gpumagic.device.cards import Card, card, cards
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, folded, tag
 from gpumagic.display.units import duration, size
+from gpumagic.errors import GpuError
 from gpumagic.ledger import watch
 from gpumagic.ledger.entry import Ledger
 from gpumagic.moving.moved import Moved
@@ -311,11 +313,11 @@ def on_cards(run: DryRun) -> Iterator[str]:
         return
     at_least = "" if run.complete else "at least "
     yield f"needs {at_least}{size(run.cards[0].needed)}; {'; '.join(map(_on_card, run.cards))}"
-    for card in (each.card for each in run.cards):
-        total = f"{size(card.total)}{' by torch' if card.reported else ' by its name'}"
+    for known in (each.card for each in run.cards):
+        total = f"{size(known.total)}{' by torch' if known.reported else ' by its name'}"
         yield (
-            f"{card.name}: {total}, less estimates of {size(card.context)} for CUDA's context and "
-            f"{size(card.workspace)} for cuBLAS"
+            f"{known.name}: {total}, less estimates of {size(known.context)} for CUDA's context and "
+            f"{size(known.workspace)} for cuBLAS"
         )
 
 
@@ -364,3 +366,21 @@ def _said(unknown: Unknown) -> str:
     source = "" if not where.line or "get_ipython()" in where.source else where.source
     line = str(replace(where, source=""))
     return f"{line}: {unknown.reason}" + (f" · {source}" if source else "")
+
+
+def cards_meant(on: object) -> tuple[Card, ...]:
+    """The cards that `on` names; none where it names a device."""
+    if isinstance(on, Card):
+        return (on,)
+    if isinstance(on, str):
+        return () if is_where(on) else _known(on)
+    if isinstance(on, Iterable):
+        return tuple(c if isinstance(c, Card) else card(c) for c in on)
+    return ()
+
+
+def _known(on: str) -> tuple[Card, ...]:
+    try:
+        return cards(on)
+    except GpuError as error:
+        raise GpuError(f"{error}; a device is 1, cuda:1, cpu, free") from None
