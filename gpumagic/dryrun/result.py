@@ -316,8 +316,8 @@ def on_cards(run: DryRun) -> Iterator[str]:
     for known in (each.card for each in run.cards):
         total = f"{size(known.total)}{' by torch' if known.reported else ' by its name'}"
         yield (
-            f"{known.name}: {total}, less estimates of {size(known.context)} for CUDA's context and "
-            f"{size(known.workspace)} for cuBLAS"
+            f"{known.name}: {total}, less estimates of {size(known.context)} for CUDA's context "
+            f"and {size(known.workspace)} for cuBLAS"
         )
 
 

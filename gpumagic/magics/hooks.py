@@ -142,7 +142,7 @@ class MemoryHooks:
     def uninstall(self) -> None:
         for event in _EVENTS:
             self._shell.events.unregister(event, getattr(self, f"_{event}"))
-        for name in ("made_in", "made_arrays"):
+        for name in ("made_in", "ask"):
             if module := sys.modules.get(f"gpumagic.memory.{name}"):
                 module.forget()
 
