@@ -19,7 +19,7 @@ from gpumagic.display.table import view
 from gpumagic.dryrun.elsewhere import target_of
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.fitting.fit_result import Fit
-from gpumagic.fitting.fit_steps import Fitting
+from gpumagic.fitting.fit_search import Fitting
 from gpumagic.fitting.fit_trials import Asked
 from gpumagic.telemetry.history import board
 from gpumagic.usercode import sweep as sweeping
