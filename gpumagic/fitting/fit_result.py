@@ -12,6 +12,7 @@ from gpumagic.display.table import Shown, block, folded, tag
 from gpumagic.display.units import duration, size
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+_SPARE = "within the margin"
 _LIMIT = plot.Look("#7d8590", "7 3", "circle")
 
 
@@ -176,8 +177,18 @@ def _answer(fit: Fit, found: Largest) -> str:
     if fit.values and found.value == fit.values[-1]:
         named = f"the largest that you named is {found.value}"
         return f"all fit on {where}{kind[fit.trains]}: {named}, {needs}; {how}"
-    words = "is the largest known to fit" if fit.stopped else "is the largest that fits"
+    above = _far_above(fit, found.value)
+    words = "is the largest that fits" if above is None else "is the largest known to fit"
+    words += "" if above in (None, math.inf) else f", and {above} does not,"
     return f"{fit.name} = {found.value} {words} on {where}{kind[fit.trains]}: {needs}; {how}"
+
+
+def _far_above(fit: Fit, value: float) -> float | None:
+    """The smallest value known not to fit, if it is not the next one; infinite if none is known."""
+    above = next((t.value for t in fit.tried if t.value > value), math.inf)
+    if fit.stopped:
+        return math.inf
+    return above if bisect_left(fit.values, above) - bisect_left(fit.values, value) > 1 else None
 
 
 def _need(tried: Tried | None) -> str:
@@ -208,10 +219,11 @@ def _columns(fit: Fit) -> list[table.Column]:
 
 
 def _telling(fit: Fit) -> list[Tried]:
-    """The values that ran, and of others with the same verdicts in a row the first and last."""
+    """The values that ran, and of others with the same verdicts in a row the first and last; of
+    those within the margin the first."""
     groups = groupby(fit.tried, key=lambda t: [_verdict(t, found) for found in fit.largest])
-    rows = [[*group] for _, group in groups]
-    return [t for row in rows for t in row if t.ran is not None or t in (row[0], row[-1])]
+    rows = ((row, row[: 1 if _SPARE in verdicts else None]) for verdicts, (*row,) in groups)
+    return [t for row, ends in rows for t in row if t.ran is not None or t in (ends[0], ends[-1])]
 
 
 def _measured(tried: Tried) -> str:
@@ -224,7 +236,7 @@ def _verdict(tried: Tried, found: Largest) -> str:
     if found.value is not None and tried.value < found.value:
         return "fits"
     need = tried.needed
-    return "too large" if need is None or need > found.free else "within the margin"
+    return "too large" if need is None or need > found.free else _SPARE
 
 
 def _notes(fit: Fit) -> Iterator[str]:

@@ -14,11 +14,11 @@ from gpumagic.fitting.fit_trials import Asked, Confirming, Predicting
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.telemetry.history import board
 
+Need = Callable[[float], float]
+
 _MOST_RUNS = 8  # up and down, where what is measured leads back and forth
-_FEW = 6
-"""Questions after which the answer may be within `near` of the largest value."""
-_SLOW = 4
-"""Estimates that may leave more than half of the bracket; from then on it is halved."""
+_FEW = 6  # questions, after which the answer may be within `near` of the largest value
+_SLOW = 4  # estimates that may leave more than half of the bracket; from then on it is halved
 
 
 @dataclass
@@ -37,6 +37,8 @@ class Fitting:
         self._rooms = {name: (free, int(free * (1 - a.margin))) for name, free in where}
         self.predicting = Predicting(a, self._told)
         self._values, self._last = a.values, a.values[0]
+        # To find it closer than the margin would cost dry runs that nobody would notice.
+        self._near = a.margin / 2
         self._confirming = Confirming(a, self._told)
 
     def _free(self) -> tuple[str, int]:
@@ -71,7 +73,7 @@ class Fitting:
             self._without_dry_runs()
             return
         for _, room in self._rooms.values():
-            largest(self._values, predict, room)
+            largest(self._values, predict, room, near=self._near)
         if not self.asked.dry:
             self._confirm()
         self._say_what_is_open()
@@ -106,7 +108,7 @@ class Fitting:
                 raise
             self.notes[f"{name} = {first} raises {faults.in_words(error)}"] = None
             self._values = self._values[1:]
-        largest(self._values, run, room, from_below=True)
+        largest(self._values, run, room, near=self._near, from_below=True)
 
     def stop(self, error: Exception) -> bool:
         """Take an error as the end of the search; False where it is the code's or all there is."""
@@ -126,9 +128,8 @@ class Fitting:
             known = [t.value for t in self.tried() if found.value and t.value > found.value]
             if ended and min(ended) < min(known, default=math.inf):
                 value = min(ended)
-                why = self.predicting.ended[value]
                 what = "raises" if value in self.predicting.raises else "is not known:"
-                self.stopped = f"{self.asked.name} = {value} {what} {why}"
+                self.stopped = f"{self.asked.name} = {value} {what} {self.predicting.ended[value]}"
 
     def _confirm(self) -> None:
         """Run the value that was foretold, and go up or down by what that measures."""
@@ -136,16 +137,18 @@ class Fitting:
         run, values = self._confirming, self._values
         beside = min(room, free - run.beside)  # the copies are there too
         for _ in range(_MOST_RUNS):
-            value = largest(values, self._estimate, beside)
-            if value is None or value in run.measured:
+            largest(values, self._estimate, beside, near=self._near)
+            value, ran = self._largest(beside)
+            if value is None or ran:
                 break
             if math.isinf(run(value)):
                 lower = [v for v in values if v < value]
                 if lower:
                     largest(lower, run, beside)
                 break
-        best = largest(values, self._estimate, room)
-        if best is not None and best not in run.measured:
+        largest(values, self._estimate, room, near=self._near)
+        best, ran = self._largest(room)
+        if best is not None and not ran:
             self.notes[
                 f"{self.asked.name} = {best} is foretold alone: a run would need "
                 f"{size(run.beside)} more, for copies of what lies there already"
@@ -194,7 +197,7 @@ class Fitting:
 
 def largest(
     values: Sequence[float],
-    need: Callable[[float], float],
+    need: Need,
     limit: float,
     *,
     near: float = 0.0,
@@ -202,14 +205,12 @@ def largest(
 ) -> float | None:
     """The largest of ascending `values`, all above 0, that needs no more than `limit`, or None.
 
-    What is needed never falls as the value grows, and may be infinite. The answer was asked about,
-    and so was the next value above it, which needs more. If six questions do not tell it, a value
-    above it by no more than its part `near` was asked about and needs more. Where the need is
-    affine four questions are enough. `from_below` asks for no value that is more than twice one
-    that was within the limit.
+    What is needed never falls as the value grows, and may be infinite. The answer was asked about.
+    So was the next value, which needs more; or, where six questions do not tell it, one that is
+    larger by at most the part `near`. Four are enough where the need is affine. `from_below` asks
+    for no value that is more than twice one that was within the limit.
     """
-    asked = 2
-    low, high = 0, len(values) - 1
+    asked, low, high = 2, 0, len(values) - 1
     if need(values[low]) > limit:
         return None
     if from_below:
@@ -234,9 +235,7 @@ def largest(
     return values[low]
 
 
-def _doubled(
-    values: Sequence[float], need: Callable[[float], float], limit: float
-) -> tuple[int, int]:
+def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
     """Two places, the first of them within the limit: the second is not, or it is the last one."""
     low = 0
     while low < len(values) - 1:
@@ -247,19 +246,13 @@ def _doubled(
     return low, low
 
 
-def _estimate(
-    values: Sequence[float],
-    low: int,
-    high: int,
-    need: Callable[[float], float],
-    limit: float,
-) -> float:
+def _estimate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:
     """The value between two that would need the limit, if the need grew by one power of it."""
     least, first = need(values[0]), values[0]
     at_low, at_high = need(values[low]) - least, need(values[high]) - least
-    if math.isinf(at_high) or at_high <= at_low:
+    if math.isinf(at_high) or at_high <= at_low * (1 + 1e-9):
         return math.sqrt(values[low] * values[high])
     if at_low <= 0:  # nothing is known of the power
-        return values[low] + (limit - least) / at_high * (values[high] - values[low])
+        return values[low] + (limit - least) * (values[high] - values[low]) / at_high
     power = math.log(at_high / at_low) / math.log((values[high] - first) / (values[low] - first))
     return first + (values[low] - first) * ((limit - least) / at_low) ** (1 / power)
