@@ -196,12 +196,7 @@ class Fitting:
 
 
 def largest(
-    values: Sequence[float],
-    need: Need,
-    limit: float,
-    *,
-    near: float = 0.0,
-    from_below: bool = False,
+    values: Sequence[float], need: Need, limit: float, *, near: float = 0, from_below: bool = False
 ) -> float | None:
     """The largest of ascending `values`, all above 0, that needs no more than `limit`, or None.
 
@@ -255,4 +250,4 @@ def _estimate(values: Sequence[float], low: int, high: int, need: Need, limit: f
     if at_low <= 0:  # nothing is known of the power
         return values[low] + (limit - least) * (values[high] - values[low]) / at_high
     power = math.log(at_high / at_low) / math.log((values[high] - first) / (values[low] - first))
-    return first + (values[low] - first) * ((limit - least) / at_low) ** (1 / power)
+    return first + (values[low] - first) * math.pow((limit - least) / at_low, 1 / power)
