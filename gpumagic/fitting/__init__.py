@@ -2,4 +2,4 @@
 
 from gpumagic.display import table
 
-table.register("gpumagic.fitting.fit_result.Fit", "gpumagic.fitting.fit_view")
+table.register("gpumagic.fitting.fit_result.Fit", "gpumagic.fitting.fit_result")

@@ -7,6 +7,7 @@ keeps what is known, and so does what fails. Files that the code writes are writ
 
 import inspect
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -19,7 +20,7 @@ from gpumagic.display.table import view
 from gpumagic.dryrun.held_memory import target_of
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.fitting.fit_result import Fit
-from gpumagic.fitting.fit_steps import Fitting
+from gpumagic.fitting.fit_search import Fitting
 from gpumagic.fitting.fit_trials import Asked
 from gpumagic.telemetry.history import board
 from gpumagic.usercode import sweep as sweeping
@@ -54,7 +55,8 @@ def fit(
         The GPU, by any of its names; the current one if None. Or cards that are not here, as of
         `dry_run`: ``"H100 80GB"``, ``["RTX 4090", "24GiB"]``; then nothing is run.
     margin : float
-        The part of what is free that is left free.
+        The part of what is free that is left free. Where six dry runs do not tell the largest
+        value, the result is less than the part `margin` / 2 below it, and says so.
     target : int, optional
         The batch that is wanted in all: the result says in how many steps.
     dry : bool
@@ -95,9 +97,7 @@ def fit(
     _check(margin, target)
     if namespace is None:
         own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
-        caller = inspect.currentframe()
-        outer = caller.f_back.f_globals if caller and caller.f_back else {}
-        namespace = own if own is not None else outer
+        namespace = sys._getframe(1).f_globals if own is None else own
     made = _program(code, namespace, name, filename, text)
     device, cards = _place(on)
     asked = Asked(made, namespace, name, values, device, cards, margin, dry or bool(cards))

@@ -1,45 +1,236 @@
-"""Find the largest value that stays within a limit, in few questions."""
+"""Search for the largest value that fits: foretell, then confirm, going up or down."""
 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gpumagic import faults
+from gpumagic.display.units import size
+from gpumagic.dryrun.held_memory import measure
+from gpumagic.errors import GpuError
+from gpumagic.fitting.fit_result import Largest, Tried
+from gpumagic.fitting.fit_trials import Asked, Confirming, Predicting
+from gpumagic.placement.torch_devices import as_torch
+from gpumagic.telemetry.history import board
+
+Need = Callable[[float], float]
+
+_MOST_RUNS = 8  # up and down, where what is measured leads back and forth
+_FEW = 6  # questions, after which the answer may be within `near` of the largest value
+_SLOW = 4  # estimates that may leave more than half of the bracket; from then on it is halved
+
+
+@dataclass
+class Fitting:
+    """A search in progress; whatever happens, `found`, `tried` and `stopped` say what is known."""
+
+    asked: Asked
+    tell: Callable[[str], object]
+    notes: dict[str, None] = field(default_factory=dict)
+    interrupted: bool = False
+    stopped: str = ""  # why larger values are not known
+
+    def __post_init__(self) -> None:
+        a = self.asked
+        where = [(card.name, card.usable) for card in a.cards] or [self._free()]
+        self._rooms = {name: (free, int(free * (1 - a.margin))) for name, free in where}
+        self.predicting = Predicting(a, self._told)
+        self._values, self._last = a.values, a.values[0]
+        # To find it closer than the margin would cost dry runs that nobody would notice.
+        self._near = a.margin / 2
+        self._confirming = Confirming(a, self._told)
+
+    def _free(self) -> tuple[str, int]:
+        target = as_torch(self.asked.device)
+        _, free = measure(target).memory[str(target)]
+        if free is None:
+            raise GpuError(f"how much memory is free on {target} is not known")
+        return str(self.asked.device), free
+
+    def _told(self, value: float, by: str) -> None:
+        """Say how far it is."""
+        self._last = value
+        tried = self._tried(value)
+        (_, room), *_ = self._rooms.values()
+        line = f"{by} of {self.asked.name} = {value}"
+        if tried.ran is False:
+            line += ": out of memory"
+        elif value in self.predicting.ended:
+            line += f" ended early: {self.predicting.ended[value]}"
+        elif tried.needed is not None:
+            line += f" needs {size(tried.needed)}, and {size(room)} may be used"
+        title = self.asked.program.text.strip().partition("\n")[0]
+        board.post({"line": f"{title} · {line}", "bars": []})
+        self.tell(line)
+
+    # -- the search
+    def run(self) -> None:
+        """Foretell, and then confirm; what dry runs cannot follow is run from the start."""
+        predict = self.predicting
+        self._leave_out_first(predict.raises)
+        if math.isinf(predict(self._values[0])):
+            self._without_dry_runs()
+            return
+        for _, room in self._rooms.values():
+            largest(self._values, predict, room, near=self._near)
+        if not self.asked.dry:
+            self._confirm()
+        self._say_what_is_open()
+
+    def _leave_out_first(self, raises: dict[float, str]) -> None:
+        """The first value where the code fails at it alone, as BatchNorm does at 1."""
+        first, *rest = self._values[:2]
+        self.predicting(first)
+        if first in raises and rest and math.isfinite(self.predicting(rest[0])):
+            self.notes[f"{self.asked.name} = {first} raises {raises[first]}"] = None
+            self._values = self._values[1:]
+
+    def _without_dry_runs(self) -> None:
+        name, predict, run = self.asked.name, self.predicting, self._confirming
+        why = predict.ended[self._values[0]]
+        predict.needed.clear()
+        if self.asked.dry:
+            raise GpuError(f"a dry run cannot tell: {why}")
+        predict.trains = None
+        self.notes[f"found by runs alone, since a dry run ends at {why}"] = None
+        ((_, room),) = self._rooms.values()
+        first, *rest = self._values[:2]
+        try:
+            run(first)
+        except Exception as error:
+            try:
+                again = run(rest[0]) if rest else None
+            except Exception:  # noqa: BLE001  the first value's tells it
+                again = None
+            if again is None:
+                run.error = error
+                raise
+            self.notes[f"{name} = {first} raises {faults.in_words(error)}"] = None
+            self._values = self._values[1:]
+        largest(self._values, run, room, near=self._near, from_below=True)
+
+    def stop(self, error: Exception) -> bool:
+        """Take an error as the end of the search; False where it is the code's or all there is."""
+        if error is self._confirming.error or not self.tried():
+            return False
+        ours = "" if isinstance(error, GpuError) else "a fault of gpumagic: "
+        self.stopped = (
+            f"stopped at {self.asked.name} = {self._last}: {ours}{faults.in_words(error)}; "
+            "this is what was known by then"
+        )
+        return True
+
+    def _say_what_is_open(self) -> None:
+        """That a value could not be told, where all that is smaller fits."""
+        for found in self.found():
+            ended = [v for v in self.predicting.ended if found.value and v > found.value]
+            known = [t.value for t in self.tried() if found.value and t.value > found.value]
+            if ended and min(ended) < min(known, default=math.inf):
+                value = min(ended)
+                what = "raises" if value in self.predicting.raises else "is not known:"
+                self.stopped = f"{self.asked.name} = {value} {what} {self.predicting.ended[value]}"
+
+    def _confirm(self) -> None:
+        """Run the value that was foretold, and go up or down by what that measures."""
+        ((free, room),) = self._rooms.values()
+        run, values = self._confirming, self._values
+        beside = min(room, free - run.beside)  # the copies are there too
+        for _ in range(_MOST_RUNS):
+            largest(values, self._estimate, beside, near=self._near)
+            value, ran = self._largest(beside)
+            if value is None or ran:
+                break
+            if math.isinf(run(value)):
+                lower = [v for v in values if v < value]
+                if lower:
+                    largest(lower, run, beside)
+                break
+        largest(values, self._estimate, room, near=self._near)
+        best, ran = self._largest(room)
+        if best is not None and not ran:
+            self.notes[
+                f"{self.asked.name} = {best} is foretold alone: a run would need "
+                f"{size(run.beside)} more, for copies of what lies there already"
+            ] = None
+
+    def _estimate(self, value: float) -> float:
+        """What a value needs by all that is known; infinite from the one on that did not run."""
+        measured = self._confirming.measured
+        if value in measured:
+            return measured[value]
+        if any(math.isinf(need) and value >= refused for refused, need in measured.items()):
+            return math.inf
+        known = self.predicting.needed
+        more = [m - known[v] for v, m in measured.items() if math.isfinite(m) and v in known]
+        return self.predicting(value) + max(more, default=0.0)
+
+    # -- what is known
+    def _tried(self, value: float) -> Tried:
+        measured = self._confirming.measured.get(value)
+        return Tried(
+            value,
+            self.predicting.needed.get(value),
+            int(measured) if measured is not None and math.isfinite(measured) else None,
+            None if measured is None else math.isfinite(measured),
+        )
+
+    def tried(self) -> tuple[Tried, ...]:
+        """All values that were asked about."""
+        known = {**self.predicting.needed, **self._confirming.measured}
+        return tuple(self._tried(value) for value in sorted(known))
+
+    def found(self) -> tuple[Largest, ...]:
+        """The largest value known to fit, for each place."""
+        virtual = self.asked.device.virtual and not self.asked.cards
+        return tuple(
+            Largest(where, free, room, *self._largest(room), virtual)
+            for where, (free, room) in self._rooms.items()
+        )
+
+    def _largest(self, room: int) -> tuple[float | None, bool]:
+        """That value, and whether it ran."""
+        tried = self.tried()
+        best = max((t.value for t in tried if self._estimate(t.value) <= room), default=None)
+        return best, any(t.value == best and t.ran for t in tried)
 
 
 def largest(
-    values: Sequence[float],
-    need: Callable[[float], float],
-    limit: float,
-    *,
-    from_below: bool = False,
+    values: Sequence[float], need: Need, limit: float, *, near: float = 0, from_below: bool = False
 ) -> float | None:
-    """The largest of ascending `values` that needs no more than `limit`; None if none does.
+    """The largest of ascending `values`, all above 0, that needs no more than `limit`, or None.
 
-    What is needed never falls as the value grows, and may be infinite. Where it is affine four
-    questions are enough. `from_below` asks for no value that is more than twice one that was within
-    the limit.
+    What is needed never falls as the value grows, and may be infinite. The answer was asked about.
+    So was the next value, which needs more; or, where six questions do not tell it, one that is
+    larger by at most the part `near`. Four are enough where the need is affine. `from_below` asks
+    for no value that is more than twice one that was within the limit.
     """
-    low, high = 0, len(values) - 1
+    asked, low, high = 2, 0, len(values) - 1
     if need(values[low]) > limit:
         return None
     if from_below:
         low, high = _doubled(values, need, limit)
     if low == high or need(values[high]) <= limit:
         return values[high]
-    sides: list[bool] = []
-    while high - low > 1:
-        # A line that is met from the same side again and again comes closer only slowly.
-        slow = len(sides) > 1 and sides[-1] == sides[-2] and len(sides) % 2 == 0
-        middle = _middle(values, low, high)
-        if not slow:
-            middle = _on_the_line(values, low, high, need, limit)
-        sides.append(need(values[middle]) <= limit)
-        low, high = (middle, high) if sides[-1] else (low, middle)
+    slow = same = 0  # `same`: how often in a row it was within the limit; below 0: was not
+    while high - low > 1 and (asked < _FEW or values[high] > values[low] * (1 + near)):
+        width = values[high] / values[low]
+        value = math.sqrt(values[high] * values[low])
+        if slow < _SLOW:
+            value = _estimate(values, low, high, need, limit)
+            if abs(same) > 1:  # to the other side, to close the bracket there
+                value *= 1 + math.copysign(0.01 * 2 ** (abs(same) - 2), same)
+        middle = min(max(bisect_right(values, value) - 1, low + 1), high - 1)
+        asked += 1
+        if need(values[middle]) <= limit:
+            low, same = middle, max(same, 0) + 1
+        else:
+            high, same = middle, min(same, 0) - 1
+        slow += (values[high] / values[low]) ** 2 > width
     return values[low]
 
 
-def _doubled(
-    values: Sequence[float], need: Callable[[float], float], limit: float
-) -> tuple[int, int]:
+def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
     """Two places, the first of them within the limit: the second is not, or it is the last one."""
     low = 0
     while low < len(values) - 1:
@@ -50,24 +241,13 @@ def _doubled(
     return low, low
 
 
-def _on_the_line(
-    values: Sequence[float],
-    low: int,
-    high: int,
-    need: Callable[[float], float],
-    limit: float,
-) -> int:
-    """The place between two where a line through both meets the limit."""
-    at_low, at_high = need(values[low]), need(values[high])
-    if math.isinf(at_high) or at_high <= at_low:
-        return _middle(values, low, high)
-    part = (limit - at_low) / (at_high - at_low)
-    value = values[low] + part * (values[high] - values[low])
-    return min(max(bisect_right(values, value) - 1, low + 1), high - 1)
-
-
-def _middle(values: Sequence[float], low: int, high: int) -> int:
-    """The place in the middle of two: by their ratio, for a value may be many times the other."""
-    value = math.sqrt(values[low] * values[high]) if values[low] > 0 else 0.0
-    at = bisect_right(values, value) - 1 if values[high] > 4 * values[low] else (low + high) // 2
-    return min(max(at, low + 1), high - 1)
+def _estimate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:
+    """The value between two that would need the limit, if the need grew by one power of it."""
+    least, first = need(values[0]), values[0]
+    at_low, at_high = need(values[low]) - least, need(values[high]) - least
+    if math.isinf(at_high) or at_high <= at_low * (1 + 1e-9):
+        return math.sqrt(values[low] * values[high])
+    if at_low <= 0:  # nothing is known of the power
+        return values[low] + (limit - least) * (values[high] - values[low]) / at_high
+    power = math.log(at_high / at_low) / math.log((values[high] - first) / (values[low] - first))
+    return first + (values[low] - first) * math.pow((limit - least) / at_low, 1 / power)

@@ -104,8 +104,8 @@ class Predicting:
 
             return go
 
-        reads, device, cards = list(self._reads), asked.device, asked.cards
-        return Subject(space, reads, prepare, device, True, self._limit, cards)
+        reads, cards = list(self._reads), asked.cards
+        return Subject(space, reads, prepare, asked.device, True, self._limit, cards)
 
 
 class Confirming:

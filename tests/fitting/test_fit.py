@@ -70,7 +70,7 @@ def test_the_margin_stays_free():
     shown = str(replace(result, tried=(*tried[:21], replace(tried[21], ran=True), *tried[22:])))
     rows = [line.split() for line in shown.splitlines() if " MiB  " in line]
     values = [int(row[0]) for row in rows]
-    assert values == [1, 17, 18, 19, 22, 23, 90, 99]
+    assert values == [1, 17, 18, 19, 22, 90, 99]
 
 
 @pytest.mark.usefixtures("small")
@@ -86,8 +86,7 @@ def test_in_few_steps_each_of_which_is_told():
         progress=told.append,
         target=200_000,
     )
-    assert result.value == 2 * (result.value // 2)
-    assert sum(tried.predicted is not None for tried in result.tried) <= 16
+    assert sum(tried.predicted is not None for tried in result.tried) <= 6
     assert [tried.value for tried in result.tried if tried.ran] == [result.value]
     assert told[0] == "dry run of n = 1"
     assert told[1].startswith("dry run of n = 1 needs ")
@@ -95,7 +94,10 @@ def test_in_few_steps_each_of_which_is_told():
     steps = result.steps
     assert (steps.count - 1) * steps.size + steps.last == 200_000
     assert steps.last <= steps.size <= result.value
-    assert f"n = {result.value} is the largest that fits on cuda:1 (virtual)" in str(result)
+    above = next(tried for tried in result.tried if tried.value > result.value)
+    assert result.value + 1 < above.value <= result.value * 1.025  # half of the margin
+    said = f"n = {result.value} is the largest known to fit, and {above.value} does not, on cuda:1"
+    assert said in str(result)
     assert f"accumulate gradients over {steps.count} steps of {steps.size}" in str(result)
     assert "<svg" in result._repr_html_()
     assert weights.device.type == "cpu"
@@ -270,7 +272,9 @@ def test_cards_that_are_not_here_are_asked_at_once():
     assert (first.where, second.where) == ("RTX 4090 24GB", "T4 16GB")
     assert first.value > second.value > 10**6
     for found in result.largest:
-        assert result.at(found.value).predicted <= found.room < result.at(found.value + 1).predicted
+        above = next(tried for tried in result.tried if tried.value > found.value)
+        assert result.at(found.value).predicted <= found.room < above.predicted
+        assert above.value <= found.value * 1.025
     assert not result.confirmed
     assert "on T4 16GB, without a backward pass: it needs" in str(result)
 
