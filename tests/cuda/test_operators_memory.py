@@ -1,0 +1,62 @@
+"""Compare what operators take on virtual GPUs with torch's own allocator, over OpInfo's samples."""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("operators_memory.py")
+ENTRIES = 700
+
+
+def collect(which, first, step):
+    """Peaks by entry. Where the process dies, the entry counts as not run, and it goes on."""
+    env = os.environ | {"STANDIN_CUDA_DEVICES": "1" if which == "real" else "0"}
+    env |= {"PYTHONPATH": f"{PROGRAM.parents[2]}:{env.get('PYTHONPATH', '')}"}
+    found = {}
+    while True:
+        command = [sys.executable, "-W", "ignore", PROGRAM, which, str(first), str(step)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+        found |= {name: peaks for (_, name), peaks in zip(lines[::2], lines[1::2])}  # noqa: B905
+        if not done.returncode:
+            return found
+        assert len(lines) % 2, done.stderr  # it died in an entry, not before the first
+        first = lines[-1][0] + step
+
+
+def both(first, step):
+    """(real, virtual) by entry and number of the sample, of those that ran on both."""
+    with ThreadPoolExecutor() as pool:
+        real, ours = pool.map(lambda which: collect(which, first, step), ("real", "virtual"))
+    assert len(real) > ENTRIES / step * 0.9
+    return {
+        (name, n): pair
+        for name in real.keys() & ours.keys()
+        for n, pair in enumerate(zip(real[name], ours[name], strict=True))
+        if None not in pair
+    }
+
+
+def compare(found):
+    """At least 97 % to the byte, and none more than 1 % below, with what differs shown."""
+    differ = {key: pair for key, pair in found.items() if pair[0] != pair[1]}
+    low = {key: (real, ours) for key, (real, ours) in differ.items() if ours < 0.99 * real}
+    print(len(found), len(differ), *sorted(differ.items()), sep="\n")
+    assert len(differ) <= 0.03 * len(found), differ
+    assert low == {}
+
+
+@pytest.mark.timeout(600)
+def test_every_twelfth_operator():
+    compare(both(5, 12))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_operator():
+    compare(both(0, 1))
