@@ -127,7 +127,7 @@ class Fitting:
                 self.stopped = f"{self.asked.name} = {value} {what} {why}"
 
     def _confirm(self) -> None:
-        """Run the value that was foretold, and go up or down by what that measures."""
+        """Run the predicted value, and go up or down by what that measures."""
         ((free, room),) = self._rooms.values()
         run, values = self._confirming, self._values
         beside = min(room, free - run.beside)  # the copies are there too
@@ -143,7 +143,7 @@ class Fitting:
         best = largest(values, self._estimate, room)
         if best is not None and best not in run.measured:
             self.notes[
-                f"{self.asked.name} = {best} is foretold alone: a run would need "
+                f"{self.asked.name} = {best} is only predicted: a run would need "
                 f"{size(run.beside)} more, for copies of what lies there already"
             ] = None
 

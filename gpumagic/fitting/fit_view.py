@@ -53,7 +53,7 @@ def _answer(fit: Fit, found: Largest) -> str:
         least = f": {fit.name} = {smallest.value} needs {_need(smallest)}" if smallest else ""
         return f"no {fit.name} fits on {where}{least} {spare}"
     best = fit.at(found.value)
-    how = "a run confirms it" if found.confirmed else "foretold, not run"
+    how = "a run confirms it" if found.confirmed else "predicted, not run"
     kind = {True: ", with its backward pass", False: ", without a backward pass", None: ""}
     needs = f"it needs {_need(best)} {spare}"
     if fit.values and found.value == fit.values[-1]:
