@@ -42,7 +42,7 @@ KNOWN = frozenset(
         *("nn.functional.batch_norm.without_cudnn", "nn.functional.linear_cross_entropy.chunked"),
     ]
 )
-"""The entries that are off with samples of the usual size, as docs/limits.md says."""
+"""The entries that are off with samples of the usual size, as docs/dry-runs.md says."""
 
 
 @dataclass(frozen=True)

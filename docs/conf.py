@@ -13,9 +13,11 @@ PAGES = (
     " virtual-gpus containers limits architecture"
 )
 
+STAND_IN = "tests/stand_in/cuda/README"
+
 project = "gpumagic"
 root_doc = "README"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", f"{STAND_IN}.md"]
 extensions = ["myst_parser", "sphinx_copybutton", "sphinxcontrib.mermaid"]
 myst_fence_as_directive = ["mermaid"]
 # Links to a heading, as GitHub has them.
@@ -31,7 +33,7 @@ html_copy_source = False
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
     """On the site, the README's side has all pages; elsewhere it is a plain page."""
     if page == root_doc:
-        pages = [*(f"docs/{name}" for name in PAGES.split()), "CONTRIBUTING", "CHANGELOG"]
+        pages = [*(f"docs/{name}" for name in PAGES.split()), "CONTRIBUTING", "CHANGELOG", STAND_IN]
         source[0] += "\n".join(["", "```{toctree}", ":hidden:", "", *pages, "```", ""])
 
 

@@ -76,7 +76,7 @@ class ErrorInRank:
 
     @property
     def is_of_the_group(self) -> bool:
-        """Whether it is a lost connection to another rank."""
+        """Whether the error is a lost connection to another rank."""
         words = ("gloo", "Connection closed by peer", "NCCL", "Connection reset by peer")
         return any(word in self.message for word in words)
 
@@ -140,7 +140,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 _received: dict[str, bytes | None] = {}
-"""What was sent to this rank, as it was when the first cell began that has it."""
+"""Fingerprints of the variables sent to this rank, from the start of the first cell with them."""
 _fresh: set[str] = set()
 
 

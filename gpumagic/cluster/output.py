@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TextIO
 from gpumagic.display.table import short
 
 MOST = 2**18
-"""Characters of a cell that a rank sends of each stream; what it writes over itself counts not."""
+"""Characters of each stream that a rank sends in a cell, without text that "\\r" replaces."""
 MOST_LOGGED = 2**24
 """Bytes of output from C code and programs, which no cell shows."""
 OVER = "\x1e"

@@ -53,7 +53,7 @@ def end(mark: str) -> None:
 
 
 def end_orphan() -> None:
-    """End this engine and what it started: the notebook is gone, and its watch may be elsewhere."""
+    """End this engine and its processes, since the notebook is gone; its watch may be elsewhere."""
     end(os.environ[MARK])
     os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Join a rank to its process group, and tell the notebook where its cell is.
+"""Join a rank to its process group, and report to the notebook where its cell is.
 
 Everything here runs in a rank. A collective waits in C++, where Python sees no interrupt. Aborting
 its connection ends it and keeps all variables. A thread does this, since the main thread waits.

@@ -20,7 +20,7 @@ from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.on import Beside
 
 ALIGNMENT = 64
-"""Of memory, in bytes, as torch has it: offsets are whole in every element size."""
+"""Bytes between allocations, as in torch: a multiple of every element size."""
 
 
 @dataclass
@@ -177,7 +177,7 @@ class ArraysInPlace:
         for framework in self._beside.frameworks:
             moves = bring_all(framework, variables, self._beside.device, self._namespace)
             nbytes += moves.nbytes
-            self.left += [f"{left.name} stays where it is: {left.reason}" for left in moves.left]
+            self.left += [f"{left.name} was not moved: {left.reason}" for left in moves.left]
             by_source: dict[str, list[str]] = {}
             for moved in moves.moved:
                 by_source.setdefault(moved.sources[0], []).append(moved.name)

@@ -117,7 +117,7 @@ def within(kind: type, rooms: tuple[str, ...]) -> bool:
 
 
 def is_generator(kind: type) -> bool:
-    """Whether it is torch's class of generators, or the virtual GPUs' replacement."""
+    """Whether a class is torch's class of generators, or the virtual GPUs' replacement."""
     return any(b.__name__ == "Generator" and b.__module__ == "torch._C" for b in kind.__mro__)
 
 

@@ -1,6 +1,6 @@
 """Run a program on one device, on copies of the variables that it reads.
 
-Guarantees: after `close` nothing of it is left, on the device or in the variables.
+Guarantees: after `close` it leaves nothing on the device or in the variables.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Find the largest value with which code fits into a GPU's memory: `gpumagic.fit`.
 
-Dry runs foretell what each value needs, then runs on copies confirm it. Guarantees: the user's
+Dry runs predict what each value needs, then runs on copies confirm it. Guarantees: the user's
 variables, random state and settings are afterwards as they were, and so is the memory; Ctrl-C
 keeps what is known, and so does what fails. Files that the code writes are written.
 """

@@ -171,7 +171,7 @@ def _answer(fit: Fit, found: Largest) -> str:
         least = f": {fit.name} = {smallest.value} needs {_need(smallest)}" if smallest else ""
         return f"no {fit.name} fits on {where}{least} {spare}"
     best = fit.at(found.value)
-    how = "a run confirms it" if found.confirmed else "foretold, not run"
+    how = "a run confirms it" if found.confirmed else "predicted, not run"
     kind = {True: ", with its backward pass", False: ", without a backward pass", None: ""}
     needs = f"it needs {_need(best)} {spare}"
     if fit.values and found.value == fit.values[-1]:
@@ -248,7 +248,7 @@ def _notes(fit: Fit) -> Iterator[str]:
         times = "once" if len(ran) == 1 else f"{len(ran)} times"
         yield (
             f"the cell ran {times} ({fit.name} = {', '.join(map(str, ran))}): files that it writes "
-            "are written; --dry foretells only"
+            "are written; --dry only predicts"
         )
     dry = sum(t.predicted is not None for t in fit.tried)
     kept = f"{100 * fit.margin:.3g} % of what is free is kept free"

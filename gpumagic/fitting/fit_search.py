@@ -1,4 +1,4 @@
-"""Search for the largest value that fits: foretell, then confirm, going up or down."""
+"""Search for the largest value that fits: predict, then confirm."""
 
 import math
 from bisect import bisect_right
@@ -132,7 +132,7 @@ class Fitting:
                 self.stopped = f"{self.asked.name} = {value} {what} {self.predicting.ended[value]}"
 
     def _confirm(self) -> None:
-        """Run the value that was foretold, and go up or down by what that measures."""
+        """Run the predicted value, and go up or down by what that measures."""
         ((free, room),) = self._rooms.values()
         run, values = self._confirming, self._values
         beside = min(room, free - run.beside)  # the copies are there too
@@ -150,7 +150,7 @@ class Fitting:
         best, ran = self._largest(room)
         if best is not None and not ran:
             self.notes[
-                f"{self.asked.name} = {best} is foretold alone: a run would need "
+                f"{self.asked.name} = {best} is only predicted: a run would need "
                 f"{size(run.beside)} more, for copies of what lies there already"
             ] = None
 

@@ -33,7 +33,7 @@ class Setting(NamedTuple):
 
 
 def pairs(owner: Any, *names: tuple[str, str]) -> list[Setting]:
-    """Settings by functions to read and write; those that this version of `owner` has."""
+    """Settings by functions to read and write, if this version of `owner` has them."""
     return [
         Setting(f"{owner.__name__}.{write}", getattr(owner, read), getattr(owner, write))
         for read, write in names

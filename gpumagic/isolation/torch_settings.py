@@ -109,7 +109,7 @@ def _set_inference_mode(on: bool) -> None:
 
 
 def _modes() -> tuple[list[Any], Any, Any]:
-    # The default device is such a mode, and kept separately where torch would end it.
+    # The default device is a mode too, saved separately because torch would end it.
     default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return _get_current_function_mode_stack(), default, torch.utils._device.CURRENT_DEVICE
 

@@ -47,7 +47,7 @@ class Quiet:
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """Within, drop nothing: for output of our own, such as progress."""
+        """Within, drop nothing, for gpumagic's own output such as progress."""
         self._lifted = True
         try:
             yield

@@ -24,7 +24,7 @@ from gpumagic.telemetry.sampler import PERIODS_S, TOLERANCE, Sampler, Subscripti
 from gpumagic.telemetry.snapshot import Problem, Snapshot
 
 LONGEST_MESSAGE = 4096
-"""Bytes; who sends more is cut off."""
+"""Bytes; a client that sends more is disconnected."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def aside(function: Callable[[], T]) -> asyncio.Future[T]:
     def run() -> None:
         try:
             future.set_result(function())
-        except Exception as error:  # noqa: BLE001  who awaits the future gets it
+        except Exception as error:  # noqa: BLE001  the future raises it
             future.set_exception(error)
 
     threading.Thread(target=run, name="gpumagic-aside", daemon=True).start()

@@ -88,7 +88,7 @@ async def terminate(order: Order, snapshot: Snapshot, owner: Owner) -> tuple[boo
         return True, f"{named} has ended"
     again = 'ask again with "force": true to kill it'
     if order.force:
-        again = "it is in a call of the driver, perhaps; look again in a while"
+        again = "it may be inside a driver call; look again later"
     return False, f"{named} still runs after {WAIT_S:.0f} s; {again}"
 
 
@@ -96,7 +96,7 @@ def _check(order: Order, snapshot: Snapshot, owner: Owner) -> None:
     if all(process.pid != order.pid for process in snapshot.processes):
         silent = [p.cause for p in snapshot.problems if p.code == "stalled"]
         if silent:
-            raise NotEnded(503, f"who holds memory is not known: {silent[0]}")
+            raise NotEnded(503, f"the memory holders are unknown: {silent[0]}")
         raise NotEnded(404, f"process {order.pid} holds no GPU memory; look again")
     if not is_alive(order.pid):
         raise NotEnded(404, f"process {order.pid} has ended; look again")
@@ -105,7 +105,7 @@ def _check(order: Order, snapshot: Snapshot, owner: Owner) -> None:
     if abs(owner.started - order.started) > _SAME_START_S:
         raise NotEnded(
             409,
-            f"process {order.pid} began at another time: it is another one by now; look again",
+            f"process {order.pid} started at another time, so it is a new one; look again",
         )
     # By both: snapshots saw it while its kernel lived; the owner is current.
     told = any(process.orphan for process in snapshot.processes if process.pid == order.pid)

@@ -31,7 +31,7 @@ from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample,
 
 
 class Source(Protocol):
-    """What the collector asks of a source. `max_age` is the age of a cached reading in intervals;
+    """The methods of a source. `max_age` is the age of a cached reading in intervals;
     0 asks for a new one."""
 
     name: str
@@ -43,7 +43,7 @@ class Source(Protocol):
         """Return the processes that hold memory on them."""
 
     def problems(self) -> list[Problem]:
-        """Return the problems of the last questions."""
+        """Return the problems of the last queries."""
 
     def software(self) -> Mapping[str, str]:
         """Return the versions of its drivers by name."""
@@ -77,7 +77,7 @@ def chosen(
     for name in names:
         try:
             sources.append(_made(name))
-        except Exception as error:  # noqa: BLE001  somebody else's code; told as a problem
+        except Exception as error:  # noqa: BLE001  third-party code; shown as a problem
             why = "" if isinstance(error, _Unknown) else f" ({type(error).__name__}: {error})"
             cause = f"GPUMAGIC_SOURCES names {name!r}, which is no source{why}"
             problems.append(Problem("source-unknown", cause, _THERE_ARE))
@@ -115,7 +115,7 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     usable = any(gpu.ordinal is not None or not named for gpu in gpus)
     if gpus and all(gpu.virtual or gpu.vendor != "nvidia" for gpu in gpus):
         problems = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
-    if usable:  # CUDA alone has told of them
+    if usable:  # known from CUDA, without NVML
         return [_NO_NVML if problem.code in _JUST_NO_GPU else problem for problem in problems]
     if gpus and not all(gpu.virtual for gpu in gpus):
         return [*problems, _none_visible({gpu.vendor for gpu in gpus if not gpu.virtual})]
@@ -256,7 +256,7 @@ class Collector:
         """Return the answer of a source, or None and add a problem."""
         try:
             return question(source)
-        except Exception as error:  # noqa: BLE001  a source may be anybody's; kept and told
+        except Exception as error:  # noqa: BLE001  third-party code; recorded and shown
             faults.keep(f"asking the source {source.name}", error)
             cause = f"the source {source.name} failed ({type(error).__name__}: {error})"
             problem = Problem("source-failed", cause, "run %gpus --doctor; the others are shown")
@@ -330,7 +330,7 @@ def snapshot(*, processes: bool = True) -> Snapshot:
     Returns
     -------
     Snapshot
-        A driver's fault does not raise: it is one of the ``problems``, with cause and cure.
+        A driver's fault does not raise: it is in ``problems``, with its cause and cure.
         The call may take seconds if a driver stalls; do not call it on an event loop.
     """
     return _collector().take(processes=processes)
@@ -356,7 +356,7 @@ def _owned(holder: ProcessSample, owner: Owner) -> ProcessSample:
 
 
 def _of_cuda(found: device.Device) -> GpuSample:
-    """A GPU of which no driver tells, but CUDA has told torch."""
+    """Return a GPU that only torch sees, through CUDA."""
     total, free = found.memory_total, found.memory_free
     used = None if total is None or free is None else total - free
     return GpuSample(

@@ -1,7 +1,7 @@
-"""Publish that CUDA in this process is dead, and read it of all processes of this user.
+"""Publish that CUDA in this process is dead, and read which of the user's processes did so.
 
-One small file for each such process, beside those of virtual GPUs: so a Jupyter server tells of its
-kernels. A reader removes the file of a process that is gone.
+Each such process has one small file, in the folder of virtual GPUs' files, so that a Jupyter server
+learns about its kernels. A reader removes the file of a process that has ended.
 """
 
 import json
@@ -17,7 +17,7 @@ _LONGEST = 4096
 
 
 def publish(death: cuda_state.Death) -> None:
-    """Have every process of this user know it, until this one ends."""
+    """Publish it to every process of this user, until this one ends."""
     pid, notebook = os.getpid(), os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
     whose = f"{notebook} (process {pid})" if notebook else f"process {pid}"
     cause = f"CUDA in the kernel of {whose} is dead: {death.cause}"
@@ -30,7 +30,7 @@ def publish(death: cuda_state.Death) -> None:
 
 
 def problems() -> list[Problem]:
-    """One for each living process whose CUDA is dead, this one first."""
+    """Return a problem for each live process whose CUDA is dead, this one first."""
     death, found = cuda_state.death(), []  # a thread of the sampler's must not ask CUDA
     if death is not None:
         found.append(Problem("cuda-dead", death.said, death.cure))

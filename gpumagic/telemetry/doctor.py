@@ -1,4 +1,4 @@
-"""Check every step from the hardware to this process's GPUs, with a cure for what is wrong.
+"""Check every step from the hardware to this process's GPUs, with a cure for the first failure.
 
 Only reads: opens nothing on the GPU, and imports neither torch nor anything else heavy.
 """
@@ -115,7 +115,7 @@ class Doctor:
             version = next((word for word in words if word[:1].isdigit() and "." in word), "")
             return True, version or text.splitlines()[0], ""
         if self._wsl():
-            return None, "under WSL it is Windows that has it", ""
+            return None, "under WSL, Windows has the driver", ""
         return False, "not loaded", "install NVIDIA's driver; modprobe nvidia"
 
     def _nodes(self) -> _Found:

@@ -158,7 +158,7 @@ class DrmSource:
         return [
             Problem(
                 "not-permitted",
-                f"this user may not read what {card.name or card.address} tells ({card.path})",
+                f"this user may not read the files of {card.name or card.address} ({card.path})",
                 "run %gpus --doctor; in a container, /sys must be mounted readable",
                 card.uuid,
             )

@@ -165,17 +165,15 @@ class LinuxChecks:
         without = [(address, driver) for _, address, driver in gpus if driver not in drivers]
         if not without:
             module = drm.Folder(self._root / "sys/module" / (gpus[0][2] or ""))
-            return Check(
-                name, True, module.text("version") or f"{gpus[0][2]}, as the kernel has it"
-            )
+            return Check(name, True, module.text("version") or f"{gpus[0][2]}, part of the kernel")
         address, other = without[0]
         if other:
             cure = f"bind it to {drivers[0]} (vfio-pci keeps a GPU for a virtual machine)"
-            return Check(name, False, f"{address} is the driver {other}'s", cure)
+            return Check(name, False, f"{address} is bound to the driver {other}", cure)
         if any((self._root / "sys/module" / driver).exists() for driver in drivers):
             cure = f"see why: sudo dmesg | grep {drivers[0]} (a kernel older than the card?)"
             return Check(name, False, f"loaded, but it does not take {address}", cure)
-        cure = f"sudo modprobe {drivers[0]}; if that fails, sudo dmesg tells why"
+        cure = f"sudo modprobe {drivers[0]}; if that fails, sudo dmesg shows why"
         return Check(name, False, f"not loaded: {address} has no driver", cure)
 
     def _render_nodes(self) -> list[str]:
@@ -203,14 +201,14 @@ class LinuxChecks:
     def _rocm(self) -> Check:
         version = drm.Folder(self._root).text("opt/rocm/.info/version")
         system = (version or "").partition("-")[0]
-        brought = ".".join((self._build.hip or "").split(".")[:2])
+        included = ".".join((self._build.hip or "").split(".")[:2])
         parts = [
             f"{system} in /opt/rocm" if system else "none in /opt/rocm",
-            f"torch brings {brought}" if brought else "",
+            f"torch includes {included}" if included else "",
         ]
-        if system and brought and system.split(".")[0] != brought.split(".")[0]:
-            parts.append("what you compile for torch needs the same")
-        return Check("ROCm", True if system or brought else None, "; ".join(filter(None, parts)))
+        if system and included and system.split(".")[0] != included.split(".")[0]:
+            parts.append("compile code for torch with the same version")
+        return Check("ROCm", True if system or included else None, "; ".join(filter(None, parts)))
 
     def _level_zero(self) -> Check:
         cure = "install it: sudo apt install libze1 libze-intel-gpu1 (on others: level-zero)"

@@ -45,7 +45,7 @@ _LONGEST_S = 30.0
 
 @dataclass(frozen=True)
 class Tier:
-    """Questions asked together, with their interval, and the interval after an empty answer."""
+    """Queries made together, with their interval, and the interval after an empty answer."""
 
     name: str
     every_s: float
@@ -248,7 +248,7 @@ _GSP = f"{_RESET}, or restart the machine; if it comes again, update the driver"
 _MEANINGS = {
     13: ("a program made an illegal memory access or instruction", _PROGRAM),
     31: ("a program read or wrote memory that is not its own (page fault)", _PROGRAM),
-    43: ("a program's work on the GPU was stopped after a fault of its own", _PROGRAM),
+    43: ("a program's work on the GPU was stopped after an error in it", _PROGRAM),
     45: ("work was cleaned up after a program had ended or failed", "see the error before it"),
     48: ("an ECC error in memory that could not be corrected", _REPLACE),
     63: ("a faulty row of memory is to be replaced by a spare one", _RESET),

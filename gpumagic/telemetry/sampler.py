@@ -276,7 +276,7 @@ class Sampler:
         """Take a snapshot, then read expensive values ahead, for at most `ahead_s`."""
         try:
             snapshot = self._source.take(processes=processes, max_age=max_age)
-        except Exception as error:  # noqa: BLE001  kept and told, and the next may succeed
+        except Exception as error:  # noqa: BLE001  recorded and shown; the next may succeed
             faults.keep("taking a snapshot of the GPUs", error)
             problem = Problem(
                 "snapshot-failed",
@@ -332,7 +332,7 @@ class Sampler:
         awake = " (sudo nvidia-smi -pm 1 keeps it awake)" if nvidia else ""
         problem = Problem(
             "stalled",
-            f"{whose} has not answered for {waited:.0f} s; what is shown is from before",
+            f"{whose} has not answered for {waited:.0f} s; the values are older",
             f"wait: waking an idle GPU takes seconds{awake}; "
             "if it goes on, see dmesg, and restart the machine",
         )

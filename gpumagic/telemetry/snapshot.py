@@ -117,8 +117,8 @@ class ProcessSample:
 
     @property
     def owner(self) -> str:
-        """Whose it is: ``"mine"``, ``"books"`` (another notebook of mine), ``"left"`` (its kernel
-        has gone), ``"others"``."""
+        """The owner: ``"mine"``, ``"books"`` (another notebook of mine), ``"left"`` (its kernel has
+        ended), ``"others"``."""
         if self.orphan:
             return "left"
         if self.mine:

@@ -1,6 +1,6 @@
 """Publish this process's virtual GPUs, and read those of all other processes of this user.
 
-Each process has one small file in the user's runtime directory: who it is, its GPUs, and a row of
+Each process has one small file in the user's runtime directory: its pid, its GPUs, and a row of
 counters per GPU, written through shared memory in about 50 ns, without a system call or a thread. A
 file that is incomplete, not the user's, or left by a process that has ended is ignored.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from gpumagic.telemetry.processes import started
 
 NAME = "Virtual GPU"
-"""What each is called, where a real one has its model."""
+"""The name of each, in place of a real GPU's model."""
 
 COUNTERS = 5
 ALLOCATED, RESERVED, BUSY_NS, WINDOW_END_NS, OTHERS = range(COUNTERS)
@@ -198,7 +198,7 @@ def read_file(path: Path) -> list[VirtualState]:
 
 
 def is_of(path: Path, pid: int, start: float) -> bool:
-    """Whether a file is of this process, which lives; it is removed where its process is gone."""
+    """Whether a file is of this live process; remove the file if the process has ended."""
     if path.stem != str(pid):
         return False
     begun = started(pid)

@@ -37,7 +37,7 @@ _hints = lru_cache(get_type_hints)
 
 
 class _WrongError(Exception):
-    """What is wrong in the JSON, and where."""
+    """An error in the JSON, with its place."""
 
 
 def dumps(comparison: Any) -> str:

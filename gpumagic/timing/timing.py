@@ -78,7 +78,7 @@ class TimedDevices:
 
     @property
     def note(self) -> str | None:
-        """Why it is another device than the one asked for."""
+        """Why another device than the requested one was used."""
         return next((device.note for device in self.parts if device.note), None)
 
 

@@ -213,7 +213,7 @@ def percent(part: float) -> str:
 
 
 def by_words(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Of pairs of a device and what is said of it: the devices by what is said."""
+    """Group devices by a sentence about them, from pairs of a device and a sentence."""
     found: dict[str, list[str]] = {}
     for where, words in said:
         if words:

@@ -249,7 +249,7 @@ class MonitorWidget(anywidget.AnyWidget):
             if new:
                 self.cells = self._log.runs()
         elif kind == "holdings":  # a view has that table open and the kernel is idle
-            with faults.kept("telling the monitor who holds the memory"):
+            with faults.kept("sending the memory holders to the monitor"):
                 self.holdings = held_now()
         elif kind == "gone" and self._audience.leave(view):
             self._rest()

@@ -129,12 +129,12 @@ def test_what_lies_there_already_has_no_room_for_its_copies():
     assert result.value == 14
     assert not result.confirmed
     assert result.at(5).ran
-    assert "batch = 14 is foretold alone: a run would need 9.0 MiB more" in result.notes[0]
+    assert "batch = 14 is only predicted: a run would need 9.0 MiB more" in result.notes[0]
     assert weights.device.type == "cuda"
 
 
 @pytest.mark.usefixtures("small")
-def test_a_foretelling_that_is_too_low_is_corrected_by_runs(monkeypatch):
+def test_a_prediction_that_is_too_low_is_corrected_by_runs(monkeypatch):
     real = fit_trials.dry
 
     def half(subject, waiting=None):

@@ -200,7 +200,7 @@ def test_an_amd_machine_with_everything(tmp_path: Path) -> None:
     assert found["AMD GPU"].found == "8 on the PCI bus: AMD Instinct MI300X OAM"
     assert found["amdgpu"].found == "6.8.5"
     assert found["/dev/kfd"].found == "/dev/kfd"
-    assert found["ROCm"].found == "6.2.4 in /opt/rocm; torch brings 6.2"
+    assert found["ROCm"].found == "6.2.4 in /opt/rocm; torch includes 6.2"
     assert not any("NVIDIA" in check.found + check.cure for check in found.values())
 
 
@@ -254,7 +254,7 @@ def test_a_card_that_another_driver_has(tmp_path: Path) -> None:
     (device / "driver").symlink_to("../../bus/pci/drivers/vfio-pci")
     found = look(tmp_path, installed=ON_ROCM, build=ROCM)
     assert red(found) == ["amdgpu"]
-    assert found["amdgpu"].found == "0000:0c:00.0 is the driver vfio-pci's"
+    assert found["amdgpu"].found == "0000:0c:00.0 is bound to the driver vfio-pci"
 
 
 def test_versions_of_rocm(tmp_path: Path) -> None:
@@ -263,11 +263,11 @@ def test_versions_of_rocm(tmp_path: Path) -> None:
     found = look(tmp_path, installed={"torch": "2.10.0+rocm7.0"}, build=newer)
     assert red(found) == []
     assert found["ROCm"].found == (
-        "6.2.4 in /opt/rocm; torch brings 7.0; what you compile for torch needs the same"
+        "6.2.4 in /opt/rocm; torch includes 7.0; compile code for torch with the same version"
     )
     shutil.rmtree(tmp_path / "opt")
     found = look(tmp_path, installed={"torch": "2.10.0+rocm7.0"}, build=newer)
-    assert found["ROCm"].found == "none in /opt/rocm; torch brings 7.0"
+    assert found["ROCm"].found == "none in /opt/rocm; torch includes 7.0"
 
 
 def test_a_build_of_torch_without_rocm_beside_an_amd_gpu(tmp_path: Path) -> None:
