@@ -2,77 +2,23 @@
 
 A variable is moved in place and stays the same object. What autograd tracks, and views, are copied
 for that one call. Only cells that ask for it pay: this is a mode over all functions of torch, which
-adds a microsecond to each call. The ledger skips the frames of this file: a read here is the
-user's.
+adds a microsecond to each call.
 """
 
-import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gpumagic.cell.report import Fixed
+from gpumagic.cell.retry_mode import RetryMode
 from gpumagic.moving.move import move_all, remember
 from gpumagic.moving.plan import Origin, has_plain_storage, immovable
 from gpumagic.usercode.lines import expression, innermost, line_of, user_frame
-
-_MISMATCH = re.compile(
-    r"same device|not at the same device|two devices|weight type .* should be the same", re.S
-)
-
-
-class RetryMode(TorchFunctionMode):
-    """Catches the error of mixed devices, has the operands brought together, and tries again."""
-
-    def together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """The arguments of a call on one device; None where they were on one."""
-        raise NotImplementedError
-
-    def start(self) -> None:
-        """Come into force on this thread."""
-        _push_mode(self)
-
-    def stop(self) -> None:
-        """End, whatever other modes were entered since and not left."""
-        if self not in _get_current_function_mode_stack():
-            return
-        above = []
-        while (mode := _pop_mode()) is not self:
-            above.append(mode)
-        for mode in reversed(above):
-            _push_mode(mode)
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        __tracebackhide__ = True
-        kwargs = kwargs or {}
-        try:
-            return func(*args, **kwargs)
-        except RuntimeError as error:
-            if not _MISMATCH.search(str(error)) or func is Tensor.backward:
-                raise
-            together = self.together(func, args, kwargs)
-            if together is None:
-                raise
-        args, kwargs = together
-        return func(*args, **kwargs)
 
 
 class AutoFix(RetryMode):

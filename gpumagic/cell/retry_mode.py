@@ -1,0 +1,62 @@
+"""Try a call of torch again, once its tensors, which were on several devices, are on one.
+
+The ledger looks through this file: what reads through it is the user's own doing.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+_MISMATCH = re.compile(
+    r"same device|not at the same device|two devices|weight type .* should be the same", re.S
+)
+
+
+class RetryMode(TorchFunctionMode):
+    """Catches the error of mixed devices, has the operands brought together, and tries again."""
+
+    def together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """The arguments of a call on one device; None where they were on one."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Come into force on this thread."""
+        _push_mode(self)
+
+    def stop(self) -> None:
+        """End, whatever other modes were entered since and not left."""
+        if self not in _get_current_function_mode_stack():
+            return
+        above = []
+        while (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        __tracebackhide__ = True
+        kwargs = kwargs or {}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if not _MISMATCH.search(str(error)) or func is Tensor.backward:
+                raise
+            together = self.together(func, args, kwargs)
+            if together is None:
+                raise
+        args, kwargs = together
+        return func(*args, **kwargs)
