@@ -226,7 +226,7 @@ def set_by_fork(before: bytes) -> list[int]:
 
 def let_backward_run(flags: list[int]) -> None:
     """In the child: let backward passes run here, if one of the flags keeps them from it."""
-    # Else threads of torch's engine would make its pool of threads, all at once, and one would fail.
+    # Else the engine's threads would all make torch's pool of threads at once, and one would fail.
     torch.set_num_threads(torch.get_num_threads())
     torch.autograd.set_multithreading_enabled(False)
     if _works():

@@ -1,4 +1,4 @@
-"""Decompose attention and recurrent networks, which C++ would give to cuDNN or fused kernels."""
+"""Decompose attention, normalization and recurrent cells, which CUDA has fused kernels for."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch._decomp.decompositions import gru_cell_data, lstm_cell
 from torch.nn.functional import linear
-from torch.utils._pytree import tree_map
 
 from gpumagic.virtual.checks import mixed
 from gpumagic.virtual.generic_kernel import CPU, KernelPlan, on_metadata
+from gpumagic.virtual.recurrent import recurrent
 
 aten: Any = torch.ops.aten
 _choose = on_metadata(aten._fused_sdp_choice.default, CPU)
@@ -22,7 +22,7 @@ _MOST_FLASH = 256  # numbers of a head, as of ATen/native/transformers/cuda/sdp_
 def network_kernels(overload: Callable[[str], Any]) -> dict[str, Callable[..., Any]]:
     """By the operators' names. They stand above autograd, and below it for inference mode."""
     kernels: dict[str, Callable[..., Any]] = {
-        f"{cell}.{variant}": _recurrent(overload(f"{cell}.{variant}"))
+        f"{cell}.{variant}": recurrent(overload(f"{cell}.{variant}"))
         for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu")
         for variant in ("input", "data")
     }
@@ -91,54 +91,6 @@ def _flash(inputs: tuple[Tensor, ...], mask: Tensor | None, options: dict[str, A
     flash = aten._scaled_dot_product_flash_attention_for_cpu
     result: Tensor = flash(*inputs, attn_mask=mask, **options)[0]
     return result.squeeze(0) if flat else result
-
-
-def _recurrent(op: Any) -> Callable[..., Any]:
-    """torch's own decomposition into single operators, after cuDNN's check of devices."""
-    names = [argument.name for argument in op._schema.arguments]
-
-    def kernel(*args: Any) -> Any:
-        given = dict(zip(names, args))  # noqa: B905 (defaults may be left out)
-        device = args[0].device
-        hidden = [given["hx"]] if isinstance(given["hx"], Tensor) else given["hx"]
-        for kind, tensors in (("hidden", hidden), ("parameter", given["params"])):
-            for tensor in tensors:
-                if tensor.device != device:
-                    raise RuntimeError(
-                        f"Input and {kind} tensors are not at the same device, found input tensor "
-                        f"at {device} and {kind} tensor at {tensor.device}"
-                    )
-        if torch.is_autocast_enabled("cuda"):
-            given = tree_map(_autocast, given)
-        return _layers(op, given)
-
-    return kernel
-
-
-def _autocast(x: Any) -> Any:
-    floats = isinstance(x, Tensor) and x.is_floating_point() and x.dtype is not torch.double
-    return x.to(torch.get_autocast_dtype("cuda")) if floats else x
-
-
-def _layers(op: Any, given: dict[str, Any]) -> Any:
-    """Layer by layer, since torch's decomposition leaves out the dropout between them."""
-    count = given["num_layers"]
-    if not (given["train"] and given["dropout"]):
-        return op.decompose(*given.values())
-    first = next(iter(given))
-    each = len(given["params"]) // count
-    single = isinstance(given["hx"], Tensor)
-    hidden = [given["hx"]] if single else given["hx"]
-    finals = []
-    for n in range(count):
-        if n:
-            given[first] = torch.dropout(given[first], given["dropout"], True)
-        parts = [h.chunk(count)[n] for h in hidden]
-        given |= {"hx": parts[0] if single else parts, "num_layers": 1}
-        layer = {**given, "params": given["params"][n * each : (n + 1) * each]}
-        given[first], *final = op.decompose(*layer.values())
-        finals.append(final)
-    return given[first], *(torch.cat(final) for final in zip(*finals, strict=True))
 
 
 def _rms_norm(input: Tensor, shape: Any, weight: Tensor | None, eps: float | None) -> Any:
