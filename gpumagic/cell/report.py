@@ -173,7 +173,7 @@ def _hints(report: Report) -> list[str]:
 def _parts(report: Report) -> list[str]:
     device = report.device
     where = f"asked for {device}; {report.elsewhere}" if report.elsewhere else str(device)
-    where += " (virtual, at CPU speed)" if device.virtual and not report.elsewhere else ""
+    where += " (virtual)" if device.virtual and not report.elsewhere else ""
     where += f": {device.note}" if device.note else ""
     parts = [where, *_ran(report)]
     if report.moved:

@@ -109,7 +109,7 @@ def html(record: RanksReport | RanksTable) -> str:
 
 def _parts(report: RanksReport) -> list[str]:
     names = [each.name for each in report.ranks]
-    virtual = " (virtual, at CPU speed)" if any(each.virtual for each in report.ranks) else ""
+    virtual = " (virtual)" if any(each.virtual for each in report.ranks) else ""
     here = len(names) == 1 or any(each.device for each in report.ranks)
     head = some(names) if here else f"{len(names)} ranks"
     parts = [head + virtual, _times(report)]

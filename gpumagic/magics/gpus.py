@@ -84,8 +84,10 @@ def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -
         raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
     before = virtual.enabled()
     virtual.enable(int(number), memory, force=force)
-    if memory is None and not before:
-        _tell_capacity()
+    if not before:
+        print("virtual GPUs compute on the CPU: results and memory are as on a GPU, times are not")
+        if memory is None:
+            _tell_capacity()
     for line in too_late():
         print(line)
 

@@ -80,7 +80,7 @@ def one_line(comparison: Comparison) -> str:
     (timing,) = comparison.timings
     if timing.median is None or timing.alone:
         return ""
-    name = f"{timing.where} (virtual, at CPU speed)" if timing.virtual else timing.where
+    name = f"{timing.where}{' (virtual)' * timing.virtual}"
     spread = f"IQR {percent(timing.iqr)}, " if timing.iqr is not None else ""
     count, number = len(timing.seconds), timing.number
     repeats = f"{count:,} repeat{'s' * (count > 1)} of {number:,} run{'s' * (number > 1)}"

@@ -32,7 +32,7 @@ def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
     view.hides("No GPU is visible here")
     view.shows("cuda:1")
     expect(page.get_by_text("now has 2 virtual GPUs")).to_be_visible()
-    expect(run(view, 0, PLACED)).to_contain_text("cuda:1 (virtual, at CPU speed)")
+    expect(run(view, 0, PLACED)).to_contain_text("cuda:1 (virtual)")
     # Nothing that we run counts as a cell of the notebook.
     expect(page.locator(".jp-InputPrompt").first).to_have_text("[1]:")
     timed = run(view, 1, TIMED)

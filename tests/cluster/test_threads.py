@@ -61,7 +61,7 @@ def test_two_gpus_share_the_items_and_the_notebook_gets_what_is_gathered(noteboo
     changed = {n for n, value in notebook.ns.items() if before.get(n) is not value}
     assert {n for n in changed if not n.startswith("_")} == {"y", "loss"}
     line = done.text.splitlines()[-1]
-    assert line.startswith("cuda:0, cuda:1 (virtual, at CPU speed) · ")
+    assert line.startswith("cuda:0, cuda:1 (virtual) · ")
     assert " took longest, " in line
     assert "· 17 x: 9 + 8 · sent net, x: 352 B in" in line
     assert (

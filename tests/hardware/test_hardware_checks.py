@@ -169,7 +169,7 @@ def test_a_planted_tenth_of_a_cell_s_cost_is_found(monkeypatch, placed_s, ok):
 def test_reports_are_equal_but_for_times():
     real = "cuda:0 · 3.1 ms · moved X: 5.9 KiB from cpu in 40 µs\n  2  x.item()  3  12 B   9 µs\n"
     virtual = (
-        "cuda:0 (virtual, at CPU speed) · 29 ms · moved X: 5.9 KiB from cpu in 3.0 ms\n"
+        "cuda:0 (virtual) · 29 ms · moved X: 5.9 KiB from cpu in 3.0 ms\n"
         "  2  x.item()  3  12 B  101 µs\nTimes on virtual GPUs are the CPU's.\n"
     )
     (row,) = report_rows({"train": real}, {"train": virtual})

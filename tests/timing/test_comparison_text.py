@@ -50,7 +50,7 @@ def virtual(*wheres):
         ),
         (
             comparison(*virtual("cuda:0")),
-            "cuda:0 (virtual, at CPU speed) takes 8.00 ms (IQR 1.0 %, 21 repeats of 1 run)",
+            "cuda:0 (virtual) takes 8.00 ms (IQR 1.0 %, 21 repeats of 1 run)",
         ),
         (comparison(Timing("cpu", error="interrupted")), "nothing was measured"),
         (
