@@ -122,8 +122,7 @@ class GpuMagics(Magics):
         args = parse("%gpus", line)
         with in_one_line("%gpus"):
             if args.virtual is not None and args.virtual.lower() == "off":
-                self.cells.end_all()
-                return gpus.virtual_off()
+                return gpus.virtual_off(self.cells, force=args.force)
             if args.virtual is not None:
                 gpus.virtual_on(args.virtual, args.memory, force=args.force)
                 return self.once.show(gpus.gpus())

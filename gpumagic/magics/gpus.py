@@ -6,7 +6,7 @@ from typing import Any
 from IPython.display import display
 
 from gpumagic import device, faults
-from gpumagic.display.units import size
+from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError
 from gpumagic.magics.hand_over import running_cluster
 from gpumagic.telemetry import collect
@@ -100,14 +100,29 @@ def _tell_capacity() -> None:
         print(f"{size(each)} each is what this machine can hold; --memory 4GiB is another size")
 
 
-def virtual_off() -> None:
-    """Take them away, and say so."""
+def virtual_off(cells: Any, *, force: bool = False) -> None:
+    """Bring home what cells moved, take the virtual GPUs away, and say so.
+
+    GpuError where tensors that were made there would be lost; not with `force`.
+    """
     from gpumagic import virtual
+    from gpumagic.cell.begin import bring_all_home
 
     if not virtual.enabled():
         print("there were no virtual GPUs")
         return
+    home, made = bring_all_home(cells.shell.user_ns)
+    if home.moved:
+        print(repr(home).replace("moved", "brought home", 1))
     alive = virtual.live_tensors()
+    if alive and not force:
+        held = some(made) if made else f"{alive} tensor{'s' * (alive > 1)} of no variable"
+        cure = "bring them to the CPU" if made else "%gpufree releases what IPython keeps"
+        raise GpuError(
+            f"--virtual off would lose what was made there: {held}; {cure}, or type "
+            "%gpus --virtual off --force"
+        )
+    cells.end_all()
     virtual.disable()
     lost = f"; {alive} tensor{'s' * (alive > 1)} that lived there can no longer be used"
     print("virtual GPUs are off" + (lost if alive else ""))

@@ -59,7 +59,13 @@ def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
     assert ip.ns["x"].device.type == "cpu"
     assert ip.run("torch.zeros(1)").result.device.type == "cpu"
     ip.run("%gpus --virtual 2")
-    done = ip.run("%%ongpu 1\nkept = zeros(1)\n%gpus --virtual off\nx = torch.zeros(1)")
+    ip.run("back = torch.ones(2)\nmoved = back")
+    done = ip.run("%%ongpu 1\nkept = zeros(1) + moved.sum()\n%gpus --virtual off")
+    assert "brought home" in done.text
+    assert ip.ns["moved"] is ip.ns["back"]
+    assert ip.ns["moved"].device.type == "cpu"
+    assert "would lose what was made there: kept; bring them to the CPU, or type" in done.text
+    done = ip.run("%ongpu 1\n%gpus --virtual off --force\nx = torch.zeros(1)")
     assert done.success, done.text
     assert "1 tensor that lived there can no longer be used" in done.text
     assert "Error" not in done.text
