@@ -9,6 +9,7 @@ from .dryrun import DryRun as DryRun
 from .dryrun import dry_run as dry_run
 from .errors import CrossDeviceWarning as CrossDeviceWarning
 from .errors import GpuError as GpuError
+from .errors import ImplicitCopyError as ImplicitCopyError
 from .fitting.fit import fit as fit
 from .fitting.fit_result import Fit as Fit
 from .frameworks.bring_arrays import move as move

@@ -74,7 +74,7 @@ def cluster_needed(what: str) -> AbstractContextManager[None]:
 class CrossDeviceWarning(UserWarning):
     """A copy between devices, or a wait for one, that the code does not ask for in so many words.
 
-    Given once for each line of a cell; under ``--strict`` it is raised. Filter it like any warning:
+    Given once for each line of a cell. Filter it like any warning:
     ``warnings.simplefilter("ignore", gpumagic.CrossDeviceWarning)``.
     """
 
@@ -92,3 +92,10 @@ class CrossDeviceWarning(UserWarning):
             trace = trace.tb_next
         show = get_ipython().InteractiveTB.structured_traceback
         return show(type(self), self, self.__traceback__)
+
+
+class ImplicitCopyError(CrossDeviceWarning, RuntimeError):
+    """A copy or a wait that the code does not ask for, where ``--strict`` allows none.
+
+    Until the next version it is also a `CrossDeviceWarning`, as it was called before.
+    """

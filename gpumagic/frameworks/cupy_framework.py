@@ -17,7 +17,7 @@ import cupy
 
 from gpumagic import faults
 from gpumagic.device import Device, here
-from gpumagic.errors import CrossDeviceWarning, GpuError
+from gpumagic.errors import GpuError, ImplicitCopyError
 from gpumagic.frameworks.framework import Framework, Place, Pool, place_of
 from gpumagic.frameworks.watching import Inside, called_from, refusal
 from gpumagic.ledger.advice import ADVISERS, Advice, all_but_one
@@ -174,7 +174,7 @@ class CuPyCopies:
         with faults.kept("counting a read of CuPy's"):
             count = self._count(sys._getframe(2), f"cuda:{array.device.id}", "cpu", array.size)
         if count is not None and self._strict and count.implicit and count.how != DISPLAY:
-            raise CrossDeviceWarning(refusal(count, "name it first: cupy.asnumpy(x)"))
+            raise ImplicitCopyError(refusal(count, "name it first: cupy.asnumpy(x)"))
         start = time.perf_counter()
         read = real(array, *args, **kwargs)
         _add(count, array.nbytes, time.perf_counter() - start)

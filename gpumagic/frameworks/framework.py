@@ -205,7 +205,7 @@ class Framework(Protocol):
     def count(self, tally: Tally, strict: bool) -> AbstractContextManager[object]:
         """While this holds, count its copies between devices and its waits, by the user's line.
 
-        With `strict`, an implicit one raises `CrossDeviceWarning` at its line.
+        With `strict`, an implicit one raises `ImplicitCopyError` at its line.
         """
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy
 
-from gpumagic.errors import CrossDeviceWarning
+from gpumagic.errors import ImplicitCopyError
 from gpumagic.frameworks import jax_doors
 from gpumagic.frameworks.jax_devices import JaxDevices
 from gpumagic.frameworks.jax_doors import Move
@@ -213,7 +213,7 @@ class _Counting:
         if any(one.strict for one in self._watching()):
             for count, _ in found:
                 if count.implicit and count.how != DISPLAY:
-                    refused = CrossDeviceWarning(_refusal(count))
+                    refused = ImplicitCopyError(_refusal(count))
                     refused.raised_in = count.code
                     raise refused
         return _adding(found) if found else None

@@ -24,7 +24,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import kernels, op_callbacks, op_def_registry
 
 from gpumagic import faults
-from gpumagic.errors import CrossDeviceWarning
+from gpumagic.errors import ImplicitCopyError
 from gpumagic.frameworks.tensorflow_devices import TensorFlowDevices
 from gpumagic.frameworks.tensorflow_graphs import Graphs
 from gpumagic.frameworks.watching import PRINTING, Call, Inside, called_from, refusal
@@ -331,7 +331,7 @@ class TensorFlowCopies:
         """Under strict, raise for what is implicit."""
         __tracebackhide__ = True
         if self._strict and count.implicit and count.how != DISPLAY and not count.within:
-            raise CrossDeviceWarning(_refusal(count))
+            raise ImplicitCopyError(_refusal(count))
 
 
 _BY_ITSELF = {"numpy", *(name.strip("_") for name in _READING)}

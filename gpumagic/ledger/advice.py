@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from gpumagic.errors import CrossDeviceWarning
+from gpumagic.errors import CrossDeviceWarning, ImplicitCopyError
 from gpumagic.ledger.attribute import HOST, here
 from gpumagic.ledger.entry import DISPLAY, ENGINE, FIX, LOADER, PRINT, Count, Entry
 from gpumagic.usercode.lines import line_at, line_of
@@ -234,7 +234,7 @@ class Alarm:
     _lines: set[tuple[str, int]] = field(default_factory=set)
 
     def __call__(self, count: Count, tensor: Any) -> None:
-        """Warn before a call, or raise `CrossDeviceWarning`, if it is time to."""
+        """Warn before a call, or raise `ImplicitCopyError`, if it is time to."""
         __tracebackhide__ = True
         if count.how in (LOADER, ENGINE, DISPLAY, FIX) or (count.within and not count.implicit):
             count.warned = True
@@ -246,7 +246,7 @@ class Alarm:
         elif count.copy and count.operator == "copy_" and _is_scalar_of_host(tensor):
             return
         elif self.strict:
-            raise CrossDeviceWarning(_refusal(count))
+            raise ImplicitCopyError(_refusal(count))
         elif count.within:  # counted, but not the user's to fix
             count.warned = True
         elif _is_time(count):

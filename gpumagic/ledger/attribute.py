@@ -42,7 +42,7 @@ class ActiveWatch:
     """What a running watch is to the operators: where to count, and what to do at an alarm."""
 
     tally: Tally
-    # Called before each call that may be worth a warning; may raise `CrossDeviceWarning`.
+    # Called before each call that may be worth a warning; may raise `ImplicitCopyError`.
     alarm: Callable[[Count, Any], None] | None = None
     strict: bool = False  # the alarm raises: then it is called in nested watches too
     outer: "ActiveWatch | None" = None  # the watch around this one, which counts the same

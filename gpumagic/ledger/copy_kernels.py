@@ -186,7 +186,7 @@ def counted(
     base: Kernel, before: Callable[..., After | None], tensors: int = 0, *, within: str = ""
 ) -> Kernel:
     """What stands in front of `base`: it runs that, and counts the call where something watches."""
-    # `before` is given the same arguments and may raise `CrossDeviceWarning`; what it returns is
+    # `before` is given the same arguments and may raise `ImplicitCopyError`; what it returns is
     # called afterwards. With `within`, waits of operators that `base` calls are under that name.
     asked = _asked(before, tensors)
 

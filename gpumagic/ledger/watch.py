@@ -227,7 +227,7 @@ class watch:
     Parameters
     ----------
     strict : bool
-        Raise `CrossDeviceWarning` at the first copy or wait that is implicit.
+        Raise `ImplicitCopyError` at the first copy or wait that is implicit.
     warn : bool, default True
         Give a `CrossDeviceWarning` once for each line where tensors of torch's are copied or waited
         for again and again.

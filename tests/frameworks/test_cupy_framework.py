@@ -147,7 +147,7 @@ def test_strict_raises_at_what_names_no_device_and_all_is_put_back(tmp_path):
     ran("x = cupy.asarray(n)\\nh = x.get()", strict=True)
     try:
         ran("h = x.get()\\nv = str(x)", strict=True)
-    except gpumagic.CrossDeviceWarning as refused:
+    except gpumagic.ImplicitCopyError as refused:
         assert "line 2: " in str(refused) and "name it first: cupy.asnumpy(x)" in str(refused)
     else:
         raise AssertionError

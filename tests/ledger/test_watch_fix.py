@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpumagic import CrossDeviceWarning, watch
+from gpumagic import ImplicitCopyError, watch
 from gpumagic.cell.autofix import AutoFix
 from gpumagic.moving.move import bring_home
 
@@ -126,5 +126,5 @@ def test_what_the_user_reads_meanwhile_is_the_users_own(fix):
 
 def test_strict_holds_beside_it(fix):
     x = torch.ones(3, device="cuda:1")
-    with pytest.raises(CrossDeviceWarning), watch(strict=True):
+    with pytest.raises(ImplicitCopyError), watch(strict=True):
         x.sum().item()

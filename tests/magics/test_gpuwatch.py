@@ -97,9 +97,9 @@ def test_the_table(ip):
 
 def test_strict_is_an_error_at_the_users_line(ip):
     done = ip.run("%%ongpu 1 --strict\nok = 1\nif X.sum() > 3:\n    never = 1")
-    assert isinstance(done.error, gpumagic.CrossDeviceWarning)
+    assert isinstance(done.error, gpumagic.ImplicitCopyError)
     assert "line 3: `X.sum() > 3` makes the host wait for cuda:1" in done.text
-    assert "gpumagic" not in done.text.split("CrossDeviceWarning")[0]
+    assert "gpumagic" not in done.text.split("ImplicitCopyError")[0]
     assert "never" not in ip.ns
     assert ip.run("%%ongpu 1 --strict\nX.cpu().sum().item()").success
 
@@ -187,7 +187,7 @@ def test_gpuwatch_counts_the_rest_of_its_own_cell_and_shows_the_table(ip):
     assert "cuda:0 → cpu" in done.text
     done = ip.run("%gpuwatch on --strict\nY.sum().item()")
     assert "from now on, and the first implicit one is an error;" in done.text
-    assert isinstance(done.error, gpumagic.CrossDeviceWarning)
+    assert isinstance(done.error, gpumagic.ImplicitCopyError)
     ip.run("%gpuwatch off")
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from gpumagic import faults
-from gpumagic.errors import CrossDeviceWarning
+from gpumagic.errors import ImplicitCopyError
 from gpumagic.ledger.advice import advise
 from gpumagic.ledger.entry import Tally
 
@@ -203,7 +203,7 @@ def test_what_is_copied_in_silence_is_found_at_its_line(counted, names, code, en
     strict = counted(f"c = b + b\n\nd = {code.replace('a.', '(a * 1).')}", strict=True)
     if "print" in code:
         return  # it was read: the host has it
-    assert isinstance(strict.error, CrossDeviceWarning)
+    assert isinstance(strict.error, ImplicitCopyError)
     assert "line 3" in str(strict.error)
     assert strict.moved == {}
 

@@ -11,7 +11,7 @@ from conftest import GPUS, compiled
 
 from gpumagic import faults
 from gpumagic.device import CPU
-from gpumagic.errors import CrossDeviceWarning
+from gpumagic.errors import ImplicitCopyError
 from gpumagic.ledger import watch
 from gpumagic.ledger.advice import advise
 
@@ -202,7 +202,7 @@ def test_placement_by_soft_placement_is_told_by_line(counted):
     )
     assert "asked for cuda:7, on cpu (soft placement)" in watch.text(ran.ledger)
     refused = counted("with tf.device('/GPU:7'):\n    w = tf.ones(3)", strict=True)
-    assert isinstance(refused.error, CrossDeviceWarning)
+    assert isinstance(refused.error, ImplicitCopyError)
     assert ", line 2: `tf.ones(3)` asked for GPU:7, is on the CPU" in str(refused.error)
     assert counted("with tf.device('/CPU:0'):\n    w = tf.ones(3)").ledger.entries == ()
 
@@ -210,7 +210,7 @@ def test_placement_by_soft_placement_is_told_by_line(counted):
 @pytest.mark.parametrize(("code", "line", "moved"), SILENT[:6])
 def test_strict_raises_at_the_line(counted, code, line, moved):
     error = counted(code, strict=True).error
-    assert isinstance(error, CrossDeviceWarning)
+    assert isinstance(error, ImplicitCopyError)
     assert re.match(rf"In \[\d+\], line {line}: ", str(error))
     assert "… = tf.identity(…)" in str(error)
 
