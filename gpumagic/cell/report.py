@@ -52,6 +52,8 @@ class Report(Shown):
         The time the moves took, apart from `seconds`.
     returned : Moves or None
         What `--back` brought home after the cell; None without it.
+    results : tuple of str
+        The new variables that stay on the device although `--back` brought home what was moved.
     stays : bool
         Nothing was moved for good before in this notebook: what this moved is told to stay.
     batches : Batches
@@ -87,6 +89,7 @@ class Report(Shown):
     left: tuple[Left, ...] = ()
     move_seconds: float = 0.0
     returned: Moves | None = None
+    results: tuple[str, ...] = ()
     stays: bool = False
     batches: Batches = Batches()
     memory: tuple[Memory, ...] = ()
@@ -183,6 +186,8 @@ def _parts(report: Report) -> list[str]:
         elif report.stays:
             moved += " for good (--back brings home)"
         parts.append(moved)
+    if report.results:
+        parts.append(f"new there: {some(report.results)}")
     if report.batches.count:
         count = f"{report.batches.count} batch{'es' * (report.batches.count > 1)}"
         parts.append(f"{count}: {size(report.batches.nbytes)} copied")

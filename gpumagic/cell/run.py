@@ -4,7 +4,7 @@ Whatever happens in between, the placement is undone, and a report says what hap
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -179,6 +179,7 @@ class Run:
             left=left,
             move_seconds=self._moves.seconds,
             returned=returned,
+            results=tuple(self._new_there()) if self._back and self.device.kind != "cpu" else (),
             stays=self._first and not self._back,
             batches=Batches(len(placement.delivered), sum(map(sum, placement.delivered))),
             memory=tuple(memory.values()),
@@ -226,6 +227,12 @@ class Run:
             names = ", ".join(dict.fromkeys(origin.name for _, origin in self._origins))
             self._remember()
             return Moves(left=(Left(names, first_line(error)),))
+
+    def _new_there(self) -> Iterator[str]:
+        """The variables that the cell made on its device."""
+        for name, tensor in tensors_in(self._namespace):
+            if id(tensor) not in self._before and tensor.device == self._target:
+                yield name
 
     def _elsewhere(self, place: Placement, memory: dict[int, Memory], ledger: Ledger) -> str:
         """Where most of the cell's work was, as far as can be seen, if not on its device."""

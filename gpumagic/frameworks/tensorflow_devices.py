@@ -7,6 +7,7 @@ back when virtual GPUs go. A name of a GPU that is not there is left to TensorFl
 
 import functools
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ _Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 # TensorFlow's own, before anything stands in front of it.
 _physical_devices = tf.config.list_physical_devices
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+|\*))?$", re.IGNORECASE)
+# Parts of Keras that would choose cuDNN's kernels, and layouts that only GPUs have.
+_CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
 
 
@@ -123,7 +126,9 @@ class TensorFlowDevices:
 
         def wrap(real: Callable[..., Any]) -> Callable[..., Any]:
             def devices(device_type: str | None = None) -> list[Any]:
-                gpus = [kind(f"{named}GPU:{number}", "GPU") for number in range(self.count())]
+                asks = sys._getframe(1).f_globals.get("__name__")
+                count = 0 if asks in _CHOOSE_KERNELS else self.count()
+                gpus = [kind(f"{named}GPU:{number}", "GPU") for number in range(count)]
                 own = [] if device_type == "GPU" else [d for d in real(device_type) if is_own(d)]
                 return own + (gpus if device_type in (None, "GPU") else [])
 

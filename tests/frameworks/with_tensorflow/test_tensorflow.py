@@ -291,3 +291,21 @@ assert "torch" not in sys.modules
 def test_nothing_starts_before_it_is_used(framework):
     done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_keras_trains_recurrent_networks_without_cudnn(names, kind):
+    tf, keras, np = names["tf"], names["keras"], names["np"]
+    layer = getattr(keras.layers, kind)(4)
+    with tf.device("/GPU:1"):
+        net = keras.Sequential([keras.Input((5, 3)), keras.layers.Bidirectional(layer)])
+        net.add(keras.layers.Dense(1))
+        net.compile("sgd", "mse")
+        history = net.fit(np.ones((8, 5, 3)), np.ones((8, 1)), epochs=2, verbose=0)
+    assert history.history["loss"][1] < history.history["loss"][0]
+
+
+def test_keras_convolves_channels_first_as_on_a_cpu(names):
+    keras, np = names["keras"], names["np"]
+    layer = keras.layers.Conv2D(2, 3, data_format="channels_first")
+    assert layer(np.ones((1, 3, 8, 8), np.float32)).shape == (1, 2, 6, 6)
