@@ -1,10 +1,8 @@
 """Build the stand-in CUDA libraries for the torch of this Python: `python build.py FOLDER`.
 
-Needs gcc, g++ and CUDA's headers (the wheels nvidia-cuda-runtime and nvidia-cuda-crt), no CUDA
-toolkit and none of NVIDIA's other wheels: of a library that torch links, the functions that no
-source here has are generated. They refuse, and the log names them. FOLDER gets the libraries;
-site-packages gets a standin_cuda.pth, which loads them in every process: there are GPUs where
-STANDIN_CUDA_DEVICES is set, else none.
+Needs gcc, g++ and CUDA's headers (the wheels nvidia-cuda-runtime and nvidia-cuda-crt). Functions
+that torch asks for and no source here has are generated: they refuse, and the log names them.
+A standin_cuda.pth loads the libraries in every process, GPUs are where STANDIN_CUDA_DEVICES is set.
 """
 
 import re
