@@ -45,6 +45,7 @@ def _freeze():
     it would through what pytest notes of each test.
     """
     global _modules_frozen, _tests_since
+    sys.last_value = sys.last_traceback = None  # a failed test's frames are not to stay
     gc.collect()
     gc.freeze()
     _modules_frozen, _tests_since = len(sys.modules), 0

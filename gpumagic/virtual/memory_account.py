@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gpumagic.device.caching_allocator import CachingAllocator, in_blocks
+from gpumagic.device.caching_allocator import CachingAllocator, in_blocks, segment_for
 from gpumagic.telemetry.virtual_state import (
     ALLOCATED,
     BUSY_NS,
@@ -160,7 +160,7 @@ class MemoryAccount:
                 self.retries += 1
         # Memory in pieces too small is not refused here, as it is on a GPU: see docs/limits.md.
         if allocator.bytes.current + in_blocks(nbytes) > self.limit:
-            raise self.out_of_memory(in_blocks(nbytes))
+            raise self.out_of_memory(segment_for(in_blocks(nbytes)))
 
     def pass_through(self, sizes: list[int]) -> None:
         """Allocate all of these bytes at once, and free them."""

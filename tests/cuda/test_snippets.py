@@ -12,25 +12,12 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 from mismatch.snippets import DATA, read, run
 
 from gpumagic import virtual
 from gpumagic.mismatch.explainer import explain
 
 TESTS = Path(__file__).parents[1]
-WITHOUT_CUDNN = "the stand-in refuses cuDNN's kernel, and torch's other code names another function"
-OTHER = {
-    "cross_device.txt: convolution with weights on the CPU": WITHOUT_CUDNN,
-    "cross_device.txt: batch norm that was added after the move": WITHOUT_CUDNN,
-    "cross_device_blind.txt: Sobel filter in a helper": WITHOUT_CUDNN,
-    "cross_device_later.txt: tv loss with a stencil": WITHOUT_CUDNN,
-    "cross_device_more.txt: a learning-rate finder that keeps losses on the GPU": WITHOUT_CUDNN,
-    "cross_device_more.txt: a padded batch made by the collate function": (
-        "a GRU runs before the mistake, and the stand-in has neither cuDNN's nor torch's own"
-    ),
-}
-"""Snippets on which virtual GPUs may differ from CUDA, each with the reason."""
 
 
 def outcomes():
@@ -42,9 +29,6 @@ def outcomes():
 
 def _outcome(snippet):
     error = run(snippet.code)
-    if "cuDNN" in str(error):  # not there: without it, torch's own code makes the same checks
-        with torch.backends.cudnn.flags(enabled=False):
-            error = run(snippet.code)
     explained = error and explain(error)
     text = str(error).strip().partition("\n")[0]
     return [f"{type(error).__name__}: {text}", str(explained)]
@@ -72,11 +56,11 @@ def test_explanations_are_those_on_cuda(both):
 
 
 def _compare(both, which):
-    """All outcomes but those named must be the same: `which` is 0 for texts, 1 for explanations."""
+    """All outcomes must be the same: `which` is 0 for texts, 1 for explanations."""
     pairs = {name: (real[which], ours[which]) for name, (real, ours) in both.items()}
     differ = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
     table = (f"{name}\n  CUDA    {a}\n  virtual {b}" for name, (a, b) in differ.items())
-    assert differ.keys() <= OTHER.keys(), "\n".join(table)
+    assert not differ, "\n".join(table)
 
 
 if __name__ == "__main__":

@@ -160,10 +160,11 @@ def test_optimizers_in_the_backward_pass():
         opt.step()
         opt.zero_grad()
 
-    w.register_post_accumulate_grad_hook(step)
+    hook = w.register_post_accumulate_grad_hook(step)
     result = dry_run(lambda: (w * 2).sum().backward())
     assert result.complete, result
     assert w.tolist() == [1.0] * 1000
+    hook.remove()  # torch never collects the cycle over it, and the next tests count `w`
 
 
 def test_memory_that_other_variables_keep():

@@ -51,7 +51,7 @@ def test_the_figures_of_the_moment_are_exact_where_they_were_noted(started):
     with pytest.raises(torch.OutOfMemoryError) as raised:
         torch.empty(3 * GIB + 5, dtype=torch.uint8, device="cuda")
     _, found = read(raised.value)
-    assert found == Shortage(0, 3 * GIB + 512, GIB, GIB - 2 * MIB, 4096, 2 * MIB, exact=True)
+    assert found == Shortage(0, 3 * GIB + 2 * MIB, GIB, GIB - 2 * MIB, 4096, 2 * MIB, exact=True)
     del held
     # Another shortage than that which was noted last.
     assert read(RuntimeError(next(iter(TEXTS))))[1].wanted == 20 * GIB

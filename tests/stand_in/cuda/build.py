@@ -1,128 +1,89 @@
 """Build the stand-in CUDA libraries for the torch of this Python: `python build.py FOLDER`.
 
-Needs gcc, g++ and CUDA's headers (the wheels nvidia-cuda-runtime and nvidia-cuda-crt), no CUDA
-toolkit and none of NVIDIA's other wheels: of a library that torch links, the functions that no
-source here has are generated. They refuse, and the log names them. FOLDER gets the libraries;
-site-packages gets a standin_cuda.pth, which loads them in every process: there are GPUs where
-STANDIN_CUDA_DEVICES is set, else none.
+Needs gcc, g++ and CUDA's headers (the wheels nvidia-cuda-runtime and nvidia-cuda-crt). Functions
+that torch asks for and no source here has are generated: they refuse, and the log names them.
+A standin_cuda.pth loads the libraries in every process, GPUs are where STANDIN_CUDA_DEVICES is set.
 """
 
 import re
-import subprocess
 import sys
 import sysconfig
 from importlib.metadata import requires
 from pathlib import Path
+from subprocess import check_call, check_output
 
 HERE = Path(__file__).resolve().parent
-NVML = HERE.parent / "nvml.c"
 SITE = Path(sysconfig.get_paths()["purelib"])
 TORCH = SITE / "torch"
 INCLUDES = [f"-I{HERE}", *(f"-isystem{p}" for p in SITE.glob("nvidia/cu*/include"))]
-C = ["gcc", "-O2", "-g", "-Wall", "-fPIC", "-shared", *INCLUDES]
-PREFIXES = {
-    "libcudart": "cuda|__cuda", "libcublas": "cublas(?!Lt)", "libcublasLt": "cublasLt",
-    "libcudnn": "cudnn", "libcufft": "cufft", "libcufile": "cuFile", "libcupti": "cupti",
-    "libcurand": "curand",
-    "libcusolver": "cusolver", "libcusparse": "cusparse(?!Lt)", "libcusparseLt": "cusparseLt",
-    "libnccl": "p?nccl", "libnvrtc": "nvrtc", "libnvshmem_host": "nvshmem", "libcuda": "cu[A-Z]",
+PREFIXES = {  # of a library's functions, where it is not the library's name
+    "libcudart": "(__)?cuda", "libcuda": "cu[A-Z]", "libcublas": "cublas(?!Lt)",
+    "libcusparse": "cusparse(?!Lt)", "libcufile": "cuFile", "libnccl": "p?nccl",
+    "libnvshmem_host": "nvshmem",
 }  # fmt: skip
-SOURCES = {
-    "libcudart": ["cudart.c"], "libcuda": ["driver.c"], "libcublas": ["blas.c"],
-    "libcublasLt": ["-DLT", "blas.c"], "libnccl": ["nccl.c"],
-}  # fmt: skip
-REFUSAL = {"libcudart": 801, "libcuda": 801, "libcudnn": 3000}  # "not supported"; else 1
-
-
-def printed(*command):
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+CUDNN = re.search(r"cudnn\S*==([\d.]+)", " ".join(requires("torch")))[1].replace(".", ",")
+# A function NAME that no source has, by the first pattern that is found in its name.
+SUCCEEDS = "^__cuda(Unr|R)egister|^cuda(Profiler|FuncSet|KernelSet|ThreadExchange)"
+FUNCTIONS = {
+    "^cupti.*String": 'int NAME(int e, const char **s) { *s = "stand-in"; return 0; }',
+    "String|Name|Error$": 'const char *NAME(void) { return "not computed by the stand-in"; }',
+    # torch refuses an older cuDNN than it was built with.
+    "^cudnnGetProperty$": f"int NAME(int i, int *v) {{ *v = (int[]){{{CUDNN}}}[i]; return 0; }}",
+    f"{SUCCEEDS}|^cublas.*(Create|Destroy|Set|Get)": "int NAME(void) { return 0; }",
+    "^cublas": 'int NAME(void) { return standin_library_launch("NAME"); }',
+    "": 'int NAME(void) { return standin_refuse("NAME"); }',
+}
 
 
 def asked():
     """Of each NVIDIA library that torch links: the functions it calls, its symbols' version."""
-    sonames, names, versions = set(), set(), {}
+    sonames, versions = set(), {}
     for library in TORCH.glob("lib/lib*.so"):
-        head = printed("objdump", "-p", library)
-        sonames |= set(re.findall(r"NEEDED +(lib\S+)", head))
-        for soname, wanted in re.findall(r"required from (\S+):\n((?: +0x.*\n)+)", head):
-            versions[soname] = wanted.split()[3]
-        undefined = printed("nm", "-D", "--undefined-only", library)
-        names |= set(re.findall(r"^ +U (\w+)", undefined, re.M))
-    found = {}
-    for soname in sonames:
-        if prefix := PREFIXES.get(soname.partition(".so")[0]):
-            here = sorted(n for n in names if re.match(prefix, n))
-            found[soname] = here, versions.get(soname, soname)
-    return found
+        needed = check_output(["objdump", "-p", library], text=True)
+        sonames |= set(re.findall(r"NEEDED +(lib(?:cu|nccl|nv)\S+)", needed))
+        undefined = check_output(["nm", "-D", "--undefined-only", library], text=True)
+        versions |= dict(re.findall(r" U (\w+)@?(\S*)", undefined))
+    for soname in sorted(sonames, key=lambda name: "cudart" not in name):  # the others link it
+        base = soname.partition(".so")[0]
+        prefix = PREFIXES.get(base, base.removeprefix("lib"))
+        names = sorted(n for n in versions if re.match(prefix, n))
+        yield soname, base, names, next((versions[n] for n in names), "") or soname
 
 
-def generated(base, name):
-    """Text of a weak function, which a source may define instead."""
-    if name.startswith("cupti") and name.endswith("String"):
-        return f'WEAK int {name}(int e, const char **s) {{ *s = "stand-in"; return 0; }}'
-    if re.search("String|Name|Error$", name):
-        return f'WEAK const char *{name}(void) {{ return "not computed by the stand-in"; }}'
-    if name == "cudnnGetProperty":  # its version: torch refuses an older one than it was built with
-        wheel = next((r for r in requires("torch") if "cudnn" in r), "cudnn==9.0.0")
-        parts = ", ".join(re.findall(r"\d+", wheel.partition("==")[2])[:3])
-        return f"WEAK int {name}(int part, int *v) {{ *v = (int[]){{{parts}}}[part]; return 0; }}"
-    if "cublas" in base and re.search("Create|Destroy|Set|Get", name):
-        return f"WEAK int {name}(void) {{ return 0; }}"
-    if "cublas" in base:
-        return f'WEAK int {name}(void) {{ return standin_library_launch("{name}"); }}'
-    return f'WEAK int {name}(void) {{ standin_refuse("{name}"); return {REFUSAL.get(base, 1)}; }}'
+def generated(names):
+    """The source of functions, which another source may define instead."""
+    lines = ["int standin_refuse(const char *), standin_library_launch(const char *);"]
+    for name in names:
+        body = next(text for pattern, text in FUNCTIONS.items() if re.search(pattern, name))
+        lines.append(f"__attribute__((weak)) {body.replace('NAME', name)}")
+    return "\n".join(lines)
 
 
-def library(folder, soname, names, version, linked):
-    """Compile a library with the name, and the version of its symbols, that torch asks for."""
-    base = soname.partition(".so")[0]
-    more, versions = folder / f"{soname}.c", folder / f"{soname}.map"
-    head = "#include <stddef.h>\n#define WEAK __attribute__((weak))\n"
-    head += "int standin_refuse(const char *), standin_library_launch(const char *);"
-    lines = [head, *(generated(base, n) for n in names)]
-    more.write_text("\n".join(lines))
-    versions.write_text(f"{version} {{ global: *; }};\n")
-    sources = [HERE / s if s.endswith(".c") else s for s in SOURCES.get(base, [])]
-    flags = [f"-Wl,-soname,{soname}", f"-Wl,--version-script={versions}"]
-    subprocess.run([*C, "-o", folder / soname, *sources, more, *flags, *linked], check=True)
-    more.unlink()
-    versions.unlink()
+def c_library(folder, soname, *sources_and_flags):
+    flags = ["-O2", "-g", "-Wall", "-fPIC", "-shared", *INCLUDES, f"-Wl,-soname,{soname}"]
+    check_call(["gcc", *flags, "-o", folder / soname, *sources_and_flags, "-lpthread", "-ldl"])
 
 
 def build(folder):
     folder.mkdir(parents=True, exist_ok=True)
-    libraries = asked()
-    runtime = next(n for n in libraries if n.startswith("libcudart."))
-    library(folder, runtime, *libraries.pop(runtime), ["-lpthread", "-ldl"])
-    linked = [f"-L{folder}", f"-l:{runtime}", "-Wl,-rpath,$ORIGIN"]
-    for soname, (names, version) in libraries.items():
-        library(folder, soname, names, version, linked)
-    nvml = folder / "libnvidia-ml.so.1"
-    soname = f"-Wl,-soname,{nvml.name}"
-    subprocess.run([*C, "-o", nvml, NVML, HERE / "nvml_more.c", "-lpthread", soname], check=True)
-    kernels = ["-o", folder / "libstandin_kernels.so", HERE / "kernels.cpp"]
+    runtime = []
+    for soname, base, names, version in asked():
+        more, versions = folder / f"{base}.c", folder / f"{base}.map"
+        more.write_text(generated(names))
+        versions.write_text(f"{version} {{ global: *; }};\n")
+        flags = [*runtime, f"-Wl,--version-script={versions}"]
+        c_library(folder, soname, *HERE.glob(more.name), more, *flags)
+        runtime = runtime or [f"-L{folder}", f"-l:{soname}", "-Wl,-rpath,$ORIGIN"]
+    c_library(folder, "libnvidia-ml.so.1", HERE.parent / "nvml.c", HERE / "nvml_more.c")
     headers = [f"-isystem{TORCH}/include", f"-isystem{TORCH}/include/torch/csrc/api/include"]
     torch = [f"-L{TORCH}/lib", "-lc10", "-lc10_cuda", "-ltorch_cpu", "-ltorch_cuda"]
-    flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-Wall", "-Wno-sign-compare"]
-    rest = [*INCLUDES, *headers, *torch, *linked, f"-Wl,-rpath-link,{folder}"]
-    subprocess.run(["g++", *flags, *kernels, *rest], check=True)
-
-
-def install(folder):
-    """Load the libraries when a Python starts, and the kernels at the end of torch's import."""
-    (SITE / "standin_cuda.pth").write_text(
-        f"import os, sys; os.environ.setdefault('STANDIN_CUDA_LIBRARIES', {str(folder)!r}); "
-        f"sys.path.insert(0, {str(HERE)!r}); import standin_cuda\n"
-    )
-    info = SITE / "standin_cuda-0.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: standin-cuda\nVersion: 0\n")
-    entry = "[torch.backends]\nstandin_cuda = standin_cuda:install\n"
-    (info / "entry_points.txt").write_text(entry)
+    flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-Wall", "-Wno-sign-compare", *INCLUDES]
+    kernels = ["-o", folder / "libstandin_kernels.so", HERE / "kernels.cpp"]
+    check_call(["g++", *flags, *headers, *kernels, *torch, *runtime, f"-Wl,-rpath-link,{folder}"])
 
 
 if __name__ == "__main__":
     to = Path(sys.argv[1]).resolve()
     build(to)
-    install(to)
-    print(to)
+    load = f"os.environ.setdefault('STANDIN_CUDA_LIBRARIES', {str(to)!r}); import standin_cuda"
+    (SITE / "standin_cuda.pth").write_text(f"{HERE}\nimport os; {load}\n")

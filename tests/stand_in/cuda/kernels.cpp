@@ -16,10 +16,10 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/library.h>
 
 #include <regex>
-#include <set>
 
 #include "standin.h"
 
@@ -33,10 +33,6 @@ struct Announced {  // launches meanwhile are computed by us
   Announced() { standin_announce(1); }
   ~Announced() { standin_announce(-1); }
 };
-void launch(const char* name) {
-  Announced announced;
-  C10_CUDA_CHECK((cudaError_t)standin_launch(name, c10::cuda::getCurrentCUDAStream()));
-}
 
 Tensor host(const Tensor& t) {  // the same bytes, as a tensor of the CPU
   if (!t.defined() || !t.is_cuda() || t.layout() != at::kStrided) return t;
@@ -223,20 +219,15 @@ struct Kernel final : c10::OperatorKernel {
   // One launch and, where torch's code reads a size from the device, one copy home.
   void imitate(const std::string& name, c10::Device device, Call& call) {
     c10::cuda::CUDAGuard guard(device);
-    launch(op_name(name));
+    auto stream = c10::cuda::getCurrentCUDAStream();
+    Announced announced;
+    C10_CUDA_CHECK((cudaError_t)standin_launch(name.c_str(), stream));  // the schema's name, which stays
     if (waits) {
-      auto stream = c10::cuda::getCurrentCUDAStream();
       auto number = at::empty({1}, at::TensorOptions().dtype(at::kInt).device(device));
       int there;
       c10::cuda::memcpy_and_sync(&there, number.data_ptr(), sizeof there, cudaMemcpyDeviceToHost, stream);
     }
     if (call.generator.defined()) call.generator.set_offset(call.generator.get_offset() + 4);
-  }
-  static const char* op_name(const std::string& name) {  // the log keeps the pointer
-    static std::set<std::string> names;
-    static std::mutex mutex;
-    std::lock_guard<std::mutex> guard(mutex);
-    return names.insert(name).first->c_str();
   }
 
   static IValue argument_with(const c10::FunctionSchema& schema, const std::vector<IValue>& given, const c10::AliasInfo* alias) {
@@ -346,12 +337,9 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor& x, const Te
 
 // Memory-efficient attention. Its output lies with the heads next to last; the seed makes the same dropout twice.
 Tensor attend(const std::vector<Tensor>& t, double dropout, int64_t seed, bool causal, std::optional<double> scale) {
-  auto w = at::matmul(t[0], t[1].transpose(-2, -1)) * scale.value_or(1 / std::sqrt((double)t[0].size(-1)));
-  if (t[3].defined()) w = w + t[3];
-  if (causal) w = w.masked_fill(at::ones({w.size(-2), w.size(-1)}, at::kBool).tril().logical_not(), -INFINITY);
-  w = w.softmax(-1);
-  if (dropout > 0) w = w * at::rand(w.sizes(), at::detail::createCPUGenerator(seed), w.options()).ge(dropout) / (1 - dropout);
-  return at::matmul(w, t[2]);
+  CpuSeed swapped(dropout > 0, seed);
+  auto bias = t[3].defined() ? MaybeTensor(t[3]) : std::nullopt;
+  return std::get<0>(at::_scaled_dot_product_attention_math(t[0], t[1], t[2], bias, dropout, causal, {}, scale));
 }
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& bias,
                                                      bool keeps, double dropout, bool causal, std::optional<double> scale) {
@@ -399,23 +387,19 @@ struct Quiet : c10::WarningHandler {
 };
 }  // namespace
 
-extern "C" int standin_install() {
+extern "C" void standin_install() {
   Quiet quiet;
   c10::WarningUtils::WarningHandlerGuard guard(&quiet);  // torch warns of each kernel that is overridden
   auto& dispatcher = c10::Dispatcher::singleton();
   auto names = dispatcher.getRegistrationsForDispatchKey(DispatchKey::CUDA);
   // Composite operators whose own code asks a library.
-  for (auto* name : {"convolution", "convolution_backward", "kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"}) {
-    std::string whole = name, overload;
-    if (auto dot = whole.find('.'); dot != std::string::npos) { overload = whole.substr(dot + 1); whole.resize(dot); }
-    names.push_back({"aten::" + whole, overload});
-  }
+  for (auto* name : {"convolution", "convolution_backward", "kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"})
+    names.push_back(torch::jit::parseName(std::string("aten::") + name));
   auto& cuda = library(DispatchKey::CUDA);
-  std::set<std::string> done;
   for (auto& name : names) {
     auto whole = toString(name);
     auto op = dispatcher.findSchema(name);
-    if (!op || whole.rfind("aten::", 0) || std::regex_match(whole, kept_names) || !done.insert(whole).second) continue;
+    if (!op || whole.rfind("aten::", 0) || std::regex_match(whole, kept_names)) continue;
     auto own = op->getComputedKernelForDispatchKey(DispatchKey::CUDA).kernelFunction();
     bool is_random = op->hasTag(at::Tag::nondeterministic_seeded);
     cuda.impl(whole.substr(6).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(own, whole, is_random)));
@@ -434,5 +418,4 @@ extern "C" int standin_install() {
   // Flash attention and cuDNN's have no counterpart on the CPU: memory-efficient attention is used instead.
   at::globalContext().setSDPUseFlash(false);
   at::globalContext().setSDPUseCuDNN(false);
-  return done.size();
 }
