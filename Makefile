@@ -26,7 +26,7 @@ CUDA_ROOMS = $(addprefix tests/,cell copies dryrun ledger memory mismatch moving
 STAND_IN_CUDA = $(wildcard tests/stand_in/nvml.c tests/stand_in/cuda/*)
 FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts js/src/*/*.ts)
 
-.PHONY: demo test check suite slow hardware lab docs screenshots benchmark wheel test-wheel test-libraries test-frameworks test-cuda test-cuda-rooms cuda-build crash-hunt clean
+.PHONY: demo test check suite slow hardware lab docs screenshots benchmark wheel test-wheel test-libraries test-frameworks test-cuda cuda-build crash-hunt clean
 
 demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
 	$(BIN)/gpumagic demo
@@ -99,12 +99,10 @@ test-frameworks: .venv-frameworks/test  ## JAX and TensorFlow where there is no 
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/with_jax tests/frameworks/libraries
 	OMP_NUM_THREADS=1 .venv-frameworks/bin/pytest tests/frameworks/with_tensorflow
 
+# The rooms' tests have GPUs of 1 GiB without workspaces, as virtual ones are; the others those of a real one.
 test-cuda: $(CUDA_ENV)/libraries  ## torch's own CUDA code, on a CUDA runtime of ours whose memory is the host's
 	STANDIN_CUDA_MEMORY=1024 STANDIN_CUDA_CONTEXT=0 $(CUDA_PYTEST) tests/stand_in/test_cuda_runtime.py
-	$(CUDA_PYTEST) -m "not slow" tests/cuda
-
-# GPUs of 1 GiB without workspaces, as the tests' virtual ones; for `make hardware`'s suite as a real one's.
-test-cuda-rooms: $(CUDA_ENV)/libraries  ## the tests of the rooms that ask for two GPUs, and of hardware, on it
+	$(CUDA_PYTEST) $(PARALLEL) -m "not slow" tests/cuda
 	STANDIN_CUDA_MEMORY=1024 STANDIN_CUDA_CONTEXT=0 CUBLAS_WORKSPACE_CONFIG=:0:0 CUBLASLT_WORKSPACE_SIZE=0 \
 		$(CUDA_PYTEST) $(PARALLEL) -m "not slow" $(CUDA_ROOMS)
 	$(CUDA_PYTEST) -m gpu tests/hardware
