@@ -428,6 +428,8 @@ _RULES: dict[str, Rule] = {
     "bincount": lambda card, args, result: (
         [8] * (3 if len(args) > 1 and args[1] is not None else 2)
     ),
+    "nonzero": lambda card, args, result: [] if result.numel() else [4],
+    "histc": lambda card, args, result: [1, 1] if len(args) < 3 or args[2] == args[3] else [],
     "count_nonzero": lambda card, args, result: [args[0].numel(), 8 * args[0].numel()],
     "unfold_backward": lambda card, args, result: (
         [8 * result.shape[args[2]]] if result.dim() else []
