@@ -60,11 +60,7 @@ def compare(found):
 
 
 @pytest.mark.timeout(600)
-def test_every_twelfth_operator():
-    compare(both(5, 12))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
 def test_every_operator():
-    compare(both(0, 1))
+    found = both(0, 1)
+    assert len(found) >= 3300
+    compare(found)
