@@ -9,14 +9,11 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpumagic.copies import memo
-from gpumagic.device import CPU
-from gpumagic.frameworks.bring_arrays import bring_all
-from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.on import Beside
 
 ALIGNMENT = 64
@@ -160,35 +157,3 @@ def laid_out(source: Any, buffer: Any, offset: int) -> Any:
 def owns_it_all(source: Any) -> bool:
     """Whether an array owns its memory and uses all of it."""
     return bool(source.flags.owndata and source.flags.forc)
-
-
-class ArraysInPlace:
-    """Arrays of variables, moved to another device until `take_back`."""
-
-    def __init__(self, namespace: dict[str, Any], beside: Beside) -> None:
-        self._namespace, self._beside = namespace, beside
-        self.left: list[str] = []  # arrays that stay, and why, a line each
-        # By framework: the moved variables, with their former devices.
-        self._origins: list[tuple[Framework, str, list[str]]] = []
-
-    def bring(self, variables: Iterable[tuple[str, Any]]) -> int:
-        """Move them, rebinding names; return the bytes."""
-        nbytes, variables = 0, list(variables)
-        for framework in self._beside.frameworks:
-            moves = bring_all(framework, variables, self._beside.device, self._namespace)
-            nbytes += moves.nbytes
-            self.left += [f"{left.name} stays where it is: {left.reason}" for left in moves.left]
-            by_source: dict[str, list[str]] = {}
-            for moved in moves.moved:
-                by_source.setdefault(moved.sources[0], []).append(moved.name)
-            self._origins += [(framework, source, names) for source, names in by_source.items()]
-        return nbytes
-
-    def take_back(self) -> None:
-        """Move the variables' present values back; calling it twice is safe."""
-        origins, self._origins = self._origins, []
-        for framework, source, names in origins:
-            devices = {str(device): device for device in (CPU, *framework.devices())}
-            if source in devices:
-                held = [(n, self._namespace[n]) for n in names if n in self._namespace]
-                bring_all(framework, held, devices[source], self._namespace)

@@ -29,12 +29,15 @@ from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance, re
 from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line, in_words
+from gpumagic.frameworks.bring_arrays import Home, bring_all, bring_home
 from gpumagic.frameworks.on import Beside
 from gpumagic.usercode.values import comes_from, is_tensor, torch_here
 from gpumagic.usercode.variables import variables_read
 
 if TYPE_CHECKING:
     import torch
+
+    from gpumagic.moving.plan import Origin
 
 
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]
@@ -282,18 +285,25 @@ class CopiedVariables:
             names.append(_FUNCTION)
         variables = list(variables_read(names, space))
         if device is not None:
-            from gpumagic.copies.storages import TensorsInPlace
+            self._bring_tensors(variables, device)
+        for framework in self._beside.frameworks if self._beside is not None else ():
+            origins: dict[str, Home] = {}
+            self._in_place.callback(bring_home, framework, self._namespace, origins)
+            moves = bring_all(framework, variables, self._beside.device, self._namespace, origins)
+            self.nbytes += moves.nbytes
+            self.notes += tuple(f"{one.name} stays where it is: {one.reason}" for one in moves.left)
 
-            storages = TensorsInPlace(self._namespace)
-            self._in_place.callback(storages.take_back)
-            self.nbytes += storages.bring(variables, device)
-        if self._beside is not None and self._beside.frameworks:
-            from gpumagic.copies.arrays import ArraysInPlace
+    def _bring_tensors(self, variables: list[tuple[str, Any]], device: torch.device) -> None:
+        from gpumagic.moving import move
 
-            arrays = ArraysInPlace(self._namespace, self._beside)
-            self._in_place.callback(arrays.take_back)
-            self.nbytes += arrays.bring(variables)
-            self.notes = tuple(arrays.left)
+        origins: list[tuple[Any, Origin]] = []
+        self._in_place.callback(move.bring_home, self._namespace, origins)
+        followers = move.optimizers_in(self._namespace)
+        try:
+            moves = move.move_all(variables, device, followers=followers, origins=origins)
+        except GpuError as error:
+            raise torch_here().OutOfMemoryError(str(error)) from None
+        self.nbytes += moves.nbytes
 
 
 def _kind(error: Exception) -> str:

@@ -7,12 +7,11 @@ strides and offsets stay; the source is only read, and never copied on its own d
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gpumagic.copies.arrays import (
     ALIGNMENT,
@@ -25,10 +24,8 @@ from gpumagic.copies.arrays import (
     reach,
     stretch_of,
 )
-from gpumagic.errors import GpuError
 from gpumagic.frameworks.on import Beside
 from gpumagic.moving.find_tensors import TensorFinder
-from gpumagic.moving.move import move_all
 from gpumagic.moving.plan import bytes_of
 from gpumagic.usercode.values import own
 
@@ -248,41 +245,3 @@ def homes(
     tracked = (found.path for found in finder.tensors if found.tensor.grad_fn is not None)
     notes = [f"{path}: copied without its autograd graph" for path in tracked]
     return {id(found.tensor): found.home or device for found in finder.tensors}, notes
-
-
-class TensorsInPlace:
-    """Tensors of variables, moved to another device until `take_back`."""
-
-    def __init__(self, namespace: Mapping[str, Any]) -> None:
-        self._namespace = namespace
-        self._origins: list[tuple[torch.device, list[Any]]] = []
-
-    def bring(self, variables: Iterable[tuple[str, Any]], device: torch.device) -> int:
-        """Move them and return the bytes. After torch.OutOfMemoryError nothing has moved."""
-        variables = list(variables)
-        finder = TensorFinder()
-        finder.variables(variables)
-        origins: dict[torch.device, list[Any]] = {}
-        for found in finder.found:
-            if found.must_move(device):
-                origins.setdefault(found.tensor.device, []).append(found.tensor)
-        for held in finder.movable:
-            origins.setdefault(held.tensors[0].tensor.device, []).append(held.value)
-        self._origins = list(origins.items())
-        try:
-            return move_all(variables, device, followers=self._optimizers()).nbytes
-        except GpuError as error:
-            self._origins = []
-            raise torch.OutOfMemoryError(str(error)) from None
-        except BaseException:
-            self.take_back()
-            raise
-
-    def take_back(self) -> None:
-        """Move each back; calling it twice is safe."""
-        origins, self._origins = self._origins, []
-        for device, tensors in origins:
-            move_all([("", tensors)], device, followers=self._optimizers())
-
-    def _optimizers(self) -> list[tuple[str, Optimizer]]:
-        return [(n, v) for n, v in self._namespace.items() if issubclass(type(v), Optimizer)]
