@@ -160,7 +160,6 @@ class CopiedVariables:
         self._blocks: Arrays | None = None
         self._in_place = ExitStack()  # moves variables back
         self._module: types.ModuleType | None = None
-        self._finalized = False
         start = clock()
         try:
             if in_place:
@@ -191,12 +190,7 @@ class CopiedVariables:
             return
         made = blocks.made()
         blocks.clear()
-        if (
-            emptied
-            and not self._finalized
-            and not any(_has_del(item) for item in list(space.values()))
-        ):
-            # A `__del__` of the notebook needs its globals; torch.compile clears its own.
+        if emptied:
             for name in [n for n in space if not n.startswith("__")]:
                 del space[name]
         del space
@@ -252,7 +246,6 @@ class CopiedVariables:
                 f"copying {', '.join(values)} raised {in_words(error)}; make them in "
                 f"the cell{self._otherwise}"
             ) from None
-        self._finalized = copier.originals.finalized
         self.function = made.pop(_FUNCTION, None)
         self.globals.update(made)
         self.notes = tuple(dict.fromkeys((*tracked, *copier.originals.notes)))
@@ -322,7 +315,3 @@ def _is_about(error: Exception, value: Any) -> bool:
     if isinstance(error, memo.Uncopied):
         return error.value is value
     return f"{type(value).__name__}'" in str(error)
-
-
-def _has_del(value: Any) -> bool:
-    return isinstance(value, type) and memo.defines(value, "__del__")
