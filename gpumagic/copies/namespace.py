@@ -279,10 +279,15 @@ class CopiedVariables:
         variables = list(variables_read(names, space))
         if device is not None:
             self._bring_tensors(variables, device)
-        for framework in self._beside.frameworks if self._beside is not None else ():
+        if self._beside is not None:
+            self._bring_arrays(variables, self._beside)
+
+    def _bring_arrays(self, variables: list[tuple[str, Any]], beside: Beside) -> None:
+        space = self._namespace
+        for framework in beside.frameworks:
             origins: dict[str, Home] = {}
-            self._in_place.callback(bring_home, framework, self._namespace, origins)
-            moves = bring_all(framework, variables, self._beside.device, self._namespace, origins)
+            self._in_place.callback(bring_home, framework, space, origins)
+            moves = bring_all(framework, variables, beside.device, space, origins)
             self.nbytes += moves.nbytes
             self.notes += tuple(f"{one.name} stays where it is: {one.reason}" for one in moves.left)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gpumagic.copies.arrays import ALIGNMENT, Arrays, Stretch, memory, reach
+from gpumagic.copies.memo import Uncopied
 from gpumagic.frameworks.on import Beside
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.plan import bytes_of
@@ -38,6 +39,8 @@ class StorageCopier(Arrays):
         """Return how pickle recreates it; a tensor with its gradient and hooks."""
         if not issubclass(type(source), Tensor):
             return super().reduce(source)
+        if torch.nn.parameter.is_lazy(source):
+            raise Uncopied("a lazy parameter", source)
         number, kind = self.add(source), type(source)
         with torch._C.DisableTorchFunctionSubclass():
             leaf = source.is_leaf
@@ -111,7 +114,7 @@ class StorageCopier(Arrays):
         with torch._C.DisableTorchFunctionSubclass():
             tracked = getattr(source, "grad_fn", None) is not None
             needs = getattr(source, "requires_grad", False)
-        if torch.nn.parameter.is_lazy(data) or type(data) is not Tensor:
+        if type(data) is not Tensor:
             made = data
         elif tracked:
             with torch.enable_grad():
@@ -148,7 +151,6 @@ class _Rooted(torch.autograd.Function):
 def _lies_plainly(tensor: Tensor) -> bool:
     return (
         type(tensor).__torch_dispatch__ is _NO_DISPATCH
-        and not torch.nn.parameter.is_lazy(tensor)
         and tensor.layout is torch.strided
         and tensor.device.type != "meta"
         and not tensor.is_inference()
@@ -157,21 +159,13 @@ def _lies_plainly(tensor: Tensor) -> bool:
 
 
 def _copied_alone(tensor: Tensor, home: torch.device) -> Tensor:
-    kind: Any = type(tensor)
-    made: Any
-    if torch.nn.parameter.is_lazy(tensor):
-        if kind.__name__ == "UninitializedBuffer":
-            made = kind(device=home, dtype=tensor.dtype)
-        else:
-            made = kind(tensor.requires_grad, device=home, dtype=tensor.dtype)
-        return cast(Tensor, made)
     with torch.inference_mode(tensor.is_inference()):
         made = tensor.detach().to(home if tensor.device.type != "meta" else "meta", copy=True)
     if isinstance(tensor, nn.Parameter) and not isinstance(made, nn.Parameter):
         return nn.Parameter(made, tensor.requires_grad)
     if not made.is_inference():
         made.requires_grad_(tensor.requires_grad)
-    return cast(Tensor, made)
+    return made
 
 
 def _base(tensor: Tensor) -> int:
