@@ -225,7 +225,6 @@ class Memo:
         self.notes: dict[str, None] = {}  # notes for the user, in order
         self.later: list[Callable[[], Any]] = []  # to run when all copies exist
         self.alive: list[Any] = []  # objects held by weak references alone
-        self.marked: list[type] = []  # classes that pickling marks
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
         self._spaces = {id(namespace): (namespace, fresh)}
         self._table: list[Any] = []

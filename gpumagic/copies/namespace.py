@@ -58,15 +58,10 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
 
     def write(self, values: Any) -> None:
         """Read the originals; raise `Uncopied` or pickle's error if one cannot be copied."""
-        try:
-            with warnings.catch_warnings():
-                # Python 3.12 warns that 3.14 will not copy iterators of itertools.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self.dump(values)
-        finally:
-            for kind in self.originals.marked:
-                if "__slotnames__" in vars(kind):
-                    type.__delattr__(kind, "__slotnames__")
+        with warnings.catch_warnings():
+            # Python 3.12 warns that 3.14 will not copy iterators of itertools.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.dump(values)
 
     def read(self) -> Any:
         """Make the copies; call `StorageCopier.copy` first."""

@@ -182,8 +182,6 @@ def reduce_instance(originals: Memo, value: Any, kind: type) -> Any:
         if base in (tuple, frozenset):
             given, items = (items,), None
     else:
-        if ours and "__slotnames__" not in vars(kind):
-            originals.marked.append(kind)  # object.__reduce_ex__ keeps these names in the class
         return NotImplemented
     made = originals.recreate(value, _new_instance, kind, base, *given)
     return *made, (originals, held, slots, items), None, None, _set_instance
