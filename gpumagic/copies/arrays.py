@@ -9,14 +9,11 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpumagic.copies import memo
-from gpumagic.device import CPU
-from gpumagic.frameworks.bring_arrays import bring_all
-from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.on import Beside
 
 ALIGNMENT = 64
@@ -32,7 +29,8 @@ class Stretch:
     first: int
     start: int
     stop: int
-    home: Any = None  # a torch.device for a tensor
+    device: Any = None  # of a tensor: where it is, and where its copy is made
+    home: Any = None
 
 
 class Arrays:
@@ -70,10 +68,11 @@ class Arrays:
         """Make all copies; `homes` maps ids of tensors to devices."""
         pieces = []
         for index, source in enumerate(self._sources):
-            if not self._copied_beside(index, source):
-                pieces.append(stretch_of(index, source))
-        for family in families(pieces):
-            self._copy_arrays(family)
+            if not self._copied_alone(index, source, homes):
+                pieces.append(self._piece(index, source, homes))
+        for device in dict.fromkeys(piece.device for piece in pieces):
+            for family in families([piece for piece in pieces if piece.device == device]):
+                self._copy_family(family)
 
     def copied(self, number: int) -> Any:
         """Return the copy with this number."""
@@ -89,7 +88,7 @@ class Arrays:
         self._numbers.clear()
         self._sources.clear()
 
-    def _copied_beside(self, index: int, source: Any) -> bool:
+    def _copied_alone(self, index: int, source: Any, homes: Mapping[int, Any]) -> bool:
         """Copy an array of another framework, if it is one."""
         framework = self._beside.of(source) if self._beside is not None else None
         if self._beside is None or framework is None:
@@ -99,28 +98,45 @@ class Arrays:
         self.sent += framework.nbytes(source)
         return True
 
-    def _copy_arrays(self, family: list[Stretch]) -> None:
+    def _piece(self, index: int, source: Any, homes: Mapping[int, Any]) -> Stretch:
+        first = int(source.__array_interface__["data"][0])
+        low, high = reach(source.shape, source.itemsize, source.strides)
+        return Stretch(index, source, first, first + low, first + high)
+
+    def _copy_family(self, family: list[Stretch]) -> None:
         start, stop = min(p.start for p in family), max(p.stop for p in family)
-        self.nbytes += stop - start
-        if start == stop or (len(family) == 1 and owns_it_all(family[0].source)):
-            # It must own its memory, or `resize` would fail.
-            self._made[family[0].index] = family[0].source.copy(order="K")
-            return
+        lead = start % ALIGNMENT
+        buffers: dict[Any, Any] = {}
+        for piece in family:
+            if len(family) == 1 and _owns_it_all(piece.source):
+                self.nbytes += stop - start
+            elif piece.home not in buffers and stop > start:
+                buffers[piece.home] = self._filled(piece, family, start, stop)
+                self.nbytes += stop - start
+                self.sent += (stop - start) * (piece.home != piece.device)
+            buffer = buffers.get(piece.home)
+            self._made[piece.index] = self._laid_out(piece, buffer, piece.first - start + lead)
+
+    def _filled(self, piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any:
+        """Return a new buffer with these bytes, aligned as they are."""
         import numpy
 
         lead = start % ALIGNMENT
         room = numpy.empty(lead + stop - start + ALIGNMENT, numpy.uint8)
         buffer = room[-room.ctypes.data % ALIGNMENT :]
         buffer[lead : lead + stop - start] = numpy.frombuffer(memory(start, stop), numpy.uint8)
-        for one in family:
-            self._made[one.index] = laid_out(one.source, buffer, one.first - start + lead)
+        return buffer
 
-
-def stretch_of(index: int, source: Any, home: Any = None) -> Stretch:
-    """Return the stretch of a NumPy array."""
-    first = int(source.__array_interface__["data"][0])
-    low, high = reach(source.shape, source.itemsize, source.strides)
-    return Stretch(index, source, first, first + low, first + high, home)
+    def _laid_out(self, piece: Stretch, buffer: Any, offset: int) -> Any:
+        """Return an array with the layout of the source, in a NumPy buffer or its own memory."""
+        source = piece.source
+        if buffer is None:  # it must own its memory, or `resize` would fail
+            return source.copy(order="K")
+        plain: Any = next(base for base in type(source).__mro__ if base.__name__ == "ndarray")
+        made = plain(source.shape, source.dtype, buffer, offset=offset, strides=source.strides)
+        made = made.view(type(source))
+        made.flags.writeable = source.flags.writeable
+        return made
 
 
 def reach(shape: tuple[int, ...], size: int, steps: tuple[int, ...]) -> tuple[int, int]:
@@ -148,47 +164,6 @@ def memory(start: int, stop: int) -> Any:
     return (ctypes.c_ubyte * (stop - start)).from_address(start)
 
 
-def laid_out(source: Any, buffer: Any, offset: int) -> Any:
-    """Return an array with the layout of `source`, in a NumPy buffer."""
-    plain: Any = next(base for base in type(source).__mro__ if base.__name__ == "ndarray")
-    made = plain(source.shape, source.dtype, buffer, offset=offset, strides=source.strides)
-    made = made.view(type(source))
-    made.flags.writeable = source.flags.writeable
-    return made
-
-
-def owns_it_all(source: Any) -> bool:
-    """Whether an array owns its memory and uses all of it."""
-    return bool(source.flags.owndata and source.flags.forc)
-
-
-class ArraysInPlace:
-    """Arrays of variables, moved to another device until `take_back`."""
-
-    def __init__(self, namespace: dict[str, Any], beside: Beside) -> None:
-        self._namespace, self._beside = namespace, beside
-        self.left: list[str] = []  # arrays that stay, and why, a line each
-        # By framework: the moved variables, with their former devices.
-        self._origins: list[tuple[Framework, str, list[str]]] = []
-
-    def bring(self, variables: Iterable[tuple[str, Any]]) -> int:
-        """Move them, rebinding names; return the bytes."""
-        nbytes, variables = 0, list(variables)
-        for framework in self._beside.frameworks:
-            moves = bring_all(framework, variables, self._beside.device, self._namespace)
-            nbytes += moves.nbytes
-            self.left += [f"{left.name} was not moved: {left.reason}" for left in moves.left]
-            by_source: dict[str, list[str]] = {}
-            for moved in moves.moved:
-                by_source.setdefault(moved.sources[0], []).append(moved.name)
-            self._origins += [(framework, source, names) for source, names in by_source.items()]
-        return nbytes
-
-    def take_back(self) -> None:
-        """Move the variables' present values back; calling it twice is safe."""
-        origins, self._origins = self._origins, []
-        for framework, source, names in origins:
-            devices = {str(device): device for device in (CPU, *framework.devices())}
-            if source in devices:
-                held = [(n, self._namespace[n]) for n in names if n in self._namespace]
-                bring_all(framework, held, devices[source], self._namespace)
+def _owns_it_all(source: Any) -> bool:
+    flags = getattr(source, "flags", None)  # tensors have none
+    return flags is not None and bool(flags.owndata and flags.forc)

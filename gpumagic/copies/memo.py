@@ -13,7 +13,6 @@ import io
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -21,7 +20,6 @@ from gpumagic.usercode.values import comes_from, is_tensor, torch_here
 
 CACHED = type(functools.lru_cache(str))
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
-WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 
 MADE_IN_PYTHON = 1 << 9
 """Py_TPFLAGS_HEAPTYPE, among a class's flags."""
@@ -56,7 +54,6 @@ _WHOLE = (
     *("torch.amp.GradScaler", "jax.custom_jvp", "jax.custom_vjp"),
     "equinox.Module",  # a singleton that its `__new__` keeps
 )
-SCRIPT_MODULE = "torch.jit.ScriptModule"
 
 
 class Uncopied(Exception):
@@ -136,6 +133,8 @@ def refuse(value: Any, kind: type) -> None:
         raise Uncopied("a process", value)
     if comes_from(kind, "torch.utils.data.dataloader._BaseDataLoaderIter"):
         raise Uncopied("an iterator over a DataLoader", value)
+    if comes_from(kind, "torch.jit.ScriptModule"):
+        raise Uncopied("a TorchScript module", value)
     if kind.__name__ == "CUDAGraph":
         raise Uncopied("a CUDA graph", value)
 
@@ -162,8 +161,6 @@ def is_importable(value: Any) -> bool:
 
 def by_attributes(kind: Any, ours: bool) -> bool:
     """Whether to copy an object by its attributes, ignoring its class's own pickling."""
-    if comes_from(kind, SCRIPT_MODULE):
-        return False
     if comes_from(kind, *_WHOLE):
         return True
     if not ours and kind.__module__ != "threading":
@@ -228,8 +225,6 @@ class Memo:
         self.notes: dict[str, None] = {}  # notes for the user, in order
         self.later: list[Callable[[], Any]] = []  # to run when all copies exist
         self.alive: list[Any] = []  # objects held by weak references alone
-        self.marked: list[type] = []  # classes that pickling marks
-        self.finalized = False  # whether an object has a `__del__` of the notebook
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
         self._spaces = {id(namespace): (namespace, fresh)}
         self._table: list[Any] = []
@@ -282,7 +277,6 @@ class Memo:
         if kind not in self._ours:
             ours = any(self._is_from_here(base) for base in kind.__mro__)
             self._ours[kind] = ours and not self._stays(kind)
-            self.finalized |= self._ours[kind] and defines(kind, "__del__")
         return self._ours[kind]
 
     def _is_from_here(self, kind: type) -> bool:

@@ -29,12 +29,15 @@ from gpumagic.copies.reducers import REDUCERS, reduce_class, reduce_instance, re
 from gpumagic.device import cuda_state
 from gpumagic.errors import GpuError
 from gpumagic.faults import first_line, in_words
+from gpumagic.frameworks.bring_arrays import Home, bring_all, bring_home
 from gpumagic.frameworks.on import Beside
 from gpumagic.usercode.values import comes_from, is_tensor, torch_here
 from gpumagic.usercode.variables import variables_read
 
 if TYPE_CHECKING:
     import torch
+
+    from gpumagic.moving.plan import Origin
 
 
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]
@@ -55,15 +58,10 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
 
     def write(self, values: Any) -> None:
         """Read the originals; raise `Uncopied` or pickle's error if one cannot be copied."""
-        try:
-            with warnings.catch_warnings():
-                # Python 3.12 warns that 3.14 will not copy iterators of itertools.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self.dump(values)
-        finally:
-            for kind in self.originals.marked:
-                if "__slotnames__" in vars(kind):
-                    type.__delattr__(kind, "__slotnames__")
+        with warnings.catch_warnings():
+            # Python 3.12 warns that 3.14 will not copy iterators of itertools.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.dump(values)
 
     def read(self) -> Any:
         """Make the copies; call `StorageCopier.copy` first."""
@@ -157,7 +155,6 @@ class CopiedVariables:
         self._blocks: Arrays | None = None
         self._in_place = ExitStack()  # moves variables back
         self._module: types.ModuleType | None = None
-        self._finalized = False
         start = clock()
         try:
             if in_place:
@@ -188,12 +185,7 @@ class CopiedVariables:
             return
         made = blocks.made()
         blocks.clear()
-        if (
-            emptied
-            and not self._finalized
-            and not any(_has_del(item) for item in list(space.values()))
-        ):
-            # A `__del__` of the notebook needs its globals; torch.compile clears its own.
+        if emptied:
             for name in [n for n in space if not n.startswith("__")]:
                 del space[name]
         del space
@@ -249,7 +241,6 @@ class CopiedVariables:
                 f"copying {', '.join(values)} raised {in_words(error)}; make them in "
                 f"the cell{self._otherwise}"
             ) from None
-        self._finalized = copier.originals.finalized
         self.function = made.pop(_FUNCTION, None)
         self.globals.update(made)
         self.notes = tuple(dict.fromkeys((*tracked, *copier.originals.notes)))
@@ -282,18 +273,30 @@ class CopiedVariables:
             names.append(_FUNCTION)
         variables = list(variables_read(names, space))
         if device is not None:
-            from gpumagic.copies.storages import TensorsInPlace
+            self._bring_tensors(variables, device)
+        if self._beside is not None:
+            self._bring_arrays(variables, self._beside)
 
-            storages = TensorsInPlace(self._namespace)
-            self._in_place.callback(storages.take_back)
-            self.nbytes += storages.bring(variables, device)
-        if self._beside is not None and self._beside.frameworks:
-            from gpumagic.copies.arrays import ArraysInPlace
+    def _bring_arrays(self, variables: list[tuple[str, Any]], beside: Beside) -> None:
+        space = self._namespace
+        for framework in beside.frameworks:
+            origins: dict[str, Home] = {}
+            self._in_place.callback(bring_home, framework, space, origins)
+            moves = bring_all(framework, variables, beside.device, space, origins)
+            self.nbytes += moves.nbytes
+            self.notes += tuple(f"{one.name} stays where it is: {one.reason}" for one in moves.left)
 
-            arrays = ArraysInPlace(self._namespace, self._beside)
-            self._in_place.callback(arrays.take_back)
-            self.nbytes += arrays.bring(variables)
-            self.notes = tuple(arrays.left)
+    def _bring_tensors(self, variables: list[tuple[str, Any]], device: torch.device) -> None:
+        from gpumagic.moving import move
+
+        origins: list[tuple[Any, Origin]] = []
+        self._in_place.callback(move.bring_home, self._namespace, origins)
+        followers = move.optimizers_in(self._namespace)
+        try:
+            moves = move.move_all(variables, device, followers=followers, origins=origins)
+        except GpuError as error:
+            raise torch_here().OutOfMemoryError(str(error)) from None
+        self.nbytes += moves.nbytes
 
 
 def _kind(error: Exception) -> str:
@@ -312,7 +315,3 @@ def _is_about(error: Exception, value: Any) -> bool:
     if isinstance(error, memo.Uncopied):
         return error.value is value
     return f"{type(value).__name__}'" in str(error)
-
-
-def _has_del(value: Any) -> bool:
-    return isinstance(value, type) and memo.defines(value, "__del__")

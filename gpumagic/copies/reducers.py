@@ -4,12 +4,9 @@ A copied function has the same code, with copies as its globals, closure and def
 class has copies of the methods. No `__init_subclass__` and no metaclass of the notebook runs again.
 """
 
-import abc
-import copy
 import enum
 import functools
 import re
-import sys
 import threading
 import types
 import weakref
@@ -58,13 +55,10 @@ def _new_function(old: types.FunctionType, originals: Memo, cells: Any) -> Any:
     space = originals.space(old.__globals__)
     code = old.__code__ if space is old.__globals__ else own_code(old.__code__)
     new = types.FunctionType(code, space, old.__name__, None, cells)
-    new.__qualname__, new.__doc__ = old.__qualname__, old.__doc__
-    new.__module__ = old.__module__
-    for name in ("__annotate__", "__type_params__"):
-        if getattr(old, name, None):
+    annotations = "__annotate__" if hasattr(old, "__annotate__") else "__annotations__"
+    for name in ("__qualname__", "__doc__", "__module__", "__type_params__", annotations):
+        if hasattr(old, name):
             setattr(new, name, getattr(old, name))
-    if sys.version_info < (3, 14):
-        new.__annotations__ = dict(old.__annotations__)
     return new
 
 
@@ -132,12 +126,8 @@ def reduce_class(originals: Memo, kind: type) -> Any:
         if name not in ("__module__", "__qualname__", "__slots__", "_abc_impl")
         and getattr(item, "__objclass__", None) is not kind  # created by type.__new__
     }
-    registered = []
-    if "_abc_impl" in vars(kind):
-        references = abc._get_dump(kind)[0]  # type: ignore[attr-defined]
-        registered = [r() for r in references if r() is not None]
     made = originals.recreate(kind, _new_class, originals, type(kind), kind.__bases__)
-    return *made, (originals, held, registered), None, None, _set_class
+    return *made, (originals, held), None, None, _set_class
 
 
 def _new_enum(old: type, make: Callable[..., type], *args: Any) -> type:
@@ -154,14 +144,12 @@ def _new_class(old: type, originals: Memo, meta: Any, bases: tuple[type, ...]) -
 
 
 def _set_class(kind: type, state: Any) -> None:
-    originals, held, registered = state
+    originals, held = state
     for name, item in held.items():
         if name == "__init_subclass__":
             originals.later.append(functools.partial(type.__setattr__, kind, name, item))
         else:
             type.__setattr__(kind, name, item)
-    for subclass in registered:
-        abc.ABCMeta.register(kind, subclass)  # type: ignore[arg-type]
 
 
 # -- other objects
@@ -180,8 +168,6 @@ def reduce_instance(originals: Memo, value: Any, kind: type) -> Any:
     """Return how pickle recreates an object; NotImplemented for the class's own way."""
     if memo.is_generator(kind):
         return originals.recreate(value, _new_generator)
-    if comes_from(kind, memo.SCRIPT_MODULE):
-        return _reduce_script(originals, value)
     base, held = memo.solid_base(kind), own(value)
     given: tuple[Any, ...] = ()
     slots: dict[tuple[type, str], Any] = {}
@@ -196,8 +182,6 @@ def reduce_instance(originals: Memo, value: Any, kind: type) -> Any:
         if base in (tuple, frozenset):
             given, items = (items,), None
     else:
-        if ours and "__slotnames__" not in vars(kind):
-            originals.marked.append(kind)  # object.__reduce_ex__ keeps these names in the class
         return NotImplemented
     made = originals.recreate(value, _new_instance, kind, base, *given)
     return *made, (originals, held, slots, items), None, None, _set_instance
@@ -227,23 +211,6 @@ def _new_generator(old: Any) -> Any:
     return made
 
 
-def _reduce_script(originals: Memo, module: Any) -> Any:
-    held = [
-        (path, [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)])
-        for path, part in module.named_modules()
-    ]
-    return originals.recreate(module, _new_script, held)
-
-
-def _new_script(old: Any, held: Any) -> Any:
-    made = copy.deepcopy(old)  # compiled code cannot be copied otherwise
-    parts = dict(made.named_modules())
-    for path, tensors in held:
-        for name, tensor in tensors:
-            parts[path]._c.setattr(name, tensor)
-    return made
-
-
 def _reduce_reference(originals: Memo, reference: Any) -> Any:
     target, callback = reference(), reference.__callback__
     return originals.recreate(reference, _new_reference, originals, target, callback)
@@ -252,17 +219,6 @@ def _reduce_reference(originals: Memo, reference: Any) -> Any:
 def _new_reference(old: Any, originals: Memo, target: Any, callback: Any) -> Any:
     originals.alive.append(target)
     return old if target is None else weakref.ref(target, callback)
-
-
-def _reduce_weak(originals: Memo, value: Any) -> Any:
-    items = list(value if isinstance(value, weakref.WeakSet) else value.items())
-    return type(value), (), (originals, items), None, None, _set_weak
-
-
-def _set_weak(made: Any, state: Any) -> None:
-    originals, items = state
-    originals.alive.append(items)
-    made.update(items)
 
 
 def _reduce_lock(originals: Memo, lock: Any) -> Any:
@@ -277,6 +233,5 @@ REDUCERS: dict[type, Callable[[Memo, Any], Any]] = {
     types.CellType: _reduce_cell,
     memo.CACHED: _reduce_cached,
     weakref.ref: _reduce_reference,
-    **dict.fromkeys(memo.WEAK, _reduce_weak),
     **dict.fromkeys(memo.LOCKS, _reduce_lock),
 }

@@ -7,28 +7,17 @@ strides and offsets stay; the source is only read, and never copied on its own d
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from gpumagic.copies.arrays import (
-    ALIGNMENT,
-    Arrays,
-    Stretch,
-    families,
-    laid_out,
-    memory,
-    owns_it_all,
-    reach,
-    stretch_of,
-)
-from gpumagic.errors import GpuError
+from gpumagic.copies.arrays import ALIGNMENT, Arrays, Stretch, memory, reach
+from gpumagic.copies.memo import Uncopied
 from gpumagic.frameworks.on import Beside
 from gpumagic.moving.find_tensors import TensorFinder
-from gpumagic.moving.move import move_all
 from gpumagic.moving.plan import bytes_of
 from gpumagic.usercode.values import own
 
@@ -50,6 +39,8 @@ class StorageCopier(Arrays):
         """Return how pickle recreates it; a tensor with its gradient and hooks."""
         if not issubclass(type(source), Tensor):
             return super().reduce(source)
+        if torch.nn.parameter.is_lazy(source):
+            raise Uncopied("a lazy parameter", source)
         number, kind = self.add(source), type(source)
         with torch._C.DisableTorchFunctionSubclass():
             leaf = source.is_leaf
@@ -68,47 +59,52 @@ class StorageCopier(Arrays):
     def copy(self, homes: Mapping[int, torch.device]) -> None:
         """Make all copies, on the devices in `homes` (by id), or on their own."""
         self._token = torch.zeros((), device="cpu", requires_grad=True)
-        places: dict[torch.device, list[Stretch]] = {}
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            for index, source in enumerate(self._sources):
-                if self._copied_beside(index, source):
-                    continue
-                is_tensor = isinstance(source, Tensor)
-                device = source.device if is_tensor else torch.device("cpu")
-                home = homes.get(id(source), device)
-                if is_tensor and not _lies_plainly(source):
-                    self._made[index] = _copied_alone(source, home)
-                    self.nbytes += bytes_of(source)
-                    self.sent += bytes_of(source) * (home != device)
-                else:
-                    places.setdefault(device, []).append(_piece(index, source, home))
-            for device, pieces in places.items():
-                for family in families(pieces):
-                    self._copy_family(family, device)
+            super().copy(homes)
 
-    def _copy_family(self, family: list[Stretch], device: torch.device) -> None:
-        start, stop = min(p.start for p in family), max(p.stop for p in family)
-        if len(family) == 1 and _owns_it_all(family[0].source):
-            # It must own its memory, or `resize` would fail.
-            self._made[family[0].index] = family[0].source.copy(order="K")
-            self.nbytes += stop - start
-            return
+    def _copied_alone(self, index: int, source: Any, homes: Mapping[int, Any]) -> bool:
+        if super()._copied_alone(index, source, homes):
+            return True
+        if not isinstance(source, Tensor) or _lies_plainly(source):
+            return False
+        home = homes.get(id(source), source.device)
+        self._made[index] = _copied_alone(source, home)
+        self.nbytes += bytes_of(source)
+        self.sent += bytes_of(source) * (home != source.device)
+        return True
+
+    def _piece(self, index: int, source: Any, homes: Mapping[int, Any]) -> Stretch:
+        if not isinstance(source, Tensor):
+            host = torch.device("cpu")
+            return replace(super()._piece(index, source, homes), device=host, home=host)
+        size, storage = source.element_size(), source.untyped_storage()
+        low, high = reach(tuple(source.shape), size, tuple(step * size for step in source.stride()))
+        first = source.data_ptr()
+        start, stop = first + low, first + high
+        if high and storage.nbytes() <= 2 * (high - low) + _SMALL:
+            start = _base(source)
+            stop = start + storage.nbytes()
+        home = homes.get(id(source), source.device)
+        return Stretch(index, source, first, start, stop, source.device, home)
+
+    def _filled(self, piece: Stretch, family: list[Stretch], start: int, stop: int) -> Tensor:
+        pinned = piece.home.type == piece.device.type == "cpu" and _is_pinned(piece.source)
         lead = start % ALIGNMENT
-        buffers: dict[torch.device, Tensor] = {}
-        for piece in family:
-            home = piece.home
-            if home not in buffers and stop > start:
-                pinned = home.type == device.type == "cpu" and _is_pinned(piece.source)
-                new = torch.empty(
-                    lead + stop - start, dtype=torch.uint8, device=home, pin_memory=pinned
-                )
-                new[lead:].copy_(_bytes_between(start, stop, family, device))
-                buffers[home] = new
-                self.nbytes += stop - start
-                self.sent += (stop - start) * (home != device)
-            self._made[piece.index] = _laid_out(
-                piece, buffers.get(home), piece.first - start + lead
-            )
+        new = torch.empty(
+            lead + stop - start, dtype=torch.uint8, device=piece.home, pin_memory=pinned
+        )
+        new[lead:].copy_(_bytes_between(start, stop, family))
+        return new
+
+    def _laid_out(self, piece: Stretch, buffer: Any, offset: int) -> Any:
+        source = piece.source
+        if not isinstance(source, Tensor):
+            return super()._laid_out(piece, None if buffer is None else buffer.numpy(), offset)
+        new = torch.empty(0, dtype=source.dtype, device=piece.home)
+        if buffer is None or not source.numel():
+            return new.set_(new.untyped_storage(), 0, source.size(), source.stride())
+        first = offset // source.element_size()
+        return new.set_(buffer.untyped_storage(), first, source.size(), source.stride())
 
     def copied(self, number: int, kind: type | None = None) -> Any:
         """Return the copy with this number; a tensor as one of class `kind`."""
@@ -118,7 +114,7 @@ class StorageCopier(Arrays):
         with torch._C.DisableTorchFunctionSubclass():
             tracked = getattr(source, "grad_fn", None) is not None
             needs = getattr(source, "requires_grad", False)
-        if torch.nn.parameter.is_lazy(data) or type(data) is not Tensor:
+        if type(data) is not Tensor:
             made = data
         elif tracked:
             with torch.enable_grad():
@@ -155,7 +151,6 @@ class _Rooted(torch.autograd.Function):
 def _lies_plainly(tensor: Tensor) -> bool:
     return (
         type(tensor).__torch_dispatch__ is _NO_DISPATCH
-        and not torch.nn.parameter.is_lazy(tensor)
         and tensor.layout is torch.strided
         and tensor.device.type != "meta"
         and not tensor.is_inference()
@@ -164,66 +159,28 @@ def _lies_plainly(tensor: Tensor) -> bool:
 
 
 def _copied_alone(tensor: Tensor, home: torch.device) -> Tensor:
-    kind: Any = type(tensor)
-    made: Any
-    if torch.nn.parameter.is_lazy(tensor):
-        if kind.__name__ == "UninitializedBuffer":
-            made = kind(device=home, dtype=tensor.dtype)
-        else:
-            made = kind(tensor.requires_grad, device=home, dtype=tensor.dtype)
-        return cast(Tensor, made)
     with torch.inference_mode(tensor.is_inference()):
         made = tensor.detach().to(home if tensor.device.type != "meta" else "meta", copy=True)
     if isinstance(tensor, nn.Parameter) and not isinstance(made, nn.Parameter):
         return nn.Parameter(made, tensor.requires_grad)
     if not made.is_inference():
         made.requires_grad_(tensor.requires_grad)
-    return cast(Tensor, made)
+    return made
 
 
-def _piece(index: int, source: Any, home: torch.device) -> Stretch:
-    if not isinstance(source, Tensor):
-        return stretch_of(index, source, home)
-    size = source.element_size()
-    low, high = reach(tuple(source.shape), size, tuple(step * size for step in source.stride()))
-    first = source.data_ptr()
-    start, stop = first + low, first + high
-    storage = source.untyped_storage()
-    base = first - int(source.storage_offset()) * size
-    if high and storage.nbytes() <= 2 * (high - low) + _SMALL:
-        start, stop = base, base + storage.nbytes()
-    return Stretch(index, source, first, start, stop, home)
+def _base(tensor: Tensor) -> int:
+    """Return the address of its storage."""
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
 
 
-def _bytes_between(start: int, stop: int, family: list[Stretch], device: torch.device) -> Tensor:
-    for piece in family:
-        if not isinstance(piece.source, Tensor):
-            continue
-        source = piece.source
-        storage = source.untyped_storage()
-        base = piece.first - int(source.storage_offset()) * source.element_size()
+def _bytes_between(start: int, stop: int, family: list[Stretch]) -> Tensor:
+    for source in (piece.source for piece in family if isinstance(piece.source, Tensor)):
+        storage, base = source.untyped_storage(), _base(source)
         if base <= start and stop <= base + storage.nbytes():
-            flat = torch.empty(0, dtype=torch.uint8, device=device)
+            flat = torch.empty(0, dtype=torch.uint8, device=source.device)
             return flat.set_(storage, start - base, (stop - start,), (1,))
     # Several storages of the same memory: arrays and their tensors by `from_numpy`.
     return torch.frombuffer(memory(start, stop), dtype=torch.uint8)
-
-
-def _laid_out(piece: Stretch, buffer: Tensor | None, offset: int) -> Any:
-    source = piece.source
-    if not isinstance(source, Tensor):
-        return (
-            source.copy(order="K") if buffer is None else laid_out(source, buffer.numpy(), offset)
-        )
-    new = torch.empty(0, dtype=source.dtype, device=piece.home)
-    if buffer is None or not source.numel():
-        return new.set_(new.untyped_storage(), 0, source.size(), source.stride())
-    first = offset // source.element_size()
-    return new.set_(buffer.untyped_storage(), first, source.size(), source.stride())
-
-
-def _owns_it_all(source: Any) -> bool:
-    return not isinstance(source, Tensor) and owns_it_all(source)
 
 
 def _set_tensor(tensor: Tensor, state: Any) -> None:
@@ -248,41 +205,3 @@ def homes(
     tracked = (found.path for found in finder.tensors if found.tensor.grad_fn is not None)
     notes = [f"{path}: copied without its autograd graph" for path in tracked]
     return {id(found.tensor): found.home or device for found in finder.tensors}, notes
-
-
-class TensorsInPlace:
-    """Tensors of variables, moved to another device until `take_back`."""
-
-    def __init__(self, namespace: Mapping[str, Any]) -> None:
-        self._namespace = namespace
-        self._origins: list[tuple[torch.device, list[Any]]] = []
-
-    def bring(self, variables: Iterable[tuple[str, Any]], device: torch.device) -> int:
-        """Move them and return the bytes. After torch.OutOfMemoryError nothing has moved."""
-        variables = list(variables)
-        finder = TensorFinder()
-        finder.variables(variables)
-        origins: dict[torch.device, list[Any]] = {}
-        for found in finder.found:
-            if found.must_move(device):
-                origins.setdefault(found.tensor.device, []).append(found.tensor)
-        for held in finder.movable:
-            origins.setdefault(held.tensors[0].tensor.device, []).append(held.value)
-        self._origins = list(origins.items())
-        try:
-            return move_all(variables, device, followers=self._optimizers()).nbytes
-        except GpuError as error:
-            self._origins = []
-            raise torch.OutOfMemoryError(str(error)) from None
-        except BaseException:
-            self.take_back()
-            raise
-
-    def take_back(self) -> None:
-        """Move each back; calling it twice is safe."""
-        origins, self._origins = self._origins, []
-        for device, tensors in origins:
-            move_all([("", tensors)], device, followers=self._optimizers())
-
-    def _optimizers(self) -> list[tuple[str, Optimizer]]:
-        return [(n, v) for n, v in self._namespace.items() if issubclass(type(v), Optimizer)]

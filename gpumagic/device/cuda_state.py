@@ -149,6 +149,13 @@ def advice(error: BaseException) -> str:
     return _WHERE_BUSY if _said(error) == _BUSY else ""
 
 
+def room(device: Any) -> int:
+    """Return the bytes that tensors may still take on a GPU, torch's cache included."""
+    cuda = sys.modules["torch"].cuda
+    cached = cuda.memory_reserved(device) - cuda.memory_allocated(device)
+    return int(cuda.mem_get_info(device)[0] + cached)
+
+
 def collect() -> None:
     """Collect garbage while CUDA works: to destroy an event of a dead CUDA ends the process."""
     if look() is None:

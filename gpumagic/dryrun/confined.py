@@ -2,7 +2,9 @@
 
 Guarantees: what would reach out of the child ends the dry run at the user's line, in words, and the
 kernel refuses the same to code that Python does not see; what the code prints or shows is caught.
-Only for a child that will end by itself: nothing here can be undone.
+Only for a child that will end by itself: nothing here can be undone. Python's audit hook alone is
+not enough: Landlock stops torch's PyTorchFileWriter, `os.mkfifo`, shared memory and C's own writes;
+seccomp stops signals, priorities and limits of other processes, and chmod and connections from C.
 """
 
 import builtins

@@ -15,7 +15,6 @@ from types import CodeType
 from typing import Any
 
 from IPython.core.compilerop import PyCF_MASK
-from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic.device import here as devices_here
 from gpumagic.device.cards import how_many
@@ -31,28 +30,23 @@ from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_read, variables_read
 
 ALL = "@all"
-"""What stands for a rank on each GPU that is here."""
-
-
-def many(on: object) -> tuple[int | None, object]:
-    """How many ranks `on` asks for, and where one of them is; None where it is about one device.
-
-    ``"8 x H100 80GB"`` is 8 of that card, ``"@all"`` one on each GPU here, ``"8 x cuda:0"`` 8 of
-    which each sees a GPU such as this one, and no other.
-    """
-    if on != ALL:
-        return how_many(on) if isinstance(on, str) else (None, on)
-    count = sum(device.kind == "cuda" for device in devices_here(memory=False))
-    if not count:
-        raise GpuError("@all: no GPU is here; type the cards, as '8 x H100 80GB'")
-    return count, "cuda:0"
+"""A rank on each GPU that is here."""
 
 
 def dry_run_on(
     on: object, subject: Subject, waiting: Callable[[float], object] | None = None
 ) -> DryRun:
-    """Follow the code of `subject` where `on` says, in one rank or two of many; or `GpuError`."""
-    world, one = many(on)
+    """Follow the code of `subject` where `on` says, or raise `GpuError`.
+
+    ``"8 x H100 80GB"`` is eight ranks on that card, ``"@all"`` one on each GPU here, ``"8 x
+    cuda:0"`` eight of which each sees only a GPU such as this one. The first and the last of them
+    are followed.
+    """
+    world, one = how_many(on) if isinstance(on, str) else (None, on)
+    if on == ALL:
+        world, one = sum(d.kind == "cuda" for d in devices_here(memory=False)), "cuda:0"
+        if not world:
+            raise GpuError("@all: no GPU is here; type the cards, as '8 x H100 80GB'")
     device, cards = target_of(one)
     subject = replace(subject, device=device, cards=cards)
     if world is None:
@@ -60,28 +54,21 @@ def dry_run_on(
     here = on != ALL and not cards
     if here and str(device) != "cuda:0":
         raise GpuError(f"{on}: each rank sees its GPU as cuda:0; type {world} x cuda:0, or a card")
-    can_join()
-    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
-    for name, value in subject.reads:
-        if isinstance(value, (DistributedDataParallel, sharded)):
-            raise GpuError(f"{name} was wrapped for another group; wrap it in the code to follow")
+    can_join(subject.reads)
     of_a_host = 1 if here else world if on == ALL else GPUS_OF_A_HOST
-    ranks = [Rank(number, world, of_a_host) for number in sorted({0, world - 1})]
-    return _together([dry(_placed(subject, rank), waiting) for rank in ranks], world)
-
-
-def _placed(subject: Subject, rank: Rank) -> Subject:
-    """The same on the GPU of a rank."""
-    card, n = next(iter(subject.cards), None), rank.local
-    device = find(f"cuda:{n}") if card is None else stand_in(card, n)
-    return replace(subject, device=device, rank=rank, reads=[*subject.reads])
+    runs = []
+    for number in sorted({0, world - 1}):
+        rank = Rank(number, world, of_a_host)
+        own = stand_in(cards[0], rank.local) if cards else find(f"cuda:{rank.local}")
+        on_it = replace(subject, device=own, rank=rank, reads=[*subject.reads])
+        runs.append(dry(on_it, waiting))
+    return _together(runs, world)
 
 
 def _together(runs: list[DryRun], world: int) -> DryRun:
-    shown = next((run for run in runs if not run.complete), runs[0])
     cards = zip(*(run.cards for run in runs), strict=False)
     return replace(
-        shown,
+        next((run for run in runs if not run.complete), runs[0]),
         cards=tuple(max(each, key=lambda on: on.needed) for each in cards),
         ranks=tuple(on for run in runs for on in run.ranks),
         world=world,

@@ -30,7 +30,6 @@ from gpumagic.dryrun.composites import Composites
 from gpumagic.dryrun.fakes import suspended
 from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.dryrun.unknown import Stopped, host_value
-from gpumagic.dryrun.wire import Wire, with_value
 from gpumagic.faults import first_line
 from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.entry import Count, Ledger, locate, merged
@@ -224,10 +223,12 @@ class Crossings:
 class Operators(TorchDispatchMode):
     """Counts operators, and what they allocate and copy."""
 
-    def __init__(self, held: HeldMemory, crossings: Crossings, wire: Wire) -> None:
+    def __init__(
+        self, held: HeldMemory, crossings: Crossings, send: Callable[[Any, str, Any], None]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
-        self._held, self._crossings, self._wire = held, crossings, wire
+        self._held, self._crossings, self._send = held, crossings, send
         self._composites = Composites(lambda: held.made)
 
     @property
@@ -252,12 +253,8 @@ class Operators(TorchDispatchMode):
                     return parts(*args, **kwargs)
             self._before(name, args)
             replaced = self._composites.replaced(func, name, args, self._held.age)
-            collective = self._wire.takes(func)
-            if collective:
-                self._wire.note(func, name, args)
+            self._send(func, name, args)
             out = self._run(func, name, args, kwargs)
-            if collective:
-                out = with_value(out, args[0])
             if name == "_to_copy" and isinstance(out, Tensor):
                 self._note(args[0], out)
             for tensor in tree_leaves(out):

@@ -22,7 +22,7 @@ from gpumagic.device.cards import Card
 from gpumagic.dryrun import composites
 from gpumagic.dryrun.answers import Calls, install
 from gpumagic.dryrun.confined import Confinement
-from gpumagic.dryrun.fake_group import Rank, join
+from gpumagic.dryrun.fake_group import Collectives, Rank, join
 from gpumagic.dryrun.fake_operators import Crossings, Operators
 from gpumagic.dryrun.fakes import Fakes
 from gpumagic.dryrun.forked import (
@@ -35,7 +35,6 @@ from gpumagic.dryrun.forked import (
 from gpumagic.dryrun.held_memory import Before, HeldMemory, before_on, measure, on_card, peaks
 from gpumagic.dryrun.result import DryRun, Mismatch, OnRank, Unknown
 from gpumagic.dryrun.unknown import Stopped, describe, is_refusal, raised
-from gpumagic.dryrun.wire import Wire
 from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
 from gpumagic.mismatch.explainer import explain
@@ -115,8 +114,8 @@ class _Following:
         self._subject = subject
         self._target = None if subject.device is None else as_torch(subject.device)
         self._held, self._crossings = HeldMemory(), Crossings()
-        self._wire = Wire()
-        self._operators = Operators(self._held, self._crossings, self._wire)
+        self._collectives = Collectives()
+        self._operators = Operators(self._held, self._crossings, self._collectives.count)
         self._unknown: dict[tuple[UserLine | None, str], Unknown] = {}
         self._error: BaseException | None = None
         self._error_at: UserLine | None = None
@@ -140,7 +139,7 @@ class _Following:
         calls = Calls(mode.fake, self._crossings)
         install(mode, calls, self.note, self._waited, self._held, before.virtual)
         if subject.rank is not None:
-            join(subject.rank, subject.namespace)
+            join(subject.rank, subject.namespace, self.note)
         attention = None if before.virtual else composites.install()
         with calls, mode, self._operators:
             if not confinement.begin():
@@ -181,7 +180,7 @@ class _Following:
         if self._subject.rank is None:
             return ()
         peak = peaks(self._held, before).get(self._fullest())
-        return (OnRank(self._subject.rank.number, peak, self._wire.collectives()),)
+        return (OnRank(self._subject.rank.number, peak, self._collectives.found()),)
 
     def _fullest(self) -> str:
         """The GPU that held most: its own, or where code says `cuda:0` of whatever it is given."""

@@ -203,9 +203,7 @@ def measure(target: torch.device | None) -> Before:
     if torch.cuda.is_initialized():
         for index in range(torch.cuda.device_count()):
             allocated = torch.cuda.memory_allocated(index)
-            # What torch keeps for later is free for torch, though not to the driver.
-            unused = torch.cuda.memory_reserved(index) - allocated
-            memory[f"cuda:{index}"] = allocated, torch.cuda.mem_get_info(index)[0] + unused
+            memory[f"cuda:{index}"] = allocated, cuda_state.room(index)
             if not virtual:
                 real.append((torch.cuda.get_device_properties(index), allocated))
     return Before(time.monotonic(), memory, virtual, real)

@@ -199,6 +199,11 @@ class DryRun(Shown):
         ended = any(unknown.ended for unknown in self.unknown)
         return not (ended or self.mismatches or self.error)
 
+    def needed(self, device: str) -> int | None:
+        """Return the bytes needed on a device, at least; None if the code was not followed."""
+        peak = self.peak.get(device)
+        return (0 if peak is None else peak.needed) if self.complete else None
+
 
 _FOLD = table.Fold(12)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpumagic import faults
+from gpumagic.device import cuda_state
 from gpumagic.display.units import size
-from gpumagic.dryrun.held_memory import measure
 from gpumagic.errors import GpuError
 from gpumagic.fitting.fit_result import Largest, Tried
 from gpumagic.fitting.fit_trials import Asked, Confirming, Predicting
@@ -33,7 +33,7 @@ class Fitting:
 
     def __post_init__(self) -> None:
         a = self.asked
-        where = [(card.name, card.usable) for card in a.cards] or [self._free()]
+        where = [(card.name, card.usable) for card in a.cards] or [(str(a.device), self._free())]
         self._rooms = {name: (free, int(free * (1 - a.margin))) for name, free in where}
         self.predicting = Predicting(a, self._told)
         self._values, self._last = a.values, a.values[0]
@@ -41,12 +41,9 @@ class Fitting:
         self._near = a.margin / 2
         self._confirming = Confirming(a, self._told)
 
-    def _free(self) -> tuple[str, int]:
-        target = as_torch(self.asked.device)
-        _, free = measure(target).memory[str(target)]
-        if free is None:
-            raise GpuError(f"how much memory is free on {target} is not known")
-        return str(self.asked.device), free
+    def _free(self) -> int:
+        cuda_state.check()
+        return cuda_state.room(as_torch(self.asked.device))
 
     def _told(self, value: float, by: str) -> None:
         """Say how far it is."""

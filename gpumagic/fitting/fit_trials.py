@@ -73,9 +73,9 @@ class Predicting:
         return self.needed.get(value, math.inf)
 
     def _learn(self, value: float, run: DryRun) -> None:
-        if run.complete:
-            peak = run.peak.get(str(self._asked.device))
-            self.needed[value] = 0 if peak is None else peak.needed
+        needed = run.needed(str(self._asked.device))
+        if needed is not None:
+            self.needed[value] = needed
             self.trains = bool(self.trains) or run.backward
             self.notes |= dict.fromkeys(str(u) for u in run.unknown if not u.ended)
         else:

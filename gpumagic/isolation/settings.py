@@ -130,8 +130,6 @@ def _set(name: str, state: Tensor) -> None:
 
 # A setting, and its value.
 _Known = tuple[Setting, Any]
-# These are imported in parts, and set nothing on import.
-_NEVER = {"torch", "gpumagic", *sys.stdlib_module_names}
 
 
 @contextmanager
@@ -140,14 +138,14 @@ def kept() -> Iterator[None]:
     signals = _now(of_signals())
     torchs = _of_torch("of_a_thread", "of_the_process", "of_cuda")
     others = _now(chain(torchs, of_python(), of_libraries()))
-    randomness, modules = Randomness(), set(sys.modules)
+    randomness = Randomness()
     try:
         yield
     finally:
         for setting, value in signals:
             _write(setting, value)
         with deferred():
-            for setting, value in _adopted(others, modules):
+            for setting, value in others:
                 _write(setting, value)
             with faults.kept("putting the random state back"):
                 randomness.restore()
@@ -159,27 +157,11 @@ class Growth:
     def __init__(self) -> None:
         every = (*_of_torch("of_the_process"), *of_python())
         self._settings = _now(setting for setting in every if setting.grows)
-        self._modules = set(sys.modules)
 
     def put_back(self) -> None:
         """Restore the lists between two blocks of runs; fast if nothing has grown."""
-        self._settings = _adopted(self._settings, self._modules)
-        self._modules = set(sys.modules)
         for setting, value in self._settings:
             _write(setting, value)
-
-
-def _adopted(settings: list[_Known], modules: set[str]) -> list[_Known]:
-    """Keep what libraries have set for themselves on import."""
-    if len(sys.modules) == len(modules):
-        return settings
-    libraries = {name.partition(".")[0] for name in sys.modules.keys() - modules} - _NEVER
-    return [
-        (setting, setting.adopt(value, setting.read(), libraries))
-        if libraries and setting.adopt is not None
-        else (setting, value)
-        for setting, value in settings
-    ]
 
 
 @contextmanager

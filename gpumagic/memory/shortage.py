@@ -363,8 +363,7 @@ class DryPeaks:
         finally:
             elapsed = time.monotonic() - start
             self._s.tried_s += max(_used_by_children() - used, elapsed / _BUSY)
-        peak = result.peak.get(self._s.name)
-        return (peak.needed if peak else 0) if result.complete else None
+        return result.needed(self._s.name)
 
     def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
         """In the dry run's process: the notebook's own with what is in `space`, if the code is a

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+from gpumagic.device import cuda_state
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.faults import first_line
@@ -82,7 +83,7 @@ def _has_room(device: torch.device, plan: MovePlan, by_to: list[Held]) -> bool:
     if device.type != "cuda":
         return True
     wanted = {id(f.tensor): f.tensor for held in by_to for f in held.tensors if f.must_move(device)}
-    return plan.needed + sum(map(bytes_of, wanted.values())) <= _free(device)
+    return plan.needed + sum(map(bytes_of, wanted.values())) <= cuda_state.room(device)
 
 
 def _bring(held: Held, device: torch.device, plan: MovePlan, namespace: dict[str, Any]) -> None:
@@ -176,18 +177,12 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
             needed[found.root] = needed.get(found.root, 0) + bytes_of(found.tensor)
     largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
     names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in largest)
-    free = size(_free(device)) if device.type == "cuda" else "too little"
+    free = size(cuda_state.room(device)) if device.type == "cuda" else "too little"
     return (
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
         f"({names}); nothing was moved; free some ({as_typed('%gpus')} shows who holds it) or type "
         "--no-move"
     )
-
-
-def _free(device: torch.device) -> int:
-    """What tensors may still take on a GPU: also what torch keeps of those that are gone."""
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0] + kept)
 
 
 _origins: Any = WeakIdKeyDictionary()

@@ -119,6 +119,11 @@ PROGRAMS = {
         "out = f(x).requires_grad, log",
         (False, [1]),
     ),
+    "a generator of a GPU": (
+        "g = torch.Generator('cuda:1').manual_seed(3)",
+        "out = g.device.type, torch.rand(1, device='cuda:1', generator=g).device.type",
+        ("cuda", "cuda"),
+    ),
     "an autograd function": (
         "log = []\nclass D(torch.autograd.Function):\n    @staticmethod\n"
         "    def forward(ctx, x): return x * 2\n    @staticmethod\n"

@@ -78,7 +78,6 @@ def test_what_a_cell_does_with_other_ranks(gpus):
         "dist.init_process_group('nccl')\n"
         "x = torch.ones(256)\n"
         "work = dist.all_reduce(x, async_op=True)\n"
-        "(same,) = work.get_future().wait()\n"
         "parts = [torch.empty(256) for _ in range(2)]\n"
         "dist.all_gather(parts, x); dist.barrier()\n"
         "half = dist.new_group([dist.get_rank()], backend='gloo')\n"
@@ -102,6 +101,28 @@ def test_what_a_cell_does_with_other_ranks(gpus):
     assert last["recv"] == (2, 1, 1024, 0)
     assert "rank 1 sends" in str(result)
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("as_views", [False, True])
+def test_the_buckets_of_data_parallel_count_as_one_copy_of_the_gradients(as_views):
+    def train():
+        init_process_group("nccl")
+        net = nn.Linear(1024, 1024, bias=False, device="cuda")
+        net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=as_views)
+        x = torch.randn(1, 1024, device="cuda")
+        with net.no_sync():
+            net(x).sum().backward()
+        for _ in range(2):
+            net(x).sum().backward()
+
+    result = gpumagic.dry_run(train, on="2 x 24GiB")
+    assert result.complete, result
+    for on in result.ranks:
+        sent = {c.name: (c.calls, c.nbytes) for c in on.collectives}
+        assert sent == {"broadcast": (1, 4 * MIB), "all_reduce": (2, 8 * MIB)}
+        # The weights, the bucket, and the gradient that the last pass adds to the first ones.
+        assert on.peak.needed // MIB == (12 if as_views else 16)
+    assert "DistributedDataParallel's buckets count as one copy of the gradients" in str(result)
 
 
 def test_of_how_many_is_read_or_refused(ip):
