@@ -79,7 +79,8 @@ def _all_steps(op: Any, given: dict[str, Any]) -> Any:
     plain = all(type(x) in _PLAIN and (x.dtype in _FUSED or not x.is_cuda) for x in tensors)
     if not plain or C._functorch.peek_interpreter_stack() or C._len_torch_dispatch_stack():
         return op.decompose(*given.values())
-    return _Fused.apply(op, shape, *leaves)
+    fused: Any = _Fused  # torch's types have no `apply`
+    return fused.apply(op, shape, *leaves)
 
 
 class _Fused(torch.autograd.Function):
