@@ -1,7 +1,7 @@
 """Through how many files of gpumagic does a cell go? Four cells, each after one like it.
 
 Run it with `python benchmarks/cell_path.py`. It counts calls by `sys.setprofile`: the files of the
-package that are entered, and the moves from one of them to another. What virtual GPUs do is left out:
+package that are entered, and the moves from one of them to another. Virtual GPUs are left out:
 on a machine with GPUs a driver does it. A path that few files share is one that a reader can
 follow. Exits 1 where a simple `%%ongpu` cell enters more than 26.
 """

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from difflib import get_close_matches
 from typing import Any
 
 
@@ -43,6 +42,8 @@ def as_typed(magic: str) -> str:
 
 def meant(given: str, known: Iterable[str]) -> str:
     """The known word that is nearly one of those given, as a question; nothing without one."""
+    from difflib import get_close_matches
+
     words, known = re.findall(r"[\w:-]+", given.lower()), list(known)
     close = [match for word in words for match in get_close_matches(word, known, 1, 0.75)]
     return f"did you mean {close[0]}? " if close else ""

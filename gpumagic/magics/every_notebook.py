@@ -15,7 +15,7 @@ from traitlets.config.loader import PyFileConfigLoader
 from traitlets.config.manager import BaseJSONConfigManager
 
 from gpumagic.errors import GpuError
-from gpumagic.magics.cluster_commands import OFFERED
+from gpumagic.magics.options import MAGICS
 
 _CONFIG = "ipython_config"
 _EXTENSION = "gpumagic"
@@ -26,9 +26,9 @@ def enable() -> str:
     folder = _profile()
     script = folder / f"{_CONFIG}.py"
     if script.exists() and "lazy_magics" in _lazy(PyFileConfigLoader(script.name, str(folder))):
-        ours = ", ".join(f"{name!r}: {_EXTENSION!r}" for name in _names())
+        ours = ", ".join(f"{name!r}: {_EXTENSION!r}" for name in sorted(MAGICS))
         raise GpuError(f"{script} sets MagicsManager.lazy_magics itself; add there {ours}")
-    path = _update(folder, dict.fromkeys(_names(), _EXTENSION))
+    path = _update(folder, dict.fromkeys(MAGICS, _EXTENSION))
     return (
         "kernels that start from now on load gpumagic at the first %gpus, %%ongpu or %%gputime "
         f"({path}); gpumagic disable ends it"
@@ -44,10 +44,6 @@ def disable() -> str:
         return "nothing to take back: %load_ext gpumagic is needed in each notebook already"
     path = _update(folder, dict.fromkeys(ours))
     return f"%load_ext gpumagic is needed in each notebook again ({path})"
-
-
-def _names() -> list[str]:
-    return sorted({name for one in OFFERED for kind in one.magics.values() for name in kind})
 
 
 def _profile() -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpumagic.errors import GpuError, torch_needed
-from gpumagic.magics.hand_over import compiled_name, give, progressing, refuse_others
+from gpumagic.magics.run_elsewhere import compiled_name, give, progressing, refuse_others
 from gpumagic.usercode.sweep import MOST_POINTS, TYPE, check
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
     if scope is not None and scope is not namespace:
         namespace = {**namespace, **scope}
     against = _earlier(asked.against, namespace, timing.last_comparison())
-    sweep = parse(asked.sweep, namespace) if asked.sweep else None
+    sweep = parse([asked.sweep], namespace) if asked.sweep else None
     setup = shell.transform_cell(asked.setup) if asked.setup else ""
     code, name = compiled_name(shell, text, magic, setup)
     with progressing(shell, asked, name) as line:

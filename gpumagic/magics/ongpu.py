@@ -9,34 +9,31 @@ import ast
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
+from IPython.display import display
 
 from gpumagic import faults
-from gpumagic.device import cuda_state
-from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
-from gpumagic.magics.arguments import said
-from gpumagic.magics.hand_over import hand_over, refuse_others
-from gpumagic.magics.placing import Request, peak_recorder, placing_request
+from gpumagic.magics.hooks import Explaining, cuda_state
 
 if TYPE_CHECKING:
     from gpumagic.cell.begin import OneRun
     from gpumagic.ledger.watch import watch
+    from gpumagic.magics.ongpu_arguments import Request
 
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|fit)'")
 # `%ongpu cuda?` would be taken for a question about `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
-_BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
-_EVENTS = ("pre_execute", "pre_run_cell", "post_execute", "post_run_cell")
+BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
 
 
 def transform(lines: list[str]) -> list[str]:
@@ -65,7 +62,7 @@ transform.has_side_effects = True  # type: ignore[attr-defined]
 def _line_of(body: list[ast.stmt]) -> str | None:
     """The `%%ongpu` line of a cell, if its first statement is the call that it became."""
     call = body[0].value if body and isinstance(body[0], ast.Expr) else None
-    if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == _BEGIN:
+    if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == BEGIN:
         return str(ast.literal_eval(call.args[0]))
     return None
 
@@ -85,54 +82,36 @@ def _begin_standing(body: list[ast.stmt]) -> None:
 
 
 def _begin(text: str) -> str:
-    return f"get_ipython().{_BEGIN}({text!r})"
+    return f"get_ipython().{BEGIN}({text!r})"
 
 
-@dataclass
 class RunningCell:
     """A cell that IPython is running: its tree, and the run that began in it."""
 
     tree: ast.AST | None = None
     run: "OneRun | None" = None
-    request: Request | None = None
-    gone: bool = False  # the device was not to be found
-    handed_over: bool = False  # the tree is what something else runs in IPython's place
-    silent: bool = False
-    report: Any = None  # of who ran it in IPython's place
-    reported: bool = False  # a run that it began has ended
-    watch: "watch | None" = None  # of `%gpuwatch`
+    request: "Request | None" = None
+    gone = False  # the device was not found
+    handed_over = False  # something else runs the tree instead of IPython
+    report: Any = None  # from what ran it instead of IPython
+    reported = False  # one of its runs has ended
+    watch: "watch | None" = None  # for `%gpuwatch`
+
+    def __init__(self, *, silent: bool = False) -> None:
+        self.silent = silent
 
 
 class CellHooks:
     """What IPython calls around each cell of one shell."""
 
-    def __init__(self, shell: Any, show: Callable[[Any], object], explaining: Any) -> None:
+    def __init__(self, shell: Any) -> None:
         self.shell = shell
+        self.explaining = Explaining(shell, self.current)
         self.standing: Request | None = None
         self.standing_on = ""
-        self._show = show
-        self._explaining = explaining
-        self._moved = False  # any cell has moved anything for good
-        self.watched: Any = None  # what counts in each cell, while `%gpuwatch` is on
+        self._moved = False  # a cell has moved something for good
+        self.watched: Watched | None = None  # while `%gpuwatch` is on
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
-
-    # -- installing
-    def install(self) -> None:
-        # Last: indentation and pasted prompts are off by then, as before any %%magic.
-        self.shell.input_transformers_cleanup.append(transform)
-        self.shell.ast_transformers.append(self)
-        for event in _EVENTS:
-            self.shell.events.register(event, getattr(self, f"_{event}"))
-        setattr(self.shell, _BEGIN, self.begin)
-
-    def uninstall(self) -> None:
-        self.end_all()
-        self.shell.input_transformers_cleanup.remove(transform)
-        if self in self.shell.ast_transformers:
-            self.shell.ast_transformers.remove(self)
-        for event in _EVENTS:
-            self.shell.events.unregister(event, getattr(self, f"_{event}"))
-        delattr(self.shell, _BEGIN)
 
     @property
     def stack(self) -> list[RunningCell]:
@@ -150,15 +129,15 @@ class CellHooks:
         return self.stack[-1]
 
     # -- what IPython calls
-    def _pre_execute(self) -> None:
+    def pre_execute(self) -> None:
         self.stack.append(RunningCell(silent=True))
 
-    def _pre_run_cell(self, info: object) -> None:
+    def pre_run_cell(self, info: object) -> None:
         self.stack[-1].silent = False
         if self.watched:
             self.watched.begin(self.stack[-1])
 
-    def _post_execute(self) -> None:
+    def post_execute(self) -> None:
         # The end of any other cell is announced by post_run_cell too, which knows its error.
         if self.stack and self.stack[-1].silent:
             self._end(self.stack.pop(), None)
@@ -181,17 +160,18 @@ class CellHooks:
     def _stands_for(self, cell: RunningCell | None) -> bool:
         return bool(self.standing and cell and cell.tree is None and not cell.silent)
 
-    def _post_run_cell(self, result: Any = None) -> None:
+    def post_run_cell(self, result: Any = None) -> None:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
         if (raw is not None and not raw.strip()) or not self.stack:
             return  # IPython announces the end of an empty cell, but not its start
-        cuda_state.look()  # what follows asks CUDA nothing where it is dead
+        if (state := cuda_state()) is not None:
+            state.look()  # a dead CUDA must not be asked below
         error = getattr(result, "error_in_exec", None)
         if error is not None:
-            self._explaining.explain_unshown(error)
+            self.explaining.explain_unshown(error)
         self._end(self.stack.pop(), error or getattr(result, "error_before_exec", None))
         number = getattr(result, "execution_count", None)
-        self._explaining.tell_death(f"In [{number}]" if number else "a cell")
+        self.explaining.tell_death(f"In [{number}]" if number else "a cell")
         while faults.untold:
             print(f"{faults.untold.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 
@@ -208,15 +188,21 @@ class CellHooks:
         cell = self.current()
         if cell is None or cell.silent:
             raise UsageError("%%ongpu cannot place code that IPython runs silently")
+        from gpumagic.magics.ongpu_arguments import placing_request
+
         asked = placing_request(text.removeprefix("%%ongpu")) if text else self.standing
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:
             if asked.handed_over:
+                from gpumagic.magics.run_elsewhere import hand_over
+
                 file = sys._getframe(1).f_code.co_filename
-                return hand_over(self.shell, cell, asked, file, self._show)
+                return hand_over(self.shell, cell, asked, file, display)
             return self.place(cell, asked)
         except (GpuError, RuntimeError) as error:
+            from gpumagic.magics.arguments import said
+
             text = said("%ongpu" if asked.standing else "%%ongpu", error)
             if not text:
                 raise
@@ -226,9 +212,10 @@ class CellHooks:
                 text = f"{text}; %ongpu {asked.where} has ended"
             raise UsageError(text) from None
 
-    def place(self, cell: RunningCell, asked: Request) -> None:
+    def place(self, cell: RunningCell, asked: "Request") -> None:
         """Begin a run for `cell`, ending the one that it has. Raises `GpuError`."""
         from gpumagic.cell.begin import CellNeeds
+        from gpumagic.display.progress_line import ProgressLine
         from gpumagic.usercode.variables import names_read
 
         self.finish(cell, None)
@@ -241,15 +228,17 @@ class CellHooks:
         options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
         options |= {"first": not self._moved, "table": asked.report}
         if asked.memory:
+            from gpumagic.magics.run_elsewhere import refuse_others
+
             refuse_others("--memory", self.shell, cell.tree)
-            options["recorder"] = partial(peak_recorder, asked, device, space)
+            options["recorder"] = partial(_peak_recorder, asked, device, space)
         # Known to the cell before it starts: an interrupt within must find what to undo.
         cell.run, cell.request = needed.run(device, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
     def finish(self, cell: RunningCell, error: BaseException | None) -> None:
         if cell.report is not None:
-            self._show(cell.report)
+            display(cell.report)
             cell.report = None
         run, asked, cell.run, cell.request = cell.run, cell.request, None, None
         if run is None or asked is None:
@@ -258,10 +247,10 @@ class CellHooks:
         report = run.finish(error)
         if report and not asked.quiet and (not asked.standing or report.touched):
             self._moved |= bool(report.moved and report.stays)
-            self._show(report)
+            display(report)
 
     # -- what the magics call
-    def stand(self, asked: Request) -> None:
+    def stand(self, asked: "Request") -> None:
         """Place the rest of the running cell and every cell after it."""
         standing = replace(asked, standing=True)
         cell = self.running()
@@ -291,18 +280,26 @@ class CellHooks:
 
 
 def _is_handed_over(text: str) -> bool:
+    from gpumagic.magics.ongpu_arguments import placing_request
+
     try:
         return placing_request(text.removeprefix("%%ongpu")).handed_over
     except UsageError:  # said when the cell begins
         return False
 
 
+def _peak_recorder(asked: "Request", device: Any, namespace: dict[str, Any]) -> Any:
+    from gpumagic.memory.peak_recorder import PeakRecorder
+    from gpumagic.placement.torch_devices import as_torch
+
+    return PeakRecorder(as_torch(device), namespace, asked.save)
+
+
 class Watched:
     """Counts copies and waits in the cells of one IPython shell, while it is on."""
 
-    def __init__(self, cells: CellHooks, show: Callable[[Any], object]) -> None:
+    def __init__(self, cells: CellHooks) -> None:
         self._cells = cells
-        self._show = show
         self._report = self._strict = False
 
     @property
@@ -351,4 +348,4 @@ class Watched:
             watched.stop()
             line = LedgerLine(watched.ledger)
             if repr(line) and not cell.reported:
-                self._show(watched.ledger if self._report else line)
+                display(watched.ledger if self._report else line)

@@ -3,7 +3,7 @@
 import pytest
 from IPython.core.error import UsageError
 
-from gpumagic.magics.placing import placing_request
+from gpumagic.magics.ongpu_arguments import placing_request
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from gpumagic.magics.placing import placing_request
         ("%%ongpu @1 --no-move", "--no-move is about one device"),
         ("%%ongpu 0,1 --split X --dry-run", "--dry-run is of one device"),
         ("%%ongpu 0,1 --split 1X", "1X cannot be the name of a variable"),
-        ("%%ongpu 0,1 --split X,X", "X stands twice"),
+        ("%%ongpu 0,1 --split X,X", "X is there twice"),
         ("%%ongpu 0,1 --split X --chunk 0", "0 is not a whole number above 0"),
         ("%%ongpu 0,1 --split X --gather y --reduce y=mean", "y stands in --gather and in"),
         ("%%ongpu 0,1 --split X --reduce y", "how to reduce y is missing"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -20,7 +19,8 @@ from IPython.core.compilerop import PyCF_MASK
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, cluster_needed, show_as, torch_needed
-from gpumagic.magics.placing import Request
+from gpumagic.magics.cluster_commands import running_cluster
+from gpumagic.magics.ongpu_arguments import Request
 
 # Magics that say where code runs, as IPython has made Python of them.
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpufit)'")
@@ -159,12 +159,6 @@ def _others_used(shell: Any, tree: Any) -> list[str]:
 
     read = dict(variables_read(names_read(tree, shell.transform_cell), shell.user_ns))
     return [framework.name for framework in needed_by(imports_of(tree), read)]
-
-
-def running_cluster() -> Any:
-    """The cluster of this notebook, or None; nothing is imported to find that there is none."""
-    starts = sys.modules.get("gpumagic.cluster.gpu_cluster")
-    return starts.current() if starts is not None and starts.is_running() else None
 
 
 def _dry_run(

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 from IPython.core.error import UsageError
 
-from gpumagic.device import Device
 from gpumagic.errors import meant
 from gpumagic.magics.arguments import in_one_line, parse
 
@@ -15,7 +13,7 @@ from gpumagic.magics.arguments import in_one_line, parse
 class Request:
     """What a `%%ongpu` line, or a standing `%ongpu`, asks for."""
 
-    where: str  # empty where `on` stands in its place
+    where: str = ""  # empty with `on`
     move: bool = True
     quiet: bool = False
     standing: bool = False
@@ -120,8 +118,8 @@ def _elsewhere(asked: Request, magic: str) -> Request:
 @lru_cache(maxsize=64)
 def placing_request(line: str, magic: str = "%%ongpu") -> Request:
     """What stands after ``%%ongpu`` or ``%ongpu``; raises UsageError."""
-    given = vars(parse(magic, line))
-    asked = Request(**(given | {"where": given["where"] or ""}))
+    given = vars(parse(magic, line)).items()
+    asked = Request(**{name: value for name, value in given if value is not None})
     if asked.on is not None:
         return _elsewhere(asked, magic)
     if not asked.where:
@@ -144,11 +142,3 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Request:
     if asked.back and not asked.move:
         raise UsageError(f"{magic}: --no-move brings nothing that --back could bring home")
     return asked
-
-
-def peak_recorder(asked: Request, device: Device, namespace: dict[str, Any]) -> Any:
-    """What records the peak of memory on a device; raises GpuError where there is none."""
-    from gpumagic.memory.peak_recorder import PeakRecorder
-    from gpumagic.placement.torch_devices import as_torch
-
-    return PeakRecorder(as_torch(device), namespace, asked.save)
