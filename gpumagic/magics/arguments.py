@@ -119,7 +119,7 @@ def parser_of(typed: str) -> LineParser:
     if magic.verbs:
         parser.add_argument("verb", nargs="?", choices=magic.verbs, type=str.lower)
     if magic.number:
-        parser.add_argument(magic.name, nargs=magic.number)
+        parser.add_argument(magic.name, nargs=magic.number, type=magic.type)
     for option in OPTIONS:
         if name not in option.magics.split():
             continue

@@ -1,4 +1,4 @@
-"""Make what `%gpus` shows: a Snapshot as a table, the live monitor, the doctor, virtual GPUs."""
+"""Collect what `%gpus` shows: a Snapshot, the live monitor, the doctor; switch virtual GPUs."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from gpumagic.usercode.values import torch_here
 
 
 def gpus(where: str | None = None) -> Snapshot:
-    """The machine now, or the GPUs that `where` names."""
+    """Return a Snapshot of the machine, or of the GPUs that `where` names."""
     _tell_cuda_order()
     wanted = _uuids(where) if where else None
     snapshot = collect.snapshot()
@@ -29,7 +29,7 @@ def gpus(where: str | None = None) -> Snapshot:
 
 
 def of_cluster(own: Snapshot) -> list[Snapshot]:
-    """The other hosts on which the cluster of this notebook has ranks."""
+    """Return Snapshots of the cluster's other hosts."""
     ranks = running_cluster()
     return other_hosts(own, ranks.hosts.now()) if ranks else []
 
@@ -42,7 +42,7 @@ def _uuids(where: str) -> set[str]:
 
 
 def _tell_cuda_order() -> None:
-    # The order of ordinals is CUDA's secret until CUDA has started here; then torch knows it.
+    # The order of ordinals is known to torch once CUDA is initialized.
     if torch_here() is not None:
         from gpumagic.placement.torch_devices import tell_cuda_order
 
@@ -67,11 +67,11 @@ def doctor() -> None:
 
 
 def live(where: str | None = None) -> Any:
-    """The monitor; None in a terminal, where the table was printed instead."""
+    """Return the monitor; None in a terminal, where it has printed the table."""
     from gpumagic.widget import monitor
 
     if where:
-        raise GpuError(f"--live {where}: the monitor shows all GPUs; type %gpus --live")
+        raise GpuError(f"{where}: the monitor shows all GPUs; type %gpus --live")
     return monitor()
 
 
@@ -95,11 +95,11 @@ def _tell_capacity() -> None:
 
     each = device.here()[0].memory_total or 0
     if each < LARGEST:
-        print(f"{size(each)} each is what this machine can hold; --memory 4GiB is another size")
+        print(f"{size(each)} each, as this machine has no more; --memory 4GiB sets another size")
 
 
 def virtual_off() -> None:
-    """Take them away, and say so."""
+    """Turn virtual GPUs off, and say so."""
     from gpumagic import virtual
 
     if not virtual.enabled():

@@ -1,8 +1,8 @@
 """Run the user's cell on a device, as if its `%%ongpu` line were not there.
 
 The line becomes a call on the cell's first line, so every line keeps its number, and `await`,
-`Out[n]` and other magics work. `post_run_cell` ends the run. While `%gpuwatch` is on, cells without
-`%%ongpu` get a ledger here too.
+`Out[n]` and other magics work. `post_run_cell` ends the run. While `%gpuwatch` is on, every cell
+gets a ledger.
 """
 
 import ast
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|fit)'")
-# `%ongpu cuda?` would be taken for a question about `cuda`.
+# IPython takes `%ongpu cuda?` for a question about `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
 
 
 def transform(lines: list[str]) -> list[str]:
-    """Turn a leading `%%ongpu …` line into a call; leave every other cell as it is."""
+    """Turn a leading `%%ongpu …` line into a call; return other cells unchanged."""
     first = next((n for n, line in enumerate(lines) if line.strip()), None)
     if first is None:
         return lines
@@ -46,21 +46,21 @@ def transform(lines: list[str]) -> list[str]:
         call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"
         return [*lines[:first], call, *rest]
     if not _LINE.match(line) or not "".join(rest).strip():
-        return lines  # an empty cell is the cell magic's to refuse
+        return lines  # the cell magic refuses an empty cell
     below = leading_empty_lines(list(rest))
     if below[0].startswith("%%"):
-        # IPython sees a cell magic on the first line only. Its body counts its own lines.
+        # IPython knows a cell magic only on the first line. Lines of its body are counted from 1.
         rest = transform(cell_magic(below))
         return [*lines[:first], f"{_begin(line.strip())}; {rest[0]}", *rest[1:]]
     return [*lines[:first], f"{_begin(line.strip())}\n", *rest]
 
 
-# check_complete leaves such transformers out, and so asks for more lines as after any %%magic.
+# check_complete skips such transformers, so it asks for more lines, as after any %%magic.
 transform.has_side_effects = True  # type: ignore[attr-defined]
 
 
 def _line_of(body: list[ast.stmt]) -> str | None:
-    """The `%%ongpu` line of a cell, if its first statement is the call that it became."""
+    """Return the `%%ongpu` line of a cell, if its first statement is the call made from it."""
     call = body[0].value if body and isinstance(body[0], ast.Expr) else None
     if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == BEGIN:
         return str(ast.literal_eval(call.args[0]))
@@ -68,12 +68,12 @@ def _line_of(body: list[ast.stmt]) -> str | None:
 
 
 def _is_timed(body: list[ast.stmt]) -> bool:
-    """Whether a cell is one of `%%gputime` or `%%gpufit`, which say themselves where code runs."""
+    """Whether it is a cell of `%%gputime` or `%%gpufit`, which choose the devices themselves."""
     return len(body) == 1 and bool(_TIMED.match(ast.unparse(body[0])))
 
 
 def _begin_standing(body: list[ast.stmt]) -> None:
-    """Put the call that a standing `%ongpu` becomes before all that a cell does."""
+    """Insert the call of a standing `%ongpu` before the first statement that runs."""
     call = ast.parse(_begin("")).body[0]
     for node in ast.walk(call):
         ast.copy_location(node, body[0])
@@ -102,7 +102,7 @@ class RunningCell:
 
 
 class CellHooks:
-    """What IPython calls around each cell of one shell."""
+    """The callbacks of IPython around each cell of one shell."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
@@ -119,11 +119,11 @@ class CellHooks:
         return stack
 
     def current(self) -> RunningCell | None:
-        """The innermost cell that runs on this thread."""
+        """Return the innermost running cell of this thread."""
         return self.stack[-1] if self.stack else None
 
     def running(self) -> RunningCell:
-        """The innermost cell, also the very one that has loaded the extension."""
+        """Return the innermost running cell, also if it began before the extension was loaded."""
         if not self.stack:
             self.stack.append(RunningCell())
         return self.stack[-1]
@@ -138,18 +138,18 @@ class CellHooks:
             self.watched.begin(self.stack[-1])
 
     def post_execute(self) -> None:
-        # The end of any other cell is announced by post_run_cell too, which knows its error.
+        # For other cells post_run_cell follows, which knows the error.
         if self.stack and self.stack[-1].silent:
             self._end(self.stack.pop(), None)
 
     def visit(self, tree: ast.Module) -> ast.Module:
-        """As an AST transformer: put the call that begins the run into the tree."""
+        """Transform a cell's tree: insert the call of a standing `%ongpu`."""
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
-        own = ast.Module(body[1:] if line else body[:], [])  # without the call, which is ours
+        own = ast.Module(body[1:] if line else body[:], [])  # without our call
         if line and cell and _is_handed_over(line):
-            # Nothing of the cell may run but that call, whose value is the result.
+            # IPython runs only our call, whose value is the result.
             cell.tree, cell.handed_over, body[1:] = own, True, []
         elif not line and self._stands_for(cell) and body and not _is_timed(body):
             _begin_standing(body)
@@ -172,8 +172,8 @@ class CellHooks:
         self._end(self.stack.pop(), error or getattr(result, "error_before_exec", None))
         number = getattr(result, "execution_count", None)
         self.explaining.tell_death(f"In [{number}]" if number else "a cell")
-        while faults.untold:
-            print(f"{faults.untold.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
+        while faults.unreported:
+            print(f"{faults.unreported.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 
     def _end(self, cell: RunningCell, error: BaseException | None) -> None:
         self.finish(cell, error)
@@ -184,10 +184,10 @@ class CellHooks:
             virtual.refresh(others=cell.reported)
 
     def begin(self, text: str) -> Any:
-        """Place the rest of the cell that calls this, or give what comes of it elsewhere."""
+        """Place the rest of the calling cell, or run it elsewhere and return its value."""
         cell = self.current()
         if cell is None or cell.silent:
-            raise UsageError("%%ongpu cannot place code that IPython runs silently")
+            raise UsageError("%%ongpu: IPython runs this code silently; type it in a cell")
         from gpumagic.magics.ongpu_arguments import placing_request
 
         asked = placing_request(text.removeprefix("%%ongpu")) if text else self.standing
@@ -207,13 +207,13 @@ class CellHooks:
             if not text:
                 raise
             if asked.standing and cell.gone:
-                # Else no cell could run any more, `%ongpu off` included.
+                # Otherwise no cell could run any more, not even `%ongpu off`.
                 self.standing = None
                 text = f"{text}; %ongpu {asked.where} has ended"
             raise UsageError(text) from None
 
     def place(self, cell: RunningCell, asked: "Request") -> None:
-        """Begin a run for `cell`, ending the one that it has. Raises `GpuError`."""
+        """Begin a run for `cell`, after ending its previous one. Raises GpuError."""
         from gpumagic.cell.begin import CellNeeds
         from gpumagic.display.progress_line import ProgressLine
         from gpumagic.usercode.variables import names_read
@@ -232,7 +232,7 @@ class CellHooks:
 
             refuse_others("--memory", self.shell, cell.tree)
             options["recorder"] = partial(_peak_recorder, asked, device, space)
-        # Known to the cell before it starts: an interrupt within must find what to undo.
+        # Set before it starts: after an interrupt the cell must know what to undo.
         cell.run, cell.request = needed.run(device, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
@@ -251,14 +251,14 @@ class CellHooks:
 
     # -- what the magics call
     def stand(self, asked: "Request") -> None:
-        """Place the rest of the running cell and every cell after it."""
+        """Place the rest of the running cell, and every later cell."""
         standing = replace(asked, standing=True)
         cell = self.running()
         self.place(cell, standing)
         self.standing, self.standing_on = standing, cell.run.device.label if cell.run else ""
 
     def set_aside(self) -> None:
-        """End the placement of the running cell, whose code is to be timed elsewhere."""
+        """End the placement of the running cell, so that its code can be timed."""
         cell = self.current()
         if cell and cell.request and not cell.request.standing:
             raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
@@ -266,14 +266,14 @@ class CellHooks:
             self.finish(cell, None)
 
     def end_standing(self) -> None:
-        """Forget the standing placement, and end it for the running cell."""
+        """End the standing placement, also for the running cell."""
         self.standing = None
         cell = self.current()
         if cell and cell.request and cell.request.standing:
             self.finish(cell, None)
 
     def end_all(self) -> None:
-        """End every placement of this thread: the devices are about to go."""
+        """End every placement of this thread, before the devices are removed."""
         self.standing = None
         for cell in reversed(self.stack):
             self.finish(cell, None)
@@ -284,7 +284,7 @@ def _is_handed_over(text: str) -> bool:
 
     try:
         return placing_request(text.removeprefix("%%ongpu")).handed_over
-    except UsageError:  # said when the cell begins
+    except UsageError:  # reported when the cell begins
         return False
 
 
@@ -296,7 +296,7 @@ def _peak_recorder(asked: "Request", device: Any, namespace: dict[str, Any]) -> 
 
 
 class Watched:
-    """Counts copies and waits in the cells of one IPython shell, while it is on."""
+    """Counts copies and waits in the cells of one shell, for `%gpuwatch`."""
 
     def __init__(self, cells: CellHooks) -> None:
         self._cells = cells
@@ -307,20 +307,20 @@ class Watched:
         return self._cells.watched is self
 
     def start(self, *, report: bool, strict: bool) -> None:
-        """Count from now on, in the rest of the running cell too."""
+        """Count from now on, also in the rest of the running cell."""
         self.stop()
         self._cells.watched, self._report, self._strict = self, report, strict
         self.begin(self._cells.running())
 
     def stop(self) -> None:
-        """Count no longer, and show what was counted."""
+        """Stop counting, and show what was counted."""
         self._cells.watched = None
         for cell in reversed(self._cells.stack):
             self.end(cell)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Count nothing of the running cell meanwhile, since counting takes time."""
+        """Count nothing in the running cell within, since counting takes time."""
         counted = [cell for cell in self._cells.stack[-1:] if cell.watch]
         for cell in counted:
             self.end(cell)
@@ -331,14 +331,14 @@ class Watched:
                 self.begin(cell)
 
     def begin(self, cell: RunningCell) -> None:
-        """Begin to count in a cell."""
+        """Start to count in a cell."""
         with faults.kept("starting the ledger of a cell for %gpuwatch"):
             from gpumagic.frameworks.watching import watch
 
             cell.watch = watch(strict=self._strict, warn=False).start()
 
     def end(self, cell: RunningCell) -> None:
-        """Show what was counted in a cell, unless `%%ongpu` has shown it."""
+        """Stop counting in a cell; show what was counted, unless `%%ongpu` has shown it."""
         watched, cell.watch = cell.watch, None
         if watched is None:
             return

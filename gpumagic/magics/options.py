@@ -18,6 +18,7 @@ class Magic(NamedTuple):
     name: str = "where"  # the attribute of the parsed line
     number: str = "?"  # as argparse's `nargs`
     verbs: tuple[str, ...] = ()  # words that may come first
+    type: Callable[[str], Any] = str
 
 
 class Option(NamedTuple):
@@ -131,7 +132,7 @@ MAGICS = {
     "gputime": Magic("WHERE WHERE …", number="*"),
     "gpufit": Magic("[WHERE] batch=1..4096", number="*"),
     "gpumem": Magic("[WHERE or NAME …]", "what", "*"),
-    "gpufree": Magic("[NAME …]", "names", "*"),
+    "gpufree": Magic("[NAME …]", "names", "*", type=variable),
     "gpucluster": Magic(f"{'|'.join(_CLUSTER)} [N, RANK, NAME or DIR]", "what", "*", _CLUSTER),
 }
 OPTIONS = (

@@ -39,7 +39,7 @@ def test_what_may_be_typed(typed, values):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["n"], "no variable and values"),
+        (["n"], "a variable or its values are missing"),
         (["=3"], "cannot be a variable's name"),
         (["for=1"], "'for' cannot be a variable's name"),
         (["n="], "a value is missing"),
@@ -47,16 +47,16 @@ def test_what_may_be_typed(typed, values):
         (["n=1", "n=2"], "--sweep n is there twice"),
         (["a=1", "b=2"], "over one variable, not a, b"),
         (["n=1,1"], "n = 1 is there twice"),
-        (["n=1..9:0"], "steps of 0 do not lead from 1 to 9"),
-        (["n=9..1"], "steps of 1 do not lead from 9 to 1"),
+        (["n=1..9:0"], "steps of 0 do not reach 9 from 1"),
+        (["n=9..1"], "steps of 1 do not reach 1 from 9"),
         (["n=pow2:0..8"], "0 < A"),
-        (["n=pow2:5..7"], "no power of 2 is between"),
+        (["n=pow2:5..7"], "no power of 2 between"),
         (["n=pow1:1..8"], "0 < A"),
         (["n=1..9:1e-300"], "more than 1,000 points"),
         (["n=1..1001"], "more than 1,000 points"),
         (["n=1e999"], "too large"),
-        (["n=1__0"], "no number"),
-        (["n=2*3"], "2*3 is no value"),
+        (["n=1__0"], "not a number"),
+        (["n=2*3"], "2*3 is not a value"),
     ],
 )
 def test_what_may_not_is_said_in_a_line_with_what_to_type(typed, said):

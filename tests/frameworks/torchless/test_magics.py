@@ -75,12 +75,12 @@ def test_gpus_show_what_arrays_hold(notebook):
     ("cell", "said"),
     [
         ("%%ongpu 5\nx = 1", "no GPU 5: there are cuda:0 and cuda:1 (virtual)"),
-        ("%%ongpu 1 --fix\nx = 1", "--fix is for cells of torch, and this one uses JAX"),
-        ("%%ongpu 1 --memory\nx = 1", "--memory is for cells of torch, and this one uses JAX"),
-        ("%%gpufit 1 n=1..9\njnp.ones(n)", "%%gpufit is for cells of torch, and this one uses JAX"),
+        ("%%ongpu 1 --fix\nx = 1", "--fix is for torch; this cell uses JAX"),
+        ("%%ongpu 1 --memory\nx = 1", "--memory is for torch; this cell uses JAX"),
+        ("%%gpufit 1 n=1..9\njnp.ones(n)", "%%gpufit is for torch; this cell uses JAX"),
         (
             "%%ongpu 0,1 --split x\nx + 1",
-            "%%ongpu 0,1 is for cells of torch, and this one uses JAX; JAX computes where",
+            "%%ongpu 0,1 is for torch; this cell uses JAX; JAX computes where",
         ),
         ("%gpus --virtual 3", "3 asked, 2 of"),
     ],
