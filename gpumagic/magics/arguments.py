@@ -99,13 +99,10 @@ class LineParser(argparse.ArgumentParser):
             raise UsageError(f"{self.prog}: {wrong[1]}: {said}; type {wrong[1]} {type_this}")
         magic = self.prog.lstrip("%")
         known = [*MAGICS[magic].verbs, *(option.flag for option in options(magic))]
-        given = re.search(r"(?:arguments|choice): (.*?)(?: \(choose|$)", message)
-        question = meant(given[1], known) if given else ""
-        raise UsageError(f"{self.prog}: {message}; {question}{self.right()}")
-
-    def right(self) -> str:
-        """Return what to type."""
-        return f"{self.usage}"
+        question = ""
+        if given := re.search(r"(?:arguments: |choice: '?)(.*?)'?(?: \(choose|$)", message):
+            question, message = meant(given[1], known), f"unexpected {given[1]}"
+        raise UsageError(f"{self.prog}: {message}; {question}{self.usage}")
 
 
 @cache
@@ -143,7 +140,7 @@ def parse(magic: str, line: str) -> Namespace:
         # Options may stand between the words. "/gpu:1" and "0,1" are plain words to shlex.
         return parser.parse_intermixed_args(shlex.split(line, comments=True))
     except ValueError as error:
-        raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.right()}") from None
+        raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.usage}") from None
 
 
 def timing_request(line: str, cell: str | None) -> tuple[Namespace, str]:

@@ -91,7 +91,7 @@ class GpuMagics(Magics):
             %ongpu 1                 run all cells there from now on, this one included
             %ongpu off               stop that
             %ongpu home              move back what any cell moved to a device
-            %ongpu                   say which of these holds
+            %ongpu                   say where cells run
 
         Examples::
 
@@ -103,7 +103,8 @@ class GpuMagics(Magics):
             %%time
             train(net, loader)
 
-        Peak memory is counted from the start of the cell, as after
+        A copy or wait is implicit if the code names no device: .item(), print, a mask, an index on
+        the CPU. Peak memory is counted from the start of the cell, as after
         `torch.cuda.reset_peak_memory_stats()`. gpumagic.last_report() returns the last report,
         also after --quiet. In a program: `with gpumagic.on(1):`.
         """
@@ -167,7 +168,8 @@ class GpuMagics(Magics):
 
             {options}
 
-        `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`.
+        A copy or wait is implicit if the code names no device: .item(), print, a mask, an index on
+        the CPU. `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`.
         """
         watched = self.watched
         if asked.verb == "on":

@@ -9,7 +9,7 @@ import ast
 import math
 import re
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -34,7 +34,7 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
     if scope is not None and scope is not namespace:
         namespace = {**namespace, **scope}
     against = _earlier(asked.against, namespace, timing.last_comparison())
-    sweep = parse([asked.sweep], namespace) if asked.sweep else None
+    sweep = parse(asked.sweep, namespace) if asked.sweep else None
     setup = shell.transform_cell(asked.setup) if asked.setup else ""
     code, name = compiled_name(shell, text, magic, setup)
     with progressing(shell, asked, name) as line:
@@ -119,29 +119,23 @@ _POWERS = re.compile(rf"pow(\d{{1,4}}):({_NUMBER})\.\.({_NUMBER})")
 
 
 def parse(
-    given: Iterable[str], names: Mapping[str, Any] | None = None, option: str = "--sweep "
+    typed: str, names: Mapping[str, Any] | None = None, option: str = "--sweep "
 ) -> dict[str, tuple[Any, ...]]:
     """Return the values typed for a variable; GpuError for others.
 
     ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``, or several with
     commas; ``"dtype=torch.float16"`` is read from `names`.
     """
-    found: dict[str, tuple[Any, ...]] = {}
-    for typed in given:
-        name, equals, listed = (part.strip() for part in typed.partition("="))
-        text = option + " ".join(typed.split())
-        if not equals:
-            raise GpuError(f"{text}: a variable or its values are missing; {TYPE}")
-        if name in found:
-            raise GpuError(
-                f"{option}{name} is there twice; type all its values in one: {option}{name}=1,2"
-            )
-        pieces = [piece.strip() for piece in listed.split(",")]
-        if not all(pieces):
-            raise GpuError(f"{text}: a value is missing; {TYPE}")
-        values = [value for piece in pieces for value in _values(piece, text)]
-        found[name] = tuple(_meant(value, names or {}) for value in values)
-    return check(found)
+    typed = " ".join(typed.split())  # in one line
+    text = option + typed
+    name, equals, listed = (part.strip() for part in typed.partition("="))
+    if not equals:
+        raise GpuError(f"{text}: a variable or its values are missing; {TYPE}")
+    pieces = [piece.strip() for piece in listed.split(",")]
+    if not all(pieces):
+        raise GpuError(f"{text}: a value is missing; {TYPE}")
+    values = [value for piece in pieces for value in _values(piece, text)]
+    return check({name: tuple(_meant(value, names or {}) for value in values)})
 
 
 def range_of(typed: str) -> tuple[str, Sequence[Any]]:
@@ -153,7 +147,7 @@ def range_of(typed: str) -> tuple[str, Sequence[Any]]:
         first, last, step = (int(end) for end in ends)
         if step > 0 and last >= first:
             return name, range(first, last + 1, step)
-    ((name, values),) = parse([typed], option="").items()
+    ((name, values),) = parse(typed, option="").items()
     return name, values
 
 

@@ -120,7 +120,8 @@ class MemoryMagics(Magics):
 
             {options}
 
-        Virtual GPUs always know the line of an allocation.
+        To record lines takes about 2 µs for each allocation on a real GPU. Virtual GPUs always
+        record them.
 
         Examples::
 

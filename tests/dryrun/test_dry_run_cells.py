@@ -116,7 +116,7 @@ def test_bad_input_is_one_line_and_runs_nothing(notebook):
     for line, words in (
         ("%%ongpu 7 --dry-run", "no GPU 7"),
         ("%%ongpu --dry-run", "which device?"),
-        ("%%ongpu 1 --dry-runs", "unrecognized arguments: --dry-runs"),
+        ("%%ongpu 1 --dry-runs", "unexpected --dry-runs"),
     ):
         done = notebook.run(f"{line}\nlog.append(1)")
         assert words in done.text
