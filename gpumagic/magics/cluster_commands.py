@@ -11,8 +11,8 @@ from gpumagic.errors import GpuError, cluster_needed, torch_needed
 from gpumagic.magics.command import magic
 
 _NEW = (
-    "a new rank gets the notebook's values of what cells read, the others keep theirs; "
-    "restore a checkpoint, or broadcast"
+    "a new rank gets the notebook's values of the variables that cells read; for those of the "
+    "other ranks, restore a checkpoint, or broadcast"
 )
 
 
@@ -78,7 +78,7 @@ class ClusterMagics(Magics):
             return display(ranks.status())
         if verb == "push":
             ranks.push(*asked.what)
-            return print(f"the next cell that reads {some(asked.what)} has the notebook's sent")
+            return print(f"the next cell that reads {some(asked.what)} gets the notebook's values")
         if verb == "pull":
             found = ranks.pull(*asked.what)
             shell: Any = self.shell

@@ -86,7 +86,7 @@ class Explaining:
         state = None if self._death_published else cuda_state()
         if state is not None and (death := state.look(where)) is not None:
             self._death_published = True
-            with faults.kept("telling that CUDA is dead"):
+            with faults.kept("reporting that CUDA is dead"):
                 from gpumagic.memory.rescue import told
                 from gpumagic.telemetry.dead_cuda import publish
 
@@ -114,7 +114,7 @@ class Explaining:
 
 
 class Once:
-    """Displays in one shell what the magics return, each once in the cell of its magic."""
+    """Displays the values of magics in one shell, each value once in its cell."""
 
     def __init__(self, shell: Any, cell: Callable[[], object]) -> None:
         self._formatter = shell.display_formatter.ipython_display_formatter

@@ -180,7 +180,7 @@ class CellHooks:
         if self.watched:
             self.watched.end(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
-            # What the cell freed; to list the tensors of TensorFlow takes longer.
+            # The cell may have freed memory. To list TensorFlow's tensors takes longer.
             virtual.refresh(others=cell.reported)
 
     def begin(self, text: str) -> Any:

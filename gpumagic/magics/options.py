@@ -172,7 +172,7 @@ OPTIONS = (
     Option("gpucluster", "--slurm 2x8", "start: nodes and GPUs of each, as a job of Slurm"),
     Option("gpucluster", "--partition gpu", "start: the partition of Slurm"),
     Option("gpucluster", "--ssh host1,host2:4", "start: hosts, and how many GPUs of each"),
-    Option("gpucluster", "--python /opt/bin/python", "start: the path of Python there", file),
+    Option("gpucluster", "--python /opt/bin/python", "start: the path of Python there"),
     Option("gpucluster", "--mpi 4", "start: so many engines by mpiexec"),
     Option("gpucluster", "--ip 10.0.0.1", "start: the address of this machine for the engines"),
     Option("gpucluster", "--to runs/cats", "checkpoint: the directory", file),
