@@ -1,80 +1,25 @@
-"""Make placed twins of torch's functions that make tensors, and of the DataLoader.
+"""Make placed twins of torch's functions that make tensors.
 
 A twin looks up the placement of its own context and calls the original with that device; without a
-placement it is the original. An explicit `device=`, `out=` or `pin_memory=` is left alone. A
-DataLoader works on the host and its batches are brought to the device.
+placement it is the original. An explicit `device=`, `out=` or `pin_memory=` is left alone.
 """
 
-import dataclasses
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.utils.data
 from torch import Tensor
 from torch.utils._device import DeviceContext, _device_constructors
-from torch.utils._pytree import tree_map
 from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from gpumagic.placement.dataloader import delivered, pin_what_can_be
 from gpumagic.placement.scope import in_force, placement, suspended
 from gpumagic.usercode.files import leave_out_ours, unseen
-
-
-def delivered(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a loader's `__next__`: the batch is made on the host and brought to the device."""
-
-    @unseen
-    @functools.wraps(method)
-    def deliver(*args: Any, **kwargs: Any) -> Any:
-        place = placement()
-        with suspended():
-            batch = method(*args, **kwargs)
-        if place is None or not place.batches or place.device is None:
-            return batch
-        copied: list[int] = []
-        batch = tree_map(functools.partial(_bring, place.device, copied), batch)
-        if copied:
-            place.delivered.append(copied)
-        return batch
-
-    return deliver
-
-
-def pin_what_can_be(pin: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a loader's `pin_memory`: a dataset that was made on the device has nothing to pin."""
-
-    @unseen
-    @functools.wraps(pin)
-    def pinned(data: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(data, torch.Tensor) and data.device.type != "cpu":
-            return data
-        return pin(data, *args, **kwargs)
-
-    return pinned
-
-
-def _bring(device: torch.device, copied: list[int], item: Any) -> Any:
-    """Copy a leaf of a batch to a device, and note the bytes of each tensor."""
-    if isinstance(item, torch.Tensor):
-        if item.device != device:
-            copied.append(item.nbytes)
-        return item.to(device, non_blocking=item.is_pinned())
-    if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
-        # A batch of tokens or a batch of graphs: pytree does not know them, but they have a
-        # `to` of their own.
-        values = item.values() if isinstance(item, Mapping) else vars(item).values()
-        copied += [value.nbytes for value in values if isinstance(value, torch.Tensor)]
-        return item.to(device)
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        parts = {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if f.init}
-        bring = functools.partial(_bring, device, copied)
-        return dataclasses.replace(item, **tree_map(bring, parts))
-    return item
-
 
 Wrapper = Callable[..., Any]
 
