@@ -24,7 +24,8 @@ def enable() -> str:
     """Write it for the profile of this shell, or the default one; return what was done, where."""
     folder = _profile()
     script = folder / f"{_CONFIG}.py"
-    if script.exists() and "lazy_magics" in _lazy(PyFileConfigLoader(script.name, str(folder))):
+    theirs = PyFileConfigLoader(script.name, str(folder)).load_config() if script.exists() else {}
+    if "lazy_magics" in theirs.get("MagicsManager", {}):
         ours = ", ".join(f"{name!r}: {_EXTENSION!r}" for name in sorted(MAGICS))
         raise GpuError(f"{script} sets MagicsManager.lazy_magics itself; add there {ours}")
     path = _update(folder, dict.fromkeys(MAGICS, _EXTENSION))
@@ -55,11 +56,6 @@ def _profile() -> Path:
     except ProfileDirError:
         made = ProfileDir.create_profile_dir_by_name(get_ipython_dir(), "default")
         return Path(made.location)
-
-
-def _lazy(loader: PyFileConfigLoader) -> Any:
-    """Return the settings of MagicsManager in a user's script."""
-    return loader.load_config().get("MagicsManager", {})
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,10 @@ from gpumagic.usercode.values import torch_here
 
 def gpus(where: str | None = None) -> Snapshot:
     """Return a Snapshot of the machine, or of the GPUs that `where` names."""
-    _tell_cuda_order()
+    if torch_here() is not None:  # the order of ordinals is known to torch once CUDA is initialized
+        from gpumagic.placement.torch_devices import tell_cuda_order
+
+        tell_cuda_order()
     wanted = _uuids(where) if where else None
     snapshot = collect.snapshot()
     if wanted is not None:
@@ -39,14 +42,6 @@ def _uuids(where: str) -> set[str]:
     if any(d.kind != "cuda" or d.uuid is None for d in found):
         raise GpuError(f"{where} is not a GPU; type %gpus 0, or %gpus for all of them")
     return {d.uuid for d in found if d.uuid}
-
-
-def _tell_cuda_order() -> None:
-    # The order of ordinals is known to torch once CUDA is initialized.
-    if torch_here() is not None:
-        from gpumagic.placement.torch_devices import tell_cuda_order
-
-        tell_cuda_order()
 
 
 def doctor() -> None:
@@ -79,23 +74,17 @@ def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -
     """Turn `number` virtual GPUs on."""
     from gpumagic import virtual
     from gpumagic.frameworks.known import too_late
+    from gpumagic.virtual.torchless import LARGEST
 
     if not number.isdecimal():
         raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
     before = virtual.enabled()
     virtual.enable(int(number), memory, force=force)
-    if memory is None and not before:
-        _tell_capacity()
+    each = device.here()[0].memory_total or 0
+    if memory is None and not before and each < LARGEST:
+        print(f"{size(each)} each, as this machine has no more; --memory 4GiB sets another size")
     for line in too_late():
         print(line)
-
-
-def _tell_capacity() -> None:
-    from gpumagic.virtual.torchless import LARGEST
-
-    each = device.here()[0].memory_total or 0
-    if each < LARGEST:
-        print(f"{size(each)} each, as this machine has no more; --memory 4GiB sets another size")
 
 
 def virtual_off() -> None:

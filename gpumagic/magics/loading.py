@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from IPython.core.completer import context_matcher
@@ -24,24 +24,16 @@ from gpumagic.magics.ongpu import BEGIN, CellHooks, Watched, transform
 _loaded: WeakKeyDictionary[Any, ExitStack] = WeakKeyDictionary()
 
 
-class Hook(Protocol):
-    """One change of a shell."""
-
-    def install(self) -> object: ...
-
-    def uninstall(self) -> object: ...
-
-
 class _Change(NamedTuple):
     install: Callable[[], object]
     uninstall: Callable[[], object]
 
 
-def hooks(shell: Any) -> tuple[Hook, ...]:
-    """Return all that gpumagic changes in a shell, in the order of installation."""
+def hooks(shell: Any) -> tuple[Any, ...]:
+    """Return each change of a shell, to `install` in this order and `uninstall` in reverse."""
     cells, memory = CellHooks(shell), MemoryHooks(shell)
     watched, once = Watched(cells), Once(shell, cells.current)
-    commands = GpuMagics(shell, cells, watched, once)
+    commands, kernel = GpuMagics(shell, cells, watched, once), getattr(shell, "kernel", None)
     return (
         _Change(lambda: None, forget),
         *map(_registered, (commands, MemoryMagics(shell, commands), ClusterMagics(shell))),
@@ -53,7 +45,7 @@ def hooks(shell: Any) -> tuple[Hook, ...]:
         *_called(cells, "pre_execute", "pre_run_cell", "post_execute", "post_run_cell"),
         once,  # shell.display_formatter
         *_called(memory, "pre_run_cell", "post_run_cell"),
-        *_control_channel(shell),
+        *([_control_channel(kernel)] if hasattr(kernel, "control_handlers") else []),
         _appended(shell.Completer.custom_matchers, _matcher),
         _Change(lambda: None, watched.stop),
         _Change(lambda: None, cells.end_all),
@@ -89,13 +81,10 @@ def _called(hook: Any, *events: str) -> list[_Change]:
     ]
 
 
-def _control_channel(shell: Any) -> list[Hook]:
-    kernel = getattr(shell, "kernel", None)
-    if not hasattr(kernel, "control_handlers"):
-        return []
+def _control_channel(kernel: Any) -> Any:
     from gpumagic.magics.control_channel import ControlChannel
 
-    return [ControlChannel(kernel)]
+    return ControlChannel(kernel)
 
 
 def _complete(context: Any) -> dict[str, Any]:

@@ -151,13 +151,13 @@ class CellHooks:
         if line and cell and _is_handed_over(line):
             # IPython runs only our call, whose value is the result.
             cell.tree, cell.handed_over, body[1:] = own, True, []
-        elif not line and self._stands_for(cell) and body and not _is_timed(body):
+        elif not line and self._gets_standing(cell) and body and not _is_timed(body):
             _begin_standing(body)
         if cell and cell.tree is None:
             cell.tree = own
         return tree
 
-    def _stands_for(self, cell: RunningCell | None) -> bool:
+    def _gets_standing(self, cell: RunningCell | None) -> bool:
         return bool(self.standing and cell and cell.tree is None and not cell.silent)
 
     def post_run_cell(self, result: Any = None) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 
@@ -52,24 +53,18 @@ class Option(NamedTuple):
         return f"{self.flag} {'|'.join(self.examples[:2])}".rstrip()
 
 
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise ArgumentTypeError(f"{text} is not a number above 0")
-    return number
+def _above_zero(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < math.inf:
+            return number
+    raise ArgumentTypeError(f"{text} is not a number above 0")
 
 
 def _percent(text: str) -> float:
-    try:
-        number = float(text.removesuffix("%"))
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 100:
-        raise ArgumentTypeError(f"{text} is not a number from 0 to 100")
-    return number / 100
+    with suppress(ValueError):
+        if 0 <= (number := float(text.removesuffix("%"))) < 100:
+            return number / 100
+    raise ArgumentTypeError(f"{text} is not a number from 0 to 100")
 
 
 def _count(text: str) -> int:
@@ -88,7 +83,7 @@ def _items(text: str) -> float | str:
         except (SyntaxError, ValueError):
             raise ArgumentTypeError(f"{text} is no number and no expression") from None
         return text.strip()
-    return _seconds(text)
+    return _above_zero(text)
 
 
 def _switch(text: str) -> str:
@@ -161,7 +156,7 @@ OPTIONS = (
     Option("gputime", "--sweep n=64,256,1024", "repeat with each value of a variable"),
     Option("gputime", "--setup 'x = f(n)'", "run this code first on each device, untimed"),
     Option("gputime", "--items 1000|'len(x)'", "report the throughput: items of one run", _items),
-    Option("gputime", "--max-time 5", "seconds at most for each device and value", _seconds, 5.0),
+    Option("gputime", "--max-time 5", "seconds for each device and value", _above_zero, 5.0),
     Option("gputime", "--in-place", "work on the variables themselves, which changes them"),
     Option("gputime", "--against last", "compare with the last result, a variable, or a file"),
     Option("gputime gpufit", "-o --output result", "assign the result to a variable", variable),
