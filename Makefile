@@ -69,6 +69,7 @@ screenshots: .venv/lab .venv/test  ## the pictures of the pages, from a real Jup
 	$(BIN)/python docs/timing_screenshots.py
 
 benchmark: .venv/test  ## what each feature costs
+	$(BIN)/python benchmarks/load_ext.py
 	$(BIN)/python benchmarks/placement.py
 	$(BIN)/python benchmarks/monitor.py
 	$(BIN)/python benchmarks/timing_vs_torch.py

@@ -1,7 +1,7 @@
-"""GPUs in notebooks: what is there, run this cell on that one, what moved, how long, how much.
+"""Use GPUs in notebooks: list them, run a cell on one, and report what moved, time and memory.
 
-``%load_ext gpumagic`` turns the magics on; the names below are the same as a library. Nothing here
-imports torch or IPython: a name imports what it needs when it is first used.
+``%load_ext gpumagic`` turns the magics on; the names below are the same as a library. A name
+imports its room, torch or IPython only when it is first used.
 """
 
 from typing import Any
@@ -31,19 +31,19 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """``%unload_ext gpumagic``: leaves nothing behind."""
+    """``%unload_ext gpumagic``."""
     from gpumagic.magics.loading import unload
 
     unload(shell)
 
 
 def _jupyter_labextension_paths() -> list[dict[str, str]]:
-    """What JupyterLab loads in the browser, and under which name."""
+    """Return the folder of the labextension and its name, for JupyterLab."""
     return [{"src": "labextension", "dest": "gpumagic"}]
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
-    """What the Jupyter server loads; only a server asks."""
+    """Return the extension of the Jupyter server, which alone calls this."""
     from gpumagic.server.routes import Extension
 
     return [{"module": "gpumagic.server", "app": Extension}]

@@ -1,27 +1,25 @@
-"""Define the one error for bad input: what was given, what there is, what to type; and the one
-warning."""
+"""Define the error for bad input, the warning, and the errors for missing libraries."""
 
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from difflib import get_close_matches
 from typing import Any
 
 
 class GpuError(Exception):
     """Bad input, in one line: what was given, what there is, what to type.
 
-    IPython shows it as that line alone; other programs see an ordinary exception.
+    IPython shows only that line; other programs see an ordinary exception.
     """
 
     def _render_traceback_(self) -> list[str]:
-        # IPython asks an exception for its own rendering; a usage error needs no stack.
+        # IPython calls this instead of showing the traceback.
         return [f"{type(self).__name__}: {self}"]
 
 
 def note(error: BaseException, text: str) -> None:
-    """Have an error's traceback end with a line more."""
+    """Add a line at the end of an error's traceback."""
     if hasattr(error, "add_note"):
         error.add_note(text)
     else:  # Python 3.10
@@ -29,20 +27,21 @@ def note(error: BaseException, text: str) -> None:
 
 
 def show_as(error: BaseException, lines: Callable[[], list[str]]) -> None:
-    """Have a notebook show an error as these lines."""
-    # IPython asks an exception for its own rendering. One that has slots is shown as it is.
-    with suppress(AttributeError):
+    """Make IPython show an error as these lines."""
+    with suppress(AttributeError):  # an error with slots
         error._render_traceback_ = lines  # type: ignore[attr-defined]
 
 
 def as_typed(magic: str) -> str:
-    """A magic's line as it is to be typed here, where the extension may not be loaded."""
+    """Return a magic's line as it must be typed here: the extension may not be loaded."""
     loaded = "gpumagic.magics.loading" in sys.modules
     return magic if loaded else f"%load_ext gpumagic, then {magic}"
 
 
 def meant(given: str, known: Iterable[str]) -> str:
-    """The known word that is nearly one of those given, as a question; nothing without one."""
+    """Ask whether a known word was meant: ``"did you mean on? "``; empty if none is close."""
+    from difflib import get_close_matches
+
     words, known = re.findall(r"[\w:-]+", given.lower()), list(known)
     close = [match for word in words for match in get_close_matches(word, known, 1, 0.75)]
     return f"did you mean {close[0]}? " if close else ""
@@ -50,14 +49,14 @@ def meant(given: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def library_needed(library: str, what: str, install: str) -> Iterator[None]:
-    """Import a library within; where it is not installed, one line says how to get it."""
+    """Import a library within; raise GpuError, which says how to install it, if it is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name != library:
             raise
         raise GpuError(
-            f"{what} needs {library}, which is not installed here; type: pip install {install}"
+            f"{what} needs {library}, which is not installed; type: pip install {install}"
         ) from None
 
 
@@ -72,16 +71,16 @@ def cluster_needed(what: str) -> AbstractContextManager[None]:
 
 
 class CrossDeviceWarning(UserWarning):
-    """A copy between devices, or a wait for one, that the code does not ask for in so many words.
+    """A copy between devices, or a wait for one, without a device in the code: `.item()`, a mask.
 
     Given once for each line of a cell. Filter it like any warning:
     ``warnings.simplefilter("ignore", gpumagic.CrossDeviceWarning)``.
     """
 
-    raised_in: Any = None  # the user's code, where a library's frames lie between
+    raised_in: Any = None  # the user's code object, if a library was called in between
 
     def _render_traceback_(self) -> Any:
-        # What raised it is no code of the user's: the traceback ends at the user's line.
+        # Our own code raised it: the traceback ends at the user's line.
         from IPython import get_ipython
 
         trace = self.__traceback__

@@ -1,7 +1,7 @@
-"""Keep the faults of gpumagic itself: the first of each kind with its traceback, the rest counted.
+"""Record the faults of gpumagic itself: the first of each kind with its traceback, and a count.
 
-A fault of ours must not stop the user's cell, and must not be lost either: whoever catches one
-hands it to `keep`. `%gpus --doctor` shows them all; the cell that one spoiled says so in a line.
+A fault of ours must neither stop the user's cell nor be lost: code that catches one passes it to
+`keep`. The next cell that ends reports it in one line, and `%gpus --doctor` shows all of them.
 """
 
 import threading
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 @dataclass
 class Fault:
-    """One kind of fault: what was being done, and which error ended it."""
+    """A kind of fault: what was being done, and the error."""
 
-    doing: str  # the end of "gpumagic failed while …"
+    doing: str  # "starting the ledger", after "gpumagic failed while "
     error: str
-    traceback: str  # of the first time, as text: its frames would keep the user's tensors alive
+    traceback: str  # of the first one, as text: frames would keep the user's tensors alive
     count: int = 1
 
     def __str__(self) -> str:
@@ -25,21 +25,21 @@ class Fault:
         return f"gpumagic failed while {self.doing}: {self.error}{times}"
 
 
-_MOST = 64  # kinds; what fails in more ways than that is told by the first ones
-# Reentrant: a finalizer that fails may run while this thread keeps another fault.
+_MOST = 64  # kinds
+# Reentrant: a finalizer that fails may run while this thread records another fault.
 _lock = threading.RLock()
-untold: list[Fault] = []
-"""Kinds that no cell has told yet: the next one that ends does."""
+unreported: list[Fault] = []
+"""Kinds that no cell has reported yet."""
 not_ours: list[Callable[[BaseException], bool]] = []
-"""Tell whether an error is no failure of ours, though we met it: then it is not kept."""
+"""Tests for errors that are not ours, and so are not recorded."""
 _faults: dict[tuple[str, str, str], Fault] = {}
 
 
 def keep(doing: str, error: BaseException) -> None:
-    """Keep a fault of ours that was caught. Never raises."""
+    """Record a caught fault of ours. Never raises."""
     if any(is_it(error) for is_it in not_ours):
         return
-    # A kind is told by where it was raised: messages hold addresses and sizes.
+    # The place of the error identifies a kind, since messages contain addresses and sizes.
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     key = (doing, type(error).__name__, where)
@@ -52,7 +52,7 @@ def keep(doing: str, error: BaseException) -> None:
             return
         text = "".join(traceback.format_list(frames))
         _faults[key] = Fault(doing, in_words(error), text)
-        untold.append(_faults[key])
+        unreported.append(_faults[key])
 
 
 def first_line(error: BaseException) -> str:
@@ -72,21 +72,21 @@ def in_words(error: BaseException) -> str:
 
 @contextmanager
 def kept(doing: str) -> Iterator[None]:
-    """Run a piece of gpumagic whose failure must not reach the user: it is kept instead."""
+    """Run code of gpumagic within, and record its failure instead of raising it."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001  kept, and shown by the doctor
+    except Exception as error:  # noqa: BLE001  recorded, and shown by the doctor
         keep(doing, error)
 
 
 def all_kept() -> list[Fault]:
-    """Every kind of fault since the process began, the oldest first."""
+    """Return every kind of fault since the process began, the oldest first."""
     with _lock:
         return list(_faults.values())
 
 
 def forget() -> None:
-    """Begin anew: for tests, and for `%unload_ext`."""
+    """Forget all faults: for tests, and for `%unload_ext`."""
     with _lock:
         _faults.clear()
-        untold.clear()
+        unreported.clear()

@@ -279,7 +279,7 @@ class CellNeeds(Needed):
         elif fix or recorder is not None:
             used = " and ".join(other.name for other in self.others)
             given = "--fix" if fix else "--memory"
-            raise GpuError(f"{given} is for cells of torch, and this one uses {used}; leave it out")
+            raise GpuError(f"{given} is for torch; this cell uses {used}; leave it out")
         if self.unusable:
             tensors = (name for name in names if is_tensor(namespace.get(name)))
             left += tuple(Left(name, self.unusable) for name in tensors)

@@ -1,1 +1,1 @@
-"""Everything of IPython: the magics, their lines, and what stands under a cell."""
+"""The magics and hooks of IPython: parse a line, call a room, show the result."""

@@ -1,63 +1,53 @@
-"""Offer `%gpucluster`: it parses its line, calls the library, and shows what that returns."""
+"""Define `%gpucluster`: it parses its line, calls the library, and shows what that returns."""
 
+import sys
 from argparse import Namespace
 from typing import Any
 
-from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.display import display
 
-from gpumagic.display.units import some
 from gpumagic.errors import GpuError, cluster_needed, torch_needed
-from gpumagic.magics.arguments import answers_help, in_one_line, parse
-from gpumagic.magics.commands import GpuMagics
-from gpumagic.magics.memory_commands import MemoryMagics
+from gpumagic.magics.command import magic
 
 _NEW = (
-    "a new rank gets the notebook's values of what cells read; the others keep theirs: "
-    "restore a checkpoint, or broadcast"
+    "a new rank gets the notebook's values of the variables that cells read; for those of the "
+    "other ranks, restore a checkpoint, or broadcast"
 )
+
+
+def running_cluster() -> Any:
+    """Return the cluster of this notebook, or None; imports nothing."""
+    starts = sys.modules.get("gpumagic.cluster.gpu_cluster")
+    return starts.current() if starts is not None and starts.is_running() else None
 
 
 @magics_class
 class ClusterMagics(Magics):
     """`%gpucluster`."""
 
-    def __init__(self, shell: Any) -> None:
-        super().__init__(shell)
-        self._shell = shell
-
-    @no_var_expand
-    @line_magic
-    @answers_help
-    def gpucluster(self, line: str) -> Any:
+    @magic(line_magic)
+    def gpucluster(self, asked: Namespace) -> Any:
         """Start an engine for each GPU, here or on other machines, for the cells of `%%ongpu @all`.
 
-        Each engine is a process of its own that sees one GPU, a virtual one where there is no
-        other; all have joined one torch.distributed group. They end with the notebook's kernel.
+        Each engine is a process that sees one GPU, or a virtual one if there is none. All engines
+        join one torch.distributed group. They end with the notebook's kernel.
 
         Usage::
 
-            %gpucluster start                 all GPUs of this machine
-            %gpucluster start 2               so many; where there is no GPU, virtual ones
-            %gpucluster start 0,1             these
-            %gpucluster start --slurm 2x8 [--partition P]
-                                              nodes and GPUs on each, as a job of Slurm
-            %gpucluster start --ssh host1,host2:4 [--python PATH]
-                                              a GPU on each host, or four; the path of Python there,
-                                              where it is not the one that it has here
-            %gpucluster start --mpi 4         by mpiexec
-            %gpucluster start … --ip ADDRESS  where the others reach this machine
-            %gpucluster                       who the ranks are, where, and what they do
-            %gpucluster restart 1             another engine in the place of rank 1
-            %gpucluster pull loss net         variables of the ranks: lists of their values, by rank
-            %gpucluster push net              the next cell has the notebook's sent, whatever ranks
-                                              have made of theirs
+            %gpucluster start [options]      all GPUs of this machine
+            %gpucluster start 2              two; virtual ones if there is no GPU
+            %gpucluster start 0,1            these
+            %gpucluster                      show the ranks, their hosts, and what they do
+            %gpucluster restart 1            replace the engine of rank 1
+            %gpucluster pull loss net        set variables to the lists of their values by rank
+            %gpucluster push net             send the notebook's value again before the next cell
             %gpucluster checkpoint net,opt --to DIR [--every 10min]
-                                              save them now, or after cells while others run
-            %gpucluster checkpoint off        no more
-            %gpucluster restore DIR           load the last one, also into another number of ranks
+            %gpucluster checkpoint off       no more
+            %gpucluster restore DIR          load the last one, also with another number of ranks
             %gpucluster stop
+
+            {options}
 
         Examples::
 
@@ -71,34 +61,36 @@ class ClusterMagics(Magics):
 
         In a program: `with gpumagic.cluster(2) as ranks:`.
         """
-        asked = parse("%gpucluster", line)
-        with in_one_line("%gpucluster"), torch_needed("%gpucluster"), cluster_needed("%gpucluster"):
+        with torch_needed("%gpucluster"), cluster_needed("%gpucluster"):
             from gpumagic.cluster import gpu_cluster
+        from gpumagic.display.units import some
 
-            if asked.verb == "start":
-                return display(_start(asked))
-            _check(asked)
-            ranks = gpu_cluster.current()
-            if asked.verb == "status":
-                return display(ranks.status())
-            if asked.verb == "restart":
-                ranks.restart(*map(int, asked.what))
-                print(_NEW)
-                return display(ranks.status())
-            if asked.verb == "push":
-                ranks.push(*asked.what)
-                return print(f"the next cell that reads {some(asked.what)} has the notebook's sent")
-            if asked.verb == "pull":
-                found = ranks.pull(*asked.what)
-                self._shell.user_ns.update(found)
-                ranks.keep(*found)
-                return print(f"{some(asked.what)}: {'each ' * (len(found) > 1)}a list by rank")
-            if asked.verb == "checkpoint":
-                return print(_checkpoint(asked, ranks))
-            if asked.verb == "restore":
-                return print(ranks.restore(asked.what[0]).loaded())
-            ranks.stop()
-            return print("the cluster has ended")
+        verb = asked.verb or "status"
+        if verb == "start":
+            return display(_start(asked))
+        _check(verb, asked.what)
+        ranks = gpu_cluster.current()
+        if verb == "status":
+            return display(ranks.status())
+        if verb == "restart":
+            ranks.restart(*map(int, asked.what))
+            print(_NEW)
+            return display(ranks.status())
+        if verb == "push":
+            ranks.push(*asked.what)
+            return print(f"the next cell that reads {some(asked.what)} gets the notebook's values")
+        if verb == "pull":
+            found = ranks.pull(*asked.what)
+            shell: Any = self.shell
+            shell.user_ns.update(found)
+            ranks.keep(*found)
+            return print(f"{some(asked.what)}: {'each ' * (len(found) > 1)}a list by rank")
+        if verb == "checkpoint":
+            return print(_checkpoint(asked, ranks))
+        if verb == "restore":
+            return print(ranks.restore(asked.what[0]).loaded())
+        ranks.stop()
+        return print("the cluster has ended")
 
 
 _HOW = ("slurm", "partition", "ssh", "mpi", "ip", "python")
@@ -125,23 +117,20 @@ def _checkpoint(asked: Namespace, ranks: Any) -> str:
     if asked.what == ["off"]:
         ranks.checkpoints.off()
         return "no more checkpoints"
+    from gpumagic.display.units import some
+
     names = [name for word in asked.what for name in word.split(",") if name]
     made = ranks.checkpoint(*names, to=asked.to, every=asked.every)
     return str(made or f"after a cell of @all, every {asked.every}: {some(names)} to {asked.to}")
 
 
-def _check(asked: Namespace) -> None:
-    """Refuse what the verb does not take."""
-    if asked.verb in ("status", "stop") and asked.what:
-        raise UsageError(f"%gpucluster {asked.verb}: nothing stands after it")
-    if asked.verb == "restart" and not (asked.what and all(w.isdecimal() for w in asked.what)):
-        raise UsageError("%gpucluster restart: which rank? type %gpucluster restart 1")
-    if asked.verb in ("pull", "push") and not asked.what:
-        verb = asked.verb
-        raise UsageError(f"%gpucluster {verb}: which variable? type %gpucluster {verb} net")
-    if asked.verb == "restore" and len(asked.what) != 1:
-        raise UsageError("%gpucluster restore: from where? type %gpucluster restore DIR")
-
-
-OFFERED: tuple[type[Magics], ...] = (GpuMagics, MemoryMagics, ClusterMagics)
-"""All magics of gpumagic."""
+def _check(verb: str, what: list[str]) -> None:
+    """Refuse arguments that the verb does not take."""
+    if verb in ("status", "stop") and what:
+        raise GpuError(f"{verb} takes no argument; leave out {what[0]}")
+    if verb == "restart" and not (what and all(word.isdecimal() for word in what)):
+        raise GpuError("restart: which rank? type %gpucluster restart 1")
+    if verb in ("pull", "push") and not what:
+        raise GpuError(f"{verb}: which variable? type %gpucluster {verb} net")
+    if verb == "restore" and len(what) != 1:
+        raise GpuError("restore: from where? type %gpucluster restore DIR")

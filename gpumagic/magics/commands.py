@@ -1,6 +1,6 @@
 """Define the magics: each parses its line, calls the library, and shows the result."""
 
-from collections.abc import Callable
+from argparse import Namespace
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -10,106 +10,36 @@ from IPython.core.magic import (
     line_magic,
     magics_class,
     needs_local_scope,
-    no_var_expand,
 )
-from IPython.display import display
 
-from gpumagic.display.units import some
 from gpumagic.errors import GpuError
-from gpumagic.magics.arguments import answers_help, in_one_line, parse, timing_request
-from gpumagic.magics.control_channel import ControlChannel
-from gpumagic.magics.hooks import Explaining, MemoryHooks, MXNetEnded
+from gpumagic.magics.command import magic
+from gpumagic.magics.hooks import Once
 from gpumagic.magics.ongpu import CellHooks, RunningCell, Watched
-from gpumagic.magics.placing import placing_request
-
-# By name, so that loading us does not import it.
-_SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
-
-
-class Once:
-    """Displays in one shell what the magics return, each once in the cell of its magic."""
-
-    def __init__(self, shell: Any, cell: Callable[[], object]) -> None:
-        self._formatter = shell.display_formatter.ipython_display_formatter
-        # A terminal writes "Out[1]:" before it knows whether anything follows.
-        self._must_say_something = not hasattr(shell, "kernel")
-        self._cell = cell
-        self._shown: object = None
-        self._shown_in: object = None
-
-    def install(self) -> None:
-        self._formatter.for_type_by_name(*_SNAPSHOT, self._display)
-
-    def uninstall(self) -> None:
-        self._formatter.deferred_printers.pop(_SNAPSHOT, None)
-        for kind, printer in list(self._formatter.type_printers.items()):
-            if printer == self._display:
-                self._formatter.type_printers.pop(kind)
-
-    def show(self, value: Any, **how: Any) -> Any:
-        """Show it now, a Snapshot in a table made as `how` says; returns it."""
-        # The class that is ours and common to all: of widgets each has one of its own below it.
-        ours = [kind for kind in type(value).__mro__ if kind.__module__.startswith("gpumagic.")]
-        self._formatter.for_type(ours[-1], self._display)
-        _publish(value, **how)
-        self._shown, self._shown_in = value, self._cell()
-        return value
-
-    def _display(self, value: Any) -> None:
-        again = value is self._shown and self._shown_in is self._cell()
-        self._shown = self._shown_in = None
-        if not again:
-            _publish(value)
-        elif self._must_say_something:
-            print(f"<{type(value).__name__}>")
-
-
-def _publish(value: Any, **how: Any) -> None:
-    if hasattr(value, "_ipython_display_"):
-        value._ipython_display_()
-        return
-    shown = value
-    if not hasattr(value, "_repr_html_"):
-        from gpumagic.gputable.gpu_table import GpuTable
-
-        shown = GpuTable(value, **how)
-    display({"text/plain": repr(shown), "text/html": shown._repr_html_()}, raw=True)
 
 
 @magics_class
 class GpuMagics(Magics):
     """`%gpus`, `%ongpu`, `%gpuwatch` and `%%gputime`."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, cells: CellHooks, watched: Watched, once: Once) -> None:
         super().__init__(shell)
-        self.explaining = Explaining(shell, lambda: self.cells.current())
-        self.cells = CellHooks(shell, display, self.explaining)
-        self.watched = Watched(self.cells, display)
-        self.once = Once(shell, self.cells.current)
-        self.memory_hooks = MemoryHooks(shell)
-        self.mxnet = MXNetEnded(shell)
-        self.control = ControlChannel(shell)
+        self.cells, self.watched, self.once = cells, watched, once
 
-    @no_var_expand
-    @line_magic
-    @answers_help
-    def gpus(self, line: str) -> Any:
-        """Show the GPUs: who holds their memory, how busy, hot and hungry they are.
+    @magic(line_magic)
+    def gpus(self, asked: Namespace) -> Any:
+        """Show the GPUs: who holds their memory, how busy, how hot, and their power.
 
         Usage::
 
-            %gpus                      all GPUs; the value is a gpumagic.telemetry.Snapshot. Those
-                                       of the hosts of a cluster stand below
-            %gpus 1                    one of them, by any of its names
-            %gpus --processes          with a line for each process
-            %gpus --live               keeps drawing, also while a cell runs
-            %gpus --doctor             what cannot be seen, why, and how to fix it
-            %gpus --virtual 2          two virtual GPUs in this process (of at most 16 GiB)
-            %gpus --virtual 2 --memory 2GiB
-            %gpus --virtual off        take them away again
+            %gpus                    all GPUs, also those of the hosts of a cluster
+            %gpus 1                  one of them, by any of its names
 
-        Virtual GPUs are for trying things out where there is no GPU: tensors' devices, errors and
-        memory limits are real, the numbers are the CPU's, and so is the speed.
+            {options}
+
+        The value is a gpumagic.telemetry.Snapshot. Virtual GPUs are for trying things out without
+        a GPU. Devices of tensors, errors and memory limits are real; numbers and speed are those
+        of the CPU.
 
         Examples::
 
@@ -119,110 +49,89 @@ class GpuMagics(Magics):
         """
         from gpumagic.magics import gpus
 
-        args = parse("%gpus", line)
-        with in_one_line("%gpus"):
-            if args.virtual is not None and args.virtual.lower() == "off":
-                return gpus.virtual_off(self.cells, force=args.force)
-            if args.virtual is not None:
-                gpus.virtual_on(args.virtual, args.memory, force=args.force)
-                return self.once.show(gpus.gpus())
-            if args.memory or args.force:
-                raise GpuError("--memory and --force go with --virtual N; type %gpus --virtual 2")
-            if args.doctor:
-                return gpus.doctor()
-            if args.live:
-                monitor = gpus.live(args.where)
-                return None if monitor is None else self.once.show(monitor)
-            snapshot = gpus.gpus(args.where)
-            others = () if args.where else gpus.of_cluster(snapshot)
-            return self.once.show(snapshot, processes=args.processes, others=others)
+        if asked.virtual is not None and asked.virtual.lower() == "off":
+            return gpus.virtual_off(self.cells, force=asked.force)
+        if asked.virtual is not None:
+            gpus.virtual_on(asked.virtual, asked.memory, force=asked.force)
+            return self.once.show(gpus.gpus())
+        if asked.memory or asked.force:
+            raise GpuError("--memory and --force go with --virtual N; type %gpus --virtual 2")
+        if asked.doctor:
+            return gpus.doctor()
+        if asked.live:
+            monitor = gpus.live(asked.where)
+            return None if monitor is None else self.once.show(monitor)
+        snapshot = gpus.gpus(asked.where)
+        others = () if asked.where else gpus.of_cluster(snapshot)
+        return self.once.show(snapshot, processes=asked.processes, others=others)
 
-    @no_var_expand
-    @line_cell_magic
-    @answers_help
+    @magic(line_cell_magic, parsed=False)
     def ongpu(self, line: str, cell: str | None = None) -> Any:
         """Run this cell, or all cells from now on, on one device, or this cell on several.
 
-        New tensors and modules are made there, a bare "cuda" means that GPU, batches of a
-        DataLoader land there, and the tensors, modules and optimizers that the cell reads are
-        brought there first, each staying the object it is. An explicit `device=` wins. A line
-        under the cell says what moved, how long it took and the peak memory.
+        New tensors and modules are created on the device, a bare "cuda" means that GPU, and
+        batches of a DataLoader are copied to it. Tensors, modules and optimizers that the cell
+        reads are moved to it first, and stay the same objects. An explicit `device=` wins. A line
+        under the cell says what was moved, the time, and the peak memory.
 
         Usage::
 
-            %%ongpu WHERE [--back] [--no-move] [--quiet] [--report] [--strict] [--fix] [--dry-run]
-                           [--memory [--save FILE]]
+            %%ongpu WHERE [options]
+            %%ongpu 0,1 --split x [--gather y] [--reduce loss=mean] [--chunk 4]
+            %%ongpu --dry-run --on 'H100 80GB, RTX 4090, 24GiB'
 
-            WHERE        1   cuda:1   gpu:1   /gpu:1   cuda   xpu:1   cpu   mps   GPU-4f2a…
-                         free   the GPU with the most free memory
-                         1?     GPU 1, or else the CPU, and say so
-            --back       bring home after the cell what it brought
-            --no-move    leave variables and batches where they are
-            --quiet      no report; gpumagic.last_report() has it
-            --report     with a table of the copies between devices and the waits, by line, with
-                         advice
-            --strict     the first copy or wait that is implicit (no device is named: .item(),
-                         print, a mask, an index on the CPU) is an error at its line
-            --fix        bring operands on several devices to this one, and say so
-            --memory     say what the peak of memory was made of, by kind, by line and over time;
-                         --save peak.pickle keeps torch's own snapshot for its viewer
-            --dry-run    compute nothing and change nothing: say what the cell would assign, copy
-                         and need in memory, and where it would fail
-            --dry-run --on 'H100 80GB, RTX 4090, 24GiB'
-                         whether it would fit on cards that are not here, in the place of WHERE
+            WHERE                    1  cuda:1  gpu:1  /gpu:1  cuda  xpu:1  cpu  mps  GPU-4f2a…
+            free                     the GPU with the most free memory
+            1?                       GPU 1, or the CPU if there is none, and say so
+            0,1  all                 several GPUs, each with a thread, share what --split names
 
-            %%ongpu 0,1 --split NAMES [--gather NAMES] [--reduce NAME=mean] [--chunk N] [--quiet]
+            {options}
 
-            0,1, all     several GPUs share the items of the variables in --split, a thread each;
-                         those in --gather are put together, those in --reduce are their mean,
-                         sum, min or max; with --chunk 4 whoever is free takes the next 4 items
-
-            %ongpu 1        all cells run there from now on, this one included
-            %ongpu off      no longer
-            %ongpu home     bring home what any cell brought to a device
-            %ongpu          say what holds
+            %ongpu 1                 run all cells there from now on, this one included
+            %ongpu off               stop that
+            %ongpu home              move back what any cell moved to a device
+            %ongpu                   say where cells run
 
         Examples::
 
             %%ongpu 1
             net = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 10))
-            loss = F.cross_entropy(net(X), y)      # X and y are brought to cuda:1
+            loss = F.cross_entropy(net(X), y)      # X and y are moved to cuda:1
 
             %%ongpu free
             %%time
             train(net, loader)
 
-        Peak memory is counted from the start of the cell, as after
-        `torch.cuda.reset_peak_memory_stats()`. In a program: `with gpumagic.on(1):`.
+        A copy or wait is implicit if the code names no device: .item(), print, a mask, an index on
+        the CPU. Peak memory is counted from the start of the cell, as after
+        `torch.cuda.reset_peak_memory_stats()`. gpumagic.last_report() returns the last report,
+        also after --quiet. In a program: `with gpumagic.on(1):`.
         """
         return self._stand(line) if cell is None else self._run(line, cell)
 
     def _stand(self, line: str) -> None:
-        cells, words = self.cells, line.partition("#")[0].split()
+        from gpumagic.magics.arguments import in_one_line
+        from gpumagic.magics.ongpu_arguments import placing_request
+
+        cells, words = self.cells, line.partition("#")[0].lower().split()
+        holds = f"cells run on {cells.standing_on}; %ongpu off ends it"
         if not words:
-            holds = f"cells run on {cells.standing_on}; %ongpu off ends it"
             off = "cells run where their code says; %ongpu 1 runs all of them on GPU 1 from then on"
             print(holds if cells.standing else off)
-        elif [word.lower() for word in words] == ["off"]:
+        elif words == ["off"]:
             held = cells.standing is not None
             cells.end_standing()
             print(f"cells no longer run on {cells.standing_on}" if held else "%ongpu was not on")
-        elif [word.lower() for word in words] == ["home"]:
+        elif words == ["home"]:
             with in_one_line("%ongpu home"):
-                from gpumagic.cell.begin import bring_all_home
-
-                home, there = bring_all_home(cells.shell.user_ns)
-                made = some(there)
-            nothing = "nothing to bring home: all that cells brought to a device is back or gone"
-            done = repr(home).replace("moved", "brought home", 1) if home.moved else nothing
-            print(f"{done}; made on a GPU, and still there: {made}" if made else done)
+                print(_moved_back(cells.shell.user_ns))
         else:
             with in_one_line("%ongpu"):
                 cells.stand(placing_request(line, "%ongpu"))
             print(f"cells run on {cells.standing_on} from now on; %ongpu off ends it")
 
     def _run(self, line: str, text: str) -> Any:
-        """Run the text as a cell, which those that begin with `%%ongpu` are already."""
+        """Run the text as a cell of its own, under another magic such as `%%time`."""
         if not text.strip():
             raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
         from gpumagic.usercode.program import awaits, compile_cell
@@ -246,67 +155,56 @@ class GpuMagics(Magics):
             self.cells.stack.remove(cell)
             self.cells.finish(cell, error)
 
-    @no_var_expand
-    @line_magic
-    @answers_help
-    def gpuwatch(self, line: str) -> None:
+    @magic(line_magic)
+    def gpuwatch(self, asked: Namespace) -> None:
         """Say under every cell what it copied between devices, and where it waited for one.
 
         Usage::
 
-            %gpuwatch on               a line under each cell that did, this one included
-            %gpuwatch on --report      a table by line, with advice
-            %gpuwatch on --strict      the first copy or wait that is implicit is an error
-            %gpuwatch off              no longer
-            %gpuwatch                  say whether it is on
+            %gpuwatch on             from now on, this cell included
+            %gpuwatch off            no longer
+            %gpuwatch                say whether it is on
 
-        `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`.
+            {options}
+
+        A copy or wait is implicit if the code names no device: .item(), print, a mask, an index on
+        the CPU. `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`.
         """
-        args, watched = parse("%gpuwatch", line), self.watched
-        if args.what == "on":
-            with in_one_line("%gpuwatch"):
-                watched.start(report=args.report, strict=args.strict)
-            strict = ", and the first implicit one is an error" if args.strict else ""
+        watched = self.watched
+        if asked.verb == "on":
+            watched.start(report=asked.report, strict=asked.strict)
+            strict = ", and the first implicit one is an error" if asked.strict else ""
             print(f"copies and waits are counted from now on{strict}; %gpuwatch off ends it")
-        elif args.what == "off":
+        elif asked.verb == "off":
             off = "copies and waits are no longer counted"
             print(off if watched.on else "%gpuwatch was not on")
             watched.stop()
         else:
             print(f"%gpuwatch is {'on' if watched.on else 'off; %gpuwatch on starts it'}")
 
-    @no_var_expand
     @needs_local_scope
-    @line_cell_magic
-    @answers_help
+    @magic(line_cell_magic, parsed=False)
     def gputime(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
         """Time code on several devices, fairly, and compare them.
 
-        On each device the variables that the code reads are copied there once, which is timed
-        apart; then it warms up until it is steady and repeats until the median is certain or the
-        time is over. Every device that it touches is waited for. The results of the devices are
-        compared. Your variables and the random state are afterwards what they were before; what
-        the code assigns is gone with the copies, as after %%timeit.
+        The variables that the code reads are copied once to each device, which is timed
+        separately. The code runs until its times are steady, then repeatedly until the median is
+        certain or the time is over. Every device that it uses is synchronized. The results of the
+        devices are compared. Afterwards your variables and the random state are as before; what
+        the code assigns is discarded, as after %%timeit.
 
         Usage::
 
             %%gputime WHERE WHERE … [options]
             %gputime WHERE WHERE … [options] -- expression
 
-            WHERE            cpu  0  cuda:1  free …  as of %%ongpu; none: the CPU and every GPU
-                             0+1  both at the same time, a thread each
-            --sweep n=64,256,1024
-                             again with each value of that variable; n=pow2:64..8192 too;
-                             how=mean,sum are words; given twice, with each pair of values
-            --setup CODE     run before on each device, untimed
-            --items N        what one run works through, for the throughput: 1000, or
-                             'len(x)', or 'n * n' under a sweep
-            --max-time S     seconds for each device and value (5); a slow run is timed once more
-                             after its first, however long it takes
-            --in-place       work on the variables themselves: they change
-            -o NAME          keep the result in that variable, a gpumagic.Comparison
-            --against last   what changed since the last one; or since NAME, or a saved FILE
-            --quiet          show nothing
+            WHERE                    as for %%ongpu; by default the CPU and every GPU
+            0+1                      both at the same time, each with a thread
+
+            {options}
+
+            --sweep n=pow2:64..8192  powers of two; how=mean,sum are words
+            --against NAME or FILE   an earlier -o NAME, or a saved file
 
         Examples::
 
@@ -317,18 +215,34 @@ class GpuMagics(Magics):
             a @ a
 
             %%gputime 0 1 0+1
-            run(x)                     # near twice as fast
+            run(x)                     # nearly twice as fast
 
             result.speedup("cuda:0", "cpu", n=4096)
             result.save("products.json")
 
         Ctrl-C keeps what is finished. In a program: `gpumagic.compare(code, ["cpu", 0])`.
         """
+        from gpumagic.magics.arguments import in_one_line, timing_request
         from gpumagic.magics.gputime import time_cell
 
         asked, code = timing_request(line, cell)
         above = "" if cell is None else f"%%gputime {line}"
-        with in_one_line("%%gputime" if above else "%gputime"):
-            self.cells.set_aside()
-            with self.watched.paused():
-                time_cell(self.shell, asked, above, code, local_ns)
+        with in_one_line("%%gputime" if above else "%gputime"), self.timing():
+            time_cell(self.shell, asked, above, code, local_ns)
+
+    def timing(self) -> Any:
+        """Return a context without placement and ledger in the running cell."""
+        self.cells.set_aside()
+        return self.watched.paused()
+
+
+def _moved_back(namespace: dict[str, Any]) -> str:
+    """Move back what cells moved to a device, and return the line that says so."""
+    from gpumagic.cell.begin import bring_all_home
+    from gpumagic.display.units import some
+
+    home, there = bring_all_home(namespace)
+    nothing = "nothing to move back: all that cells moved to a device is back or gone"
+    done = repr(home).replace("moved", "moved back", 1) if home.moved else nothing
+    made = some(there)
+    return f"{done}; created on a GPU, and still there: {made}" if made else done

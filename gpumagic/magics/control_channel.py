@@ -1,69 +1,67 @@
-"""Answer on the kernel's control channel what the GPUs of its host do, also while a cell runs.
+"""Send snapshots of the GPUs on the kernel's control channel, also while a cell runs.
 
-The control thread only passes a request on: the sampler takes the snapshots, on its own threads and
-only while somebody asks, and where the driver stalls it has the last one. So it is with the hosts
-on which the notebook's cluster has ranks: they were heard before.
+The control thread must not wait. The sampler takes the snapshots on its own threads, only while a
+page asks; if the driver stalls it returns the last one. The hosts of the notebook's cluster have
+sent theirs before.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from comm.base_comm import BaseComm
 
 from gpumagic import faults
-from gpumagic.magics.hand_over import running_cluster
+from gpumagic.magics.cluster_commands import running_cluster
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from gpumagic.telemetry.sampler import Subscription
     from gpumagic.telemetry.snapshot import Snapshot
 
 REQUEST, REPLY = "gpumagic_request", "gpumagic_reply"
 TARGET = "gpumagic"
 _PERIOD_S = 1.0
-# Who has not asked for so long asks no more.
-_PATIENCE_S = 5.0
+# Sampling ends this long after the last request.
+_IDLE_S = 5.0
 
 
 class Sign(BaseComm):
-    """A comm that is only listed: there a front end sees that gpumagic is loaded, and need not ask
-    a kernel for what it may not know, which the kernel would log as an error."""
+    """A comm in the kernel's list, which shows a front end that gpumagic is loaded.
+
+    A kernel would log a request that it does not know as an error.
+    """
 
     def publish_msg(self, *args: Any, **kwargs: Any) -> None:
-        """Tell nobody: a front end without gpumagic would wonder at it."""
+        """Send nothing: a front end without gpumagic would warn of an unknown comm."""
 
 
 class ControlChannel:
-    """A handler more among those of the kernel; does nothing where the shell has no kernel."""
+    """A handler of the kernel's control channel."""
 
-    def __init__(self, shell: Any) -> None:
-        self._kernel: Any = getattr(shell, "kernel", None)
-        self._able = hasattr(self._kernel, "control_handlers")
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
         self._sign = Sign(TARGET, primary=False)
         self._subscription: Subscription | None = None
         self._asked_at = 0.0
 
     def install(self) -> None:
-        """Begin to answer."""
-        if self._able:
-            self._kernel.control_handlers[REQUEST] = self._answer
-            self._kernel.comm_manager.register_comm(self._sign)
+        self._kernel.control_handlers[REQUEST] = self._answer
+        self._kernel.comm_manager.register_comm(self._sign)
 
     def uninstall(self) -> None:
-        """Answer no more."""
-        if self._able:
-            self._kernel.control_handlers.pop(REQUEST, None)
-            self._kernel.comm_manager.comms.pop(self._sign.comm_id, None)
-            self._rest()
+        self._kernel.control_handlers.pop(REQUEST, None)
+        self._kernel.comm_manager.comms.pop(self._sign.comm_id, None)
+        self._rest()
 
     def _answer(self, stream: Any, ident: Any, parent: Any) -> None:
-        """On the control thread, which interrupts and debugs too and so must not wait."""
+        """Answer a request, without waiting: this thread also handles interrupts."""
         from gpumagic.telemetry.sampler import shared_sampler
 
-        with faults.kept("telling a page what the GPUs of this host do"):
+        with faults.kept("answering a page about the GPUs of this host"):
             if not parent["content"].get("own", True):
                 self._send(stream, ident, parent, None)
                 return
@@ -75,14 +73,14 @@ class ControlChannel:
                 )
 
             def taken(future: Future[Snapshot]) -> None:
-                # On the sampler's thread; a stream is written to on its own.
+                # Called on the sampler's thread; a stream is written on its own.
                 stream.io_loop.add_callback(self._send, stream, ident, parent, future.result())
 
             sampler.fresh(processes=True, max_age_s=_PERIOD_S).add_done_callback(taken)
 
     def _send(self, stream: Any, ident: Any, parent: Any, snapshot: Snapshot | None) -> None:
-        """Of this host, unless only those of ranks are asked for."""
-        with faults.kept("sending a page what the GPUs of this host do"):
+        """Send a snapshot of this host, if not None, and those of the cluster's hosts."""
+        with faults.kept("sending a page the GPUs of this host"):
             ranks = running_cluster()
             content = {
                 "status": "ok",
@@ -93,7 +91,7 @@ class ControlChannel:
             self._kernel.session.send(stream, REPLY, content, parent=parent, ident=ident)
 
     def _tick(self, snapshot: Snapshot) -> None:
-        if time.monotonic() - self._asked_at > _PATIENCE_S:
+        if time.monotonic() - self._asked_at > _IDLE_S:
             self._rest()
 
     def _rest(self) -> None:

@@ -1,7 +1,6 @@
-"""Let the first of our magics load the extension, in every notebook of an IPython profile.
+"""Make IPython load the extension at the first use of one of its magics, for a whole profile.
 
-IPython's own way, ``MagicsManager.lazy_magics``, in the profile's ``ipython_config.json``. Nothing
-is written but when asked for, and what others wrote there stays.
+It is ``MagicsManager.lazy_magics`` in the profile's ``ipython_config.json``. Other settings stay.
 """
 
 import json
@@ -15,20 +14,21 @@ from traitlets.config.loader import PyFileConfigLoader
 from traitlets.config.manager import BaseJSONConfigManager
 
 from gpumagic.errors import GpuError
-from gpumagic.magics.cluster_commands import OFFERED
+from gpumagic.magics.options import MAGICS
 
 _CONFIG = "ipython_config"
 _EXTENSION = "gpumagic"
 
 
 def enable() -> str:
-    """Write it for the profile of this shell, or the default one; says what was done, and where."""
+    """Write it for the profile of this shell, or the default one; return what was done, where."""
     folder = _profile()
     script = folder / f"{_CONFIG}.py"
-    if script.exists() and "lazy_magics" in _lazy(PyFileConfigLoader(script.name, str(folder))):
-        ours = ", ".join(f"{name!r}: {_EXTENSION!r}" for name in _names())
+    theirs = PyFileConfigLoader(script.name, str(folder)).load_config() if script.exists() else {}
+    if "lazy_magics" in theirs.get("MagicsManager", {}):
+        ours = ", ".join(f"{name!r}: {_EXTENSION!r}" for name in sorted(MAGICS))
         raise GpuError(f"{script} sets MagicsManager.lazy_magics itself; add there {ours}")
-    path = _update(folder, dict.fromkeys(_names(), _EXTENSION))
+    path = _update(folder, dict.fromkeys(MAGICS, _EXTENSION))
     return (
         "kernels that start from now on load gpumagic at the first %gpus, %%ongpu or %%gputime "
         f"({path}); gpumagic disable ends it"
@@ -36,18 +36,14 @@ def enable() -> str:
 
 
 def disable() -> str:
-    """Take out what `enable` wrote; says what was done, and where."""
+    """Remove what `enable` wrote; return what was done, and where."""
     folder = _profile()
     written = _read(folder).get("MagicsManager", {}).get("lazy_magics", {})
     ours = [name for name, module in written.items() if module == _EXTENSION]
     if not ours:
-        return "nothing to take back: %load_ext gpumagic is needed in each notebook already"
+        return "nothing to remove: each notebook needs %load_ext gpumagic already"
     path = _update(folder, dict.fromkeys(ours))
-    return f"%load_ext gpumagic is needed in each notebook again ({path})"
-
-
-def _names() -> list[str]:
-    return sorted({name for one in OFFERED for kind in one.magics.values() for name in kind})
+    return f"each notebook needs %load_ext gpumagic again ({path})"
 
 
 def _profile() -> Path:
@@ -62,22 +58,17 @@ def _profile() -> Path:
         return Path(made.location)
 
 
-def _lazy(loader: PyFileConfigLoader) -> Any:
-    """What a script of the user's sets of the manager of magics."""
-    return loader.load_config().get("MagicsManager", {})
-
-
 def _read(folder: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = BaseJSONConfigManager(config_dir=str(folder)).get(_CONFIG)
     except json.JSONDecodeError as error:
         path = folder / f"{_CONFIG}.json"
-        raise GpuError(f"{path} is not JSON ({error}); correct it, or take it away") from None
+        raise GpuError(f"{path} is not JSON ({error}); correct or remove it") from None
     return found
 
 
 def _update(folder: Path, names: dict[str, str | None]) -> Path:
-    """Set each name to its module, and take out those without one."""
+    """Set each name to its module; remove those without one."""
     _read(folder)
     manager = BaseJSONConfigManager(config_dir=str(folder))
     try:

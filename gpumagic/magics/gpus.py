@@ -1,4 +1,4 @@
-"""Make what `%gpus` shows: a Snapshot as a table, the live monitor, the doctor, virtual GPUs."""
+"""Collect what `%gpus` shows: a Snapshot, the live monitor, the doctor; switch virtual GPUs."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,15 +8,18 @@ from IPython.display import display
 from gpumagic import device, faults
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError
-from gpumagic.magics.hand_over import running_cluster
+from gpumagic.magics.cluster_commands import running_cluster
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot, other_hosts
 from gpumagic.usercode.values import torch_here
 
 
 def gpus(where: str | None = None) -> Snapshot:
-    """The machine now, or the GPUs that `where` names."""
-    _tell_cuda_order()
+    """Return a Snapshot of the machine, or of the GPUs that `where` names."""
+    if torch_here() is not None:  # the order of ordinals is known to torch once CUDA is initialized
+        from gpumagic.placement.torch_devices import tell_cuda_order
+
+        tell_cuda_order()
     wanted = _uuids(where) if where else None
     snapshot = collect.snapshot()
     if wanted is not None:
@@ -29,7 +32,7 @@ def gpus(where: str | None = None) -> Snapshot:
 
 
 def of_cluster(own: Snapshot) -> list[Snapshot]:
-    """The other hosts on which the cluster of this notebook has ranks."""
+    """Return Snapshots of the cluster's other hosts."""
     ranks = running_cluster()
     return other_hosts(own, ranks.hosts.now()) if ranks else []
 
@@ -39,14 +42,6 @@ def _uuids(where: str) -> set[str]:
     if any(d.kind != "cuda" or d.uuid is None for d in found):
         raise GpuError(f"{where} is not a GPU; type %gpus 0, or %gpus for all of them")
     return {d.uuid for d in found if d.uuid}
-
-
-def _tell_cuda_order() -> None:
-    # The order of ordinals is CUDA's secret until CUDA has started here; then torch knows it.
-    if torch_here() is not None:
-        from gpumagic.placement.torch_devices import tell_cuda_order
-
-        tell_cuda_order()
 
 
 def doctor() -> None:
@@ -67,11 +62,11 @@ def doctor() -> None:
 
 
 def live(where: str | None = None) -> Any:
-    """The monitor; None in a terminal, where the table was printed instead."""
+    """Return the monitor; None in a terminal, where it has printed the table."""
     from gpumagic.widget import monitor
 
     if where:
-        raise GpuError(f"--live {where}: the monitor shows all GPUs; type %gpus --live")
+        raise GpuError(f"{where}: the monitor shows all GPUs; type %gpus --live")
     return monitor()
 
 
@@ -79,29 +74,23 @@ def virtual_on(number: str, memory: str | None = None, *, force: bool = False) -
     """Turn `number` virtual GPUs on."""
     from gpumagic import virtual
     from gpumagic.frameworks.known import too_late
+    from gpumagic.virtual.torchless import LARGEST
 
     if not number.isdecimal():
         raise GpuError(f"--virtual {number}: a number or off is needed; type %gpus --virtual 2")
     before = virtual.enabled()
     virtual.enable(int(number), memory, force=force)
+    each = device.here()[0].memory_total or 0
     if not before:
         print("virtual GPUs compute on the CPU: results and memory are as on a GPU, times are not")
-        if memory is None:
-            _tell_capacity()
+    if memory is None and not before and each < LARGEST:
+        print(f"{size(each)} each, as this machine has no more; --memory 4GiB sets another size")
     for line in too_late():
         print(line)
 
 
-def _tell_capacity() -> None:
-    from gpumagic.virtual.torchless import LARGEST
-
-    each = device.here()[0].memory_total or 0
-    if each < LARGEST:
-        print(f"{size(each)} each is what this machine can hold; --memory 4GiB is another size")
-
-
 def virtual_off(cells: Any, *, force: bool = False) -> None:
-    """Bring home what cells moved, take the virtual GPUs away, and say so.
+    """Move back what cells moved, turn virtual GPUs off, and say so.
 
     GpuError where tensors that were made there would be lost; not with `force`.
     """
@@ -113,7 +102,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
         return
     home, made = bring_all_home(cells.shell.user_ns)
     if home.moved:
-        print(repr(home).replace("moved", "brought home", 1))
+        print(repr(home).replace("moved", "moved back", 1))
     alive = virtual.live_tensors()
     if alive and not force:
         held = some(made) if made else f"{alive} tensor{'s' * (alive > 1)} of no variable"

@@ -1,6 +1,6 @@
-"""Run a `%%gputime` or `%%gpufit` cell: read its values, measure, show and bind the result.
+"""Run a `%%gputime` or `%%gpufit` cell: read its values, measure, show and assign the result.
 
-The engine is imported at the first use. Values are typed as ``n=64,256`` or ``n=1..4096``.
+Values are typed as ``n=64,256``, ``n=1..4096`` or ``n=pow2:1..64``.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import ast
 import math
 import re
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpumagic.errors import GpuError, torch_needed
-from gpumagic.magics.hand_over import compiled_name, give, progressing, refuse_others
+from gpumagic.magics.run_elsewhere import compiled_name, give, progressing, refuse_others
 from gpumagic.usercode.sweep import MOST_POINTS, TYPE, check
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = None) -> None:
-    """Time `text`, as it was typed, show the Comparison and bind it as the line asks.
+    """Time `text` as it was typed, show the Comparison, and assign it as the line asks.
 
-    `magic` is the line above the text, if any; `scope` the names of the function that called it.
+    `magic` is the line above the text, or empty; `scope` has the names of the calling function.
     """
     from gpumagic import timing
 
@@ -58,7 +58,7 @@ def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
 def _earlier(
     named: str | None, names: Mapping[str, Any], last: Comparison | None
 ) -> Comparison | Literal["last"] | None:
-    """What `--against` names, among the notebook's names or the files."""
+    """Return what `--against` names: a result of the notebook, or a file."""
     from gpumagic.timing.comparison import Comparison
 
     if named is None:
@@ -72,7 +72,7 @@ def _earlier(
     path = Path(named).expanduser()
     if not path.is_file():
         raise GpuError(
-            f"--against {named}: neither a comparison of this notebook nor a file;"
+            f"--against {named} is neither a comparison of this notebook nor a file;"
             " type --against last, or the NAME of an earlier -o NAME"
         )
     return Comparison.from_json(path)
@@ -80,7 +80,7 @@ def _earlier(
 
 def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
     """Find the largest value with which `text`, as it was typed below `magic`, fits."""
-    with suppress(SyntaxError):  # told below
+    with suppress(SyntaxError):  # reported below
         refuse_others("%%gpufit", shell, ast.parse(shell.transform_cell(text)))
     with torch_needed("%%gpufit"):
         from gpumagic.device.cards import cards
@@ -89,7 +89,7 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
     wheres = [word for word in asked.where if "=" not in word]
     ranges = [word for word in asked.where if "=" in word]
     if len(ranges) != 1:
-        raise GpuError("one variable and its values are needed; type batch=1..4096")
+        raise GpuError("one variable with its values is needed; type batch=1..4096")
     if len(wheres) + (asked.on is not None) > 1:
         raise GpuError(f"one GPU is needed, {wheres[-1]} is one too many; or type --on CARD, CARD")
     variable, values = range_of(ranges[0])
@@ -111,7 +111,7 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
     give(shell, asked, line, made)
 
 
-# Of what torch has for a size, 64 bits.
+# The limit of torch's sizes, of 64 bits.
 _TOO_LARGE = 2.0**63
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(?::({_NUMBER}))?")
@@ -119,33 +119,27 @@ _POWERS = re.compile(rf"pow(\d{{1,4}}):({_NUMBER})\.\.({_NUMBER})")
 
 
 def parse(
-    given: Iterable[str], names: Mapping[str, Any] | None = None, option: str = "--sweep "
+    typed: str, names: Mapping[str, Any] | None = None, option: str = "--sweep "
 ) -> dict[str, tuple[Any, ...]]:
-    """What was typed after each ``--sweep``, by variable, in the order of typing; or GpuError.
+    """Return the values typed for a variable; GpuError for others.
 
     ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``, or several with
-    commas; ``"dtype=torch.float16"`` is what `names` have.
+    commas; ``"dtype=torch.float16"`` is read from `names`.
     """
-    found: dict[str, tuple[Any, ...]] = {}
-    for typed in given:
-        name, equals, listed = (part.strip() for part in typed.partition("="))
-        text = option + " ".join(typed.split())
-        if not equals:
-            raise GpuError(f"{text}: no variable and values; {TYPE}")
-        if name in found:
-            raise GpuError(
-                f"{option}{name} is there twice; type all its values in one: {option}{name}=1,2"
-            )
-        pieces = [piece.strip() for piece in listed.split(",")]
-        if not all(pieces):
-            raise GpuError(f"{text}: a value is missing; {TYPE}")
-        values = [value for piece in pieces for value in _values(piece, text)]
-        found[name] = tuple(_meant(value, names or {}) for value in values)
-    return check(found)
+    typed = " ".join(typed.split())  # in one line
+    text = option + typed
+    name, equals, listed = (part.strip() for part in typed.partition("="))
+    if not equals:
+        raise GpuError(f"{text}: a variable or its values are missing; {TYPE}")
+    pieces = [piece.strip() for piece in listed.split(",")]
+    if not all(pieces):
+        raise GpuError(f"{text}: a value is missing; {TYPE}")
+    values = [value for piece in pieces for value in _values(piece, text)]
+    return check({name: tuple(_meant(value, names or {}) for value in values)})
 
 
 def range_of(typed: str) -> tuple[str, Sequence[Any]]:
-    """A variable and its values where there is one, of which ``batch=1..4096`` is not listed."""
+    """Return one variable and its values; a range of ``batch=1..4096``, which may be long."""
     name, _, listed = (part.strip() for part in typed.partition("="))
     between = _RANGE.fullmatch(listed)
     ends = [_number(end or "1") for end in between.groups()] if between else []
@@ -153,7 +147,7 @@ def range_of(typed: str) -> tuple[str, Sequence[Any]]:
         first, last, step = (int(end) for end in ends)
         if step > 0 and last >= first:
             return name, range(first, last + 1, step)
-    ((name, values),) = parse([typed], option="").items()
+    ((name, values),) = parse(typed, option="").items()
     return name, values
 
 
@@ -169,11 +163,11 @@ def _values(piece: str, text: str) -> list[Any]:
         return [ast.literal_eval(piece)]
     if piece.strip("\"'").replace("-", "_").replace(".", "_").isidentifier():
         return [piece.strip("\"'")]
-    raise GpuError(f"{text}: {piece} is no value; {TYPE}")
+    raise GpuError(f"{text}: {piece} is not a value; {TYPE}")
 
 
 def _meant(value: Any, names: Mapping[str, Any]) -> Any:
-    """``"torch.float16"`` as what it names; other words stay words."""
+    """Return the value of ``"torch.float16"``; other words unchanged."""
     first, _, rest = value.partition(".") if isinstance(value, str) else ("", "", "")
     if not rest or first not in names:
         return value
@@ -187,7 +181,7 @@ def _number(text: str) -> int | float:
     try:
         found = float(text)
     except ValueError:
-        raise GpuError(f"--sweep: {text} is no number; {TYPE}") from None
+        raise GpuError(f"--sweep: {text} is not a number; {TYPE}") from None
     if not abs(found) < _TOO_LARGE:
         raise GpuError(f"--sweep: {text} is too large; {TYPE}")
     try:
@@ -199,27 +193,27 @@ def _number(text: str) -> int | float:
 def _powers(base: int, first: float, last: float, text: str) -> list[Any]:
     if base < 2 or first <= 0 or last < first:
         raise GpuError(f"{text}: pow2:A..B needs 0 < A ≤ B; type pow2:1..4096")
-    # One lower, for logarithms are rounded.
+    # One lower, since logarithms are rounded.
     exponent = math.floor(math.log(first) / math.log(base)) - 1
     found: list[Any] = []
-    # An int from the exponent 0 on.
+    # Integers from the exponent 0 on.
     while (value := base**exponent) <= last:
         found += [value] if value >= first else []
         exponent += 1
     if not found:
-        raise GpuError(f"{text}: no power of {base} is between; type pow{base}:1..4096")
+        raise GpuError(f"{text}: there is no power of {base} between; type pow{base}:1..4096")
     return found
 
 
 def _steps(first: float, last: float, step: float, text: str) -> list[Any]:
     if step == 0 or (last - first) * step < 0:
-        raise GpuError(f"{text}: steps of {step} do not lead from {first} to {last}; {TYPE}")
-    # A hair more, so that 0.1..0.5:0.1 has its end.
+        raise GpuError(f"{text}: steps of {step} do not reach {last} from {first}; {TYPE}")
+    # Slightly more, so that 0.1..0.5:0.1 includes its end.
     count = (last - first) / step + 1 + 1e-9
     if count > MOST_POINTS + 1:
         raise GpuError(f"{text}: more than {MOST_POINTS:,} points; take larger steps")
     whole = isinstance(first, int) and isinstance(step, int)
-    # The digits that were typed, without those of binary fractions: 0.3, not 0.30000000000000004.
+    # As typed: 0.3, not 0.30000000000000004.
     return [
         first + n * step if whole else float(f"{first + n * step:.12g}") for n in range(int(count))
     ]

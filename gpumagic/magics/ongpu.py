@@ -1,46 +1,43 @@
 """Run the user's cell on a device, as if its `%%ongpu` line were not there.
 
 The line becomes a call on the cell's first line, so every line keeps its number, and `await`,
-`Out[n]` and other magics work. `post_run_cell` ends the run. While `%gpuwatch` is on, cells without
-`%%ongpu` get a ledger here too.
+`Out[n]` and other magics work. `post_run_cell` ends the run. While `%gpuwatch` is on, every cell
+gets a ledger.
 """
 
 import ast
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
+from IPython.display import display
 
 from gpumagic import faults
-from gpumagic.device import cuda_state
-from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
-from gpumagic.magics.arguments import said
-from gpumagic.magics.hand_over import hand_over, refuse_others
-from gpumagic.magics.placing import Request, peak_recorder, placing_request
+from gpumagic.magics.hooks import Explaining, cuda_state
 
 if TYPE_CHECKING:
     from gpumagic.cell.begin import OneRun
     from gpumagic.ledger.watch import watch
+    from gpumagic.magics.ongpu_arguments import Request
 
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|fit)'")
-# `%ongpu cuda?` would be taken for a question about `cuda`.
+# IPython takes `%ongpu cuda?` for a question about `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
-_BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
-_EVENTS = ("pre_execute", "pre_run_cell", "post_execute", "post_run_cell")
+BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
 
 
 def transform(lines: list[str]) -> list[str]:
-    """Turn a leading `%%ongpu …` line into a call; leave every other cell as it is."""
+    """Turn a leading `%%ongpu …` line into a call; return other cells unchanged."""
     first = next((n for n, line in enumerate(lines) if line.strip()), None)
     if first is None:
         return lines
@@ -49,34 +46,34 @@ def transform(lines: list[str]) -> list[str]:
         call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"
         return [*lines[:first], call, *rest]
     if not _LINE.match(line) or not "".join(rest).strip():
-        return lines  # an empty cell is the cell magic's to refuse
+        return lines  # the cell magic refuses an empty cell
     below = leading_empty_lines(list(rest))
     if below[0].startswith("%%"):
-        # IPython sees a cell magic on the first line only. Its body counts its own lines.
+        # IPython knows a cell magic only on the first line. Lines of its body are counted from 1.
         rest = transform(cell_magic(below))
         return [*lines[:first], f"{_begin(line.strip())}; {rest[0]}", *rest[1:]]
     return [*lines[:first], f"{_begin(line.strip())}\n", *rest]
 
 
-# check_complete leaves such transformers out, and so asks for more lines as after any %%magic.
+# check_complete skips such transformers, so it asks for more lines, as after any %%magic.
 transform.has_side_effects = True  # type: ignore[attr-defined]
 
 
 def _line_of(body: list[ast.stmt]) -> str | None:
-    """The `%%ongpu` line of a cell, if its first statement is the call that it became."""
+    """Return the `%%ongpu` line of a cell, if its first statement is the call made from it."""
     call = body[0].value if body and isinstance(body[0], ast.Expr) else None
-    if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == _BEGIN:
+    if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == BEGIN:
         return str(ast.literal_eval(call.args[0]))
     return None
 
 
 def _is_timed(body: list[ast.stmt]) -> bool:
-    """Whether a cell is one of `%%gputime` or `%%gpufit`, which say themselves where code runs."""
+    """Whether it is a cell of `%%gputime` or `%%gpufit`, which choose the devices themselves."""
     return len(body) == 1 and bool(_TIMED.match(ast.unparse(body[0])))
 
 
 def _begin_standing(body: list[ast.stmt]) -> None:
-    """Put the call that a standing `%ongpu` becomes before all that a cell does."""
+    """Insert the call of a standing `%ongpu` before the first statement that runs."""
     call = ast.parse(_begin("")).body[0]
     for node in ast.walk(call):
         ast.copy_location(node, body[0])
@@ -85,54 +82,36 @@ def _begin_standing(body: list[ast.stmt]) -> None:
 
 
 def _begin(text: str) -> str:
-    return f"get_ipython().{_BEGIN}({text!r})"
+    return f"get_ipython().{BEGIN}({text!r})"
 
 
-@dataclass
 class RunningCell:
     """A cell that IPython is running: its tree, and the run that began in it."""
 
     tree: ast.AST | None = None
     run: "OneRun | None" = None
-    request: Request | None = None
-    gone: bool = False  # the device was not to be found
-    handed_over: bool = False  # the tree is what something else runs in IPython's place
-    silent: bool = False
-    report: Any = None  # of who ran it in IPython's place
-    reported: bool = False  # a run that it began has ended
-    watch: "watch | None" = None  # of `%gpuwatch`
+    request: "Request | None" = None
+    gone = False  # the device was not found
+    handed_over = False  # something else runs the tree instead of IPython
+    report: Any = None  # from what ran it instead of IPython
+    reported = False  # one of its runs has ended
+    watch: "watch | None" = None  # for `%gpuwatch`
+
+    def __init__(self, *, silent: bool = False) -> None:
+        self.silent = silent
 
 
 class CellHooks:
-    """What IPython calls around each cell of one shell."""
+    """The callbacks of IPython around each cell of one shell."""
 
-    def __init__(self, shell: Any, show: Callable[[Any], object], explaining: Any) -> None:
+    def __init__(self, shell: Any) -> None:
         self.shell = shell
+        self.explaining = Explaining(shell, self.current)
         self.standing: Request | None = None
         self.standing_on = ""
-        self._show = show
-        self._explaining = explaining
-        self._moved = False  # any cell has moved anything for good
-        self.watched: Any = None  # what counts in each cell, while `%gpuwatch` is on
+        self._moved = False  # a cell has moved something for good
+        self.watched: Watched | None = None  # while `%gpuwatch` is on
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
-
-    # -- installing
-    def install(self) -> None:
-        # Last: indentation and pasted prompts are off by then, as before any %%magic.
-        self.shell.input_transformers_cleanup.append(transform)
-        self.shell.ast_transformers.append(self)
-        for event in _EVENTS:
-            self.shell.events.register(event, getattr(self, f"_{event}"))
-        setattr(self.shell, _BEGIN, self.begin)
-
-    def uninstall(self) -> None:
-        self.end_all()
-        self.shell.input_transformers_cleanup.remove(transform)
-        if self in self.shell.ast_transformers:
-            self.shell.ast_transformers.remove(self)
-        for event in _EVENTS:
-            self.shell.events.unregister(event, getattr(self, f"_{event}"))
-        delattr(self.shell, _BEGIN)
 
     @property
     def stack(self) -> list[RunningCell]:
@@ -140,95 +119,103 @@ class CellHooks:
         return stack
 
     def current(self) -> RunningCell | None:
-        """The innermost cell that runs on this thread."""
+        """Return the innermost running cell of this thread."""
         return self.stack[-1] if self.stack else None
 
     def running(self) -> RunningCell:
-        """The innermost cell, also the very one that has loaded the extension."""
+        """Return the innermost running cell, also if it began before the extension was loaded."""
         if not self.stack:
             self.stack.append(RunningCell())
         return self.stack[-1]
 
     # -- what IPython calls
-    def _pre_execute(self) -> None:
+    def pre_execute(self) -> None:
         self.stack.append(RunningCell(silent=True))
 
-    def _pre_run_cell(self, info: object) -> None:
+    def pre_run_cell(self, info: object) -> None:
         self.stack[-1].silent = False
         if self.watched:
             self.watched.begin(self.stack[-1])
 
-    def _post_execute(self) -> None:
-        # The end of any other cell is announced by post_run_cell too, which knows its error.
+    def post_execute(self) -> None:
+        # For other cells post_run_cell follows, which knows the error.
         if self.stack and self.stack[-1].silent:
             self._end(self.stack.pop(), None)
 
     def visit(self, tree: ast.Module) -> ast.Module:
-        """As an AST transformer: put the call that begins the run into the tree."""
+        """Transform a cell's tree: insert the call of a standing `%ongpu`."""
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
-        own = ast.Module(body[1:] if line else body[:], [])  # without the call, which is ours
+        own = ast.Module(body[1:] if line else body[:], [])  # without our call
         if line and cell and _is_handed_over(line):
-            # Nothing of the cell may run but that call, whose value is the result.
+            # IPython runs only our call, whose value is the result.
             cell.tree, cell.handed_over, body[1:] = own, True, []
-        elif not line and self._stands_for(cell) and body and not _is_timed(body):
+        elif not line and self._gets_standing(cell) and body and not _is_timed(body):
             _begin_standing(body)
         if cell and cell.tree is None:
             cell.tree = own
         return tree
 
-    def _stands_for(self, cell: RunningCell | None) -> bool:
+    def _gets_standing(self, cell: RunningCell | None) -> bool:
         return bool(self.standing and cell and cell.tree is None and not cell.silent)
 
-    def _post_run_cell(self, result: Any = None) -> None:
+    def post_run_cell(self, result: Any = None) -> None:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
         if (raw is not None and not raw.strip()) or not self.stack:
             return  # IPython announces the end of an empty cell, but not its start
-        cuda_state.look()  # what follows asks CUDA nothing where it is dead
+        if (state := cuda_state()) is not None:
+            state.look()  # a dead CUDA must not be asked below
         error = getattr(result, "error_in_exec", None)
         if error is not None:
-            self._explaining.explain_unshown(error)
+            self.explaining.explain_unshown(error)
         self._end(self.stack.pop(), error or getattr(result, "error_before_exec", None))
         number = getattr(result, "execution_count", None)
-        self._explaining.tell_death(f"In [{number}]" if number else "a cell")
-        while faults.untold:
-            print(f"{faults.untold.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
+        self.explaining.tell_death(f"In [{number}]" if number else "a cell")
+        while faults.unreported:
+            print(f"{faults.unreported.pop(0)}; %gpus --doctor shows where", file=sys.stderr)
 
     def _end(self, cell: RunningCell, error: BaseException | None) -> None:
         self.finish(cell, error)
         if self.watched:
             self.watched.end(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
-            # What the cell freed; to list the tensors of TensorFlow takes longer.
+            # The cell may have freed memory. To list TensorFlow's tensors takes longer.
             virtual.refresh(others=cell.reported)
 
     def begin(self, text: str) -> Any:
-        """Place the rest of the cell that calls this, or give what comes of it elsewhere."""
+        """Place the rest of the calling cell, or run it elsewhere and return its value."""
         cell = self.current()
         if cell is None or cell.silent:
-            raise UsageError("%%ongpu cannot place code that IPython runs silently")
+            raise UsageError("%%ongpu: IPython runs this code silently; type it in a cell")
+        from gpumagic.magics.ongpu_arguments import placing_request
+
         asked = placing_request(text.removeprefix("%%ongpu")) if text else self.standing
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:
             if asked.handed_over:
+                from gpumagic.magics.run_elsewhere import hand_over
+
                 file = sys._getframe(1).f_code.co_filename
-                return hand_over(self.shell, cell, asked, file, self._show)
+                return hand_over(self.shell, cell, asked, file, display)
             return self.place(cell, asked)
         except (GpuError, RuntimeError) as error:
+            from gpumagic.magics.arguments import said
+
             text = said("%ongpu" if asked.standing else "%%ongpu", error)
             if not text:
                 raise
             if asked.standing and cell.gone:
-                # Else no cell could run any more, `%ongpu off` included.
+                # Otherwise no cell could run any more, not even `%ongpu off`.
                 self.standing = None
                 text = f"{text}; %ongpu {asked.where} has ended"
             raise UsageError(text) from None
 
-    def place(self, cell: RunningCell, asked: Request) -> None:
-        """Begin a run for `cell`, ending the one that it has. Raises `GpuError`."""
+    def place(self, cell: RunningCell, asked: "Request") -> None:
+        """Begin a run for `cell`, after ending its previous one. Raises GpuError."""
         from gpumagic.cell.begin import CellNeeds
+        from gpumagic.display.progress_line import ProgressLine
         from gpumagic.usercode.variables import names_read
 
         self.finish(cell, None)
@@ -241,15 +228,17 @@ class CellHooks:
         options = {name: getattr(asked, name) for name in ("move", "strict", "fix", "back")}
         options |= {"first": not self._moved, "table": asked.report}
         if asked.memory:
+            from gpumagic.magics.run_elsewhere import refuse_others
+
             refuse_others("--memory", self.shell, cell.tree)
-            options["recorder"] = partial(peak_recorder, asked, device, space)
-        # Known to the cell before it starts: an interrupt within must find what to undo.
+            options["recorder"] = partial(_peak_recorder, asked, device, space)
+        # Set before it starts: after an interrupt the cell must know what to undo.
         cell.run, cell.request = needed.run(device, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
     def finish(self, cell: RunningCell, error: BaseException | None) -> None:
         if cell.report is not None:
-            self._show(cell.report)
+            display(cell.report)
             cell.report = None
         run, asked, cell.run, cell.request = cell.run, cell.request, None, None
         if run is None or asked is None:
@@ -258,18 +247,18 @@ class CellHooks:
         report = run.finish(error)
         if report and not asked.quiet and (not asked.standing or report.touched):
             self._moved |= bool(report.moved and report.stays)
-            self._show(report)
+            display(report)
 
     # -- what the magics call
-    def stand(self, asked: Request) -> None:
-        """Place the rest of the running cell and every cell after it."""
+    def stand(self, asked: "Request") -> None:
+        """Place the rest of the running cell, and every later cell."""
         standing = replace(asked, standing=True)
         cell = self.running()
         self.place(cell, standing)
         self.standing, self.standing_on = standing, cell.run.device.label if cell.run else ""
 
     def set_aside(self) -> None:
-        """End the placement of the running cell, whose code is to be timed elsewhere."""
+        """End the placement of the running cell, so that its code can be timed."""
         cell = self.current()
         if cell and cell.request and not cell.request.standing:
             raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
@@ -277,32 +266,40 @@ class CellHooks:
             self.finish(cell, None)
 
     def end_standing(self) -> None:
-        """Forget the standing placement, and end it for the running cell."""
+        """End the standing placement, also for the running cell."""
         self.standing = None
         cell = self.current()
         if cell and cell.request and cell.request.standing:
             self.finish(cell, None)
 
     def end_all(self) -> None:
-        """End every placement of this thread: the devices are about to go."""
+        """End every placement of this thread, before the devices are removed."""
         self.standing = None
         for cell in reversed(self.stack):
             self.finish(cell, None)
 
 
 def _is_handed_over(text: str) -> bool:
+    from gpumagic.magics.ongpu_arguments import placing_request
+
     try:
         return placing_request(text.removeprefix("%%ongpu")).handed_over
-    except UsageError:  # said when the cell begins
+    except UsageError:  # reported when the cell begins
         return False
 
 
-class Watched:
-    """Counts copies and waits in the cells of one IPython shell, while it is on."""
+def _peak_recorder(asked: "Request", device: Any, namespace: dict[str, Any]) -> Any:
+    from gpumagic.memory.peak_recorder import PeakRecorder
+    from gpumagic.placement.torch_devices import as_torch
 
-    def __init__(self, cells: CellHooks, show: Callable[[Any], object]) -> None:
+    return PeakRecorder(as_torch(device), namespace, asked.save)
+
+
+class Watched:
+    """Counts copies and waits in the cells of one shell, for `%gpuwatch`."""
+
+    def __init__(self, cells: CellHooks) -> None:
         self._cells = cells
-        self._show = show
         self._report = self._strict = False
 
     @property
@@ -310,20 +307,20 @@ class Watched:
         return self._cells.watched is self
 
     def start(self, *, report: bool, strict: bool) -> None:
-        """Count from now on, in the rest of the running cell too."""
+        """Count from now on, also in the rest of the running cell."""
         self.stop()
         self._cells.watched, self._report, self._strict = self, report, strict
         self.begin(self._cells.running())
 
     def stop(self) -> None:
-        """Count no longer, and show what was counted."""
+        """Stop counting, and show what was counted."""
         self._cells.watched = None
         for cell in reversed(self._cells.stack):
             self.end(cell)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Count nothing of the running cell meanwhile, since counting takes time."""
+        """Count nothing in the running cell within, since counting takes time."""
         counted = [cell for cell in self._cells.stack[-1:] if cell.watch]
         for cell in counted:
             self.end(cell)
@@ -334,14 +331,14 @@ class Watched:
                 self.begin(cell)
 
     def begin(self, cell: RunningCell) -> None:
-        """Begin to count in a cell."""
+        """Start to count in a cell."""
         with faults.kept("starting the ledger of a cell for %gpuwatch"):
             from gpumagic.frameworks.watching import watch
 
             cell.watch = watch(strict=self._strict, warn=False).start()
 
     def end(self, cell: RunningCell) -> None:
-        """Show what was counted in a cell, unless `%%ongpu` has shown it."""
+        """Stop counting in a cell; show what was counted, unless `%%ongpu` has shown it."""
         watched, cell.watch = cell.watch, None
         if watched is None:
             return
@@ -351,4 +348,4 @@ class Watched:
             watched.stop()
             line = LedgerLine(watched.ledger)
             if repr(line) and not cell.reported:
-                self._show(watched.ledger if self._report else line)
+                display(watched.ledger if self._report else line)

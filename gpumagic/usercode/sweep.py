@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+from gpumagic import faults
 from gpumagic.errors import GpuError
 from gpumagic.usercode.program import Program
 from gpumagic.usercode.variables import variables_read
@@ -107,21 +108,21 @@ def worked_through(
         raise GpuError(f"items {items} is no expression; {_ITEMS}") from None
     found: list[float | None] = []
     for values in points:
-        told = ", ".join([f"items {items}", *(f"{n} = {value!r}" for n, value in values.items())])
+        given = ", ".join([f"items {items}", *(f"{n} = {value!r}" for n, value in values.items())])
         try:
             value = eval(code, {**namespace, **values})
         except Exception as error:  # noqa: BLE001  it is the user's
-            raise GpuError(f"{told}: {type(error).__name__}: {error}; {_ITEMS}") from None
-        found.append(_above_0(value, f"{told}: {str(value)[:40]}"))
+            raise GpuError(f"{given}: {faults.in_words(error)}; {_ITEMS}") from None
+        found.append(_above_0(value, f"{given}: {str(value)[:40]}"))
     return found
 
 
-def _above_0(value: Any, told: str) -> float:
+def _above_0(value: Any, given: str) -> float:
     try:
         found = math.nan if isinstance(value, str) else float(value)
-    except Exception:  # noqa: BLE001  what a user's object does not turn into
+    except Exception:  # noqa: BLE001  the user's object may raise anything
         found = math.nan
     if not (found > 0 and math.isfinite(found)):
-        told = " ".join(told.split())
-        raise GpuError(f"{told} is not a number above 0; {_ITEMS}") from None
+        given = " ".join(given.split())
+        raise GpuError(f"{given} is not a number above 0; {_ITEMS}") from None
     return found

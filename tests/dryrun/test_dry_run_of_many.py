@@ -129,7 +129,7 @@ def test_of_how_many_is_read_or_refused(ip):
     for line, said in {
         "@all --dry-run --on 4090": "@all of how many? type --dry-run --on '8 x 4090'",
         "--dry-run --on '0 x 4090'": "0 x 4090: 0 is no number of GPUs; type 8 x 4090",
-        "@0 --dry-run": "a dry run follows one of all ranks; type %%ongpu @all --dry-run",
+        "@0 --dry-run": "a dry run is of one of all ranks; type %%ongpu @all --dry-run",
     }.items():
         assert f"UsageError: %%ongpu: {said}" in ip.run(f"%%ongpu {line}\na").text
     with pytest.raises(gpumagic.GpuError, match="4 x cuda:1: each rank sees its GPU as cuda:0"):

@@ -68,7 +68,7 @@ CELLS = """
     # What would count torch's memory alone, or split what it cannot, says so before anything runs.
     for cell in ("%%gpufit 1 n=1..9\\njnp.ones(n) @ jnp.ones(n)", "%%ongpu 1 --memory\\nX @ X",
                  "%%ongpu 0,1 --split X\\nX @ X"):
-        assert "is for cells of torch, and this one uses JAX" in refused(cell), cell
+        assert "is for torch; this cell uses JAX" in refused(cell), cell
     assert not refused("%%ongpu 1 --memory\\nT @ T")
 
     try:

@@ -3,7 +3,7 @@
 import pytest
 from IPython.core.error import UsageError
 
-from gpumagic.magics.placing import placing_request
+from gpumagic.magics.ongpu_arguments import placing_request
 
 
 @pytest.mark.parametrize(
@@ -14,17 +14,17 @@ from gpumagic.magics.placing import placing_request
         ("%%ongpu 0,,1", "0,,1"),
         ("%%ongpu 0,1", "0,1"),
         ("%%ongpu all", "all"),
-        ("%%ongpu 0,1 --chunk 4", "what is each of 0,1 to do?"),
+        ("%%ongpu 0,1 --chunk 4", "which items for each of 0,1?"),
         ("%%ongpu 1 --split X", "--split is for several GPUs"),
         ("%%ongpu 1 --reduce X=mean", "--reduce is for several GPUs"),
         ("%%ongpu @all --chunk 4", "--split NAME --chunk 4"),
-        ("%%ongpu 0,1 --split X --strict", "--strict is about one device"),
-        ("%%ongpu @1 --no-move", "--no-move is about one device"),
-        ("%%ongpu 0,1 --split X --dry-run", "--dry-run is of one device"),
+        ("%%ongpu 0,1 --split X --strict", "--strict is for one device"),
+        ("%%ongpu @1 --no-move", "--no-move is for one device"),
+        ("%%ongpu 0,1 --split X --dry-run", "--dry-run is for one device"),
         ("%%ongpu 0,1 --split 1X", "1X cannot be the name of a variable"),
-        ("%%ongpu 0,1 --split X,X", "X stands twice"),
+        ("%%ongpu 0,1 --split X,X", "X is there twice"),
         ("%%ongpu 0,1 --split X --chunk 0", "0 is not a whole number above 0"),
-        ("%%ongpu 0,1 --split X --gather y --reduce y=mean", "y stands in --gather and in"),
+        ("%%ongpu 0,1 --split X --gather y --reduce y=mean", "y is in --gather and in"),
         ("%%ongpu 0,1 --split X --reduce y", "how to reduce y is missing"),
         ("%%ongpu", "which device?"),
         ("%%ongpu 1 --nope", "--nope"),
@@ -58,7 +58,7 @@ def test_bad_input_is_one_line_and_nothing_runs_or_moves(ip, line, says):
 )
 def test_a_misspelled_option_asks_what_was_meant(ip, cell, meant):
     text = ip.run(cell).text
-    asked = f"; did you mean {meant}? type %" if meant else "unrecognized arguments: --zzz; type %"
+    asked = f"; did you mean {meant}? type %" if meant else "unexpected --zzz; type %"
     assert asked in text
     assert text.count("\n") == 1
 

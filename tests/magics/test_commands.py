@@ -69,7 +69,7 @@ def test_what_this_machine_can_hold_is_told_once(shell, monkeypatch):
     memory = SimpleNamespace(total=5 * 2**30, used=0, available=2**30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     try:
-        said = "2.0 GiB each is what this machine can hold"
+        said = "2.0 GiB each, as this machine has no more"
         assert said in shell.run("%gpus --virtual 2").text
         assert said not in shell.run("%gpus --virtual 2").text
         assert "of 2 GiB are on already" in shell.run("%gpus --virtual 2 --memory 1GiB").text

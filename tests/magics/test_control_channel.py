@@ -59,7 +59,7 @@ def source(monkeypatch):
 @pytest.fixture
 def channel():
     kernel = Kernel()
-    made = ControlChannel(SimpleNamespace(kernel=kernel))
+    made = ControlChannel(kernel)
     made.install()
     yield kernel, made
     made.uninstall()
@@ -128,9 +128,3 @@ def test_a_fault_of_ours_is_kept_and_the_kernel_goes_on(monkeypatch, channel):
     kernel.ask()
     (fault,) = faults.all_kept()
     assert "ZeroDivisionError" in str(fault)
-
-
-def test_a_terminal_has_no_such_channel():
-    made = ControlChannel(SimpleNamespace())
-    made.install()
-    made.uninstall()

@@ -40,7 +40,7 @@ def test_what_others_wrote_stays(profile, capsys):
     assert cli.main(["disable"]) == 0
     assert written(profile) == theirs
     assert cli.main(["disable"]) == 0
-    assert "nothing to take back" in capsys.readouterr().out
+    assert "nothing to remove" in capsys.readouterr().out
 
 
 def test_what_it_cannot_write_beside_is_one_line(profile, capsys):

@@ -49,7 +49,7 @@ def test_one_name_is_opened(ip):
         ("wieghts", "there is no variable 'wieghts'; did you mean weights?"),
         ("7", "no GPU 7: there are cuda:0 and cuda:1 (virtual)"),
         ("cpu", "cpu is not a GPU; type %gpumem 0"),
-        ("--sinse", "type %gpumem [WHERE or NAME]"),
+        ("--sinse", "type %gpumem [WHERE or NAME …] [--since]"),
     ],
 )
 def test_what_is_not_there_is_one_line(ip, line, said):
@@ -98,7 +98,7 @@ def test_without_torch_it_says_so_shows_the_gpus_and_imports_none():
 def test_since_says_what_changed_by_name(ip):
     made(ip)
     first = ip.run("%gpumem --since").text
-    assert first.startswith("There was no %gpumem before this one")
+    assert first.startswith("This is the first %gpumem")
     assert "net" in first
     ip.run("del x\ny = zeros(10**6, device='cuda:1')")
     said = ip.run("%gpumem --since").text
@@ -115,7 +115,7 @@ def test_since_says_what_changed_by_name(ip):
 @pytest.mark.parametrize("words", ["--since --record on", "x --record off"])
 def test_record_stands_on_a_line_of_its_own(ip, words):
     said = ip.run(f"%gpumem {words}").text
-    assert said.startswith("UsageError: %gpumem: --record stands on a line of its own, without")
+    assert said.startswith("UsageError: %gpumem: --record is for a line of its own; leave out")
     assert said.count("\n") == 1
 
 

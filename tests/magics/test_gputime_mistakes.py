@@ -11,20 +11,20 @@ SHORT = "--max-time 0.02"
 @pytest.mark.parametrize(
     ("line", "where", "sweep"),
     [
-        ("0 + 1", ["0+1"], []),
-        ("cpu, 0", ["cpu,0"], []),
-        ("cpu 0 +1", ["cpu", "0+1"], []),
-        ("cpu --sweep n=1, 2, 3", ["cpu"], ["n=1,2,3"]),
-        ("--sweep n = 1,-2 cpu", ["cpu"], ["n=1,-2"]),
-        ("cpu, --quiet", ["cpu,"], []),
-        ("--setup 'x, = y' cpu", ["cpu"], []),
-        (r'--setup "x, = y" cpu --against "a\", b"', ["cpu"], []),
+        ("0 + 1", ["0+1"], None),
+        ("cpu, 0", ["cpu,0"], None),
+        ("cpu 0 +1", ["cpu", "0+1"], None),
+        ("cpu --sweep n=1, 2, 3", ["cpu"], "n=1,2,3"),
+        ("--sweep n = 1,-2 cpu", ["cpu"], "n=1,-2"),
+        ("cpu, --quiet", ["cpu,"], None),
+        ("--setup 'x, = y' cpu", ["cpu"], None),
+        (r'--setup "x, = y" cpu --against "a\", b"', ["cpu"], None),
     ],
 )
 def test_blanks_within_a_word_are_none(line, where, sweep):
     found, code = timing_request(line, "1")
     assert (found.where, found.sweep, code) == (where, sweep, "1")
-    assert found.setup in ("", "x, = y")
+    assert found.setup in (None, "x, = y")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_blanks_within_a_word_are_none(line, where, sweep):
         ("%%gputime cpu\n1\n%ongpu 0\n1", "the cell says %ongpu too"),
         ("%%gputime cpu --max-time\n1", "--max-time: nothing after it; type --max-time 5"),
         ("%%gputime cpu -o 1x\n1", "-o: 1x cannot be the name of a variable; type -o result"),
-        ("%%gputime cpu --help\n1", "unrecognized arguments: --help; type %%gputime WHERE"),
+        ("%%gputime cpu --help\n1", "unexpected --help; type %%gputime WHERE"),
         ("%%gputime 0+\n1", "a device is missing in 0+; type two or more, such as 0+1"),
         ("%%gputime cpu --items nope\n1", "items nope: NameError: name 'nope' is not defined"),
         ("%%gputime cpu --items (1\n1", "(1 is no number and no expression"),

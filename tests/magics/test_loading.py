@@ -3,6 +3,7 @@
 import builtins
 import contextlib
 import gc
+import importlib
 import io
 import signal
 import sys
@@ -12,36 +13,64 @@ import warnings
 import pytest
 import torch
 
+from gpumagic.magics import loading
+
+
+def state(ip):
+    """What an extension could leave behind in a shell."""
+    return (
+        list(ip.input_transformers_cleanup),
+        list(ip.ast_transformers),
+        {k: list(v) for k, v in ip.events.callbacks.items()},
+        {k: sorted(v) for k, v in ip.magics_manager.magics.items()},
+        sorted(ip.magics_manager.registry),
+        list(ip.Completer.custom_matchers),
+        {m: len(f.type_printers) for m, f in ip.display_formatter.formatters.items()},
+        {m: len(f.deferred_printers) for m, f in ip.display_formatter.formatters.items()},
+    )
+
 
 def test_unload_and_reload_leave_nothing_doubled(gpus, shell):
     ip = shell.ip
-
-    def state():
-        return (
-            list(ip.input_transformers_cleanup),
-            list(ip.ast_transformers),
-            {k: list(v) for k, v in ip.events.callbacks.items()},
-            {k: sorted(v) for k, v in ip.magics_manager.magics.items()},
-            sorted(ip.magics_manager.registry),
-            list(ip.Completer.custom_matchers),
-            {m: len(f.type_printers) for m, f in ip.display_formatter.formatters.items()},
-            {m: len(f.deferred_printers) for m, f in ip.display_formatter.formatters.items()},
-        )
-
     ip.run_line_magic("unload_ext", "gpumagic")
-    without = state()
+    without = state(ip)
     ip.run_line_magic("load_ext", "gpumagic")
-    sizes = [len(part) for part in state()]
+    sizes = [len(part) for part in state(ip)]
     ip.run_line_magic("reload_ext", "gpumagic")
     ip.run_line_magic("reload_ext", "gpumagic")
-    assert [len(part) for part in state()] == sizes
+    assert [len(part) for part in state(ip)] == sizes
     assert shell.run("%%ongpu 1\nimport torch; torch.zeros(1)").text.count("cuda:1 (virtual") == 1
     shell.run("%gpus")  # fills the deferred printers
     shell.run("%ongpu 1")
     ip.run_line_magic("unload_ext", "gpumagic")
-    assert state() == without
+    assert state(ip) == without
     assert shell.run("torch.zeros(1)").result.device.type == "cpu"
     ip.run_line_magic("load_ext", "gpumagic")
+
+
+@pytest.mark.parametrize("position", range(20))
+def test_a_hook_that_fails_leaves_nothing_installed(shell, monkeypatch, position):
+    class Fails:
+        def install(self):
+            raise ZeroDivisionError
+
+    hooks = loading.hooks
+    shell.ip.run_line_magic("unload_ext", "gpumagic")
+    without, names = state(shell.ip), set(vars(shell.ip))
+    monkeypatch.setattr(
+        loading, "hooks", lambda ip: (*(all_ := hooks(ip))[:position], Fails(), *all_[position:])
+    )
+    with pytest.raises(ZeroDivisionError):
+        loading.load(shell.ip)
+    assert state(shell.ip) == without
+    assert set(vars(shell.ip)) == names
+    monkeypatch.undo()
+    shell.ip.run_line_magic("load_ext", "gpumagic")
+
+
+@pytest.mark.parametrize(("name", "function"), loading.FORGET)
+def test_what_unloading_calls_is_there(name, function):
+    assert callable(getattr(importlib.import_module(name), function))
 
 
 def of_the_process():
@@ -136,7 +165,7 @@ def test_what_cells_brought_is_forgotten_with_the_extension(ip):
     assert "X" in [origin.name for origin in brought_away()]
     ip.ip.run_line_magic("reload_ext", "gpumagic")
     assert brought_away() == []
-    assert ip.run("%ongpu home").text.startswith("nothing to bring home")
+    assert ip.run("%ongpu home").text.startswith("nothing to move back")
 
 
 @pytest.mark.slow

@@ -115,11 +115,11 @@ def test_the_first_move_for_good_says_so_and_home_undoes_all(ip):
     assert ip.run("%ongpu off\n%ongpu home").success
     assert " for good (--back brings home)" in ip.run("%%ongpu 1\nX + 1").text
     assert "for good" not in ip.run("%%ongpu 0\ny + 1").text
-    assert re.match(r"brought home X, y: 16 B from cuda:1, cuda:0", ip.run("%ongpu home").text)
+    assert re.match(r"moved back X, y: 16 B from cuda:1, cuda:0", ip.run("%ongpu home").text)
     assert ip.ns["X"].device == ip.ns["y"].device == torch.device("cpu")
-    assert ip.run("%ongpu home").text.startswith("nothing to bring home")
+    assert ip.run("%ongpu home").text.startswith("nothing to move back")
     ip.run("%%ongpu 1\nz = X + 1; w = z * 2")
-    assert "; made on a GPU, and still there: z, w" in ip.run("%ongpu home").text
+    assert "; created on a GPU, and still there: z, w" in ip.run("%ongpu home").text
 
 
 def test_an_error_says_which_cell_brought_the_data_away(ip):

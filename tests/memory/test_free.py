@@ -218,7 +218,7 @@ def test_bad_input_is_told_in_a_line_and_frees_nothing(held):
         ("%gpufree n", "n holds nothing on a GPU"),
         ("%gpufree torch", "torch holds nothing on a GPU"),
         ("%gpufree x.grad", "x.grad cannot be the name"),
-        ("%gpufree --wrong", "unrecognized arguments: --wrong"),
+        ("%gpufree --wrong", "unexpected --wrong"),
     ):
         said = held.run(line).text
         assert words in said

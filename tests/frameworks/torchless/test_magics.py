@@ -28,8 +28,8 @@ def test_a_cell_is_placed_and_what_it_reads_is_brought(notebook):
     assert names["data"][1] is names["inner"]  # a dict stays the dict that it is
     assert names["Y"].devices() != {gpu}  # an array of JAX's never changes: Y is the one of before
     home = notebook.run("%ongpu home")
-    assert "brought home X: 39.1 KiB from cuda:1" in home
-    assert "made on a GPU, and still there: Z" in home
+    assert "moved back X: 39.1 KiB from cuda:1" in home
+    assert "created on a GPU, and still there: Z" in home
     assert names["X"].devices() == {names["jax"].devices("cpu")[0]}
 
 
@@ -75,12 +75,12 @@ def test_gpus_show_what_arrays_hold(notebook):
     ("cell", "said"),
     [
         ("%%ongpu 5\nx = 1", "no GPU 5: there are cuda:0 and cuda:1 (virtual)"),
-        ("%%ongpu 1 --fix\nx = 1", "--fix is for cells of torch, and this one uses JAX"),
-        ("%%ongpu 1 --memory\nx = 1", "--memory is for cells of torch, and this one uses JAX"),
-        ("%%gpufit 1 n=1..9\njnp.ones(n)", "%%gpufit is for cells of torch, and this one uses JAX"),
+        ("%%ongpu 1 --fix\nx = 1", "--fix is for torch; this cell uses JAX"),
+        ("%%ongpu 1 --memory\nx = 1", "--memory is for torch; this cell uses JAX"),
+        ("%%gpufit 1 n=1..9\njnp.ones(n)", "%%gpufit is for torch; this cell uses JAX"),
         (
             "%%ongpu 0,1 --split x\nx + 1",
-            "%%ongpu 0,1 is for cells of torch, and this one uses JAX; JAX computes where",
+            "%%ongpu 0,1 is for torch; this cell uses JAX; JAX computes where",
         ),
         ("%gpus --virtual 3", "3 asked, 2 of"),
     ],
@@ -192,11 +192,11 @@ def test_home_names_what_is_still_there_in_containers_too(notebook):
     notebook.run("import jax, jax.numpy as jnp\nM = {'w': jnp.ones(4)}; X = jnp.ones(3)")
     notebook.run("%%ongpu 1\nM['w'] = M['w'] * 2\nmade = [X * 1]")
     shown = notebook.run("%ongpu home")
-    assert "brought home M, X" in shown or "brought home X, M" in shown
-    assert "made on a GPU, and still there: made" in shown
+    assert "moved back M, X" in shown or "brought home X, M" in shown
+    assert "created on a GPU, and still there: made" in shown
     assert not notebook.names["X"].committed
     assert not notebook.names["M"]["w"].committed
-    assert "nothing to bring home" in notebook.run("%ongpu home")
+    assert "nothing to move back" in notebook.run("%ongpu home")
 
 
 def test_virtual_gpus_after_jax_has_started_are_said_once(notebook):

@@ -1,14 +1,13 @@
-"""Give a cell to other code than IPython's: a dry run, several devices, a cluster, a timer.
+"""Run a cell elsewhere than in IPython: as a dry run, on several devices, a cluster, or timed.
 
-Line numbers and tracebacks are those of the cell, its last value is the cell's value, and Ctrl-C
-keeps what is known by then.
+Line numbers and tracebacks are those of the cell, and its last value is the cell's value. Ctrl-C
+keeps the results until then.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -20,22 +19,23 @@ from IPython.core.compilerop import PyCF_MASK
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, cluster_needed, show_as, torch_needed
-from gpumagic.magics.placing import Request
+from gpumagic.magics.cluster_commands import running_cluster
+from gpumagic.magics.ongpu_arguments import Request
 
-# Magics that say where code runs, as IPython has made Python of them.
+# Magics that choose a device, as IPython translates them to Python.
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpufit)'")
-# The engine's name for a file of text that came from none, such as a set-up.
+# The file name of code that is in no cell, such as a set-up.
 _TEXT = "<timed "
 
 
 def compiled_name(shell: Any, text: str, magic: str, setup: str = "") -> tuple[str, str]:
-    """The code of a cell's text below the line `magic`, if any, and the name of its file."""
+    """Return the code of a cell's text, below the line `magic` if given, and its file's name."""
     code, raw = shell.transform_cell(text), text
     _check(code, text, magic, setup)
     shown = code
     if magic:
-        # A line more above, so that the numbers are those of the cell. For tracebacks it is a
-        # statement: they take a file to begin where its first one does.
+        # One more line above gives the lines the cell's numbers. For tracebacks it is a statement,
+        # since they take a file to begin at its first one.
         code, raw, shown = f"\n{code}", f"{magic}\n{text}", f"{magic!r}\n{code}"
     running = getattr(shell.displayhook, "exec_result", None)
     count = getattr(running, "execution_count", None) or shell.execution_count
@@ -44,7 +44,7 @@ def compiled_name(shell: Any, text: str, magic: str, setup: str = "") -> tuple[s
 
 @contextmanager
 def progressing(shell: Any, asked: Any, name: str) -> Iterator[ProgressLine]:
-    """A progress line for work within; an error's traceback begins in the cell's own code."""
+    """Yield a progress line; an error's traceback begins in the cell's own code."""
     line = ProgressLine(shell, silent=asked.quiet)
     try:
         yield line
@@ -56,23 +56,25 @@ def progressing(shell: Any, asked: Any, name: str) -> Iterator[ProgressLine]:
 
 
 def give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
-    """Bind and show a result as the line asks; after Ctrl-C raise that, with what is known."""
+    """Assign and show a result as the line asks; raise KeyboardInterrupt after Ctrl-C."""
     if asked.output:
         shell.user_ns[asked.output] = made
     line.close(None if asked.quiet else made)
     if made.interrupted:
         where = "shown above" if not asked.quiet else asked.output and f"in {asked.output}"
-        told = [f"what was finished is {where}"] if where else []
-        stopped = KeyboardInterrupt(*told)
-        show_as(stopped, lambda: [": ".join(["KeyboardInterrupt", *told])])
-        raise stopped
+        raise _shown_as_line(KeyboardInterrupt(*[f"what was finished is {where}"] * bool(where)))
+
+
+def _shown_as_line(error: KeyboardInterrupt) -> KeyboardInterrupt:
+    text = ": ".join(["KeyboardInterrupt", *map(str, error.args)])
+    show_as(error, lambda: [text])
+    return error
 
 
 def _check(code: str, text: str, magic: str, setup: str) -> None:
-    """Refuse what cannot be run elsewhere, in one line."""
+    """Raise GpuError for code that cannot be run elsewhere."""
     if text.lstrip().startswith("%%ongpu"):
         raise GpuError("the cell says %%ongpu too; leave that line out")
-    # The magic's own line is above, so that the numbers are those of the cell.
     _check_code(f"\n{code}" if magic else code, text.count("\n") + bool(magic))
     _check_code(setup, 1, "--setup: ")
     if not ast.parse(code).body:
@@ -83,11 +85,11 @@ def _check(code: str, text: str, magic: str, setup: str) -> None:
 
 
 def _check_code(code: str, lines: int, what: str = "") -> None:
-    """Refuse what is no Python in one line, which has the number of several `lines`."""
+    """Raise GpuError for a syntax error, with the line's number if there are several `lines`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # An `await` is refused later, in better words.
+            # An `await` is refused later, with a better message.
             compile(code, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as error:
         at = f"line {error.lineno}: " if lines > 1 and error.lineno else ""
@@ -98,7 +100,7 @@ def _check_code(code: str, lines: int, what: str = "") -> None:
 
 
 def _begin_at(shell: Any, error: BaseException, name: str) -> None:
-    """Have the traceback begin at the user's own line, in file `name`, as a plain cell's does."""
+    """Make the traceback begin at the user's own line in the file `name`, as a plain cell's."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
@@ -114,14 +116,14 @@ def _begin_at(shell: Any, error: BaseException, name: str) -> None:
 
 
 class Cell(Protocol):
-    """A running cell, whose tree may be kept out of IPython's hands."""
+    """A running cell, as ongpu.py has it."""
 
     tree: ast.AST | None
     handed_over: bool
     report: Any  # shown at its end
 
 
-_SHARED_OUT = (
+_USE_SHARDING = (
     "JAX computes where an array is spread: x = jax.device_put(x, NamedSharding(Mesh("
     "jax.devices('gpu'), 'gpu'), PartitionSpec('gpu'))), all of jax.sharding"
 )
@@ -130,13 +132,13 @@ _SHARED_OUT = (
 def hand_over(
     shell: Any, cell: Cell, asked: Request, file: str, show: Callable[[Any], object]
 ) -> Any:
-    """Run a cell's tree, in the file of that name, as its line asks; `GpuError` for what cannot."""
+    """Run a cell's tree as its line asks, and return its value; `file` is the cell's file."""
     if not cell.handed_over:
         what = "--dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
         raise GpuError(f"{what} must stand above the magic that runs the code")
     if asked.dry_run:
         return _dry_run(shell, cell.tree, asked, file, show)
-    refuse_others(f"%%ongpu {asked.where}", shell, cell.tree, _SHARED_OUT)
+    refuse_others(f"%%ongpu {asked.where}", shell, cell.tree, _USE_SHARDING)
     run = _on_ranks if asked.on_cluster else _on_several
     value, report = run(shell, cell.tree, asked, file)
     if report.wrong:
@@ -146,25 +148,19 @@ def hand_over(
 
 
 def refuse_others(what: str, shell: Any, tree: Any, of_jax: str = "") -> None:
-    """GpuError where a cell uses other frameworks than torch, of which `what` knows nothing."""
+    """Raise GpuError if a cell uses other frameworks than torch, which `what` does not support."""
     if used := _others_used(shell, tree):
-        why = f"{what} is for cells of torch, and this one uses {' and '.join(used)}"
+        why = f"{what} is for torch; this cell uses {' and '.join(used)}"
         raise GpuError(f"{why}; {of_jax}" if of_jax and "JAX" in used else why)
 
 
 def _others_used(shell: Any, tree: Any) -> list[str]:
-    """The frameworks beside torch that a cell itself uses: ``["JAX"]``."""
+    """Return the other frameworks that a cell uses: ``["JAX"]``."""
     from gpumagic.frameworks.known import imports_of, needed_by
     from gpumagic.usercode.variables import names_read, variables_read
 
     read = dict(variables_read(names_read(tree, shell.transform_cell), shell.user_ns))
     return [framework.name for framework in needed_by(imports_of(tree), read)]
-
-
-def running_cluster() -> Any:
-    """The cluster of this notebook, or None; nothing is imported to find that there is none."""
-    starts = sys.modules.get("gpumagic.cluster.gpu_cluster")
-    return starts.current() if starts is not None and starts.is_running() else None
 
 
 def _dry_run(
@@ -179,19 +175,19 @@ def _dry_run(
         with torch_needed("%%ongpu --dry-run"):
             from gpumagic.dryrun.dry_cell import dry_run_cell
         result = dry_run_cell(shell, tree, file, on, move=asked.move)
-    if shell.displayhook.quiet():  # a semicolon at the end is about the cell's own value
+    if shell.displayhook.quiet():  # a semicolon at the end hides only the cell's own value
         show(result)
         return None
     return result
 
 
 def _of_arrays(shell: Any, tree: Any, file: str, on: str) -> Any:
-    """The dry run of a cell of JAX; None of one of torch. `GpuError` where it can be neither."""
-    # In a copy of this process, as for torch, any of them would wait for ever.
+    """Return the dry run of a cell that uses JAX, None for torch; GpuError for other frameworks."""
+    # In a forked process, as for torch, any of them would wait forever.
     used = _others_used(shell, tree)
     if "JAX" not in used:
         if used:
-            raise GpuError(f"--dry-run is for cells of torch or JAX, and this one uses {used[0]}")
+            raise GpuError(f"--dry-run is for torch or JAX; this cell uses {used[0]}")
         return None
     from gpumagic.dryrun.dry_arrays import NotFollowed, dry_run_array_cell
 
@@ -225,8 +221,7 @@ def _on_several(shell: Any, tree: Any, asked: Request, file: str) -> tuple[Any, 
         try:
             value = run.run(line.update)
         except KeyboardInterrupt as error:
-            said = ": ".join(["KeyboardInterrupt", *map(str, error.args)])
-            show_as(error, lambda: [said])
+            _shown_as_line(error)
             raise
     line.close()
     return value, run.report

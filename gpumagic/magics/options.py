@@ -1,0 +1,180 @@
+"""List the arguments and options of the magics, with examples of their values.
+
+The parser, `%magic?`, Tab and the table in docs/magics.md come from `MAGICS` and `OPTIONS`.
+"""
+
+import keyword
+import math
+import os
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+
+class Magic(NamedTuple):
+    """The arguments of a magic: as its usage shows them, and how they are parsed."""
+
+    usage: str
+    name: str = "where"  # the attribute of the parsed line
+    number: str = "?"  # as argparse's `nargs`
+    verbs: tuple[str, ...] = ()  # words that may come first
+    type: Callable[[str], Any] = str
+
+
+class Option(NamedTuple):
+    """An option of one or more magics, separated by blanks."""
+
+    magics: str
+    typed: str  # with examples of its value, if it takes one: "-o --output result", "--on h100|l4"
+    does: str  # empty for an option that only an error names
+    type: Callable[[str], Any] = str
+    default: Any = None
+
+    @property
+    def flags(self) -> list[str]:
+        """The spellings, the long one last."""
+        return [word for word in self.typed.split() if word.startswith("-")]
+
+    @property
+    def flag(self) -> str:
+        """The long spelling."""
+        return self.flags[-1]
+
+    @property
+    def examples(self) -> list[str]:
+        """Examples of its value; empty for a flag."""
+        value = self.typed.partition(self.flag)[2].strip()
+        return value.split("|") if value else []
+
+    @property
+    def usage(self) -> str:
+        """The option with at most two examples: ``--virtual 2|off``."""
+        return f"{self.flag} {'|'.join(self.examples[:2])}".rstrip()
+
+
+def _above_zero(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < math.inf:
+            return number
+    raise ArgumentTypeError(f"{text} is not a number above 0")
+
+
+def _percent(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= (number := float(text.removesuffix("%"))) < 100:
+            return number / 100
+    raise ArgumentTypeError(f"{text} is not a number from 0 to 100")
+
+
+def _count(text: str) -> int:
+    digits = text.replace("_", "")
+    if not digits.isdecimal() or not int(digits):
+        raise ArgumentTypeError(f"{text} is not a whole number above 0")
+    return int(digits)
+
+
+def _items(text: str) -> float | str:
+    try:
+        float(text)
+    except ValueError:
+        try:
+            compile(text.strip(), "<--items>", "eval")
+        except (SyntaxError, ValueError):
+            raise ArgumentTypeError(f"{text} is no number and no expression") from None
+        return text.strip()
+    return _above_zero(text)
+
+
+def _switch(text: str) -> str:
+    if text.lower() not in ("on", "off"):
+        raise ArgumentTypeError(f"{text} is neither on nor off")
+    return text.lower()
+
+
+def variable(text: str) -> str:
+    """Return the name of a variable."""
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise ArgumentTypeError(f"{text} cannot be the name of a variable")
+    return text
+
+
+def variables(text: str) -> tuple[str, ...]:
+    """Return names of variables, which commas separate."""
+    found = tuple(map(variable, text.split(",")))
+    if twice := [name for name in found if found.count(name) > 1]:
+        raise ArgumentTypeError(f"{twice[0]} is there twice")
+    return found
+
+
+def reductions(text: str) -> tuple[tuple[str, str], ...]:
+    """Return pairs of a variable and how to reduce it: ``loss=mean,acc=max``."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    if missing := [name for name, _, how in pairs if not how]:
+        raise ArgumentTypeError(f"how to reduce {missing[0]} is missing")
+    names = variables(",".join(name for name, _, _ in pairs))
+    return tuple(zip(names, (how for _, _, how in pairs), strict=True))
+
+
+file: Callable[[str], str] = os.path.expanduser
+"""The type of a path: IPython completes it."""
+
+_CLUSTER = ("start", "status", "restart", "stop", "pull", "push", "checkpoint", "restore")
+MAGICS = {
+    "gpus": Magic("[WHERE]"),
+    "ongpu": Magic("WHERE"),
+    "gpuwatch": Magic("on|off", number="", verbs=("on", "off")),
+    "gputime": Magic("WHERE WHERE …", number="*"),
+    "gpufit": Magic("[WHERE] batch=1..4096", number="*"),
+    "gpumem": Magic("[WHERE or NAME …]", "what", "*"),
+    "gpufree": Magic("[NAME …]", "names", "*", type=variable),
+    "gpucluster": Magic(f"{'|'.join(_CLUSTER)} [N, RANK, NAME or DIR]", "what", "*", _CLUSTER),
+}
+OPTIONS = (
+    Option("gpus", "-p --processes", "add a line for each process"),
+    Option("gpus", "--live", "keep drawing, also while a cell runs"),
+    Option("gpus", "--doctor", "list what cannot be seen, why, and how to fix it"),
+    Option("gpus", "--virtual 2|off|1|4|8", "create so many virtual GPUs in this process, or none"),
+    Option("gpus", "--memory 16GiB", "the memory of each virtual GPU; by default at most 16 GiB"),
+    Option("gpus", "--force", ""),
+    Option("ongpu", "--back", "move back after the cell what it moved to the device"),
+    Option("ongpu", "--no-move", "leave variables and batches where they are"),
+    Option("ongpu gpuwatch", "--report", "show copies and waits by line, with advice"),
+    Option("ongpu gpuwatch", "--strict", "raise an error at the first implicit copy or wait"),
+    Option("ongpu", "--fix", "move operands from other devices to this one, and say so"),
+    Option("ongpu", "--memory", "show what the peak of memory consisted of, by kind and line"),
+    Option("ongpu", "--save peak.pickle", "with --memory: write torch's snapshot to a file", file),
+    Option("ongpu", "--dry-run", "run nothing: predict copies, memory, and errors"),
+    Option("ongpu", "--split x,y", "share the items of these variables among GPUs", variables),
+    Option("ongpu", "--gather images", "concatenate these results of the GPUs", variables),
+    Option("ongpu", "--reduce loss=mean", "combine results by mean, sum, min or max", reductions),
+    Option("ongpu", "--chunk 4", "give so many items at a time to the next free GPU", _count),
+    Option("ongpu gpufit", "--on h100|24GiB|a100-80gb|l4", "predict for these cards, here or not"),
+    Option("gpufit", "--margin 5|10", "percent of the memory to leave free", _percent, 0.05),
+    Option("gpufit", "--target 4096", "say in how many steps to accumulate this batch", _count),
+    Option("gpufit", "--dry", "predict only, run nothing"),
+    Option("gputime", "--sweep n=64,256,1024", "repeat with each value of a variable"),
+    Option("gputime", "--setup 'x = f(n)'", "run this code first on each device, untimed"),
+    Option("gputime", "--items 1000|'len(x)'", "report the throughput: items of one run", _items),
+    Option("gputime", "--max-time 5", "seconds for each device and value", _above_zero, 5.0),
+    Option("gputime", "--in-place", "work on the variables themselves, which changes them"),
+    Option("gputime", "--against last", "compare with the last result, a variable, or a file"),
+    Option("gputime gpufit", "-o --output result", "assign the result to a variable", variable),
+    Option("ongpu gputime gpufit", "-q --quiet", "show nothing"),
+    Option("gpumem", "--since", "show what changed since the last %gpumem"),
+    Option("gpumem", "--record on|off", "record the line of each allocation, from now on", _switch),
+    Option("gpufree", "--grads", "free the gradients of the notebook's modules too"),
+    Option("gpucluster", "--slurm 2x8", "start: nodes and GPUs of each, as a job of Slurm"),
+    Option("gpucluster", "--partition gpu", "start: the partition of Slurm"),
+    Option("gpucluster", "--ssh host1,host2:4", "start: hosts, and how many GPUs of each"),
+    Option("gpucluster", "--python /opt/bin/python", "start: the path of Python there"),
+    Option("gpucluster", "--mpi 4", "start: so many engines by mpiexec"),
+    Option("gpucluster", "--ip 10.0.0.1", "start: the address of this machine for the engines"),
+    Option("gpucluster", "--to runs/cats", "checkpoint: the directory", file),
+    Option("gpucluster", "--every 10min|30s|1h", "checkpoint: repeat it after cells"),
+)
+
+
+def options(magic: str) -> list[Option]:
+    """Return the options of a magic that users are to know."""
+    return [option for option in OPTIONS if option.does and magic in option.magics.split()]
