@@ -98,7 +98,7 @@ def _explained(error: BaseException, earlier: Sequence[BaseException]) -> Any:
 
     found: Any = explain(error)
     if found is None and not sys.modules.keys().isdisjoint(_FRAMEWORKS):
-        from gpumagic.memory.array_shortage import explain_out_of_memory
+        from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 
         found = explain_out_of_memory(error, earlier=earlier)
     return found
@@ -150,7 +150,7 @@ class MemoryHooks:
         self._threads.stamped = None
         if cuda := cuda_state.working():
             with faults.kept("asking torch to note when memory runs out"):
-                from gpumagic.memory.allocator import note_shortages
+                from gpumagic.memory.shortage import note_shortages
 
                 note_shortages()
             if info.store_history:
