@@ -104,25 +104,28 @@ def _chosen(s: OutOfMemoryState, t: "Trials | None") -> list[Lever]:
     def enough(lever: Lever) -> bool:
         return lever.fits is True or (lever.fits is None and (lever.gives or 0) >= s.short_by)
 
-    for lever, most in _levers(t):
-        if sum(map(enough, found)) < most:
-            found += lever(s, t)
-    found.sort(key=lambda lever: not enough(lever))
+    for group, most in _levers(t):
+        for find in group if not any(map(enough, found)) else ():
+            if sum(map(enough, found)) < most:
+                found += find(s, t)
+    if any(map(enough, found)):
+        found = [lever for lever in found if enough(lever)]
     return found[:_MOST]
 
 
 _Find = Callable[[OutOfMemoryState, Any], Iterator[Lever]]
 
 
-def _levers(t: "Trials | None") -> Iterator[tuple[_Find, int]]:
-    """All of them in the order of what they cost the user, each to be tried if fewer than so many
-    were found that let the cell fit."""
-    yield from ((free_kept, 1), (delete, 1))
+def _levers(t: "Trials | None") -> Iterator[tuple[tuple[_Find, ...], int]]:
+    """Groups of levers with how many of each are enough; a later one costs the user more."""
+    yield (free_kept, delete), 1
     if t is not None:
         from gpumagic.memory.levers_by_trial import again, keep_less, narrow, no_graph, smaller
 
-        yield from ((keep_less, 1), (no_graph, 2), (smaller, 1), (narrow, 2), (again, 2))
-    yield (other_gpu, 2)
+        yield (keep_less, no_graph), 2
+        yield (smaller, narrow, again, other_gpu), 2
+    else:
+        yield (other_gpu,), 1
 
 
 def _reason(s: OutOfMemoryState, t: "Trials | None") -> str:

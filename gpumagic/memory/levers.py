@@ -12,6 +12,7 @@ from gpumagic.display.units import size, some
 from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.shortage import ROUNDED, TORCH
+from gpumagic.mismatch.syntax import RestOfCode
 from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def delete(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
             continue
         code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
         trial = t.every[n] if t is not None else None
-        found = _before(f"`{code}` before line {rest.failed.lineno}", code, gives, trial)
+        found = _before(rest, code, gives, trial)
         if found is not None:
             yield found
             return
@@ -154,8 +155,11 @@ def delete(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
         yield from _idle(s, t)
 
 
-def _before(do: str, code: str, gives: int, trial: "Trial | None") -> Lever | None:
+def _before(rest: RestOfCode, code: str, gives: int, trial: "Trial | None") -> Lever | None:
     """A line before the failing one, unless a dry run refutes it."""
+    timed = rest.frame.filename.startswith("<timed")  # by `%%time`, which counts lines of its own
+    line = "that line" if timed else f"line {getattr(rest.failed, 'lineno', '')}"
+    do = f"`{code}` before {line}"
     if trial is None or not trial.is_short:
         return Lever(do, gives)
     needs = trial.needed(before=code)
@@ -189,7 +193,7 @@ def _idle(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
     gives, names = s.alone(chosen), tuple(chosen)
     if rest.read_anywhere & set(names):  # by what has run, and will run again
         code = f"del {', '.join(names)}"
-        found = _before(f"`{code}` before line {rest.failed.lineno}", code, gives, whole)
+        found = _before(rest, code, gives, whole)
         if found is not None:
             yield found
         return

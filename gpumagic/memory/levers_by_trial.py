@@ -66,7 +66,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             continue
         names = {name: _emptied(frame.scope.name(name)), _KEEP: keep}
         needs, grows = trial.needed_and_grows(names, after=f"{name} = {_KEEP}({name})")
-        if needs is not None and grows is not None and 2 * grows < trial.grows:
+        if needs is not None and grows is not None and 4 * grows <= 3 * trial.grows:
             yield Lever(do, gives, trial.fits(needs, whole, grows))
             return
 
@@ -99,7 +99,7 @@ def _each_tensor(value: Any, change: Callable[[Tensor], Any], depth: int = _DEPT
 
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """`torch.no_grad()` where no backward pass follows."""
-    trial = t.loop or t.whole
+    trial = t.whole if t.loop is None or t.whole is not t.loop else t.loop
     if trial is None or not torch.is_grad_enabled() or any(r.backward for r in s.rests):
         return
     yield from _saves(
@@ -113,7 +113,7 @@ def _saves(trial: Trial, do: str, within: Within) -> Iterator[Lever]:
     if needs is None or trial.needs is None:
         return
     saved = trial.needs - needs
-    slower = grows is not None and trial.grows_much and 2 * grows < (trial.grows or 0)
+    slower = grows is not None and trial.grows_much and 4 * grows <= 3 * (trial.grows or 0)
     if saved >= _WORTH * trial.needs or slower:
         yield Lever(do, max(saved, 0) or None, trial.fits(needs, 0, grows))
 
@@ -164,8 +164,8 @@ def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             continue
         steps = -(-number.value // int(fits))
         added = f", the gradients of {steps} added up" if any(r.backward for r in s.rests) else ""
-        about = f"{added} (the largest within {near:.0%} that fits)".replace("%", " %")
-        do = number.words.format(f"{int(fits):,}") + about
+        do = number.words.format(f"{int(fits):,}")
+        do = f"{do}{added} (at most {100 * near:.0f} % less than would fit)"
         then = int(number.needed(fits))
         yield Lever(do, needs - then, number.trial.fits(then))
         return
@@ -187,7 +187,7 @@ def _batches(t: Trials) -> Iterator[_Size]:
             continue
         count = len(most)
         alike = {n: v for n, v in tensors.items() if len(v) == count}
-        words = f"a batch of {{}} instead of {count:,} ({some(alike)})"
+        words = f"{some(f'`{name}`' for name in alike)}: a batch of {{}} instead of {count:,}"
         found = _Size(trial, count, words, alike)
         if math.isinf(found.needed(count // 2)):  # `torch.zeros(batch_size)` for each batch
             alike = alike | {n: v for n, v in named.items() if type(v) is int and v == count}
@@ -242,11 +242,11 @@ def _first_sizes(code: Iterable[ast.stmt]) -> Iterator[ast.expr]:
 # -- fewer bytes a number, or computed again
 def narrow(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """16 bits a number: in what is computed, or in what is made."""
-    if (trial := t.whole) is None:
+    if (trial := t.whole) is None or t.loop is not None:
         return
     ways: tuple[tuple[str, Within], ...] = (
         ('`with torch.autocast("cuda", torch.bfloat16):` around it', _autocast),
-        ("`dtype=torch.bfloat16` for what it makes", _made_narrow),
+        ("`dtype=torch.bfloat16` for the tensors that it makes", _made_narrow),
     )
     for do, within in ways:
         if found := [*_saves(trial, do, within)]:
@@ -266,7 +266,7 @@ def _made_narrow() -> Iterator[None]:
 
 def again(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Layers that compute again what they keep; an optimizer that takes a parameter at a time."""
-    if (trial := t.whole) is None:
+    if (trial := t.whole) is None or t.loop is not None:
         return
     if layers := _layers(s, trial):
         path, found = layers

@@ -4,6 +4,7 @@ The frames of the error are reached only by their names, so what they alone hold
 freed with them. No code of the user's runs.
 """
 
+import ast
 import gc
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
@@ -28,7 +29,7 @@ from gpumagic.memory.memory_report import (
 )
 from gpumagic.memory.roots import KeptOutputs, tracebacks
 from gpumagic.memory.shortage import Shortage
-from gpumagic.mismatch.syntax import RestOfCode
+from gpumagic.mismatch.syntax import RestOfCode, stored
 from gpumagic.usercode.files import label, module_of
 from gpumagic.usercode.frames import FailedFrame, errors
 from gpumagic.usercode.values import globals_of
@@ -223,12 +224,19 @@ class OutOfMemoryState:
         return {name for name, _ in variables_read(names, self.namespace)}
 
     def adds_to(self, rest: RestOfCode) -> str:
-        """The row of the table that was made in the lines of a loop; empty if that is not known."""
-        loop, cell = rest.loops[0], label(rest.frame.filename)
+        """The row of the table that a loop adds to; empty if that is not known.
+
+        It was made in the lines of the loop, or is a name that the loop binds or collects in.
+        """
+        loop, frame = rest.loops[0], rest.frame
+        cell, bound = label(frame.filename), stored(loop)
+        named = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name)}
+        collect = {n for n in named if type(frame.scope.name(n)) in (list, dict, set)} | bound
+        by_name = {self.local(frame, name) for name in collect}
         for row in self.device.holders:
             line = row.made.line if row.made is not None and row.made.cell == cell else None
             inside = line is not None and loop.lineno <= line <= (loop.end_lineno or line)
-            if inside and row.kind != TEMPORARY:
+            if (inside and row.kind != TEMPORARY) or row.path in by_name:
                 return row.path
         return ""
 

@@ -40,7 +40,10 @@ class Trials:
     def __init__(self, state: OutOfMemoryState, line: ProgressLine) -> None:
         self.state, self._line = state, line
         self._tried_s = 0.0
-        self.every = [Trial(self, rest) for rest in state.rests]
+        # What a module's `forward` keeps, its backward pass frees.
+        inside = [n for n, rest in enumerate(state.rests) if rest.frame.code.co_name == "forward"]
+        within = max(inside, default=-1)
+        self.every = [Trial(self, rest, n > within) for n, rest in enumerate(state.rests)]
         """A trial for each frame, the innermost first."""
 
     @cached_property
@@ -50,7 +53,7 @@ class Trials:
 
     @cached_property
     def loop(self) -> "Trial | None":
-        """The innermost one of a loop that keeps more with each pass; None if none does."""
+        """The innermost loop that keeps more with each pass; None if none does."""
         return next((trial for trial in self.every if trial.grows_much), None)
 
     def settled(self, trial: "Trial", grows: int | None) -> bool:
@@ -90,7 +93,7 @@ def _used_by_children() -> float:
 class Trial:
     """What the code of one frame needs of the GPU that was short of memory, in bytes."""
 
-    def __init__(self, trials: Trials, rest: RestOfCode) -> None:
+    def __init__(self, trials: Trials, rest: RestOfCode, is_step: bool) -> None:
         self._trials, self._state = trials, trials.state
         self.rest, self.frame = rest, rest.frame
         self._in_for = any(not isinstance(loop, ast.While) for loop in rest.loops)
@@ -100,9 +103,9 @@ class Trial:
             for name, value in self.frame.scope.local.items()
             if self.frame.at_top or name not in rest.overwritten
         }
-        # A function that another calls may be a part of a step alone, of which the rest needs more.
-        step = self.frame.at_top or rest.loops or rest.backward
-        self.possible = bool(self.code and step) and len(self._state.storages) <= _MOST
+        # A function may be a part of a step alone, of which the rest needs more.
+        is_step = is_step and bool(self.frame.at_top or rest.loops or rest.backward)
+        self.possible = is_step and bool(self.code) and len(self._state.storages) <= _MOST
         self._next = _next_pass(rest)
 
     @cached_property
@@ -206,7 +209,8 @@ class Trial:
             del namespace[name]
         namespace.update(space)
         space.clear()
-        self.names.clear()
+        for trial in self._trials.every:
+            trial.names.clear()
         self._state.let_go()
         return namespace
 

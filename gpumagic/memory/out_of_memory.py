@@ -128,7 +128,8 @@ def _holders(found: OutOfMemory, *, html: bool = False) -> list[Column]:
         rows = [row.path for row in found.device.holders[:shown]]
         cells = [f"+{size(found.adds)}" if path == found.adds_to else "" for path in rows]
         cells += [""] * (len(columns[0].cells) - len(cells))
-        columns.insert(3, Column("last pass", cells, number=True))
+        columns[3:] = [Column("last pass", cells, number=True), *columns[3:]]
+        columns = [column for column in columns if column.head != "also held by"]  # it is wide
     return columns
 
 
