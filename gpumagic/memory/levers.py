@@ -173,8 +173,8 @@ def _idle(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
     rest, whole = s.rests[-1], t.whole if t is not None else None
     top = rest.frame.scope.local if rest.frame.at_top else {}
     named: dict[int, list[str]] = {}
-    for name, value in top.items():
-        named.setdefault(id(value), []).append(name)
+    for name in top:  # no value may be held here while a dry run follows
+        named.setdefault(id(top[name]), []).append(name)
     new = {name for each in s.rests for name in each.overwritten}
     # What this very cell made would be made again.
     needed = s.read | rest.made_before

@@ -65,16 +65,19 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         if not name or not gives or (keep is _without_graph and later):
             continue
         names = {name: _emptied(frame.scope.name(name)), _KEEP: keep}
-        needs, grows = trial.needed_and_grows(names, after=f"{name} = {_KEEP}({name})")
+        needs, grows = trial.needed_and_grows(names=names, after=f"{name} = {_KEEP}({name})")
         if needs is not None and grows is not None and 4 * grows <= 3 * trial.grows:
             yield Lever(do, gives, trial.fits(needs, whole, grows))
             return
 
 
 def _emptied(value: Any) -> Any:
-    """A container as it was before the loop; anything else as it is."""
-    kind = type(value)
-    return kind() if kind in (list, dict, set) else _without_graph(value)
+    """A container without its tensors, as it was before the loop; of a tensor its value alone."""
+    if type(value) is dict:
+        return {k: _emptied(v) for k, v in value.items() if not isinstance(v, Tensor)}
+    if type(value) is list:
+        return [_emptied(v) for v in value if not isinstance(v, Tensor)]
+    return _without_graph(value) if isinstance(value, Tensor) else value
 
 
 def _without_graph(value: Any) -> Any:
@@ -126,24 +129,27 @@ class _Size:
     trial: Trial
     value: int
     words: str
-    names: dict[str, Any] = field(default_factory=dict)
-    nodes: list[ast.Constant] = field(default_factory=list)
+    names: tuple[str, ...] = ()
+    nodes: tuple[ast.Constant, ...] = ()
     known: dict[int, float] = field(default_factory=dict)
 
     def needed(self, value: float) -> float:
         """What the code needs with another value; infinite if it cannot be followed."""
         value = int(value)
         if value not in self.known:
-            changed = {n: v[:value] if type(v) is Tensor else value for n, v in self.names.items()}
             try:
                 for node in self.nodes:
                     node.value = value
-                needs = self.trial.needed(changed)
+                needs = self.trial.needed({name: self._cut(name, value) for name in self.names})
             finally:
                 for node in self.nodes:
                     node.value = self.value
             self.known[value] = math.inf if needs is None else needs
         return self.known[value]
+
+    def _cut(self, name: str, value: int) -> Any:
+        whole = self.trial.names.get(name, value)
+        return whole[:value] if type(whole) is Tensor else value
 
 
 def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -174,35 +180,38 @@ def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _batches(t: Trials) -> Iterator[_Size]:
     """The batch that the innermost frame sees in which a whole step is made."""
     for trial in t.every:
-        read = set(names_read(ast.Module(trial.code, [])))
-        named = {name: value for name, value in trial.names.items() if name in read}
-        tensors = {n: v for n, v in named.items() if type(v) is Tensor and v.dim()}
-        most = max(tensors.values(), key=lambda tensor: tensor.nbytes, default=None)
-        if (
-            most is None
-            or len(most) < 2
-            or _is_cut(trial.code, tensors, most)
-            or not trial.is_short
-        ):
+        if not trial.is_short or not (names := _batch(trial)):
             continue
-        count = len(most)
-        alike = {n: v for n, v in tensors.items() if len(v) == count}
-        words = f"{some(f'`{name}`' for name in alike)}: a batch of {{}} instead of {count:,}"
-        found = _Size(trial, count, words, alike)
+        count = len(trial.names[names[0]])
+        words = f"{some(f'`{name}`' for name in names)}: a batch of {{}} instead of {count:,}"
+        found = _Size(trial, count, words, names)
         if math.isinf(found.needed(count // 2)):  # `torch.zeros(batch_size)` for each batch
-            alike = alike | {n: v for n, v in named.items() if type(v) is int and v == count}
-            found = _Size(trial, count, words, alike)
+            numbers = (n for n, v in trial.names.items() if type(v) is int and v == count)
+            found = _Size(trial, count, words, (*names, *numbers))
         yield found
         return
 
 
-def _is_cut(code: list[ast.stmt], tensors: dict[str, Tensor], most: Tensor) -> bool:
+def _batch(trial: Trial) -> tuple[str, ...]:
+    """The largest tensor that the code reads as a whole, and those with as many samples."""
+    read = names_read(ast.Module(trial.code, []))
+    known = trial.names
+    found = ((name, known.get(name)) for name in read)
+    tensors = {n: v for n, v in found if type(v) is Tensor and v.dim() and len(v) > 1}
+    most = max(tensors, key=lambda name: tensors[name].nbytes, default="")
+    if not most or _is_cut(trial.code, most):
+        return ()
+    alike = [name for name in tensors if len(tensors[name]) == len(tensors[most])]
+    return (most, *(name for name in alike if name != most))
+
+
+def _is_cut(code: list[ast.stmt], name: str) -> bool:
     """Whether code reads a part of a tensor, of which the whole says nothing."""
     nodes = [node for stmt in code for node in ast.walk(stmt)]
     parts = [n.value for n in nodes if isinstance(n, ast.Subscript)]
     parts += [n.value for n in nodes if isinstance(n, ast.Attribute) and n.attr in _CUTS]
     parts += [n.iter for n in nodes if isinstance(n, (ast.For, ast.comprehension))]
-    return any(tensors.get(getattr(part, "id", "")) is most for part in parts)
+    return any(getattr(part, "id", "") == name for part in parts)
 
 
 def _numbers(t: Trials) -> Iterator[_Size]:
@@ -218,12 +227,12 @@ def _numbers(t: Trials) -> Iterator[_Size]:
     for node in _first_sizes(trial.code):
         if isinstance(node, ast.Constant) and type(node.value) is int:
             words = f"{{}} instead of {node.value:,} in line {node.lineno}"
-            found.append(_Size(trial, node.value, words, nodes=[node]))
+            found.append(_Size(trial, node.value, words, nodes=(node,)))
         elif isinstance(node, ast.Name) and node.id not in bound:
             value = trial.frame.scope.name(node.id)
             if type(value) is int and all(node.id not in each.names for each in found):
                 words = f"`{node.id} = {{}}` instead of {value:,}"
-                found.append(_Size(trial, value, words, {node.id: value}))
+                found.append(_Size(trial, value, words, (node.id,)))
     yield from sorted((n for n in found if n.value >= _LEAST), key=lambda n: -n.value)[:2]
 
 

@@ -8,7 +8,7 @@ import ast
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -98,15 +98,17 @@ class Trial:
         self.rest, self.frame = rest, rest.frame
         self._in_for = any(not isinstance(loop, ast.While) for loop in rest.loops)
         self.code = _code(self.frame, rest.failed)
-        self.names = {
-            name: value
-            for name, value in self.frame.scope.local.items()
-            if self.frame.at_top or name not in rest.overwritten
-        }
         # A function may be a part of a step alone, of which the rest needs more.
         is_step = is_step and bool(self.frame.at_top or rest.loops or rest.backward)
         self.possible = is_step and bool(self.code) and len(self._state.storages) <= _MOST
         self._next = _next_pass(rest)
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The frame's variables but those that the code makes anew; nothing else may hold them."""
+        top, rest = self.frame.at_top, self.rest
+        local = self.frame.scope.local.items()
+        return {name: v for name, v in local if top or name not in rest.overwritten}
 
     @cached_property
     def room(self) -> int:
@@ -156,16 +158,16 @@ class Trial:
             return None if self.grows_much else False
         return self._trials.settled(self, self.grows if grows is None else grows) or None
 
-    def needed_and_grows(self, *args: Any, **changed: Any) -> tuple[int | None, int | None]:
+    def needed_and_grows(self, **changed: Any) -> tuple[int | None, int | None]:
         """What it needs and what a pass keeps, changed as `needed` is told."""
-        needs = self.needed(*args, **changed)
+        needs = self.needed(**changed)
         if needs is None or not self._in_for:
             return needs, None if needs is None else 0
-        return needs, _more(needs, self.needed(*args, passes=3, **changed))
+        return needs, _more(needs, self.needed(passes=3, **changed))
 
     def needed(
         self,
-        names: Mapping[str, Any] | None = None,
+        names: dict[str, Any] | None = None,
         *,
         gone: tuple[str, ...] = (),
         before: str = "",
@@ -187,6 +189,7 @@ class Trial:
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
                 into = self._own_namespace(space)
+                (names or {}).clear()  # else what the code lets go would be held here
                 signal.signal(signal.SIGPROF, lambda *_: signal.raise_signal(signal.SIGALRM))
                 signal.setitimer(signal.ITIMER_PROF, _LIMIT_S, 0.2)
                 with within():
@@ -209,8 +212,6 @@ class Trial:
             del namespace[name]
         namespace.update(space)
         space.clear()
-        for trial in self._trials.every:
-            trial.names.clear()
         self._state.let_go()
         return namespace
 

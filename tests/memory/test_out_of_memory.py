@@ -120,13 +120,13 @@ def check_first(small, found, first, cell):
             assert before - torch.cuda.memory_allocated(ordinal) == first.gives
     elif (within := re.match(r"`(with .*:)`", first.do)) and first.fits:
         cell = f"{within[1]}\n" + re.sub("^", "    ", cell.strip(), flags=re.MULTILINE)
-    elif batch := re.match("`(X|data)`: a batch of", first.do):
+    elif (batch := re.match(r"`(\w+)`: a batch of", first.do)) and batch[1] in small.ns:
         small.run(f"{batch[1]} = {batch[1]}[:{numbers_of(first.do)[0]}]\nn = len({batch[1]})")
-    elif " instead of " in first.do:
+    elif " instead of " in first.do and not batch:
         cell = with_number(cell, *numbers_of(first.do))
     elif first.do.startswith("`dtype="):
         small.run("torch.set_default_dtype(torch.bfloat16)")
-    elif not re.match("`del|`%gpufree|`.* = None` before", first.do):
+    elif not re.match("`del|`%gpufree", first.do):
         return  # written into the cell by hand
     if first.fits:
         ran = small.run(cell)
