@@ -186,7 +186,7 @@ def _idle(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
     lacking = (whole.needs or 0) - whole.room if whole is not None else s.short_by
     chosen: list[str] = []
     for gives, names in sizes:
-        if s.worth(gives) and s.alone(chosen) < lacking:
+        if s.worth(gives) and s.alone(chosen) < max(lacking, 1):
             chosen += names
     if not chosen or rest.failed is None:
         return

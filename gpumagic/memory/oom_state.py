@@ -17,8 +17,7 @@ from typing import Any
 from gpumagic.memory import ask
 from gpumagic.memory.autograd_graph import GRAPH
 from gpumagic.memory.find_holders import FoundStorage, find
-from gpumagic.memory.heap import Root
-from gpumagic.memory.leftovers import of_kinds
+from gpumagic.memory.heap import Root, of_kinds
 from gpumagic.memory.memory_report import (
     EXCEPTION,
     TEMPORARY,
