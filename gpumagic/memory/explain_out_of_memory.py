@@ -106,8 +106,10 @@ def _chosen(s: OutOfMemoryState, t: "Trials | None") -> list[Lever]:
 
     for group, most in _levers(t):
         for find in group if not any(map(enough, found)) else ():
-            if sum(map(enough, found)) < most:
-                found += find(s, t)
+            for lever in find(s, t) if sum(map(enough, found)) < most else ():
+                found.append(lever)
+                if sum(map(enough, found)) >= most:
+                    break
     if any(map(enough, found)):
         found = [lever for lever in found if enough(lever)]
     return found[:_MOST]
@@ -118,14 +120,16 @@ _Find = Callable[[OutOfMemoryState, Any], Iterator[Lever]]
 
 def _levers(t: "Trials | None") -> Iterator[tuple[tuple[_Find, ...], int]]:
     """Groups of levers with how many of each are enough; a later one costs the user more."""
-    yield (free_kept, delete), 1
-    if t is not None:
-        from gpumagic.memory.levers_by_trial import again, keep_less, narrow, no_graph, smaller
+    free = (free_kept, delete), 1
+    if t is None:
+        yield from (free, ((other_gpu,), 1))
+        return
+    from gpumagic.memory.levers_by_trial import keep_less, no_graph, otherwise, smaller
 
-        yield (keep_less, no_graph), 2
-        yield (smaller, narrow, again, other_gpu), 2
-    else:
-        yield (other_gpu,), 1
+    # Where each pass keeps more, what is freed lets the loop run longer, and no more than that.
+    less = (keep_less, no_graph), 2
+    yield from (free, less) if t.loop is None else (less, free)
+    yield (smaller, otherwise, other_gpu), 2
 
 
 def _reason(s: OutOfMemoryState, t: "Trials | None") -> str:

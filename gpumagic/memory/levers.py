@@ -6,7 +6,7 @@ have. Dry runs confirm it where the code can be followed; else the bytes are tol
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpumagic.display.units import size, some
 from gpumagic.memory.oom_state import OutOfMemoryState
@@ -16,7 +16,7 @@ from gpumagic.mismatch.syntax import RestOfCode
 from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
-    from gpumagic.memory.oom_trials import Trial, Trials
+    from gpumagic.memory.oom_trials import Trials
 
 _CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = "expandable_segments:True"
@@ -134,70 +134,47 @@ def _fits(t: "Trials | None", gives: int) -> bool | None:
 
 
 def delete(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
-    """The old value of a name that is made anew; variables that nothing reads any more."""
+    """The largest variables whose values nothing reads any more: as many as it takes."""
     for n, rest in enumerate(s.rests):
-        # Else it may have been made by this very code, and needed until now.
-        older = rest.made_now | (rest.overwritten - rest.made_before)
-        names = tuple(sorted(rest.overwritten & older & set(rest.frame.scope.local)))
-        at_top = rest.frame.at_top
-        held = {name: s.local(rest.frame, name) for name in names}
-        names = tuple(name for name in names if not at_top or name in s.holding)
-        gives = s.alone([held[name] for name in names], in_frames=not at_top)
-        if not s.worth(gives) or rest.failed is None:
+        trial = None if t is None else t.whole if rest.frame.at_top else t.every[n]
+        needs = trial.needs if trial is not None and trial.is_short else None
+        lacking = s.short_by if trial is None or needs is None else needs - trial.room
+        names = _unread(s, rest, lacking)
+        if not names or rest.failed is None:
             continue
-        code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
-        trial = t.every[n] if t is not None else None
-        found = _before(rest, code, gives, trial)
-        if found is not None:
-            yield found
-            return
-    if t is None or t.loop is None:
-        yield from _idle(s, t)
+        gives = s.alone([s.local(rest.frame, n) for n in names], in_frames=not rest.frame.at_top)
+        if set(names) & (rest.overwritten | rest.read_anywhere):
+            code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
+            timed = rest.frame.filename.startswith("<timed")  # `%%time` counts its own lines
+            do = f"`{code}` before {'that line' if timed else f'line {rest.failed.lineno}'}"
+            changed: dict[str, Any] = {"before": code}
+        else:
+            do = f"`%gpufree {' '.join(names)}`, which nothing reads any more"
+            changed = {"gone": names}
+        if trial is None or needs is None:
+            yield Lever(do, gives)
+            continue
+        freed = gives if "gone" in changed else 0  # else the dry run itself frees it
+        then = trial.needed(**changed)
+        if then is not None and then - freed < needs:
+            yield Lever(do, gives, trial.fits(then, freed))
 
 
-def _before(rest: RestOfCode, code: str, gives: int, trial: "Trial | None") -> Lever | None:
-    """A line before the failing one, unless a dry run refutes it."""
-    timed = rest.frame.filename.startswith("<timed")  # by `%%time`, which counts lines of its own
-    line = "that line" if timed else f"line {getattr(rest.failed, 'lineno', '')}"
-    do = f"`{code}` before {line}"
-    if trial is None or not trial.is_short:
-        return Lever(do, gives)
-    needs = trial.needed(before=code)
-    if needs is None or needs >= (trial.needs or 0):
-        return None
-    return Lever(do, gives, trial.fits(needs))
-
-
-def _idle(s: OutOfMemoryState, t: "Trials | None") -> Iterator[Lever]:
-    """The largest variables that the rest of the cell does not read: as many as it takes."""
-    rest, whole = s.rests[-1], t.whole if t is not None else None
-    top = rest.frame.scope.local if rest.frame.at_top else {}
-    named: dict[int, list[str]] = {}
-    for name in top:  # no value may be held here while a dry run follows
-        named.setdefault(id(top[name]), []).append(name)
-    new = {name for each in s.rests for name in each.overwritten}
-    # What this very cell made would be made again.
-    needed = s.read | rest.made_before
-    groups = {
-        id(top[row.path]): named[id(top[row.path])] for row in s.device.holders if row.path in top
-    }
-    idle = [g for g in groups.values() if not needed & set(g) and not set(g) <= new]
-    sizes = sorted(((s.alone(names), names) for names in idle), reverse=True)
-    lacking = (whole.needs or 0) - whole.room if whole is not None else s.short_by
+def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> tuple[str, ...]:
+    """Variables of a frame that the rest of the code does not read, the largest first."""
+    frame, at_top = rest.frame, rest.frame.at_top
+    # What this very code made before would be needed again, but for what is made anew now.
+    needed = (s.read if at_top else rest.read) | (rest.made_before - rest.made_now)
+    free = {s.local(frame, n): n for n in frame.scope.local if n not in needed}
+    groups: list[list[str]] = []
+    for row in s.device.holders:
+        paths = [row.path, *(a for a in row.aliases if at_top and a in s.namespace)]
+        if all(path in free for path in paths):
+            groups.append(paths)
+    sizes = sorted(((s.alone(g, in_frames=not at_top), g) for g in groups), reverse=True)
     chosen: list[str] = []
-    for gives, names in sizes:
-        if s.worth(gives) and s.alone(chosen) < max(lacking, 1):
-            chosen += names
-    if not chosen or rest.failed is None:
-        return
-    gives, names = s.alone(chosen), tuple(chosen)
-    if rest.read_anywhere & set(names):  # by what has run, and will run again
-        code = f"del {', '.join(names)}"
-        found = _before(rest, code, gives, whole)
-        if found is not None:
-            yield found
-        return
-    needs = whole.needed(gone=names) if whole is not None else None
-    if whole is None or needs is not None:
-        fits = None if whole is None or needs is None else whole.fits(needs, gives)
-        yield Lever(f"`%gpufree {' '.join(names)}`, which nothing reads any more", gives, fits)
+    for _, paths in sizes:
+        enough = s.alone(chosen, in_frames=not at_top) >= max(lacking, 1)
+        if not enough and s.worth(s.alone([*chosen, *paths], in_frames=not at_top)):
+            chosen += (path for path in paths if path not in chosen)
+    return tuple(free[path] for path in chosen)

@@ -41,34 +41,29 @@ _KEEP, _DEPTH = "_gpumagic_keep", 4
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """What each pass of a loop keeps: without its graph, or on the CPU."""
     trial = t.loop
-    if trial is None or trial.grows is None:
+    path = s.adds_to(trial.rest) if trial is not None else ""
+    if trial is None or not path:
         return
-    frame, top = trial.frame, trial.frame.at_top
-    by_graphs = {
-        n: s.in_graphs(s.local(frame, n), in_frames=not top) for n in trial.frame.scope.local
-    }
-    name = max(by_graphs, key=lambda n: by_graphs[n], default="")
-    if not by_graphs.get(name):
-        held = s.adds_to(trial.rest)
-        name = next((n for n in frame.scope.local if s.local(frame, n) == held), "")
+    frame, inside = trial.frame, not trial.frame.at_top
+    name = next((n for n in frame.scope.local if s.local(frame, n) == path), "")
+    graphs, whole = s.in_graphs(path, in_frames=inside), s.alone([path], in_frames=inside)
     # Before a backward pass after the loop the graphs are needed.
-    later = any(rest.backward for rest in s.rests) and "backward" not in ast.unparse(trial.code)
-    whole = s.alone([s.local(frame, name)], in_frames=not top)
+    later = any(r.backward for r in s.rests) and "backward" not in ast.unparse(trial.rest.loops[0])
+    detached = f"keep `.item()` or `.detach()` in `{name}`, not results with their graphs"
     for do, keep, gives in (
-        (
-            f"keep `.item()` or `.detach()` in `{name}`, not results with their graphs",
-            _without_graph,
-            by_graphs.get(name, 0),
-        ),
-        (f"keep `.cpu()` of the tensors in `{name}`", _on_host, whole),
+        (detached, _without_graph, 0 if later else graphs),
+        (f"keep `.cpu()` of the tensors in `{name}`", _on_host, 0 if graphs else whole),
     ):
-        if not name or not gives or (keep is _without_graph and later):
-            continue
-        names = {name: _emptied(frame.scope.name(name)), _KEEP: keep}
-        needs, grows = trial.needed_and_grows(names=names, after=f"{name} = {_KEEP}({name})")
-        if needs is not None and grows is not None and 4 * grows <= 3 * trial.grows:
-            yield Lever(do, gives, trial.fits(needs, whole, grows))
-            return
+        if name and gives:
+            names = {name: _emptied(frame.scope.name(name)), _KEEP: keep}
+            needs, grows = trial.needed_and_grows(names=names, after=f"{name} = {_KEEP}({name})")
+            if needs is not None and _slower(trial, grows):
+                yield Lever(do, gives, trial.fits(needs, whole, grows))
+
+
+def _slower(trial: Trial, grows: int | None) -> bool:
+    """Whether each pass then keeps clearly less."""
+    return grows is not None and trial.grows_much and 4 * grows <= 3 * (trial.grows or 0)
 
 
 def _emptied(value: Any) -> Any:
@@ -116,8 +111,7 @@ def _saves(trial: Trial, do: str, within: Within) -> Iterator[Lever]:
     if needs is None or trial.needs is None:
         return
     saved = trial.needs - needs
-    slower = grows is not None and trial.grows_much and 4 * grows <= 3 * (trial.grows or 0)
-    if saved >= _WORTH * trial.needs or slower:
+    if saved >= _WORTH * trial.needs or _slower(trial, grows):
         yield Lever(do, max(saved, 0) or None, trial.fits(needs, 0, grows))
 
 
@@ -248,19 +242,28 @@ def _first_sizes(code: Iterable[ast.stmt]) -> Iterator[ast.expr]:
                 yield sequence[0] if sequence else first
 
 
-# -- fewer bytes a number, or computed again
-def narrow(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """16 bits a number: in what is computed, or in what is made."""
-    if (trial := t.whole) is None or t.loop is not None:
-        return
-    ways: tuple[tuple[str, Within], ...] = (
-        ('`with torch.autocast("cuda", torch.bfloat16):` around it', _autocast),
-        ("`dtype=torch.bfloat16` for the tensors that it makes", _made_narrow),
-    )
-    for do, within in ways:
-        if found := [*_saves(trial, do, within)]:
-            yield from found
-            return
+# -- the same in another way
+def otherwise(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """16 bits a number; layers that compute again what they keep; a parameter at a time."""
+    if t.whole is not None and t.loop is None:
+        for do, within in _ways(s, t.whole):
+            yield from _saves(t.whole, do, within)
+
+
+def _ways(s: OutOfMemoryState, trial: Trial) -> Iterator[tuple[str, Within]]:
+    yield '`with torch.autocast("cuda", torch.bfloat16):` around it', _autocast
+    yield "`dtype=torch.bfloat16` for the tensors that it makes", _made_narrow
+    path, layers = _layers(s, trial)
+    if len(layers) >= _LEAST_LAYERS:
+        parts, do = 0, f"`checkpoint(layer, …)` for each layer of `{path}`"
+        if type(layers) is nn.Sequential:
+            parts = max(int(len(layers) ** 0.5), 2)
+            do = f"`checkpoint_sequential({path}, {parts}, …)`"
+        do = f"{do}, which computes again what lies between"
+        yield do, partial(_checkpointed, layers, parts)
+    for optimizer in _stepping(s):
+        do = f"`{type(optimizer).__name__}(…, foreach=False)`: a parameter at a time"
+        yield do, partial(_one_by_one, optimizer)
 
 
 def _autocast() -> Any:
@@ -273,34 +276,14 @@ def _made_narrow() -> Iterator[None]:
     yield
 
 
-def again(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Layers that compute again what they keep; an optimizer that takes a parameter at a time."""
-    if (trial := t.whole) is None or t.loop is not None:
-        return
-    if layers := _layers(s, trial):
-        path, found = layers
-        if type(found) is nn.Sequential:
-            parts = max(int(len(found) ** 0.5), 2)
-            do = f"`checkpoint_sequential({path}, {parts}, …)`"
-        else:
-            parts, do = 0, f"`checkpoint(layer, …)` for each layer of `{path}`"
-        do = f"{do}, which computes again what lies between"
-        yield from _saves(trial, do, partial(_checkpointed, found, parts))
-    for optimizer in _stepping(s):
-        do = f"`{type(optimizer).__name__}(…, foreach=False)`: a parameter at a time"
-        yield from _saves(trial, do, partial(_one_by_one, optimizer))
-
-
-def _layers(s: OutOfMemoryState, trial: Trial) -> tuple[str, Any] | None:
+def _layers(s: OutOfMemoryState, trial: Trial) -> tuple[str, Any]:
     """The longest row of layers in the modules that the code reads, with its path."""
-    found: list[tuple[int, str, Any]] = []
+    found: list[tuple[str, Any]] = [("", ())]
     for name, value in trial.names.items():
         if isinstance(value, nn.Module) and name in s.read:
-            for path, part in nn.Module.named_modules(value, prefix=name):
-                if type(part) in (nn.Sequential, nn.ModuleList):
-                    found.append((len(part), path, part))
-    longest = max(found, key=lambda each: each[0], default=(0, "", None))
-    return longest[1:] if longest[0] >= _LEAST_LAYERS else None
+            every = nn.Module.named_modules(value, prefix=name)
+            found += [each for each in every if type(each[1]) in (nn.Sequential, nn.ModuleList)]
+    return max(found, key=lambda each: len(each[1]))
 
 
 @contextmanager

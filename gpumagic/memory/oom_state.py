@@ -110,11 +110,6 @@ class OutOfMemoryState:
         return f"the exception handled in {label(self.frames[-1].filename)}"
 
     @cached_property
-    def holding(self) -> set[str]:
-        """The names of all that holds something: variables, outputs, exceptions."""
-        return {name for each in self.storages for name in each.roots}
-
-    @cached_property
     def _frames(self) -> set[str]:
         return {root.name for root in self._locals()}
 
@@ -229,13 +224,14 @@ class OutOfMemoryState:
         """
         loop, frame = rest.loops[0], rest.frame
         cell, bound = label(frame.filename), stored(loop)
-        named = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name)}
-        collect = {n for n in named if type(frame.scope.name(n)) in (list, dict, set)} | bound
+        read = {node.id for node in ast.walk(loop) if isinstance(node, ast.Name)}
+        collect = {n for n in read if type(frame.scope.name(n)) in (list, dict, set)} | bound
         by_name = {self.local(frame, name) for name in collect}
         for row in self.device.holders:
             line = row.made.line if row.made is not None and row.made.cell == cell else None
             inside = line is not None and loop.lineno <= line <= (loop.end_lineno or line)
-            if (inside and row.kind != TEMPORARY) or row.path in by_name:
+            named = row.path not in (self._exception, self.handled, _ON_THEIR_WAY)
+            if (inside and named) or row.path in by_name:
                 return row.path
         return ""
 

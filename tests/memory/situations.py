@@ -136,7 +136,7 @@ SITUATIONS = [
         "a variable by two names",
         ["a = mib(30)\nb = a"],
         "a = mib(40)",
-        "`%gpufree",
+        "`del a, b`",
         30,
     ),
     Notebook(
