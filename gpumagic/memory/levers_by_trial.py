@@ -254,7 +254,7 @@ def _ways(s: OutOfMemoryState, trial: Trial) -> Iterator[tuple[str, Within]]:
     yield '`with torch.autocast("cuda", torch.bfloat16):` around it', _autocast
     yield "`dtype=torch.bfloat16` for the tensors that it makes", _made_narrow
     path, layers = _layers(s, trial)
-    if len(layers) >= _LEAST_LAYERS:
+    if len(layers):
         parts, do = 0, f"`checkpoint(layer, …)` for each layer of `{path}`"
         if type(layers) is nn.Sequential:
             parts = max(int(len(layers) ** 0.5), 2)
@@ -277,13 +277,14 @@ def _made_narrow() -> Iterator[None]:
 
 
 def _layers(s: OutOfMemoryState, trial: Trial) -> tuple[str, Any]:
-    """The longest row of layers in the modules that the code reads, with its path."""
-    found: list[tuple[str, Any]] = [("", ())]
+    """The row of layers with the most modules in what the code reads, with its path."""
+    found: list[tuple[str, Any]] = [("", nn.Sequential())]
     for name, value in trial.names.items():
         if isinstance(value, nn.Module) and name in s.read:
             every = nn.Module.named_modules(value, prefix=name)
-            found += [each for each in every if type(each[1]) in (nn.Sequential, nn.ModuleList)]
-    return max(found, key=lambda each: len(each[1]))
+            rows = [each for each in every if type(each[1]) in (nn.Sequential, nn.ModuleList)]
+            found += [each for each in rows if len(each[1]) >= _LEAST_LAYERS]
+    return max(found, key=lambda each: len([*nn.Module.modules(each[1])]))
 
 
 @contextmanager

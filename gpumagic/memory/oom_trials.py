@@ -5,6 +5,7 @@ or function. The notebook is not touched.
 """
 
 import ast
+import math
 import os
 import signal
 import time
@@ -69,7 +70,10 @@ class Trials:
         try:
             self._line.update("looking for what would help; Ctrl-C ends it")
             result = dry(subject)
-        except (GpuError, KeyboardInterrupt):  # no fork here; or whoever waits has seen enough
+        except GpuError:  # no fork here
+            return None
+        except KeyboardInterrupt:  # whoever waits has seen enough
+            self._tried_s = math.inf
             return None
         finally:
             elapsed = time.monotonic() - start

@@ -228,6 +228,28 @@ SITUATIONS = [
         "`X`: a batch of",
     ),
     Notebook(
+        "many layers for one sample, in 16 bits",
+        [
+            "net = nn.Sequential(*[nn.Linear(64, 64), nn.ReLU()] * 32).cuda()",
+            "X = torch.ones(1, 20000, 64, device='cuda')",
+        ],
+        "with torch.autocast('cuda', torch.bfloat16):\n    net(X).sum().backward()",
+        "`checkpoint_sequential(net, 8, …)`",
+    ),
+    Notebook(
+        "layers of a module's own, for one sample",
+        [
+            "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.layers = nn.ModuleList(nn.Sequential(*(nn.Linear(64, 64), nn.ReLU()) * 9)"
+            " for _ in range(8))\n    def forward(self, x):\n        for layer in self.layers:\n"
+            "            x = layer(x)\n        return x",
+            "net, X = Net().cuda(), torch.ones(1, 10000, 64, device='cuda')",
+        ],
+        "for _ in range(3):\n    with torch.autocast('cuda', torch.bfloat16):\n"
+        "        net(X).sum().backward()",
+        "`checkpoint(layer, …)` for each layer of `net.layers`",
+    ),
+    Notebook(
         "a step that is given a closure",
         [
             "net, x = nn.Linear(1024, 1024, device='cuda'), mib(1).view(-1, 1024)",
