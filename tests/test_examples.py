@@ -121,7 +121,8 @@ def test_memory(shown):
     assert re.search(r"\[0\] and 7 alike +32\.0 MiB", shown)
     # A model that is made twice, then too large a batch, then the largest that fits: it does.
     assert shown.count("OutOfMemoryError") == 2
-    assert re.search(r"del model, loss, optimizer before line 1 +96\.1 MiB +then the cell fits", shown)
+    lever = r"del model, loss, optimizer before line 1 +96\.1 MiB +then the cell fits"
+    assert re.search(lever, shown)
     assert "freed 28.0 MiB (the exception of In [6]: 28.0 MiB on cuda:0)" in shown
     assert "cuda:0: −96.1 MiB since the last %gpumem (96.1 MiB → 0 B allocated)" in shown
     assert "out of memory · In [9], line 5: model(images.cuda())" in shown

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from gpumagic.display.units import some
 from gpumagic.fitting.fit_search import largest
 from gpumagic.memory.oom_state import OutOfMemoryState
-from gpumagic.memory.oom_trials import Trial, Trials, Within
+from gpumagic.memory.oom_trials import CodeTrial, Trials, Within
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.mismatch.syntax import stored
 from gpumagic.usercode.values import contents, own
@@ -61,7 +61,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
                 yield Lever(do, gives, trial.fits(needs, whole, grows))
 
 
-def _slower(trial: Trial, grows: int | None) -> bool:
+def _slower(trial: CodeTrial, grows: int | None) -> bool:
     """Whether each pass then keeps clearly less."""
     return grows is not None and trial.grows_much and 4 * grows <= 3 * (trial.grows or 0)
 
@@ -105,7 +105,7 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     )
 
 
-def _saves(trial: Trial, do: str, within: Within) -> Iterator[Lever]:
+def _saves(trial: CodeTrial, do: str, within: Within) -> Iterator[Lever]:
     """Another way to compute the same, if that needs less."""
     needs, grows = trial.needed_and_grows(within=within)
     if needs is None or trial.needs is None:
@@ -120,7 +120,7 @@ def _saves(trial: Trial, do: str, within: Within) -> Iterator[Lever]:
 class _Size:
     """A number that decides how much is needed: of a batch's samples, or one in the code."""
 
-    trial: Trial
+    trial: CodeTrial
     value: int
     words: str
     names: tuple[str, ...] = ()
@@ -186,7 +186,7 @@ def _batches(t: Trials) -> Iterator[_Size]:
         return
 
 
-def _batch(trial: Trial) -> tuple[str, ...]:
+def _batch(trial: CodeTrial) -> tuple[str, ...]:
     """The largest tensor that the code reads as a whole, and those with as many samples."""
     read = names_read(ast.Module(trial.code, []))
     known = trial.names
@@ -250,7 +250,7 @@ def otherwise(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             yield from _saves(t.whole, do, within)
 
 
-def _ways(s: OutOfMemoryState, trial: Trial) -> Iterator[tuple[str, Within]]:
+def _ways(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[tuple[str, Within]]:
     yield '`with torch.autocast("cuda", torch.bfloat16):` around it', _autocast
     yield "`dtype=torch.bfloat16` for the tensors that it makes", _made_narrow
     path, layers = _layers(s, trial)
@@ -276,7 +276,7 @@ def _made_narrow() -> Iterator[None]:
     yield
 
 
-def _layers(s: OutOfMemoryState, trial: Trial) -> tuple[str, Any]:
+def _layers(s: OutOfMemoryState, trial: CodeTrial) -> tuple[str, Any]:
     """The row of layers with the most modules in what the code reads, with its path."""
     found: list[tuple[str, Any]] = [("", nn.Sequential())]
     for name, value in trial.names.items():

@@ -44,20 +44,20 @@ class Trials:
         # What a module's `forward` keeps, its backward pass frees.
         inside = [n for n, rest in enumerate(state.rests) if rest.frame.code.co_name == "forward"]
         within = max(inside, default=-1)
-        self.every = [Trial(self, rest, n > within) for n, rest in enumerate(state.rests)]
+        self.every = [CodeTrial(self, rest, n > within) for n, rest in enumerate(state.rests)]
         """A trial for each frame, the innermost first."""
 
     @cached_property
-    def whole(self) -> "Trial | None":
+    def whole(self) -> "CodeTrial | None":
         """The outermost one that runs out of memory as the cell did; None if none does."""
         return next((trial for trial in reversed(self.every) if trial.is_short), None)
 
     @cached_property
-    def loop(self) -> "Trial | None":
+    def loop(self) -> "CodeTrial | None":
         """The innermost loop that keeps more with each pass; None if none does."""
         return next((trial for trial in self.every if trial.grows_much), None)
 
-    def settled(self, trial: "Trial", grows: int | None) -> bool:
+    def settled(self, trial: "CodeTrial", grows: int | None) -> bool:
         """Whether no loop around keeps more with each pass, if the one of `trial` keeps `grows`."""
         outer = self.every[self.every.index(trial) + 1 :]
         return _keeps_nothing(trial, grows) and all(_keeps_nothing(t, t.grows) for t in outer)
@@ -82,7 +82,7 @@ class Trials:
         return (peak.needed if peak else 0) if result.complete else None
 
 
-def _keeps_nothing(trial: "Trial", grows: int | None) -> bool:
+def _keeps_nothing(trial: "CodeTrial", grows: int | None) -> bool:
     if len(trial.rest.loops) > 1 or any(map(in_own_scope, trial.frame.candidates)):
         return False  # only the innermost loop is followed
     return not trial.rest.loops or (trial.possible and grows == 0)
@@ -94,7 +94,7 @@ def _used_by_children() -> float:
     return times.children_user + times.children_system
 
 
-class Trial:
+class CodeTrial:
     """What the code of one frame needs of the GPU that was short of memory, in bytes."""
 
     def __init__(self, trials: Trials, rest: RestOfCode, is_step: bool) -> None:
