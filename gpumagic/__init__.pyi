@@ -23,8 +23,8 @@ from .frameworks.own_devices import try_all_gpus as try_all_gpus
 from .frameworks.own_devices import try_gpu as try_gpu
 from .frameworks.own_devices import where as where
 from .frameworks.watching import watch as watch
-from .memory.array_shortage import explain_out_of_memory as explain_out_of_memory
 from .memory.ask import memory as memory
+from .memory.explain_out_of_memory import explain_out_of_memory as explain_out_of_memory
 from .memory.free import Freed as Freed
 from .memory.free import free_memory as free_memory
 from .memory.memory_report import MemoryReport as MemoryReport

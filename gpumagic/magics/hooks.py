@@ -101,7 +101,7 @@ class Explaining:
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
             from gpumagic.frameworks.explain_error import explain
             from gpumagic.magics.arguments import of_cuda
-            from gpumagic.memory.array_shortage import explain_out_of_memory
+            from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 
             if line := of_cuda(error):
                 self._death_told = cuda_state().death() is not None
@@ -179,7 +179,7 @@ class MemoryHooks:
         self._threads.stamped = None
         if cuda := _working_cuda():
             with faults.kept("asking torch to record when memory runs out"):
-                from gpumagic.memory.allocator import note_shortages
+                from gpumagic.memory.shortage import note_shortages
 
                 note_shortages()
             if info.store_history:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpumagic import faults
 from gpumagic.frameworks.framework import Place, library_of, place_of, wholes
 from gpumagic.frameworks.known import started
-from gpumagic.memory.heap import AT_ONCE, Root, Walk, no_collections
+from gpumagic.memory.heap import AT_ONCE, Root, Walk, no_collections, of_kinds
 from gpumagic.memory.memory_report import KEPT, kind_of_array
 from gpumagic.memory.paths import FoundPath, Paths
 from gpumagic.memory.roots import Roots
@@ -140,8 +140,6 @@ class _Search:
     def missing(self, objects: list[Any]) -> Iterator[Any]:
         """Those that are tensors or storages on a GPU that was not met before."""
         from torch import Tensor, UntypedStorage
-
-        from gpumagic.memory.leftovers import of_kinds
 
         for obj in of_kinds(objects, Tensor, UntypedStorage):
             place = None if self._allocator is None else self._allocator.place(obj)

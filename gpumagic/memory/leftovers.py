@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, UntypedStorage
 
-from gpumagic.memory.heap import Root, Walk
+from gpumagic.memory.heap import Root, Walk, of_kinds
 from gpumagic.memory.memory_report import GARBAGE
 from gpumagic.usercode.files import is_users, label
 from gpumagic.usercode.values import class_name, defined_in, of_function
@@ -45,13 +45,6 @@ def walk_leftovers(
         if not walk.knows(obj):
             holder, kind = (NATIVE, "") if number in native else (CYCLE, GARBAGE)
             walk.walk([Root(f"{holder}: {_name(obj)}", obj, kind, holder)], within=within)
-
-
-def of_kinds(objects: list[Any], *kinds: type) -> list[Any]:
-    """Those of some kinds; each type is asked once, and not each of a million objects."""
-    types = {id(of): of for of in map(type, objects)}
-    wanted = {number for number, of in types.items() if issubclass(of, kinds)}
-    return [obj for obj in objects if id(type(obj)) in wanted]
 
 
 def _referrers(objects: list[Any], numbers: Mapping[int, int]) -> dict[int, list[int]]:

@@ -1,4 +1,4 @@
-"""Record an explained out-of-memory error, and show it: figures, holders, causes, help."""
+"""Record an explained out-of-memory error, and show it: figures, holders, the reason, levers."""
 
 from dataclasses import dataclass
 from html import escape
@@ -10,17 +10,17 @@ from gpumagic.memory.memory_report import DeviceMemory, folded_rows, holder_colu
 
 
 @dataclass(frozen=True)
-class Remedy:
-    """Something that would help.
+class Lever:
+    """A change that would help.
 
     Attributes
     ----------
     do : str
         What to type or to change; code stands between back-ticks.
     gives : int or None
-        The bytes that it gives, or saves; None where nothing has shown how many.
+        The bytes that it frees or saves; None if unknown.
     fits : bool or None
-        Whether the cell then runs to its end, as a dry run has shown; None where none did.
+        Whether the cell then runs to its end, by a dry run or by the figures; None if unknown.
     """
 
     do: str
@@ -30,7 +30,7 @@ class Remedy:
 
 @dataclass(frozen=True, repr=False)
 class OutOfMemory(Shown):
-    """An error for want of GPU memory, explained.
+    """An out-of-memory error, explained.
 
     Attributes
     ----------
@@ -40,17 +40,16 @@ class OutOfMemory(Shown):
         The bytes that were asked for at once.
     device : DeviceMemory
         The GPU's figures at that moment, and who holds its memory, the largest first.
-    cause : str
-        ``"twice"``, ``"too large"``, ``"limit"``, ``"pool"``, ``"others"``, ``"torn"``, ``"kept"``,
-        ``"graphs"``, ``"optimizer"``, ``"foreach"``, ``"no backward"``, ``"grown"``, ``"copy"``,
-        ``"load"``, ``"move"``, ``"handled"``, ``"batch"``, ``"number"``, ``"loop"``, ``"not read"``
-        or ``"full"``.
     reason : str
-        The cause in one sentence.
-    remedies : tuple of Remedy
-        What would help, what gives the most first.
+        Why there was too little, in one sentence.
+    levers : tuple of Lever
+        What would help: first what lets the cell fit, and of these first what costs the least.
     traceback_holds : int
-        The bytes that only the frames of this error hold.
+        The bytes that only the frames of this error hold; `fits` counts on their being freed.
+    adds : int or None
+        The bytes that each pass of a loop keeps for good; None if there is no such loop.
+    adds_to : str
+        The row of `device.holders` that keeps them; empty if unknown.
     """
 
     expression: str
@@ -58,38 +57,43 @@ class OutOfMemory(Shown):
     label: str
     wanted: int | None
     device: DeviceMemory
-    cause: str
     reason: str
-    remedies: tuple[Remedy, ...]
+    levers: tuple[Lever, ...]
     traceback_holds: int
+    adds: int | None = None
+    adds_to: str = ""
 
 
 _HOLDERS = 5
-# Of what is allocated: less in a traceback is not worth a line.
+# Of what is allocated: less in a traceback is not worth a word.
 _LEAST = 0.01
 
 
 def text(found: OutOfMemory) -> str:
-    """The expression, the GPU's figures, its largest holders, the reason and the remedies."""
+    """The expression, the GPU's figures, its largest holders, the reason and the levers."""
     lines = [f"{_head(found)}: {table.short(found.expression, table.WIDTH)}"]
     lines += table.wrapped(_figures(found), "  ", "    ")
-    lines += table.lines(holder_columns(found.device, _rows(found)), "  ")
+    lines += table.lines(_holders(found), "  ")
     lines += table.wrapped(f"why: {_plain(found.reason)}", "  ", "       ")
-    if found.remedies:
-        lines += ["  what would help:", *table.lines(_columns(found.remedies), "    ")]
-    return "\n".join([*lines, *(f"  {_plain(line)}" for line in _notes(found))])
+    if found.levers:
+        lines += [f"  {_plain(_title(found))}:", *table.lines(_columns(found.levers), "    ")]
+    else:
+        lines += table.wrapped(_plain(_nothing(found)), "  ", "    ")
+    return "\n".join(lines)
 
 
 def html(found: OutOfMemory) -> str:
     """The same as HTML."""
     code = tag("code", table.short(found.expression, table.WIDTH))
     body = f"<div>{escape(_head(found))}: {code}</div>" + tag("div", _figures(found), "gm-dim")
-    if columns := holder_columns(found.device, _rows(found), html=True):
+    if columns := _holders(found, html=True):
         body += table.html(columns, css="gm-titled gm-section")
     body += f"<div>{tag('span', 'why:', 'gm-dim')} {coded(found.reason)}</div>"
-    if found.remedies:
-        body += tag("div", "what would help:", "gm-dim") + table.html(_columns(found.remedies))
-    body += "".join(f"<div>{coded(line)}</div>" for line in _notes(found))
+    if found.levers:
+        body += f'<div class="gm-dim">{coded(_title(found))}:</div>'
+        body += table.html(_columns(found.levers))
+    else:
+        body += f"<div>{coded(_nothing(found))}</div>"
     return block(body, "table", "explanation", css="gpumagic gm-why")
 
 
@@ -104,31 +108,36 @@ def _figures(found: OutOfMemory) -> str:
         f"{label(device)}: {size(found.wanted)} wanted",
         f"{size(device.free)} free of {size(device.total)}",
         f"{size(device.allocated)} allocated",
-        f"{_unused(found)} reserved and unused",
+        f"{_unused(device)} reserved but unallocated",
     ]
-    if device.torn:
-        parts.append(f"{size(device.torn)} of it torn up")
     named = ", ".join(f"{name} {size(count)}" for name, count in device.others_by_name)
     others = f"{size(device.others)} held by others" + (f" ({named})" if named else "")
     return " · ".join([*parts, others] if device.others != 0 else parts)
 
 
-def _unused(found: OutOfMemory) -> str:
-    reserved, allocated = found.device.reserved, found.device.allocated
-    return NOT_KNOWN if reserved is None or allocated is None else size(reserved - allocated)
+def _unused(device: DeviceMemory) -> str:
+    known = device.reserved is not None and device.allocated is not None
+    return size((device.reserved or 0) - (device.allocated or 0)) if known else NOT_KNOWN
 
 
-def _rows(found: OutOfMemory) -> int:
-    return min(_HOLDERS, folded_rows(found.device))
+def _holders(found: OutOfMemory, *, html: bool = False) -> list[Column]:
+    """The largest holders; of the one that a loop adds to, what each pass adds."""
+    shown = min(_HOLDERS, folded_rows(found.device))
+    columns = holder_columns(found.device, shown, html=html)
+    if columns and found.adds and found.adds_to:
+        rows = [row.path for row in found.device.holders[:shown]]
+        cells = [f"+{size(found.adds)}" if path == found.adds_to else "" for path in rows]
+        cells += [""] * (len(columns[0].cells) - len(cells))
+        columns[3:] = [Column("last pass", cells, number=True), *columns[3:]]
+        columns = [column for column in columns if column.head != "also held by"]  # it is wide
+    return columns
 
 
-def _columns(remedies: tuple[Remedy, ...]) -> list[Column]:
+def _columns(levers: tuple[Lever, ...]) -> list[Column]:
     return [
-        Column(
-            "", [_plain(r.do) for r in remedies], fit="wrap", html=[coded(r.do) for r in remedies]
-        ),
-        Column("", ["" if r.gives is None else size(r.gives) for r in remedies], number=True),
-        Column("", [_FITS[r.fits] for r in remedies]),
+        Column("", [_plain(r.do) for r in levers], fit="wrap", html=[coded(r.do) for r in levers]),
+        Column("", ["" if r.gives is None else size(r.gives) for r in levers], number=True),
+        Column("", [_FITS[r.fits] for r in levers]),
     ]
 
 
@@ -139,7 +148,16 @@ def _plain(text: str) -> str:
 _FITS = {None: "", True: "then the cell fits", False: "not enough alone"}
 
 
-def _notes(found: OutOfMemory) -> list[str]:
+def _title(found: OutOfMemory) -> str:
+    return "what would help" + (f", after {_after(found)}" if _after(found) else "")
+
+
+def _nothing(found: OutOfMemory) -> str:
+    """What is left to say where no lever helps."""
+    return f"{_after(found)} frees what the traceback holds" if _after(found) else ""
+
+
+def _after(found: OutOfMemory) -> str:
     if found.traceback_holds <= _LEAST * (found.device.allocated or 0):
-        return []
-    return [f"its traceback holds {size(found.traceback_holds)}: `%gpufree` gives them back"]
+        return ""
+    return f"`%gpufree` (the traceback holds {size(found.traceback_holds)})"

@@ -18,10 +18,10 @@ class Notebook:
     name: str
     before: list[str]
     cell: str
-    cause: str
-    first: str = ""  # what the first remedy begins with
+    first: str = ""  # what the first lever begins with
     gives: float | None = None  # its MiB
     often: bool = False  # it is tried in each run of the tests
+    why: str = ""  # what the reason says, where the figures tell it
 
 
 def said(text):
@@ -69,12 +69,11 @@ def train():
 )
 SITUATIONS = [
     # -- what is made anew while the old is there
-    Notebook("a model made anew", [MODEL], MODEL, "twice", "`del model`", 40, True),
+    Notebook("a model made anew", [MODEL], MODEL, "`del model`", 40, True),
     Notebook(
         "a model and its optimizer made anew",
         [ADAM.format(2047) + STEP],
         ADAM.format(8191),
-        "twice",
         "`del model, opt`",
         40,
     ),
@@ -82,8 +81,7 @@ SITUATIONS = [
         "a name of a function's, in a loop",
         ["x = mib(20)\ndef work():\n    for n in range(3):\n        y = x * n + 1\n    return y"],
         "work()",
-        "twice",
-        "`del y`",
+        "`y = None`",
         20,
         True,
     ),
@@ -91,18 +89,14 @@ SITUATIONS = [
         "in a cell on a device",
         ["%%ongpu 1\nmodel = nn.Linear(2560, 4095)"],
         "%%ongpu 1\nmodel = nn.Linear(2560, 4095)",
-        "twice",
         "`del model`",
         40,
     ),
-    Notebook(
-        "in a timed cell", [f"%%time\n{MODEL}"], f"%%time\n{MODEL}", "twice", "`del model`", 40
-    ),
+    Notebook("in a timed cell", [f"%%time\n{MODEL}"], f"%%time\n{MODEL}", "`del model`", 40),
     Notebook(
         "in a cell that awaits",
         ["model = mib(40)", "import asyncio"],
         "await asyncio.sleep(0)\nmodel = mib(40)",
-        "twice",
         "`del model`",
         40,
     ),
@@ -110,7 +104,6 @@ SITUATIONS = [
         "another error raised from it",
         ["model = mib(40)"],
         "try:\n    model = mib(40)\nexcept RuntimeError as e:\n    raise KeyError('a') from e",
-        "twice",
         "`del model`",
         40,
     ),
@@ -119,17 +112,15 @@ SITUATIONS = [
         "outputs",
         ["x = mib(4)", "mib(20)", "x + mib(4)", "mib(20)"],
         "y = mib(30) + x[:1]",
-        "kept",
         "`%gpufree`",
         44,
         True,
     ),
-    Notebook("an earlier error", [HIDDEN, "work()"], "y = mib(30)", "kept", "`%gpufree`", 40, True),
+    Notebook("an earlier error", [HIDDEN, "work()"], "y = mib(30)", "`%gpufree`", 40, True),
     Notebook(
         "a stored exception",
         [f"{HIDDEN}\ntry:\n    work()\nexcept ValueError as error:\n    err = error"],
         "y = mib(30)",
-        "not read",
         "`%gpufree err`",
         40,
     ),
@@ -137,7 +128,6 @@ SITUATIONS = [
         "two models",
         [NET.replace("net", "teacher"), "student = nn.Linear(64, 64, device='cuda')"],
         "x = mib(30)\nstudent(x[:64])",
-        "not read",
         "`%gpufree teacher`",
         40,
         True,
@@ -146,8 +136,7 @@ SITUATIONS = [
         "a variable by two names",
         ["a = mib(30)\nb = a"],
         "a = mib(40)",
-        "not read",
-        "`%gpufree",
+        "`del a, b`",
         30,
     ),
     Notebook(
@@ -157,7 +146,6 @@ SITUATIONS = [
             "made(40) is None",
         ],
         "y = made(30)",
-        "full",
     ),
     Notebook(
         "another try in the `except` block",
@@ -166,8 +154,7 @@ SITUATIONS = [
             "def work():\n    try:\n        one(40)\n    except RuntimeError:\n        one(30)",
         ],
         "work()",
-        "handled",
-        "to try again after the block",
+        "retry after the `except` block",
         40,
         True,
     ),
@@ -178,14 +165,14 @@ SITUATIONS = [
             "net.register_forward_hook(lambda module, args, y: kept.append(y));",
         ],
         "for n in range(30):\n    with torch.no_grad():\n        net(mib(4).view(-1, 64))",
-        "full",
+        "keep `.cpu()` of the tensors in `kept`",
+        56,
     ),
     Notebook(
         "a cache that a loop fills, and a small variable",
         ["cache, small = {}, mib(8)"],
         "for n in range(100):\n    cache[n] = mib(1)",
-        "full",
-        "what `cache` keeps, on the CPU",
+        "keep `.cpu()` of the tensors in `cache`",
         56,
     ),
     # -- graphs
@@ -200,24 +187,21 @@ SITUATIONS = [
             "        outs.append(net(mib(2).view(-1, 64)))\n    return outs",
         ],
         "validate(9)",
-        "graphs",
-        "`.item()`",
+        "keep `.item()`",
         often=True,
     ),
     Notebook(
         "a list of losses",
         ["w = torch.ones(2**19, device='cuda', requires_grad=True)\nlosses = []"],
         "for n in range(60):\n    losses.append((w * n).exp().sum())",
-        "graphs",
-        "`.item()`",
+        "keep `.item()`",
         often=True,
     ),
     Notebook(
         "a sum of losses",
         ["w = torch.ones(2**19, device='cuda', requires_grad=True)\ntotal = 0"],
         "for n in range(60):\n    total += (w * n).exp().sum()",
-        "graphs",
-        "`.item()`",
+        "keep `.item()`",
     ),
     Notebook(
         "evaluation that keeps graphs",
@@ -226,25 +210,44 @@ SITUATIONS = [
             "X = torch.ones(20000, 64, device='cuda')",
         ],
         "score = net(X).mean().item()",
-        "no backward",
         "`with torch.no_grad():`",
         often=True,
     ),
     # -- what the code does needs too much
-    Notebook("a batch too large", [PERCEPTRON], TRAIN, "batch", "`with torch.autocast("),
+    Notebook("a batch too large", [PERCEPTRON], TRAIN, "`X`: a batch of"),
     Notebook(
         "a batch of a loader, in a function",
         [LOADER.format(600)],
         "for epoch in range(2):\n    train()",
-        "batch",
-        "`with torch.autocast(",
+        "`X`: a batch of",
     ),
     Notebook(
         "a batch whose size has a name",
         [PERCEPTRON, "n = len(X)"],
         TRAIN.replace("net(X)", "(net(X) - torch.zeros(n, 1, 1, device='cuda'))"),
-        "batch",
-        "`with torch.autocast(",
+        "`X`: a batch of",
+    ),
+    Notebook(
+        "many layers for one sample, in 16 bits",
+        [
+            "net = nn.Sequential(*[nn.Linear(64, 64), nn.ReLU()] * 32).cuda()",
+            "X = torch.ones(1, 20000, 64, device='cuda')",
+        ],
+        "with torch.autocast('cuda', torch.bfloat16):\n    net(X).sum().backward()",
+        "`checkpoint_sequential(net, 8, …)`",
+    ),
+    Notebook(
+        "layers of a module's own, for one sample",
+        [
+            "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            "        self.layers = nn.ModuleList(nn.Sequential(*(nn.Linear(64, 64), nn.ReLU()) * 9)"
+            " for _ in range(8))\n    def forward(self, x):\n        for layer in self.layers:\n"
+            "            x = layer(x)\n        return x",
+            "net, X = Net().cuda(), torch.ones(1, 10000, 64, device='cuda')",
+        ],
+        "for _ in range(3):\n    with torch.autocast('cuda', torch.bfloat16):\n"
+        "        net(X).sum().backward()",
+        "`checkpoint(layer, …)` for each layer of `net.layers`",
     ),
     Notebook(
         "a step that is given a closure",
@@ -254,7 +257,6 @@ SITUATIONS = [
             "def loss():\n    y = net(x).square().sum()\n    y.backward()\n    return y",
         ],
         "for _ in range(5):\n    opt.step(loss)",
-        "full",
     ),
     Notebook(
         "the first step of an optimizer",
@@ -264,10 +266,7 @@ SITUATIONS = [
             "net(torch.ones(1, 1024, device='cuda')).sum().backward()",
         ],
         "opt.step()\nopt.zero_grad()",
-        "optimizer",
-        "`torch.optim.SGD",
-        32,
-        True,
+        often=True,
     ),
     Notebook(
         "foreach's lists",
@@ -279,7 +278,6 @@ SITUATIONS = [
             "rest = mib(20)",
         ],
         "opt.step()\nrest.sum()",
-        "foreach",
         "`SGD(…, foreach=False)`",
         14,
     ),
@@ -287,8 +285,7 @@ SITUATIONS = [
         "a cache of keys and values",
         ["cache = mib(2).view(1, 64, -1)\nstep = mib(1).view(1, 32, -1)"],
         "for _ in range(100):\n    cache = torch.cat([cache, step], 1)",
-        "grown",
-        "`cache` made once",
+        why="each pass of the loop in line 1 keeps 2.0 MiB",
     ),
     Notebook(
         "a checkpoint beside its model",
@@ -297,54 +294,41 @@ SITUATIONS = [
             f"{NET}\ntorch.save(net.state_dict(), path)",
         ],
         "net.load_state_dict(torch.load(path))",
-        "load",
-        '`map_location="cpu"`',
-        40,
     ),
     Notebook(
         "a copy for an average",
         [NET],
-        "ema = copy.deepcopy(net)\nema(net.weight)",
-        "copy",
-        "a copy on the CPU",
-        40,
-        True,
+        "ema = copy.deepcopy(net)\nema(net.weight[:9])",
     ),
     Notebook(
         "a data set beside a model",
-        ["net = nn.Linear(1280, 4095, device='cuda')", "X = torch.ones(2**10, 50 * 2**8)"],
-        "batch = X.to('cuda')\nnet(batch)",
-        "move",
-        "a batch of `X`",
-        50,
+        ["net = nn.Linear(1280, 4095, device='cuda')", "X = torch.ones(10 * 2**10, 1280)"],
+        "batch = X.to('cuda')\nnet(batch[:9])",
+        "`X`: a batch of",
+        often=True,
     ),
     Notebook(
         "a module beside another",
         [NET, NET.replace("net", "two").replace(", device='cuda'", "")],
-        "two.cuda()\nnet(two.weight)",
-        "move",
-        "`two.bfloat16()`",
-        20,
+        "two.cuda()\nnet(two.weight[:9])",
     ),
     # -- no GPU could
-    Notebook("a data set", ["X = torch.ones(100, 2**18)"], "loader = X.to('cuda')", "too large"),
-    Notebook("one huge tensor", [], "x = torch.empty(8000, 8000, device='cuda')", "too large"),
+    Notebook("a data set", ["X = torch.ones(100, 2**18)"], "loader = X.to('cuda')", why="in all"),
+    Notebook("one huge tensor", [], "x = torch.empty(8000, 8000, device='cuda')", why="in all"),
     Notebook(
         "attention's scores",
         ["q = torch.ones(1, 8, 1900, 16, device='cuda')"],
         "scores = q @ q.transpose(-1, -2)",
-        "too large",
-        "16 bits",
-        55.1,
+        "`with torch.autocast(",
+        why="in all",
     ),
     Notebook(
         "an embedding",
         [],
         "emb = nn.Embedding(30_000, 1024, device='cuda')",
-        "too large",
-        "16 bits",
-        58.6,
-        True,
+        "`dtype=torch.bfloat16`",
+        often=True,
+        why="in all",
     ),
     # -- as torch says it where there are others, pieces and limits
     Notebook(
@@ -356,10 +340,10 @@ SITUATIONS = [
             "non-PyTorch memory, this process has 4.00 MiB memory in use. Of the allocated memory "
             "1.00 MiB is allocated by PyTorch, and 1.00 MiB is reserved by PyTorch but unallocated."
         ),
-        "others",
         "`%%ongpu 1`",
         64,
         True,
+        why="other processes hold 58.0 MiB",
     ),
     Notebook(
         "memory in pieces",
@@ -372,16 +356,16 @@ SITUATIONS = [
             "is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
             "fragmentation."
         ),
-        "torn",
         "`os.environ",
         32,
+        why="in pieces too small",
     ),
     Notebook(
         "a limit that the code set",
         ["torch.cuda.set_per_process_memory_fraction(0.5)", "x = mib(20)"],
         "y = mib(20) + x",
-        "limit",
         "`torch.cuda.set_per_process_memory_fraction(1.0)`",
         32,
+        why="may have 32.0 MiB",
     ),
 ]

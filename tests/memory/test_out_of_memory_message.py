@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import gpumagic
-from gpumagic.memory.allocator import Shortage, note_shortages, read
+from gpumagic.memory.shortage import Shortage, note_shortages, read
 
 MIB, GIB = 2**20, 2**30
 TEXTS = {

@@ -6,7 +6,7 @@ import pytest
 
 import gpumagic
 from gpumagic.frameworks.framework import Pool
-from gpumagic.memory import array_shortage, memory_report
+from gpumagic.memory import oom_state
 
 GIB = 2**30
 # As allocators have written them, of JAX 0.2 to 0.10, on GPUs and on the CPU.
@@ -69,27 +69,25 @@ def test_other_errors_are_not(fails, said):
 
 
 @pytest.mark.parametrize(
-    ("figures", "limit", "cause", "said"),
+    ("figures", "limit", "said"),
     [
-        ({"total": 2 * GIB, "free": GIB}, None, "too large", "more than the 2.0 GiB"),
-        ({"free": 12 * GIB, "reserved": 4 * GIB}, 8 * GIB, "limit", "it takes 75 %, unless"),
-        ({"free": 0, "reserved": 0, "others": 12 * GIB}, None, "others", "hold 12.0 GiB"),
-        ({"free": 0, "reserved": 6 * GIB}, None, "full", "too little is left"),
+        ({"total": 2 * GIB, "free": GIB}, None, "more than the 2.0 GiB"),
+        ({"free": 12 * GIB, "reserved": 4 * GIB}, 8 * GIB, "75 %, unless it is told otherwise"),
+        ({"free": 0, "reserved": 0, "others": 12 * GIB}, None, "hold 12.0 GiB"),
+        ({"free": 0, "reserved": 6 * GIB}, None, "too little is left"),
     ],
 )
-def test_the_cause_is_told_by_the_figures(fails, monkeypatch, figures, limit, cause, said):
-    def memory():
-        (device,) = (each for each in real().devices if each.device == "cuda:1")
+def test_the_reason_is_told_by_the_figures(fails, monkeypatch, figures, limit, said):
+    def device_now(*args):
         pool = Pool("JAX", 6 * GIB, None, 8 * GIB, limit)
         given = {"total": 16 * GIB, "allocated": 6 * GIB, "others": 0} | figures
-        return memory_report.MemoryReport((replace(device, **given, pools=(pool,)),))
+        return replace(real(*args), **given, pools=(pool,))
 
-    real = array_shortage.memory
-    monkeypatch.setattr(array_shortage, "memory", memory)
+    real = oom_state.device_now
+    monkeypatch.setattr(oom_state, "device_now", device_now)
     found = fails("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4294967296 bytes.")
-    assert found.cause == cause
     assert said in found.reason
-    assert any("MEM_FRACTION" in remedy.do for remedy in found.remedies) is (cause == "limit")
+    assert any("MEM_FRACTION" in lever.do for lever in found.levers) is (limit is not None)
 
 
 def test_it_stands_below_the_traceback_and_what_is_not_read_can_go(fails, notebook):
@@ -100,7 +98,7 @@ def test_it_stands_below_the_traceback_and_what_is_not_read_can_go(fails, notebo
     shown = notebook._capsys.readouterr().out
     below = shown[shown.index("out of memory ·") :]
     assert "cuda:1 (virtual): 4.0 GiB wanted" in below
-    assert "%gpufree idle gives back" in below
+    assert "%gpufree idle, which nothing reads any more" in below
     assert "%gpufree x " not in below
 
 

@@ -1,0 +1,277 @@
+"""Try the code again by dry runs, from the state after an out-of-memory error.
+
+A dry run follows the innermost loop around the failing statement for two passes, or the whole cell
+or function. The notebook is not touched.
+"""
+
+import ast
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from typing import Any
+
+from gpumagic.display.progress_line import ProgressLine
+from gpumagic.dryrun.follow_code import Subject, dry
+from gpumagic.errors import GpuError
+from gpumagic.memory.oom_state import OutOfMemoryState
+from gpumagic.mismatch.syntax import RestOfCode, function_of, in_own_scope, loops_around
+from gpumagic.usercode.program import awaits, compile_cell
+
+# Of the processor's time, so that a busy machine gives the same advice: for one dry run, and for
+# all of one error together. By the clock it may be so many times as long, and no longer.
+_LIMIT_S, _PATIENCE_S, _BUSY = 5.0, 15.0, 4
+# Of storages, which a dry run has to make anew.
+_MOST = 20_000
+_MARGIN = 0.05
+# What a pass keeps for good, as a part of what it needs: less is a number, such as its loss.
+_GROWS = 0.01
+_ENDS = (ast.Return, ast.Yield, ast.YieldFrom, ast.Break, ast.Continue, ast.Nonlocal, ast.Global)
+_BEGIN = "begin_ongpu"
+
+Within = Callable[[], AbstractContextManager[Any]]
+
+
+class Trials:
+    """The dry runs for one error: of the whole cell, and of each frame that can be followed."""
+
+    def __init__(self, state: OutOfMemoryState, line: ProgressLine) -> None:
+        self.state, self._line = state, line
+        self._tried_s = 0.0
+        # What a module's `forward` keeps, its backward pass frees.
+        inside = [n for n, rest in enumerate(state.rests) if rest.frame.code.co_name == "forward"]
+        within = max(inside, default=-1)
+        self.every = [CodeTrial(self, rest, n > within) for n, rest in enumerate(state.rests)]
+        """A trial for each frame, the innermost first."""
+
+    @cached_property
+    def whole(self) -> "CodeTrial | None":
+        """The outermost one that runs out of memory as the cell did; None if none does."""
+        return next((trial for trial in reversed(self.every) if trial.is_short), None)
+
+    @cached_property
+    def loop(self) -> "CodeTrial | None":
+        """The innermost loop that keeps more with each pass; None if none does."""
+        return next((trial for trial in self.every if trial.grows_much), None)
+
+    def settled(self, trial: "CodeTrial", grows: int | None) -> bool:
+        """Whether no loop around keeps more with each pass, if the one of `trial` keeps `grows`."""
+        outer = self.every[self.every.index(trial) + 1 :]
+        return _keeps_nothing(trial, grows) and all(_keeps_nothing(t, t.grows) for t in outer)
+
+    def follow(self, subject: Subject, device: str) -> int | None:
+        """What the code of a subject needs beside what there is; None if it is not followed."""
+        if self._tried_s > _PATIENCE_S:
+            return None
+        start, used = time.monotonic(), _used_by_children()
+        try:
+            self._line.update("looking for what would help; Ctrl-C ends it")
+            result = dry(subject)
+        except GpuError:  # no fork here
+            return None
+        except KeyboardInterrupt:  # whoever waits has seen enough
+            self._tried_s = math.inf
+            return None
+        finally:
+            elapsed = time.monotonic() - start
+            self._tried_s += max(_used_by_children() - used, elapsed / _BUSY)
+        peak = result.peak.get(device)
+        return (peak.needed if peak else 0) if result.complete else None
+
+
+def _keeps_nothing(trial: "CodeTrial", grows: int | None) -> bool:
+    if len(trial.rest.loops) > 1 or any(map(in_own_scope, trial.frame.candidates)):
+        return False  # only the innermost loop is followed
+    return not trial.rest.loops or (trial.possible and grows == 0)
+
+
+def _used_by_children() -> float:
+    """Seconds of the processor's time that processes which this one has started took, and ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+class CodeTrial:
+    """What the code of one frame needs of the GPU that was short of memory, in bytes."""
+
+    def __init__(self, trials: Trials, rest: RestOfCode, is_step: bool) -> None:
+        self._trials, self._state = trials, trials.state
+        self.rest, self.frame = rest, rest.frame
+        self._in_for = any(not isinstance(loop, ast.While) for loop in rest.loops)
+        self.code = _code(self.frame, rest.failed)
+        # A function may be a part of a step alone, of which the rest needs more.
+        is_step = is_step and bool(self.frame.at_top or rest.loops or rest.backward)
+        self.possible = is_step and bool(self.code) and len(self._state.storages) <= _MOST
+        self._next = _next_pass(rest)
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The frame's variables but those that the code makes anew; nothing else may hold them."""
+        top, rest = self.frame.at_top, self.rest
+        local = self.frame.scope.local.items()
+        return {name: v for name, v in local if top or name not in rest.overwritten}
+
+    @cached_property
+    def room(self) -> int:
+        """What the code can have, where the error has let go of what it holds.
+
+        On a real GPU a margin is left for workspaces and for memory in pieces.
+        """
+        state = self._state
+        taken = state.held() + state.unreached
+        if not self.frame.at_top:  # what the function was given, and nothing else has
+            taken += state.given(self.frame, self.names)
+        room = state.capacity - taken
+        return room if state.device.virtual else int(room * (1 - _MARGIN))
+
+    @cached_property
+    def needs(self) -> int | None:
+        """What the code needs as it is; None if it cannot be followed."""
+        needs = self.needed() if self.possible else None
+        if needs is None and self.possible and self._next:  # it may be the last pass
+            self._next = ""
+            needs = self.needed()
+        return needs
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a dry run fails where the cell did."""
+        return self.needs is not None and self.needs > self.room
+
+    @cached_property
+    def grows(self) -> int | None:
+        """What a pass of the loop keeps for good; None if it cannot be followed."""
+        if not self._in_for:
+            return 0  # all of it is followed
+        return _more(self.needs, self.needed(passes=3) if self.needs is not None else None)
+
+    @property
+    def grows_much(self) -> bool:
+        """Whether a loop keeps so much with each pass that a smaller batch would not help."""
+        return bool(self._in_for and self.grows and self.grows > _GROWS * (self.needs or 0))
+
+    def fits(self, needs: int, gives: int = 0, grows: int | None = None) -> bool | None:
+        """Whether the cell then runs to its end; None if that is not shown for all passes.
+
+        `gives` is freed before, and `grows` is what each pass then keeps, if that changes.
+        """
+        if needs > self.room + gives:
+            return None if self.grows_much else False
+        return self._trials.settled(self, self.grows if grows is None else grows) or None
+
+    def needed_and_grows(self, **changed: Any) -> tuple[int | None, int | None]:
+        """What it needs and what a pass keeps, changed as `needed` is told."""
+        needs = self.needed(**changed)
+        if needs is None or not self._in_for:
+            return needs, None if needs is None else 0
+        return needs, _more(needs, self.needed(passes=3, **changed))
+
+    def needed(
+        self,
+        names: dict[str, Any] | None = None,
+        *,
+        gone: tuple[str, ...] = (),
+        before: str = "",
+        after: str = "",
+        within: Within = nullcontext,
+        passes: int = 2,
+    ) -> int | None:
+        """What it needs with other values of some names, some names gone, a line before the failing
+        statement, one at the end of each pass, or in a context; None if it cannot be followed."""
+        space = {**self.frame.scope.outer, **self.names, **(names or {})}
+        for name in gone:
+            space.pop(name, None)
+        with _line_before(self.rest.failed, before):
+            code = _code(self.frame, self.rest.failed)
+            code += _parsed(f"{after}\n{self._next}", self.rest.failed)
+            code *= passes if self._in_for else 1
+            codes = compile_cell(ast.Module(code, []), self.frame.filename)
+
+        def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
+            def follow() -> dict[str, Any]:
+                into = self._own_namespace(space)
+                (names or {}).clear()  # else what the code lets go would be held here
+                signal.signal(signal.SIGPROF, lambda *_: signal.raise_signal(signal.SIGALRM))
+                signal.setitimer(signal.ITIMER_PROF, _LIMIT_S, 0.2)
+                with within():
+                    for code in filter(None, codes):
+                        eval(code, into)
+                return {}
+
+            return follow
+
+        subject = Subject(space, [], prepare, None, False, _BUSY * _LIMIT_S)
+        return self._trials.follow(subject, self._state.name)
+
+    def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
+        """In the dry run's process: the notebook's own with what is in `space`, if the code is a
+        cell's, so that nothing else holds what the code assigns anew."""
+        if not self.frame.at_top:
+            return space
+        namespace = self._state.namespace
+        for name in namespace.keys() - space.keys():
+            del namespace[name]
+        namespace.update(space)
+        space.clear()
+        self._state.let_go()
+        return namespace
+
+
+def _next_pass(rest: RestOfCode) -> str:
+    """What makes a number that a loop counts another in its next pass, as a key of a cache is."""
+    loop = rest.loops[0] if rest.loops else None
+    name = loop.target.id if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name) else ""
+    return f"{name} += 1" if name and type(rest.frame.scope.name(name)) is int else ""
+
+
+def _more(less: int | None, more: int | None) -> int | None:
+    return None if less is None or more is None else max(more - less, 0)
+
+
+def _parsed(text: str, beside: ast.stmt | None) -> list[ast.stmt]:
+    line = getattr(beside, "lineno", 1)
+    return [ast.increment_lineno(stmt, line - 1) for stmt in ast.parse(text).body]
+
+
+@contextmanager
+def _line_before(failed: ast.stmt | None, text: str) -> Iterator[None]:
+    """Within, a statement stands before the failing one, in its own block."""
+    new = _parsed(text, failed)
+    fields = vars(getattr(failed, "parent", None) or ast.Pass()).values() if new else ()
+    block = next((b for b in fields if isinstance(b, list) and failed in b), None)
+    at = block.index(failed) if block is not None else 0
+    if block is not None:
+        block[at:at] = new
+    try:
+        yield
+    finally:
+        if block is not None:
+            del block[at : at + len(new)]
+
+
+def _code(frame: Any, failed: ast.stmt | None) -> list[ast.stmt]:
+    """The statements to follow; none where they do not stand by themselves."""
+    if failed is None:
+        return []
+    loops = [loop for loop in loops_around(failed) if not isinstance(loop, ast.While)]
+    if loops:
+        body = [*loops[0].body]  # type: ignore[attr-defined]
+    else:
+        whole = frame.tree if frame.at_top else function_of(failed)
+        body = [*getattr(whole, "body", [])]
+        if not frame.at_top and body and isinstance(body[-1], ast.Return):
+            value = body[-1].value
+            body[-1:] = [ast.copy_location(ast.Expr(value), body[-1])] if value else []
+    body = [stmt for stmt in body if _BEGIN not in ast.unparse(stmt)]
+    nodes = [node for stmt in body for node in ast.walk(stmt)]
+    stands = not any(isinstance(node, _ENDS) for node in nodes if not _in_function(node, body))
+    asks = any(getattr(node, "id", "") == "get_ipython" for node in nodes)
+    return body if stands and not asks and not awaits(ast.Module(body, [])) else []
+
+
+def _in_function(node: ast.AST, body: list[ast.stmt]) -> bool:
+    inside = function_of(node)
+    return any(inside is each for stmt in body for each in ast.walk(stmt))
