@@ -6,6 +6,7 @@ gets a ledger.
 """
 
 import ast
+import linecache
 import re
 import sys
 import threading
@@ -33,6 +34,7 @@ _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|fit)'")
 # IPython takes `%ongpu cuda?` for a question about `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
+_BEGUN = re.compile(r"^get_ipython\(\)\.begin_ongpu\((.*?)\)(?=;|$)", re.MULTILINE)
 BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
 
 
@@ -83,6 +85,19 @@ def _begin_standing(body: list[ast.stmt]) -> None:
 
 def _begin(text: str) -> str:
     return f"get_ipython().{BEGIN}({text!r})"
+
+
+def as_typed(source: str) -> str:
+    """Return a cell's source with its `%%ongpu` line, as a comment, instead of the call."""
+    return _BEGUN.sub(lambda begun: f"# {ast.literal_eval(begun[1])}", source)
+
+
+def _show_as_typed(file: str) -> None:
+    """Have tracebacks show the line as it was typed, and not our call."""
+    entry = linecache.cache.get(file)
+    if entry and len(entry) == 4 and any(BEGIN in line for line in entry[2]):
+        size, changed, lines, name = entry
+        linecache.cache[file] = size, changed, [as_typed(line) for line in lines], name
 
 
 class RunningCell:
@@ -190,6 +205,8 @@ class CellHooks:
             raise UsageError("%%ongpu: IPython runs this code silently; type it in a cell")
         from gpumagic.magics.ongpu_arguments import placing_request
 
+        file = sys._getframe(1).f_code.co_filename
+        _show_as_typed(file)
         asked = placing_request(text.removeprefix("%%ongpu")) if text else self.standing
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
@@ -197,7 +214,9 @@ class CellHooks:
             if asked.handed_over:
                 from gpumagic.magics.run_elsewhere import hand_over
 
-                file = sys._getframe(1).f_code.co_filename
+                if cell.watch:  # what is sent to several devices is no copy of the user's
+                    cell.watch.stop()
+                    cell.watch = None
                 return hand_over(self.shell, cell, asked, file, display)
             return self.place(cell, asked)
         except (GpuError, RuntimeError) as error:

@@ -1,5 +1,6 @@
 """`%%ongpu` in an IPython shell: the user's cell runs as if the line were not there."""
 
+import linecache
 import re
 
 import pytest
@@ -456,3 +457,9 @@ def test_without_pretty_printing_the_report_is_the_line_too(ip):
     ip.run("%pprint")
     assert ip.run("%%ongpu 1\nzeros(1);").text.startswith("cuda:1 (virtual")
     ip.run("%pprint")
+
+
+def test_a_traceback_shows_the_line_as_it_was_typed(ip):
+    ip.run("%%ongpu 1 --quiet\ndef made(): 1 / 0")
+    file = ip.ns["made"].__code__.co_filename
+    assert linecache.getlines(file) == ["# %%ongpu 1 --quiet\n", "def made(): 1 / 0\n"]
