@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -76,10 +77,15 @@ def _layers(op: Any, given: dict[str, Any]) -> Any:
 def _all_steps(op: Any, given: dict[str, Any]) -> Any:
     leaves, shape = tree_flatten(list(given.values()))
     tensors = [x for x in leaves if isinstance(x, Tensor)]
-    plain = all(type(x) in _PLAIN and (x.dtype in _FUSED or not x.is_cuda) for x in tensors)
+    supported = all(x.dtype in _FUSED or not x.is_cuda for x in tensors)
+    # torch's types have no `apply`.
+    fused: Any = _Fused
+    shapes: Any = _Shapes
+    if supported and any(isinstance(x, FakeTensor) for x in tensors):
+        return shapes.apply(op._schema.name.partition("::")[2], given, shape, *leaves)
+    plain = supported and all(type(x) in _PLAIN for x in tensors)
     if not plain or C._functorch.peek_interpreter_stack() or C._len_torch_dispatch_stack():
         return op.decompose(*given.values())
-    fused: Any = _Fused  # torch's types have no `apply`
     return fused.apply(op, shape, *leaves)
 
 
@@ -94,9 +100,7 @@ class _Fused(torch.autograd.Function):
         with torch.set_grad_enabled(any(ctx.needs_input_grad)):
             found = op(*tree_unflatten(low, shape))
         if any(ctx.needs_input_grad):
-            output = found[0]
-            kept = _KEPT[op._schema.name.partition("::")[2]] * output.numel()
-            reserve = torch.empty(kept, dtype=output.dtype, device=leaves[0].device)
+            reserve = _reserve(op._schema.name.partition("::")[2], found[0], leaves[0].device)
             ctx.save_for_backward(reserve)
             ctx.graph = {"low": low, "found": found}
             weakref.finalize(reserve, ctx.graph.clear)
@@ -114,6 +118,40 @@ class _Fused(torch.autograd.Function):
         made = iter(torch.autograd.grad(found, wanted, given, retain_graph=True, allow_unused=True))
         results = [next(made) if isinstance(x, Tensor) and x.requires_grad else None for x in low]
         return None, None, *_raised(results, gpu)
+
+
+class _Shapes(torch.autograd.Function):
+    """The same for tensors without data, as a dry run has them: what it makes and keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, given: dict[str, Any], shape: Any, *leaves: Any) -> Any:
+        """Tensors of the results' shapes."""
+        x, hidden = leaves[0], given["hx"]
+        hidden = [hidden] if isinstance(hidden, Tensor) else [*hidden]
+        width = hidden[0].shape[-1] * (2 if given["bidirectional"] else 1)
+        steps = (*x.shape[:-1], width)
+        if given.get("batch_first"):
+            output = x.new_empty((steps[1], steps[0], width)).transpose(0, 1)
+        else:
+            output = x.new_empty(steps)
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(_reserve(name, output, x.device))
+            ctx.leaves = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
+            ctx.given = leaves
+        return output, *(torch.empty_like(h) for h in hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Tensors of the gradients' shapes."""
+        _ = ctx.saved_tensors
+        pairs = zip(ctx.given, ctx.leaves, strict=True)
+        return None, None, None, *(torch.empty_like(x) if wanted else None for x, wanted in pairs)
+
+
+def _reserve(name: str, output: Tensor, device: torch.device) -> Tensor:
+    """What is kept for the backward pass."""
+    return torch.empty(_KEPT[name] * output.numel(), dtype=output.dtype, device=device)
 
 
 def _lowered(x: Any) -> Any:
