@@ -197,23 +197,6 @@ def _row(timing: Timing, items: float | None) -> dict[str, Any]:
 _TITLE = 60
 
 
-class Speedup(float):
-    """A ratio of two times; its repr says if a device is virtual, with the CPU's time."""
-
-    virtual: str  # the device, or nothing
-
-    # With a default, since copy and pickle call it without the name and restore that later.
-    def __new__(cls, ratio: float, virtual: str = "") -> Speedup:
-        """Remember which device was virtual."""
-        made = super().__new__(cls, ratio)
-        made.virtual = virtual
-        return made
-
-    def __repr__(self) -> str:
-        about = f" ({self.virtual} is virtual: its time is the CPU's)" if self.virtual else ""
-        return f"{float(self)!r}{about}"
-
-
 @dataclass(frozen=True, repr=False)
 class Comparison(Lookup, table.Shown):
     """The same code, timed on several devices.
@@ -266,19 +249,23 @@ class Comparison(Lookup, table.Shown):
         first = told[0] if len(told[0]) < _TITLE else told[0][: _TITLE - 2]
         return first if [first] == told else f"{first} …"
 
-    def speedup(self, where: object, reference: object, **values: Any) -> Speedup:
+    def speedup(self, where: object, reference: object, **values: Any) -> float:
         """Return how many times faster `where` is than `reference`; less than 1 if it is slower.
-
-        The repr of the float says if a device is virtual.
 
         Raises
         ------
         GpuError
-            Like `median`.
+            Like `median`, or one of them is a virtual GPU.
         """
-        ratio = self.median(reference, **values) / self.median(where, **values)
-        virtual = [t.where for w in (where, reference) if (t := self.timing(w, **values)).virtual]
-        return Speedup(ratio, virtual[0] if virtual else "")
+        self._real(where, reference)
+        return self.median(reference, **values) / self.median(where, **values)
+
+    def _real(self, *asked: object) -> list[str]:
+        """Return the names of devices, none of them virtual."""
+        names = [self.among(where) for where in asked]
+        if found := [w for w in self.virtual if any(w in name.split("+") for name in names)]:
+            raise GpuError(f"{changing.virtual(found)}; .median() has them")
+        return names
 
     @property
     def best(self) -> str:
@@ -321,10 +308,16 @@ class Comparison(Lookup, table.Shown):
         Raises
         ------
         GpuError
-            One of them is not in this comparison.
+            One of them is not in this comparison, or a virtual GPU.
         """
-        pair = {self.among(a), self.among(b)}
+        pair = set(self._real(a, b))
         return max((c.at for c in self.crossovers if {c.faster, c.slower} == pair), default=None)
+
+    @property
+    def remarks(self) -> list[str]:
+        """How it was measured, and how certain it is; the text shows the first three."""
+        found: list[str] = table.view(self).remarks(self)
+        return found
 
     def against(self, earlier: Comparison, *, alike: bool = False) -> Comparison:
         """Return this comparison with its `change` and `differences` against an earlier one.
