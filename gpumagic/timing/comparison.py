@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
@@ -40,12 +40,6 @@ class _WrongError(Exception):
     """An error in the JSON, with its place."""
 
 
-def dumps(comparison: Any) -> str:
-    """Return JSON of one line; see `Comparison.to_json`."""
-    document = {"format": FORMAT, "version": VERSION, **_plain(comparison)}
-    return json.dumps(document, ensure_ascii=False, allow_nan=False)
-
-
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
@@ -63,8 +57,8 @@ def _plain(value: Any) -> Any:
     return float(value) if math.isfinite(value) else {"float": str(float(value))}
 
 
-def load(source: str | Path, kind: Any) -> Any:
-    """Read JSON or a file; see `Comparison.from_json`."""
+def _document(source: str | Path) -> tuple[str, Any]:
+    """Return the name of a source, and what its JSON has."""
     # JSON of an object begins with a brace, and a path may.
     if isinstance(source, str) and source.lstrip().startswith("{"):
         text, name = source, "the JSON"
@@ -76,22 +70,9 @@ def load(source: str | Path, kind: Any) -> Any:
             reason = getattr(error, "strerror", None) or "it is no text"
             raise GpuError(f"{name}: {reason}; give the file that save() wrote") from None
     try:
-        found = json.loads(text, object_hook=_number)
+        return name, json.loads(text, object_hook=_number)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
-        raise GpuError(f"{name} is no comparison; give what save() or to_json() wrote")
-    if (version := found.pop("version", None)) != VERSION:
-        raise GpuError(
-            f"{name} has version {str(version)[:20]!r}, and this gpumagic knows {VERSION}; "
-            "update gpumagic, or measure again"
-        )
-    try:
-        made = _read(kind, found, "")
-        _check(made)
-    except _WrongError as wrong:
-        raise GpuError(f"{name} is not as save() wrote it: {wrong}; measure again") from None
-    return made
+        return name, None
 
 
 def _number(given: dict[str, Any]) -> Any:
@@ -103,7 +84,15 @@ def _number(given: dict[str, Any]) -> Any:
 def _read(kind: Any, given: Any, where: str) -> Any:
     """Convert a value of JSON to a type; `where` it is, for the message."""
     if is_dataclass(kind):
-        return _record(kind, given, where)
+        _require(isinstance(given, dict), f"{where or 'it'} is no object")
+        hints = _hints(kind)
+        there = {name: f"{where}.{name}".lstrip(".") for name in given}
+        for name in given:
+            _require(name in hints, f"{where or 'it'} has an unknown {name[:40]!r}")
+        for one in fields(kind):
+            known = one.name in given or (one.default, one.default_factory) != (MISSING, MISSING)
+            _require(known, f"{where or 'it'} has no {one.name!r}")
+        return kind(**{name: _read(hints[name], given[name], at) for name, at in there.items()})
     arguments = get_args(kind)
     if NoneType in arguments:
         return None if given is None else _read(arguments[0], given, where)
@@ -124,19 +113,6 @@ def _read(kind: Any, given: Any, where: str) -> Any:
     return given
 
 
-def _record(kind: Any, given: Any, where: str) -> Any:
-    _require(isinstance(given, dict), f"{where or 'it'} is no object")
-    hints = _hints(kind)
-    for name in given:
-        _require(name in hints, f"{where or 'it'} has an unknown {name[:40]!r}")
-    made = {name: _read(hints[name], given[name], f"{where}.{name}".lstrip(".")) for name in given}
-    try:
-        return kind(**made)
-    except TypeError:
-        missing = next(f.name for f in fields(kind) if f.name not in given)
-        raise _WrongError(f"{where or 'it'} has no {missing!r}") from None
-
-
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
         raise _WrongError(otherwise)
@@ -155,13 +131,6 @@ def _check(made: Any) -> None:
         _require(timing.number > 0 and timing.where != "", f"{where} has no runs, or no device")
         swept = set(timing.values) == set(made.sweep)
         _require(swept, f"{where}.values are not the sweep's variables")
-
-
-def to_pandas(timings: Iterable[Timing], items: float | None) -> DataFrame:
-    """Return a row for each timing; see `Comparison.to_pandas`."""
-    with library_needed("pandas", "to_pandas()", "pandas"):
-        import pandas
-    return pandas.DataFrame([_row(timing, items) for timing in timings])
 
 
 def _row(timing: Timing, items: float | None) -> dict[str, Any]:
@@ -335,7 +304,8 @@ class Comparison(Lookup, table.Shown):
 
     def to_json(self) -> str:
         """Return everything as JSON of one line; objects among the sweep's values become text."""
-        return dumps(self)
+        document = {"format": FORMAT, "version": VERSION, **_plain(self)}
+        return json.dumps(document, ensure_ascii=False, allow_nan=False)
 
     def save(self, path: str | Path) -> None:
         """Write `to_json` into a file."""
@@ -355,7 +325,19 @@ class Comparison(Lookup, table.Shown):
         GpuError
             There is no such file, or it is no comparison, or of another version.
         """
-        made: Comparison = load(source, cls)
+        name, found = _document(source)
+        if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+            raise GpuError(f"{name} is no comparison; give what save() or to_json() wrote")
+        if (version := found.pop("version", None)) != VERSION:
+            raise GpuError(
+                f"{name} has version {str(version)[:20]!r}, and this gpumagic knows {VERSION}; "
+                "update gpumagic, or measure again"
+            )
+        try:
+            made: Comparison = _read(cls, found, "")
+            _check(made)
+        except _WrongError as wrong:
+            raise GpuError(f"{name} is not as save() wrote it: {wrong}; measure again") from None
         return made
 
     def to_pandas(self) -> DataFrame:
@@ -366,4 +348,6 @@ class Comparison(Lookup, table.Shown):
         GpuError
             pandas is not installed.
         """
-        return to_pandas(self.timings, self.items)
+        with library_needed("pandas", "to_pandas()", "pandas"):
+            import pandas
+        return pandas.DataFrame([_row(timing, self.items) for timing in self.timings])
