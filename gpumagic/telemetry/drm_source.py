@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gpumagic import drm
-from gpumagic.telemetry.cached_readings import LONGEST_S, CachedReadings
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
+from gpumagic.telemetry.source import LONGEST_S, CachedReadings, Source
 
 
 class EngineShares:
@@ -52,7 +52,7 @@ _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16.0": 4, "32.0":
 _COMPUTES, _DRAWS = ("compute", "ccs"), ("gfx", "render", "rcs")
 
 
-class DrmSource:
+class DrmSource(Source):
     """The common part of AMD's and Intel's sources; ``root`` is the root of the file system."""
 
     name: ClassVar[str]
@@ -89,10 +89,6 @@ class DrmSource:
     def _held_elsewhere(self) -> dict[tuple[int, str], int]:
         """Return bytes by pid and PCI address from other sources than fdinfo."""
         return {}
-
-    def software(self) -> dict[str, str]:
-        """Return the versions of its drivers by name."""
-        raise NotImplementedError
 
     # The interface of a source.
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpumagic import nvml
-from gpumagic.telemetry.cached_readings import CachedReadings, Rates
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
+from gpumagic.telemetry.source import CachedReadings, Rates
 
 # Values of NVML's enumerations; fixed by its binary interface.
 _SENSOR_GPU = 0

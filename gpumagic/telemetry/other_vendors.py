@@ -28,9 +28,9 @@ from gpumagic import drm
 from gpumagic.device import torch_build
 from gpumagic.drm.card_list import whole
 from gpumagic.nvml import Field
-from gpumagic.telemetry.cached_readings import CachedReadings, Rates
 from gpumagic.telemetry.drm_source import DrmSource, pcie_link, temperatures
-from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
+from gpumagic.telemetry.snapshot import GpuSample, Host
+from gpumagic.telemetry.source import CachedReadings, Rates, Source
 
 
 class AmdSource(DrmSource):
@@ -240,8 +240,11 @@ def ioreg() -> bytes:
         return b""
 
 
-class AppleSource:
-    """Samples of the GPU of a Mac with Apple silicon; elsewhere empty."""
+class AppleSource(Source):
+    """Samples of the GPU of a Mac with Apple silicon; elsewhere empty.
+
+    It has no processes: shared memory is not attributed to the GPU.
+    """
 
     name = "apple"
 
@@ -265,14 +268,6 @@ class AppleSource:
             return []
         found = self._kept.get("ioreg", _EVERY_S, max_age, lambda: _entries(self._read()))
         return [_sample(n, entry, host) for n, entry in enumerate(found)]
-
-    def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
-        """Return nothing: shared memory is not attributed to the GPU."""
-        return []
-
-    def problems(self) -> list[Problem]:
-        """Return nothing: without the command there is no GPU."""
-        return []
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read values that are due, for at most `seconds`."""

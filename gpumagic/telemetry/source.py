@@ -1,12 +1,13 @@
-"""Keep readings for as long as their kind stays true, and turn counters into rates."""
+"""The interface of a source of GPUs, and what sources share: cached readings and rates."""
 
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gpumagic import nvml
+from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
 
 T = TypeVar("T")
 # A mean over a longer time does not describe the present.
@@ -91,3 +92,29 @@ class Rates:
         rate = grown / passed if plausible and not wraps else None
         self._before[key] = (field.value, at_s, rate)
         return rate
+
+
+class Source(Protocol):
+    """The methods of a source, with defaults. `max_age` is the age of a cached reading in
+    intervals; 0 asks for a new one."""
+
+    name: str
+
+    def gpus(self, host: Host, max_age: float) -> list[GpuSample]:
+        """Return its GPUs now, lost ones too."""
+        raise NotImplementedError
+
+    def processes(self, max_age: float) -> list[ProcessSample]:
+        """Return the processes that hold memory on them."""
+        return []
+
+    def problems(self) -> list[Problem]:
+        """Return the problems of the last queries."""
+        return []
+
+    def software(self) -> Mapping[str, str]:
+        """Return the versions of its drivers by name."""
+        return {}
+
+    def read_ahead(self, *, processes: bool, seconds: float) -> None:
+        """Read expensive values that are due, for at most `seconds`."""
