@@ -315,9 +315,7 @@ class NvmlSource:
             self._present.add(gpu.uuid)
             for tier in TIERS:
                 values.update(self._reading(door, gpu, tier, max_age))
-        unified = (
-            gpu.memory_total is None and gpu.parent is None and values["utilization"] is not None
-        )
+        unified = gpu.parent is None and door.shares_memory(gpu)
         if unified:
             values.update(memory_total=host.memory_total, memory_used=host.memory_used)
         xid, xid_time = self._xids.last(gpu.uuid)

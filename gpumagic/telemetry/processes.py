@@ -32,6 +32,10 @@ _CUDA = (
 )
 
 
+# A kernel and its child may have started in the same tick of the clock.
+_TICK_S = 0.02
+
+
 @dataclass(frozen=True)
 class Facts:
     """The constants of a process; fields after ``ours`` are known only if it is true."""
@@ -85,13 +89,16 @@ class Processes:
             return None
 
     def line(self, pid: int) -> list[Process]:
-        """Return a process and its ancestors; psutil leaves out a younger one with an old pid."""
-        try:
-            process = psutil.Process(pid)
-            pids = [pid, *(parent.pid for parent in process.parents())]
-        except (psutil.Error, ValueError, OverflowError):
-            pids = [pid]
-        return list(filter(None, map(self.look, pids)))
+        """Return a process and its ancestors; psutil's `parents` takes twice as long."""
+        found: list[Process] = []
+        process = self.look(pid)
+        while process is not None and process not in found:
+            found.append(process)
+            parent = self.look(process.parent) if process.parent else None
+            # A younger parent is another process with the old pid.
+            older = parent and parent.facts.started <= process.facts.started + _TICK_S
+            process = parent if older else None
+        return found
 
     def kernels(self) -> Iterator[Process]:
         """Return all living kernels of this user, by their command lines. Walks all processes."""
