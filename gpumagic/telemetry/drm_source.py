@@ -55,7 +55,6 @@ _COMPUTES, _DRAWS = ("compute", "ccs"), ("gfx", "render", "rcs")
 class DrmSource(Source):
     """The common part of AMD's and Intel's sources; ``root`` is the root of the file system."""
 
-    name: ClassVar[str]
     vendor: ClassVar[str]
 
     def __init__(

@@ -36,7 +36,7 @@ from gpumagic.telemetry.source import CachedReadings, Rates, Source
 class AmdSource(DrmSource):
     """Samples of the GPUs of ``amdgpu``."""
 
-    name: ClassVar[str] = "amd"
+    name = "amd"
     vendor: ClassVar[str] = "amd"
 
     def software(self) -> dict[str, str]:
@@ -131,7 +131,7 @@ _REASONS = {
 class IntelSource(DrmSource):
     """Samples of the GPUs of ``xe`` and ``i915``; ``integrated``: also those in processors."""
 
-    name: ClassVar[str] = "intel"
+    name = "intel"
     vendor: ClassVar[str] = "intel"
 
     def __init__(

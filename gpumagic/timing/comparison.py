@@ -83,7 +83,8 @@ def _number(given: dict[str, Any]) -> Any:
 
 def _read(kind: Any, given: Any, where: str) -> Any:
     """Convert a value of JSON to a type; `where` it is, for the message."""
-    if is_dataclass(kind):
+    record: bool = is_dataclass(kind)
+    if record:
         _require(isinstance(given, dict), f"{where or 'it'} is no object")
         hints = _hints(kind)
         there = {name: f"{where}.{name}".lstrip(".") for name in given}

@@ -89,7 +89,7 @@ def text(comparison: Comparison) -> str:
     bad = [f"! {line}" for line in _bad(comparison)]
     rows = "\n".join(table.lines(columns_of(comparison), "  ", _FOLD))
     head = _lines([*bad, *verdict.answer(comparison)], "")
-    parts = (head, rows, _lines(remarks(comparison)[:_REMARKS], "  "))
+    parts = (head, rows, _lines(_first(comparison)[:_REMARKS], "  "))
     return "\n\n".join(filter(None, parts))
 
 
@@ -103,13 +103,12 @@ def _lines(lines: Iterable[str], margin: str) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """Return everything that is not in the table, the most important first."""
-    return [
-        *_doubts(comparison),
-        *verdict.copies(comparison),
-        *legend(columns_of(comparison)),
-        *verdict.repeats(comparison),
-        verdict.machine(comparison),
-    ]
+    return [*_first(comparison), *verdict.repeats(comparison), verdict.machine(comparison)]
+
+
+def _first(comparison: Comparison) -> list[str]:
+    legends = legend(columns_of(comparison))
+    return [*_doubts(comparison), *verdict.copies(comparison), *legends]
 
 
 def _doubts(comparison: Comparison) -> list[str]:
