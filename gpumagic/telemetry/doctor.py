@@ -17,7 +17,7 @@ from gpumagic.errors import as_typed
 from gpumagic.telemetry.collect import chosen
 from gpumagic.telemetry.drm_source import DrmSource
 from gpumagic.telemetry.linux_checks import Check as Check
-from gpumagic.telemetry.linux_checks import LinuxChecks, check_jax, first_cause
+from gpumagic.telemetry.linux_checks import LinuxChecks, check_jax, first_cause, leaves
 from gpumagic.telemetry.other_vendors import AppleSource
 from gpumagic.telemetry.snapshot import Host
 from gpumagic.telemetry.virtual_state import state_folder
@@ -154,11 +154,7 @@ class Doctor:
         if setting is None:
             return None, "not set: all GPUs are visible", ""
         physical = physical_gpus(self._door)
-        left = visible(physical, self._env)
-        found = f"{setting!r} leaves {len(left)} of {len(physical)}"
-        if left or not physical:
-            return bool(left) or None, found, ""
-        return False, found, "set it right before the kernel starts, or unset it"
+        return leaves(setting, len(visible(physical, self._env)), len(physical))
 
     def _torch(self, wanted: str | None) -> _Found:
         version = self._installed("torch")

@@ -350,25 +350,28 @@ class XidLog:
     """Xid errors with the Unix time at which they were seen."""
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[int, float]] = {}
-        self._seen: dict[tuple[str, int], float] = {}
+        self._seen: dict[tuple[str, int], float] = {}  # by UUID and number, the newest last
 
     def add(self, found: Iterable[tuple[str, int]], time: float) -> None:
         """Add the UUID and number of each new error."""
-        for uuid, number in found:
-            self._last[uuid] = (number, time)
-            self._seen[uuid, number] = time
+        for error in found:
+            self._seen.pop(error, None)
+            self._seen[error] = time
 
     def last(self, uuid: str) -> tuple[int | None, float | None]:
         """Return the last error of a GPU and its time."""
-        return self._last.get(uuid, (None, None))
+        found = ((n, at) for (whose, n), at in reversed(self._seen.items()) if whose == uuid)
+        return next(found, (None, None))
 
     def problems(self, gpus: Iterable[GpuSample], time: float) -> list[Problem]:
         """Return a problem for each error of the last ten minutes."""
-        # If the clock was set back, they must still expire.
-        self._seen = {key: at for key, at in self._seen.items() if 0 <= time - at <= _XID_TOLD_S}
         known = {gpu.uuid: gpu for gpu in gpus}
-        return [_xid_problem(known[uuid], number) for uuid, number in self._seen if uuid in known]
+        return [
+            _xid_problem(known[uuid], number)
+            for (uuid, number), at in self._seen.items()
+            # If the clock was set back, they must still expire.
+            if uuid in known and 0 <= time - at <= _XID_TOLD_S
+        ]
 
 
 def _xid_problem(gpu: GpuSample, number: int) -> Problem:

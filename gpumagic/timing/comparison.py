@@ -234,7 +234,7 @@ class Comparison(Lookup, table.Shown):
         """Return the names of devices, none of them virtual."""
         names = [self.among(where) for where in asked]
         if found := [w for w in self.virtual if any(w in name.split("+") for name in names)]:
-            raise GpuError(f"{changing.virtual(found)}; .median() has them")
+            raise GpuError(f"{changing.virtual(found)}; see .median()")
         return names
 
     @property

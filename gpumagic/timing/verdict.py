@@ -99,17 +99,19 @@ def _pair(comparison: Comparison, first: str, other: str) -> str:
     apart = [(a.median or 0.0) / (b.median or 1.0) for a, b in pairs if a.differs(b)]
     if not apart:
         return f"{first} and {other} do not differ by more than the spread" if pairs else ""
-    faster, slower = (other, first) if max(apart) > 1 else (first, other)
     if flips:
         faster, slower = flips[0].faster, flips[0].slower
+    elif min(apart) < 1 < max(apart):  # the values are no numbers, so nothing crosses
+        return f"{first} and {other} are each faster at some {axis}"
+    else:
+        faster, slower = (other, first) if max(apart) > 1 else (first, other)
     ratios = apart if faster == other else [1 / ratio for ratio in apart]
+    most = times(max(ratios))
     if flips:
-        return (
-            f"{faster} is faster than {slower} from {at(flips[0])}, by up to {times(max(ratios))}"
-        )
+        return f"{faster} is faster than {slower} from {at(flips[0])}, by up to {most}"
     if len(apart) == len(pairs):
         return f"{faster} is faster than {slower} at every {axis}: {span(ratios)}"
-    return f"{faster} is up to {times(max(ratios))} faster than {slower}"
+    return f"{faster} is up to {most} faster than {slower}"
 
 
 def at(crossover: Crossover) -> str:

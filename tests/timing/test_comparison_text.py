@@ -85,6 +85,23 @@ def test_an_order_that_flips_twice_is_said_so():
     assert first(found) == "cpu and cuda:0 change places at n ≈ 3.2 and 32"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "answer"),
+    [
+        ((2e-3, 8e-3), "cpu and cuda:0 are each faster at some kind"),
+        ((4.01e-3, 8e-3), "cpu is up to 2.00 × faster than cuda:0"),
+        ((4.01e-3, 4.01e-3), "cpu and cuda:0 do not differ by more than the spread"),
+    ],
+)
+def test_a_sweep_over_words(seconds, answer):
+    timings = [
+        timing(where, s, values={"kind": kind})
+        for kind, gpu in zip(("mean", "sum"), seconds, strict=True)
+        for where, s in (("cpu", 4e-3), ("cuda:0", gpu))
+    ]
+    assert first(comparison(*timings, sweep={"kind": ("mean", "sum")})) == answer
+
+
 def test_the_table_of_one_point():
     gpu = timing("cuda:0", 1e-3, energy=0.31, peak={"cuda:0": 3 * 2**20}, name="H200")
     gpu = replace(gpu, host=(1e-4,) * 21, copied=2**20, copy_seconds=3e-3, transfers="1 transfer")
