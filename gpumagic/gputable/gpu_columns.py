@@ -156,46 +156,30 @@ def gpu_columns(
     nvml = [str(gpu.index) if other else "" for gpu, other in zip(gpus, differs, strict=True)]
     names = [_name(gpu) for gpu in gpus]
     temperatures = [_reading(gpu.temperature, "°C") for gpu in gpus]
+    titles = [f"{gpu.name or ''} {gpu.uuid}" for gpu in gpus]
+    numbered = [_NUMBERED.get(gpu.vendor or "", "its number on this machine") for gpu in gpus]
+    utilizations = [_reading(gpu.utilization, "%") for gpu in gpus]
+    used = [(part, gpu.memory_total) for gpu, part in zip(gpus, splits, strict=True)]
     columns = [
-        Column(
-            "device",
-            devices,
-            html=[_device(gpu, words) for gpu, words in zip(gpus, devices, strict=True)],
-        ),
-        Column(
-            "GPU",
-            nvml,
-            number=True,
-            css="gm-dim",
-            html=[
-                tag(
-                    "span",
-                    index,
-                    title=_NUMBERED.get(gpu.vendor or "", "its number on this machine"),
-                )
-                for gpu, index in zip(gpus, nvml, strict=True)
-            ],
-        ),
+        Column("device", devices, html=list(map(_device, gpus, devices))),
+        Column("GPU", nvml, number=True, css="gm-dim", html=_titled(nvml, numbered)),
         Column(
             "name",
             [_virtual(n) if g.virtual else n for g, n in zip(gpus, names, strict=True)],
             fit="cut",
             css="gm-name",
-            html=[
-                tag("span", name, title=f"{gpu.name or ''} {gpu.uuid}")
-                for gpu, name in zip(gpus, names, strict=True)
-            ],
+            html=_titled(names, titles),
         ),
         Column(
             "memory",
-            [text_bar(part, g.memory_total) for g, part in zip(gpus, splits, strict=True)],
+            [text_bar(*each) for each in used],
             css="gm-tight",
-            html=[_memory(part, g.memory_total) for g, part in zip(gpus, splits, strict=True)],
+            html=[_memory(*each) for each in used],
         ),
         _readings("", [share(gpu.memory_used, gpu.memory_total) for gpu in gpus]),
         Column(
             "utilization" if html else "util",
-            [_reading(gpu.utilization, "%") for gpu in gpus],
+            utilizations,
             number=not html,
             html=[_utilization(gpu.utilization) for gpu in gpus],
         ),
@@ -206,6 +190,11 @@ def gpu_columns(
         # A virtual GPU has no temperature and power: leave out two columns of N/A.
         del columns[-2:]
     return [c for c in columns if c.head != "GPU" or any(c.cells)]
+
+
+def _titled(words: Sequence[str], titles: Sequence[str]) -> list[str]:
+    pairs = zip(words, titles, strict=True)
+    return [tag("span", text, title=title) for text, title in pairs]
 
 
 def _readings(head: str, cells: Sequence[str], bad: Sequence[bool] = ()) -> Column:

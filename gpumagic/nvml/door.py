@@ -238,13 +238,21 @@ class Nvml:
 
     def memory(self, gpu: Gpu, *, alive: bool = False) -> Any:
         """Return NVML's memory structure in bytes: ``total``, ``free``, ``used`` and, with a newer
-        driver, ``reserved``; None if the GPU has no memory of its own."""
+        driver, ``reserved``; None if unknown, or if the GPU has no memory of its own."""
         newer, older = self.memory_call, ("nvmlDeviceGetMemoryInfo",)
         memory = self.ask(gpu, {"newer": newer}, alive=alive)["newer"]
         if memory is None:
             # Both at once: an old driver answers only one.
             memory = self.ask(gpu, {"newer": newer, "older": older}, alive=alive)["older"]
-        return memory if memory is not None and memory.total else None
+        if memory is None or memory.total:
+            return memory
+        self._unsupported.setdefault(gpu.uuid, set()).update((newer, older))
+        return None
+
+    def shares_memory(self, gpu: Gpu) -> bool:
+        """Whether a GPU has no memory of its own; a failed question does not say so."""
+        asked = {self.memory_call, ("nvmlDeviceGetMemoryInfo",)}
+        return asked <= self._unsupported.get(gpu.uuid, set())
 
     def memory_free(self, uuids: Iterable[str]) -> dict[str, int]:
         """Return known free bytes by UUID."""

@@ -41,7 +41,7 @@ class Gpu:
     index: int  # NVML's index; a MIG device has its parent's
     uuid: str
     name: str | None
-    memory_total: int | None  # bytes; None if it shares the host's
+    memory_total: int | None  # bytes; None if unknown, or if it shares the host's
     parent: str | None  # the parent's UUID, of a MIG device
     handle: Any
 

@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -28,29 +28,7 @@ from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.other_vendors import AmdSource, AppleSource, IntelSource
 from gpumagic.telemetry.processes import Owner, Owners
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample, Snapshot
-
-
-class Source(Protocol):
-    """The methods of a source. `max_age` is the age of a cached reading in intervals;
-    0 asks for a new one."""
-
-    name: str
-
-    def gpus(self, host: Host, max_age: float) -> list[GpuSample]:
-        """Return its GPUs now, lost ones too."""
-
-    def processes(self, max_age: float) -> list[ProcessSample]:
-        """Return the processes that hold memory on them."""
-
-    def problems(self) -> list[Problem]:
-        """Return the problems of the last queries."""
-
-    def software(self) -> Mapping[str, str]:
-        """Return the versions of its drivers by name."""
-
-    def read_ahead(self, *, processes: bool, seconds: float) -> None:
-        """Read expensive values that are due, for at most `seconds`."""
-
+from gpumagic.telemetry.source import Source as Source
 
 _KNOWN: dict[str, Callable[[Path], Any]] = {
     "nvml": lambda root: NvmlSource(),

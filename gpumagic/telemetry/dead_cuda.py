@@ -11,7 +11,7 @@ from pathlib import Path
 from gpumagic.device import cuda_state
 from gpumagic.telemetry.processes import started
 from gpumagic.telemetry.snapshot import Problem
-from gpumagic.telemetry.virtual_state import is_of, state_folder
+from gpumagic.telemetry.virtual_state import is_of, state_files, state_folder, write_file
 
 _LONGEST = 4096
 
@@ -22,11 +22,7 @@ def publish(death: cuda_state.Death) -> None:
     whose = f"{notebook} (process {pid})" if notebook else f"process {pid}"
     cause = f"CUDA in the kernel of {whose} is dead: {death.cause}"
     told = {"pid": pid, "started": started(pid), "cause": cause, "cure": death.cure}
-    folder = state_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    whole = folder / f"{pid}.incomplete"
-    whole.write_text(json.dumps(told))
-    os.replace(whole, folder / f"{pid}.dead")
+    write_file(state_folder() / f"{pid}.dead", json.dumps(told).encode())
 
 
 def problems() -> list[Problem]:
@@ -34,13 +30,9 @@ def problems() -> list[Problem]:
     death, found = cuda_state.death(), []  # a thread of the sampler's must not ask CUDA
     if death is not None:
         found.append(Problem("cuda-dead", death.said, death.cure))
-    try:
-        names = sorted(name for name in os.listdir(state_folder()) if name.endswith(".dead"))
-    except OSError:
-        names = []
-    for name in names:
-        if death is None or name != f"{os.getpid()}.dead":
-            found += _read(state_folder() / name)
+    for path in state_files(".dead"):
+        if death is None or path.stem != str(os.getpid()):
+            found += _read(path)
     return found
 
 

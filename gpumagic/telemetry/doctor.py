@@ -17,21 +17,13 @@ from gpumagic.errors import as_typed
 from gpumagic.telemetry.collect import chosen
 from gpumagic.telemetry.drm_source import DrmSource
 from gpumagic.telemetry.linux_checks import Check as Check
-from gpumagic.telemetry.linux_checks import LinuxChecks, check_jax
+from gpumagic.telemetry.linux_checks import LinuxChecks, check_jax, first_cause, leaves
 from gpumagic.telemetry.other_vendors import AppleSource
 from gpumagic.telemetry.snapshot import Host
 from gpumagic.telemetry.virtual_state import state_folder
 
 _Found = tuple[bool | None, str, str]
-# From the hardware up: if one fails, the following cannot pass.
-_CHAIN = (
-    "NVIDIA card",
-    "driver in the kernel",
-    "device files",
-    "nvidia-ml-py",
-    "module pynvml",
-    "NVML",
-)
+_FILES = ("NVIDIA card", "driver in the kernel", "device files")
 # NVML answers these without the driver.
 _NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-missing", "pynvml-clash")
 
@@ -68,7 +60,6 @@ class Doctor:
             "nvidia-ml-py": self._package,
             "module pynvml": self._clash,
             "NVML": self._driver,
-            "CUDA_VISIBLE_DEVICES": self._visible,
         }
         rest: dict[str, Callable[[], _Found | None]] = {
             "torch": lambda: self._torch(None if has_nvidias else linux.wanted_build),
@@ -80,24 +71,21 @@ class Doctor:
         asked = "nvml" in (self._env.get("GPUMAGIC_SOURCES") or "nvml")
         nothing = asked and not others
         has_nvidias = nothing or "nvidia" in linux.vendors or bool(self._door.gpus())
-        found = _looked(nvidias) if has_nvidias else []
-        found = [*self._first_cause(found), *others, *_looked(rest), *check_jax(self._env)]
+        found: list[Check] = []
+        if has_nvidias:
+            found = first_cause(map(self._unless_answered, _looked(nvidias)))
+            found += _looked({"CUDA_VISIBLE_DEVICES": self._visible})
+        found += [*others, *_looked(rest), *check_jax(self._env)]
         found += [Check("GPU", False, f.cause, f.cure) for f in self._door.lost.values()]
         version = f"{platform.python_version()} at {sys.executable}"
         return [*found, Check("Python", None, version)]
 
-    def _first_cause(self, checks: list[Check]) -> list[Check]:
-        """Return the checks; of the chain, only the first failed one counts as failed."""
+    def _unless_answered(self, check: Check) -> Check:
+        """Return the check; if the driver answers, a missing file is no failure."""
         fault = self._door.fault
-        # A driver that answers is there, even if its files cannot be seen.
         answers = fault is None or fault.code not in _NOT_ASKED
-        wrong = [check for check in checks if check.ok is False and check.name in _CHAIN]
-        causes = [check for check in wrong if not answers or check.name not in _CHAIN[:3]]
-        first = causes[0] if causes else None
-        return [
-            replace(check, ok=None, cure="") if check in wrong and check is not first else check
-            for check in checks
-        ]
+        follows = check.ok is False and check.name in _FILES and answers
+        return replace(check, ok=None, cure="") if follows else check
 
     def _card(self) -> _Found:
         cards = sum(vendor == "nvidia" for vendor, _, _ in drm.pci_gpus(self._root))
@@ -109,7 +97,7 @@ class Doctor:
         return False, "none on the PCI bus", cure
 
     def _module(self) -> _Found:
-        text = _read(self._root / "proc/driver/nvidia/version")
+        text = self._text("proc/driver/nvidia/version")
         if text:
             words = text.splitlines()[0].split()
             version = next((word for word in words if word[:1].isdigit() and "." in word), "")
@@ -166,11 +154,7 @@ class Doctor:
         if setting is None:
             return None, "not set: all GPUs are visible", ""
         physical = physical_gpus(self._door)
-        left = visible(physical, self._env)
-        found = f"{setting!r} leaves {len(left)} of {len(physical)}"
-        if left or not physical:
-            return bool(left) or None, found, ""
-        return False, found, "set it right before the kernel starts, or unset it"
+        return leaves(setting, len(visible(physical, self._env)), len(physical))
 
     def _torch(self, wanted: str | None) -> _Found:
         version = self._installed("torch")
@@ -220,16 +204,12 @@ class Doctor:
         marks = (".dockerenv", "run/.containerenv", "var/run/secrets/kubernetes.io")
         return any((self._root / mark).exists() for mark in marks)
 
+    def _text(self, name: str) -> str:
+        return drm.Folder(self._root).text(name) or ""
+
     def _wsl(self) -> bool:
-        return "microsoft" in _read(self._root / "proc/sys/kernel/osrelease").lower()
+        return "microsoft" in self._text("proc/sys/kernel/osrelease").lower()
 
 
 def _looked(table: Mapping[str, Callable[[], _Found | None]]) -> list[Check]:
     return [Check(name, *said) for name, look in table.items() if (said := look())]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""

@@ -6,15 +6,13 @@ gives no values any more, is lost.
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from gpumagic import drm
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
-
-# A mean over a longer time does not describe the present.
-_LONGEST_S = 30.0
+from gpumagic.telemetry.source import LONGEST_S, CachedReadings, Source
 
 
 class EngineShares:
@@ -39,7 +37,7 @@ class EngineShares:
                 # A counter may decrease for a while; the larger value counts.
                 self._before[key] = max(done, was), of
                 possible = passed_s * 1e9 if of is None else of - (was_of or of)
-                if key in before and 0 < passed_s <= _LONGEST_S and possible > 0:
+                if key in before and 0 < passed_s <= LONGEST_S and possible > 0:
                     its = (client.pid, client.address, engine)
                     share = 100.0 * (max(done, was) - was) / possible / capacity
                     shares[its] = shares.get(its, 0.0) + share
@@ -49,51 +47,14 @@ class EngineShares:
         return busy
 
 
-T = TypeVar("T")
-
-
-class CachedReadings:
-    """Readings by key, with their time, interval and function."""
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._kept: dict[Hashable, tuple[float, float, Callable[[], Any], Any]] = {}
-
-    def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
-        """Return the cached reading, unless it is older than `max_age` intervals."""
-        now = self._monotonic()
-        kept = self._kept.get(key)
-        if kept is None or now - kept[0] >= every_s * max_age:
-            self._kept[key] = kept = now, every_s, read, read()
-        value: T = kept[3]
-        return value
-
-    def read_ahead(self, seconds: float, wanted: Callable[[Hashable], bool]) -> None:
-        """Read wanted keys that are due, the most overdue first, for at most `seconds`."""
-        end = self._monotonic() + seconds
-        for key, (at, every_s, read, _) in sorted(
-            self._kept.items(), key=lambda item: item[1][0] + item[1][1]
-        ):
-            now = self._monotonic()
-            if now >= end:
-                return
-            if wanted(key) and now - at >= every_s:
-                self._kept[key] = now, every_s, read, read()
-
-    def keep_only(self, wanted: Callable[[Hashable], bool]) -> None:
-        """Forget the others."""
-        self._kept = {key: kept for key, kept in self._kept.items() if wanted(key)}
-
-
 _SLOW_S, _PROCESSES_S = 2.0, 3.0
 _GENERATIONS = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 _COMPUTES, _DRAWS = ("compute", "ccs"), ("gfx", "render", "rcs")
 
 
-class DrmSource:
+class DrmSource(Source):
     """The common part of AMD's and Intel's sources; ``root`` is the root of the file system."""
 
-    name: ClassVar[str]
     vendor: ClassVar[str]
 
     def __init__(
@@ -127,10 +88,6 @@ class DrmSource:
     def _held_elsewhere(self) -> dict[tuple[int, str], int]:
         """Return bytes by pid and PCI address from other sources than fdinfo."""
         return {}
-
-    def software(self) -> dict[str, str]:
-        """Return the versions of its drivers by name."""
-        raise NotImplementedError
 
     # The interface of a source.
 
@@ -241,11 +198,6 @@ def pcie_link(files: drm.Folder) -> dict[str, int | None]:
         # The kernel writes 0 and 255 for unknown.
         found[f"pcie_width{field}"] = width if width and width <= 32 else None
     return found
-
-
-def first_known(values: Iterable[T | None]) -> T | None:
-    """Return the first value that is not None."""
-    return next((value for value in values if value is not None), None)
 
 
 def temperatures(sensors: drm.Folder, channels: Iterable[int]) -> Mapping[str, float | None]:

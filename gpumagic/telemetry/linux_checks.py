@@ -25,6 +25,12 @@ class Check:
     cure: str = ""  # if ok is False
 
 
+def leaves(setting: str, left: int, every: int) -> tuple[bool | None, str, str]:
+    """Return a check's result for a variable that selects GPUs: it leaves `left` of `every`."""
+    cure = "set it right before the kernel starts, or unset it" if every and not left else ""
+    return bool(left) if every else None, f"{setting!r} leaves {left} of {every}", cure
+
+
 def first_cause(checks: Iterable[Check]) -> list[Check]:
     """Return the checks, from the hardware up; failures after the first become consequences."""
     found: list[Check] = []
@@ -224,10 +230,7 @@ class LinuxChecks:
         every, found = len(gpus({}, self._root)), []
         for name in (name for name in names if name in self._env):
             left = len(gpus({name: self._env[name]}, self._root))
-            told = f"{self._env[name]!r} leaves {left} of {every}"
-            wrong = every > 0 and left == 0
-            cure = "set it right before the kernel starts, or unset it" if wrong else ""
-            found.append(Check(name, False if wrong else bool(left) or None, told, cure))
+            found.append(Check(name, *leaves(self._env[name], left, every)))
         return found
 
 

@@ -5,14 +5,14 @@ never negative, and None above what is possible. ``nvmlDeviceGetPcieThroughput``
 sleeps 20 ms per direction.
 """
 
-import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpumagic import nvml
 from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
+from gpumagic.telemetry.source import CachedReadings, Rates
 
 # Values of NVML's enumerations; fixed by its binary interface.
 _SENSOR_GPU = 0
@@ -39,11 +39,9 @@ _THROTTLE = {
 # Bytes per second above any existing link.
 _MOST_PCIE, _MOST_NVLINK = 250e9, 5e12
 _MOST_FAN = 200
-# A mean over a longer time does not describe the present.
-_LONGEST_S = 30.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tier:
     """Queries made together, with their interval, and the interval after an empty answer."""
 
@@ -96,35 +94,6 @@ LISTS = (
 # Asked together with them; not in MIG.
 BUSY = Tier("busy", 3.0, {})
 _BEFORE_535: dict[str, nvml.Call] = {"throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons",)}
-
-
-class Rates:
-    """The last value of each counter; the clock is for counters without a timestamp."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        # The value, its time, and its rate.
-        self._before: dict[Hashable, tuple[float, float, float | None]] = {}
-
-    def per_second(self, key: Hashable, field: nvml.Field | None, most: float) -> float | None:
-        """Return the rate of a counter; ``most`` is the greatest possible rate.
-
-        None at first, and if the counter wrapped, was reset, or may have wrapped unseen.
-        """
-        if field is None:
-            self._before.pop(key, None)
-            return None
-        at_s = self._clock() if field.at_us is None else field.at_us / 1e6
-        value, before_s, rate = self._before.get(key, (math.inf, -math.inf, None))
-        passed, grown = at_s - before_s, field.value - value
-        if passed == 0:
-            return rate
-        # A fast link fills 32 bits in a tenth of a second.
-        wraps = field.narrow and most * passed >= 2**32
-        plausible = 0 < passed <= _LONGEST_S and 0 <= grown <= most * passed
-        rate = grown / passed if plausible and not wraps else None
-        self._before[key] = (field.value, at_s, rate)
-        return rate
 
 
 def fast(door: nvml.Nvml, gpu: nvml.Gpu) -> tuple[dict[str, Any], bool]:
@@ -232,8 +201,6 @@ def _thousandth(value: int | None) -> float | None:
     return None if value is None else value / 1000
 
 
-# A tick may be slightly early.
-_EARLY_S = 0.05
 # Seconds for which an Xid error is a problem.
 _XID_TOLD_S = 600.0
 
@@ -277,14 +244,12 @@ class NvmlSource:
     ) -> None:
         self._door = door
         self._clock = clock
-        self._monotonic = monotonic
         self._rates = Rates(monotonic)
         self._xids = XidLog()
         self._driver: str | None = None
         self._cuda: str | None = None
-        # By UUID and tier: the time and the readings.
-        self._kept: dict[tuple[str, str], tuple[float, Any]] = {}
-        self._present: tuple[nvml.Gpu, ...] = ()
+        self._kept = CachedReadings(monotonic)  # by UUID and tier
+        self._present: set[str] = set()
         self._samples: list[GpuSample] = []
 
     def software(self) -> dict[str, str]:
@@ -307,11 +272,11 @@ class NvmlSource:
             self._driver = self._cuda = None
         if max_age:
             self._xids.add(door.xids(), self._clock())
-        self._present = ()
+        self._present = set()
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
         samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
-        self._kept = {key: kept for key, kept in self._kept.items() if key[0] in known}
+        self._kept.keep_only(lambda key: key[0] in known)
         # A stable sort: MIG devices stay behind their parent.
         self._samples = sorted(samples, key=lambda sample: sample.index or 0)
         return self._samples
@@ -337,29 +302,20 @@ class NvmlSource:
 
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read values that are due, the most overdue first, for at most `seconds`."""
-        door = self._door()
-        end = self._monotonic() + seconds
-        jobs = [(gpu, tier) for gpu in self._present for tier in TIERS]
-        if processes:
-            jobs += [(gpu, tier) for tier in LISTS for gpu in _uncut(self._present)]
-            jobs += [(gpu, BUSY) for gpu in _uncut(self._present) if not gpu.parent]
-        for gpu, tier in sorted(jobs, key=lambda job: self._due(job[0], job[1], 1.0)):
-            now = self._monotonic()
-            if now >= end or self._due(gpu, tier, 1.0) > now + _EARLY_S:
-                return
-            self._read(door, gpu, tier)
+        skipped = () if processes else (*LISTS, BUSY)
+        self._kept.read_ahead(
+            seconds, lambda key: key[0] in self._present and key[1] not in skipped
+        )
 
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:
         values, alive = fast(door, gpu)
         if gpu.uuid in door.lost:
             return self._lost(gpu)
         if alive:
-            self._present = (*self._present, gpu)
+            self._present.add(gpu.uuid)
             for tier in TIERS:
                 values.update(self._reading(door, gpu, tier, max_age))
-        unified = (
-            gpu.memory_total is None and gpu.parent is None and values["utilization"] is not None
-        )
+        unified = gpu.parent is None and door.shares_memory(gpu)
         if unified:
             values.update(memory_total=host.memory_total, memory_used=host.memory_used)
         xid, xid_time = self._xids.last(gpu.uuid)
@@ -379,52 +335,43 @@ class NvmlSource:
 
     def _reading(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier, max_age: float) -> Any:
         """Return a tier's readings of a GPU, read again if they are too old."""
-        if self._due(gpu, tier, max_age) <= self._monotonic():
-            self._read(door, gpu, tier)
-        return self._kept[gpu.uuid, tier.name][1]
 
-    def _read(self, door: nvml.Nvml, gpu: nvml.Gpu, tier: Tier) -> None:
-        now = self._monotonic()
-        found: Any
-        if tier is BUSY:
-            found = door.busy(gpu, 2 * tier.every_s)
-        elif tier in LISTS:
-            found = read_list(door, gpu, tier)
-        else:
-            found = read(door, gpu, tier, self._rates)
-        self._kept[gpu.uuid, tier.name] = (now, found)
+        def look() -> Any:
+            if tier is BUSY:
+                return door.busy(gpu, 2 * tier.every_s)
+            return (
+                read_list(door, gpu, tier) if tier in LISTS else read(door, gpu, tier, self._rates)
+            )
 
-    def _due(self, gpu: nvml.Gpu, tier: Tier, max_age: float) -> float:
-        kept = self._kept.get((gpu.uuid, tier.name))
-        if kept is None:
-            return float("-inf")
-        at, found = kept
-        return at + max_age * ((not found and tier.empty_s) or tier.every_s)
+        return self._kept.get((gpu.uuid, tier), tier.every_s, max_age, look, tier.empty_s)
 
 
 class XidLog:
     """Xid errors with the Unix time at which they were seen."""
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[int, float]] = {}
-        self._seen: dict[tuple[str, int], float] = {}
+        self._seen: dict[tuple[str, int], float] = {}  # by UUID and number, the newest last
 
     def add(self, found: Iterable[tuple[str, int]], time: float) -> None:
         """Add the UUID and number of each new error."""
-        for uuid, number in found:
-            self._last[uuid] = (number, time)
-            self._seen[uuid, number] = time
+        for error in found:
+            self._seen.pop(error, None)
+            self._seen[error] = time
 
     def last(self, uuid: str) -> tuple[int | None, float | None]:
         """Return the last error of a GPU and its time."""
-        return self._last.get(uuid, (None, None))
+        found = ((n, at) for (whose, n), at in reversed(self._seen.items()) if whose == uuid)
+        return next(found, (None, None))
 
     def problems(self, gpus: Iterable[GpuSample], time: float) -> list[Problem]:
         """Return a problem for each error of the last ten minutes."""
-        # If the clock was set back, they must still expire.
-        self._seen = {key: at for key, at in self._seen.items() if 0 <= time - at <= _XID_TOLD_S}
         known = {gpu.uuid: gpu for gpu in gpus}
-        return [_xid_problem(known[uuid], number) for uuid, number in self._seen if uuid in known]
+        return [
+            _xid_problem(known[uuid], number)
+            for (uuid, number), at in self._seen.items()
+            # If the clock was set back, they must still expire.
+            if uuid in known and 0 <= time - at <= _XID_TOLD_S
+        ]
 
 
 def _xid_problem(gpu: GpuSample, number: int) -> Problem:

@@ -28,21 +28,15 @@ from gpumagic import drm
 from gpumagic.device import torch_build
 from gpumagic.drm.card_list import whole
 from gpumagic.nvml import Field
-from gpumagic.telemetry.drm_source import (
-    CachedReadings,
-    DrmSource,
-    first_known,
-    pcie_link,
-    temperatures,
-)
-from gpumagic.telemetry.nvml_source import Rates
-from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
+from gpumagic.telemetry.drm_source import DrmSource, pcie_link, temperatures
+from gpumagic.telemetry.snapshot import GpuSample, Host
+from gpumagic.telemetry.source import CachedReadings, Rates, Source
 
 
 class AmdSource(DrmSource):
     """Samples of the GPUs of ``amdgpu``."""
 
-    name: ClassVar[str] = "amd"
+    name = "amd"
     vendor: ClassVar[str] = "amd"
 
     def software(self) -> dict[str, str]:
@@ -86,11 +80,11 @@ class AmdSource(DrmSource):
 
 def _sensors(sensors: drm.Folder) -> dict[str, Any]:
     """Return the sensors. Channel 1 is the die's edge, 2 its hottest spot, always there."""
-    power = (sensors.scaled(f"power1_{kind}", 1e6) for kind in ("average", "input"))
+    power = sensors.scaled("power1_average", 1e6)
     speed, most = sensors.number("fan1_input"), sensors.number("fan1_max")
     return {
         **temperatures(sensors, (1, 2)),
-        "power": first_known(power),
+        "power": sensors.scaled("power1_input", 1e6) if power is None else power,
         "power_limit": sensors.scaled("power1_cap", 1e6) or None,
         "fan": None if speed is None or not most else min(100.0 * speed / most, 100.0),
         "sm_clock": _mhz(sensors.number("freq1_input")),
@@ -137,7 +131,7 @@ _REASONS = {
 class IntelSource(DrmSource):
     """Samples of the GPUs of ``xe`` and ``i915``; ``integrated``: also those in processors."""
 
-    name: ClassVar[str] = "intel"
+    name = "intel"
     vendor: ClassVar[str] = "intel"
 
     def __init__(
@@ -207,8 +201,8 @@ class IntelSource(DrmSource):
 
 
 def _either(card: drm.GraphicsCard, names: tuple[str, str]) -> int | None:
-    files = drm.Folder(card.path)
-    return first_known(files.number(name) for name in names)
+    found = map(drm.Folder(card.path).number, names)
+    return next((value for value in found if value is not None), None)
 
 
 def _tiles(card: drm.GraphicsCard) -> int | None:
@@ -246,8 +240,11 @@ def ioreg() -> bytes:
         return b""
 
 
-class AppleSource:
-    """Samples of the GPU of a Mac with Apple silicon; elsewhere empty."""
+class AppleSource(Source):
+    """Samples of the GPU of a Mac with Apple silicon; elsewhere empty.
+
+    It has no processes: shared memory is not attributed to the GPU.
+    """
 
     name = "apple"
 
@@ -272,14 +269,6 @@ class AppleSource:
         found = self._kept.get("ioreg", _EVERY_S, max_age, lambda: _entries(self._read()))
         return [_sample(n, entry, host) for n, entry in enumerate(found)]
 
-    def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
-        """Return nothing: shared memory is not attributed to the GPU."""
-        return []
-
-    def problems(self) -> list[Problem]:
-        """Return nothing: without the command there is no GPU."""
-        return []
-
     def read_ahead(self, *, processes: bool, seconds: float) -> None:
         """Read values that are due, for at most `seconds`."""
         self._kept.read_ahead(seconds, lambda key: True)
@@ -299,15 +288,12 @@ def _sample(index: int, entry: dict[str, Any], host: Host) -> GpuSample:
     told = entry.get("PerformanceStatistics")
     statistics = told if isinstance(told, dict) else {}
     model = entry.get("model")
+    if isinstance(model, bytes):  # on some models, with a zero at the end
+        model = model.rstrip(b"\0").decode(errors="replace")
     busy = _count(statistics.get("Device Utilization %"))
     return GpuSample(
         uuid=f"MPS-{host.name or 'here'}" + (f"-{index}" if index else ""),
-        # Some models have bytes that end with a zero.
-        name=model.rstrip(b"\0").decode(errors="replace")
-        if isinstance(model, bytes)
-        else model
-        if isinstance(model, str)
-        else None,
+        name=model if isinstance(model, str) else None,
         index=index,
         ordinal=index,
         vendor="apple",

@@ -93,13 +93,8 @@ class Publisher:
         atexit.register(self.close)
 
     def _share(self, folder: Path) -> None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=folder, prefix=f"{self._pid}.")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(self._shared[:])
         self.path = folder / f"{self._pid}.state"
-        # Renamed when complete: a reader sees all of it or nothing.
-        os.replace(name, self.path)
+        write_file(self.path, self._shared[:])
         with self.path.open("r+b") as file:
             self._shared = mmap.mmap(file.fileno(), 0)
 
@@ -165,18 +160,30 @@ def state_folder() -> Path:
         return user_runtime_path("gpumagic") / "virtual"
 
 
+def state_files(suffix: str, folder: Path | None = None) -> list[Path]:
+    """Return the state files of this kind, in order."""
+    folder = folder or state_folder()
+    with suppress(OSError):
+        return [folder / name for name in sorted(os.listdir(folder)) if name.endswith(suffix)]
+    return []
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of this process; a reader sees all of it or nothing."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    os.replace(name, path)
+
+
 def read(folder: Path | None = None) -> list[VirtualState]:
     """Return all virtual GPUs of this user's living processes, by process and ordinal."""
     found = [state for publisher in list(_live) for state in publisher.states()]
     own = {state.pid for state in found}
-    folder = state_folder() if folder is None else folder
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        names = []
-    for name in names:
-        if name.endswith(".state") and (name != f"{os.getpid()}.state" or os.getpid() not in own):
-            found += read_file(folder / name)
+    for path in state_files(".state", folder):
+        if path.stem != str(os.getpid()) or os.getpid() not in own:
+            found += read_file(path)
     return sorted(found, key=lambda state: (state.pid, state.ordinal))
 
 

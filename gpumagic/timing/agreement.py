@@ -12,14 +12,14 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumagic import faults
 from gpumagic.device import CPU, here
 from gpumagic.display.units import size
 from gpumagic.frameworks.on import Beside
 from gpumagic.timing.timing import Agreement
-from gpumagic.usercode.values import comes_from, is_tensor, torch_here
+from gpumagic.usercode.values import MISSING, comes_from, is_tensor, torch_here
 
 # Relative and absolute, from torch.testing, which has none for 8-bit floats.
 _TOLERANCES = {
@@ -57,13 +57,6 @@ def tolerance(array: Any) -> tuple[float, float] | None:
     info = about.finfo(array.dtype)
     relative, absolute = _TOLERANCES.get(name, (0.0, 0.0))
     return max(relative, float(info.eps)), max(absolute, float(info.tiny))
-
-
-def equal_arrays(one: Any, other: Any) -> bool:
-    """Whether all numbers are equal."""
-    if is_tensor(one):
-        return bool(one.equal(other))
-    return bool(sys.modules["numpy"].array_equal(one, other))
 
 
 def array_differences(one: Any, other: Any) -> tuple[float, float]:
@@ -140,19 +133,17 @@ def agree(
     reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
 ) -> Agreement:
     """Whether two devices gave the same `outcome`; random numbers (`drawn`) may differ."""
-    loose = _uses_tf32(reference) or _uses_tf32(where)
+    loose = _may_use_tf32(reference) or _may_use_tf32(where)
     differences: list[_Difference] = []
     skipped = []
     try:
         for name in dict.fromkeys((*expected, *found)):
-            if name not in found or name not in expected:
-                absent = where if name not in found else reference
+            one, other = expected.get(name, MISSING), found.get(name, MISSING)
+            if large := [each for each in (one, other) if isinstance(each, Skipped)]:
+                skipped.append(f"{name} ({size(large[0].nbytes)})")
+            elif one is MISSING or other is MISSING:
+                absent = where if other is MISSING else reference
                 differences.append(_Difference(name, math.inf, f"{name} is missing on {absent}"))
-                continue
-            one, other = expected[name], found[name]
-            if isinstance(one, Skipped) or isinstance(other, Skipped):
-                nbytes = one.nbytes if isinstance(one, Skipped) else other.nbytes
-                skipped.append(f"{name} ({size(nbytes)})")
             else:
                 differences.append(_compare(name, one, other, loose, where, reference))
     except Exception as error:  # noqa: BLE001  a comparison must never cost the measurement
@@ -160,39 +151,32 @@ def agree(
         reason = f"comparing raised {type(error).__name__}"
         return Agreement(where, reference, None, reason=reason)
     reason = f"too large to keep: {', '.join(skipped)}" if skipped else ""
-    return _judge(Agreement(where, reference, True, reason=reason), differences, drawn)
+    if not differences:
+        return Agreement(where, reference, None, reason=reason or "the code gives no numbers")
+    worst = max(differences, key=lambda d: d.excess)
+    if worst.excess > 1:
+        same, reason = (None, _RANDOM) if drawn else (False, worst.reason)
+        return Agreement(where, reference, same, worst.largest, worst.name, reason)
+    most = max(differences, key=lambda d: d.largest or 0.0)
+    return Agreement(where, reference, True, most.largest, most.name, reason)
 
 
-@dataclass(frozen=True)
-class _Difference:
+class _Difference(NamedTuple):
     """The difference of one result; `excess` is in units of the tolerance."""
 
     name: str
     excess: float
-    reason: str = ""
+    reason: str
     largest: float | None = None
-
-
-def _judge(fine: Agreement, differences: list[_Difference], drawn: bool) -> Agreement:
-    """Return the worst difference, or the largest allowed one."""
-    if not differences:
-        return replace(fine, same=None, reason=fine.reason or "the code gives no numbers")
-    worst = max(differences, key=lambda d: d.excess)
-    if worst.excess > 1:
-        same, reason = (None, _RANDOM) if drawn else (False, worst.reason)
-        return replace(fine, same=same, largest=worst.largest, name=worst.name, reason=reason)
-    largest = max(differences, key=lambda d: d.largest or 0.0)
-    return replace(fine, largest=largest.largest, name=largest.name)
 
 
 def _compare(
     name: str, one: Any, other: Any, loose: bool, where: str, reference: str
 ) -> _Difference:
     if isinstance(one, _NUMBERS) and isinstance(other, _NUMBERS):
-        if not {type(one), type(other)} & {float, complex}:
-            apart = float(min(abs(one - other), 2**1000))
-            return _Difference(name, math.inf if apart else 0.0, f"{name} differs", apart)
-        return _within(name, numbers_apart(one, other), FLOAT32, loose)
+        if {type(one), type(other)} & {float, complex}:
+            return _within(name, numbers_apart(one, other), FLOAT32, loose)
+        return _exact(name, float(min(abs(one - other), 2**1000)))
     a, b = alike(one, other)
     for word, left, right in (
         ("shape", tuple(a.shape), tuple(b.shape)),
@@ -204,9 +188,12 @@ def _compare(
     if (allowed := tolerance(a)) is not None:
         loose = loose and dtype_of(a) in ("float32", "complex64")
         return _within(name, array_differences(a, b), allowed, loose)
-    same = equal_arrays(a, b)
-    apart = 0.0 if same else array_differences(a, b)[0]
-    return _Difference(name, 0.0 if same else math.inf, f"{name} differs", apart)
+    # Large integers may be equal as floats.
+    return _exact(name, 0.0 if bool((a == b).all()) else array_differences(a, b)[0] or 1.0)
+
+
+def _exact(name: str, apart: float) -> _Difference:
+    return _Difference(name, math.inf if apart else 0.0, f"{name} differs by {apart:.2g}", apart)
 
 
 def _within(
@@ -221,19 +208,9 @@ def _within(
     return _Difference(name, apart / (atol + rtol * most), f"{name} differs by {apart:.2g}", apart)
 
 
-def _uses_tf32(where: str) -> bool:
-    if "cuda" not in where:
-        return False
-    torch = torch_here()
-    if torch is None:  # JAX and TensorFlow use TF32 by default
-        return not any(device.virtual for device in here(memory=False))
-    if not torch.cuda.is_initialized():
-        return False
-    try:
-        tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-        return bool(tf32) and torch.cuda.get_device_capability() >= (8, 0)
-    except RuntimeError:  # both of torch's ways to set it were used
-        return True
+def _may_use_tf32(where: str) -> bool:
+    # cuDNN, JAX and TensorFlow use it by default.
+    return "cuda" in where and not any(device.virtual for device in here(memory=False))
 
 
 @dataclass(frozen=True)
@@ -255,7 +232,7 @@ def outcome(
     Arrays of other frameworks (`beside`) become NumPy's.
     """
     found: dict[str, Any] = {}
-    room = most
+    beside = beside or Beside(CPU)
     values = {name: globals[name] for name in assigned if name in globals}
     seen: dict[int, Any] = {}
     for first, each in [*values.items(), ("Out", value)]:
@@ -265,15 +242,15 @@ def outcome(
                 continue
             try:
                 nbytes = _nbytes(item, beside)
-                found[name] = _on_host(item, beside) if nbytes <= room else Skipped(nbytes)
+                found[name] = _on_host(item, beside) if nbytes <= most else Skipped(nbytes)
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
                 continue  # it has no data, as a tensor on the meta device
-            room -= 0 if nbytes > room else nbytes
+            most -= nbytes if nbytes <= most else 0
     return found
 
 
 def _leaves(
-    name: str, value: Any, seen: dict[int, Any], beside: Beside | None, depth: int = 0
+    name: str, value: Any, seen: dict[int, Any], beside: Beside, depth: int = 0
 ) -> Iterator[tuple[str, Any]]:
     kind = type(value)
     if kind in _NUMBERS:
@@ -283,7 +260,7 @@ def _leaves(
         return
     seen[id(value)] = value
     numpy: Any = sys.modules.get("numpy")
-    if is_tensor(value) or (beside is not None and beside.of(value) is not None):
+    if is_tensor(value) or beside.of(value) is not None:
         yield name, value
     elif numpy is not None and issubclass(kind, (numpy.generic, numpy.ndarray)):
         if value.dtype.kind in "biufc":
@@ -298,7 +275,7 @@ def _leaves(
             yield from _leaves(path, item, seen, beside, depth + 1)
 
 
-def _parts(value: Any, kind: type, beside: Beside | None) -> Iterable[tuple[str, Any]]:
+def _parts(value: Any, kind: type, beside: Beside) -> Iterable[tuple[str, Any]]:
     if issubclass(kind, (list, tuple)):
         names = getattr(kind, "_fields", None)
         return [(f".{names[n]}" if names else f"[{n}]", v) for n, v in enumerate(value)]
@@ -308,22 +285,22 @@ def _parts(value: Any, kind: type, beside: Beside | None) -> Iterable[tuple[str,
         return [(f".{key}", item) for key, item in value.state_dict(keep_vars=True).items()]
     if is_dataclass(kind):
         return [(f".{f.name}", getattr(value, f.name, None)) for f in fields(kind)]
-    split = None if beside is None else beside.parts(value)
+    split = beside.parts(value)
     return [] if split is None else [(f"[{n}]", item) for n, item in enumerate(split[0])]
 
 
-def _nbytes(item: Any, beside: Beside | None) -> int:
+def _nbytes(item: Any, beside: Beside) -> int:
     if is_tensor(item):
         # A sparse tensor counts as dense.
         return int(item.numel() * item.element_size())
-    framework = None if beside is None else beside.of(item)
+    framework = beside.of(item)
     return int(item.nbytes) if framework is None else framework.nbytes(item)
 
 
-def _on_host(item: Any, beside: Beside | None) -> Any:
+def _on_host(item: Any, beside: Beside) -> Any:
     if not is_tensor(item):
         numpy: Any = sys.modules["numpy"]
-        framework = None if beside is None else beside.of(item)
+        framework = beside.of(item)
         # A copy, since a computation may donate the original's memory.
         return numpy.array(item if framework is None else framework.copy(item, CPU))
     torch = torch_here()

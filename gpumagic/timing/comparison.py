@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
@@ -40,12 +40,6 @@ class _WrongError(Exception):
     """An error in the JSON, with its place."""
 
 
-def dumps(comparison: Any) -> str:
-    """Return JSON of one line; see `Comparison.to_json`."""
-    document = {"format": FORMAT, "version": VERSION, **_plain(comparison)}
-    return json.dumps(document, ensure_ascii=False, allow_nan=False)
-
-
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
@@ -63,8 +57,8 @@ def _plain(value: Any) -> Any:
     return float(value) if math.isfinite(value) else {"float": str(float(value))}
 
 
-def load(source: str | Path, kind: Any) -> Any:
-    """Read JSON or a file; see `Comparison.from_json`."""
+def _document(source: str | Path) -> tuple[str, Any]:
+    """Return the name of a source, and what its JSON has."""
     # JSON of an object begins with a brace, and a path may.
     if isinstance(source, str) and source.lstrip().startswith("{"):
         text, name = source, "the JSON"
@@ -76,22 +70,9 @@ def load(source: str | Path, kind: Any) -> Any:
             reason = getattr(error, "strerror", None) or "it is no text"
             raise GpuError(f"{name}: {reason}; give the file that save() wrote") from None
     try:
-        found = json.loads(text, object_hook=_number)
+        return name, json.loads(text, object_hook=_number)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
-        raise GpuError(f"{name} is no comparison; give what save() or to_json() wrote")
-    if (version := found.pop("version", None)) != VERSION:
-        raise GpuError(
-            f"{name} has version {str(version)[:20]!r}, and this gpumagic knows {VERSION}; "
-            "update gpumagic, or measure again"
-        )
-    try:
-        made = _read(kind, found, "")
-        _check(made)
-    except _WrongError as wrong:
-        raise GpuError(f"{name} is not as save() wrote it: {wrong}; measure again") from None
-    return made
+        return name, None
 
 
 def _number(given: dict[str, Any]) -> Any:
@@ -102,8 +83,17 @@ def _number(given: dict[str, Any]) -> Any:
 
 def _read(kind: Any, given: Any, where: str) -> Any:
     """Convert a value of JSON to a type; `where` it is, for the message."""
-    if is_dataclass(kind):
-        return _record(kind, given, where)
+    record: bool = is_dataclass(kind)
+    if record:
+        _require(isinstance(given, dict), f"{where or 'it'} is no object")
+        hints = _hints(kind)
+        there = {name: f"{where}.{name}".lstrip(".") for name in given}
+        for name in given:
+            _require(name in hints, f"{where or 'it'} has an unknown {name[:40]!r}")
+        for one in fields(kind):
+            known = one.name in given or (one.default, one.default_factory) != (MISSING, MISSING)
+            _require(known, f"{where or 'it'} has no {one.name!r}")
+        return kind(**{name: _read(hints[name], given[name], at) for name, at in there.items()})
     arguments = get_args(kind)
     if NoneType in arguments:
         return None if given is None else _read(arguments[0], given, where)
@@ -124,19 +114,6 @@ def _read(kind: Any, given: Any, where: str) -> Any:
     return given
 
 
-def _record(kind: Any, given: Any, where: str) -> Any:
-    _require(isinstance(given, dict), f"{where or 'it'} is no object")
-    hints = _hints(kind)
-    for name in given:
-        _require(name in hints, f"{where or 'it'} has an unknown {name[:40]!r}")
-    made = {name: _read(hints[name], given[name], f"{where}.{name}".lstrip(".")) for name in given}
-    try:
-        return kind(**made)
-    except TypeError:
-        missing = next(f.name for f in fields(kind) if f.name not in given)
-        raise _WrongError(f"{where or 'it'} has no {missing!r}") from None
-
-
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
         raise _WrongError(otherwise)
@@ -155,13 +132,6 @@ def _check(made: Any) -> None:
         _require(timing.number > 0 and timing.where != "", f"{where} has no runs, or no device")
         swept = set(timing.values) == set(made.sweep)
         _require(swept, f"{where}.values are not the sweep's variables")
-
-
-def to_pandas(timings: Iterable[Timing], items: float | None) -> DataFrame:
-    """Return a row for each timing; see `Comparison.to_pandas`."""
-    with library_needed("pandas", "to_pandas()", "pandas"):
-        import pandas
-    return pandas.DataFrame([_row(timing, items) for timing in timings])
 
 
 def _row(timing: Timing, items: float | None) -> dict[str, Any]:
@@ -195,23 +165,6 @@ def _row(timing: Timing, items: float | None) -> dict[str, Any]:
 
 
 _TITLE = 60
-
-
-class Speedup(float):
-    """A ratio of two times; its repr says if a device is virtual, with the CPU's time."""
-
-    virtual: str  # the device, or nothing
-
-    # With a default, since copy and pickle call it without the name and restore that later.
-    def __new__(cls, ratio: float, virtual: str = "") -> Speedup:
-        """Remember which device was virtual."""
-        made = super().__new__(cls, ratio)
-        made.virtual = virtual
-        return made
-
-    def __repr__(self) -> str:
-        about = f" ({self.virtual} is virtual: its time is the CPU's)" if self.virtual else ""
-        return f"{float(self)!r}{about}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -266,19 +219,23 @@ class Comparison(Lookup, table.Shown):
         first = told[0] if len(told[0]) < _TITLE else told[0][: _TITLE - 2]
         return first if [first] == told else f"{first} …"
 
-    def speedup(self, where: object, reference: object, **values: Any) -> Speedup:
+    def speedup(self, where: object, reference: object, **values: Any) -> float:
         """Return how many times faster `where` is than `reference`; less than 1 if it is slower.
-
-        The repr of the float says if a device is virtual.
 
         Raises
         ------
         GpuError
-            Like `median`.
+            Like `median`, or one of them is a virtual GPU.
         """
-        ratio = self.median(reference, **values) / self.median(where, **values)
-        virtual = [t.where for w in (where, reference) if (t := self.timing(w, **values)).virtual]
-        return Speedup(ratio, virtual[0] if virtual else "")
+        self._real(where, reference)
+        return self.median(reference, **values) / self.median(where, **values)
+
+    def _real(self, *asked: object) -> list[str]:
+        """Return the names of devices, none of them virtual."""
+        names = [self.among(where) for where in asked]
+        if found := [w for w in self.virtual if any(w in name.split("+") for name in names)]:
+            raise GpuError(f"{changing.virtual(found)}; see .median()")
+        return names
 
     @property
     def best(self) -> str:
@@ -321,10 +278,16 @@ class Comparison(Lookup, table.Shown):
         Raises
         ------
         GpuError
-            One of them is not in this comparison.
+            One of them is not in this comparison, or a virtual GPU.
         """
-        pair = {self.among(a), self.among(b)}
+        pair = set(self._real(a, b))
         return max((c.at for c in self.crossovers if {c.faster, c.slower} == pair), default=None)
+
+    @property
+    def remarks(self) -> list[str]:
+        """How it was measured, and how certain it is; the text shows the first three."""
+        found: list[str] = table.view(self).remarks(self)
+        return found
 
     def against(self, earlier: Comparison, *, alike: bool = False) -> Comparison:
         """Return this comparison with its `change` and `differences` against an earlier one.
@@ -342,7 +305,8 @@ class Comparison(Lookup, table.Shown):
 
     def to_json(self) -> str:
         """Return everything as JSON of one line; objects among the sweep's values become text."""
-        return dumps(self)
+        document = {"format": FORMAT, "version": VERSION, **_plain(self)}
+        return json.dumps(document, ensure_ascii=False, allow_nan=False)
 
     def save(self, path: str | Path) -> None:
         """Write `to_json` into a file."""
@@ -362,7 +326,19 @@ class Comparison(Lookup, table.Shown):
         GpuError
             There is no such file, or it is no comparison, or of another version.
         """
-        made: Comparison = load(source, cls)
+        name, found = _document(source)
+        if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+            raise GpuError(f"{name} is no comparison; give what save() or to_json() wrote")
+        if (version := found.pop("version", None)) != VERSION:
+            raise GpuError(
+                f"{name} has version {str(version)[:20]!r}, and this gpumagic knows {VERSION}; "
+                "update gpumagic, or measure again"
+            )
+        try:
+            made: Comparison = _read(cls, found, "")
+            _check(made)
+        except _WrongError as wrong:
+            raise GpuError(f"{name} is not as save() wrote it: {wrong}; measure again") from None
         return made
 
     def to_pandas(self) -> DataFrame:
@@ -373,4 +349,6 @@ class Comparison(Lookup, table.Shown):
         GpuError
             pandas is not installed.
         """
-        return to_pandas(self.timings, self.items)
+        with library_needed("pandas", "to_pandas()", "pandas"):
+            import pandas
+        return pandas.DataFrame([_row(timing, self.items) for timing in self.timings])

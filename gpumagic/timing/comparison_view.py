@@ -20,66 +20,62 @@ from gpumagic.timing.timing import Timing
 from gpumagic.timing.verdict import percent, point, spelled
 
 
-class Panel:
-    """The curves of a sweep."""
-
-    def __init__(self, comparison: Comparison) -> None:
-        self.name = comparison.axis or ""
-        values = comparison.sweep[self.name]
-        self.ordinal = not all(type(v) in (int, float) for v in values)
-        if self.ordinal:
-            self.values = [(float(n), value) for n, value in enumerate(values)]
-        else:
-            self.values = sorted(((float(v), v) for v in values), key=lambda pair: pair[0])
-        looks = plot.looks(comparison.devices)
-        self.curves = [self._curve(comparison, where, look) for where, look in looks.items()]
-        self.crossings = []
-        for c in verdict.crossovers(comparison):
-            words = verdict.at(c)
-            tip = f"{c.faster} is faster than {c.slower} from {words}"
-            self.crossings.append(Crossing(c.at, c.seconds, words, tip))
-
-    def _curve(self, comparison: Comparison, where: str, look: plot.Look) -> Curve:
-        points: list[Point] = []
-        endings: list[Ending] = []
-        for x, value in self.values:
-            timing = comparison.at(where, {self.name: value})
-            if timing is None:
-                continue
-            tip = f"{where} · {point(timing.values)}"
-            if timing.median:
-                low, high = timing.quartiles or (0.0, 0.0)
-                spread = f" · IQR {percent(timing.iqr)}" if timing.iqr is not None else ""
-                tip = f"{tip} · {fine(timing.median)}{spread}"
-                points.append(Point(x, timing.median, low, high, tip))
-            elif timing.error not in (None, "interrupted"):
-                words = spelled(timing.error)
-                last = points[-1] if points else None
-                endings.append(Ending(x, words, f"{tip} · {words}", last))
-        return Curve(where, look, points, endings)
-
-
 def sweep_figure(comparison: Comparison) -> str:
     """Return an SVG element with the curves of a sweep; ``""`` if nothing was measured."""
-    panel = Panel(comparison)
+    name = comparison.axis or ""
+    values = comparison.sweep[name]
+    ordinal = not all(type(v) in (int, float) for v in values)
+    xs = [(float(n if ordinal else v), v) for n, v in enumerate(values)]
+    xs.sort(key=lambda pair: pair[0])
+    looks = plot.looks(comparison.devices)
+    curves = [_curve(comparison, where, look, xs) for where, look in looks.items()]
     ends = [
         f"{curve.name} from {fine(curve.points[0].y)} to {fine(curve.points[-1].y)}"
-        for curve in panel.curves
+        for curve in curves
         if curve.points
     ]
     if not ends:
         return ""
-    timings = comparison.timings
-    heights = [edge for t in timings for edge in (*(t.quartiles or ()), t.median) if edge]
-    words = {x: spelled(value) for x, value in panel.values}
-    label = f"median time over {panel.name}: {'; '.join(ends)}"
-    made = Plot(Frame(), words, heights, panel.curves, ordinal=panel.ordinal)
-    return made.svg(panel.name, tick, panel.crossings, label)
+    crossings = [
+        Crossing(
+            c.at,
+            c.seconds,
+            words := verdict.at(c),
+            f"{c.faster} is faster than {c.slower} from {words}",
+        )
+        for c in comparison.crossovers
+    ]
+    heights = [e for t in comparison.timings for e in (*(t.quartiles or ()), t.median) if e]
+    made = Plot(Frame(), {x: spelled(v) for x, v in xs}, heights, curves, ordinal=ordinal)
+    return made.svg(name, tick, crossings, f"median time over {name}: {'; '.join(ends)}")
+
+
+def _curve(
+    comparison: Comparison, where: str, look: plot.Look, xs: Sequence[tuple[float, Any]]
+) -> Curve:
+    points: list[Point] = []
+    endings: list[Ending] = []
+    for x, value in xs:
+        timing = comparison.at(where, {comparison.axis or "": value})
+        if timing is None:
+            continue
+        tip = f"{where} · {point(timing.values)}"
+        if timing.median:
+            low, high = timing.quartiles or (0.0, 0.0)
+            spread = f" · IQR {percent(timing.iqr)}" if timing.iqr is not None else ""
+            tip = f"{tip} · {fine(timing.median)}{spread}"
+            points.append(Point(x, timing.median, low, high, tip))
+        elif timing.error not in (None, "interrupted"):
+            words = spelled(timing.error)
+            endings.append(Ending(x, words, f"{tip} · {words}", points[-1] if points else None))
+    return Curve(where, look, points, endings)
 
 
 # Rows of a sweep at its beginning and its end. A saved notebook contains all rows of the HTML.
 _FOLD = Fold(24, 12, "… {} more; to_pandas() has all")
 _HTML_FOLD = Fold(200, 0, "{} more; to_pandas() has all")
+# Remarks below the table of a text; `Comparison.remarks` has all.
+_REMARKS = 3
 # Up to this many rows are shown unfolded.
 _UNFOLDED = 6
 # Show the host's time if it is below this part of the device's.
@@ -87,57 +83,59 @@ _SOONER = 0.9
 
 
 def text(comparison: Comparison) -> str:
-    """Return a comparison for terminals, 100 columns wide."""
-    problems = [f"! {line}" for line in verdict.problems(comparison)]
-    doubts = [f"~ {line}" for line in verdict.uncertain(comparison)]
+    """Return the headline, the table and three remarks, for terminals of 100 columns."""
     if line := verdict.one_line(comparison):
-        notes = [*verdict.inside(comparison), *comparison.notes]
-        return _lines([line, *problems, *doubts, *notes], "")
-    columns = columns_of(comparison)
-    wrong = [f"! {line}" for line in verdict.wrong(comparison)]
-    answer = _lines([*wrong, *verdict.answer(comparison)], "")
-    then = verdict.differences(comparison)
-    notes = [*then, *doubts, *legend(columns), *verdict.measured(comparison)]
-    parts = [
-        # The code stands right below the answer.
-        f"{answer}\n  {comparison.title}",
-        _lines(problems, "  "),
-        "\n".join(table.lines(columns, "  ", _FOLD)),
-        _lines([*notes, verdict.machine(comparison)], "  "),
-    ]
+        return _lines([line, *_doubts(comparison)[:_REMARKS]], "")
+    bad = [f"! {line}" for line in _bad(comparison)]
+    rows = "\n".join(table.lines(columns_of(comparison), "  ", _FOLD))
+    head = _lines([*bad, *verdict.answer(comparison)], "")
+    parts = (head, rows, _lines(_first(comparison)[:_REMARKS], "  "))
     return "\n\n".join(filter(None, parts))
+
+
+def _bad(comparison: Comparison) -> list[str]:
+    return [*verdict.wrong(comparison), *verdict.interrupted(comparison)]
 
 
 def _lines(lines: Iterable[str], margin: str) -> str:
     return "\n".join("\n".join(table.wrapped(line, margin)) for line in lines)
 
 
-def html(comparison: Comparison) -> str:
-    """Return a comparison for notebooks: static HTML with its styles."""
-    columns = columns_of(comparison)
-    problems = [tag("div", line, "gm-problem") for line in verdict.problems(comparison)]
-    doubts = [tag("div", line, "gm-note") for line in verdict.uncertain(comparison)]
-    where = tag("div", verdict.machine(comparison), "gm-caption gm-where")
-    if line := verdict.one_line(comparison):
-        shown = [tag("div", note, "gm-note") for note in comparison.notes]
-        details = "".join([*problems, *doubts, *shown])
-        one = folded(line, _how(comparison, columns) + where) + details
-        return block(one, "table", "comparison")
-    wrong = [tag("div", line, "gm-answer gm-bad") for line in verdict.wrong(comparison)]
-    answers = verdict.answer(comparison)
-    lines = [tag("div", line, "gm-answer" if not n else "") for n, line in enumerate(answers)]
-    parts = [
-        *wrong,
-        *lines,
-        tag("div", comparison.title, "gm-code gm-title"),
-        *problems,
-        _plot(comparison, columns) if comparison.sweep else _bars(comparison, columns),
-        *(tag("div", line, "gm-note") for line in verdict.differences(comparison)),
-        *doubts,
-        where,
-        folded("how it was measured", _how(comparison, columns)),
+def remarks(comparison: Comparison) -> list[str]:
+    """Return everything that is not in the table, the most important first."""
+    return [*_first(comparison), *verdict.repeats(comparison), verdict.machine(comparison)]
+
+
+def _first(comparison: Comparison) -> list[str]:
+    legends = legend(columns_of(comparison))
+    return [*_doubts(comparison), *verdict.copies(comparison), *legends]
+
+
+def _doubts(comparison: Comparison) -> list[str]:
+    return [
+        *verdict.failed(comparison),
+        *verdict.differences(comparison),
+        *comparison.notes,
+        *verdict.uncertain(comparison),
+        *verdict.inside(comparison),
+        *verdict.compared_numbers(comparison),
     ]
-    return block("".join(parts), "table", "comparison")
+
+
+def html(comparison: Comparison) -> str:
+    """Return the headline and the table for notebooks, all else folded: static HTML."""
+    notes = "".join(tag("div", line, "gm-note") for line in remarks(comparison))
+    setup = f"# set-up\n{comparison.setup.strip()}\n\n" if comparison.setup else ""
+    how = notes + tag("pre", setup + comparison.code.strip("\n"), "gm-code")
+    if line := verdict.one_line(comparison):
+        return block(folded(line, how), "table", "comparison")
+    columns = columns_of(comparison)
+    head = [tag("div", line, "gm-answer gm-bad") for line in _bad(comparison)]
+    head += [tag("div", line, "gm-answer") for line in verdict.answer(comparison)]
+    numbers = _plot(comparison, columns) if comparison.sweep else _bars(comparison, columns)
+    # The first doubt is shown, so that a mistake in the line is not overlooked.
+    more = folded(next(iter(_doubts(comparison)), "how it was measured"), how)
+    return block("".join([*head, numbers, more]), "table", "comparison")
 
 
 def panel(comparison: Comparison) -> dict[str, Any]:
@@ -179,15 +177,6 @@ def _plot(comparison: Comparison, columns: list[Column]) -> str:
     return figure + folded("medians", table.html(columns, fold=_HTML_FOLD), unfolded=unfolded)
 
 
-def _how(comparison: Comparison, columns: list[Column]) -> str:
-    """How it was measured, and the code."""
-    lines = [*legend(columns), *verdict.measured(comparison)]
-    code = comparison.code.strip("\n")
-    setup = f"# set-up\n{comparison.setup.strip()}\n\n" if comparison.setup else ""
-    notes = "".join(tag("div", line, "gm-note") for line in lines)
-    return notes + tag("pre", setup + code, "gm-code")
-
-
 def columns_of(comparison: Comparison) -> list[Column]:
     """Return the columns: rows are the points of a sweep, else the devices."""
     return _of_sweep(comparison) if comparison.sweep else _of_devices(comparison)
@@ -199,7 +188,6 @@ def legend(columns: Sequence[Column]) -> list[str]:
     said = {
         "host": "host: time until Python continued, with the device still working",
         "compiled": "compiled: in the first run, not timed",
-        "first run": "first run: with tracing and compiling, not timed",
         "peak": "peak: memory that the code added; its inputs were there before",
         "change": "change: against the earlier run; same is within the spread of both",
     }
@@ -262,15 +250,12 @@ def _iqr(timing: Timing) -> str:
 
 
 def _speedup(comparison: Comparison, timing: Timing) -> str:
-    """Return the speed-up over the first device; empty for virtual GPUs and several devices."""
+    """Return the speed-up over the first device, if both are comparable."""
     first = comparison.at(comparison.alone[0], timing.values)
-    if "+" in timing.where or timing.where not in comparison.alone:
+    known = comparison.comparable
+    if first is None or len(known) < 2 or not {first.where, timing.where} <= {*known}:
         return ""
-    if timing.virtual or first is None or first.virtual:
-        return ""
-    if len(comparison.alone) < 2 or comparison.disagreement(timing.where):
-        return ""
-    return times(first.median / timing.median) if first.median and timing.median else ""
+    return times((first.median or 0.0) / (timing.median or 1.0))
 
 
 def _change(comparison: Comparison, timing: Timing | None) -> str:
@@ -286,7 +271,7 @@ def _host(timing: Timing) -> str:
 
 
 def _throughput(comparison: Comparison, timing: Timing | None) -> str:
-    """Items a second."""
+    """Return items per second."""
     found = None if timing is None else timing.rate(comparison.items)
     return "" if found is None else rate(found)
 
@@ -327,13 +312,11 @@ def _cell(timing: Timing | None) -> str:
 
 
 def _winner(comparison: Comparison, point: Mapping[str, Any]) -> tuple[str, str]:
-    """Return ``("cuda:0", "11.3 ×")``, against the slowest device; empty for virtual GPUs."""
-    timed = [comparison.at(where, point) for where in comparison.alone]
-    known = [t for t in timed if t is not None and t.median and not t.virtual]
-    fastest = comparison.fastest(point)
-    if fastest is None or fastest not in known or len(known) < 2:
+    """Return ``("cuda:0", "11.3 ×")``, against the slowest comparable device; empty for one."""
+    found = [t for w in comparison.comparable if (t := comparison.at(w, point)) and t.median]
+    if len(found) < 2:
         return "", ""
-    slowest = max(known, key=lambda t: t.median or 0.0)
+    fastest, slowest = (pick(found, key=lambda t: t.median or 0.0) for pick in (min, max))
     if not fastest.differs(slowest):
         return "within the spread", ""
     return fastest.where, times((slowest.median or 0.0) / (fastest.median or 1.0))

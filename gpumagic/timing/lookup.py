@@ -31,6 +31,13 @@ class Crossover:
     seconds: float
 
 
+def virtual(names: Sequence[str]) -> str:
+    """Return why times of these virtual GPUs are compared with nothing."""
+    are, their = ("is", "its") if len(names) == 1 else ("are", "their")
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+    return f"{listed} {are} virtual: {their} times are the CPU's and say nothing about a GPU"
+
+
 class Lookup:
     """The lookups of a `Comparison`."""
 
@@ -48,6 +55,18 @@ class Lookup:
     def alone(self) -> tuple[str, ...]:
         """The devices that ran alone; all devices if none did."""
         return tuple(where for where in self.devices if "+" not in where) or self.devices
+
+    @cached_property
+    def virtual(self) -> tuple[str, ...]:
+        """The virtual GPUs; the CPU may run together with one."""
+        parts = (part for t in self.timings if t.virtual for part in t.where.split("+"))
+        return tuple(dict.fromkeys(part for part in parts if part != "cpu"))
+
+    @cached_property
+    def comparable(self) -> tuple[str, ...]:
+        """The devices that ran alone and have times, are not virtual, and whose results agree."""
+        timed = {t.where for t in self.timings if t.median and not t.virtual}
+        return tuple(w for w in self.alone if w in timed and not self.disagreement(w))
 
     @cached_property
     def points(self) -> list[dict[str, Any]]:
@@ -129,7 +148,7 @@ class Lookup:
 
     @cached_property
     def crossovers(self) -> tuple[Crossover, ...]:
-        """Where the order of two devices changes; empty if the sweep's values are no numbers."""
+        """Where the order of two `comparable` devices changes; the values must be numbers."""
         name = self.axis
         values = self.sweep[name] if name else ()
         known = [(x, value) for value in values if (x := sweeping.number(value)) is not None]
@@ -137,7 +156,7 @@ class Lookup:
             return ()
         known.sort(key=lambda pair: pair[0])
         found = []
-        for a, b in combinations(self.alone, 2):
+        for a, b in combinations(self.comparable, 2):
             first, second = (
                 [self.at(where, {name: value}) for _, value in known] for where in (a, b)
             )

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 from gpumagic import faults
@@ -38,7 +37,6 @@ class PeakMemory:
 
     def __init__(self, devices: Sequence[Device], needed: Needed) -> None:
         self._devices, self._others = devices, needed.others
-        self._before: dict[str, list[tuple[int, int | None]]] = {}
 
     def start(self) -> None:
         """Begin on every initialized device."""
@@ -47,7 +45,7 @@ class PeakMemory:
 
             self._meter = MemoryMeter()
             self._meter.start()
-        self._before = {str(device): self._of_others(device) for device in self._devices}
+        self._before = self._of_others()
 
     def stop(self) -> dict[str, int]:
         """Return bytes by device; unknown ones have no entry."""
@@ -60,63 +58,44 @@ class PeakMemory:
                 # If other frameworks work too, 0 from torch is not the whole peak.
                 if device.startswith("cuda") and torch.cuda.is_initialized() and not self._others:
                     found.setdefault(device, 0)
-        for one in self._devices:
-            if (peak := self._peak_of_others(one)) is not None:
-                found[str(one)] = found.get(str(one), 0) + peak
+        # The others' peaks cover the whole process: they count only if they grew.
+        for (device, held, before), (_, _, peak) in zip(
+            self._before, self._of_others(), strict=True
+        ):
+            if peak is not None and before is not None and peak > before:
+                found[device] = found.get(device, 0) + peak - held
         return dict(sorted(found.items()))
 
-    def _of_others(self, device: Device) -> list[tuple[int, int | None]]:
-        return [framework.allocated(device) for framework in self._others]
-
-    def _peak_of_others(self, device: Device) -> int | None:
-        """Return the others' peaks, which cover the whole process: they count only if they grew."""
-        known = [
-            peak - held
-            for (held, before), (_, peak) in zip(
-                self._before.get(str(device), ()), self._of_others(device), strict=False
-            )
-            if peak is not None and before is not None and peak > before
-        ]
-        return sum(known) if known else None
+    def _of_others(self) -> list[tuple[str, int, int | None]]:
+        return [(str(d), *each.allocated(d)) for d in self._devices for each in self._others]
 
 
 _WATCHING = "watching the copies of a timed run"
 
 
-class Transfers:
-    """Count copies and waits; measuring goes on if the ledger fails."""
-
-    def __init__(self, stopwatch: Stopwatch, told: Callable[[str], object]) -> None:
-        self._stopwatch = stopwatch
-        self._told = told  # the summary, when it is over
-        self._tally = Tally()
-        self._watch: Any = None
-        self._counting = ExitStack()
-
-    def __enter__(self) -> Transfers:
+@contextmanager
+def _transfers(stopwatch: Stopwatch, tell: Callable[[str], object]) -> Iterator[None]:
+    """Count copies and waits, and tell their summary; measuring goes on if the ledger fails."""
+    on_gpus = torch_here() is not None and stopwatch.devices.started()
+    ledger = watch.watch(warn=False, beside=False) if on_gpus else None
+    tally, counting = Tally(), ExitStack()
+    with faults.kept(_WATCHING):
+        if ledger is not None:
+            ledger.start()
+    for framework in stopwatch.others:
         with faults.kept(_WATCHING):
-            if torch_here() is not None and self._stopwatch.devices.started():
-                self._watch = watch.watch(warn=False, beside=False).start()
-        for framework in self._stopwatch.others:
-            with faults.kept(_WATCHING):
-                self._counting.enter_context(framework.count(self._tally, strict=False))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+            counting.enter_context(framework.count(tally, strict=False))
+    try:
+        yield
+    finally:
         with faults.kept(_WATCHING):
-            self._counting.close()
+            counting.close()
         with faults.kept(_WATCHING):
-            ledgers = [self._tally.ledger()]
-            if self._watch is not None:
-                self._watch.stop()
-                ledgers.append(self._watch.ledger)
-            entries = merged(entry for ledger in ledgers for entry in ledger)
-            self._told(watch.line(Ledger(entries)))
+            entries = tally.ledger().entries
+            if ledger is not None:
+                ledger.stop()
+                entries += ledger.ledger.entries
+            tell(watch.line(Ledger(merged(entries))))
 
 
 _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
@@ -243,7 +222,7 @@ class Measuring:
         prints = self._target is self._task.targets[0]
         gave: list[tuple[Any, frozenset[str]]] = []
         task = self._task
-        with Transfers(task.stopwatch, lambda line: self._found(transfers=line)):
+        with _transfers(task.stopwatch, lambda line: self._found(transfers=line)):
             for n in range(len(runner.trials)):
                 randomness[n].restore()
                 compiled, began = _compiled(task.needed), task.stopwatch.clock()

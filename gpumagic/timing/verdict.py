@@ -7,62 +7,36 @@ results, or a virtual GPU, is never called fast.
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median
+from functools import partial
 from typing import Any
 
 from gpumagic.display.units import NOT_KNOWN, duration, fine, size, times
 from gpumagic.timing.comparison import Comparison
-from gpumagic.timing.lookup import Crossover
+from gpumagic.timing.lookup import Crossover, virtual
 from gpumagic.timing.timing import Timing
 from gpumagic.usercode.sweep import label
 
 
 def wrong(comparison: Comparison) -> list[str]:
     """Return the devices whose results differ from the first: a fast wrong answer is no answer."""
-    said = []
-    for where in comparison.devices:
-        worst = comparison.disagreement(where)
-        if worst is None:
-            continue
-        by = "" if worst.largest is None else f": {worst.largest:.2g} apart"
-        inside = f" in {worst.name}" if worst.name else ""
-        # The reason may repeat this.
-        again = by and worst.reason.startswith(f"{worst.name} differs")
-        why = f" ({worst.reason})" if worst.reason and not again else ""
-        other = f"{where} gives other numbers than {worst.reference}"
-        said.append(f"{other}{by}{inside}{at_point(worst.values)}{why}")
-    return said
+    found = filter(None, map(comparison.disagreement, comparison.devices))
+    return [
+        f"{f.where} gives other numbers than {f.reference}{at_point(f.values)}: {f.reason}"
+        for f in found
+    ]
 
 
 def answer(comparison: Comparison) -> list[str]:
     """Return the answer in a few sentences, the most important first; see `wrong` too."""
     if not any(t.median for t in comparison.timings):
         return ["nothing was measured"]
-    real, virtual = _real(comparison), _virtual(comparison)
-    if len(real) > 1:
-        compared = _pairs if comparison.sweep else _order
-        said = [*compared(comparison, real), *virtual]
-    elif comparison.sweep if virtual else wrong(comparison):
-        said = virtual
-    else:
-        said = [*virtual, *(_single(comparison, where) for where in real)]
-    return [*said, *_together(comparison)]
-
-
-def _real(comparison: Comparison) -> list[str]:
-    """Return the devices that can be compared: single, not virtual, with the right results."""
-    timed = {t.where for t in comparison.timings if t.median and not t.virtual}
-    return [w for w in comparison.alone if w in timed and not comparison.disagreement(w)]
-
-
-def _virtual(comparison: Comparison) -> list[str]:
-    # The CPU may run together with a virtual GPU.
-    found = (part for t in comparison.timings if t.virtual for part in t.where.split("+"))
-    names = [name for name in dict.fromkeys(found) if name != "cpu"]
-    if not names:
-        return []
-    are, their = ("is", "its") if len(names) == 1 else ("are", "their")
-    return [f"{both(names)} {are} virtual: {their} times are the CPU's and say nothing about a GPU"]
+    compared = _pairs if comparison.sweep else _order
+    said = compared(comparison, comparison.comparable) if len(comparison.comparable) > 1 else []
+    said += [virtual(names)] if (names := comparison.virtual) else []
+    return [
+        *(said or map(partial(_single, comparison), comparison.comparable)),
+        *_together(comparison),
+    ]
 
 
 def _single(comparison: Comparison, where: str) -> str:
@@ -112,44 +86,32 @@ def _pairs(comparison: Comparison, real: Sequence[str]) -> list[str]:
 def _pair(comparison: Comparison, first: str, other: str) -> str:
     """Compare two devices along the sweep."""
     axis = comparison.axis or ""
-    ratios, differ = [], []
-    for value in comparison.sweep[axis]:
-        a, b = (comparison.at(where, {axis: value}) for where in (first, other))
-        if a is not None and b is not None and a.median and b.median:
-            ratios.append(a.median / b.median)
-            differ.append(a.differs(b))
-    if not ratios:
-        return ""
-    flips = [c for c in crossovers(comparison) if {c.faster, c.slower} == {first, other}]
-    if len(flips) == 1:
-        faster, slower = flips[0].faster, flips[0].slower
-        most = max(ratios) if faster == other else 1 / min(ratios)
-        return f"{faster} is faster than {slower} from {at(flips[0])}, by up to {times(most)}"
-    if flips:
+    pairs = [
+        (a, b)
+        for value in comparison.sweep[axis]
+        if (a := comparison.at(first, {axis: value})) and a.median
+        if (b := comparison.at(other, {axis: value})) and b.median
+    ]
+    flips = [c for c in comparison.crossovers if {c.faster, c.slower} == {first, other}]
+    if len(flips) > 1:
         places = both(estimate(c.at) for c in flips)
         return f"{first} and {other} change places at {axis} ≈ {places}"
-    return _throughout(first, other, axis, ratios, differ)
-
-
-def _throughout(
-    first: str, other: str, axis: str, ratios: Sequence[float], differ: Sequence[bool]
-) -> str:
-    """Compare two devices whose order does not change."""
-    if not any(differ):
-        return f"{first} and {other} do not differ by more than the spread at any {axis}"
-    faster, slower = other, first
-    if not any(r > 1 for r, d in zip(ratios, differ, strict=True) if d):
-        faster, slower, ratios = first, other, [1 / r for r in ratios]
-    if all(differ):
-        return f"{faster} is faster than {slower} at every {axis}: {span(ratios)}"
+    apart = [(a.median or 0.0) / (b.median or 1.0) for a, b in pairs if a.differs(b)]
+    if not apart:
+        return f"{first} and {other} do not differ by more than the spread" if pairs else ""
+    if flips:
+        faster, slower = flips[0].faster, flips[0].slower
+    elif min(apart) < 1 < max(apart):  # the values are no numbers, so nothing crosses
+        return f"{first} and {other} are each faster at some {axis}"
+    else:
+        faster, slower = (other, first) if max(apart) > 1 else (first, other)
+    ratios = apart if faster == other else [1 / ratio for ratio in apart]
     most = times(max(ratios))
-    return f"{faster} is up to {most} faster than {slower}, at no {axis} slower beyond the spread"
-
-
-def crossovers(comparison: Comparison) -> list[Crossover]:
-    """Return the crossovers between devices that are not virtual."""
-    real = set(_real(comparison))
-    return [c for c in comparison.crossovers if {c.faster, c.slower} <= real]
+    if flips:
+        return f"{faster} is faster than {slower} from {at(flips[0])}, by up to {most}"
+    if len(apart) == len(pairs):
+        return f"{faster} is faster than {slower} at every {axis}: {span(ratios)}"
+    return f"{faster} is up to {most} faster than {slower}"
 
 
 def at(crossover: Crossover) -> str:
@@ -160,16 +122,9 @@ def at(crossover: Crossover) -> str:
 def _together(comparison: Comparison) -> Iterable[str]:
     """Return the scaling of several devices at the same time."""
     for where in comparison.devices:
-        found = [t for t in comparison.of(where) if t.scaling]
-        if found:
-            by = span([t.scaling or 0.0 for t in found]).removesuffix(" ×")
-            virtual = " (virtual)" if any(t.virtual for t in found) else ""
-            names = where.replace("+", " + ")
-            after = fine(median(found[0].alone)) if len(found) == 1 else ""
-            yield (
-                f"{names}{virtual} at the same time: {by} times as fast as one after the other"
-                + (f" ({after})" if after else "")
-            )
+        if scales := [t.scaling for t in comparison.of(where) if t.scaling]:
+            by, names = span(scales).removesuffix(" ×"), where.replace("+", " + ")
+            yield f"{names} at the same time: {by} times as fast as one after the other"
 
 
 def estimate(value: float) -> str:
@@ -221,7 +176,6 @@ def by_words(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return found
 
 
-_SHOWN_ELSEWHERE = ("", "reference", "not compared")
 # A median is called uncertain if its 95 % interval is wider than this part of it: smaller
 # differences between two devices seldom matter.
 _LOOSE = 0.05
@@ -242,19 +196,22 @@ def numbers(comparison: Comparison, where: str) -> str:
     return f"same to {largest:.0e}" if largest else "same"
 
 
-def problems(comparison: Comparison) -> list[str]:
-    """Return what the user must not overlook: an interrupt, an error."""
-    said = []
-    if comparison.interrupted:
-        done = sum(t.median is not None for t in comparison.timings)
-        planned = math.prod(map(len, comparison.sweep.values())) * len(comparison.devices)
-        said.append(f"interrupted: {done} of {planned} timings have a median")
-    failed: dict[str, str] = {}
+def interrupted(comparison: Comparison) -> list[str]:
+    """Return how much was measured before an interrupt; empty without one."""
+    if not comparison.interrupted:
+        return []
+    done = sum(t.median is not None for t in comparison.timings)
+    planned = math.prod(map(len, comparison.sweep.values())) * len(comparison.devices)
+    return [f"interrupted: {done} of {planned} timings have a median"]
+
+
+def failed(comparison: Comparison) -> list[str]:
+    """Return each device's errors; the first point of a sweep is enough."""
+    found: dict[str, str] = {}
     for t in comparison.timings:
         if t.error and t.error != "interrupted":
-            # The first point of a sweep is enough.
-            failed.setdefault(f"{t.where}: {t.error}", at_point(t.values))
-    return [*said, *(words + at for words, at in failed.items())]
+            found.setdefault(f"{t.where}: {t.error}", at_point(t.values))
+    return [words + at for words, at in found.items()]
 
 
 def uncertain(comparison: Comparison) -> Iterator[str]:
@@ -266,8 +223,8 @@ def uncertain(comparison: Comparison) -> Iterator[str]:
     if wide:
         worst = max(t.iqr or 0.0 for t in wide)
         yield (
-            f"{_measured_at(wide)}: noisy (IQR {percent(worst)} of the median): other work on"
-            " the machine, or a changing clock"
+            f"{_measured_at(wide)}: noisy (IQR {percent(worst)} of the median): other work on the"
+            " machine, or a changing clock"
         )
     if single:
         yield f"{_measured_at(single)}: only one run, so no spread"
@@ -296,57 +253,39 @@ def differences(comparison: Comparison) -> list[str]:
     return [f"{what}: {told}"] if told else []
 
 
-def measured(comparison: Comparison) -> list[str]:
-    """Return how it was measured, a line each: repeats, inputs, transfers, notes."""
-    said = [*_repeats(comparison), *_copies(comparison), *_compiled(comparison)]
-    said += inside(comparison)
-    if comparison.sweep:
-        compared = [(where, numbers(comparison, where)) for where in comparison.devices]
-        told = [f"{where} {words}" for where, words in compared if words not in _SHOWN_ELSEWHERE]
-        said += [f"numbers: {', '.join(told)}"] if told else []
+def compared_numbers(comparison: Comparison) -> Iterator[str]:
+    """Yield why results were not compared, and in a sweep how well the others agree."""
     reasons = {a.reason: None for a in comparison.agreements if a.same is None and a.reason}
-    said += [f"numbers not compared: {reason}" for reason in reasons]
-    return [*said, *comparison.notes]
+    yield from (f"numbers not compared: {reason}" for reason in reasons)
+    known = [(where, numbers(comparison, where)) for where in comparison.devices]
+    told = [f"{where} {words}" for where, words in known if words.startswith("same")]
+    if told and comparison.sweep:
+        yield f"numbers: {', '.join(told)}"
 
 
-def _repeats(comparison: Comparison) -> Iterator[str]:
+def repeats(comparison: Comparison) -> Iterator[str]:
+    """Yield the numbers of repeats and of runs in each."""
     timed = [t for t in comparison.timings if t.seconds]
     if timed and not comparison.sweep:
         counts = ", ".join(f"{t.where} {len(t.seconds):,} × {t.number:,}" for t in timed)
         yield f"repeats × runs in each: {counts}"
 
 
-def _copies(comparison: Comparison) -> Iterator[str]:
+def copies(comparison: Comparison) -> Iterator[str]:
     """Yield the bytes of each device's inputs; in a sweep, the largest."""
-    found = []
-    for where in comparison.devices:
-        most = max(comparison.of(where), key=lambda t: t.copied)
-        if most.copied:
-            found.append(f"{size(most.copied)} to {where} in {duration(most.copy_seconds)}")
+    most = [max(comparison.of(w), key=lambda t: t.copied) for w in comparison.devices]
+    found = [
+        f"{size(t.copied)} to {t.where} in {duration(t.copy_seconds)}" for t in most if t.copied
+    ]
     if found:
-        each = " of each value" if comparison.sweep else ""
         up_to = "up to " if comparison.sweep else ""
-        yield f"not timed: copying the inputs{each} ({up_to}{', '.join(found)})"
-
-
-def _compiled(comparison: Comparison) -> Iterator[str]:
-    """Yield the compile time of each device in a sweep; without one, the table has it."""
-    for kind, said in (
-        ("compiled", "compiled at each value, not timed"),
-        ("first", "first run of each value, with tracing and compiling, not timed"),
-    ):
-        known = {w: [getattr(t, kind) or 0.0 for t in comparison.of(w)] for w in comparison.devices}
-        found = [
-            f"{where} in {duration(max(times))}" for where, times in known.items() if any(times)
-        ]
-        if found and comparison.sweep:
-            yield f"{said}: up to {', '.join(found)}"
+        yield f"not timed: copying the inputs ({up_to}{', '.join(found)})"
 
 
 def inside(comparison: Comparison) -> Iterator[str]:
     """Return the copies between devices and the waits in one run of each device."""
     # The bytes differ between the values of a sweep: show the last.
-    said = {t.where: t.transfers for t in comparison.timings if t.transfers}
+    said = {t.where: t.transfers for t in comparison.timings}
     last = " (at the last value)" if comparison.sweep else ""
     for words, wheres in by_words(said.items()).items():
         yield f"inside each run, on {both(wheres)}: {words}{last}"

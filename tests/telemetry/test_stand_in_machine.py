@@ -267,6 +267,12 @@ def test_memory_that_is_the_hosts(stand_in: Any) -> None:
     assert gpu["memory_total"] == snapshot["host"]["memory_total"]
 
 
+def test_a_failed_question_for_memory_is_not_the_hosts_memory(stand_in: Any) -> None:
+    fails = {"fail.nvmlDeviceGetMemoryInfo_v2": 999, "fail.nvmlDeviceGetMemoryInfo": 999}
+    (gpu,) = taken(stand_in, {"gpus": 1, **fails})["gpus"]
+    assert (gpu["unified"], gpu["memory_total"], gpu["memory_used"]) == (False, None, None)
+
+
 def test_here_and_resolve_on_the_real_pynvml(stand_in: Any) -> None:
     program = """
 from gpumagic.device import resolve_one

@@ -139,13 +139,10 @@ def test_of_one_that_does_not_tell_it_is_the_first_run(slow):
     assert "the first run in 2.26 s" in repr(made)
 
 
-def test_it_is_a_column_where_devices_are_compared_and_a_line_of_a_sweep(slow, gpus):
+def test_it_is_a_column_where_devices_are_compared(slow, gpus):
     shown = repr(timed(slow, FIRST, ["cpu", "0"]))
     assert "compiled" in shown
     assert "compiled: in the first run, not timed" in shown
-    lates.seen[1:] = []
-    shown = repr(timed(slow, FIRST, sweep={"n": [1]}))
-    assert "compiled at each value, not timed: up to cpu in 2.00 s" in shown
 
 
 def test_what_compiles_in_each_run_is_said(slow):

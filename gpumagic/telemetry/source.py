@@ -1,0 +1,120 @@
+"""The interface of a source of GPUs, and what sources share: cached readings and rates."""
+
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from gpumagic import nvml
+from gpumagic.telemetry.snapshot import GpuSample, Host, Problem, ProcessSample
+
+T = TypeVar("T")
+# A mean over a longer time does not describe the present.
+LONGEST_S = 30.0
+# A tick may be slightly early.
+_EARLY_S = 0.05
+
+
+@dataclass
+class _Reading:
+    at: float
+    every_s: float
+    read: Callable[[], Any]
+    value: Any
+
+
+class CachedReadings:
+    """Readings by key, with their time, interval and function."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._kept: dict[Hashable, _Reading] = {}
+
+    def get(
+        self,
+        key: Hashable,
+        every_s: float,
+        max_age: float,
+        read: Callable[[], T],
+        empty_s: float | None = None,
+    ) -> T:
+        """Return the cached reading, unless it is older than `max_age` intervals; an empty one has
+        the interval `empty_s`."""
+        now = self._monotonic()
+        kept = self._kept.get(key)
+        if kept is None or now - kept.at >= kept.every_s * max_age:
+            kept = self._kept[key] = _Reading(now, every_s, read, read())
+        kept.read = read  # its GPU's handle may be another after the driver was reloaded
+        kept.every_s = empty_s if empty_s and not kept.value else every_s
+        value: T = kept.value
+        return value
+
+    def read_ahead(self, seconds: float, wanted: Callable[[Any], bool]) -> None:
+        """Read wanted keys that are due, the most overdue first, for at most `seconds`."""
+        end = self._monotonic() + seconds
+        due = [kept for key, kept in self._kept.items() if wanted(key)]
+        for kept in sorted(due, key=lambda kept: kept.at + kept.every_s):
+            now = self._monotonic()
+            if now >= end or kept.at + kept.every_s > now + _EARLY_S:
+                return
+            kept.at, kept.value = now, kept.read()
+
+    def keep_only(self, wanted: Callable[[Any], bool]) -> None:
+        """Forget the others."""
+        self._kept = {key: kept for key, kept in self._kept.items() if wanted(key)}
+
+
+class Rates:
+    """The last value of each counter; the clock is for counters without a timestamp."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # The value, its time, and its rate.
+        self._before: dict[Hashable, tuple[float, float, float | None]] = {}
+
+    def per_second(self, key: Hashable, field: nvml.Field | None, most: float) -> float | None:
+        """Return the rate of a counter; ``most`` is the greatest possible rate.
+
+        None at first, and if the counter wrapped, was reset, or may have wrapped unseen.
+        """
+        if field is None:
+            self._before.pop(key, None)
+            return None
+        at_s = self._clock() if field.at_us is None else field.at_us / 1e6
+        value, before_s, rate = self._before.get(key, (math.inf, -math.inf, None))
+        passed, grown = at_s - before_s, field.value - value
+        if passed == 0:
+            return rate
+        # A fast link fills 32 bits in a tenth of a second.
+        wraps = field.narrow and most * passed >= 2**32
+        plausible = 0 < passed <= LONGEST_S and 0 <= grown <= most * passed
+        rate = grown / passed if plausible and not wraps else None
+        self._before[key] = (field.value, at_s, rate)
+        return rate
+
+
+class Source(Protocol):
+    """The methods of a source, with defaults. `max_age` is the age of a cached reading in
+    intervals; 0 asks for a new one."""
+
+    name: str
+
+    def gpus(self, host: Host, max_age: float) -> list[GpuSample]:
+        """Return its GPUs now, lost ones too."""
+        raise NotImplementedError
+
+    def processes(self, max_age: float) -> list[ProcessSample]:
+        """Return the processes that hold memory on them."""
+        return []
+
+    def problems(self) -> list[Problem]:
+        """Return the problems of the last queries."""
+        return []
+
+    def software(self) -> Mapping[str, str]:
+        """Return the versions of its drivers by name."""
+        return {}
+
+    def read_ahead(self, *, processes: bool, seconds: float) -> None:
+        """Read expensive values that are due, for at most `seconds`."""
