@@ -58,7 +58,9 @@ class GpuCluster:
         self.hosts = RankHosts(engines)
         self.checkpoints = Checkpoints(self)
         self.checkpoint, self.restore = self.checkpoints.save, self.checkpoints.restore
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._ending = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
         atexit.register(self.stop)
 
     @property
@@ -274,12 +276,13 @@ class GpuCluster:
         atexit.unregister(self.stop)
         with suppress(KeyboardInterrupt):
             self.checkpoints.off()
+        self._ending.set()
+        self._watcher.join()
         self._engines.stop()
 
     def _watch(self) -> None:
         """Listen to hosts, and report at once when a rank dies between cells."""
-        while not self._engines.stopped:
-            time.sleep(_LOOK_S)
+        while not self._ending.wait(_LOOK_S):
             self.hosts.listen()
             if not self._busy.acquire(blocking=False):
                 continue

@@ -131,11 +131,11 @@ def mpi(number: str, ip: str | None) -> Plan:
     return Plan("mpi", (one,), ip or LOOPBACK, f"{number} engines of MPI")
 
 
-def stop_elsewhere(cluster: Any) -> None:
+async def stop_elsewhere(cluster: Any) -> None:
     """End the launchers' engines, and remove our files on other machines."""
     sets = cluster.engines.values()
     hosts = {each.location: each for one in sets for each in getattr(one, "launchers", {}).values()}
-    cluster.stop_cluster_sync()
+    await cluster.stop_cluster()
     for each in hosts.values():
         each.ssh_sender.check_output(f"rm -rf {quote(each.remote_profile_dir)}")
 
