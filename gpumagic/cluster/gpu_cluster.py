@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from gpumagic.cluster import engine, launching
@@ -272,10 +271,8 @@ class GpuCluster:
             self._broken = False
 
     def stop(self) -> None:
-        """End all engines and their children, after waiting for a running save."""
+        """End all engines and their children."""
         atexit.unregister(self.stop)
-        with suppress(KeyboardInterrupt):
-            self.checkpoints.off()
         self._ending.set()
         self._watcher.join()
         self._engines.stop()

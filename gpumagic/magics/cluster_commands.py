@@ -54,7 +54,7 @@ class ClusterMagics(Magics):
             %gpucluster push net              the next cell has the notebook's sent, whatever ranks
                                               have made of theirs
             %gpucluster checkpoint net,opt --to DIR [--every 10min]
-                                              save them now, or after cells while others run
+                                              save them now, or after cells
             %gpucluster checkpoint off        no more
             %gpucluster restore DIR           load the last one, also into another number of ranks
             %gpucluster stop
