@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
-from gpumagic.cluster import output, parent_watch, sending, this_rank
+from gpumagic.cluster import parent_watch, sending, this_rank
 from gpumagic.cluster.output import bounded_output
 from gpumagic.cluster.sending import Parcel, Receipt
 from gpumagic.cluster.this_rank import ThisRank
@@ -95,7 +95,6 @@ def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, An
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
         virtual.enable(1, memory)
-    output.put_in_place()
     _this = ThisRank(int(os.environ["RANK"]), find("cuda:0"), store)
     return about()
 

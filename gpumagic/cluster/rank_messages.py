@@ -9,7 +9,6 @@ import ast
 import linecache
 import re
 import signal
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -217,7 +216,7 @@ def values_of(packed: Sequence[bytes]) -> list[Any]:
     return [sending.unpack(each) if each else None for each in packed]
 
 
-_LOOK_S, _PATIENCE_S, _END_S = 0.1, 2.0, 5.0
+_END_S = 5.0
 
 
 def predict(engines: Engines, tree: ast.Module, file: str, on: str | None) -> DryRun:
@@ -230,7 +229,9 @@ def predict(engines: Engines, tree: ast.Module, file: str, on: str | None) -> Dr
     orders.deliver(engines)
     asked = engines.ask(rank, follow, orders.order(0), on or f"{len(engines.ranks)} x cuda:0")
     try:
-        found: DryRun = _awaited(asked)
+        with ProgressLine(shell()) as line:
+            line.update("dry run in rank 0; Ctrl-C ends it")
+            found: DryRun = asked.get()
     except KeyboardInterrupt:
         engines.signal([rank], signal.SIGINT)
         asked.wait(_END_S)
@@ -238,17 +239,6 @@ def predict(engines: Engines, tree: ast.Module, file: str, on: str | None) -> Dr
     except ipyparallel.error.RemoteError as error:
         raise GpuError(str(error.evalue)) from None
     return found
-
-
-def _awaited(asked: Any) -> Any:
-    began = time.monotonic()
-    with ProgressLine(shell()) as line:
-        while not asked.ready():
-            asked.wait(_LOOK_S)
-            seconds = time.monotonic() - began
-            if seconds > _PATIENCE_S:
-                line.update(f"dry run in rank 0: {seconds:.0f} s; Ctrl-C ends it")
-    return asked.get()
 
 
 def follow(order: CellOrder, on: str) -> DryRun:

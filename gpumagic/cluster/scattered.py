@@ -22,7 +22,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from gpumagic.cluster.sending import Unsent
@@ -44,10 +43,9 @@ def kind_of(value: Any) -> str:
     if issubclass(kind, Tensor):
         return "tensor" if value.dim() else ""
     if issubclass(kind, tuple):
-        fields = hasattr(kind, "_fields") and not issubclass(kind, PackedSequence)
-        return "fields" if fields else "sequence" if kind is tuple else ""
+        return "fields" if hasattr(kind, "_fields") else "sequence" if kind is tuple else ""
     if issubclass(kind, (list, range)):
-        return "sequence" if issubclass(kind, list) else "range"
+        return "sequence"
     if issubclass(kind, (dict, UserDict)):
         return "columns"
     if issubclass(kind, Dataset):
@@ -59,7 +57,7 @@ def _of_library(value: Any, kind: type) -> str:
     """Return a class of a library, None if it is not imported."""
     if issubclass(kind, _classes("numpy", "ndarray")):
         return "array" if value.ndim else ""
-    if issubclass(kind, _classes("pandas", "DataFrame", "Series", "Index")):
+    if issubclass(kind, _classes("pandas", "DataFrame", "Series")):
         return "frame"
     return "rows" if issubclass(kind, _classes("datasets", "Dataset")) else ""
 
@@ -116,7 +114,7 @@ def take(value: Any, start: int, stop: int) -> Any:
     if kind == "fields":
         return type(value)(*(take(item, start, stop) for item in value))
     if kind == "frame":
-        return value[start:stop] if not hasattr(value, "iloc") else value.iloc[start:stop]
+        return value.iloc[start:stop]
     if kind == "rows":
         return value.select(range(start, stop))
     return Subset(value, range(start, stop)) if kind == "items" else value[start:stop]
@@ -185,14 +183,6 @@ def _sequences(parts: Sequence[Any]) -> Any:
     return tuple(every) if all(isinstance(part, tuple) for part in parts) else list(every)
 
 
-def _ranges(parts: Sequence[range]) -> Any:
-    """Return one range if each part continues the last; else a list."""
-    filled = [part for part in parts if part] or parts[:1]
-    if all(a.step == b.step and a[-1] + a.step == b[0] for a, b in pairwise(filled)):
-        return range(filled[0].start, filled[-1].stop, filled[0].step)
-    return _sequences(parts)
-
-
 def _arrays(parts: Sequence[Any]) -> Any:
     numpy: Any = sys.modules["numpy"]
     masked = any(isinstance(part, numpy.ma.MaskedArray) for part in parts)
@@ -202,8 +192,6 @@ def _arrays(parts: Sequence[Any]) -> Any:
 def _frames(parts: Sequence[Any]) -> Any:
     # pandas warns that empty parts will affect the dtypes.
     filled = [part for part in parts if len(part)] or [parts[0]]
-    if not hasattr(filled[0], "iloc"):
-        return filled[0].append(filled[1:])
     return sys.modules["pandas"].concat(filled)
 
 
@@ -238,7 +226,6 @@ def _named(name: Any, parts: Sequence[Any]) -> Any:
 _GATHER: dict[str, Callable[[Sequence[Any]], Any]] = {
     "tensor": _tensors,
     "sequence": _sequences,
-    "range": _ranges,
     "array": _arrays,
     "frame": _frames,
     "rows": _rows,

@@ -18,7 +18,6 @@ from weakref import WeakValueDictionary
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gpumagic.errors import GpuError
@@ -82,20 +81,6 @@ def _code_in_rank(code: types.CodeType, sources: dict[str, str]) -> types.CodeTy
     return code.replace(co_filename=file, co_consts=tuple(consts))
 
 
-class _Follower(LRScheduler):
-    """A scheduler that makes its optimizer count steps, which no pickle keeps."""
-
-    def _initial_step(self) -> None:
-        """Do nothing."""
-
-
-def _set_scheduler(scheduler: LRScheduler, told: tuple[dict[str, Any], bool]) -> None:
-    state, stepped = told
-    vars(scheduler).update(state)
-    _Follower(scheduler.optimizer)
-    vars(scheduler.optimizer)["_opt_called"] = stepped
-
-
 class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles the notebook's functions without the variables that they read."""
 
@@ -108,10 +93,6 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if issubclass(type(value), torch.Tensor):
             return self.tensor(value)
-        if issubclass(type(value), LRScheduler):
-            stepped = getattr(value.optimizer, "_opt_called", False)
-            new, args, state = value.__reduce_ex__(2)[:3]
-            return new, args, (state, stepped), None, None, _set_scheduler
         reduced = super().reducer_override(value)
         if type(value) is types.FunctionType and value.__globals__ is self.notebook:
             make, (code, _, *args), (attributes, slots), *rest = reduced

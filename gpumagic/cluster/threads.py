@@ -95,18 +95,15 @@ class DeviceThread:
         namespace: dict[str, Any],
         names: Iterable[str],
         stays: SharedVariables,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.device, self._target, self._clock = device, as_torch(device), clock
+        self.device, self._target = device, as_torch(device)
         self._namespace = namespace
         self._codes = [None if code is None else own_code(code) for code in codes]
         self._context, self._stack = copy_context(), ExitStack()
         self._worker = Worker(str(device))
         self.seconds, self.parts = 0.0, 0  # the seconds of the cell's code
         self.number = 0  # the number of its current or last part
-        self._copies = CopiedVariables(
-            namespace, names, self._target, stays=stays, otherwise="", clock=clock
-        )
+        self._copies = CopiedVariables(namespace, names, self._target, stays=stays, otherwise="")
         self.copied_bytes, self.copy_seconds = self._copies.sent, self._copies.seconds
         self.notes = self._copies.notes
         self.sent: dict[str, None] = {}  # names of copied parts
@@ -130,11 +127,11 @@ class DeviceThread:
         """On the thread: run the cell on a part; return its value."""
         space = self._copies.globals
         space.update(self._brought(part))
-        began, value = self._clock(), None
+        began, value = time.perf_counter(), None
         for code in self._codes:
             value = None if code is None else FunctionType(code, space)()
         wait_for(self._target)
-        self.seconds += self._clock() - began
+        self.seconds += time.perf_counter() - began
         self.parts += 1
         return value
 
@@ -146,9 +143,7 @@ class DeviceThread:
             return part
         space = {**self._namespace, **part}
         with _copying:
-            copies = CopiedVariables(
-                space, part, self._target, stays=_is_plain, otherwise="", clock=self._clock
-            )
+            copies = CopiedVariables(space, part, self._target, stays=_is_plain, otherwise="")
         self.sent |= dict.fromkeys(found.root for found in finder.tensors)
         self.copied_bytes += copies.sent
         self.copy_seconds += copies.seconds
@@ -209,11 +204,10 @@ class CellOnDevices:
         names: Iterable[str],  # names that the cell reads
         *,
         flags: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         _refuse(tree)
         check(asked, tree, namespace)
-        self._asked, self._namespace, self._clock = asked, namespace, clock
+        self._asked, self._namespace = asked, namespace
         self._devices = devices
         self._codes = compile_cell(tree, file, flags)
         self._split = SplitValues(asked, namespace, len(devices))
@@ -239,9 +233,9 @@ class CellOnDevices:
             wait_for_all(set_up)
             for future in set_up:
                 future.result()
-            began = self._clock()
+            began = time.perf_counter()
             self._run_all(told)
-            seconds = self._clock() - began
+            seconds = time.perf_counter() - began
             self._failed = False
             peaks = {memory.device: memory.peak for memory in meter.stop().values()}
         came = [self._came[number] for number in sorted(self._came)]
@@ -259,7 +253,7 @@ class CellOnDevices:
         for device in self._devices:
             told(f"copying to {device}")
             self._threads.append(
-                DeviceThread(device, self._codes, self._namespace, self._names, stays, self._clock)
+                DeviceThread(device, self._codes, self._namespace, self._names, stays)
             )
 
     def _run_all(self, told: Callable[[PartsDone], object]) -> None:
